@@ -44,7 +44,7 @@ GENERATED := build/proto
 LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
-.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench bench-peers docs proto proto-lint proto-keep recipes lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
+.PHONY: help setup check test test-long demo sim chaos chaos-short audit bench bench-audit bench-peers docs proto proto-lint proto-keep recipes lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -110,6 +110,9 @@ audit: java setup  ## re-check a run's folder: make audit RUN=run/demo
 
 bench: setup  ## the benchmarks
 	$(BIN)/python -m bench $(ARGS)
+
+bench-audit: java setup  ## benchmarks whose own traffic is recorded, and audited afterwards; ARGS="--only s4"
+	$(BIN)/python -m bench --audit $(ARGS)
 
 # Clients of other systems are no part of the lock, so they are kept outside the tree, as the servers.
 PEERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/timer-cluster/peers

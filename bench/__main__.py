@@ -1,6 +1,7 @@
 """The benchmarks: a cluster of three nodes and one client process, on this machine.
 
     python -m bench [--only s1,s3] [--repeat N] [--full] [--baseline]
+    python -m bench --audit [--only s4]     the same with recorded traffic, which is then audited
     python -m bench profile s1 [--of leader|follower|client] [--threads]
     python -m bench stages [--runs N] [--memory]
 
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import bench_results, cpu, table
+from bench.bench_audit import AuditOutcome, audit
 from bench.bench_machine import ROOT
 from bench.bench_results import MeasureOutcome
 from bench.busy_topics import S13
@@ -113,7 +116,6 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
     parser.add_argument(
         "--only",
         type=_chosen,
-        default=[*MEASURES.values()],
         metavar="S1,S3",
         help="names of measures (default: all)",
     )
@@ -126,17 +128,27 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
         default=os.environ.get("BENCH") == "full",
         help="the full form, by which targets are judged",
     )
-    parser.add_argument("--baseline", action="store_true", help=f"write {BASELINE.name}, too")
+    use = parser.add_mutually_exclusive_group()
+    use.add_argument("--baseline", action="store_true", help=f"write {BASELINE.name}, too")
+    use.add_argument(
+        "--audit",
+        action="store_true",
+        help="record the clients' traffic and audit it afterwards; needs Java",
+    )
     parser.add_argument("--dir", type=Path, default=RESULTS, help="results, and the nodes' data")
     args = parser.parse_args(arguments)
     form = Form.FULL if args.full else Form.SHORT
+    measures = args.only or [m for m in MEASURES.values() if m.recorded or not args.audit]
+    if args.audit and (plain := [m.name for m in measures if not m.recorded]):
+        known = ", ".join(m.name for m in MEASURES.values() if m.recorded)
+        parser.error(f"--only {', '.join(plain)}: can't be audited; these can: {known}")
     head = bench_results.head_of(args.dir, form)
     last = bench_results.last_values(args.dir, BASELINE)
     outcomes = []
-    for measure in args.only:
+    for measure in measures:
         runs = args.repeat or measure.runs[form]
         outcome = MeasureOutcome(measure, busy_cores_before=cpu.busy_cores(LOOK_S))
-        _run(outcome, runs, form, args.dir / f"data-{head.utc}", loop)
+        _run(outcome, runs, form, args.dir / f"data-{head.utc}", loop, audited=args.audit)
         outcomes.append(outcome)
     path = args.dir / f"{head.stem}.json"
     bench_results.save(path, head, outcomes)
@@ -144,7 +156,7 @@ def _measure(arguments: Sequence[str], loop: asyncio.Runner) -> int:
         bench_results.save(BASELINE, head, outcomes)
     print(table.render(outcomes, last))
     print(f"commit {head.commit}, {form} form: {os.path.relpath(path)}")
-    return int(any(outcome.error for outcome in outcomes))
+    return int(any(each.error or not all(a.ok for a in each.audits) for each in outcomes))
 
 
 def _runs(text: str) -> int:
@@ -163,11 +175,15 @@ def _chosen(text: str) -> list[Measure]:
     return [measure for name, measure in MEASURES.items() if name in names]
 
 
-def _run(outcome: MeasureOutcome, runs: int, form: Form, data: Path, loop: asyncio.Runner) -> None:
+def _run(
+    outcome: MeasureOutcome, runs: int, form: Form, data: Path, loop: asyncio.Runner, *,
+    audited: bool,
+) -> None:  # fmt: skip
     """Add the series of `runs` runs. A failure ends this measure only."""
+    audits = outcome.audits if audited else None
     try:
         outcome.calibrations_s.append(calibration_s())
-        for series in _series(outcome.measure, runs, form, data, loop):
+        for series in _series(outcome.measure, runs, form, data, loop, audits):
             outcome.add(series)
             outcome.calibrations_s.append(calibration_s())
     except (BenchError, LaunchError, TimerError, ExceptionGroup) as error:
@@ -184,9 +200,13 @@ def _text(error: Exception) -> str:
 
 
 def _series(
-    measure: Measure, runs: int, form: Form, data: Path, loop: asyncio.Runner
-) -> Iterator[Series]:
-    """Yield each run's series. All runs share one cluster, except for a measure with `fresh`."""
+    measure: Measure, runs: int, form: Form, data: Path, loop: asyncio.Runner,
+    audits: list[AuditOutcome] | None,
+) -> Iterator[Series]:  # fmt: skip
+    """Yield each run's series. All runs share one cluster, except for a measure with `fresh`.
+
+    `audits`: the result of each cluster's audit is appended. None: there is no audit.
+    """
     numbers = range(1, runs + 1)
     if measure.alone is not None:
         for number in numbers:
@@ -195,10 +215,23 @@ def _series(
         return
     assert measure.run is not None
     for group in [[number] for number in numbers] if measure.fresh else [numbers]:
-        with new_rig(data.with_name(f"{data.name}-{measure.name}-{group[0]}"), loop) as rig:
+        directory = data.with_name(f"{data.name}-{measure.name}-{group[0]}")
+        with new_rig(directory, loop, evidence=audits is not None) as rig:
             for number in group:
                 _announce(measure, number, runs)
                 yield measure.run(rig, form)
+        if audits is not None:
+            audits.append(_audited(directory))
+
+
+def _audited(directory: Path) -> AuditOutcome:
+    """Audit a cluster that has ended, and delete its directory if all is well."""
+    print(f"audit of {os.path.relpath(directory)} ...", file=sys.stderr, flush=True)
+    result = audit(directory)
+    print(f"audit: {result.told()}", file=sys.stderr, flush=True)
+    if result.ok:
+        shutil.rmtree(directory)
+    return result
 
 
 def _announce(measure: Measure, number: int, runs: int) -> None:

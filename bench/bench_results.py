@@ -15,7 +15,8 @@
     }
 
 The last result of a figure comes from the newest file that contains it. bench/baseline.json, which
-is under version control, counts as the oldest file.
+is under version control, counts as the oldest file. Measures with `audits` don't count: recording
+their traffic has slowed them.
 """
 
 import json
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import bench_machine
+from bench.bench_audit import AuditOutcome
 from bench.measure import Form, Measure, Series
 
 FORMAT: Final = 1
@@ -46,6 +48,8 @@ class MeasureOutcome:
     """Times of the calibration before, between and after the runs."""
     error: str | None = None
     """Reason why runs are missing. None: no run failed."""
+    audits: list[AuditOutcome] = field(default_factory=list)
+    """With --audit, one for each cluster whose runs all succeeded."""
 
     @property
     def calibration_s(self) -> float | None:
@@ -87,6 +91,7 @@ class MeasureOutcome:
             "calibration_s": self.calibration_s,
             "samples": self.samples,
             "figures": figures,
+            **({"audits": [*map(asdict, self.audits)]} if self.audits else {}),
         }
 
 
@@ -149,6 +154,8 @@ def last_values(directory: Path, baseline: Path) -> dict[tuple[str, str], LastVa
         if content.get("format") != FORMAT:
             continue
         for name, measure in content["measures"].items():
+            if measure.get("audits"):
+                continue
             calibration_s = measure.get("calibration_s")
             for of, each in measure["figures"].items():
                 found[name, of] = LastValue(each["value"], calibration_s)

@@ -79,7 +79,7 @@ async def _lateness(rig: Rig, client: AsyncTimerClient, lasting_s: float) -> Mea
         tally.ack(batch)
 
     consumer = client.consumer(topic, GROUP, window=WINDOW)
-    async with consuming(consumer, take), asyncio.TaskGroup() as tasks:
+    async with consuming(rig, consumer, topic, take), asyncio.TaskGroup() as tasks:
         start_ms, paces = now_ms() + 200, int(lasting_s * 1000 / PACE_MS)
         for number in range(paces):
             at_ms = start_ms + number * PACE_MS

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from bench.feed import BATCH_SIZE, Feed, now_ms
 from bench.measure import Figure, Form, Measure, Series, check, cost, rate, wait
 from bench.rig import Rig
-from timerclient import Acking, AsyncConsumer, AsyncTimerClient, Batch, TimerClient
+from timerclient import Acking, AsyncConsumer, Batch
 
 GROUP: Final = "bench"
 WINDOW: Final = 20_000
@@ -78,13 +78,20 @@ class Tally:
 
 
 @contextlib.asynccontextmanager
-async def consuming(consumer: AsyncConsumer, take: Callable[[Batch], None]) -> AsyncIterator[None]:
-    """Pass every batch to `take` during the block. A failure of `take` ends the block too."""
+async def consuming(
+    rig: Rig, consumer: AsyncConsumer, topic: str, take: Callable[[Batch], None]
+) -> AsyncIterator[None]:
+    """Pass every batch to `take` during the block. A failure of `take` ends the block too.
+
+    `consumer`: of `topic` in GROUP.
+    """
 
     async def consume() -> None:
         async for batch in consumer.batches():
+            rig.delivered(GROUP, batch)
             take(batch)
 
+    rig.opening(topic, GROUP)
     async with asyncio.TaskGroup() as tasks, consumer:
         tasks.create_task(consume())
         yield
@@ -102,9 +109,9 @@ def end_to_end(rig: Rig, form: Form) -> Series:
 
 async def _end_to_end(rig: Rig, lasting_s: float) -> Series:
     feed, topic, tally = Feed(), rig.topic("s4"), Tally()
-    async with AsyncTimerClient(rig.endpoints) as client:
+    async with rig.client() as client:
         consumer = client.consumer(topic, GROUP, window=WINDOW)
-        async with consuming(consumer, tally.ack):
+        async with consuming(rig, consumer, topic, tally.ack):
             start = time.time() + WARM_UP_S
             end, scheduled = start + lasting_s, 0
 
@@ -130,7 +137,8 @@ async def _end_to_end(rig: Rig, lasting_s: float) -> Series:
 def _one_by_one(rig: Rig, lasting_s: float) -> Series:
     """Read messages from the synchronous consumer and ack each. All timers are due at once."""
     feed, topic = Feed(), rig.topic("s4-single")
-    with TimerClient(rig.endpoints) as client:
+    with rig.thread_client() as client:
+        rig.opening(topic, GROUP)
         consumer = client.consumer(topic, GROUP, window=WINDOW)
         began, scheduled, received = time.monotonic(), 0, 0
         while (going := time.monotonic() - began < lasting_s) or received < scheduled:
@@ -139,6 +147,7 @@ def _one_by_one(rig: Rig, lasting_s: float) -> Series:
                 scheduled += BATCH_SIZE
             messages = consumer.receive(BATCH_SIZE, timeout=RECEIVE_TIMEOUT_S)
             check(bool(messages), f"{received} of {scheduled} received, then none")
+            rig.delivered(GROUP, messages)
             for message in messages:
                 _ = message.ack()
             received += len(messages)
@@ -201,9 +210,9 @@ async def _lateness(rig: Rig, per_s: int, lasting_s: float) -> Series:
         late.note(batch)
         tally.ack(batch)
 
-    async with AsyncTimerClient(rig.endpoints) as client:
+    async with rig.client() as client:
         consumer = client.consumer(topic, GROUP, window=WINDOW)
-        async with consuming(consumer, take), asyncio.TaskGroup() as tasks:
+        async with consuming(rig, consumer, topic, take), asyncio.TaskGroup() as tasks:
             start_ms, paces = now_ms() + 200, int(lasting_s * 1000 / PACE_MS)
             for number in range(paces):
                 at_ms = start_ms + number * PACE_MS
@@ -227,9 +236,9 @@ def burst(rig: Rig, form: Form) -> Series:
 
 async def _burst(rig: Rig, count: int, ahead_s: float, label: str) -> Series:
     feed, topic, tally = Feed(), rig.topic("s6"), Tally()
-    async with AsyncTimerClient(rig.endpoints) as client:
+    async with rig.client() as client:
         consumer = client.consumer(topic, GROUP, window=WINDOW)
-        async with consuming(consumer, tally.ack):
+        async with consuming(rig, consumer, topic, tally.ack):
             start_ms = now_ms() + round(ahead_s * 1000)
 
             batches = iter(range(count // BATCH_SIZE))
@@ -261,6 +270,7 @@ S4: Final = Measure(
         rate("one by one, synchronous", "rate_one_by_one", "timers/s"),
     ),
     runs={Form.SHORT: 2, Form.FULL: 5},
+    recorded=True,
 )
 S5: Final = Measure(
     name="s5",
@@ -278,6 +288,7 @@ S5: Final = Measure(
         cost("  fired before due", "early_10000", "timers", 0, 0),
     ),
     runs={Form.SHORT: 2, Form.FULL: 5},
+    recorded=True,
 )
 S6: Final = Measure(
     name="s6",
@@ -288,4 +299,5 @@ S6: Final = Measure(
         cost("1,000,000", "drained_1m", "s", 15, 4),
     ),
     runs={Form.SHORT: 2, Form.FULL: 5},
+    recorded=True,
 )

@@ -32,6 +32,9 @@ PER_PACE: Final = 10
 """200 timers a second: one is due every 5 ms."""
 AHEAD_MS: Final = 4_000
 """Milliseconds from schedule to due time: longer than a failover."""
+LAST_MS: Final = 1_000
+"""Milliseconds by which the last timer is due after all others. A run ends when it is received, so
+that an audit finds no message that no consumer was there for."""
 SETTLED_S: Final = 1.0
 KILL_LIMIT_S: Final = 60.0
 POLL_S: Final = 0.05
@@ -44,10 +47,12 @@ class Firings:
         self._changed = asyncio.Event()
         self._seen: list[tuple[int, int, float]] = []
         """(epoch of the delivery, fired at, received at); times in Unix milliseconds."""
+        self._last_due_ms = 0
 
     def note(self, batch: Batch) -> None:
         """Record a batch that arrives now, and acknowledge it."""
         received_ms = time.time_ns() / 1e6
+        self._last_due_ms = max(self._last_due_ms, *batch.due_ms)
         self._seen.extend((batch.epoch, fired_ms, received_ms) for fired_ms in batch.fired_at_ms)
         self._changed.set()
         _ = batch.ack()  # fails for messages of the old leader, which does not matter here
@@ -63,6 +68,12 @@ class Firings:
             self._changed.clear()
             await self._changed.wait()
 
+    async def due(self, due_ms: int) -> None:
+        """Wait for a message that was due at `due_ms` or later."""
+        while self._last_due_ms < due_ms:
+            self._changed.clear()
+            await self._changed.wait()
+
 
 def failover(rig: Rig, form: Form) -> Series:
     """Kill the leader repeatedly. Return milliseconds from each kill."""
@@ -72,7 +83,7 @@ def failover(rig: Rig, form: Form) -> Series:
 
 
 async def _fill(rig: Rig, count: int) -> None:
-    async with AsyncTimerClient(rig.endpoints) as client:
+    async with rig.client() as client:
         await fill(client, rig.topic("s9-pending"), count)
 
 
@@ -80,8 +91,8 @@ async def _failover(rig: Rig, kills: int) -> Series:
     topic, firings, chance = rig.topic("s9"), Firings(), random.Random(9)
     series: Series = {"fired": [], "received": []}
     async with (
-        AsyncTimerClient(rig.endpoints) as client,
-        consuming(client.consumer(topic, GROUP), firings.note),
+        rig.client() as client,
+        consuming(rig, client.consumer(topic, GROUP), topic, firings.note),
         asyncio.TaskGroup() as tasks,
     ):
         load = tasks.create_task(_load(client, topic))
@@ -93,8 +104,12 @@ async def _failover(rig: Rig, kills: int) -> Series:
             series["fired"].append(fired_ms)
             series["received"].append(received_ms)
             await asyncio.to_thread(rig.cluster.restart, killed)
+            rig.fault("restart", killed)
             await _whole(rig, client)
         load.cancel()
+        last_ms = now_ms() + AHEAD_MS + LAST_MS
+        await client.schedule_batch(topic, Feed(size=1).payloads(), due_ms=[last_ms])
+        await firings.due(last_ms)
     return series
 
 
@@ -126,6 +141,7 @@ async def _kill_leader(rig: Rig, firings: Firings) -> tuple[float, float, str]:
         raise BenchError(f"{leader}, the leader, does not answer")
     killed_ms = time.time_ns() / 1e6
     await asyncio.to_thread(rig.cluster.kill, leader)
+    rig.fault("kill", leader, role="leader", epoch=state.epoch)
     # The leader is dead, and its lease not over. A later firing is another leader's.
     fired_ms, received_ms = await firings.first(state.epoch, after_ms=now_ms())
     return fired_ms - killed_ms, received_ms - killed_ms, leader
@@ -166,4 +182,5 @@ S9: Final = Measure(
     ),
     runs={Form.SHORT: 1, Form.FULL: 1},
     fresh=True,
+    recorded=True,
 )

@@ -84,6 +84,8 @@ class Measure:
     """Used in place of `run` by a measure without a cluster. None: `run` is used."""
     fresh: bool = False
     """Whether each run gets its own cluster, so that earlier data can't slow it down."""
+    recorded: bool = False
+    """Whether the rig's clients make all its traffic, so that it can be audited."""
 
     def __post_init__(self) -> None:
         assert (self.run is None) != (self.alone is None), self.name

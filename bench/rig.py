@@ -2,6 +2,7 @@
 
 The nodes run as users run them (deploy/local.py), with default settings. They are ended by kill -9:
 their data is not needed, and a clean stop would take longer. After a failure the directory stays.
+So does that of a cluster with evidence for an audit, whose nodes are stopped in good order.
 """
 
 import asyncio
@@ -10,13 +11,16 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bench import cpu
+from bench.bench_audit import Evidence
+from bench.recording import RecordingClient, RecordingThreadClient
 from deploy.local import LocalCluster
+from timerclient import AsyncTimerClient, Message, TimerClient
 
 T = TypeVar("T")
 
@@ -50,12 +54,41 @@ class Rig:
     cluster: LocalCluster
     loop: asyncio.Runner
     """The runner of all runs in this process. gRPC works badly across several event loops."""
+    evidence: Evidence | None = None
+    """Of the traffic, for an audit. None: the traffic is not recorded."""
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def endpoints(self) -> list[str]:
         """The nodes' gRPC addresses."""
         return self.cluster.endpoints
+
+    def client(self) -> AsyncTimerClient:
+        """Return a client for asyncio, whose traffic is recorded if the rig has evidence."""
+        if self.evidence is None:
+            return AsyncTimerClient(self.endpoints)
+        return RecordingClient(self.endpoints, self.evidence.recording)
+
+    def thread_client(self) -> TimerClient:
+        """Return a client for threads, as `client`."""
+        if self.evidence is None:
+            return TimerClient(self.endpoints)
+        return RecordingThreadClient(self.endpoints, self.evidence.recording)
+
+    def opening(self, topic: str, group: str) -> None:
+        """Record, if the rig has evidence, that a consumer is about to be opened."""
+        if self.evidence is not None:
+            self.evidence.recording.opening(topic, group)
+
+    def delivered(self, group: str, messages: Sequence[Message]) -> None:
+        """Record, if the rig has evidence, messages of one batch that arrive now."""
+        if self.evidence is not None:
+            self.evidence.recording.delivered(group, messages)
+
+    def fault(self, event: str, node: str, **more: Any) -> None:
+        """Record, if the rig has evidence, that a node was killed or restarted."""
+        if self.evidence is not None:
+            self.evidence.fault(event, node, **more)
 
     def topic(self, name: str) -> str:
         """Return the name of a topic that no run has used."""
@@ -95,23 +128,29 @@ class Rig:
 
 
 @contextlib.contextmanager
-def new_rig(directory: Path, loop: asyncio.Runner) -> Iterator[Rig]:
+def new_rig(directory: Path, loop: asyncio.Runner, *, evidence: bool = False) -> Iterator[Rig]:
     """Start a new cluster in `directory`; afterwards end it and delete the directory.
+
+    `evidence`: record the traffic for an audit, and leave the directory for it.
 
     Raises:
         LaunchError: the cluster does not start.
     """
-    cluster, failed = LocalCluster(directory), False
+    cluster, kept = LocalCluster(directory), evidence
     try:
         cluster.start()
         cluster.wait_for_leader()
-        yield Rig(cluster, loop)
+        with contextlib.ExitStack() as stack:
+            of = Evidence(cluster) if evidence else None
+            if of is not None:
+                stack.callback(of.close)
+            yield Rig(cluster, loop, of)
     except Exception as error:
-        failed = True
+        kept = True
         error.add_note(f"the nodes' files: {os.path.relpath(directory)}")
         raise
     finally:
         for name in filter(cluster.is_running, cluster.nodes):
             cluster.kill(name)
-        if not failed:
+        if not kept:
             shutil.rmtree(directory)

@@ -38,6 +38,8 @@ def _measure(outcome: MeasureOutcome, last: Mapping[tuple[str, str], LastValue])
             yield _figure(figure, values[figure.name], outcome.calibration_s, before)
     if outcome.busy_cores_before > BUSY_CORES_MAX:
         yield f"   disturbed: {outcome.busy_cores_before:.2f} cores were busy before it began"
+    for audited in outcome.audits:
+        yield f"   audit: {audited.told()}"
     if outcome.error is not None:
         yield f"   failed: {outcome.error}"
 

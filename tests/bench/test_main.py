@@ -6,10 +6,13 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench import __main__ as command
+from bench import bench_audit, bench_results
+from bench.bench_audit import AuditOutcome
 from bench.measure import Form, Measure, Series, rate
 from bench.rig import BenchError, Rig
 from deploy.local import LocalCluster
@@ -21,8 +24,10 @@ def rigs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     made: list[Path] = []
 
     @contextlib.contextmanager
-    def fake_rig(directory: Path, loop: asyncio.Runner) -> Iterator[Rig]:
+    def fake_rig(directory: Path, loop: asyncio.Runner, *, evidence: bool) -> Iterator[Rig]:
         made.append(directory)
+        if evidence:
+            directory.mkdir(parents=True)
         yield Rig(LocalCluster(directory), loop)
 
     monkeypatch.setattr(command, "new_rig", fake_rig)
@@ -30,7 +35,9 @@ def rigs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return made
 
 
-def make_measure(name: str, rates: list[float], *, fresh: bool = False) -> Measure:
+def make_measure(
+    name: str, rates: list[float], *, fresh: bool = False, recorded: bool = False
+) -> Measure:
     """Return a measure whose runs give these rates, then fail."""
     left = [*rates]
 
@@ -41,7 +48,9 @@ def make_measure(name: str, rates: list[float], *, fresh: bool = False) -> Measu
 
     figures = (rate("rate", "rate", "timers/s", 2, 4),)
     runs = {Form.SHORT: 3, Form.FULL: 5}
-    return Measure(name=name, title=name, run=run, figures=figures, runs=runs, fresh=fresh)
+    return Measure(
+        name=name, title=name, run=run, figures=figures, runs=runs, fresh=fresh, recorded=recorded
+    )
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *measures: Measure) -> None:
@@ -111,6 +120,41 @@ def test_the_next_table_shows_the_last_result(
     assert command.main(["--repeat", "1", "--dir", str(tmp_path)]) == 0
     [row] = [line.split() for line in capsys.readouterr().out.splitlines() if "timers/s" in line]
     assert row[1:4] == ["6", "3", "4.00"]
+
+
+def test_an_audit_follows_the_runs_of_each_cluster(
+    tmp_path: Path,
+    rigs: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    violations: list[dict[str, int]] = [{}, {"lost": 2}]
+
+    def fake_audit(directory: Path) -> AuditOutcome:
+        assert directory in rigs
+        found = violations.pop(0)
+        counts = dict.fromkeys(bench_audit.KEPT, 7)
+        verdict = "VIOLATED" if found else "OK"
+        summary = {"verdict": verdict, "violations": found, "not_looked_at": []}
+        return AuditOutcome(3.0, counts | summary)
+
+    monkeypatch.setattr(command, "audit", fake_audit)
+    use(
+        monkeypatch,
+        make_measure("s1", [1.0, 2.0, 3.0], recorded=True),
+        make_measure("s2", [1.0, 2.0, 3.0]),
+        make_measure("s3", [1.0, 2.0, 3.0], recorded=True),
+    )
+    assert command.main(["--audit", "--dir", str(tmp_path)]) == 1
+    measures: dict[str, Any] = only_result(tmp_path)
+    told = {n: [a["summary"]["violations"] for a in m["audits"]] for n, m in measures.items()}
+    assert told == {"s1": [{}], "s3": [{"lost": 2}]}
+    assert [each.exists() for each in rigs] == [False, True]
+    assert "audit: VIOLATED, 7 scheduled" in capsys.readouterr().out
+    assert bench_results.last_values(tmp_path, tmp_path / "none.json") == {}
+    with pytest.raises(SystemExit):
+        command.main(["--audit", "--only", "s1,s2", "--dir", str(tmp_path)])
+    assert "--only s2: can't be audited; these can: s1, s3" in capsys.readouterr().err
 
 
 def test_unknown_measures_are_refused_by_name() -> None:
