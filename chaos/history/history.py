@@ -421,7 +421,7 @@ def leader_kills_told(kills: dict[str, int]) -> str:
     longest_s, long_s = kills["longest_without_ms"] / 1000, LEADER_GAP_MS / 1000
     return (
         f"leaders killed: {kills['kills']:,}; at most {longest_s:,.1f} s without a kill, longer"
-        f" than {long_s:g} s {kills['long_gaps']:,} times, from the first strike to the last"
+        f" than {long_s:g} s {kills['long_gaps']:,} times, from the first fault to the last"
     )
 
 

@@ -356,17 +356,17 @@ class Show:
             self._failures.append(f"no leader was killed during {strikes} strikes: limit {most}")
 
     def _tell_strikes(self) -> None:
-        struck = self._struck
-        strikes = ", ".join(f"{name} {n}" for name, n in sorted(Counter(struck.values()).items()))
-        numbers = f"; by number: {spans(struck)}" if struck else ""
-        self._say(f"struck: {strikes or 'nothing'}{numbers}")
+        struck, planned = self._struck, len(self._bill.schedule)
+        kinds = ", ".join(f"{n} x {name}" for name, n in sorted(Counter(struck.values()).items()))
+        some = f"; numbers {spans(struck)} of the plan" if 0 < len(struck) < planned else ""
+        self._say(f"{len(struck)} of {planned} planned faults happened: {kinds or 'none'}{some}")
         if kills := leader_kills_told(self._leader_kills):
             self._say(kills)
         late = [number for number in self._not_struck if number not in self._fizzled]
         if late:
-            self._say(f"NOT STRUCK: {spans(late)}: {NOT_REACHED}")
+            self._say(f"DID NOT HAPPEN: {spans(late)}: {NOT_REACHED}")
         for number, why in sorted(self._fizzled.items()):
-            self._say(f"NOT STRUCK: {number}, {self._not_struck[number]}: {why}")
+            self._say(f"DID NOT HAPPEN: {number}, {self._not_struck[number]}: {why}")
 
     # ---- failures
 

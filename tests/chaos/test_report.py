@@ -146,7 +146,7 @@ def test_page_names_what_is_judged_beside_the_table() -> None:
 def test_longest_time_without_a_kill_of_the_leader_is_told() -> None:
     said = (
         "eaders killed: 3; at most 17.2 s without a kill, longer than 15 s 2 times, from the first"
-        " strike to the last"
+        " fault to the last"
     )
     assert f"l{said}" in describe(Report(summary()))
     assert f"<p>L{said}.</p>" in page.html("r", summary(), "")

@@ -355,8 +355,8 @@ def test_run_of_which_no_strike_fell_fails(
     assert Show(RunFolder(tmp_path), bill(LATE, LATE), lambda _: [], audit=GOOD).play() == 1
     assert about(tmp_path)["failures"] == ["no strike fell, of 1-2"]
     out = capfd.readouterr().out
-    assert "struck: nothing\n" in out
-    assert "NOT STRUCK: 1-2: time was up" in out
+    assert "0 of 2 planned faults happened: none\n" in out
+    assert "DID NOT HAPPEN: 1-2: time was up" in out
     assert "FAILED: no strike fell, of 1-2" in out
 
 
@@ -382,8 +382,8 @@ def test_strikes_that_were_not_come_to_are_told_by_number(
     assert (told["strikes"], told["struck"], told["fizzled"]) == ({"kill": 1}, [1], {})
     assert missed(tmp_path) == [(3, "pause", "time was up"), (4, "pause", "time was up")]
     out = capfd.readouterr().out
-    assert "struck: kill 1; by number: 1\n" in out
-    assert "NOT STRUCK: 3-4: time was up" in out
+    assert "1 of 4 planned faults happened: 1 x kill; numbers 1 of the plan\n" in out
+    assert "DID NOT HAPPEN: 3-4: time was up" in out
 
 
 @pytest.mark.usefixtures("no_stage")
@@ -410,10 +410,21 @@ def test_strike_that_fizzled_does_not_count_as_struck(
     assert missed(tmp_path) == [(1, "kill", why)]
     out = capfd.readouterr().out
     assert f"FIZZLED: 1, kill: {why}" in out
-    assert "struck: kill 1; by number: 2\n" in out
-    assert f"NOT STRUCK: 1, kill: {why}" in out
+    assert "1 of 2 planned faults happened: 1 x kill; numbers 2 of the plan\n" in out
+    assert f"DID NOT HAPPEN: 1, kill: {why}" in out
     failures = ["these strikes did not fall: 1"] if complete else []
     assert (status, told["failures"]) == (int(complete), failures)
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_a_run_tells_its_faults_in_plain_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fizzling(monkeypatch, "hits", "hits")
+    two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
+    two = replace(two, complete=True, options=RunOptions(minutes=2 / 60))
+    assert Show(RunFolder(tmp_path), two, lambda _: [], audit=GOOD).play() == 0
+    assert "2 of 2 planned faults happened: 2 x kill\n" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("no_stage")
