@@ -17,7 +17,7 @@ from timer.model import timer_id
 from timer.model.recurrence import COUNT_MAX, TIMES_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.rows.series_fields import MISFIRES
+from timerclient.rows.series_fields import EVERY_LIMIT, EVERY_S_MAX, EVERY_S_MIN, MISFIRES
 
 PAGE_SIZE_MAX: Final = 100
 """Series of one page. Each has up to 16 KiB, which JSON may make six times as long."""
@@ -28,11 +28,14 @@ _MISFIRE_NAMES: Final = {number: name for name, number in MISFIRES.items()}
 # ---- requests
 
 
-def _definition(fields: Fields) -> pb.SeriesFields:
-    """Return the fields that a request gives."""
+def _definition(fields: Fields, *, new: bool) -> pb.SeriesFields:
+    """Return the fields that a request gives. `new`: of a whole definition."""
     payload, headers = content_of(fields)
+    every_ms = json_fields.span_ms(fields, "every")
+    if every_ms is not None and not EVERY_S_MIN <= every_ms / 1000 <= EVERY_S_MAX:
+        raise json_fields.refused("every", fields["every"], EVERY_LIMIT)
     out = pb.SeriesFields(
-        every_ms=json_fields.span_ms(fields, "every"),
+        every_ms=every_ms,
         start_ms=json_fields.instant_ms(fields, "start"),
         end_ms=json_fields.instant_ms(fields, "end"),
         payload=payload,
@@ -47,6 +50,9 @@ def _definition(fields: Fields) -> pb.SeriesFields:
     ):
         if fields.get(name) is not None:
             setattr(out, name, value)
+    if (out.every_ms and out.cron) or (new and not (out.every_ms or out.cron)):
+        given = "both" if out.cron else "neither"
+        raise json_fields.refused("every, cron", given, "exactly one must be given")
     return out
 
 
@@ -57,12 +63,12 @@ def _named(fields: Fields) -> tuple[str, str]:
 
 def _create(fields: Fields) -> pb.CreateSeriesRequest:
     topic, key = _named(fields)
-    return pb.CreateSeriesRequest(topic=topic, key=key, fields=_definition(fields))
+    return pb.CreateSeriesRequest(topic=topic, key=key, fields=_definition(fields, new=True))
 
 
 def _alter(fields: Fields) -> pb.AlterSeriesRequest:
     topic, key = _named(fields)
-    return pb.AlterSeriesRequest(topic=topic, key=key, fields=_definition(fields))
+    return pb.AlterSeriesRequest(topic=topic, key=key, fields=_definition(fields, new=False))
 
 
 def _delete(fields: Fields) -> pb.DeleteSeriesRequest:
@@ -74,7 +80,7 @@ def _preview(fields: Fields) -> pb.CreateSeriesRequest:
     return pb.CreateSeriesRequest(
         topic=json_fields.text(fields, "topic"),
         key="preview",  # the contract requires one, and ignores it
-        fields=_definition(fields),
+        fields=_definition(fields, new=True),
         preview=json_fields.whole(fields, "next_times", 1, TIMES_MAX, PREVIEW_DEFAULT),
     )
 

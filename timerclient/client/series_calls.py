@@ -10,7 +10,7 @@ from timerclient.rows import rows, series_fields
 from timerclient.rows.series_fields import Series, SeriesOptions
 from timerclient.streams.nodes import Method
 from timerclient.values.codecs import NO_VALUE, Payload
-from timerclient.values.errors import NotFound
+from timerclient.values.errors import InvalidRequest, NotFound
 
 T = TypeVar("T")
 
@@ -189,4 +189,7 @@ class SeriesCalls(TopicCalls):
 
     async def _series_call(self, method: Method[T]) -> T:
         """Call the leader; all of these calls may be repeated."""
-        return await self.nodes().call(method, within_s=self.within_s(None))
+        try:
+            return await self.nodes().call(method, within_s=self.within_s(None))
+        except InvalidRequest as error:
+            raise series_fields.as_given(error) from None

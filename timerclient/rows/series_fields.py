@@ -1,5 +1,7 @@
 """Series of recurring timers: from an application's arguments to the contract, and back."""
 
+import copy
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,6 +23,9 @@ SERIES_HEADER: Final = "timer-series"
 SERIES_KEY_HEADER: Final = "timer-series-key"
 NUMBER_HEADER: Final = "timer-occurrence"
 UINT63_MAX: Final = (1 << 63) - 1
+EVERY_S_MIN: Final = 1
+EVERY_S_MAX: Final = 366 * 24 * 3_600 * 10
+EVERY_LIMIT: Final = f"must be {EVERY_S_MIN} to {EVERY_S_MAX} s"
 
 
 class SeriesOptions(TypedDict, total=False):
@@ -103,6 +108,8 @@ def _put(out: pb.SeriesFields, name: str, value: Any) -> None:
     match name:
         case "every":
             out.every_ms = rows.span_ms("every", value)
+            if not EVERY_S_MIN <= out.every_ms / 1000 <= EVERY_S_MAX:
+                raise InvalidRequest.of("every", value, EVERY_LIMIT)
         case "start" | "end":
             setattr(out, f"{name}_ms", 0 if value is None else rows.instant_ms(name, value))
         case "max_count":
@@ -113,6 +120,17 @@ def _put(out: pb.SeriesFields, name: str, value: Any) -> None:
             out.headers = rows.encode_headers(value)
         case _:
             rows.put(out, name, value)
+
+
+def as_given(error: InvalidRequest) -> InvalidRequest:
+    """Return a node's error with the names of arguments in place of the contract's fields."""
+    named = copy.copy(error)
+    text, named.field, named.limit = (
+        re.sub(r"\b(every|start|end)_ms\b", r"\1", each)
+        for each in (str(error), error.field, error.limit)
+    )
+    named.args = (text,)
+    return named
 
 
 def series_of(message: pb.Series) -> Series:
