@@ -177,10 +177,13 @@ def request_of(topic: str, rows: Sequence[TimerRow], fields: Fields) -> pb.Sched
     """Return the request for new timers of one topic. `fields`: of the request.
 
     Raises:
-        InvalidRequestError: `on_conflict` is wrong.
+        InvalidRequestError: `on_conflict` is wrong, or an update has a row without a key.
     """
+    mode = json_fields.choice(fields, "on_conflict", MODES, "reject")
+    if mode == pb.ON_CONFLICT_UPDATE and not all(row.key for row in rows):
+        raise refused("on_conflict", "update", "each timer needs a key")
     request = pb.ScheduleRequest(
-        on_conflict=json_fields.choice(fields, "on_conflict", MODES, "reject"),  # type: ignore[arg-type]
+        on_conflict=mode,  # type: ignore[arg-type]
         request_id=fields.get("request_id", ""),
     )
     columns: Columns | None = None

@@ -229,9 +229,13 @@ def test_follower_schedules_a_timer_once(cluster: Running, client: TimerClient, 
         replaced["id"],
         replaced["due_ms"],
     )
+    for _ in range(2):  # an empty key is no key
+        keyless = send(cluster, node, "POST", at, timer | {"key": "", "on_conflict": "replace"})
+        assert keyless.body["result"] == "SCHEDULED"
     for body, headers, status, reason, detail in (
         (timer, JSON, 409, "ALREADY_EXISTS", replaced["id"]),
         ({"key": "none", "on_conflict": "update"}, JSON, 404, "NOT_FOUND", "none"),
+        ({"key": "", "on_conflict": "update"}, JSON, 400, "INVALID_REQUEST", "needs a key"),
         (timer | {"delay": 1}, named, 400, "INVALID_REQUEST", "order-4711"),
         ({}, JSON | {"Idempotency-Key": "x" * 65}, 400, "INVALID_REQUEST", "64"),
         ({}, JSON | {"Idempotency-Key": "ä"}, 400, "INVALID_REQUEST", "ASCII"),
@@ -393,7 +397,9 @@ def test_follower_creates_changes_and_deletes_series(
     assert times["next_times_ms"][1] - times["next_times_ms"][0] == 3_600_000
     for verb, path, body, status, detail in (
         ("PUT", f"{at}/preview", daily | {"cron": "0 8 * * *"}, 409, "differs"),
-        ("PUT", f"{at}/c", {"every": 0.5}, 400, "every_ms"),
+        ("PUT", f"{at}/c", {"every": 0.5}, 400, "every = 0.5: must be 1 to 316224000 s"),
+        ("PUT", f"{at}/c", {}, 400, "every, cron = 'neither'"),
+        ("PATCH", f"{at}/b", {"every": 5, "cron": "* * * * *"}, 400, "every, cron = 'both'"),
         ("PUT", f"{at}/c", {"cron": "0 7 * * *", "zone": "Mars/Olympus"}, 400, "IANA"),
         ("PUT", f"{at}/c", {"payload": "x" * 16_384, "every": 60}, 400, "at most 16384 bytes"),
         ("PUT", f"{at}/c", {"evry": 60}, 400, "known: json"),

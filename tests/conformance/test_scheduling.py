@@ -212,8 +212,23 @@ def test_batch_of_updates_is_decided_one_by_one(world: World, topic: str) -> Non
     for keys in (None, ["a", None]):
         with pytest.raises(InvalidRequest, match="each timer needs a key"):
             client.schedule_batch(topic, [b"", b""], keys=keys, on_conflict="update")
-    with pytest.raises(InvalidRequest, match="each timer needs a key"):
-        client.schedule(topic, b"", on_conflict="update")
+    for key in (None, ""):
+        with pytest.raises(InvalidRequest, match="each timer needs a key"):
+            client.schedule(topic, b"", key=key, on_conflict="update")
+
+
+def test_an_empty_key_is_no_key(world: World, topic: str) -> None:
+    client = world.client
+    for mode in ("reject", "replace", "keep"):
+        one = client.schedule(topic, b"", key="", on_conflict=mode, delay=HOUR)
+        [two] = client.schedule_batch(topic, [b""], keys=[""], on_conflict=mode, delay=HOUR)
+        assert one.result is two.result is ScheduleResult.SCHEDULED
+    assert [info.key for info in client.list_timers(topic)] == [None] * 6
+    for key in (0, b"", b"a"):
+        with pytest.raises(InvalidRequest, match=r"key = .*: must be str"):
+            client.schedule(topic, b"", key=key)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match=r"keys = .*: must be str"):
+            client.schedule_batch(topic, [b""], keys=[key])  # type: ignore[list-item]
 
 
 def test_batch_with_taken_keys_is_decided_one_by_one(world: World, topic: str) -> None:

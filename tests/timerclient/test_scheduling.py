@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, id_text, wire_error
-from timerclient import AsyncTimerClient, CancelResult, ClientSettings
+from timerclient import AsyncTimerClient, CancelResult, ClientSettings, NewTimer
 from timerclient.client import aio
 from timerclient.proto import timer_pb2 as pb
 from timerclient.streams import producer
@@ -483,6 +483,33 @@ async def test_one_text_is_no_list_of_keys(
     ):
         with pytest.raises(errors.InvalidRequest, match="must be a sequence of strings"):
             await call
+    assert not cluster.rows
+
+
+@pytest.mark.parametrize(
+    ("call", "options", "text"),
+    [
+        ("schedule_all", {"timers": [b"x"]}, "timers = 'bytes of 1': each must be a NewTimer"),
+        ("schedule_all", {"timers": 5}, "timers = 'int': must be a sequence"),
+        ("schedule_all", {"timers": [NewTimer("a", json=1, headers=["b"])]}, "headers = 'list'"),  # type: ignore[arg-type]
+        (
+            "schedule",
+            {"topic": "a", "json": 1, "headers": ["b"]},
+            "headers = 'list': must be a map",
+        ),
+        ("schedule", {"topic": "a", "json": 1, "headers": "b"}, "headers = 'str of 1': must be a"),
+        ("schedule_batch", {"topic": "a", "payloads": 5}, "payloads = 'int': must be a sequence"),
+        ("schedule_batch", {"topic": "a", "payloads": [b""], "headers": 5}, "headers = 'int'"),
+        ("schedule_batch", {"topic": "a", "payloads": [b""], "keys": 5}, "keys = 'int'"),
+        ("create_series", {"topic": "a", "key": "k", "json": 1, "headers": ["b"]}, "headers = 'l"),
+    ],
+)
+async def test_arguments_of_another_type_are_named(
+    cluster: Cluster, client: AsyncTimerClient, call: str, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(errors.InvalidRequest) as raised:
+        await getattr(client, call)(**options)
+    assert text in str(raised.value)
     assert not cluster.rows
 
 

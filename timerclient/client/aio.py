@@ -99,8 +99,8 @@ def make_row(  # noqa: PLR0913 -- the arguments of one call
     row = SingleRow(topic, rows.payload_bytes(payload), way, values[0])
     mode = rows.conflict_mode(on_conflict)
     rows.check_keyed(mode, [key])
-    if key:
-        row.key, row.on_conflict = rows.utf8("key", key), mode
+    if key is not None and (encoded := rows.utf8("key", key)):
+        row.key, row.on_conflict = encoded, mode
     row.headers = rows.encode_headers(headers)
     if ordering_key is not None:
         row.ordering_key = rows.utf8("ordering_key", ordering_key)
@@ -124,12 +124,23 @@ def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tupl
             *(t.topic, payload_of(t.payload, t.json), t.key, t.headers, on_conflict, t.when),
             *(t.ordering_key, t.priority),
         )
-        for t in timers
+        for t in map(_new_timer, rows.listed("timers", timers))
     ]
     if not made:
         raise InvalidRequest.of("timers", "none", "give at least one")
     body, order = encode_rows(made, mode)
     return rows.checked(body), order
+
+
+def _new_timer(value: object) -> NewTimer:
+    """Return an element of the argument `timers`.
+
+    Raises:
+        InvalidRequest: It is no NewTimer.
+    """
+    if not isinstance(value, NewTimer):
+        raise InvalidRequest.of("timers", rows.kind_of(value), "each must be a NewTimer")
+    return value
 
 
 def in_order(order: Sequence[int], outcome: RequestOutcome) -> Timers:
@@ -211,11 +222,11 @@ class AsyncTimerClient(SeriesCalls):
         delay), `due` (an aware datetime) and `due_ms` (Unix milliseconds). Without any, the timer
         fires at once. Policies may change the due time: see `describe_policies`.
 
-        A `key` is unique among the pending timers of its topic. If a pending timer has the key,
-        `on_conflict` decides: "reject" raises AlreadyExists, "replace" cancels the pending timer,
-        "keep" returns the pending timer and schedules nothing. If no pending timer has the key (the
-        last may just have fired), these three schedule the new timer. "update" replaces a pending
-        timer; if there is none, it raises NotPending.
+        A `key` is unique among the pending timers of its topic; an empty key is no key. If a
+        pending timer has the key, `on_conflict` decides: "reject" raises AlreadyExists, "replace"
+        cancels the pending timer, "keep" returns the pending timer and schedules nothing. If no
+        pending timer has the key (the last may just have fired), these three schedule the new
+        timer. "update" replaces a pending timer; if there is none, it raises NotPending.
 
         Groups of type key_shared keep the order of messages with one `ordering_key`, or without one
         of those with one `key`. Any number of pending timers may share an ordering key. Shared

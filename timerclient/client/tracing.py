@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from timerclient.rows.messages import Message
+from timerclient.rows.rows import NewTimer
 from timerclient.rows.scheduled_timers import Timer
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
@@ -218,9 +219,12 @@ def _in_headers(args: Args, options: Options, carrier: Mapping[str, str]) -> tup
 def _in_timers(args: Args, options: Options, carrier: Mapping[str, str]) -> tuple[Args, Options]:
     """Return the arguments of `schedule_all` with a context in the headers of each timer."""
     timers = args[0] if args else options.get("timers")
-    if not carrier or timers is None:
+    if not carrier or not isinstance(timers, Iterable):
         return args, options
-    timers = [replace(each, headers=_with(each.headers, carrier)) for each in timers]
+    timers = [  # the call rejects an element of another type
+        replace(each, headers=_with(each.headers, carrier)) if isinstance(each, NewTimer) else each
+        for each in timers
+    ]
     others = {name: value for name, value in options.items() if name != "timers"}
     return (timers, *args[1:]), others
 

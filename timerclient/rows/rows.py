@@ -431,14 +431,13 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
     n = _write_payloads(to, payloads)
     way, values = moment(when, n)
     getattr(to, way).extend(values)
-    key_list = [] if keys is None else [utf8("keys", key or "") for key in texts("keys", keys)]
+    key_list = [] if keys is None else _keys("keys", keys)
     if isinstance(headers, Mapping):
         header_list = [encode_headers(headers)] * n
     else:
-        header_list = [] if headers is None else [encode_headers(row) for row in headers]
-    orders = [
-        utf8("ordering_keys", key or "") for key in texts("ordering_keys", ordering_keys or [])
-    ]
+        rows = [] if headers is None else listed("headers", headers)
+        header_list = [encode_headers(row) for row in rows]
+    orders = [] if ordering_keys is None else _keys("ordering_keys", ordering_keys)
     levels = _priorities(priorities, n)
     columns: dict[str, Sequence[object]] = {"keys": key_list, "headers": header_list}
     columns |= {"ordering_keys": orders, "priorities": levels}
@@ -449,6 +448,10 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
     _write_optional(to, key_list, header_list)
     _write_traits(to, orders, levels)
     return checked(request.SerializeToString()), n
+
+
+def _keys(name: str, keys: Iterable[str | None]) -> list[bytes]:
+    return [utf8(name, "" if key is None else key) for key in texts(name, keys)]
 
 
 def priority(value: int | None) -> int:
@@ -462,7 +465,7 @@ def priority(value: int | None) -> int:
 
 def _priorities(values: Iterable[int | None] | int | None, n: int) -> list[int]:
     if isinstance(values, Iterable):
-        return [priority(value) for value in _listed(values)]
+        return [priority(value) for value in listed("priorities", values)]
     return [] if values is None else [priority(values)] * n
 
 
@@ -506,7 +509,7 @@ def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
         to.payload_sizes.extend([width] * n)
         to.payloads = table.tobytes()
     else:
-        rows = _listed(payloads)
+        rows = listed("payloads", payloads)
         n = len(rows)
         try:
             blob = to.payloads = b"".join(rows)
@@ -542,7 +545,7 @@ def texts(name: str, values: Iterable[T]) -> Sequence[T]:
     """
     if isinstance(values, str | bytes):
         raise InvalidRequest.of(name, values[:32], "must be a sequence of strings")
-    return _listed(values)
+    return listed(name, values)
 
 
 def at_hand(values: T) -> T:
@@ -559,10 +562,19 @@ def times_at_hand(when: "WhenMany") -> "WhenMany":
     return cast("WhenMany", {name: at_hand(values) for name, values in when.items()})
 
 
-def _listed(values: Any) -> Sequence[Any]:
+def listed(name: str, values: Any) -> Sequence[Any]:
+    """Return `values` as a sequence.
+
+    Raises:
+        InvalidRequest: They can't be iterated; names `name`.
+    """
     if isinstance(values, list | tuple):
         return values
-    return list(values.tolist() if hasattr(values, "tolist") else values)
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if not isinstance(values, Iterable):
+        raise InvalidRequest.of(name, kind_of(values), "must be a sequence, one for each timer")
+    return list(values)
 
 
 def _write_optional(to: pb.TimerColumns, keys: list[bytes], headers: list[bytes]) -> None:

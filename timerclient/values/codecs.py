@@ -91,9 +91,14 @@ class EncodedValue:
             raise InvalidRequest.of(self.field, type(self.value).__name__, limit)
         return payload
 
-    def headers(self, given: Mapping[str, str] | None) -> Mapping[str, str]:
-        """Return the headers of the timer: those given, and the content type if they have none."""
-        return {CONTENT_TYPE: self.codec.content_type, **(given or {})}
+    def headers(self, given: Any) -> Mapping[str, str]:
+        """Return the headers of the timer: those given, and the content type if they have none.
+
+        A value of another type stays as it is: the call rejects it.
+        """
+        if given is None or isinstance(given, Mapping):
+            return {CONTENT_TYPE: self.codec.content_type, **(given or {})}
+        return given  # type: ignore[no-any-return]
 
 
 Payload = bytes | EncodedValue
