@@ -8,6 +8,7 @@ from cluster.backup.catalogue import (
     CATALOGUES,
     PARTS,
     Catalogue,
+    StoredPart,
     catalogue_name,
     find_backup,
     read_catalogues,
@@ -24,15 +25,20 @@ def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list
         BackupError: the store has no such backup, or a catalogue is damaged.
         StoreUnavailable: the store does not answer.
     """
-    found = read_catalogues(store) if backup is None else [find_backup(store, backup=backup)]
-    parts = {part.name: part for each in found for part in each.parts}
-    damages: list[str] = []
+    parts = _parts_of(store, backup)
+    damages: dict[str, str] = {}
     for part in parts.values():
         try:
             check_part(store, part, PartDigest.of(store.read(part.name)))
         except BackupError as error:
-            damages.append(str(error))
-    return len(parts), damages
+            damages[part.name] = str(error)
+    left = _parts_of(store, backup) if damages else {}  # a prune may have deleted parts meanwhile
+    return len(parts), [text for name, text in damages.items() if name in left]
+
+
+def _parts_of(store: BackupStore, backup: str | None) -> dict[str, StoredPart]:
+    found = read_catalogues(store) if backup is None else [find_backup(store, backup=backup)]
+    return {part.name: part for each in found for part in each.parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

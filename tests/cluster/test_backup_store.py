@@ -17,7 +17,7 @@ from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailab
 from cluster.backup.catalogue import Catalogue, catalogue_name, find_backup, read_catalogues
 from cluster.backup.parquet_export import ParquetExport
 from cluster.backup.restoration import STAGE, RestorePlan, receive, restore
-from cluster.backup.store_care import damages_of
+from cluster.backup.store_care import damages_of, prune
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.method_rules import METHOD_RULES
 from replication.core.log_recovery import recover as shape_of
@@ -205,6 +205,25 @@ def test_part_of_a_cut_backup_is_read_before_it_is_trusted(
     later = backed_up(node, store)
     assert later.sent_bytes == later.parts[-1].size
     assert damages_of(store) == (len(later.parts), [])
+
+
+def test_parts_that_a_prune_deletes_during_a_verification_are_no_damage(
+    node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = backed_up(node, store)
+    node.grow(rows=3)
+    second = backed_up(node, store)
+    idle = {part.name for part in first.parts} - {part.name for part in second.parts}
+    read = store.read
+
+    def slow(name: str) -> Any:
+        if name in idle:
+            prune(store, 1)
+        return read(name)
+
+    assert idle
+    monkeypatch.setattr(store, "read", slow)
+    assert damages_of(store) == (len({*first.parts, *second.parts}), [])
 
 
 @pytest.mark.parametrize("harm", ["missing", "shorter", "changed"])

@@ -50,10 +50,12 @@ def test_unit_agrees_with_the_settings_and_the_runbook() -> None:
 )
 def test_commands_of_scheduled_backups_are_ones_that_timerctl_takes(place: str) -> None:
     text = (DEPLOY / place).read_text()
+    if place.endswith(".service"):
+        text += (DEPLOY / place.replace("backup.", "backup-verify.")).read_text()
     commands = re.findall(r"^ExecStart\w*=\S+/timerctl (.*)$|args: \[(.*)\]", text, re.MULTILINE)
     parsed = [make_parser().parse_args(re.findall(r"[^\s,\"]+", a or b)) for a, b in commands]
-    assert [each.run.__name__ for each in parsed] == ["_backup", "_prune"]
-    assert parsed[0].into == parsed[1].store
+    assert [each.run.__name__ for each in parsed] == ["_backup", "_prune", "_verify"]
+    assert parsed[0].into == parsed[1].store == parsed[2].store
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -62,7 +64,7 @@ def test_units_are_ones_that_systemd_reads(tmp_path: Path) -> None:
         text = re.sub(r"^(Exec\w+)=\S+", r"\1=/bin/true", unit.read_text(), flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)
     copies = sorted(map(str, tmp_path.iterdir()))
-    assert len(copies) == 3
+    assert len(copies) == 5
     done = subprocess.run(
         ["systemd-analyze", "verify", *copies], capture_output=True, text=True, check=False
     )

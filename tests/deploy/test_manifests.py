@@ -104,7 +104,7 @@ def test_backups_reach_the_nodes_through_the_network_policy(tmp_path: Path) -> N
     assert f"Service {where.removesuffix(':7401')}" in found
     [store] = [each["value"] for each in env if each["name"] == "STORE"]
     charted = chart("--no-hooks", f"--set=backup.enabled=true,backup.store={store}")
-    job = {"CronJob timerd-backup"}
+    job = {"CronJob timerd-backup", "CronJob timerd-backup-verify"}
     assert comparable(_only(charted, job)) == comparable(_only(found, job))
 
 
@@ -124,6 +124,10 @@ def test_backups_with_tls_have_a_certificate_and_a_store() -> None:
             folder, _, key = env[f"TIMERCTL_TLS_{name}"].rpartition("/")
             assert key == file
             assert mounts[folder] in {each["name"] for each in pod["volumes"]}
+    rendered = chart(f"{enabled}s3://timers")["CronJob timerd-backup-verify"]
+    [verifying] = rendered["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert [each["name"] for each in verifying["env"]] == ["STORE"], "no node is asked"
+    assert "volumeMounts" not in verifying
     with pytest.raises(AssertionError, match="backup"):
         chart(enabled)
 

@@ -63,7 +63,26 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* A container of the backup. root: the chart's scope; args: of timerctl. */}}
+{{/* Settings of a pod of the backup, beside its containers and volumes. */}}
+{{- define "timerd.backupPod" -}}
+restartPolicy: Never
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - {name: {{ . }}}
+  {{- end }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* A container of the backup. root: the chart's scope; args: of timerctl; store: without nodes. */}}
 {{- define "timerd.backup" -}}
 {{- with .root -}}
 image: {{ include "timerd.image" . }}
@@ -72,8 +91,10 @@ command: [timerctl]
 args: {{ toJson $.args }}
 env:
   - {name: STORE, value: {{ .Values.backup.store | quote }}}
+  {{- if not $.store }}
   - {name: TIMERCTL_ENDPOINTS, value: "{{ .Release.Name }}:7401"}
-  {{- if .Values.tls.enabled }}
+  {{- end }}
+  {{- if and .Values.tls.enabled (not $.store) }}
   - {name: TIMERCTL_TLS_CA, value: /etc/timerd/nodes/ca.crt}
   - {name: TIMERCTL_TLS_CERT, value: /etc/timerd/backup/tls.crt}
   - {name: TIMERCTL_TLS_KEY, value: /etc/timerd/backup/tls.key}
@@ -82,7 +103,7 @@ envFrom:
   - secretRef: {name: {{ .Release.Name }}-backup, optional: true}
 securityContext: {{- include "timerd.confined" . | nindent 2 }}
 resources: {{- toYaml .Values.backup.resources | nindent 2 }}
-{{- if .Values.tls.enabled }}
+{{- if and .Values.tls.enabled (not $.store) }}
 volumeMounts:
   - {name: nodes, mountPath: /etc/timerd/nodes, readOnly: true}
   - {name: backup, mountPath: /etc/timerd/backup, readOnly: true}
