@@ -266,7 +266,7 @@ class GroupDesk:
         caller = CALLER.get()  # here: `take` runs in the leader's step
         permitted: Callable[[str], bool] = caller.may_produce if caller else lambda _: True
         reached: asyncio.Future[None] = loop.create_future()
-        answered: asyncio.Future[None] = loop.create_future()
+        answered, answer_with = self._host.expect()
         moved: list[MoveApplied] = []
         failed: list[EngineError] = []
         waiting = 0
@@ -285,7 +285,7 @@ class GroupDesk:
             waiting = len(moves)
             reached.set_result(None)
             if not waiting:
-                answered.set_result(None)
+                answer_with(None)
 
         def one(result: object) -> None:
             if isinstance(result, EngineError):
@@ -293,9 +293,8 @@ class GroupDesk:
             else:
                 assert isinstance(result, MoveApplied), result
                 moved.append(result)
-            # The caller may have gone meanwhile.
-            if len(moved) + len(failed) == waiting and not answered.done():
-                answered.set_result(None)
+            if len(moved) + len(failed) == waiting:
+                answer_with(None if moved else failed[0])
 
         def end(why: EngineError) -> None:
             if not reached.done():
@@ -307,6 +306,9 @@ class GroupDesk:
             leader.groups.credit(group, consumer, messages)
             self._host.kick()
             await asyncio.wait([reached], timeout=REDRIVE_WAIT_S)
+        except asyncio.CancelledError:
+            answered.cancel()  # a redrive that was begun in this turn gets a line of the audit log
+            raise
         finally:
             # The other messages stay leased a while, so that the next call gets different ones.
             took = reached.done() and reached.exception() is None

@@ -166,8 +166,21 @@ class Host:
         Raises:
             EngineError: raised by `start`, or passed to `done` in place of a result.
         """
-        leader = self.engine.leader
+        leader, caller = self.engine.leader, CALLER.get()
         before = leader.proposed if leader is not None else 0
+        future, done = self.expect()
+        start(done)
+        if caller and leader and not future.done() and leader.proposed > before:
+            caller.note(leader.epoch, leader.proposed)
+        self.kick()
+        return await future
+
+    def expect(self) -> tuple[asyncio.Future[object], Callable[[object], None]]:
+        """Return a future for a result of the leader, and the function that ends it.
+
+        The function notes the result's entry for the audit log. If the future was cancelled, as
+        its caller has gone, the audit log gets a line of its own.
+        """
         future: asyncio.Future[object] = self._loop.create_future()
         caller = CALLER.get()
         began_ns = time.monotonic_ns() if self.hops.on else 0
@@ -187,11 +200,7 @@ class Host:
             else:
                 future.set_result(result)
 
-        start(done)
-        if caller and leader and not future.done() and leader.proposed > before:
-            caller.note(leader.epoch, leader.proposed)
-        self.kick()
-        return await future
+        return future, done
 
     def stamp_request(self, began_ns: int) -> None:
         """Record the hops of a request whose entry was just applied: it came at `began_ns`."""

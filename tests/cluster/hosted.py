@@ -20,7 +20,7 @@ FAR = START_MS + 10**8
 class Hosted:
     """The leader of one node, with a topic "t" of id 1."""
 
-    ask = Host.ask
+    ask, expect = Host.ask, Host.expect
 
     def __init__(self) -> None:
         self.log, self.engine, self.hops = Log(), engine_on(SimDisk()), HopRecorder()

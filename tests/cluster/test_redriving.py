@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,6 +157,47 @@ async def test_redrive_whose_caller_is_gone_before_its_answer_is_over_in_silence
     await give_up()
     gc.collect()
     assert complaints == []
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2])
+@pytest.mark.parametrize("lost", [False, True])
+async def test_end_of_a_redrive_whose_caller_is_gone_is_told_to_the_audit_log(
+    *, turns: int, lost: bool
+) -> None:
+    """`turns` of the loop lie between the delivery of the letters and the end of the call."""
+    host, told, delivered = Handing(), list[tuple[int, object]](), asyncio.Event()
+
+    def hold() -> None:
+        host.holds = True
+        delivered.set()
+
+    host.behind = hold
+    caller: Any = SimpleNamespace(
+        note=lambda _, index: told.append((index, "noted")),
+        on_late=lambda _, error: told.append((told[-1][0], error)),
+        may_produce=lambda _: True,
+    )
+    token = CALLER.set(caller)
+    call = asyncio.ensure_future(redriven(host))
+    CALLER.reset(token)
+    async with asyncio.timeout(5.0):
+        await delivered.wait()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert told == []
+    if lost:
+        host.leader.close(LeadershipLostError("deposed"))
+        [_, (_, error)] = told
+        assert isinstance(error, LeadershipLostError)
+    else:
+        host.holds = False
+        host.step()
+        [noted, late] = told
+        assert noted[0] > 0
+        assert late == (noted[0], None)
 
 
 async def test_redrive_of_a_topic_that_is_deleted_meanwhile_says_so() -> None:
