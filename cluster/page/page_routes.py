@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from cluster.rpc.aiohttp_server import web
-from cluster.rpc.http import ANSWER_TIMEOUT_S, json_answer
+from cluster.rpc.http import ANSWER_TIMEOUT_S, checked, json_answer
 from cluster.rpc.http_api import HttpApi, context_of
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import PAGE_READERS
@@ -97,7 +97,7 @@ class StatusPages:
         readers = {"overview": self._overview, "topics": self._topics, "timer": self._timer}
         return [
             *(web.get(path, _file(*found)) for path, found in _FILES.items()),
-            *(web.get(each.path, readers[each.reader]) for each in PAGE_READERS),
+            *(web.get(each.path, checked(each, readers[each.reader])) for each in PAGE_READERS),
             *(self._api.routes() if self._api is not None else ()),
         ]
 

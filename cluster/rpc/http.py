@@ -34,7 +34,7 @@ from cluster.rpc.audit_log import AuditLog
 from cluster.rpc.http_api import IDENTITY, certificate_uris, peer_of
 from cluster.rpc.http_connections import HttpConnections
 from cluster.rpc.http_listener import HttpListener
-from cluster.rpc.http_routes import READERS, RPC_PATHS
+from cluster.rpc.http_routes import READERS, RPC_PATHS, SCOPES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX
 from cluster.rpc.problem_details import ProblemError, problem_of, problems
 from cluster.security.access_rules import CLUSTER, Permission
@@ -49,6 +49,7 @@ from cluster.settings.config import parse_address
 from timer.model.timer_errors import (
     ConfigError,
     EngineError,
+    InvalidRequestError,
     NotReadyError,
     PermissionDeniedError,
 )
@@ -273,7 +274,7 @@ class HttpServer:
                 web.get("/metrics", self._metrics),
                 web.get("/healthz", self._health),
                 web.get("/readyz", self._ready),
-                *(web.get(each.path, readers[each.reader]) for each in READERS),
+                *(web.get(each.path, checked(each, readers[each.reader])) for each in READERS),
             ]
         )
         app.add_routes(self._pages.routes() if self._pages else [web.get("/", self._index)])
@@ -354,7 +355,28 @@ def _verdict(why_not: str) -> web.Response:
 
 
 def _whole_cluster(request: web.Request) -> bool:
-    return request.query.get("scope") == "cluster"
+    """Return whether a request is about all nodes.
+
+    Raises:
+        InvalidRequestError: its scope is unknown.
+    """
+    scope = request.query.get("scope", "node")
+    if scope not in SCOPES:
+        raise InvalidRequestError("scope", scope, f"must be {' or '.join(SCOPES)}")
+    return scope == "cluster"
+
+
+def checked(route: HttpRoute, handler: Handler) -> Handler:
+    """Return the handler of a route of a reader; it refuses parameters that the route lacks."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            route.parameters(request.query.items())
+        except EngineError as error:
+            return problem_of(error)
+        return await handler(request)
+
+    return handle
 
 
 async def json_answer(read: Callable[[], Awaitable[Mapping[str, object]]]) -> web.Response:

@@ -311,12 +311,7 @@ def _key_of(request: web.Request, size_max: int) -> str:
 
 def _query(route: HttpRoute, form: HttpForm | None, request: web.Request) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    for name, value in request.query.items():
-        if name not in route.query:
-            known = ", ".join(route.query) or "no parameters"
-            raise InvalidRequestError(name, value, f"is not known: this path takes {known}")
-        if name in fields:
-            raise InvalidRequestError(name, value, "must be given once")
+    for name, value in route.parameters(request.query.items()).items():
         is_flag = form is None and _is_flag(route, name)
         fields[name] = {"true": True, "false": False}.get(value, value) if is_flag else value
     return fields

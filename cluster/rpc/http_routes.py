@@ -6,12 +6,13 @@ Its JSON is that of the contract, or that of its form: those for applications ha
 answers from the state of the node at hand: it needs `observe` with all topics.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from cluster.rpc.relay import PATHS
 from cluster.security.method_rules import METHOD_RULES
+from timer.model.timer_errors import InvalidRequestError
 
 CHANGE_S: Final = 15.0
 """Seconds for the answer of an RPC route, except where the table gives others."""
@@ -68,6 +69,22 @@ class HttpRoute:
             return "observe, for all topics"
         return str(METHOD_RULES[PATHS[self.rpc]].permission or "any rule")
 
+    def parameters(self, given: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Return the parameters of a request's query.
+
+        Raises:
+            InvalidRequestError: the path does not take one of them, or one is given twice.
+        """
+        found: dict[str, str] = {}
+        for name, value in given:
+            if name not in self.query:
+                known = ", ".join(self.query) or "no parameters"
+                raise InvalidRequestError(name, value, f"is not known: this path takes {known}")
+            if name in found:
+                raise InvalidRequestError(name, value, "must be given once")
+            found[name] = value
+        return found
+
 
 _TOPIC: Final = "/v1/topics/{topic}"
 _GROUP: Final = f"{_TOPIC}/groups/{{group}}"
@@ -79,7 +96,8 @@ _SERIES_PAGE: Final = {
     "page_size": "1 to 100; default: 100",
     "page_token": "next_page_token of the page before",
 }
-_SCOPE: Final = {"scope": "cluster: with the answers of all nodes; default: this node"}
+SCOPES: Final = ("node", "cluster")
+_SCOPE: Final = {"scope": "cluster: with the answers of all nodes; node, the default: of this one"}
 
 READERS: Final = (
     HttpRoute(

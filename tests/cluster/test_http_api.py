@@ -179,6 +179,27 @@ def test_refusals_have_the_reasons_of_grpc(cluster: Running, *, follower: bool) 
         found = send(cluster, node, verb, path, body)
         assert (found.status, found.body["reason"]) == (status, reason), (verb, path, found.body)
         assert found.headers["Content-Type"].startswith("application/problem+json")
+    for path, field, limit in (
+        ("status?scope=bogus", "scope", "must be node or cluster"),
+        ("checkpoint?scope=", "scope", "must be node or cluster"),
+        ("status?scope=node&scope=node", "scope", "must be given once"),
+        ("status?scop=cluster", "scop", "is not known: this path takes scope"),
+        ("policies?topics=a", "topics", "is not known: this path takes namespace, topic"),
+        ("openapi.json?x=", "x", "is not known: this path takes no parameters"),
+        ("overview?scope=cluster", "scope", "is not known: this path takes no parameters"),
+        ("topics?size=x", "size", "1 to 100"),
+        ("topics?page_size=5", "page_size", "is not known: this path takes prefix, after, size"),
+        ("timer?idd=x", "idd", "is not known: this path takes id, topic, key"),
+        ("members?x=1", "x", "is not known: this path takes no parameters"),
+        ("topics/t?lateness=bogus", "lateness", "true or false"),
+        ("topics/t/messages?max_messages=many", "max_messages", "must be a whole number"),
+        ("topics/t/timers?due_from=soon", "due_from", "RFC 3339"),
+        ("topics/t/timers?page_size=0", "page_size", "1 .. 1000"),
+    ):
+        found = send(cluster, node, "GET", f"/v1/{path}")
+        assert (found.status, found.body["field"]) == (400, field), (path, found.body)
+        assert limit in found.body["limit"], (path, found.body)
+    assert send(cluster, node, "GET", "/v1/status?scope=node").status == 200
     assert send(cluster, node, "POST", "/v1/status", {}).headers["Allow"] == "GET,HEAD"
     wrong = send(cluster, node, "POST", f"/v1/nodes/{node}/drain", {"drained": False}).body
     assert (wrong["field"], wrong["limit"]) == ("drained", "is not known; known: undo")
