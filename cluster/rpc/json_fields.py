@@ -48,7 +48,9 @@ def check_known(fields: Iterable[str], known: Iterable[str], where: str = "") ->
     for name in fields:
         if name not in known:
             raise InvalidRequestError(
-                f"{where}{name[:SHOWN_MAX]}", "given", f"is not known; known: {', '.join(known)}"
+                f"{where}{name[:SHOWN_MAX]}",
+                "given",
+                f"is not known; known: {', '.join(known) or 'none'}",
             )
 
 

@@ -1412,7 +1412,8 @@ class AdminServiceServicer:
 
     def GetVerification(self, request, context):
         """Returns the last pass of one node over its files, or that of each node and whether their states
-        agree.
+        agree. A node with damage answers for two seconds before its repair, which ends the process. Its
+        next process has made no pass.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

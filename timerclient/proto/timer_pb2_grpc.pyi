@@ -449,7 +449,8 @@ class AdminServiceStub:
     """
     GetVerification: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetVerificationRequest, _timer_pb2.GetVerificationResponse]
     """Returns the last pass of one node over its files, or that of each node and whether their states
-    agree.
+    agree. A node with damage answers for two seconds before its repair, which ends the process. Its
+    next process has made no pass.
     """
     TraceHops: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TraceHopsRequest, _timer_pb2.TraceHopsResponse]
     """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
@@ -524,7 +525,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     GetVerification: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetVerificationRequest, _timer_pb2.GetVerificationResponse]  # type: ignore[assignment]
     """Returns the last pass of one node over its files, or that of each node and whether their states
-    agree.
+    agree. A node with damage answers for two seconds before its repair, which ends the process. Its
+    next process has made no pass.
     """
     TraceHops: _aio.UnaryUnaryMultiCallable[_timer_pb2.TraceHopsRequest, _timer_pb2.TraceHopsResponse]  # type: ignore[assignment]
     """Begins or ends the record of the hops of entries through one node (`timerctl trace`). A record
@@ -728,7 +730,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.GetVerificationResponse, _abc.Awaitable[_timer_pb2.GetVerificationResponse]]:
         """Returns the last pass of one node over its files, or that of each node and whether their states
-        agree.
+        agree. A node with damage answers for two seconds before its repair, which ends the process. Its
+        next process has made no pass.
         """
 
     @_abc_1.abstractmethod
