@@ -49,6 +49,7 @@ LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --pytho
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
+# pip uses one core: two of them install half of the lock each, and all cores compile.
 setup: $(STAMP)  ## .venv with exactly what requirements.lock names
 $(STAMP): pyproject.toml requirements.lock
 	@[[ -n "$(PYTHON)" ]] && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -56,7 +57,11 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "make setup: $(PYTHON) has no venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	[[ -x $(BIN)/python ]] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+	part() { awk -v part=$$1 '/^[^ #]/ { mine = /^(py|m)/ } mine == part' requirements.lock; }; \
+	  install=($(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes -r); \
+	  "$${install[@]}" <(part 1) & \
+	  "$${install[@]}" <(part 0) || { wait; exit 1; }; wait $$!
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # some files are broken on purpose
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation \
 	  --config-settings editable_mode=compat -e .  # a path, which type checkers follow
 	@touch $(STAMP)
