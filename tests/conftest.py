@@ -1,6 +1,8 @@
 """Fixtures of all tests: scenario files that rewrite themselves, and one Spark session."""
 
+import contextlib
 import gc
+import importlib
 import os
 import re
 import shutil
@@ -53,6 +55,8 @@ NO_CHROMIUM: Final = (
     f"none of {', '.join(CHROMIUMS)} on the PATH (Debian: apt-get install chromium)"
 )
 ROOT: Final = Path(__file__).parent.parent
+WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 # Spark's launcher forks through Python's preexec_fn. Since 1.81 gRPC's fork handlers can end that
 # child before its exec, if calls are under way in this process (grpc/grpc#43055). No code here
@@ -68,18 +72,31 @@ def pytest_configure() -> None:
     """Give each worker its own ports, so that no other worker binds a port that one has chosen."""
     from deploy import local
 
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    local._PORTS = local._PORTS[worker::workers]  # type: ignore[misc]
+    local._PORTS = local._PORTS[WORKER::WORKERS]  # type: ignore[misc]
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep the modules and tests out of all later visits of the collector: they live to the end."""
     gc.disable()
+    if WORKERS > 1 and session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        import_tests()
     yield
     gc.freeze()
     gc.enable()
+
+
+def import_tests() -> None:
+    """Import the test modules, those of this worker's share first.
+
+    A fresh clone has no byte code. Each worker compiles its share and reads the other shares from
+    the files that the other workers wrote. The collector reports the errors.
+    """
+    paths = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/**/test_*.py"))
+    begin = len(paths) * WORKER // WORKERS
+    for path in paths[begin:] + paths[:begin]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.with_suffix("").parts))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
