@@ -6,8 +6,9 @@
 A callback is due every few milliseconds. Its delay is the time for which another step held the
 loop. The measured value is at most one interval too small, and never too large. `Steps` times the
 functions of which a node's own steps consist, and so names the longest. Use the profiler for the
-rest. A machine without spare CPU also delays the callback; then no function took that long. While
-the loop is on time the callback runs less often: such wake-ups were half of an idle node's work.
+rest. A machine without spare CPU also delays the callback; then no function took that long, and the
+loop's thread worked for less than half of the delay. Until the loop's own work delays the callback,
+the callback runs less often: such wake-ups were half of an idle node's work.
 """
 
 import logging
@@ -18,9 +19,9 @@ from typing import Final, ParamSpec, Protocol, TypeVar
 INTERVAL_S: Final = 0.005
 """A measured hold is too short by up to this."""
 QUIET_INTERVAL_S: Final = 0.02
-"""The interval after QUIET_AFTER callbacks on time, until one is late."""
+"""The interval after QUIET_AFTER callbacks on time, until the loop's own work makes one late."""
 QUIET_AFTER: Final = 100
-"""Callbacks in a row that ran on time."""
+"""Callbacks in a row that no work of the loop made late."""
 ON_TIME_S: Final = 0.005
 """Smaller delays count as on time: the loop's timers have whole milliseconds, and other processes
 add some."""
@@ -88,12 +89,21 @@ class LoopWatch:
     """Watches from `start` to `stop`."""
 
     def __init__(
-        self, loop: WatchedLoop, observe: Callable[[float], object], steps: Steps | None = None
+        self,
+        loop: WatchedLoop,
+        observe: Callable[[float], object],
+        steps: Steps | None = None,
+        worked: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`observe` gets every hold in seconds, also the shortest; `steps` names the long ones."""
+        """`observe` gets every hold in seconds, also the shortest; `steps` names the long ones.
+
+        `worked` returns the seconds of CPU time of the loop's thread.
+        """
         self._loop = loop
         self._observe = observe
         self._steps = steps or Steps()
+        self._worked = worked
+        self._worked_s = 0.0
         self._handle: Handle | None = None
         self._due_s = 0.0
         self._on_time = 0
@@ -114,11 +124,13 @@ class LoopWatch:
     def _arm(self) -> None:
         quiet = self._on_time >= QUIET_AFTER
         self._due_s = self._loop.time() + (QUIET_INTERVAL_S if quiet else INTERVAL_S)
+        self._worked_s = self._worked()
         self._handle = self._loop.call_at(self._due_s, self._tick)
 
     def _tick(self) -> None:
         held_s = max(0.0, self._loop.time() - self._due_s)
-        self._on_time = self._on_time + 1 if held_s <= ON_TIME_S else 0
+        on_time = held_s <= ON_TIME_S or 2 * (self._worked() - self._worked_s) < held_s
+        self._on_time = self._on_time + 1 if on_time else 0
         self._observe(held_s)
         self.longest_s = max(self.longest_s, held_s)
         step = self._steps.held_by(held_s)

@@ -62,18 +62,21 @@ def test_every_hold_is_observed_and_the_longest_kept() -> None:
     assert loop.calls[0][0] == pytest.approx(loop.now_s + INTERVAL_S)
 
 
-def test_loop_that_is_on_time_is_looked_at_less_often_until_it_is_late_again() -> None:
-    loop = FakeLoop()
-    LoopWatch(loop, lambda held_s: None).start()
+def test_loop_is_looked_at_less_often_until_its_own_work_makes_it_late() -> None:
+    loop, worked_s = FakeLoop(), 0.0
+    LoopWatch(loop, lambda held_s: None, worked=lambda: worked_s).start()
 
-    def interval_after(late_s: float) -> float:
+    def interval_after(late_s: float, work_s: float = 0.0) -> float:
+        nonlocal worked_s
+        worked_s += work_s
         loop.run_next(late_s=late_s)
         return loop.calls[0][0] - loop.now_s
 
     intervals = [interval_after(0.0) for _ in range(QUIET_AFTER + 1)]
     assert intervals[:-2] == pytest.approx([INTERVAL_S] * (QUIET_AFTER - 1))
     assert intervals[-2:] == pytest.approx([QUIET_INTERVAL_S] * 2)
-    assert interval_after(2 * ON_TIME_S) == pytest.approx(INTERVAL_S)
+    assert interval_after(0.1, 0.04) == pytest.approx(QUIET_INTERVAL_S), "no processor was free"
+    assert interval_after(2 * ON_TIME_S, 2 * ON_TIME_S) == pytest.approx(INTERVAL_S)
 
 
 def test_callback_that_runs_early_counts_as_no_hold() -> None:
