@@ -59,6 +59,7 @@ def test_the_code_map_is_made_of_the_doors() -> None:
     assert written == code_map.code_map(), "`make fmt` writes it"
 
 
+@cache
 def defined(path: Path) -> set[str]:
     """Return the names of a module's functions, classes and constants, and Class.member."""
     found = set()
