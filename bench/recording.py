@@ -170,17 +170,21 @@ class _Delivery:
     """
 
     __slots__ = (
-        *("_acked", "_ackings", "_batch", "_end_ms", "_group", "_left", "_mine", "_received_ms"),
-        *("_refused", "_settled", "_start_ms", "columns", "send"),
+        *("_acked", "_ackings", "_batch", "_count", "_end_ms", "_group", "_mine", "_offsets"),
+        *("_received_ms", "_refused", "_settled", "_sizes", "_start_ms", "columns", "send"),
     )
 
     def __init__(self, group: str, messages: Sequence[Message]) -> None:
         self._received_ms = now_ms()
         batch = messages if isinstance(messages, Batch) else messages[0].batch
         self._group, self._batch = group, batch
-        self._left = len(messages)
+        self._count = len(messages)
         self._start_ms = self._end_ms = 0
-        self._ackings: list[tuple[Sequence[int], Said]] = []
+        self._ackings: list[Said] = []
+        self._offsets: list[int] = []
+        """Of the messages of all acks, in their order."""
+        self._sizes: dict[int, int] = {}
+        """Number of an ack -> its messages, if they are more than one."""
         self._acked: I64 = np.array([], np.int64)
         self._refused: list[tuple[Sequence[int], object]] = []
         """Acks with another answer than ACKED for all their messages, or without any."""
@@ -199,31 +203,38 @@ class _Delivery:
     def __call__(self, batch: Batch, offsets: Sequence[int], acking: Said, word: Word) -> None:
         """Send an ack. Raises LeaseLost as the consumer does; nothing was sent then."""
         assert word.kind == "ack", word
-        self._start_ms = self._start_ms or now_ms()
+        if not self._ackings:
+            self._start_ms = now_ms()
         self.send(batch, offsets, acking, word)
-        self._ackings.append((offsets, acking))
-        self._left -= len(offsets)
-        if not self._left:
+        if len(offsets) > 1:
+            self._sizes[len(self._ackings)] = len(offsets)
+        self._ackings.append(acking)
+        self._offsets += offsets
+        if len(self._offsets) == self._count:
             acking.add_done_callback(self._settle)
 
     def _settle(self, future: object) -> None:
         """Keep columns only, if all acks are answered. `future`: None: the run is over."""
         if self._settled:
             return
-        acked: list[int] = []
+        answers = [*map(_answer, self._ackings)]
+        acked = self._offsets
         refused: list[tuple[Sequence[int], object]] = []
-        for offsets, acking in self._ackings:
-            result = _answer(acking)
-            if result is AckResult.ACKED or (acking.counts and result == len(offsets)):
-                acked.extend(offsets)
-            elif isinstance(result, TimeoutError) and future is not None:
-                return  # the last ack was answered before another one
-            else:
-                refused.append((offsets, result))
+        if any(answer is not AckResult.ACKED for answer in answers):
+            acked, at = [], 0
+            for number, (acking, answer) in enumerate(zip(self._ackings, answers, strict=True)):
+                size = self._sizes.get(number, 1)
+                offsets, at = self._offsets[at : at + size], at + size
+                if answer is AckResult.ACKED or (acking.counts and answer == size):
+                    acked += offsets
+                elif isinstance(answer, TimeoutError) and future is not None:
+                    return  # the last ack was answered before another one
+                else:
+                    refused.append((offsets, answer))
         self._settled, self._end_ms = True, now_ms()
         self._acked, self._refused = np.array(acked, np.int64), refused
         self.columns = self.columns or _columns(self._batch)
-        self._ackings = []
+        self._ackings, self._offsets = [], []
         del self._batch
 
     def lines(self) -> Iterator[Line]:

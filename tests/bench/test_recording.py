@@ -75,11 +75,18 @@ def test_each_message_of_an_ack_has_its_own_answer(tmp_path: Path) -> None:
     recording.delivered("g", whole)
     _ = whole.ack()
     joint[0].set_exception(LeaseLost.of([1], 3))
-    first, acks, second, *others, third, last = lines_of(recording, tmp_path / "bench.parquet")
+    some, few = make_batch(2)
+    recording.delivered("g", some)
+    _ = some.ack()
+    few[0].set_result(1)  # one of the two had expired: the answer does not say which
+    first, acks, second, *others, third, last, _, doubtful = lines_of(
+        recording, tmp_path / "bench.parquet"
+    )
     assert (first["offsets"], first["marks"]) == ([0, 1], [70, 71])
     assert results_of(acks) == {0: "ACK_LEASE_LOST", 1: "ACKED"}
     assert second["offsets"] == [2, 3, 4]
     told = {line["outcome"]: line["offsets"] for line in others}
     assert told == {"ok": [2, 3], "unknown": [4]}  # the last ack was not answered
     assert third["ids"] == [ids.to_text(bytes(range(15)))] * 3
+    assert (doubtful["outcome"], doubtful["offsets"]) == ("unknown", [0, 1])
     assert results_of(last) == {0: "ACKED", 1: "ACK_LEASE_LOST", 2: "ACKED"}
