@@ -36,6 +36,8 @@ FIRST_S: Final = 30.0
 """Time from the start to the first pass: a node that has just started has requests to catch up."""
 TELL_S: Final = 2.0
 """Wait before a repair, which closes the ports, if the pass was asked for: the caller polls."""
+SHOWN_S: Final = 10.0
+"""Time for which the result of a pass that was asked for stays, at least: the caller polls."""
 ASKED_RATE: Final = 4 << 20
 """Bytes per second of a pass that is asked for, if `scrub_bytes_per_s` is 0."""
 
@@ -143,7 +145,7 @@ class Scrubber:
                 self._repair = self._cure(damage)
                 await asyncio.sleep(TELL_S if last.is_asked else 0.0)
                 await self._heal(damage)
-            pause_s = max(0.0, next_s - loop.time())
+            pause_s = max(SHOWN_S if last.is_asked else 0.0, next_s - loop.time())
 
     async def _pause(self, seconds: float) -> None:
         """Wait until the next pass is due or asked for."""

@@ -14,7 +14,7 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from cluster.files import scrubber as scrubbing
 from cluster.files import verify
-from cluster.files.scrubber import FIRST_S, Scrubber
+from cluster.files.scrubber import FIRST_S, SHOWN_S, Scrubber
 from cluster.files.verify import DAMAGED
 from cluster.settings.config import NodeConfig, build_config
 from tests.cluster.running import Running, kept_runs, until
@@ -239,6 +239,27 @@ def test_first_pass_of_the_scrub_waits_and_later_ones_keep_the_interval(
     interval_s = config.storage.scrub_interval_ms / 1000
     assert interval_s > FIRST_S
     assert pauses == [(FIRST_S, 0), (interval_s, 1), (interval_s, 2)]
+
+
+def test_result_of_a_pass_that_was_asked_for_stays_before_the_next_that_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes that take longer than the interval follow each other at once."""
+    asked, pauses = scrubber(formatted(tmp_path), [], []), list[float]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            raise asyncio.CancelledError
+        if len(pauses) == 2:
+            asked.begin()
+
+    monkeypatch.setattr(asked, "_interval_s", 0.0)
+    monkeypatch.setattr(asked, "_pause", pause)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(asked.run())
+    asked.stop()
+    assert pauses == [0, 0, SHOWN_S, 0]
 
 
 @pytest.mark.parametrize("rate", [0, MIB])
