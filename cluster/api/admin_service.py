@@ -355,15 +355,15 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self, request: pb.BeginVerificationRequest, context: Context
     ) -> pb.BeginVerificationResponse:
         """Begin passes over the files of one node, or of all."""
+        del context
+        there = functools.partial(verification_of, at_index=None)
         if not self._is_here(request.node):
-            method = "BeginVerification"
-            passed: pb.BeginVerificationResponse = await self._passed_on(method, request, context)
-            return passed
+            node = await there(request.node, *self._view.peers()[request.node])
+            return pb.BeginVerificationResponse(nodes=[node])
         scrub = self._own_scrub()
         scrub.begin()
         nodes = [scrub.last_pass()]
         if not request.node:
-            there = functools.partial(verification_of, at_index=None)
             nodes += await ask_all(self._view.peers(), there)
         return pb.BeginVerificationResponse(nodes=sorted(nodes, key=lambda node: node.node))
 
@@ -372,22 +372,23 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self, request: pb.GetVerificationRequest, context: Context
     ) -> pb.GetVerificationResponse:
         """Return the last pass of one node, or those of all and whether their states agree."""
-        if not self._is_here(request.node):
-            method = "GetVerification"
-            passed: pb.GetVerificationResponse = await self._passed_on(method, request, context)
-            return passed
-        mine, shared = self._own_scrub().last_pass(), self._view.shared_checkpoint(offsets=False)
+        del context
+        shared = self._view.shared_checkpoint(offsets=False)
         index = LogIndex(request.at_index or (shared.index if shared is not None else 0))
-        if index:
-            mine.digest = self._view.node_checkpoint(index).digest
-        if request.node:
-            return pb.GetVerificationResponse(nodes=[mine], digest_index=index)
         there = functools.partial(verification_of, at_index=index)
-        nodes = [mine, *await ask_all(self._view.peers(), there)]
+        if not self._is_here(request.node):
+            nodes = [await there(request.node, *self._view.peers()[request.node])]
+        else:
+            nodes = [self._own_scrub().last_pass()]
+            nodes[0].digest = self._view.node_checkpoint(index).digest
+            nodes += [] if request.node else await ask_all(self._view.peers(), there)
+        if not index:  # each has looked at an index of its own, if any
+            for node in nodes:
+                node.digest = ""
         return pb.GetVerificationResponse(
             nodes=sorted(nodes, key=lambda node: node.node),
             digest_index=index,
-            agreement=agreement_of([node.digest for node in nodes]),
+            agreement=None if request.node else agreement_of([node.digest for node in nodes]),
         )
 
     def _own_scrub(self) -> Scrub:

@@ -6,6 +6,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 
+from cluster.rpc import grpc_errors
 from timer.model.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -62,6 +63,7 @@ async def verification_of(
 
     `at_index`: with the digest at this index. None: a pass begins.
     """
+    del address
     begin = pb.BeginVerificationRequest(node=name)
     show = pb.GetVerificationRequest(node=name, at_index=at_index or 0)
     try:
@@ -69,11 +71,7 @@ async def verification_of(
             return (await stub.BeginVerification(begin, timeout=PART_S)).nodes[0]
         return (await stub.GetVerification(show, timeout=PART_S)).nodes[0]
     except grpc.aio.AioRpcError as error:
-        told = why(error)
-        if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # it waits, or is of an older release
-            status = await status_of(name, address, stub)
-            told = f"{status.role}: {status.error}" if status.error else "can't verify: too old"
-        return pb.NodeVerification(node=name, error=told)
+        return pb.NodeVerification(node=name, error=why(error))
 
 
 def agreement_of(digests: Sequence[str]) -> pb.Agreement.ValueType:
@@ -89,6 +87,10 @@ def why(failed: grpc.aio.AioRpcError) -> str:
     details = failed.details() or ""
     if failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return f"no answer within {PART_S:g} s"
+    if grpc_errors.TRAILER in dict(failed.trailing_metadata() or ()):  # the node's own words
+        return details
+    if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return "its release does not serve this call"
     if failed.code() is grpc.StatusCode.UNAVAILABLE:  # the cause is last, after all addresses
         return details.rpartition(": ")[2].lower() or "not reachable"
     return f"{failed.code().name}: {details}"

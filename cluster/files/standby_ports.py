@@ -1,7 +1,7 @@
 """The ports of a node that takes no part in the cluster while it waits.
 
 The node is healthy and not ready. Its status has only its own role and the reason for the wait.
-Nothing else is served, so other nodes take it for absent.
+All other calls of clients are refused with that reason, and other nodes take it for absent.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from cluster.rpc.endpoints import Endpoints
 from cluster.rpc.grpc_errors import abort
 from cluster.rpc.handlers import PINGED
 from cluster.rpc.http import LocalState
+from cluster.rpc.relay import PATHS
 from cluster.settings.config import NodeConfig
 from cluster.settings.service_manager import notice_ready
 from timer.model.timer_errors import NotReadyError
@@ -25,8 +26,20 @@ ADMIN: Final = "timer.v1.AdminService"
 CLUSTER_KEY: Final = "timer-cluster-id"
 NONCE_KEY: Final = "timer-replace-nonce"
 """Metadata. A status carries the nonce of this wait, and a replacement must send it back."""
+_METHODS: Final = frozenset(PATHS.values())
 GRACE_S: Final = 0.5
 """Seconds that open RPCs of probes may still take at `stop`."""
+
+
+class _Others(grpc.GenericRpcHandler):
+    """Ends calls of all methods for clients, of one request or of a stream."""
+
+    def __init__(self, refuse: Callable[..., Any]) -> None:
+        self._handler: Any = grpc.stream_stream_rpc_method_handler(refuse)
+
+    def service(self, call: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """See GenericRpcHandler."""
+        return self._handler if call.method in _METHODS else None
 
 
 class Standby:
@@ -73,10 +86,11 @@ class Standby:
                 response_serializer=pb.ListMembersResponse.SerializeToString,
             )
         admin = grpc.method_handlers_generic_handler(ADMIN, methods)
-        (self._link or self._server).add_generic_rpc_handlers((admin,))
+        others = _Others(self._refuse)
+        (self._link or self._server).add_generic_rpc_handlers((admin, others))
         if self._link is not None:
             public = grpc.method_handlers_generic_handler(ADMIN, {"GetStatus": status})
-            self._server.add_generic_rpc_handlers((public,))
+            self._server.add_generic_rpc_handlers((public, others))
 
     async def start(self) -> None:
         """Listen on all ports.
@@ -108,6 +122,14 @@ class Standby:
         del request
         await context.send_initial_metadata(((NONCE_KEY, self._nonce),))
         return pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
+
+    async def _refuse(
+        self, requests: object, context: "grpc.aio.ServicerContext[object, object]"
+    ) -> None:
+        del requests
+        name, why = self._config.name, self._waits_for()
+        text = f"{name} is {self._role} and serves nothing meanwhile: {why}"
+        await abort(context, NotReadyError(text))
 
     async def _change_members(
         self,

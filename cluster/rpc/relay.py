@@ -34,7 +34,7 @@ SERVED_HERE: Final = frozenset(
         "TransferLeadership",  # any node passes the command to the controller
         # Any node passes these on to the node that they name.
         *("DrainNode", "SetLogLevel", "DumpStacks", "ReloadFiles", "TraceHops"),
-        *("BeginVerification", "GetVerification"),
+        *("BeginVerification", "GetVerification"),  # the node asks that node itself
         *("OpenBackup", "FetchBackup", "CloseBackup"),
     }
 )
@@ -48,10 +48,7 @@ LOOK_UPS: Final = frozenset(
     }
 )
 """Methods of the leader that change nothing."""
-REPEATABLE: Final = LOOK_UPS | {
-    *("DumpStacks", "BeginVerification", "GetVerification"),
-    *("OpenBackup", "FetchBackup", "CloseBackup"),
-}
+REPEATABLE: Final = LOOK_UPS | {"DumpStacks", "OpenBackup", "FetchBackup", "CloseBackup"}
 """Without an answer, a caller may always repeat these."""
 METHODS: Final = {
     method.name: method

@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 
+from cluster.api.peer_queries import verification_of
 from cluster.files.replacement import ask_to_replace
 from cluster.files.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby
 from cluster.settings.config import build_config
@@ -39,5 +40,15 @@ async def test_waiting_node_is_replaced_only_by_an_answer_to_its_status_from_its
         assert not asked.is_set()
         await ask_to_replace(stub, config.cluster_id, config.name)
         assert asked.is_set()
+        said = await verification_of(config.name, config.grpc, stub, None)
+        name = config.name
+        text = f"{name} is waiting and serves nothing meanwhile: its promise is lost"
+        assert (said.reachable, said.error) == (False, text)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await rpc.ConsumeServiceStub(channel).Consume().read()
+        assert (refused.value.code(), refused.value.details()) == (
+            grpc.StatusCode.UNAVAILABLE,
+            text,
+        )
         await standby.stop()
         await ask_to_replace(stub, config.cluster_id, config.name)  # unreachable: no error

@@ -125,3 +125,36 @@ async def test_asked_who_leads_a_node_tells_that_of_itself_and_asks_no_other() -
     admin = AdminService(view, none, none, none, none)
     told = await admin.GetStatus(pb.GetStatusRequest(leadership=True), none)
     assert ([*told.nodes], told.leader, told.epoch) == ([leads], "n1", 3)
+
+
+async def test_digests_are_compared_only_at_an_index_that_the_asked_node_knows() -> None:
+    """Without one, each peer returns a digest at the shared checkpoint that it knows itself."""
+    seen = list[pb.GetVerificationRequest]()
+
+    async def there(request: pb.GetVerificationRequest, **_: object) -> pb.GetVerificationResponse:
+        seen.append(request)
+        found = pb.NodeVerification(node=request.node, reachable=True, digest=request.node)
+        return pb.GetVerificationResponse(nodes=[found], digest_index=9)
+
+    peers = {name: ("host:1", SimpleNamespace(GetVerification=there)) for name in ("n2", "n3")}
+    view: Any = SimpleNamespace(
+        name="n1",
+        peers=lambda: peers,
+        shared_checkpoint=lambda *, offsets: None,
+        node_checkpoint=lambda index: pb.NodeCheckpoint(digest="n1"),
+    )
+    scrub: Any = SimpleNamespace(last_pass=lambda: pb.NodeVerification(node="n1", reachable=True))
+    none = cast("Any", None)
+    admin = AdminService(view, none, none, none, none, scrub=scrub)
+    all_nodes = await admin.GetVerification(pb.GetVerificationRequest(), none)
+    assert [(node.node, node.digest) for node in all_nodes.nodes] == [
+        *(("n1", ""), ("n2", ""), ("n3", "")),
+    ]
+    assert (all_nodes.digest_index, all_nodes.agreement) == (0, pb.AGREEMENT_UNKNOWN)
+    differ = await admin.GetVerification(pb.GetVerificationRequest(at_index=9), none)
+    assert (differ.digest_index, differ.agreement) == (9, pb.AGREEMENT_DIFFER)
+    one = await admin.GetVerification(pb.GetVerificationRequest(node="n3", at_index=9), none)
+    assert ([node.digest for node in one.nodes], one.HasField("agreement")) == (["n3"], False)
+    assert {(each.node, each.at_index) for each in seen} == {
+        *((name, index) for name in ("n2", "n3") for index in (0, 9)),
+    }

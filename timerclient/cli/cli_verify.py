@@ -84,7 +84,8 @@ class VerifyCommands(Commands):
             silent = ", ".join(each.node for each in found.nodes if not each.digest)
             lines.append(f"the states are not compared: no digest of {silent}")
         table = cli_args.table(args, _HEADINGS, [_row(each) for each in nodes], _WIDE)
-        self._put(args, document | {"verdict": verdict}, "\n".join((table, "", *lines)))
+        text = "\n".join((table, "", *lines) if lines else (table,))
+        self._put(args, document | {"verdict": verdict}, text)
         return EXITS[verdict]
 
 
