@@ -227,7 +227,9 @@ def test_transfer_names_its_target_and_a_refusal_exits_1(ctl: Ctl, threaded: Thr
     assert threaded.cluster.transfers == ["n2", "", "n1", "nobody"]
 
 
-def test_log_level_of_all_nodes_names_the_silent_one_and_stacks_are_counted(ctl: Ctl) -> None:
+def test_log_level_of_all_nodes_names_the_silent_one_and_stacks_are_counted(
+    ctl: Ctl, threaded: Threaded
+) -> None:
     code, out, _ = ctl("log-level", "cluster", "debug", "extra", "word")
     assert (code, out) == (2, "")
     code, out, _ = ctl("log-level", "debug")
@@ -235,7 +237,9 @@ def test_log_level_of_all_nodes_names_the_silent_one_and_stacks_are_counted(ctl:
     assert code == 3
     assert [line.split()[:3] for line in lines[1:3]] == [[n, "info", "debug"] for n in ("n1", "n2")]
     assert "the node n3 did not answer" in lines[3]
-    assert ctl("log-level", "n3", "debug")[0] == 3
+    down = f"--endpoints={threaded.cluster.address},127.0.0.1:1"
+    code, _, err = ctl(down, "log-level", "n3", "debug")
+    assert (code, "the node n3 did not answer" in err) == (3, True)
     code, out, _ = ctl("dump", "n2")
     assert code == 0
     assert out == (

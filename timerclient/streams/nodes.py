@@ -54,6 +54,7 @@ from timerclient.values.errors import (
     InvalidRequest,
     LeadershipLost,
     NotLeader,
+    NotReady,
     OutcomeUnknown,
     PermissionDenied,
     TimerError,
@@ -544,13 +545,14 @@ class Nodes:
         For calls that may have an effect at several nodes.
 
         Raises:
-            Unreachable: No node answers.
+            Unreachable: No node answers, or none can serve the call now.
             PermissionDenied, TokenRejected: Every node denies the call.
             TimerError: One of the classes `final`, which each node would answer.
         """
         each_s = min(within_s, self.settings.stall_s)
         best: list[T] = []
         denials: list[TimerError] = []
+        refusal = ""
         for address in self._addresses:
             try:
                 async with asyncio.timeout(each_s):
@@ -566,10 +568,14 @@ class Nodes:
             except TimerError as error:
                 self.last_error = Unreachable(f"{address}: {error}")
                 denials += [error] if isinstance(error, _DENIALS) else []
+                if isinstance(error, NotReady):
+                    refusal = str(self.last_error)
         if best:
             return best[0]
         if len(denials) == len(self._addresses):
             raise denials[0]
+        if refusal:  # it says more than a node that is down
+            raise Unreachable(f"no node can serve the call now; {refusal}")
         text = f"no node answers; the last error: {self.last_error}"
         raise Unreachable(text)
 
