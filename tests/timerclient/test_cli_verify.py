@@ -48,6 +48,22 @@ def test_verify_waits_for_all_passes_and_begins_again_on_a_node_that_restarted(
     assert threaded.cluster.begun == ["", "n2"]
 
 
+def test_verify_takes_no_pass_of_a_node_that_it_has_not_begun_or_joined(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    """The node was silent at the begin. Its last pass is an old one, or its own."""
+    silent = pb.NodeVerification(node="n1", error="refused")
+    for last in (verified("n1", ended=2), verified("n1", began=3)):
+        threaded.cluster.begun.clear()
+        threaded.cluster.verifications = [
+            *(answered(silent), answered(silent), answered(last)),
+            answered(verified("n1", began=5, ended=7)),
+        ]
+        code, out, _ = ctl("-o", "json", "verify", "n1")
+        assert (code, json.loads(out)["nodes"][0]["began_at_ms"]) == (0, 5)
+        assert threaded.cluster.begun == ["n1", "n1"]
+
+
 def test_verify_exits_1_for_damage_and_different_states_and_3_for_a_node_that_is_silent(
     ctl: Ctl, threaded: Threaded
 ) -> None:

@@ -4,7 +4,8 @@
     all nodes: digests at the shared checkpoint, until each node has one   --> result
 
 A node with damage ends soon after its pass, to be healed: its result stays. A node that restarts
-before the end of its pass begins another one.
+before the end of its pass, or was silent at the begin, begins another one. A pass that the node has
+begun by itself is joined: a node keeps the result only of a pass that was asked for.
 """
 
 import time
@@ -29,6 +30,8 @@ class PassFollower:
         """
         self._client, self._node, self._patience_s = client, node, patience_s
         self._passes = {each.node: each for each in client.begin_verification(node).nodes}
+        self._joined = {name: each.began_at_ms for name, each in self._passes.items()}
+        """The time at which each node's pass began that this process has begun or joined."""
         self._read_s = time.monotonic()
         """When a pass was last seen to run."""
         self._heard_s = dict.fromkeys(self._passes, self._read_s)
@@ -47,10 +50,8 @@ class PassFollower:
                 continue
             if each.reachable:
                 self._heard_s[each.node] = now_s
-                if not each.began_at_ms:  # it restarted
-                    with suppress(TimerError):
-                        self._client.begin_verification(each.node)
-            if each.reachable or not self._waits_for(each.node):
+                self._passes[each.node] = self._joined_pass(each)
+            elif not self._waits_for(each.node):
                 self._passes[each.node] = each
         known = self._digests.agreement
         if known != pb.AGREEMENT_DIFFER and (
@@ -63,6 +64,18 @@ class PassFollower:
         is_final = self._node or self._digests.agreement in _COMPARED
         silent = not all(each.reachable for each in answer.nodes)
         return not (is_final or silent) and now_s - self._read_s < self._patience_s
+
+    def _joined_pass(self, last: pb.NodeVerification) -> pb.NodeVerification:
+        """Return the pass of a node. If its last pass is another one, it begins or joins a pass."""
+        name = last.node
+        if last.began_at_ms and last.began_at_ms == self._joined.get(name):
+            return last
+        with suppress(TimerError):
+            for found in self._client.begin_verification(name).nodes:
+                if found.node == name and found.reachable:
+                    self._joined[name] = found.began_at_ms
+                    return found
+        return pb.NodeVerification(node=name, reachable=True)
 
     def _answer(self) -> pb.GetVerificationResponse:
         try:
