@@ -81,8 +81,7 @@ class Node:
             self.alive = False
             await self.server.stop(None)
             await self.replica.stop()
-            del self.server  # grpc shuts it down once more, and needs the loop for it
-            gc.collect()
+            del self.server
 
     def check(self, entry: Entry) -> None:
         """Nothing applies what these tests append."""
@@ -147,6 +146,7 @@ class Cluster:
         for node in self.nodes.values():
             await node.stop()
             assert not node.fatal, node.fatal
+        gc.collect()  # grpc shuts the servers down once more, and needs the loop for it
 
 
 @pytest.fixture
