@@ -58,7 +58,7 @@ def test_the_audit_finds_each_lie_and_nothing_else(spark: SparkSession, run: Run
     }  # fmt: skip
     assert summary["not_looked_at"] == []
     assert summary["scheduled"] == asked > 3_000
-    assert summary["pending"] > 100, "of the single calls"
+    assert summary["pending"] > 0, "of the single calls"
     assert summary["fired"] == asked - summary["pending"] == summary["delivered"] + 1
     assert summary["failovers"] >= 1
     assert summary["kills"] == 1

@@ -129,6 +129,7 @@ def test_timer_is_found_by_key_and_by_id_with_its_story(
     for query, status in (("id=1", 400), (f"id={'0' * 24}", 404), ("topic=t", 400), ("", 400)):
         assert cluster.get(leader, f"/v1/timer?{query}")[0] == status, query
     other = until(cluster.followers)[0]
+    until(lambda: cluster.get(other, f"/v1/timer?id={timer.id}")[0] != 503)  # once it is connected
     assert cluster.json(other, f"/v1/timer?id={timer.id}")["state"] == "cancelled"
     status, body = cluster.get(other, f"/v1/timer?id={'0' * 24}")
     assert (status, json.loads(body)["reason"]) == (404, "NOT_FOUND")
