@@ -89,8 +89,8 @@ class Timing(_Part):
 
     section: ClassVar[str] = "timing"
 
-    tick_ms: int = _int(10, 1, 1_000)
-    """Granularity of firings. Smaller: more punctual. Larger: fewer entries."""
+    tick_ms: int = _int(1, 1, 1_000)
+    """Step to which due times are rounded up. Larger: timers of a step fire together."""
     fold_interval_ms: int = _int(250, 10, 5_000)
     """A follower applies committed entries at least so often; a promotion applies the rest."""
     checkpoint_interval_ms: int = _int(3_000, 100, 60_000)

@@ -302,7 +302,7 @@ class StatePlane:
     def _ripe(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return those of the entries whose header's time has come, on a leader; elsewhere all.
 
-        The leader appends a FIRE ahead of its time (timer/leader/fire_ahead.py).
+        The leader appends a FIRE ahead of its time (timer/leader/fire_times.py).
         """
         self._held_until_ms = None
         if self.engine.leader is None or not entries:

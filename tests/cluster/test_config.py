@@ -70,7 +70,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert dict(config.peers) == PEERS
     assert config.auto_create_topics
     assert not config.insecure
-    assert (config.timing.tick_ms, config.timing.checkpoint_interval_ms) == (10, 3_000)
+    assert (config.timing.tick_ms, config.timing.checkpoint_interval_ms) == (1, 3_000)
     assert (config.leadership.lease_ms, config.leadership.heartbeat_ms) == (500, 100)
     assert config.limits.payload_bytes_max == 4 * MIB
     assert config.limits.delay_ms_max == DUE_MS_MAX

@@ -51,24 +51,27 @@ def due_of(said: dict[str, Any], way: str, *values: int) -> list[int]:
     return due
 
 
-LEVELS = {"delay_levels_ms": (500, 100, 900), "tick_ms": 1}
+LEVELS = {"delay_levels_ms": (500, 100, 900)}
 
 
 @pytest.mark.parametrize(
     ("said", "way", "value", "due"),
     [
-        # no policy: rounded up to 10 ms, except a past due time; never before the last read time
-        ({}, "due_ms", NOW + 1, 1_000_010),
-        ({}, "due_ms", 1_000_010, 1_000_010),
+        # no policy: as requested, but never before the last read time
+        ({}, "due_ms", NOW + 1, NOW + 1),
         ({}, "due_ms", NOW, NOW),
         ({}, "due_ms", NOW - 50, NOW - 50),
         ({}, "due_ms", 0, FLOOR),
         ({}, "delay_ms", 0, NOW),
-        ({}, "delay_ms", 3, 1_000_010),
-        ({}, "delay_ms", 4, 1_000_020),
+        ({}, "delay_ms", 4, NOW + 4),
         ({}, "due_ms", DUE_MS_MAX, DUE_MS_MAX),
-        # tick
-        ({"tick_ms": 1}, "delay_ms", 4, NOW + 4),
+        # tick: rounded up to it, except a past due time
+        ({"tick_ms": 10}, "due_ms", NOW + 1, 1_000_010),
+        ({"tick_ms": 10}, "due_ms", 1_000_010, 1_000_010),
+        ({"tick_ms": 10}, "due_ms", NOW, NOW),
+        ({"tick_ms": 10}, "delay_ms", 3, 1_000_010),
+        ({"tick_ms": 10}, "delay_ms", 4, 1_000_020),
+        ({"tick_ms": 10}, "due_ms", DUE_MS_MAX, DUE_MS_MAX),
         ({"tick_ms": 1_000}, "delay_ms", 1, 1_001_000),
         ({"tick_ms": 1_000}, "delay_ms", 0, NOW),
         # levels
@@ -78,21 +81,21 @@ LEVELS = {"delay_levels_ms": (500, 100, 900), "tick_ms": 1}
         (LEVELS, "delay_level", 3, NOW + 900),
         (LEVELS, "delay_level", 4, NOW + 900),
         (LEVELS, "delay_level", 2**31 - 1, NOW + 900),
-        ({"tick_ms": 1}, "delay_level", 18, NOW + 7_200_000),
+        ({}, "delay_level", 18, NOW + 7_200_000),
         # minimum: shorter delays are raised to it, past due times too
-        ({"delay_ms_min": 100, "tick_ms": 1}, "delay_ms", 99, NOW + 100),
-        ({"delay_ms_min": 100, "tick_ms": 1}, "delay_ms", 100, NOW + 100),
-        ({"delay_ms_min": 100, "tick_ms": 1}, "delay_ms", 101, NOW + 101),
-        ({"delay_ms_min": 100, "tick_ms": 1}, "delay_ms", 0, NOW + 100),
-        ({"delay_ms_min": 100, "tick_ms": 1}, "due_ms", 5, NOW + 100),
-        ({"delay_ms_min": 100}, "delay_ms", 0, 1_000_110),
+        ({"delay_ms_min": 100}, "delay_ms", 99, NOW + 100),
+        ({"delay_ms_min": 100}, "delay_ms", 100, NOW + 100),
+        ({"delay_ms_min": 100}, "delay_ms", 101, NOW + 101),
+        ({"delay_ms_min": 100}, "delay_ms", 0, NOW + 100),
+        ({"delay_ms_min": 100}, "due_ms", 5, NOW + 100),
+        ({"delay_ms_min": 100, "tick_ms": 10}, "delay_ms", 0, 1_000_110),
         ({"delay_ms_min": DUE_MS_MAX}, "delay_ms", 0, DUE_MS_MAX),
         # fixed: replaces every requested time, also beyond the maximum of a wider scope
-        ({"fixed_delay_ms": 50, "tick_ms": 1}, "delay_ms", 0, NOW + 50),
-        ({"fixed_delay_ms": 50, "tick_ms": 1}, "due_ms", NOW + 10**9, NOW + 50),
-        ({"fixed_delay_ms": 50}, "delay_level", 18, 1_000_060),
+        ({"fixed_delay_ms": 50}, "delay_ms", 0, NOW + 50),
+        ({"fixed_delay_ms": 50}, "due_ms", NOW + 10**9, NOW + 50),
+        ({"fixed_delay_ms": 50, "tick_ms": 10}, "delay_level", 18, 1_000_060),
         ({"fixed_delay_ms": 0}, "delay_ms", 500, NOW),
-        ({"fixed_delay_ms": 50, "delay_ms_max": 60, "tick_ms": 1}, "delay_ms", 61, NOW + 50),
+        ({"fixed_delay_ms": 50, "delay_ms_max": 60}, "delay_ms", 61, NOW + 50),
         ({"fixed_delay_ms": DUE_MS_MAX}, "delay_ms", 0, DUE_MS_MAX),
         # off: at once, without regard to other fields
         ({"delayed_delivery": False}, "delay_ms", 500, NOW),
@@ -101,10 +104,11 @@ LEVELS = {"delay_levels_ms": (500, 100, 900), "tick_ms": 1}
         ({"delayed_delivery": False, "delay_ms_min": 5, "delay_ms_max": 9}, "delay_ms", 99, NOW),
         ({"delayed_delivery": False, "fixed_delay_ms": 50}, "delay_level", 3, NOW),
         # maximum: exactly reached
-        ({"delay_ms_max": 100, "tick_ms": 1}, "delay_ms", 100, NOW + 100),
-        ({"delay_ms_max": 100, "tick_ms": 1}, "due_ms", NOW + 100, NOW + 100),
+        ({"delay_ms_max": 100}, "delay_ms", 100, NOW + 100),
+        ({"delay_ms_max": 100}, "due_ms", NOW + 100, NOW + 100),
         ({"delay_ms_max": 93}, "delay_ms", 93, NOW + 93),
-        ({"delay_ms_max": 94}, "delay_ms", 94, 1_000_110),  # rounding may exceed the maximum
+        # rounding may exceed the maximum
+        ({"delay_ms_max": 94, "tick_ms": 10}, "delay_ms", 94, 1_000_110),
     ],
 )
 def test_effective_due(said: dict[str, Any], way: str, value: int, due: int) -> None:

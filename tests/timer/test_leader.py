@@ -1,5 +1,6 @@
 """The leader's core over a log in memory; the test commits the entries."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from timer.entries.payloads import (
     decode_group,
 )
 from timer.leader import leader as leader_module
-from timer.leader.fire_ahead import AHEAD_MS_MAX, FireAhead
+from timer.leader.fire_times import AHEAD_MS_MAX, GAP_MS_MAX, FireTimes
 from timer.leader.groups import group_batch, group_dispatch, turns
 from timer.leader.groups.group_leases import ACCEPT, ALREADY_ACKED, LEASE_LOST, Leases
 from timer.leader.leader import LeaderConfig
@@ -297,13 +298,38 @@ def test_fire_is_appended_ahead_of_its_time_by_the_time_of_a_commit() -> None:
     assert play.log.entries[-1].time_ms == due_ms
 
 
-def test_slow_commits_are_hidden_up_to_a_limit() -> None:
-    ahead = FireAhead()
+def test_slow_commits_are_hidden_up_to_a_limit_and_the_gap_has_one() -> None:
+    times = FireTimes()
     for index in range(1, 40):
-        ahead.appended(LogIndex(index), MonoMs(0))
-        ahead.committed(LogIndex(index - 1), MonoMs(1))
-        ahead.committed(LogIndex(index), MonoMs(500))
-    assert ahead.ms == AHEAD_MS_MAX
+        times.appended(LogIndex(index), MonoMs(index))
+        times.committed(LogIndex(index - 1), MonoMs(index))
+        times.committed(LogIndex(index), MonoMs(index + 500))
+    assert times.ahead_ms == AHEAD_MS_MAX
+    assert times.next_ms == 39 + GAP_MS_MAX
+
+
+def test_dense_timers_share_a_fire_and_a_timer_alone_fires_when_due() -> None:
+    play = Play(LeaderConfig(checkpoint_interval_ms=10**6))
+    for turn in range(40):  # the mean needs some commits
+        play.schedule(f"{turn}", 1000)
+        play.settle()
+        play.mono_ms = play.leader.wake_at_ms(play.now)
+        assert play.step() == [EntryKind.FIRE]
+        play.wait(3)
+        play.leader.committed(play.leader.proposed, play.now.mono_ms)
+        play.commit()
+    play.schedule("dense", *range(1000, 1020))
+    play.settle()
+    fires = []
+    while play.machine.store.next_due() is not None:
+        play.mono_ms = play.leader.wake_at_ms(play.now)
+        assert play.step() == [EntryKind.FIRE]
+        fires.append(play.mono_ms)
+        play.wait(3)
+        play.leader.committed(play.leader.proposed, play.now.mono_ms)
+        play.commit()
+    gaps = {after - before for before, after in itertools.pairwise(fires)}
+    assert gaps <= {4, 5, 6}, fires  # two commits of 3 ms, rounded
 
 
 def test_one_fire_is_in_flight_and_what_falls_due_meanwhile_goes_into_the_next() -> None:

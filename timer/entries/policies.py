@@ -187,7 +187,7 @@ RANGES: Final = {
 }
 DEFAULTS: Final = ScopePolicy(
     delayed_delivery=True,
-    tick_ms=10,
+    tick_ms=1,
     delay_ms_min=0,
     delay_ms_max=DUE_MS_MAX,
     payload_bytes_max=PAYLOAD_BYTES_MAX,

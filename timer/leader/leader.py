@@ -23,7 +23,7 @@ from timer.entries import payloads
 from timer.entries.entry_frame import PAYLOAD_SIZE_MAX, Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, Ids, Keys, Reschedule, Targets
 from timer.entries.policies import DEFAULTS, Policies, Scope, ScopePolicy, encode_policy
-from timer.leader.fire_ahead import FireAhead
+from timer.leader.fire_times import FireTimes
 from timer.leader.groups.group_batch import Done, fitting
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Serving
@@ -148,7 +148,7 @@ class Leader:
         self.bytes_in_flight = 0
         """Bytes of schedules that wait, or are appended and not yet applied."""
         self._fires_in_flight = 0
-        self._ahead = FireAhead()
+        self._fire_times = FireTimes()
         self._fire_again = machine.swept is not None
         """A FIRE must follow even if no timer is due."""
         self._fire_refused = False
@@ -505,14 +505,10 @@ class Leader:
     def wake_at_ms(self, now: Now) -> MonoMs:
         """Return when `step` must be called next, on the monotonic clock."""
         wake = self._next_checkpoint_ms()
-        due = None if self._fires_in_flight else self.machine.store.next_due()
-        if self._fire_again and not self._fires_in_flight:
-            due = now.clock_ms
-        if due is not None:
+        if (fire_in_ms := self._fire_in_ms(now)) is not None:
             # After a rejected FIRE the log is full. The next commit lets the shell step sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
-            ahead_ms = self._ahead.ms
-            wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, due - ahead_ms - now.clock_ms)))
+            wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, fire_in_ms)))
         if self.series.wanted and not self._refusing and self.full is None:
             # As after a rejected FIRE.
             wait_ms = OVERLOAD_RETRY_MS if self.series.rejected else 0
@@ -529,7 +525,7 @@ class Leader:
 
     def committed(self, index: LogIndex, mono_ms: MonoMs) -> None:
         """Note that the entries up to `index` are committed."""
-        self._ahead.committed(index, mono_ms)
+        self._fire_times.committed(index, mono_ms)
 
     def applied(self, entry: Entry, applied: Applied) -> None:
         """Answer the proposer of an entry that was committed and applied."""
@@ -687,12 +683,21 @@ class Leader:
     # ---- firing
 
     def _step_fire(self, now: Now) -> None:
+        wait_ms = self._fire_in_ms(now)
+        if wait_ms is not None and wait_ms <= 0:
+            self._fire(now, 0 if self._fire_again else self._fire_times.ahead_ms)
+
+    def _fire_in_ms(self, now: Now) -> int | None:
+        """Return when the next FIRE must be appended. None: one is in flight, or no timer waits."""
         if self._fires_in_flight:
-            return
+            return None
+        if self._fire_again:
+            return 0
         due = self.machine.store.next_due()
-        ahead_ms = self._ahead.ms
-        if self._fire_again or (due is not None and due <= now.clock_ms + ahead_ms):
-            self._fire(now, ahead_ms)
+        if due is None:
+            return None
+        ahead_ms = self._fire_times.ahead_ms
+        return max(due - ahead_ms - now.clock_ms, self._fire_times.next_ms - now.mono_ms)
 
     def _fire(self, now: Now, ahead_ms: int = 0) -> None:
         self._fires_in_flight += 1
@@ -706,7 +711,7 @@ class Leader:
         )
         takes_effect = Now(now.mono_ms, self._read_time_ms)
         if self._propose(EntryKind.FIRE, [fire], takes_effect, self._fired):
-            self._ahead.appended(self.proposed, now.mono_ms)
+            self._fire_times.appended(self.proposed, now.mono_ms)
 
     def _fired(self, applied: Applied | EngineError) -> None:
         self._fires_in_flight -= 1

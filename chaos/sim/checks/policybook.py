@@ -19,12 +19,11 @@ from timer.model.columns import decode_schedule
 from timer.model.units import LogIndex, TopicId
 from timer.state.apply_results import RESCHEDULED, Accepted, RescheduleApplied, ScheduleApplied
 
-TICK_MS: Final = 10
 LEVELS_MS: Final = (1_000, 3_000, 7_000, 15_000)
 """The default delay levels; a world ends within minutes."""
 PLAIN: Final[dict[str, Any]] = {
     "delayed_delivery": True,
-    "tick_ms": TICK_MS,
+    "tick_ms": 1,
     "delay_ms_min": 0,
     "delay_levels_ms": LEVELS_MS,
 }
