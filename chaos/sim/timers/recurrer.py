@@ -45,13 +45,15 @@ class SimRecurrer:
             if topic is not None:
                 self._ask("create", topic.topic_id, b"k%d" % rng.randrange(20), spec)
             return
-        one = rng.choice(views) if views else None
-        if one is not None:
-            self._change(one, rng)
+        if views:  # half of the changes meet the firing of the occurrence
+            one = rng.choice(views)
+            wait_ms = max(0, int(one.due_ms) - app.clock_ms() - rng.randrange(40))
+            wait_us = rng.choice((0, 1_000)) * wait_ms
+            self._town.world.timeline.after(wait_us, self._change, one, rng)
 
     def _change(self, one: "SeriesView", rng: random.Random) -> None:
         match rng.choice(("pause", "resume", "resume", "every", "delete", "cancel", "move")):
-            case "pause":
+            case "pause" if not self._town.closing:
                 self._ask("alter", one.series_id, {"paused": True})
             case "resume":
                 self._ask("alter", one.series_id, {"paused": False})
@@ -59,10 +61,8 @@ class SimRecurrer:
                 self._ask("alter", one.series_id, {"every_ms": 1_100})
             case "delete":
                 self._ask("delete", one.series_id)
-            case kind if one.seq:
+            case "cancel" | "move" as kind if one.seq:
                 self._ask(kind, int(one.due_ms), int(one.seq))
-            case _:
-                pass
 
     def finish(self) -> None:
         """Resume what is paused."""
@@ -73,6 +73,5 @@ class SimRecurrer:
                 self._ask("alter", view.series_id, {"paused": False})
 
     def _ask(self, method: str, *args: Any) -> None:
-        app = self._town.leader()
-        if app is not None:
+        if (app := self._town.leader()) is not None:
             self._town.line.ask(app, app.recur, method, *args)

@@ -453,7 +453,7 @@ class SimConsumer:
             delay_us = min(delay_us, CLOSING_DELAY_US_MAX)
         epoch, lease_id = delivery.epoch, delivery.lease.lease_id
         if self._moods.random() < self._temper and not self._town.closing:
-            self._complain(delay_us // 2, epoch, lease_id, offsets)
+            delay_us += LEASE_MS * 500 * self._complain(delay_us // 2, epoch, lease_id, offsets)
         self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, life, offsets)
 
     def _shed(self, app: "EngineApp", stream: int, held: tuple[int, int, list[int]]) -> None:
@@ -471,18 +471,19 @@ class SimConsumer:
             if not self._shedding and self._sheds:
                 app.node.call(app.credit, self, stream, self._sheds.choice((1, 5, 1000)))
 
-    def _complain(self, delay_us: int, epoch: int, lease_id: int, offsets: list[int]) -> None:
-        """Nack, extend or return some messages of a delivery."""
+    def _complain(self, delay_us: int, epoch: int, lease_id: int, offsets: list[int]) -> bool:
+        """Nack, extend or return some messages of a delivery. Return whether to ack later."""
         moods, timeline = self._moods, self._town.world.timeline
         some = [offset for offset in offsets if moods.random() < 0.5] or offsets[:1]
         if moods.random() < 0.2:
             timeline.after(delay_us, self._extend, (epoch, lease_id, some))
-            return
+            return True
         if self._unseen.random() < 0.2:
             timeline.after(delay_us, self._give_back, (epoch, lease_id, some))
-            return
-        delay_ms = moods.choice((None, 0, 30, 1_000, 4_000))
-        timeline.after(delay_us, self._nack, (epoch, lease_id, some), delay_ms)
+        else:
+            delay_ms = moods.choice((None, 0, 30, 1_000, 4_000))
+            timeline.after(delay_us, self._nack, (epoch, lease_id, some), delay_ms)
+        return False
 
     def _extend(self, held: tuple[int, int, list[int]]) -> None:
         if self._app is not None:

@@ -147,7 +147,7 @@ def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None
             except Broken as error:
                 if error.checker in mutation.checkers:
                     return Found(seed, number + 1, error.checker, str(error))
-            except AssertionError:
+            except (AssertionError, LookupError):  # the product or a book fails in another way
                 continue
     return None
 
