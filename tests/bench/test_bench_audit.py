@@ -19,7 +19,7 @@ from chaos.audit import job
 from chaos.history import history_check
 from chaos.history.history import RunFolder
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]  # 160 s: a cluster, a failover, an audit
 
 Lines = list[dict[str, Any]]
 
@@ -57,7 +57,7 @@ def test_the_audit_finds_each_lie_and_nothing_else(spark: SparkSession, run: Run
         "lost": 1, "unmarked_redelivery": 1, "phantom": 1, "payload_untrue": 1
     }  # fmt: skip
     assert summary["not_looked_at"] == []
-    assert summary["scheduled"] == asked > 3_000
+    assert summary["scheduled"] == asked > 1_000
     assert summary["pending"] > 0, "of the single calls"
     assert summary["fired"] == asked - summary["pending"] == summary["delivered"] + 1
     assert summary["failovers"] >= 1
