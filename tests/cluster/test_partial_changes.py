@@ -220,7 +220,7 @@ async def test_reschedule_by_id_that_a_policy_overtakes_is_refused_not_decided_w
         await moving
     assert [*(await call(ids(0))).results] == [pb.RESCHEDULE_RESULT_RESCHEDULED]
     assert moved(call) == set()
-    assert call.host.pending()[0] == call.host.now().clock_ms + 10  # by the tick
+    assert call.host.pending()[0] == call.host.now().clock_ms + 5
 
 
 async def test_reschedule_that_a_policy_refuses_changes_nothing(call: Caller) -> None:
