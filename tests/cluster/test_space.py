@@ -58,6 +58,15 @@ class Nearly:
         logs = (self.cluster.log(name) for name in self.cluster.nodes)
         return epoch, sum(log.count("has room again: timers are accepted") for log in logs)
 
+    def lapses_of_refusing(self) -> tuple[int, int]:
+        """Wait until the leader rejects timers, and return the lapses of then."""
+
+        def steady() -> tuple[int, int] | None:
+            before = self.lapses()
+            return before if sum(self.refusing()) == 1 and self.lapses() == before else None
+
+        return until(steady)
+
     @contextlib.contextmanager
     def full(self) -> Iterator[None]:
         """Every node knows that its disk has too little room, and the leader of all."""
@@ -131,13 +140,15 @@ def test_refused_schedule_says_what_is_free_and_what_is_kept(nearly: Nearly) -> 
             assert f"free, below its storage.reserve_bytes = {nearly.reserve}" in error.message
             until(
                 lambda: refused_for_room(
-                    nearly, nearly.lapses(), lambda: client.schedule("far", b"z", timeout=4)
+                    nearly,
+                    nearly.lapses_of_refusing(),
+                    lambda: client.schedule("far", b"z", timeout=4),
                 )
             )
             until(
                 lambda: refused_for_room(
                     nearly,
-                    nearly.lapses(),
+                    nearly.lapses_of_refusing(),
                     lambda: client.reschedule(pending[1].id, delay=7200, timeout=4),
                 )
             )
@@ -163,7 +174,7 @@ def test_pipelined_batches_name_the_full_disk_and_are_taken_once_there_is_room(
         client.schedule_batch("far", [b"first"], delay=3600)
 
         def all_refused() -> bool:
-            before = nearly.lapses()
+            before = nearly.lapses_of_refusing()
             batches = [client.submit_batch("far", [b"r"], delay=60, timeout=4) for _ in range(5)]
             refused = [
                 refused_for_room(nearly, before, partial(each.result, CALL_S)) for each in batches
