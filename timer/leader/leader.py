@@ -688,7 +688,10 @@ class Leader:
             self._fire(now, 0 if self._fire_again else self._fire_times.ahead_ms)
 
     def _fire_in_ms(self, now: Now) -> int | None:
-        """Return when the next FIRE must be appended. None: one is in flight, or no timer waits."""
+        """Return the milliseconds until the next FIRE; 0 or less: it must be appended now.
+
+        None: one is in flight, or no timer waits.
+        """
         if self._fires_in_flight:
             return None
         if self._fire_again:
