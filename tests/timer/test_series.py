@@ -32,7 +32,13 @@ from timer.entries.series_payloads import (
     encode_series,
 )
 from timer.model.columns import decode_headers, encode_headers, gather
-from timer.model.recurrence import EVERY_MS_MIN, SERIES_BYTES_MAX, Misfire, SeriesSpec
+from timer.model.recurrence import (
+    EVERY_MS_MAX,
+    EVERY_MS_MIN,
+    SERIES_BYTES_MAX,
+    Misfire,
+    SeriesSpec,
+)
 from timer.model.timer_errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -43,6 +49,7 @@ from timer.model.units import TopicId, UnixMs
 from timer.state.apply_results import OccurrencesApplied, SeriesApplied
 from timer.state.machine import Machine
 from timer.state.recurring import NUMBER_HEADER, SERIES_HEADER, SERIES_KEY_HEADER
+from timerclient.rows.series_fields import EVERY_S_MAX, EVERY_S_MIN
 
 EVERY = SeriesSpec(every_ms=1_000, start_ms=START_MS + 1_000, payload=b"p")
 FAR_MS = START_MS + 10**9
@@ -313,3 +320,7 @@ def test_malformed_payloads_are_refused() -> None:
         with pytest.raises(ValueError, match="OCCURRENCES"):
             decode_occurrences(log.occur(rows).payload)
     assert Misfire(0) is Misfire.FIRE_ONCE
+
+
+def test_clients_check_an_interval_by_the_limits_of_the_nodes() -> None:
+    assert (EVERY_S_MIN * 1000, EVERY_S_MAX * 1000) == (EVERY_MS_MIN, EVERY_MS_MAX)
