@@ -118,6 +118,8 @@ def test_timer_is_found_by_key_and_by_id_with_its_story(
     timer = client.schedule(topic, b"four", delay=600, key="k")
     by_key = cluster.json(leader, f"/v1/timer?{urlencode({'topic': topic, 'key': 'k'})}")
     by_id = cluster.json(leader, f"/v1/timer?id={timer.id}")
+    for each in (by_key, by_id):  # the log grows between the requests
+        each["story"] = {k: v for k, v in each["story"].items() if not k.startswith("log_last")}
     assert by_key == by_id
     assert (by_id["timer_id"], by_id["state"], by_id["key"]) == (str(timer.id), "pending", "k")
     assert (by_id["topic"], by_id["payload_bytes"]) == (topic, 4)
