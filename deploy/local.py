@@ -362,6 +362,7 @@ class LocalCluster:
             f"data = {json.dumps(str(self.directory / node.data))}",
             f"grpc = {json.dumps(node.grpc)}",
             f"http = {json.dumps(node.http)}",
+            f"replication = {json.dumps(f'{host.address}:0')}",
             *(["insecure = true"] if host.address != LOOPBACK and not node.link else []),
             *self._settings,
             *host.settings,

@@ -169,7 +169,7 @@ def test_example_of_settings_loads_and_states_the_defaults() -> None:
     adapted = flatten(tomllib.loads(text))
     chosen = build_config(adapted)
     assert {key for key in adapted if not key.startswith("peers.")} == {
-        *("name", "cluster_id", "data", "http", "insecure"),
+        *("name", "cluster_id", "data", "http", "insecure", "replication"),
     }
     shown = re.sub(r"^#([a-z_]+ = )", r"\1", text, flags=re.MULTILINE)
     settings = flatten(tomllib.loads(shown))

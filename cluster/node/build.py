@@ -67,6 +67,7 @@ from replication.shell.hop_recorder import HopRecorder
 from replication.shell.replica import Replica
 from replication.shell.snapshot_fetch import SnapshotFetch
 from replication.shell.snapshot_service import Snapshots
+from replication.shell.tcp_stream import TcpEnds
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
@@ -327,7 +328,7 @@ def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Re
         log=files.log,
         promise=files.promise,
         commit_index=files.engine.manifest_index,
-        config=config.replication(),
+        config=config.replication_config(),
         listener=basis.node,
         mono_ms=mono_ms,
         wall_ms=basis.wall_ms,
@@ -335,6 +336,7 @@ def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Re
         needed_from=needed_from,
         identify=basis.endpoints.identify,
         release=RELEASE,
+        tcp=TcpEnds(basis.endpoints.replication, basis.endpoints.connect),
         hops=basis.hops,
         fatal=basis.node.fatal,
     )

@@ -271,7 +271,7 @@ class NodeState(TopicView):
             serving=self._host.serves,
             leader=self._name_of(replica.leader_id) or "",
             silent_ms=replica.silent_ms,
-            silent_ms_max=self._config.replication().guard_ms,
+            silent_ms_max=self._config.replication_config().guard_ms,
         )
 
     async def measure(self) -> None:
@@ -289,7 +289,11 @@ class NodeState(TopicView):
     async def _measure(self) -> None:
         leader, engine = self._host.leader, self._host.engine
         ports = {name: getattr(self._config, name) for name in ("grpc", "tokens", "link", "http")}
-        numbers = {name: parse_address(name, at).port for name, at in ports.items() if at}
+        numbers = {
+            name: parse_address(name, at, port_min=0).port for name, at in ports.items() if at
+        }
+        if self._replica.tcp_port:
+            numbers["replication"] = self._replica.tcp_port
         with suppress(OSError):  # no file can be opened; the last figures stay
             self._connections = await asyncio.to_thread(connections_of, numbers)
         await self._topics.measure()

@@ -3,11 +3,13 @@
     public server    clients connect to it
     token server     clients without a certificate connect to it, if the setting `tokens` is set
     link server      other nodes connect to it, if the setting `links` gives them their own port
+    TCP port         other nodes send the log's messages to it, if the setting `replication` is set
     channel          this node's connection to another node, by the other node's name
 
 Addresses and certificates come from the settings. Options of a connection stand beside its end.
 """
 
+import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -30,8 +32,9 @@ from cluster.rpc.http import (
     NodeView,
 )
 from cluster.rpc.node_tls import NodeTls, Withdrawn, caller_identity
-from cluster.security.identities import IdentityKind
+from cluster.security.identities import IdentityKind, node_host
 from cluster.settings.config import NodeConfig, parse_address
+from replication.shell.tcp_stream import TcpPort
 from replication.shell.transport import Dial, Identify
 from timer.model.timer_errors import ConfigError
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -72,6 +75,8 @@ PEER_OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 200),
 )
 
+_NOT_HERE: Final = "cannot listen: in use, or not an address of this machine"
+
 Options = Sequence[tuple[str, Any]]
 
 
@@ -98,6 +103,8 @@ class Endpoints:
             name: address for name, address in addresses.items() if name != config.name
         }
         """Name -> address of each other node, for this node."""
+        self.replication = self._replication_port()
+        """None: the log's messages of the other nodes come over gRPC."""
 
     def end_distrusted(self, withdrawn: Withdrawn) -> int:
         """End the connections whose handshake trusted withdrawn authorities; return their number.
@@ -128,7 +135,29 @@ class Endpoints:
         """Return name of each other node -> a function that returns a new channel to it."""
         return {name: functools.partial(self.channel, name) for name in self.others}
 
+    async def connect(self, name: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Connect to the TCP port of another node.
+
+        Raises:
+            OSError: it failed.
+        """
+        contexts = self.tls.replication if self.tls is not None else None
+        await asyncio.get_running_loop().create_connection(
+            protocol,
+            parse_address("links", self.others[name]).host,
+            port,
+            ssl=contexts.dial if contexts is not None else None,
+            server_hostname=node_host(name, self._config.cluster_id) if contexts else None,
+        )
+
     # ---- servers
+
+    def _replication_port(self) -> TcpPort | None:
+        if not self._config.replication:
+            return None
+        host, port = parse_address("replication", self._config.replication, port_min=0)
+        tls = self.tls
+        return TcpPort(host, port, lambda: tls.replication.accept if tls is not None else None)
 
     @property
     def identify(self) -> Identify | None:
@@ -218,6 +247,19 @@ class Endpoints:
             await tokens.start()
         await public.start()
 
+    async def open_replication(self) -> None:
+        """Listen on the TCP port, if it is set. Do it before `listen`: peers learn the port.
+
+        Raises:
+            ConfigError: the address is in use, or not this machine's.
+        """
+        if self.replication is not None:
+            try:
+                await self.replication.open()
+            except OSError:
+                address = self._config.replication
+                raise ConfigError("replication", address, _NOT_HERE) from None
+
     def _bind(
         self, server: grpc.aio.Server, key: str, credentials: grpc.ServerCredentials | None
     ) -> None:
@@ -228,8 +270,7 @@ class Endpoints:
             else:
                 server.add_secure_port(address, credentials)
         except RuntimeError:
-            limit = "cannot listen: in use, or not an address of this machine"
-            raise ConfigError(key, address, limit) from None
+            raise ConfigError(key, address, _NOT_HERE) from None
 
 
 class AdminChannels:

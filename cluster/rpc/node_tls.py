@@ -54,6 +54,13 @@ class Withdrawn(NamedTuple):
     clients: bool
 
 
+class ReplicationContexts(NamedTuple):
+    """The contexts of connections between nodes without gRPC. Both ends are verified."""
+
+    accept: ssl.SSLContext
+    dial: ssl.SSLContext
+
+
 class NodeTls:
     """The certificate of one node, and the credentials made of it."""
 
@@ -84,6 +91,8 @@ class NodeTls:
         """Authorities whose connections are open still."""
         self.http = self._http_context()
         """Of the next handshake at the HTTP port. Clients may do without a certificate."""
+        self.replication = self._replication_contexts()
+        """Of the next handshake over TCP without gRPC, between nodes."""
         self._look = asyncio.Event()
         self._looking = asyncio.Lock()
         self._complaint = ""
@@ -152,6 +161,7 @@ class NodeTls:
         if found == before:
             return self._compared(before)
         self.http = self._http_context()
+        self.replication = self._replication_contexts()
         logger.warning(
             "new certificate in use",
             extra={f"{which}_not_after_s": int(end) for which, end in found.not_after_s.items()},
@@ -249,6 +259,18 @@ class NodeTls:
         load_pair(context, found.certificate + b"\n" + found.key)
         context.load_verify_locations(cadata=found.client_ca.decode("ascii"))
         return context
+
+    def _replication_contexts(self) -> ReplicationContexts:
+        found = self.certificate
+        contexts = ReplicationContexts(
+            accept=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+            dial=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        )
+        for each in contexts:
+            each.verify_mode = ssl.CERT_REQUIRED
+            load_pair(each, found.certificate + b"\n" + found.key)
+            each.load_verify_locations(cadata=found.ca.decode("ascii"))
+        return contexts
 
     # ---- dialling
 

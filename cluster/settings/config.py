@@ -313,6 +313,10 @@ class NodeConfig(_Part):
     port. TLS needs such a port."""
     link: str = ""
     """host:port to bind for the other nodes; empty: this node's address in `links`."""
+    replication: str = ""
+    """host:port to bind for the log's messages of other nodes, over TCP without gRPC: it is faster.
+    They connect to the host in `links` or `peers` and to this port; port 0: any free one. Empty:
+    these messages go over gRPC."""
     tokens: str = ""
     """host:port to bind for callers with a bearer token, over TLS without certificates of theirs;
     empty: no such port."""
@@ -404,6 +408,11 @@ class NodeConfig(_Part):
             raise self.refuse("link", "another port than grpc and http")
         if self.tokens and self.tokens in (self.grpc, self.http, self.link):
             raise self.refuse("tokens", "another port than grpc, http and link")
+        if self.replication:
+            self._check_bound("replication", port_min=0)
+            known = self.replication in (self.grpc, self.http, self.link, self.tokens)
+            if known and not self.replication.endswith(":0"):
+                raise self.refuse("replication", "another port than grpc, http, link and tokens")
 
     def _check_bound(self, name: str, *, port_min: int) -> None:
         address = parse_address(name, getattr(self, name), port_min=port_min)
@@ -428,7 +437,7 @@ class NodeConfig(_Part):
         if str(self.data) in ("", "."):
             raise self.refuse("data", "a directory of its own")
 
-    def replication(self) -> ReplicationConfig:
+    def replication_config(self) -> ReplicationConfig:
         """Return the settings of the replication; further ones have their defaults."""
         return ReplicationConfig(
             lease_ms=self.leadership.lease_ms,

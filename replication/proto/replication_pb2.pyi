@@ -4,7 +4,8 @@ isort:skip_file
 The wire format of messages between replicas. replication/core/peer_messages.py defines their meaning.
 
 Each node opens one stream to each other node (replication/shell/transport.py). A message consists of
-the envelope's size (u32, little-endian), the envelope, and the frames that travel beside it.
+the envelope's size (u32, little-endian), the envelope, and the frames that travel beside it. Over TCP
+the message's own size (u32, little-endian) precedes it (replication/shell/tcp_stream.py).
 """
 
 from collections import abc as _abc
@@ -37,6 +38,8 @@ class Hello(_message.Message):
     LEVEL_MIN_FIELD_NUMBER: _builtins.int
     LEVEL_MAX_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
+    TCP_PORT_FIELD_NUMBER: _builtins.int
+    TCP_KEY_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     cluster_id: _builtins.str
     sender: _builtins.int
@@ -50,6 +53,11 @@ class Hello(_message.Message):
     level_max: _builtins.int
     level: _builtins.int
     """of the last epoch in the sender's log or state; 0: none"""
+    tcp_port: _builtins.int
+    """In the answer: the port at which the sender takes the messages of this stream over TCP, and the key
+    of that connection, 32 bytes. Port 0: the messages go over this stream.
+    """
+    tcp_key: _builtins.bytes
     def __init__(
         self,
         *,
@@ -62,10 +70,12 @@ class Hello(_message.Message):
         level_min: _builtins.int = ...,
         level_max: _builtins.int = ...,
         level: _builtins.int = ...,
+        tcp_port: _builtins.int = ...,
+        tcp_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "level", b"level", "level_max", b"level_max", "level_min", b"level_min", "name", b"name", "program", b"program", "receiver_name", b"receiver_name", "sender", b"sender", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "level", b"level", "level_max", b"level_max", "level_min", b"level_min", "name", b"name", "program", b"program", "receiver_name", b"receiver_name", "sender", b"sender", "tcp_key", b"tcp_key", "tcp_port", b"tcp_port", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

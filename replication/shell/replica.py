@@ -35,6 +35,7 @@ from replication.core.replication_config import ReplicationConfig
 from replication.driver.driver import BadPeerMessage, Driver, Listener, LogStatus
 from replication.driver.write_order import Order, write_batch
 from replication.shell.hop_recorder import Hop, HopRecorder
+from replication.shell.tcp_stream import TcpEnds
 from replication.shell.transport import Dial, Identify, Transport
 from timer.entries.entry_frame import Entry, EntryKind, frames
 from timer.files.disk import Bytes
@@ -74,6 +75,7 @@ class Replica:
         needed_from: Callable[[], LogIndex | None] = lambda: None,
         identify: Identify | None = None,
         release: ProgramRelease = FIRST_RELEASE,
+        tcp: TcpEnds | None = None,
         hops: HopRecorder | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
@@ -85,7 +87,7 @@ class Replica:
         `on_fsync`: called with the seconds that each sync of the log took.
         `needed_from`: returns the first entry that a snapshot being sent needs. None: none is
         being sent.
-        `identify`, `release`: see Transport.
+        `identify`, `release`, `tcp`: see Transport.
         `hops`: records the hops of entries while it is on. None: one of this replica's own.
         """
         self.replica_id = replica_id
@@ -116,6 +118,7 @@ class Replica:
             identify=identify,
             release=release,
             level=lambda: self._driver.level,
+            tcp=tcp,
         )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._orders: list[Order] = []
@@ -203,6 +206,11 @@ class Replica:
         found = self._log.read(first, READ_BYTES, last)
         assert found, f"entry {first} is not in the log any more"
         return [entry for frame in found for entry in frames(memoryview(frame))]
+
+    @property
+    def tcp_port(self) -> int:
+        """The port at which peers may send over TCP without gRPC; 0: none is open."""
+        return self._transport.tcp_port
 
     @property
     def first_index(self) -> LogIndex:

@@ -7,6 +7,10 @@ A stream belongs to a node name, as an address does. The two Hellos state the re
 name. A learner therefore needs only a name that the others know. A node that is replaced under the
 same name is recognized as a new replica.
 
+If B has a TCP port, its Hello states that, and A sends its messages there, as they take a fraction
+of the processor time (tcp_stream.py). The gRPC stream then stays open without messages: one ends
+with the other. If A can't connect to that port, its messages go over gRPC.
+
 A stream keeps its order and is either whole or broken. Messages queued at a break are lost. The
 core expects such losses, and receives `Reconnected` once the stream is rebuilt. gRPC's flow control
 slows a fast sender. The queue that then grows here is limited in bytes; further messages are lost.
@@ -18,6 +22,7 @@ The old connection would wait for TCP's ever longer retransmissions after the ne
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -30,6 +35,7 @@ from google.protobuf.message import DecodeError
 from replication.core.message_check import ID_MAX
 from replication.proto import replication_pb2 as pb
 from replication.shell.peer_complaints import Complaints
+from replication.shell.tcp_stream import TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import ReplicaId
 
@@ -41,6 +47,8 @@ METHOD: Final = "/replication.v1.Peer/Link"
 HELLO_TIMEOUT_S: Final = 2.0
 RECONNECT_S: Final = 0.1
 SILENCE_S: Final = 2.0
+TCP_TIMEOUT_S: Final = 1.0
+"""For a connection to a peer's TCP port. A firewall that drops packets delays a stream by this."""
 WRITE_TIMEOUT_S: Final = 10.0
 """A message of a few megabytes is written within this time or never."""
 QUEUE_BYTES_MAX: Final = 64 << 20
@@ -67,6 +75,7 @@ class Transport:
         identify: Identify | None = None,
         release: ProgramRelease = FIRST_RELEASE,
         level: Callable[[], int] = lambda: 0,
+        tcp: TcpEnds | None = None,
     ) -> None:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
@@ -74,6 +83,7 @@ class Transport:
         `on_failure` receives an unexpected exception of a stream's task.
         `identify`: None: without TLS a peer's name is not verified.
         `release`: this program. `level`: returns the feature level of this node's log; 0: none.
+        `tcp`: None: all messages go over gRPC.
         """
         assert name not in dials, name
         self._cluster_id = cluster_id
@@ -84,6 +94,8 @@ class Transport:
         self._identify = identify
         self.on_failure = on_failure
         self._release, self._level = release, level
+        self._port = tcp.port if tcp is not None else None
+        self.connect = tcp.connect if tcp is not None else None
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
         self._behind: dict[ReplicaId, str] = {}
         """Replica -> the node name under which it was last connected."""
@@ -105,9 +117,11 @@ class Transport:
             outbound.start()
 
     async def stop(self) -> None:
-        """Close every outgoing stream."""
+        """Close every outgoing stream, and the TCP port."""
         for outbound in self._out.values():
             await outbound.stop()
+        if self._port is not None:
+            await self._port.close()
 
     def send(self, to: ReplicaId, data: bytes) -> None:
         """Queue a message. It is lost if no stream reaches the replica, or the queue is full."""
@@ -115,12 +129,20 @@ class Transport:
         if name is not None:
             self._out[name].put(data)
 
+    @property
+    def tcp_port(self) -> int:
+        """The port at which peers may send over TCP without gRPC; 0: none is open."""
+        return self._port.port if self._port is not None else 0
+
     def name_of(self, replica: ReplicaId) -> str | None:
         """Return the node name of a replica, own or last connected. None: it never was."""
         return self._name if replica == self._me else self._behind.get(replica)
 
-    def hello(self, to: str) -> bytes:
-        """Return the first message of a stream to or from the node named `to`."""
+    def hello(self, to: str, tcp_key: bytes = b"") -> bytes:
+        """Return the first message of a stream to or from the node named `to`.
+
+        `tcp_key`: the key with which that node may send its messages over TCP. Empty: it may not.
+        """
         hello = pb.Hello(
             version=VERSION,
             cluster_id=self._cluster_id,
@@ -131,6 +153,8 @@ class Transport:
             level_min=self._release.level_min,
             level_max=self._release.level_max,
             level=self._level(),
+            tcp_port=self.tcp_port if tcp_key else 0,
+            tcp_key=tcp_key,
         )
         return hello.SerializeToString()
 
@@ -182,6 +206,11 @@ class Transport:
                 return f"feature level = {level} at {at!r}: {of!r} of {release}"
         return ""
 
+    def tcp_failed(self, peer: str, port: int, error: OSError) -> None:
+        """Warn that the stream to `peer` goes over gRPC."""
+        more = {"peer_name": peer, "port": port, "error": str(error) or "no answer in time"}
+        self._complaints.say(f"tcp {peer}", "no TCP to a peer: its stream is slower", **more)
+
     def refuse(self, sender: ReplicaId, why: str) -> None:
         """End the stream of `sender`: at its next message, or at the one being processed."""
         for inbound in self._inbound.values():
@@ -205,20 +234,36 @@ class Transport:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
         name, sender = who
         inbound = self._inbound[name] = _Inbound(sender)
-        yield self.hello(name)
-        loop = asyncio.get_running_loop()
-        async for data in messages:
-            self._heard_s[name] = loop.time()
-            if self._inbound.get(name) is not inbound:
-                await context.abort(grpc.StatusCode.ABORTED, "superseded by a newer stream")
-            try:
-                self._on_message(sender, data)
-            except ValueError as error:
-                inbound.refused = str(error)
-            if inbound.refused:
-                more = {"peer_name": name, "error": f"{inbound.refused:.400}"}
-                self._complaints.say(name, "bad message", **more)
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, inbound.refused[:400])
+        expected = None
+        if self._port is not None and self._port.port:
+            expected = self._port.expect(functools.partial(self._take, name, inbound))
+        try:
+            yield self.hello(name, expected.key if expected is not None else b"")
+            async for data in messages:
+                if not self._take(name, inbound, data):
+                    is_newest = self._inbound.get(name) is inbound
+                    code = (
+                        grpc.StatusCode.INVALID_ARGUMENT if is_newest else grpc.StatusCode.ABORTED
+                    )
+                    await context.abort(code, inbound.refused[:400])
+        finally:
+            if expected is not None:
+                expected.end()
+
+    def _take(self, name: str, inbound: "_Inbound", data: bytes) -> bool:
+        """Process a message of a stream. Return whether the stream may go on."""
+        self._heard_s[name] = asyncio.get_running_loop().time()
+        if self._inbound.get(name) is not inbound:
+            inbound.refused = "superseded by a newer stream"
+            return False
+        try:
+            self._on_message(inbound.sender, data)
+        except ValueError as error:
+            inbound.refused = str(error)
+        if inbound.refused:
+            more = {"peer_name": name, "error": f"{inbound.refused:.400}"}
+            self._complaints.say(name, "bad message", **more)
+        return not inbound.refused
 
 
 @dataclass(slots=True)
@@ -273,7 +318,7 @@ class _Outbound:
             channel = self._dial()
             try:
                 await self._speak(channel)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError) as error:
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
                 logger.debug("stream to %s: %r", self._peer, error)
             finally:
                 self._up = False
@@ -296,6 +341,8 @@ class _Outbound:
             self._complain(f"answers {who}")
             call.cancel()
             return
+        tcp = await self._tcp_of(pb.Hello.FromString(first), call)
+        write = call.write if tcp is None else tcp.write
         self._up, self._waiting_since_s, self._complaint = True, None, ""
         self._transport.connected(*who)
         # The peer sends nothing more. A read that ends therefore means that the stream broke.
@@ -309,13 +356,29 @@ class _Outbound:
                     self._queued_bytes -= len(data)
                     self._check_silence()
                     async with asyncio.timeout(WRITE_TIMEOUT_S):
-                        await call.write(data)
+                        await write(data)
                 await self._more.wait()
         finally:
+            if tcp is not None:
+                tcp.abort()
             broken.cancel()
             call.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await broken
+
+    async def _tcp_of(
+        self, hello: pb.Hello, call: "grpc.aio.StreamStreamCall[bytes, bytes]"
+    ) -> TcpStream | None:
+        """Return a connection to the peer's TCP port. None: messages go over gRPC."""
+        connect, port, key = self._transport.connect, hello.tcp_port, hello.tcp_key
+        if connect is None or not port:
+            return None
+        try:
+            async with asyncio.timeout(TCP_TIMEOUT_S):
+                return await TcpStream.connect(connect, self._peer, port, key, call.cancel)
+        except OSError as error:
+            self._transport.tcp_failed(self._peer, port, error)
+            return None
 
     def _complain(self, why: str) -> None:
         """Log once why no stream to this peer is possible. Attempts go on."""

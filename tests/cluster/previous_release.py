@@ -67,9 +67,14 @@ class TwoReleases(Running):
         done = self.timerd("init", *words, "--cluster-id", cluster_id, "--voters", voters)
         assert done.returncode == 0, done.stderr
 
+    def _config(self, cluster_id: str, node: LocalNode, nodes: Sequence[LocalNode]) -> str:
+        """Return the settings that both releases know."""
+        lines = super()._config(cluster_id, node, nodes).splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("replication ="))
+
     def _launch(self, name: str, words: Sequence[str], log: BinaryIO) -> Process:
         if name in self.upgraded:
-            return super()._launch(name, words, log)
+            return super()._launch(name, [*words, "--set", "replication=127.0.0.1:0"], log)
         return subprocess.Popen(
             words,
             cwd=self._previous.directory,

@@ -88,7 +88,7 @@ def test_configuration_cannot_be_changed() -> None:
 
 def test_replication_gets_its_settings() -> None:
     config = build_config(BASE, {"leadership.lease_ms": 900, "limits.inflight_bytes_max": 99 * MIB})
-    replication = config.replication()
+    replication = config.replication_config()
     assert (replication.lease_ms, replication.heartbeat_ms) == (900, 100)
     assert replication.uncommitted_bytes == 99 * MIB
 

@@ -48,6 +48,7 @@ def test_compose_files_with_tls_name_the_files_of_timerctl_certs(tmp_path: Path)
         settings = build_config({"data": str(tmp_path)}, from_env(env))
         NodeTls(settings)  # it checks all files
         assert settings.links[name] == f"{name}:7402"
+        assert settings.replication == "0.0.0.0:7404"
 
 
 def test_script_is_clean() -> None:

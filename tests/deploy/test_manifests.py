@@ -157,6 +157,7 @@ def test_pods_with_tls_have_the_files_and_ports_that_timerd_takes(tmp_path: Path
         settings = node_config(workload, config, name)
         assert settings.links[name] == f"{name}.timerd-nodes.timers.svc:7402"
         assert parse_address("link", settings.link).port == 7402
+        assert parse_address("replication", settings.replication).port == 7404
         tls = settings.tls
         chosen = CertificateFiles(
             ca=str(held[tls.ca]),

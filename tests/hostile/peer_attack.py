@@ -1,6 +1,8 @@
 """A peer of a running cluster that sends wrong messages under another node's name."""
 
 import contextlib
+import socket
+import struct
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -13,6 +15,7 @@ from replication.core import codec
 from replication.core.peer_messages import Message
 from replication.core.promise import Promise, PromiseFile
 from replication.proto import replication_pb2 as pb
+from replication.shell.tcp_stream import HALF, KEY_SIZE
 from replication.shell.transport import METHOD, VERSION
 from tests.cluster.running import RPC_S, Running, code_of, now_ms
 from timer.files.data_directory import Identity, read_identity
@@ -42,6 +45,23 @@ class Attacker:
 
     def say(self, to: str, message: Message | bytes, frames: Sequence[bytes] = ()) -> str:
         """Send a message of the replication protocol; return the error that ended the stream."""
+        if not isinstance(message, bytes):
+            message = codec.encode(message, UnixMs(now_ms()), frames)
+        return self._stream(to, METHOD, [self._hello(to), message])
+
+    def say_over_tcp(self, to: str, data: bytes) -> None:
+        """Send a message of the replication protocol without gRPC; wait until the node ends it."""
+        with self._call(to, METHOD) as (call, queue):
+            queue.put(self._hello(to))
+            said = pb.Hello.FromString(next(call))
+            with socket.create_connection(("127.0.0.1", said.tcp_port), RPC_S) as connection:
+                connection.sendall(said.tcp_key[:HALF])
+                assert connection.recv(KEY_SIZE) == said.tcp_key[HALF:]
+                connection.sendall(struct.pack("<I", len(data)) + data)
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.recv(1) == b""
+
+    def _hello(self, to: str) -> bytes:
         hello = pb.Hello(
             version=VERSION,
             cluster_id=self.identity.cluster_id,
@@ -51,9 +71,7 @@ class Attacker:
             level_min=LEVEL_MIN,
             level_max=LEVEL_MAX,
         )
-        if not isinstance(message, bytes):
-            message = codec.encode(message, UnixMs(now_ms()), frames)
-        return self._stream(to, METHOD, [hello.SerializeToString(), message])
+        return hello.SerializeToString()
 
     def say_raft(self, to: str, *messages: bytes) -> str:
         """Send lists of frames on the control plane's link; return the error that ended it."""

@@ -214,6 +214,11 @@ def test_entry_that_nobody_can_apply_is_not_appended(attacked: Running, poison: 
     assert attacker.promise_of(follower) == there, "nothing of it was believed"
 
 
+def test_bad_message_over_tcp_ends_its_connection(attacked: Running) -> None:
+    follower, other = attacked.followers()
+    Attacker(attacked, other).say_over_tcp(follower, b"over TCP")
+
+
 def test_attacks_in_a_row_leave_one_line_in_the_log(attacked: Running) -> None:
     follower, other = attacked.followers()
     attacker = Attacker(attacked, other)

@@ -24,6 +24,7 @@ from deploy.local_tls import FOLDER, open_http, tls_of
 from replication.proto import replication_pb2 as pb
 from replication.proto import snapshot_pb2
 from replication.shell import snapshot_service, transport
+from replication.shell.tcp_stream import HALF
 from tests.cluster.running import Running, code_of, error_of, take, until
 from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
@@ -170,6 +171,47 @@ def test_messages_under_a_nodes_name_need_its_certificate(
         assert [message.payload for message in take(consumer, 1)] == [b"x"]
 
 
+def test_messages_over_tcp_need_a_nodes_certificate_and_the_key_of_its_stream(
+    cluster: Running, store: CertificateStore, strangers: dict[str, ClientTls | None]
+) -> None:
+    until(lambda: metric(cluster, 'timer_connections{port="replication"}') == 2)
+    sender, to = cluster.followers()
+    files = pair(store, f"node-{sender}")
+    with grpc.secure_channel(
+        cluster.node(to).link, credentials(files, store.path("ca"))
+    ) as channel:
+        stream: Any = channel.stream_stream(transport.METHOD)
+        requests: SimpleQueue[bytes | None] = SimpleQueue()
+        _, _, [hello] = next(forged_calls(cluster, to, sender))
+        requests.put(hello)
+        answers = stream(iter(requests.get, None))
+        said = pb.Hello.FromString(next(answers))
+        half, rest = said.tcp_key[:HALF], said.tcp_key[HALF:]
+        assert answer_of(said.tcp_port, None, half) == b""
+        for tls in (each for name, each in strangers.items() if name != "unknown node"):
+            context = ssl.create_default_context(cafile=str(store.path("ca")))
+            if tls is not None:
+                context.load_cert_chain(tls.certificate, tls.key)
+            assert answer_of(said.tcp_port, context, half) == b""
+        context = ssl.create_default_context(cafile=str(store.path("ca")))
+        context.load_cert_chain(files.certificate, files.key)
+        assert answer_of(said.tcp_port, context, rest) == b""
+        assert answer_of(said.tcp_port, context, half) == rest, "until the stream ends"
+        requests.put(None)
+
+
+def answer_of(port: int, context: ssl.SSLContext | None, sent: bytes) -> bytes:
+    """Send bytes to a port; return the answer's first bytes. Empty: the connection was ended."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        made = stack.enter_context(socket.create_connection(("127.0.0.1", port), STREAM_S))
+        if context is not None:
+            context.check_hostname = False
+            made = stack.enter_context(context.wrap_socket(made))
+        made.sendall(sent)
+        return made.recv(1_024)
+    return b""
+
+
 def test_the_link_port_is_for_nodes_and_the_public_port_for_clients(
     cluster: Running, store: CertificateStore, strangers: dict[str, ClientTls | None]
 ) -> None:
@@ -293,6 +335,7 @@ def test_new_certificates_under_load_cause_no_error(
         assert errors == []
         assert len(take(consumer, len(futures))) == len(futures)
     assert cluster.role_and_epoch(leader) == state, "no failover"
+    assert metric(cluster, 'timer_connections{port="replication"}') == 2
 
 
 def test_files_that_do_not_fit_leave_the_old_certificate_in_use(

@@ -12,6 +12,7 @@ import pytest
 from replication.core.core_events import Role
 from replication.core.replication_config import ReplicationConfig
 from replication.shell.replica import Replica
+from replication.shell.tcp_stream import TcpEnds, TcpPort
 from tests.replication.promises import matched
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
@@ -49,6 +50,9 @@ class Node:
         log = Log.open(disk, self.directory / "log")
         promise = matched(disk, self.directory / "promise")
         self.committed = LogIndex(0)
+        tcp = TcpPort("127.0.0.1", 0) if self.cluster.with_tcp else None
+        if tcp is not None:
+            await tcp.open()
         self.replica = Replica(
             replica_id=self.replica_id,
             name=self.name,
@@ -65,6 +69,7 @@ class Node:
             listener=self,
             mono_ms=self.cluster.mono_ms,
             wall_ms=lambda: UnixMs(time.time_ns() // 1_000_000),
+            tcp=TcpEnds(tcp, connect),
             fatal=self.fatal.append,
         )
         self.server = grpc.aio.server()
@@ -111,8 +116,13 @@ class Node:
         raise AssertionError("no disk was lost")
 
 
+async def connect(_: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> None:
+    await asyncio.get_running_loop().create_connection(protocol, "127.0.0.1", port)
+
+
 class Cluster:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, with_tcp: bool) -> None:
+        self.with_tcp = with_tcp
         self.ahead_ms = 0
         """Of the machine's clock."""
         ids = [ReplicaId(number) for number in (1, 2, 3)]
@@ -149,9 +159,9 @@ class Cluster:
         gc.collect()  # grpc shuts the servers down once more, and needs the loop for it
 
 
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    cluster = Cluster(tmp_path)
+@pytest.fixture(params=[True, False], ids=["tcp", "grpc"])
+async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    cluster = Cluster(tmp_path, with_tcp=request.param)
     await cluster.start()
     cluster.ahead_ms = CONF.guard_ms  # what a lease from before the start would take
     yield cluster

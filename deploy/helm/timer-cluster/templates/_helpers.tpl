@@ -37,6 +37,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - {name: TIMERD_CLUSTER_ID, value: {{ .Values.clusterId | default .Release.Name | quote }}}
 - {name: TIMERD_DATA, value: /var/lib/timerd/data}
 - {name: TIMERD_GRPC, value: "0.0.0.0:7401"}
+- {name: TIMERD_REPLICATION, value: "0.0.0.0:7404"}
 - {name: TIMERD_HTTP, value: "0.0.0.0:7411"}
 - name: TIMERD_PEERS
   value: {{ include "timerd.peers" . | quote }}

@@ -1,0 +1,319 @@
+"""Messages between replicas over a plain TCP connection, without gRPC.
+
+    dialler                                 acceptor
+       |--- gRPC stream: Hello ------------->|
+       |<-- Hello with a port and a key -----|    the key: 32 random bytes, for one connection
+       |=== TCP, with TLS if it is set =====>|
+       |--- first half of the key ---------->|
+       |<-- second half ---------------------|    and nothing more
+       |--- size (u32), message ------------>|
+       |--- size (u32), message ------------>|
+
+The gRPC stream proves who the dialler is, and stays open without messages. The connection ends with
+it. A message costs a fraction of the processor time that it takes over gRPC (docs/adr/0097).
+
+Only who has the key may send messages. The key goes over the gRPC stream, with its TLS. All else is
+closed: a connection without the key after GREETING_S, and the oldest of more than GREETINGS_MAX.
+"""
+
+import asyncio
+import secrets
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, Self, cast
+
+KEY_SIZE: Final = 32
+HALF: Final = KEY_SIZE // 2
+SIZE_BYTES: Final = 4
+"""Of the size that precedes each message, little-endian."""
+MESSAGE_BYTES_MAX: Final = 64 << 20
+"""The same as gRPC's limit for the nodes' messages."""
+BUFFER_BYTES: Final = 1 << 20
+"""A sender waits while its connection has more bytes to send."""
+GREETING_S: Final = 5.0
+"""Limit for the TLS handshake and the key together."""
+GREETINGS_MAX: Final = 64
+"""Connections without a key so far. The other nodes need one each."""
+PAUSE_S: Final = 0.1
+"""Pause after a connection that could not be accepted, as without free files."""
+
+
+Receive = Callable[[bytes], bool]
+"""Takes a message. Returns whether the connection may go on."""
+Connect = Callable[[str, int, Callable[[], asyncio.Protocol]], Awaitable[None]]
+"""Connects to a port of the node of that name, with TLS if it is set. Raises OSError."""
+
+
+class TcpPort:
+    """Accepts the connections of the other nodes. For the event loop."""
+
+    def __init__(
+        self, host: str, port: int, context: Callable[[], ssl.SSLContext | None] = lambda: None
+    ) -> None:
+        """`port` 0: any free one. `context` returns that of the next handshake; None: no TLS."""
+        self._host, self._wanted, self._context = host, port, context
+        self.port = 0
+        """0: not open."""
+        self._sockets: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._greetings: dict[asyncio.Task[None], None] = {}
+        """Of connections without a key so far, the oldest first."""
+        self._expected: dict[bytes, Expected] = {}
+        """First half of the key -> the connection that is to come."""
+
+    async def open(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address is in use, or not this machine's.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            self._host, self._wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, address = found[0]
+        listening = socket.create_server(address[:2], family=family)
+        listening.settimeout(0)  # it does not block
+        self._sockets.append(listening)
+        self.port = int(listening.getsockname()[1])
+        self._accepting.append(loop.create_task(self._accept(listening)))
+
+    async def close(self) -> None:
+        """Accept no more connections, and end the greetings; allowed at any time."""
+        self.port = 0
+        tasks = [*self._accepting, *self._greetings]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()
+        self._accepting.clear()
+
+    def expect(self, receive: Receive) -> "Expected":
+        """Return a new key. `receive` is called with each message of its connection."""
+        expected = Expected(self._expected, receive)
+        self._expected[expected.key[:HALF]] = expected
+        return expected
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError:  # EMFILE, or the connection is gone already
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if len(self._greetings) >= GREETINGS_MAX:
+                oldest = next(iter(self._greetings))
+                del self._greetings[oldest]
+                oldest.cancel()
+            task = loop.create_task(self._greet(connection))
+            self._greetings[task] = None
+            task.add_done_callback(lambda task: self._greetings.pop(task, None))
+            await asyncio.sleep(0)  # sock_accept does not wait while connections are there
+
+    async def _greet(self, connection: socket.socket) -> None:
+        """Wait for the key of a connection; close it if there is none."""
+        accepted = _Accepted(self._expected)
+        try:
+            async with asyncio.timeout(GREETING_S):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: accepted, connection, ssl=self._context()
+                )
+                await accepted.greeted
+        except OSError:  # no TLS, or too late
+            pass
+        finally:
+            if not accepted.has_key:
+                accepted.abort()
+
+
+class TcpEnds(NamedTuple):
+    """How one node's messages may go over TCP."""
+
+    port: TcpPort | None
+    """Takes the peers' messages. None: they come over gRPC."""
+    connect: Connect
+    """Connects to the peers' ports."""
+
+
+class Expected:
+    """A connection that may come, or is there, from `TcpPort.expect` to `end`."""
+
+    def __init__(self, among: dict[bytes, "Expected"], receive: Receive) -> None:
+        self.key, self.receive = secrets.token_bytes(KEY_SIZE), receive
+        self.connection: _Accepted | None = None
+        self._among = among
+
+    def end(self) -> None:
+        """End the connection if it is there; else refuse it."""
+        self._among.pop(self.key[:HALF], None)
+        if self.connection is not None:
+            self.connection.abort()
+
+
+class _Accepted(asyncio.Protocol):
+    """One accepted connection: half a key, then messages."""
+
+    def __init__(self, among: dict[bytes, Expected]) -> None:
+        self.greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the key is there, or the connection has ended."""
+        self._among = among
+        self._expected: Expected | None = None
+        self._transport: asyncio.Transport | None = None
+        self._rest = bytearray()
+        """The begin of a message, or of the key."""
+        self._needed = HALF
+        """Bytes up to the end of that message, as far as known."""
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the key was received."""
+        return self._expected is not None
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.greeted.done():
+            self.greeted.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._needed:
+                return
+            data, self._rest = bytes(self._rest), bytearray()
+        if self._expected is None:
+            self._take_key(data)
+        else:
+            self._take_messages(data, self._expected.receive)
+
+    def _take_key(self, data: bytes) -> None:
+        assert self._transport is not None
+        if len(data) < HALF:
+            self._rest += data
+            return
+        self._expected = self._among.pop(data, None)
+        if self._expected is None:
+            self._transport.abort()
+            return
+        self._expected.connection = self
+        self._needed = SIZE_BYTES
+        self._transport.write(self._expected.key[HALF:])
+        if not self.greeted.done():
+            self.greeted.set_result(None)
+
+    def _take_messages(self, data: bytes, receive: Receive) -> None:
+        at, end = 0, len(data)
+        while end - at >= SIZE_BYTES:
+            size = int.from_bytes(data[at : at + SIZE_BYTES], "little")
+            if size > MESSAGE_BYTES_MAX:
+                self.abort()
+                return
+            self._needed = SIZE_BYTES + size
+            if end - at < self._needed:
+                break
+            if not receive(data[at + SIZE_BYTES : at + self._needed]):
+                self.abort()
+                return
+            at += self._needed
+            self._needed = SIZE_BYTES
+        self._rest += data[at:]
+
+
+class TcpStream:
+    """One dialled connection."""
+
+    def __init__(self, dialled: "_Dialled") -> None:
+        self._dialled = dialled
+
+    @classmethod
+    async def connect(
+        cls, connect: Connect, peer: str, port: int, key: bytes, on_lost: Callable[[], object]
+    ) -> Self:
+        """Connect, and exchange the halves of the key.
+
+        `on_lost`: called when the connection ends afterwards, for any reason.
+
+        Raises:
+            OSError: it failed, or the port is not the peer's.
+        """
+        dialled = _Dialled()
+        try:
+            await connect(peer, port, lambda: dialled)
+            dialled.transport.write(key[:HALF])
+            answer = await dialled.answer
+        except BaseException:
+            dialled.abort()
+            raise
+        if answer != key[HALF:]:
+            dialled.abort()
+            raise ConnectionError("the peer's process did not answer at this port")
+        dialled.on_lost = on_lost
+        return cls(dialled)
+
+    def abort(self) -> None:
+        """End the connection at once. Messages that are not sent yet are lost."""
+        self._dialled.abort()
+
+    async def write(self, data: bytes) -> None:
+        """Send a message, after those before it.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        if not self._dialled.writable.is_set():
+            await self._dialled.writable.wait()
+        transport = self._dialled.transport
+        if transport.is_closing():
+            raise ConnectionError("the connection has ended")
+        transport.writelines((len(data).to_bytes(SIZE_BYTES, "little"), data))
+
+
+class _Dialled(asyncio.Protocol):
+    """The callbacks of a dialled connection."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        """What the peer sent. Empty: the connection ended before."""
+        self.writable = asyncio.Event()
+        self.writable.set()
+        self.on_lost: Callable[[], object] = lambda: None
+        self._received = b""
+
+    def abort(self) -> None:
+        if hasattr(self, "transport"):
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if len(self._received) > HALF:
+            self.abort()
+        elif len(self._received) == HALF and not self.answer.done():
+            self.answer.set_result(self._received)
+
+    def pause_writing(self) -> None:
+        self.writable.clear()
+
+    def resume_writing(self) -> None:
+        self.writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.writable.set()
+        if not self.answer.done():
+            self.answer.set_result(b"")
+        self.on_lost()

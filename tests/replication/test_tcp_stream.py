@@ -1,0 +1,195 @@
+"""Messages over TCP: who may send them, and what ends a connection."""
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from replication.shell import tcp_stream
+from replication.shell.tcp_stream import (
+    BUFFER_BYTES,
+    GREETINGS_MAX,
+    HALF,
+    KEY_SIZE,
+    SIZE_BYTES,
+    TcpPort,
+    TcpStream,
+)
+
+DEADLINE_S = 60.0
+
+
+STREAMS: list[TcpStream] = []
+"""Of the test that runs."""
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[TcpPort]:
+    port = TcpPort("127.0.0.1", 0)
+    await port.open()
+    yield port
+    await port.close()
+    for stream in STREAMS:
+        stream.abort()
+    STREAMS.clear()
+    await asyncio.sleep(0)  # both ends close their sockets
+    gc.collect()
+
+
+async def connect(_: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> None:
+    await asyncio.get_running_loop().create_connection(protocol, "127.0.0.1", port)
+
+
+async def stream_to(
+    port: TcpPort, key: bytes, on_lost: Callable[[], object] = lambda: None
+) -> TcpStream:
+    async with asyncio.timeout(DEADLINE_S):
+        stream = await TcpStream.connect(connect, "n2", port.port, key, on_lost)
+    STREAMS.append(stream)
+    return stream
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.002)
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    """Return all that comes until the connection ends."""
+    async with asyncio.timeout(DEADLINE_S):
+        try:
+            return await reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+async def raw(port: TcpPort, data: bytes) -> bytes:
+    """Send bytes on a new connection; return all that comes until its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    writer.write(data)
+    found = await rest_of(reader)
+    await close(writer)
+    return found
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+def took(received: list[bytes]) -> Callable[[bytes], bool]:
+    def take(data: bytes) -> bool:
+        received.append(data)
+        return True
+
+    return take
+
+
+async def test_messages_of_all_sizes_arrive_whole_and_in_order(port: TcpPort) -> None:
+    received: list[bytes] = []
+    stream = await stream_to(port, port.expect(took(received)).key)
+    sizes = [0, 1, 3, 65_535, 5_000_000, 2, 300_000, *range(200)]
+    sent = [bytes([at % 251]) * size for at, size in enumerate(sizes)]
+    for each in sent:
+        await stream.write(each)
+    await until(lambda: len(received) == len(sent))
+    assert received == sent
+
+
+async def test_connection_without_the_key_is_closed_and_nothing_of_it_is_taken(
+    port: TcpPort,
+) -> None:
+    received: list[bytes] = []
+    expected = port.expect(took(received))
+    message = (5).to_bytes(4, "little") + b"hello"
+    assert await raw(port, bytes(HALF) + message) == b""
+    assert await raw(port, expected.key[:HALF] + message) == b"", "messages before the answer"
+    assert await raw(port, expected.key[HALF:]) == b"", "the half that proves the acceptor"
+    assert not received
+    await stream_to(port, expected.key)
+    with pytest.raises(ConnectionError):
+        await stream_to(port, expected.key)  # a key is for one connection
+
+
+async def test_connection_that_is_not_expected_any_more_ends(port: TcpPort) -> None:
+    received: list[bytes] = []
+    lost: list[bool] = []
+    open_, late = port.expect(took(received)), port.expect(took(received))
+    stream = await stream_to(port, open_.key, lambda: lost.append(True))
+    open_.end()
+    late.end()
+    await until(lambda: bool(lost))
+    with pytest.raises(ConnectionError):
+        await stream.write(b"lost")
+    with pytest.raises(ConnectionError):
+        await stream_to(port, late.key)
+    assert not received
+
+
+async def test_refused_message_and_a_size_above_the_limit_end_the_connection(port: TcpPort) -> None:
+    lost: list[str] = []
+    refused = await stream_to(
+        port, port.expect(lambda data: data != b"bad").key, lambda: lost.append("refused")
+    )
+    for each in (b"good", b"bad", b"good"):
+        await refused.write(each)
+    await until(lambda: lost == ["refused"])
+    key = port.expect(took([])).key
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    writer.write(key[:HALF])
+    assert await reader.readexactly(HALF) == key[HALF:]
+    writer.write((tcp_stream.MESSAGE_BYTES_MAX + 1).to_bytes(4, "little"))
+    assert await rest_of(reader) == b""
+    await close(writer)
+
+
+async def test_silent_connections_do_not_keep_a_peer_out(
+    port: TcpPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = [
+        await asyncio.open_connection("127.0.0.1", port.port) for _ in range(GREETINGS_MAX * 2)
+    ]
+    received: list[bytes] = []
+    stream = await stream_to(port, port.expect(took(received)).key)
+    await stream.write(b"here")
+    await until(lambda: received == [b"here"])
+    assert await rest_of(opened[0][0]) == b"", "the oldest ones are closed"
+    monkeypatch.setattr(tcp_stream, "GREETING_S", 0.01)
+    assert await raw(port, b"") == b"", "too late"
+    for _, writer in opened:
+        await close(writer)
+
+
+async def test_sender_waits_for_a_peer_that_does_not_read() -> None:
+    key, ended = secrets.token_bytes(KEY_SIZE), asyncio.Event()
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(HALF)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(key[HALF:])
+        await ended.wait()
+        writer.transport.abort()
+
+    async with await asyncio.start_server(peer, "127.0.0.1", 0) as server:
+        at = server.sockets[0].getsockname()[1]
+        stream = await TcpStream.connect(connect, "n2", at, key, lambda: None)
+
+        async def send() -> None:
+            while True:
+                await stream.write(bytes(1 << 20))
+
+        sending = asyncio.create_task(send())
+        await until(lambda: not stream._dialled.writable.is_set())
+        waiting = stream._dialled.transport.get_write_buffer_size()
+        assert BUFFER_BYTES < waiting <= BUFFER_BYTES + (1 << 20) + SIZE_BYTES
+        stream.abort()
+        with pytest.raises(ConnectionError):
+            await sending
+        ended.set()
