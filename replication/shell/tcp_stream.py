@@ -37,6 +37,8 @@ GREETINGS_MAX: Final = 64
 """Connections without a key so far. The other nodes need one each."""
 PAUSE_S: Final = 0.1
 """Pause after a connection that could not be accepted, as without free files."""
+UNCONFIRMED_MS: Final = 10_000
+"""A connection ends if the peer's machine confirms no byte for so long; Linux waits 15 minutes."""
 
 
 Receive = Callable[[bytes], bool]
@@ -298,6 +300,8 @@ class _Dialled(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        made = self.transport.get_extra_info("socket")
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNCONFIRMED_MS)
 
     def data_received(self, data: bytes) -> None:
         self._received += data

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -165,6 +166,13 @@ async def test_silent_connections_do_not_keep_a_peer_out(
     assert await raw(port, b"") == b"", "too late"
     for _, writer in opened:
         await close(writer)
+
+
+async def test_connection_whose_bytes_nobody_confirms_ends_in_seconds(port: TcpPort) -> None:
+    stream = await stream_to(port, port.expect(took([])).key)
+    made = stream._dialled.transport.get_extra_info("socket")
+    limit_ms = made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert limit_ms == tcp_stream.UNCONFIRMED_MS
 
 
 async def test_sender_waits_for_a_peer_that_does_not_read() -> None:
