@@ -2,8 +2,8 @@
 
     dialler                                 acceptor
        |--- gRPC stream: Hello ------------->|
-       |<-- Hello with a port and a key -----|    the key: 32 random bytes, for one connection
-       |=== TCP, with TLS if it is set =====>|
+       |<-- Hello with a port and a key -----|    the key: 32 random bytes, for one
+       |=== TCP, with TLS if it is set =====>|    connection at a time
        |--- first half of the key ---------->|
        |<-- second half ---------------------|    and nothing more
        |--- size (u32), message ------------>|
@@ -203,10 +203,12 @@ class _Accepted(asyncio.Protocol):
         if len(data) < HALF:
             self._rest += data
             return
-        self._expected = self._among.pop(data, None)
+        self._expected = self._among.get(data)
         if self._expected is None:
             self._transport.abort()
             return
+        if self._expected.connection is not None:
+            self._expected.connection.abort()  # the dialler did not wait for its answer
         self._expected.connection = self
         self._needed = SIZE_BYTES
         self._transport.write(self._expected.key[HALF:])

@@ -9,7 +9,7 @@ same name is recognized as a new replica.
 
 If B has a TCP port, its Hello states that, and A sends its messages there, as they take a fraction
 of the processor time (tcp_stream.py). The gRPC stream then stays open without messages: one ends
-with the other. If A can't connect to that port, its messages go over gRPC.
+with the other. If A can't connect to that port, its messages go over gRPC until it can.
 
 A stream keeps its order and is either whole or broken. Messages queued at a break are lost. The
 core expects such losses, and receives `Reconnected` once the stream is rebuilt. gRPC's flow control
@@ -49,6 +49,8 @@ RECONNECT_S: Final = 0.1
 SILENCE_S: Final = 2.0
 TCP_TIMEOUT_S: Final = 1.0
 """For a connection to a peer's TCP port. A firewall that drops packets delays a stream by this."""
+TCP_RETRY_S: Final = 300.0
+"""Interval of the next attempts, while the stream goes over gRPC. A busy peer misses the first."""
 WRITE_TIMEOUT_S: Final = 10.0
 """A message of a few megabytes is written within this time or never."""
 QUEUE_BYTES_MAX: Final = 64 << 20
@@ -206,7 +208,7 @@ class Transport:
                 return f"feature level = {level} at {at!r}: {of!r} of {release}"
         return ""
 
-    def tcp_failed(self, peer: str, port: int, error: OSError) -> None:
+    def tcp_failed(self, peer: str, port: int, error: Exception) -> None:
         """Warn that the stream to `peer` goes over gRPC."""
         more = {"peer_name": peer, "port": port, "error": str(error) or "no answer in time"}
         self._complaints.say(f"tcp {peer}", "no TCP to a peer: its stream is slower", **more)
@@ -341,8 +343,10 @@ class _Outbound:
             self._complain(f"answers {who}")
             call.cancel()
             return
-        tcp = await self._tcp_of(pb.Hello.FromString(first), call)
+        hello = pb.Hello.FromString(first)
+        tcp = await self._tcp_of(hello, call)
         write = call.write if tcp is None else tcp.write
+        retry = asyncio.ensure_future(self._retry_tcp(hello, call)) if tcp is None else None
         self._up, self._waiting_since_s, self._complaint = True, None, ""
         self._transport.connected(*who)
         # The peer sends nothing more. A read that ends therefore means that the stream broke.
@@ -361,6 +365,8 @@ class _Outbound:
         finally:
             if tcp is not None:
                 tcp.abort()
+            if retry is not None:
+                retry.cancel()
             broken.cancel()
             call.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
@@ -376,9 +382,18 @@ class _Outbound:
         try:
             async with asyncio.timeout(TCP_TIMEOUT_S):
                 return await TcpStream.connect(connect, self._peer, port, key, call.cancel)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that TLS or DNS can't have
             self._transport.tcp_failed(self._peer, port, error)
             return None
+
+    async def _retry_tcp(
+        self, hello: pb.Hello, call: "grpc.aio.StreamStreamCall[bytes, bytes]"
+    ) -> None:
+        """End a stream over gRPC once the peer's TCP port can be reached. The next one uses it."""
+        while self._transport.connect is not None and hello.tcp_port:
+            await asyncio.sleep(TCP_RETRY_S)
+            if (tcp := await self._tcp_of(hello, call)) is not None:
+                tcp.abort()  # and with it the call
 
     def _complain(self, why: str) -> None:
         """Log once why no stream to this peer is possible. Attempts go on."""

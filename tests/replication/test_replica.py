@@ -5,14 +5,16 @@ import gc
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from replication.core.core_events import Role
 from replication.core.replication_config import ReplicationConfig
+from replication.shell import transport
 from replication.shell.replica import Replica
-from replication.shell.tcp_stream import TcpEnds, TcpPort
+from replication.shell.tcp_stream import Connect, TcpEnds, TcpPort
 from tests.replication.promises import matched
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
@@ -69,7 +71,7 @@ class Node:
             listener=self,
             mono_ms=self.cluster.mono_ms,
             wall_ms=lambda: UnixMs(time.time_ns() // 1_000_000),
-            tcp=TcpEnds(tcp, connect),
+            tcp=TcpEnds(tcp, self.cluster.connect),
             fatal=self.fatal.append,
         )
         self.server = grpc.aio.server()
@@ -123,6 +125,7 @@ async def connect(_: str, port: int, protocol: Callable[[], asyncio.Protocol]) -
 class Cluster:
     def __init__(self, directory: Path, *, with_tcp: bool) -> None:
         self.with_tcp = with_tcp
+        self.connect: Connect = connect
         self.ahead_ms = 0
         """Of the machine's clock."""
         ids = [ReplicaId(number) for number in (1, 2, 3)]
@@ -275,6 +278,38 @@ async def test_replica_that_fell_silent_acknowledges_nothing(cluster: Cluster) -
     await until(lambda: not one.replica.lease_held())
     assert one.committed < index
     assert three.replica.last_index == ended
+
+
+async def test_streams_leave_grpc_once_the_tcp_ports_can_be_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "TCP_RETRY_S", 0.01)
+    errors = [ConnectionRefusedError(), UnicodeError("label empty")] * 6
+    made: list[Any] = []
+
+    async def connect_later(name: str, port: int, protocol: Callable[[], Any]) -> None:
+        if errors:
+            raise errors.pop()
+        dialled = protocol()
+        made.append(dialled)
+        await connect(name, port, lambda: dialled)
+
+    cluster = Cluster(tmp_path, with_tcp=True)
+    cluster.connect = connect_later
+    await cluster.start()
+    await until(lambda: not errors)
+    await until(lambda: sum(is_open(each) for each in made) == 6)
+    cluster.ahead_ms = CONF.guard_ms
+    one, _, three = cluster.nodes.values()
+    cluster.appoint(1, one)
+    await until(lambda: one.leads == [1])
+    last = propose(one, b"over TCP")
+    await until(lambda: three.committed >= last)
+    await cluster.stop()
+
+
+def is_open(dialled: Any) -> bool:
+    return hasattr(dialled, "transport") and not dialled.transport.is_closing()
 
 
 async def test_other_cluster_is_refused(cluster: Cluster) -> None:
