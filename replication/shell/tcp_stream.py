@@ -75,7 +75,8 @@ class TcpPort:
             self._host, self._wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
         family, _, _, _, address = found[0]
-        listening = socket.create_server(address[:2], family=family)
+        both = family == socket.AF_INET6  # [::] takes IPv4 connections too, as gRPC's ports do
+        listening = socket.create_server(address[:2], family=family, dualstack_ipv6=both)
         listening.settimeout(0)  # it does not block
         self._sockets.append(listening)
         self.port = int(listening.getsockname()[1])

@@ -169,6 +169,18 @@ async def test_silent_connections_do_not_keep_a_peer_out(
         await close(writer)
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+async def test_port_at_the_ipv6_wildcard_takes_ipv4_connections_too() -> None:
+    port = TcpPort("::", 0)
+    await port.open()
+    received: list[bytes] = []
+    stream = await stream_to(port, port.expect(took(received)).key)
+    await stream.write(b"over IPv4")
+    await until(lambda: received == [b"over IPv4"])
+    stream.abort()
+    await port.close()
+
+
 async def test_connection_whose_bytes_nobody_confirms_ends_in_seconds(port: TcpPort) -> None:
     stream = await stream_to(port, port.expect(took([])).key)
     made = stream._dialled.transport.get_extra_info("socket")
