@@ -5,10 +5,12 @@ import contextlib
 import gc
 import secrets
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
+import uvloop
 
 from replication.shell import tcp_stream
 from replication.shell.tcp_stream import (
@@ -167,6 +169,37 @@ async def test_silent_connections_do_not_keep_a_peer_out(
     assert await raw(port, b"") == b"", "too late"
     for _, writer in opened:
         await close(writer)
+
+
+def test_messages_that_have_waited_do_not_hold_the_event_loop() -> None:
+    message = (1_000).to_bytes(SIZE_BYTES, "little") + bytes(1_000)
+    turns: list[int] = []
+
+    async def run() -> None:
+        port = TcpPort("127.0.0.1", 0)
+        await port.open()
+        received: list[bytes] = []
+        key = port.expect(took(received)).key
+        sender = socket.socket()
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        await asyncio.get_running_loop().run_in_executor(
+            None, sender.connect, ("127.0.0.1", port.port)
+        )
+        sender.sendall(key[:HALF])
+        assert await asyncio.to_thread(sender.recv, HALF) == key[HALF:]
+        sending = threading.Thread(target=sender.sendall, args=(message * 10_000,))
+        sending.start()
+        time.sleep(0.2)  # noqa: ASYNC251 - the event loop does nothing while bytes come
+        while len(received) < 10_000:
+            before = len(received)
+            await asyncio.sleep(0)
+            turns.append(len(received) - before)
+        sending.join()
+        sender.close()
+        await port.close()
+
+    uvloop.run(asyncio.wait_for(run(), DEADLINE_S))
+    assert max(turns) < 1_000
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
