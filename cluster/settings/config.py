@@ -44,6 +44,8 @@ LOG_FORMATS: Final = ("text", "json")
 NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Names of nodes, clusters and identities."""
 NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
+_NO_HOST: Final = re.compile(r"[\s/@\[\],]|^\.|\.\.|[^.:]{64}")
+"""In no host name. A label of DNS has 1 to 63 bytes."""
 _LOOPBACK: Final = "a loopback address; others need TLS: set [tls], or insecure = true"
 _TABLES: Final = ("peers", "links")
 _IN_TABLE: Final = tuple(f"{each}." for each in _TABLES)
@@ -489,7 +491,7 @@ def parse_address(key: str, text: str, *, port_min: int = 1) -> Address:
     bracketed = host.startswith("[") and host.endswith("]")
     plain = host[1:-1] if bracketed else host
     whole = plain and bracketed == (":" in plain) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII)
-    if not whole or re.search(r"[\s/@\[\],]", plain):
+    if not whole or _NO_HOST.search(plain):
         raise ConfigError(key, text, "host:port, or [IPv6]:port")
     if not port_min <= int(port) <= 65_535:
         raise ConfigError(key, text, f"port {port_min} .. 65535")

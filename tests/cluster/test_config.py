@@ -191,6 +191,7 @@ def test_address_is_taken_apart() -> None:
     [
         *("", "host", "host:", ":7100", "::1:7100", "[host]:7100", "[::1]", "h:65536", "h:0"),
         *("h:-1", "h:7_1", "h:\u0663", "a b:1", "http://h:1", "h:1,g:2", "h:" + "9" * 5_000),
+        *("a..b:1", ".a:1", "x" * 64 + ":1"),
     ],
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
