@@ -93,7 +93,7 @@ class Timing(_Part):
 
     tick_ms: int = _int(1, 1, 1_000)
     """Step to which due times are rounded up. Larger: timers of a step fire together."""
-    fold_interval_ms: int = _int(250, 10, 5_000)
+    fold_interval_ms: int = _int(50, 10, 5_000)
     """A follower applies committed entries at least so often; a promotion applies the rest."""
     checkpoint_interval_ms: int = _int(3_000, 100, 60_000)
     """Interval in which replicas compare digests and the shared checkpoint moves."""

@@ -107,7 +107,10 @@ def test_every_number_has_a_range_and_is_refused_beyond_it(part: type[Any]) -> N
 @pytest.mark.parametrize(
     ("key", "settings"),
     [
-        ("timing.fold_interval_ms", {"timing.checkpoint_interval_ms": 200}),
+        (
+            "timing.fold_interval_ms",
+            {"timing.checkpoint_interval_ms": 200, "timing.fold_interval_ms": 201},
+        ),
         ("leadership.heartbeat_ms", {"leadership.heartbeat_ms": 250}),
         ("limits.request_bytes_max", {"limits.request_bytes_max": 4 * MIB}),
         (
