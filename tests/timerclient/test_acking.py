@@ -1,0 +1,147 @@
+"""The future of an ack, whose parts are made at the first wait or callback."""
+
+import asyncio
+import concurrent.futures
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+import pytest
+
+from timerclient.rows import messages
+from timerclient.rows.messages import Acking
+from timerclient.values.errors import LeaseLost
+from timerclient.values.results import AckResult
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def nervous() -> Iterator[None]:
+    """Let threads change places after every few steps."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def acked() -> Acking[AckResult]:
+    acking: Acking[AckResult] = Acking()
+    acking.set_result(AckResult.ACKED)
+    return acking
+
+
+def failed() -> Acking[AckResult]:
+    acking: Acking[AckResult] = Acking()
+    acking.set_exception(LeaseLost.of([7], 1))
+    return acking
+
+
+def test_a_settled_future_has_no_parts_until_they_are_used() -> None:
+    acking = acked()
+    assert not vars(acking).keys() & {*messages._PARTS}
+    assert acking.done()
+    assert acking.result() is AckResult.ACKED
+    assert acking.exception() is None
+    assert not acking.cancelled()
+    assert not acking.running()
+    with pytest.raises(LeaseLost):
+        failed().result()
+    assert isinstance(failed().exception(), LeaseLost)
+    with pytest.raises(AttributeError, match="no attribute colour"):
+        _ = acking.colour
+
+
+@pytest.mark.parametrize("looked_at", [False, True])
+def test_a_future_is_settled_once(looked_at: bool) -> None:
+    for made in (acked, failed):
+        acking = made()
+        if looked_at:
+            acking.exception()
+        with pytest.raises(InvalidStateError):
+            acking.set_result(AckResult.EXPIRED)
+        with pytest.raises(InvalidStateError):
+            acking.set_exception(ValueError())
+
+
+def test_functions_of_concurrent_futures_take_it() -> None:
+    pending: Acking[AckResult] = Acking()
+    done, not_done = concurrent.futures.wait([acked(), failed(), pending], timeout=0)
+    assert (len(done), not_done) == (2, {pending})
+    with pytest.raises(TimeoutError):
+        pending.result(timeout=0)
+    called: list[Future[Any]] = []
+    pending.add_done_callback(called.append)
+    pending.set_result(AckResult.ACKED)
+    late = acked()
+    late.add_done_callback(called.append)
+    assert called == [pending, late]
+    assert {*concurrent.futures.as_completed([pending, late], DEADLINE_S)} == {pending, late}
+
+
+async def test_it_is_awaited_before_and_after_its_outcome() -> None:
+    pending: Acking[AckResult] = Acking()
+    waiting = asyncio.ensure_future(asyncio.wait_for(pending, DEADLINE_S))
+    await asyncio.sleep(0)
+    pending.set_result(AckResult.EXPIRED)
+    assert await waiting is AckResult.EXPIRED
+    assert await acked() is AckResult.ACKED
+    with pytest.raises(LeaseLost):
+        await failed()
+
+
+@pytest.mark.usefixtures("nervous")
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda acking: acking.result(DEADLINE_S),
+        lambda acking: acking.exception(DEADLINE_S),
+        lambda acking: concurrent.futures.wait([acking], DEADLINE_S).done.pop(),
+        lambda acking: acking.add_done_callback(lambda _: None),
+    ],
+    ids=["result", "exception", "wait", "callback"],
+)
+def test_a_look_meets_the_outcome_at_any_moment(look: Callable[[Acking[Any]], object]) -> None:
+    ackings = [Acking[AckResult]() for _ in range(2_000)]
+    together = threading.Barrier(2)
+    called: list[Future[Any]] = []
+    errors: list[BaseException] = []
+
+    def settle() -> None:
+        for acking in ackings:
+            together.wait(DEADLINE_S)
+            acking.set_result(AckResult.ACKED)
+
+    def look_at_all() -> None:
+        try:
+            for acking in ackings:
+                together.wait(DEADLINE_S)
+                acking.add_done_callback(called.append)
+                look(acking)
+        except BaseException as error:  # noqa: BLE001
+            errors.append(error)
+            together.abort()
+
+    threads = [threading.Thread(target=each) for each in (settle, look_at_all)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not errors
+    assert not any(thread.is_alive() for thread in threads)
+    assert {*called} == {*ackings}
+    assert len(called) == len(ackings)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_while_a_future_is_settled_leaves_the_child_free() -> None:
+    with messages._step:
+        child = os.fork()
+        if child == 0:
+            _ = acked()
+            os._exit(7)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
