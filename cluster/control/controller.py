@@ -653,7 +653,7 @@ class Controller:
         if refusal is not None:
             return ControllerEffects(refusal=refusal)
         unfit = self._unfit.at(now_ms) - {successor.replica_id}
-        return self._appoint(now_ms, successor, "an operator asked for a transfer", unfit=unfit)
+        return self._appoint(now_ms, successor, "a transfer was requested", unfit=unfit)
 
     def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> MembershipRefusal | None:
         """Return why `successor` can't take over at once. The present leader serves until then."""

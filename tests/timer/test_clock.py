@@ -132,8 +132,31 @@ def test_offset_is_taken_from_the_middle_of_the_round_trip() -> None:
 
 
 def test_sample_may_be_given_as_an_instant_and_its_error() -> None:
-    given_so = Sample.at(A, UnixMs(true_at(BOOT_MS - 20)), MonoMs(BOOT_MS - 20), 20)
+    given_so = Sample.at(A, UnixMs(true_at(BOOT_MS - 20)), MonoMs(BOOT_MS - 20), 19)
     assert given_so == sample(A, 0, BOOT_MS, rtt_ms=40)
+
+
+@pytest.mark.parametrize("others", [(B,), (B, C)])
+@pytest.mark.parametrize("way", [-1, 1])
+def test_slow_answers_do_not_move_a_clock_that_agrees_with_them(
+    others: tuple[ReplicaId, ...], way: int
+) -> None:
+    """The whole round trip was on one way: their offsets seem wrong by half of it."""
+    clock = clock_of({A: 0, B: 0, C: 0})
+    for boot_ms in range(BOOT_MS + 50, BOOT_MS + 3_000, 50):
+        clock.observe(sample(A, 0, boot_ms))
+        for voter in others:
+            clock.observe(sample(voter, 10 * way, boot_ms, rtt_ms=20))
+        assert error_at(clock, boot_ms) == 0
+
+
+def test_own_clock_that_disagrees_follows_the_others_to_the_error_of_their_answers() -> None:
+    clock = clock_of({A: 0, B: 0, C: 0})
+    for boot_ms in range(BOOT_MS + 50, BOOT_MS + 4_000, 50):
+        clock.observe(sample(A, HOUR_MS, boot_ms))
+        for voter in (B, C):
+            clock.observe(sample(voter, 0, boot_ms, rtt_ms=20))
+    assert error_at(clock, boot_ms) == 10
 
 
 def test_slow_answer_does_not_replace_a_fresh_better_one_but_an_aged_one() -> None:

@@ -82,7 +82,7 @@ def test_verify_exits_1_for_damage_and_different_states_and_3_for_a_node_that_is
         answered(whole, verified("n2", began=0)),
     ]
     code, out, _ = ctl("verify")
-    assert (code, "/f: corrupt at byte 7\nn2: healed: " in out) == (1, True)
+    assert (code, "/f: corrupt at byte 7\nn2: the node has restarted" in out) == (1, True)
 
     other = verified("n2", ended=5, digest="0123")
     cluster.verifications = [

@@ -17,7 +17,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import TimerError, Unreachable
 
 _COMPARED: Final = (pb.AGREEMENT_SAME, pb.AGREEMENT_DIFFER)
-HEALED: Final = "healed: the node is back, with other files"
+RESTARTED: Final = "the node has restarted since, as it does to repair its files: verify it again"
 
 
 class PassFollower:
@@ -46,7 +46,7 @@ class PassFollower:
             self._heard_s.setdefault(each.node, now_s)
             if mine.ended_at_ms:
                 if each.reachable and (each.began_at_ms == mine.began_at_ms or not each.damages):
-                    mine.repair = each.repair or (HEALED if mine.damages else "")
+                    mine.repair = each.repair or (RESTARTED if mine.damages else "")
                 continue
             if each.reachable:
                 self._heard_s[each.node] = now_s

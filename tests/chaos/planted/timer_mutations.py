@@ -120,8 +120,8 @@ def _cancel_at_once(self: Leader, due_ms: I64, seq: U64, done: Any) -> None:
 
 def _fastest(self: ClusterClock, now: int, boot_ms: Any) -> int:
     """Use the clock that is ahead of all others in place of the median."""
-    offsets = self._offsets(boot_ms)
-    return offsets[-1] + 2 * boot_ms - now if offsets else 0
+    offsets = [each.offset_halves for each in self._counting(boot_ms)]
+    return max(offsets) + 2 * boot_ms - now if offsets else 0
 
 
 _fire = Leader._fire

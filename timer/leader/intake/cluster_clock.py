@@ -13,6 +13,12 @@ and every instant between them is a median, because nothing shows which one is w
 therefore an interval, and the clock has one rule: *run with boottime; outside of the interval,
 approach its nearer end at no more than half again or half that rate.*
 
+No reading is exact, except that of the leader's own clock: an offset may be wrong by half of the
+round trip, in either direction. So the ends of the interval are the median of the least possible
+offsets and that of the greatest. Where the readings agree, or most of them do, *the clock follows
+the most exact one* within the interval. It is the leader's own, so a slow answer moves no clock
+that may be right.
+
     2 voters    A |......... now ...............| B      differ by an hour: it runs on, between
     3 voters    A ............... B=now ........ C       one is wrong: the middle one is not
 
@@ -59,8 +65,11 @@ class Sample:
 
     @classmethod
     def at(cls, voter: ReplicaId, wall_ms: UnixMs, at_ms: MonoMs, error_ms: int) -> Self:
-        """Return the sample of a clock that showed `wall_ms` at our `at_ms`, ± `error_ms`."""
-        sent_ms, received_ms = MonoMs(at_ms - error_ms), MonoMs(at_ms + error_ms)
+        """Return the sample of a clock that showed `wall_ms` at our `at_ms`, ± `error_ms`.
+
+        Both clocks show whole milliseconds, so the error is greater by one.
+        """
+        sent_ms, received_ms = MonoMs(at_ms - error_ms - 1), MonoMs(at_ms + error_ms + 1)
         return cls(voter=voter, wall_ms=wall_ms, sent_ms=sent_ms, received_ms=received_ms)
 
 
@@ -123,12 +132,12 @@ class ClusterClock:
 
     def known(self, boot_ms: MonoMs) -> int:
         """Return the number of voters' clocks that count at `boot_ms`."""
-        return len(self._offsets(boot_ms))
+        return len(self._counting(boot_ms))
 
     def spread_ms(self, boot_ms: MonoMs) -> int:
         """Return the greatest difference of the clocks that count; over a second is an alarm."""
-        offsets = self._offsets(boot_ms)
-        return (offsets[-1] - offsets[0]) // 2 if offsets else 0
+        offsets = [each.offset_halves for each in self._counting(boot_ms)]
+        return (max(offsets) - min(offsets)) // 2 if offsets else 0
 
     # ---- the clock
 
@@ -159,23 +168,24 @@ class ClusterClock:
         return left if left <= -error else -(-(left - error) // 2)
 
     def _error(self, now: int, boot_ms: MonoMs) -> int:
-        """Return the difference from `now` to the median, in half milliseconds; 0 inside it."""
-        offsets = self._offsets(boot_ms)
-        if not offsets:
+        """Return the difference from `now` to where the clock should be, in half milliseconds."""
+        known = self._counting(boot_ms)
+        if not known:
             return 0
-        low = offsets[(len(offsets) - 1) // 2] + 2 * boot_ms
-        high = offsets[len(offsets) // 2] + 2 * boot_ms
-        return min(max(now, low), high) - now
+        lows = sorted(each.offset_halves - 2 * each.error_ms for each in known)
+        highs = sorted(each.offset_halves + 2 * each.error_ms for each in known)
+        wanted = now - 2 * boot_ms
+        if len(known) % 2 or lows[-1] <= highs[0]:
+            wanted = min(known, key=lambda each: each.error_ms).offset_halves
+        low, high = lows[(len(known) - 1) // 2], highs[len(known) // 2]
+        return min(max(wanted, low), high) + 2 * boot_ms - now
 
     def _outvotes(self, boot_ms: MonoMs) -> bool:
         """Return whether enough clocks are known well that a wrong one is not the median."""
         well = [each for each in self._estimates.values() if each.error_ms <= WELL_MS]
         return sum(boot_ms - each.at_ms <= FORGET_MS for each in well) >= OUTVOTES
 
-    def _offsets(self, boot_ms: MonoMs) -> list[int]:
-        """Return the offsets that count, ascending."""
-        return sorted(
-            each.offset_halves
-            for each in self._estimates.values()
-            if boot_ms - each.at_ms <= FORGET_MS
-        )
+    def _counting(self, boot_ms: MonoMs) -> list[_Estimate]:
+        """Return the estimates that count."""
+        known = self._estimates.values()
+        return [each for each in known if boot_ms - each.at_ms <= FORGET_MS]
