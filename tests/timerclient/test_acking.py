@@ -2,7 +2,9 @@
 
 import asyncio
 import concurrent.futures
+import copy
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -136,12 +138,40 @@ def test_a_look_meets_the_outcome_at_any_moment(look: Callable[[Acking[Any]], ob
     assert len(called) == len(ackings)
 
 
+def test_a_signal_or_finalizer_may_look_at_a_future_while_its_thread_settles_one() -> None:
+    def interrupted() -> None:
+        with messages._step:
+            acked().exception()
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_no_copy_waits_for_an_outcome_that_it_never_gets(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="cannot copy or pickle Acking"):
+        copied(Acking())
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_fork_while_a_future_is_settled_leaves_the_child_free() -> None:
-    with messages._step:
-        child = os.fork()
-        if child == 0:
-            _ = acked()
-            os._exit(7)
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with messages._step:
+            held.set()
+            free.wait(DEADLINE_S)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(DEADLINE_S)
+    child = os.fork()
+    if child == 0:
+        _ = acked()
+        os._exit(7)
+    free.set()
+    thread.join()
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 7

@@ -13,7 +13,7 @@ from concurrent.futures._base import FINISHED, PENDING
 from datetime import datetime, timedelta
 from enum import IntEnum
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, overload
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.background import GuardedFuture
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PARTS: Final = ("_condition", "_waiters", "_done_callbacks")
+_PARTS: Final = vars(Future()).keys() - {"_state", "_result", "_exception"}
 """Attributes of a Future that only a wait or a callback needs."""
-_step = threading.Lock()
-"""Held while any Acking gets its parts or its outcome."""
+_step = threading.RLock()
+"""Held while any Acking gets its parts or its outcome. The thread that holds it may be interrupted
+by a signal handler or a finalizer that looks at an Acking, too."""
 
 
 def _renew_step() -> None:
     global _step  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _step = threading.Lock()
+    _step = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -75,12 +76,15 @@ class Acking(GuardedFuture[T]):
         if name not in _PARTS:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
         with _step:
-            if not self._has_parts:
-                whole: Future[T] = Future()
-                for part in _PARTS:
-                    setattr(self, part, getattr(whole, part))
-                self._has_parts = True
-        return getattr(self, name)
+            whole = vars(Future())
+            for part in _PARTS:
+                vars(self).setdefault(part, whole[part])
+            self._has_parts = True
+        return vars(self)[name]
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies, as a Future does: no outcome would reach them."""
+        raise TypeError(f"cannot copy or pickle {type(self).__name__}")
 
     def set_result(self, result: T) -> None:
         """Settle the future; once."""
