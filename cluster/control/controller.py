@@ -87,7 +87,7 @@ class ControllerConfig:
     0.1 s old."""
     lag_entries: int = 1_024
     """Candidates are compared by their unapplied entries in steps of this: 0.2 s each. A follower
-    applies four times a second, so it has fewer, except shortly after its start."""
+    applies every 50 ms, so it has fewer, except shortly after its start."""
     propose_timeout_ms: int = 2_500
     """Propose again if a proposal has no outcome by then; longer than the shell's deadline."""
     refused_wait_ms: int = 1_000
