@@ -55,4 +55,4 @@ def test_operator_moves_the_leadership_with_the_real_controller() -> None:
     world.run(10)
     _, (_, moved, reason) = control.appointed
     assert [moved.leader] == asked == [leader_of(world)]
-    assert "an operator asked" in reason
+    assert "a transfer was requested" in reason

@@ -115,6 +115,9 @@ class Door:
 
     listen = start
 
+    async def open_replication(self) -> None:
+        """There is no TCP port."""
+
     async def stop(self, *_: object) -> None:
         self._events.append(f"{self._name} closes")
 
