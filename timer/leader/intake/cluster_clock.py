@@ -15,9 +15,9 @@ approach its nearer end at no more than half again or half that rate.*
 
 No reading is exact, except that of the leader's own clock: an offset may be wrong by half of the
 round trip, in either direction. So the ends of the interval are the median of the least possible
-offsets and that of the greatest. Where the readings agree, or most of them do, *the clock follows
+offsets and that of the greatest. If the number of readings is odd, or all agree, *the clock follows
 the most exact one* within the interval. It is the leader's own, so a slow answer moves no clock
-that may be right.
+that may be right. A reading far outside of the interval is of a wrong clock, and is not followed.
 
     2 voters    A |......... now ...............| B      differ by an hour: it runs on, between
     3 voters    A ............... B=now ........ C       one is wrong: the middle one is not
@@ -46,6 +46,9 @@ OUTVOTES: Final = 3
 """Number of known clocks among which a single wrong one is not the median."""
 WELL_MS: Final = 100
 """A clock is known well if its error is at most this; a slow answer has a greater error."""
+FAR_MS: Final = 100
+"""A clock that differs by more from the ends of the interval is wrong. The clock then follows
+another reading, since an end may be twice its reading's error away from the true offset."""
 TRUST_DECAY: Final = 20
 """A sample's error grows by one millisecond in so many. An older, better sample prevails over a
 slow answer for a while only, because the voter's clock may have been set."""
@@ -174,10 +177,12 @@ class ClusterClock:
             return 0
         lows = sorted(each.offset_halves - 2 * each.error_ms for each in known)
         highs = sorted(each.offset_halves + 2 * each.error_ms for each in known)
+        low, high = lows[(len(known) - 1) // 2], highs[len(known) // 2]
         wanted = now - 2 * boot_ms
         if len(known) % 2 or lows[-1] <= highs[0]:
-            wanted = min(known, key=lambda each: each.error_ms).offset_halves
-        low, high = lows[(len(known) - 1) // 2], highs[len(known) // 2]
+            least, most = low - 2 * FAR_MS, high + 2 * FAR_MS
+            near = [each for each in known if least <= each.offset_halves <= most]
+            wanted = min(near, key=lambda each: each.error_ms).offset_halves
         return min(max(wanted, low), high) + 2 * boot_ms - now
 
     def _outvotes(self, boot_ms: MonoMs) -> bool:
