@@ -2,8 +2,8 @@
 
     accept --> too many? the oldest is closed --> TLS handshake --> the HTTP protocol
 
-A server of asyncio counts a connection after its handshake. Thousands of idle sockets in unfinished
-handshakes would take all of the process's files. So this listener accepts connections itself.
+Thousands of idle sockets in unfinished handshakes would take all of the process's files. So this
+listener accepts connections itself (replication/shell/accepting.py).
 """
 
 import asyncio
@@ -14,14 +14,13 @@ from typing import Final
 
 from cluster.rpc.aiohttp_server import RequestHandler
 from cluster.rpc.http_connections import BUFFER_BYTES, HttpConnections
+from replication.shell.accepting import accepted
 
 CONNECTIONS_MAX: Final = 256
 """Open connections and unfinished handshakes. With one more an old one is closed, so that a probe
 can connect."""
 HANDSHAKE_S: Final = 5.0
 """Limit for a TLS handshake."""
-PAUSE_S: Final = 0.1
-"""Pause after a connection that could not be accepted, as without free files."""
 BACKLOG: Final = 1_024
 
 
@@ -77,18 +76,11 @@ class HttpListener:
         self._sockets.clear()
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listening)
-            except OSError:  # EMFILE, or the connection is gone already
-                await asyncio.sleep(PAUSE_S)
-                continue
+        async for connection in accepted(listening):
             self._make_room()
-            task = loop.create_task(self._greet(connection))
+            task = asyncio.create_task(self._greet(connection))
             self._handshakes[task] = None
             task.add_done_callback(self._forget)
-            await asyncio.sleep(0)  # sock_accept does not wait while connections are there
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._handshakes.pop(task, None)

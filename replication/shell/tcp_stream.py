@@ -12,8 +12,9 @@
 The gRPC stream proves who the dialler is, and stays open without messages. The connection ends with
 it. A message costs a fraction of the processor time that it takes over gRPC (docs/adr/0097).
 
-Only who has the key may send messages. The key goes over the gRPC stream, with its TLS. All else is
-closed: a connection without the key after GREETING_S, and the oldest of more than GREETINGS_MAX.
+Messages are taken only from a connection with the key, which goes over the gRPC stream, with its
+TLS. A connection without the key is closed after GREETING_S, and the oldest of more than
+GREETINGS_MAX at once.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Self, cast
+
+from replication.shell.accepting import accepted
 
 KEY_SIZE: Final = 32
 HALF: Final = KEY_SIZE // 2
@@ -38,8 +41,6 @@ GREETING_S: Final = 5.0
 """Limit for the TLS handshake and the key together."""
 GREETINGS_MAX: Final = 64
 """Connections without a key so far. The other nodes need one each."""
-PAUSE_S: Final = 0.1
-"""Pause after a connection that could not be accepted, as without free files."""
 UNCONFIRMED_MS: Final = 10_000
 """A connection ends if the peer's machine confirms no byte for so long; Linux waits 15 minutes."""
 
@@ -104,36 +105,29 @@ class TcpPort:
         return expected
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listening)
-            except OSError:  # EMFILE, or the connection is gone already
-                await asyncio.sleep(PAUSE_S)
-                continue
+        async for connection in accepted(listening):
             if len(self._greetings) >= GREETINGS_MAX:
                 oldest = next(iter(self._greetings))
                 del self._greetings[oldest]
                 oldest.cancel()
-            task = loop.create_task(self._greet(connection))
+            task = asyncio.create_task(self._greet(connection))
             self._greetings[task] = None
             task.add_done_callback(lambda task: self._greetings.pop(task, None))
-            await asyncio.sleep(0)  # sock_accept does not wait while connections are there
 
     async def _greet(self, connection: socket.socket) -> None:
         """Wait for the key of a connection; close it if there is none."""
-        accepted = _Accepted(self._expected)
+        made = _Accepted(self._expected)
         try:
             async with asyncio.timeout(GREETING_S):
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: accepted, connection, ssl=self._context()
+                    lambda: made, connection, ssl=self._context()
                 )
-                await accepted.greeted
+                await made.greeted
         except OSError:  # no TLS, or too late
             pass
         finally:
-            if not accepted.has_key:
-                accepted.abort()
+            if not made.has_key:
+                made.abort()
 
 
 class TcpEnds(NamedTuple):
@@ -287,8 +281,7 @@ class TcpStream:
         Raises:
             OSError: the connection has ended.
         """
-        if not self._dialled.writable.is_set():
-            await self._dialled.writable.wait()
+        await self._dialled.writable.wait()
         transport = self._dialled.transport
         if transport.is_closing():
             raise ConnectionError("the connection has ended")
