@@ -175,6 +175,29 @@ def test_messages_over_tcp_need_a_nodes_certificate_and_the_key_of_its_stream(
     cluster: Running, store: CertificateStore, strangers: dict[str, ClientTls | None]
 ) -> None:
     until(lambda: metric(cluster, 'timer_connections{port="replication"}') == 2)
+    with hello_of_a_node(cluster, store) as (said, files):
+        half, rest = said.tcp_key[:HALF], said.tcp_key[HALF:]
+        assert answer_of(said.tcp_port, None, half) == b""
+        for tls in (each for name, each in strangers.items() if name != "unknown node"):
+            assert answer_of(said.tcp_port, context_of(store, tls), half) == b""
+        assert answer_of(said.tcp_port, context_of(store, files), rest) == b""
+        made = socket.create_connection(("127.0.0.1", said.tcp_port), CALL_S)
+        made = context_of(store, files).wrap_socket(made)
+        made.sendall(half)
+        assert made.recv(1_024) == rest
+    with contextlib.closing(made), contextlib.suppress(ConnectionResetError):
+        assert made.recv(1_024) == b"", "the connection ends with its stream"
+    assert answer_of(said.tcp_port, context_of(store, files), half) == b"", "and so does the key"
+
+
+@contextlib.contextmanager
+def hello_of_a_node(
+    cluster: Running, store: CertificateStore
+) -> Iterator[tuple[pb.Hello, ClientTls]]:
+    """Yield the Hello that one follower answers to the other, whose files are yielded, too.
+
+    The stream between them ends with the block.
+    """
     sender, to = cluster.followers()
     files = pair(store, f"node-{sender}")
     with grpc.secure_channel(
@@ -184,20 +207,17 @@ def test_messages_over_tcp_need_a_nodes_certificate_and_the_key_of_its_stream(
         requests: SimpleQueue[bytes | None] = SimpleQueue()
         _, _, [hello] = next(forged_calls(cluster, to, sender))
         requests.put(hello)
-        answers = stream(iter(requests.get, None))
-        said = pb.Hello.FromString(next(answers))
-        half, rest = said.tcp_key[:HALF], said.tcp_key[HALF:]
-        assert answer_of(said.tcp_port, None, half) == b""
-        for tls in (each for name, each in strangers.items() if name != "unknown node"):
-            context = ssl.create_default_context(cafile=str(store.path("ca")))
-            if tls is not None:
-                context.load_cert_chain(tls.certificate, tls.key)
-            assert answer_of(said.tcp_port, context, half) == b""
-        context = ssl.create_default_context(cafile=str(store.path("ca")))
-        context.load_cert_chain(files.certificate, files.key)
-        assert answer_of(said.tcp_port, context, rest) == b""
-        assert answer_of(said.tcp_port, context, half) == rest, "until the stream ends"
+        answers = stream(iter(requests.get, None))  # without a reference it would be cancelled
+        yield pb.Hello.FromString(next(answers)), files
         requests.put(None)
+
+
+def context_of(store: CertificateStore, tls: ClientTls | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(store.path("ca")))
+    context.check_hostname = False
+    if tls is not None:
+        context.load_cert_chain(tls.certificate, tls.key)
+    return context
 
 
 def answer_of(port: int, context: ssl.SSLContext | None, sent: bytes) -> bytes:
@@ -205,7 +225,6 @@ def answer_of(port: int, context: ssl.SSLContext | None, sent: bytes) -> bytes:
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         made = stack.enter_context(socket.create_connection(("127.0.0.1", port), STREAM_S))
         if context is not None:
-            context.check_hostname = False
             made = stack.enter_context(context.wrap_socket(made))
         made.sendall(sent)
         return made.recv(1_024)
@@ -318,6 +337,9 @@ def test_new_certificates_under_load_cause_no_error(
     leader = cluster.wait_for_leader()
     state = cluster.role_and_epoch(leader)
     old = {name: served_on(node.http) for name, node in cluster.nodes.items()}
+    with hello_of_a_node(cluster, store) as (said, _):
+        replication = f"127.0.0.1:{said.tcp_port}"
+        was = served_on(replication)
     errors: list[TimerError] = []
     with cluster.client() as client, client.consumer("load", "watch") as consumer:
         futures = [client.submit("load", b"%d" % i, delay=0) for i in range(100)]
@@ -335,6 +357,7 @@ def test_new_certificates_under_load_cause_no_error(
         assert errors == []
         assert len(take(consumer, len(futures))) == len(futures)
     assert cluster.role_and_epoch(leader) == state, "no failover"
+    assert is_renewed(replication, was)
     assert metric(cluster, 'timer_connections{port="replication"}') == 2
 
 
