@@ -32,6 +32,9 @@ from timerclient.proto import timer_pb2 as pb
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S: Final = 2.0
+GIVE_AWAY_S_MAX: Final = 600.0
+"""Longest pause between transfers of the leadership while the repair waits. Each pause is twice as
+long as the one before: the leadership came back, or the transfer failed, and may do so again."""
 FIRST_S: Final = 30.0
 """Time from the start to the first pass: a node that has just started has requests to catch up."""
 TELL_S: Final = 2.0
@@ -71,13 +74,13 @@ class Scrubber:
         replica: Replica,
         *,
         others: Callable[[], Awaitable[list[pb.NodeStatus]]],
-        hand_over: Callable[[str], Awaitable[object]],
+        hand_over: Callable[[str], Awaitable[bool]],
         wall_ms: Callable[[], UnixMs],
         fatal: Callable[[BaseException], None],
     ) -> None:
         """`others` requests the other nodes' status. `fatal` ends the process for a repair.
 
-        `hand_over` gives the leadership, if this node has it, to the node with a name; "": to any.
+        `hand_over` gives the leadership to the node with a name; "": to any. False: not the leader.
         """
         self._disk, self._directory, self._replica = disk, directory, replica
         self._name, self._rate = config.name, config.storage.scrub_bytes_per_s
@@ -193,9 +196,11 @@ class Scrubber:
         """End the process when the others can go on without this node; never if it is alone."""
         if self._alone:
             return
-        said = ""
+        now, said = asyncio.get_running_loop().time, ""
+        give_away_s, pause_s = now(), ASK_AGAIN_S
         while why := self._why_wait(others := await self._others()):
-            await self._give_away(others)
+            if now() >= give_away_s and await self._give_away(others):
+                give_away_s, pause_s = now() + pause_s, min(2 * pause_s, GIVE_AWAY_S_MAX)
             self._repair = f"waits: {why}"
             if why != said:
                 said = why
@@ -204,16 +209,22 @@ class Scrubber:
         await self._give_away(others, to_any=True)
         self._fatal(damage)
 
-    async def _give_away(self, others: list[pb.NodeStatus], *, to_any: bool = False) -> None:
-        """Hand the leadership over to a node without damage. `to_any`: else to any other."""
+    async def _give_away(self, others: list[pb.NodeStatus], *, to_any: bool = False) -> bool:
+        """Hand the leadership over to a node without damage. `to_any`: else to any other.
+
+        Returns whether the controller was asked for a transfer.
+        """
         voters = [
             node for node in others if node.reachable and node.replica_id in self._replica.voters
         ]
         sound = [node for node in voters if not (node.unsure or node.damage or node.drained)]
         target = max(sound, key=lambda node: node.log_end).name if sound else ""
-        if target or to_any:
-            with contextlib.suppress(EngineError):
-                await self._hand_over(target)
+        if not target and not to_any:
+            return False
+        try:
+            return await self._hand_over(target)
+        except EngineError:  # there was no transfer
+            return True
 
     def _why_wait(self, others: list[pb.NodeStatus]) -> str:
         """Return the reason to wait with the repair; empty: there is none."""

@@ -259,9 +259,10 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     def drained() -> bool:
         return planes.view.drained
 
-    async def hand_over(target: str) -> None:
-        if planes.leads():
+    async def hand_over(target: str) -> bool:
+        if leads := planes.leads():
             await planes.view.transfer(target)
+        return leads
 
     replica = _replica(basis, needed_from=lambda: planes.snapshots.kept_from)
     host = _host(basis, replica, handed_out=handed_out, leader_address=leader_address)

@@ -1,6 +1,7 @@
 """`timerctl verify`, and the scrub of running nodes: damage is named, and healed by itself."""
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from cluster.files import scrubber as scrubbing
 from cluster.files import verify
-from cluster.files.scrubber import FIRST_S, SHOWN_S, Scrubber
+from cluster.files.scrubber import FIRST_S, GIVE_AWAY_S_MAX, SHOWN_S, Scrubber
 from cluster.files.verify import DAMAGED
 from cluster.settings.config import NodeConfig, build_config
 from tests.cluster.running import Running, kept_runs, until
@@ -22,7 +23,7 @@ from tests.cluster.test_healing import Rotting, flip, installs
 from tests.timer.test_snapshot import INCOMING, receive, taken
 from timer.files.data_directory import open_directory
 from timer.files.disk import FreshDisk, RealDisk
-from timer.model.timer_errors import CorruptFileError
+from timer.model.timer_errors import CorruptFileError, NotReadyError
 from timer.model.units import UnixMs
 from timer.recovery.scrub import Checked
 from timerclient import NotFound
@@ -160,8 +161,8 @@ def scrubber(
     async def asked() -> list[pb.NodeStatus]:
         return others
 
-    async def nothing(target: str) -> None:
-        del target
+    async def nothing(target: str) -> bool:
+        return not target
 
     directory = open_directory(RealDisk(), config.data, cluster_id="test", name="n2")
     return Scrubber(
@@ -320,8 +321,9 @@ def test_damaged_leader_gives_the_leadership_to_a_node_without_damage_while_it_w
     async def others() -> list[pb.NodeStatus]:
         return answers.pop(0)
 
-    async def hand_over(target: str) -> None:
+    async def hand_over(target: str) -> bool:
         targets.append(target)
+        return True
 
     monkeypatch.setattr(damaged, "_others", others)
     monkeypatch.setattr(damaged, "_hand_over", hand_over)
@@ -329,6 +331,42 @@ def test_damaged_leader_gives_the_leadership_to_a_node_without_damage_while_it_w
     asyncio.run(damaged._heal(CorruptFileError("a", 0, "b")))
     damaged.stop()
     assert (targets, len(ended)) == (["n3", "n1"], 1)
+
+
+def test_transfers_that_fail_or_do_not_last_are_asked_for_at_growing_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = [status(1, reachable=False), status(3)]
+    damaged, asked = scrubber(formatted(tmp_path), [], []), list[float]()
+    clock = SimpleNamespace(s=0, leads=True)
+
+    async def others() -> list[pb.NodeStatus]:
+        return waits if clock.s < 4000 else [status(1), status(3)]
+
+    async def hand_over(target: str) -> bool:
+        if not clock.leads:
+            return False
+        if target == "n3":
+            asked.append(clock.s)
+        if len(asked) % 2:
+            raise NotReadyError("no transfer")
+        return True
+
+    async def sleep(seconds: float) -> None:
+        clock.s += seconds
+        clock.leads = not 20 < clock.s < 50
+
+    monkeypatch.setattr(damaged, "_others", others)
+    monkeypatch.setattr(damaged, "_hand_over", hand_over)
+    loop = SimpleNamespace(time=lambda: clock.s)
+    stub = SimpleNamespace(get_running_loop=lambda: loop, sleep=sleep)
+    monkeypatch.setattr(scrubbing, "asyncio", stub)
+    asyncio.run(damaged._heal(CorruptFileError("a", 0, "b")))
+    damaged.stop()
+    assert asked[:5] == [0, 2, 6, 14, 50], "it did not lead at 30"
+    pauses = [later - earlier for earlier, later in itertools.pairwise(asked[4:])]
+    assert pauses[:2] == [32, 64]
+    assert max(pauses) == GIVE_AWAY_S_MAX
 
 
 def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
