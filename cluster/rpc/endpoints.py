@@ -70,9 +70,11 @@ PEER_OPTIONS: Final = (
     *PINGS,
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # Connect soon after a node's restart. gRPC takes at least 100 ms.
+    ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 200),
+    # Time for one attempt: a busy node is slow to accept, and calls fail with the attempt.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
 )
 
 _NOT_HERE: Final = "cannot listen: in use, or not an address of this machine"

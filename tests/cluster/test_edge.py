@@ -88,6 +88,28 @@ async def test_link_port_has_a_limit_of_connections(tmp_path: Path) -> None:
     assert served == [True] * LINKS_MAX + [False] * 9
 
 
+async def test_connection_to_a_busy_node_has_time_to_open(tmp_path: Path) -> None:
+    attempts = 0
+
+    async def accept_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            await asyncio.sleep(0.3)
+            writer.write(b"\0\0\0\4\0\0\0\0\0")  # an empty frame of settings
+            await reader.read()
+
+    server = await asyncio.start_server(accept_late, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    peers = {"n1": "127.0.0.1:2", "n2": f"127.0.0.1:{port}"}
+    config = NodeConfig(name="n1", cluster_id="c", data=tmp_path, peers=peers)
+    async with Endpoints(config).channel("n2") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 10)
+        assert attempts == 1
+        server.close()
+    await server.wait_closed()
+
+
 def test_default_is_part_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cgroup = tmp_path / "cgroup"
     cgroup.write_text("0::/outer/inner\n")
