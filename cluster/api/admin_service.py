@@ -12,6 +12,7 @@ from cluster.api.peer_queries import (
     Peers,
     agreement_of,
     ask_all,
+    begin_verification,
     checkpoint_of,
     status_of,
     verification_of,
@@ -356,15 +357,14 @@ class AdminService(Service, rpc.AdminServiceServicer):
     ) -> pb.BeginVerificationResponse:
         """Begin passes over the files of one node, or of all."""
         del context
-        there = functools.partial(verification_of, at_index=None)
         if not self._is_here(request.node):
-            node = await there(request.node, *self._view.peers()[request.node])
+            node = await begin_verification(request.node, *self._view.peers()[request.node])
             return pb.BeginVerificationResponse(nodes=[node])
         scrub = self._own_scrub()
         scrub.begin()
         nodes = [scrub.last_pass()]
         if not request.node:
-            nodes += await ask_all(self._view.peers(), there)
+            nodes += await ask_all(self._view.peers(), begin_verification)
         return pb.BeginVerificationResponse(nodes=sorted(nodes, key=lambda node: node.node))
 
     @answered

@@ -56,22 +56,31 @@ async def checkpoint_of(
     return answer.nodes[0]
 
 
+async def begin_verification(name: str, address: str, stub: Stub) -> pb.NodeVerification:
+    """Begin a node's pass over its files and return it; for an unreachable node: the reason."""
+    del address
+    request = pb.BeginVerificationRequest(node=name)
+    try:
+        answer = await stub.BeginVerification(request, timeout=PART_S)
+    except grpc.aio.AioRpcError as error:
+        return pb.NodeVerification(node=name, error=why(error))
+    return answer.nodes[0]
+
+
 async def verification_of(
-    name: str, address: str, stub: Stub, at_index: LogIndex | None
+    name: str, address: str, stub: Stub, at_index: LogIndex
 ) -> pb.NodeVerification:
     """Return a node's last pass over its files; for an unreachable node: with the reason.
 
-    `at_index`: with the digest at this index. None: a pass begins.
+    `at_index`: with the digest at this index.
     """
     del address
-    begin = pb.BeginVerificationRequest(node=name)
-    show = pb.GetVerificationRequest(node=name, at_index=at_index or 0)
+    request = pb.GetVerificationRequest(node=name, at_index=at_index)
     try:
-        if at_index is None:
-            return (await stub.BeginVerification(begin, timeout=PART_S)).nodes[0]
-        return (await stub.GetVerification(show, timeout=PART_S)).nodes[0]
+        answer = await stub.GetVerification(request, timeout=PART_S)
     except grpc.aio.AioRpcError as error:
         return pb.NodeVerification(node=name, error=why(error))
+    return answer.nodes[0]
 
 
 def agreement_of(digests: Sequence[str]) -> pb.Agreement.ValueType:

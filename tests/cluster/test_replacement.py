@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from cluster.api.peer_queries import verification_of
+from cluster.api.peer_queries import begin_verification
 from cluster.files.replacement import ask_to_replace
 from cluster.files.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby
 from cluster.settings.config import build_config
@@ -40,7 +40,7 @@ async def test_waiting_node_is_replaced_only_by_an_answer_to_its_status_from_its
         assert not asked.is_set()
         await ask_to_replace(stub, config.cluster_id, config.name)
         assert asked.is_set()
-        said = await verification_of(config.name, config.grpc, stub, None)
+        said = await begin_verification(config.name, config.grpc, stub)
         name = config.name
         text = f"{name} is waiting and serves nothing meanwhile: its promise is lost"
         assert (said.reachable, said.error) == (False, text)
