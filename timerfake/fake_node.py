@@ -192,6 +192,10 @@ class FakeNode(TopicView):
     def shared_checkpoint(self, *, offsets: bool = True) -> None:
         """Return None: no other node shares a checkpoint."""
 
+    def is_voter(self, name: str) -> bool:
+        """Return whether it is this node: there is no other."""
+        return name == NAME
+
     def leadership(self) -> tuple[int, str, str]:
         """Return (epoch, leader's name, controller's name)."""
         return self.log.epoch, NAME, NAME

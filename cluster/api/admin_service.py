@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from cluster.api import wire_rows
 from cluster.api.backup_desk import BackupDesk
@@ -33,6 +33,8 @@ from timer.ready.topic import Topic
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.values.same_fields import as_type
+
+_Answer = TypeVar("_Answer", pb.NodeCheckpoint, pb.NodeVerification)
 
 
 class View(Protocol):
@@ -64,6 +66,9 @@ class View(Protocol):
 
     def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""
+
+    def is_voter(self, name: str) -> bool:
+        """Return whether the node with a name is a voter, as far as this node knows."""
 
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """Return a group from the state applied on this node."""
@@ -178,7 +183,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         nodes = [self._view.node_checkpoint(index)]
         if not request.local:
             there = functools.partial(checkpoint_of, at_index=index)
-            nodes += await ask_all(self._view.peers(), there)
+            nodes += self._members(await ask_all(self._view.peers(), there))
         return pb.GetCheckpointResponse(
             nodes=sorted(nodes, key=lambda node: node.node),
             shared=None if request.at_index else self._view.shared_checkpoint(),
@@ -364,7 +369,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         scrub.begin()
         nodes = [scrub.last_pass()]
         if not request.node:
-            nodes += await ask_all(self._view.peers(), begin_verification)
+            nodes += self._members(await ask_all(self._view.peers(), begin_verification))
         return pb.BeginVerificationResponse(nodes=sorted(nodes, key=lambda node: node.node))
 
     @answered
@@ -381,7 +386,8 @@ class AdminService(Service, rpc.AdminServiceServicer):
         else:
             nodes = [self._own_scrub().last_pass()]
             nodes[0].digest = self._view.node_checkpoint(index).digest
-            nodes += [] if request.node else await ask_all(self._view.peers(), there)
+            if not request.node:
+                nodes += self._members(await ask_all(self._view.peers(), there))
         if not index:  # each has looked at an index of its own, if any
             for node in nodes:
                 node.digest = ""
@@ -390,6 +396,10 @@ class AdminService(Service, rpc.AdminServiceServicer):
             digest_index=index,
             agreement=None if request.node else agreement_of([node.digest for node in nodes]),
         )
+
+    def _members(self, nodes: list[_Answer]) -> list[_Answer]:
+        """Leave out nodes that neither answer nor vote, as before an `add` or after a `remove`."""
+        return [node for node in nodes if node.reachable or self._view.is_voter(node.node)]
 
     def _own_scrub(self) -> Scrub:
         if self._scrub is None:

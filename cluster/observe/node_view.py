@@ -137,6 +137,11 @@ class NodeState(TopicView):
         """Return the other nodes: name -> (address, stub)."""
         return {name: (self._config.peers[name], stub) for name, stub in self._stubs.items()}
 
+    def is_voter(self, name: str) -> bool:
+        """Return whether the node with a name is a voter. It may be one whose name is unknown."""
+        names = {self._name_of(voter) for voter in self._replica.voters}
+        return name in names or None in names
+
     async def drain(self, *, undo: bool) -> bool:
         """Drain this node, or undo it. Return whether the node gave the leadership away.
 

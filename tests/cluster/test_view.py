@@ -1,8 +1,9 @@
 """The answer to an operator's request is the outcome that the control plane knows."""
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
+import grpc
 import pytest
 
 from cluster.api.admin_service import AdminService
@@ -158,3 +159,50 @@ async def test_digests_are_compared_only_at_an_index_that_the_asked_node_knows()
     assert {(each.node, each.at_index) for each in seen} == {
         *((name, index) for name in ("n2", "n3") for index in (0, 9)),
     }
+
+
+@pytest.mark.parametrize("votes", [True, False])
+async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -> None:
+    async def there(request: pb.GetVerificationRequest, **_: object) -> pb.GetVerificationResponse:
+        found = pb.NodeVerification(node=request.node, reachable=True, digest="a")
+        return pb.GetVerificationResponse(nodes=[found])
+
+    async def at(request: pb.GetCheckpointRequest, **_: object) -> pb.GetCheckpointResponse:
+        del request
+        found = pb.NodeCheckpoint(node="n2", reachable=True, digest="a")
+        return pb.GetCheckpointResponse(nodes=[found])
+
+    async def silent(*_: object, **__: object) -> NoReturn:
+        none = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, "refused")
+
+    replica: Any = SimpleNamespace(
+        voters={1, 2, *[3] * votes}, replica_id=1, name_of=lambda _: None
+    )
+    control: Any = SimpleNamespace(state=SimpleNamespace(name_of={2: "n2", 3: "n3"}.get))
+    config: Any = SimpleNamespace(name="n1", cluster_id="c", limits=LIMITS)
+    none = cast("Any", None)
+    node = NodeState(config, replica, HOST, control, {}, lambda: MonoMs(0), none)
+    gone = SimpleNamespace(GetVerification=silent, GetCheckpoint=silent)
+    answers = SimpleNamespace(GetVerification=there, GetCheckpoint=at)
+    view: Any = SimpleNamespace(
+        name="n1",
+        is_voter=node.is_voter,
+        peers=lambda: {"n2": ("host:1", answers), "n3": ("host:2", gone)},
+        shared_checkpoint=lambda *, offsets: None,
+        node_checkpoint=lambda index: pb.NodeCheckpoint(node="n1", reachable=True, digest="a"),
+    )
+    scrub: Any = SimpleNamespace(last_pass=lambda: pb.NodeVerification(node="n1", reachable=True))
+    admin = AdminService(view, none, none, none, none, scrub=scrub)
+    request = pb.GetVerificationRequest(at_index=9)
+    found = await admin.GetVerification(request, none)
+    names = ["n1", "n2", *["n3"] * votes]
+    assert [each.node for each in found.nodes] == names
+    agreement = pb.AGREEMENT_UNKNOWN if votes else pb.AGREEMENT_SAME
+    assert found.agreement == agreement
+    shown = await admin.GetCheckpoint(pb.GetCheckpointRequest(at_index=9), none)
+    assert [each.node for each in shown.nodes] == names
+    one = await admin.GetVerification(pb.GetVerificationRequest(node="n3"), none)
+    assert [(each.node, each.error) for each in one.nodes] == [("n3", "refused")]
+    replica.voters = {1, 4}
+    assert node.is_voter("n3"), "it may be 4, whose name is unknown"

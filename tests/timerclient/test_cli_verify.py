@@ -64,6 +64,28 @@ def test_verify_takes_no_pass_of_a_node_that_it_has_not_begun_or_joined(
         assert threaded.cluster.begun == ["n1", "n1"]
 
 
+def test_verify_goes_on_without_a_learner_that_stops_until_it_is_back(
+    ctl: Ctl, threaded: Threaded
+) -> None:
+    """The nodes leave out one that neither answers nor votes."""
+    threaded.cluster.verifications = [
+        answered(verified("n1"), verified("n2")),
+        answered(verified("n1"), verified("n2")),
+        answered(verified("n1", ended=5)),
+    ]
+    code, out, _ = ctl("-o", "json", "verify")
+    assert (code, [each["node"] for each in json.loads(out)["nodes"]]) == (0, ["n1"])
+    assert threaded.cluster.begun == [""]
+    threaded.cluster.verifications = [
+        answered(verified("n1")),
+        answered(verified("n1"), verified("n2", began=2, ended=3)),  # an old pass, or its own
+        answered(verified("n1", ended=5), verified("n2", began=7, ended=8)),
+    ]
+    code, out, _ = ctl("-o", "json", "verify")
+    assert (code, [each["ended_at_ms"] for each in json.loads(out)["nodes"]]) == (0, [5, 8])
+    assert threaded.cluster.begun == ["", "", "n2"]
+
+
 def test_verify_exits_1_for_damage_and_different_states_and_3_for_a_node_that_is_silent(
     ctl: Ctl, threaded: Threaded
 ) -> None:

@@ -6,6 +6,7 @@
 A node with damage ends soon after its pass, to be healed: its result stays. A node that restarts
 before the end of its pass, or was silent at the begin, begins another one. A pass that the node has
 begun by itself is joined: a node keeps the result only of a pass that was asked for.
+Nodes that neither answer nor vote are left out.
 """
 
 import time
@@ -41,8 +42,11 @@ class PassFollower:
     def look(self) -> bool:
         """Look at the passes; return whether to look again."""
         now_s, answer = time.monotonic(), self._answer()
+        members = {each.node for each in answer.nodes}
+        for name in [n for n, p in self._passes.items() if n not in members and not p.ended_at_ms]:
+            del self._passes[name]
         for each in answer.nodes:
-            mine = self._passes.setdefault(each.node, each)
+            mine = self._passes.setdefault(each.node, pb.NodeVerification(node=each.node))
             self._heard_s.setdefault(each.node, now_s)
             if mine.ended_at_ms:
                 if each.reachable and (each.began_at_ms == mine.began_at_ms or not each.damages):

@@ -1404,7 +1404,8 @@ class AdminServiceServicer:
     def BeginVerification(self, request, context):
         """Makes one node, or all nodes, read all files of their state and their log now and check all
         checksums, at the rate at which each node does so by itself from time to time. A pass that runs
-        already is joined. Answered at once: GetVerification shows the progress and the result.
+        already is joined. Answered at once: GetVerification shows the progress and the result. Of all
+        nodes, both leave out those that neither answer nor vote.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -445,7 +445,8 @@ class AdminServiceStub:
     BeginVerification: _grpc.UnaryUnaryMultiCallable[_timer_pb2.BeginVerificationRequest, _timer_pb2.BeginVerificationResponse]
     """Makes one node, or all nodes, read all files of their state and their log now and check all
     checksums, at the rate at which each node does so by itself from time to time. A pass that runs
-    already is joined. Answered at once: GetVerification shows the progress and the result.
+    already is joined. Answered at once: GetVerification shows the progress and the result. Of all
+    nodes, both leave out those that neither answer nor vote.
     """
     GetVerification: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetVerificationRequest, _timer_pb2.GetVerificationResponse]
     """Returns the last pass of one node over its files, or that of each node and whether their states
@@ -521,7 +522,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     BeginVerification: _aio.UnaryUnaryMultiCallable[_timer_pb2.BeginVerificationRequest, _timer_pb2.BeginVerificationResponse]  # type: ignore[assignment]
     """Makes one node, or all nodes, read all files of their state and their log now and check all
     checksums, at the rate at which each node does so by itself from time to time. A pass that runs
-    already is joined. Answered at once: GetVerification shows the progress and the result.
+    already is joined. Answered at once: GetVerification shows the progress and the result. Of all
+    nodes, both leave out those that neither answer nor vote.
     """
     GetVerification: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetVerificationRequest, _timer_pb2.GetVerificationResponse]  # type: ignore[assignment]
     """Returns the last pass of one node over its files, or that of each node and whether their states
@@ -720,7 +722,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_timer_pb2.BeginVerificationResponse, _abc.Awaitable[_timer_pb2.BeginVerificationResponse]]:
         """Makes one node, or all nodes, read all files of their state and their log now and check all
         checksums, at the rate at which each node does so by itself from time to time. A pass that runs
-        already is joined. Answered at once: GetVerification shows the progress and the result.
+        already is joined. Answered at once: GetVerification shows the progress and the result. Of all
+        nodes, both leave out those that neither answer nor vote.
         """
 
     @_abc_1.abstractmethod
