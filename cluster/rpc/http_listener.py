@@ -14,14 +14,13 @@ from typing import Final
 
 from cluster.rpc.aiohttp_server import RequestHandler
 from cluster.rpc.http_connections import BUFFER_BYTES, HttpConnections
-from replication.shell.accepting import accepted
+from replication.shell.accepting import accepted, listening_at
 
 CONNECTIONS_MAX: Final = 256
 """Open connections and unfinished handshakes. With one more an old one is closed, so that a probe
 can connect."""
 HANDSHAKE_S: Final = 5.0
 """Limit for a TLS handshake."""
-BACKLOG: Final = 1_024
 
 
 class HttpListener:
@@ -53,16 +52,8 @@ class HttpListener:
         Raises:
             OSError: an address is in use, or not this machine's.
         """
+        self._sockets = await listening_at(host, port)
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        try:
-            for family, _, _, _, address in dict.fromkeys(found):
-                made = socket.create_server(address, family=family, backlog=BACKLOG)
-                made.settimeout(0)  # it does not block
-                self._sockets.append(made)
-        except OSError:
-            await self.stop()
-            raise
         self._looking = [loop.create_task(self._connections.run())]
         self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
         return int(self._sockets[0].getsockname()[1])

@@ -1,16 +1,54 @@
-"""Connections accepted from a listening socket, before TLS and before any protocol.
+"""Listening sockets, and the connections that they accept before TLS and before any protocol.
 
 A server of asyncio counts a connection after its handshake. A listener that bounds unfinished
 handshakes therefore accepts connections itself.
 """
 
 import asyncio
+import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator
 from typing import Final
 
 PAUSE_S: Final = 0.1
 """Pause after a connection that could not be accepted, as without free files."""
+BACKLOG: Final = 1_024
+_WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - as the settings name them
+_ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+async def listening_at(host: str, port: int) -> list[socket.socket]:
+    """Return a socket for each address of a host, all at one port; port 0: any free one.
+
+    As gRPC's servers do, it takes IPv4 and IPv6 at 0.0.0.0 and at [::], and leaves out an address
+    that this machine does not have if there is another.
+
+    Raises:
+        OSError: an address is in use, or all are not this machine's.
+    """
+    if host in _WILDCARDS and socket.has_dualstack_ipv6():
+        host = "::"
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    made, absent = list[socket.socket](), OSError(errno.EADDRNOTAVAIL, "no address")
+    with contextlib.ExitStack() as closing:
+        for family, _, _, _, address in dict.fromkeys(found):
+            at, both = (address[0], port, *address[2:]), host == "::"
+            try:
+                each = socket.create_server(at, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                absent = error
+                continue
+            made.append(closing.enter_context(each))
+            each.settimeout(0)  # it does not block
+            port = int(each.getsockname()[1])
+        if not made:
+            raise absent
+        closing.pop_all()
+    return made
 
 
 async def accepted(listening: socket.socket) -> AsyncIterator[socket.socket]:

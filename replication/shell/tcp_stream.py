@@ -24,7 +24,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Self, cast
 
-from replication.shell.accepting import accepted
+from replication.shell.accepting import accepted, listening_at
 
 KEY_SIZE: Final = 32
 HALF: Final = KEY_SIZE // 2
@@ -69,22 +69,15 @@ class TcpPort:
         """First half of the key -> the connection that is to come."""
 
     async def open(self) -> None:
-        """Listen.
+        """Listen on each address of the host.
 
         Raises:
-            OSError: the address is in use, or not this machine's.
+            OSError: an address is in use, or not this machine's.
         """
+        self._sockets = await listening_at(self._host, self._wanted)
+        self.port = int(self._sockets[0].getsockname()[1])
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
-            self._host, self._wanted, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, _, _, _, address = found[0]
-        both = family == socket.AF_INET6  # [::] takes IPv4 connections too, as gRPC's ports do
-        listening = socket.create_server(address[:2], family=family, dualstack_ipv6=both)
-        listening.settimeout(0)  # it does not block
-        self._sockets.append(listening)
-        self.port = int(listening.getsockname()[1])
-        self._accepting.append(loop.create_task(self._accept(listening)))
+        self._accepting = [loop.create_task(self._accept(each)) for each in self._sockets]
 
     async def close(self) -> None:
         """Accept no more connections, and end the greetings; allowed at any time."""

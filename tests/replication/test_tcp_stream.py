@@ -202,15 +202,49 @@ def test_messages_that_have_waited_do_not_hold_the_event_loop() -> None:
     assert max(turns) < 1_000
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
-async def test_port_at_the_ipv6_wildcard_takes_ipv4_connections_too() -> None:
-    port = TcpPort("::", 0)
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return socket.has_dualstack_ipv6()
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::", "0.0.0.0"])
+async def test_port_at_a_wildcard_takes_ipv4_and_ipv6(host: str) -> None:
+    port = TcpPort(host, 0)
     await port.open()
     received: list[bytes] = []
+    for at in ("127.0.0.1", "::1"):
+        with socket.create_connection((at, port.port)):
+            pass
     stream = await stream_to(port, port.expect(took(received)).key)
     await stream.write(b"over IPv4")
     await until(lambda: received == [b"over IPv4"])
     stream.abort()
+    await port.close()
+
+
+async def test_port_at_a_name_takes_connections_at_each_of_its_addresses_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = ["192.0.2.1", "127.0.0.1", "127.0.0.2"]  # the first is no machine's
+
+    async def found(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+    port = TcpPort("name", 0)
+    await port.open()
+    for at in ("127.0.0.1", "127.0.0.2"):
+        with socket.create_connection((at, port.port)):
+            pass
+    with socket.create_server(("127.0.0.3", 0)) as other:
+        addresses[:] = ["127.0.0.4", "127.0.0.3"]
+        with pytest.raises(OSError, match="in use"):
+            await TcpPort("name", int(other.getsockname()[1])).open()
+    addresses[:] = ["192.0.2.1"]
+    with pytest.raises(OSError, match="assign requested address"):
+        await TcpPort("name", 0).open()
     await port.close()
 
 
