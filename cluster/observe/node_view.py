@@ -293,14 +293,12 @@ class NodeState(TopicView):
 
     async def _measure(self) -> None:
         leader, engine = self._host.leader, self._host.engine
-        ports = {name: getattr(self._config, name) for name in ("grpc", "tokens", "link", "http")}
-        numbers = {
-            name: parse_address(name, at, port_min=0).port for name, at in ports.items() if at
-        }
-        if self._replica.tcp_port:
-            numbers["replication"] = self._replica.tcp_port
+        bound = {name: getattr(self._config, name) for name in ("grpc", "tokens", "link", "http")}
+        ports = {name: parse_address(name, at, port_min=0).port for name, at in bound.items() if at}
+        ports["replication"] = self._replica.tcp_port
+        known = {name: port for name, port in ports.items() if port}  # http may be at any free one
         with suppress(OSError):  # no file can be opened; the last figures stay
-            self._connections = await asyncio.to_thread(connections_of, numbers)
+            self._connections = await asyncio.to_thread(connections_of, known)
         await self._topics.measure()
         if leader is None:
             self._lags, self._quotas = [], ()

@@ -10,7 +10,10 @@ from cluster.api.admin_service import AdminService
 from cluster.control.control_plane import CommandOutcome, TransferAnswer
 from cluster.control.membership import Change
 from cluster.observe import node_view as view
+from cluster.observe.busiest_topics import BusiestTopics
 from cluster.observe.node_view import NodeState
+from cluster.settings.config import build_config
+from tests.cluster.test_config import BASE
 from timer.model.timer_errors import (
     CommitTimeoutError,
     EngineError,
@@ -206,3 +209,20 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
     assert [(each.node, each.error) for each in one.nodes] == [("n3", "refused")]
     replica.voters = {1, 4}
     assert node.is_voter("n3"), "it may be 4, whose name is unknown"
+
+
+async def test_connections_are_counted_at_the_ports_whose_numbers_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def measured(_: object) -> None:
+        pass
+
+    monkeypatch.setattr(BusiestTopics, "measure", measured)
+    more = {"grpc": "127.0.0.1:9", "http": "127.0.0.1:0", "limits.metric_topics_max": 0}
+    config = build_config(BASE, more)
+    replica: Any = SimpleNamespace(tcp_port=7)
+    host: Any = SimpleNamespace(engine=ENGINE, leader=None)
+    none = cast("Any", None)
+    node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
+    await node.measure()
+    assert node._connections == {"grpc": 0, "replication": 0}
