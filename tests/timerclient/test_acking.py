@@ -57,6 +57,37 @@ def test_a_settled_future_has_no_parts_until_they_are_used() -> None:
         _ = acking.colour
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("error", [None, LeaseLost.of([7], 1)])
+def test_failure_callback_is_called_once_for_a_failure_and_a_success_needs_no_parts(
+    whole: bool, late: bool, error: LeaseLost | None
+) -> None:
+    acking, seen = Acking[AckResult](), list[BaseException | None]()
+
+    def settle() -> None:
+        if error is None:
+            acking.set_result(AckResult.ACKED)
+        else:
+            acking.set_exception(error)
+
+    def failed(future: "Future[Any]") -> None:
+        seen.append(future.exception())
+        raise RuntimeError("is logged")
+
+    if whole:
+        _ = acking._condition
+    if late:
+        settle()
+    acking.add_failure_callback(failed)
+    assert acking._has_parts == (whole or late)
+    if not late:
+        settle()
+        with pytest.raises(InvalidStateError):
+            settle()
+    assert seen == ([] if error is None else [error])
+
+
 @pytest.mark.parametrize("looked_at", [False, True])
 def test_a_future_is_settled_once(looked_at: bool) -> None:
     for made in (acked, failed):

@@ -22,6 +22,8 @@ from timerclient import (
     TimerContext,
     Worker,
 )
+from timerclient.rows.messages import Acking, Message
+from timerclient.values.results import AckResult
 from timerclient.worker import handler_arguments
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.rejected_letters import letter_headers
@@ -413,6 +415,27 @@ def test_connections_that_come_at_once_are_accepted_at_once(timer_app: Run) -> N
         for _ in range(CONNECTIONS_MAX):
             # A connection that does not fit into the queue takes a second or longer.
             stack.enter_context(socket.create_connection(("127.0.0.1", port.port), 0.9))
+
+
+async def test_ack_of_a_worker_stays_without_the_parts_of_a_future(
+    async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, ackings = TimerApp(), list[Acking[AckResult]]()
+    ack = Message.ack
+
+    def noted(message: Message) -> Acking[AckResult]:
+        ackings.append(ack(message))
+        return ackings[-1]
+
+    @app.timer("orders", group="billing")
+    async def quick() -> None:
+        pass
+
+    monkeypatch.setattr(Message, "ack", noted)
+    async with async_timer_app(app) as timers:
+        await quick.schedule()
+        await timers.settle()
+    assert [(acking.done(), acking._has_parts) for acking in ackings] == [(True, False)]
 
 
 async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_the_message(

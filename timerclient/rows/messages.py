@@ -64,6 +64,7 @@ class Acking(GuardedFuture[T]):
     counts = False
     """True: the result is a count of messages, not an AckResult."""
     _has_parts = False
+    _on_failure: "Callable[[Future[Any]], object] | None" = None
     _state = PENDING
     _result = None
     _exception = None
@@ -98,11 +99,22 @@ class Acking(GuardedFuture[T]):
     def set_exception(self, exception: BaseException | None) -> None:
         """Settle the future with an error; once."""
         with _step:
-            if not self._has_parts and not self.done():
+            whole = self._has_parts or self.done()
+            if not whole:
                 self._exception = exception
                 self._state = FINISHED
+        if whole:
+            super().set_exception(exception)
+        if self._on_failure is not None:
+            self.add_done_callback(self._on_failure)
+
+    def add_failure_callback(self, fn: "Callable[[Future[Any]], object]") -> None:
+        """Call `fn` with the future if it fails; for one callback. A success makes no parts."""
+        with _step:
+            if not self._has_parts and not self.done():
+                self._on_failure = fn
                 return
-        super().set_exception(exception)
+        self.add_done_callback(lambda future: future.exception() and fn(future))
 
     def done(self) -> bool:
         """Return whether the outcome is known."""

@@ -213,11 +213,12 @@ class HandlerRunner:
         except TimerError as error:  # the lease is lost, and the consumer knows it
             self._not_acked(message, error)
         else:
-            acking.add_done_callback(functools.partial(self._acked, message))
+            acking.add_failure_callback(functools.partial(self._failed, message))
 
-    def _acked(self, message: Message, acking: "Future[Any]") -> None:
-        if (error := acking.exception()) is not None:
-            self._not_acked(message, error)
+    def _failed(self, message: Message, acking: "Future[Any]") -> None:
+        error = acking.exception()
+        assert error is not None
+        self._not_acked(message, error)
 
     def _not_acked(self, message: Message, error: BaseException) -> None:
         self.metrics.outcomes[Outcome.LOST] += isinstance(error, LeaseLost)
