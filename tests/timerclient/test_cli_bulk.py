@@ -102,6 +102,9 @@ def test_a_failed_command_continues_where_the_hint_says(
 def test_standard_input_and_wrong_combinations(
     ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"{")))
+    code, _, err = ctl("schedule", "orders", "--from", "-")
+    assert (code, err.startswith("timerctl: line 1: must be JSON")) == (2, True), "nothing to go on"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"payload": "a"}\n{')))
     code, _, err = ctl("schedule", "orders", "--from", "-")
     assert (code, "line 2: must be JSON" in err) == (2, True)

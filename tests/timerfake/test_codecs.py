@@ -90,7 +90,10 @@ for _ in range(100_000):
         ({"json": DEEP}, "RecursionError"),
         ({"json": "\ud800"}, "UnicodeEncodeError"),
         ({"payload": EncodedValue(["x"], NUMBERS)}, "payload = 'list': must have a form as appl"),
-        ({"payload": "text"}, "must be bytes; encode text first"),
+        (
+            {"payload": {"a": 1}},
+            "'dict': must be bytes; encode text first, or give a value as `json`",
+        ),
     ],
 )
 def test_value_that_can_not_be_encoded_is_rejected_and_not_shown(

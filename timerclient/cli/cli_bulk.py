@@ -205,6 +205,8 @@ class BulkSchedule:
         self._repeated = self._sent = 0
         self._last = args.skip
         """Number of the last line of an answered request."""
+        self._was_sent = False
+        """A request was sent, and may have taken effect."""
         self._began_s = time.monotonic()
 
     def run(self, client: TimerClient) -> int:
@@ -219,7 +221,8 @@ class BulkSchedule:
                     self._send(client, batch)
             except (TimerError, KeyboardInterrupt):
                 self._progress(is_last=True)
-                self._hint()
+                if self._was_sent:
+                    self._hint()
                 raise
         self._progress(is_last=True)
         if self._args.output != "json":
@@ -229,6 +232,7 @@ class BulkSchedule:
         return OK if all(each in _DONE for each in self._counts) else NOT_SCHEDULED
 
     def _send(self, client: TimerClient, batch: Sequence[InputLine]) -> None:
+        self._was_sent = True
         named = [line for line in batch if line.request_id is not None]
         others = [line for line in batch if line.request_id is None]
         results: dict[int, LineResult] = {}

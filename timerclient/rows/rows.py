@@ -480,8 +480,8 @@ def checked(body: bytes) -> bytes:
     return body
 
 
-def payload_bytes(payload: Any) -> bytes:
-    """Return one payload as bytes.
+def payload_bytes(payload: Any, hint: str = ", or give a value as `json`") -> bytes:
+    """Return one payload as bytes. `hint`: the end of the error text.
 
     Raises:
         InvalidRequest: It is not bytes-like.
@@ -490,7 +490,7 @@ def payload_bytes(payload: Any) -> bytes:
         return payload
     if isinstance(payload, bytearray | memoryview):
         return bytes(payload)
-    raise InvalidRequest.of("payload", kind_of(payload), "must be bytes; encode text first")
+    raise InvalidRequest.of("payload", kind_of(payload), f"must be bytes; encode text first{hint}")
 
 
 def kind_of(value: object) -> str:
@@ -516,7 +516,7 @@ def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
             sizes = list(map(len, rows))
         except TypeError:
             for row in rows:
-                payload_bytes(row)
+                payload_bytes(row, "")
             raise
         if sum(sizes) != len(blob):  # views of wider items
             sizes = [memoryview(row).nbytes for row in rows]
