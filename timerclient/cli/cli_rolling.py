@@ -7,8 +7,9 @@
 
     rolling-restart --restart-with 'CMD {node}' [--since TIME] [--dry-run] [--yes]
 
-A node counts as healthy if the leader serves, all nodes answer, and no voter lags or withholds its
-vote. The next node restarts only then, so at most one node is ever down.
+A node restarts only while the leader serves, all voters answer, and no node lags or withholds its
+vote. So at most one voter is ever down. A node that neither answers nor votes is left out,
+as one that was stopped after `members remove`.
 """
 
 from __future__ import annotations
@@ -51,30 +52,28 @@ def troubles_of(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -
         count = "1 voter" if len(voters) == 1 else f"{len(voters)} voters"
         yield f"{count}: with fewer than {VOTERS_MIN} a restart ends the service"
     end = max((node.commit_index for node in status.nodes), default=0)
-    for node in status.nodes:
-        if not node.reachable:
-            yield f"{node.name} does not answer: {node.error}"
-        elif node.damage:
+    for node in (each for each in status.nodes if each.reachable):
+        if node.damage:
             yield f"{node.name} has a damaged file: {node.damage}"
         elif node.unsure or node.withholds_votes:
             yield f"{node.name} does not vote yet"
         elif end - node.applied_index > LAG_MAX:
             behind = end - node.applied_index
             yield f"{node.name} is {behind} entries behind; limit: {LAG_MAX}"
+    nodes = {node.name: node for node in status.nodes}
     for voter in voters:
-        if voter.name not in {node.name for node in status.nodes}:
+        if voter.name not in nodes:
             yield f"the voter {voter.name} is in no node's status"
+        elif voter.role == "unreachable" or not nodes[voter.name].reachable:
+            yield f"{voter.name} does not answer: {nodes[voter.name].error or 'it did before'}"
         elif voter.lag_entries > LAG_MAX:
             yield f"{voter.name} is {voter.lag_entries} entries behind; limit: {LAG_MAX}"
-        elif voter.role == "unreachable":
-            yield f"the voter {voter.name} does not answer"
 
 
 def order_of(status: pb.GetStatusResponse) -> list[str]:
-    """Return the names of all nodes in the order of their restarts: the leader is the last."""
-    return sorted(
-        (node.name for node in status.nodes), key=lambda name: (name == status.leader, name)
-    )
+    """Return the names of the nodes in the order of their restarts: the leader is the last."""
+    names = [node.name for node in status.nodes if node.reachable]
+    return sorted(names, key=lambda name: (name == status.leader, name))
 
 
 class RestartError(TimerError):
@@ -240,6 +239,8 @@ class RollingCommands(Commands):
                 refused = RestartError(f"refused, nothing was restarted: {'; '.join(troubles)}")
                 refused.outcome_known = True
                 raise refused
+            if left_out := [node.name for node in status.nodes if not node.reachable]:
+                _tell(f"left out, as it neither answers nor votes: {', '.join(left_out)}")
             document: dict[str, Any] = {"nodes": names, "restarted": not args.dry_run}
             plan = "restart " + (", ".join(names) or "no node")
             if args.dry_run or not names:
