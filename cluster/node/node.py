@@ -61,15 +61,15 @@ class Node:
         """This node must not lead again: it has drained, or it restarts."""
         self._parts = build(config, self, raft_lost=raft_lost)
 
-    async def start(self) -> None:
-        """Open the ports and join the cluster.
+    async def start(self) -> str:
+        """Open the ports and join the cluster. Return the addresses, for people.
 
         Raises:
             ConfigError: a port is in use.
             WrongDirectory, CorruptFile, UnknownVersion: Raft's files.
         """
         parts = self._parts
-        await parts.ports.open()
+        http_port = await parts.ports.open()
         parts.loop_watch.start()
         await parts.ports.health.update()
         await parts.replica.start()
@@ -81,7 +81,10 @@ class Node:
         self.spawn(parts.memory.run())
         self.spawn(parts.backups.run())
         self.spawn(parts.scrubber.run())
-        logger.info("started: grpc %s, http %s", self.config.grpc, self.config.http)
+        http_host = self.config.http.rpartition(":")[0]
+        addresses = f"grpc {self.config.grpc}, http {http_host}:{http_port}"
+        logger.info("started: %s", addresses)
+        return addresses
 
     def reload(self) -> None:
         """Read again the files that a running node reads, except the settings."""

@@ -67,8 +67,8 @@ class Ports:
             endpoints.tls.on_renewal = self._renew
             endpoints.tls.on_withdrawal = endpoints.end_distrusted
 
-    async def open(self) -> None:
-        """Listen on the gRPC ports, then on the HTTP port.
+    async def open(self) -> int:
+        """Listen on the gRPC ports, then on the HTTP port; return the number of the HTTP port.
 
         Raises:
             ConfigError: an address is in use, or not this machine's.
@@ -76,7 +76,7 @@ class Ports:
         try:
             await self._endpoints.open_replication()
             await self._endpoints.listen(*self._grpc)
-            await self._http.start()
+            return await self._http.start()
         except ConfigError:
             await self.close_grpc(None)  # else it logs an error at the end of the loop
             raise

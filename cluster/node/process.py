@@ -222,9 +222,9 @@ async def _live(
     try:
         node = make_node()
         sweeper.start()  # the state is in memory, and no client can connect yet
-        await node.start()
+        addresses = await node.start()
         on_start(node)
-        notice_ready(f"started: grpc {config.grpc}, http {config.http}")
+        notice_ready(f"started: {addresses}")
     except (Damaged, CorruptFileError, PromiseLostError) as error:
         curing = loop.create_task(_cure(disk, config, error))
         if await _unless_ended(curing, ending):

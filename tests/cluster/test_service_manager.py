@@ -44,7 +44,7 @@ def settings(tmp_path: Path) -> dict[str, object]:
 def test_node_reports_that_it_is_ready_alive_and_stopping(
     manager: socket.socket, tmp_path: Path
 ) -> None:
-    chosen = settings(tmp_path)
+    chosen = settings(tmp_path) | {"http": "127.0.0.1:0"}
     timerd.init(["--data", str(chosen["data"]), "--name", "n1", "--cluster-id", "c", "--voters=n1"])
     words = [sys.executable, "-m", "cluster.node.timerd"]
     env = {**os.environ, **{f"TIMERD_{key.upper()}": str(chosen[key]) for key in chosen}}
@@ -54,8 +54,11 @@ def test_node_reports_that_it_is_ready_alive_and_stopping(
             while not told[-1].startswith("READY=1\n"):
                 told.append(manager.recv(4096).decode())
             assert "STATUS=opening the data directory\nWATCHDOG_USEC=0" in told[:-1]
-            started = f"STATUS=started: grpc {chosen['peers']}".replace("n1=", "")
-            assert told[-1].splitlines()[1].startswith(started)
+            started = f"STATUS=started: grpc {chosen['peers']}, http 127.0.0.1:".replace("n1=", "")
+            status = told[-1].splitlines()[1]
+            assert status.startswith(started)
+            with socket.create_connection(("127.0.0.1", int(status.removeprefix(started)))):
+                pass
             assert told[-1].splitlines()[2] == "WATCHDOG_USEC=20000000"
             node.send_signal(signal.SIGTERM)
             while not told[-1].startswith("STOPPING=1\n"):
