@@ -198,6 +198,7 @@ async def test_redelivery_says_so(cluster: Cluster, client: AsyncTimerClient) ->
     async with client.consumer("orders", "g") as consumer:
         [message] = await consumer.receive()
         assert message.attempt == 2
+        assert repr(message) == f"Message({message.id!r}, queue_offset=0, attempt=2)"
 
 
 @pytest.mark.parametrize("how", ["deposed", "killed", "paused"])

@@ -351,7 +351,7 @@ class Message(PayloadReader):
         return acking
 
     def __repr__(self) -> str:
-        return f"Message(queue_offset={self.queue_offset}, attempt={self.attempt})"
+        return f"Message({self.id!r}, queue_offset={self.queue_offset}, attempt={self.attempt})"
 
 
 class Batch(Sequence[Message]):

@@ -10,7 +10,7 @@ results. The client (timerclient/client/aio.py) sends them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Self, TypedDict
 
@@ -46,9 +46,9 @@ class TimerInfo:
     topic: str = ""
     requested_ms: int | None = None
     """The requested due time, Unix milliseconds."""
-    payload: bytes | None = field(default=None, repr=False)
+    payload: bytes | None = None
     key: str | None = None
-    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    headers: Mapping[str, str] | None = None
     held: bool = False
     """The timer is overdue because its topic is paused, or was just resumed. False in lists."""
     replaced_by: str | None = None
@@ -72,6 +72,12 @@ class TimerInfo:
     def due(self) -> datetime:
         """The effective due time, in UTC."""
         return rows.moment_of(self.due_ms)
+
+    def __repr__(self) -> str:
+        return (
+            f"TimerInfo({self.id!r}, {self.state.name}, topic={self.topic!r}, key={self.key!r}, "
+            f"due_ms={self.due_ms})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
