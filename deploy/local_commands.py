@@ -31,8 +31,8 @@ _EXAMPLES: Final = {
     "up": "up --nodes 3 --base-port 7401",
     "down": "down n2",
     "status": "status -o json",
-    "kill": "kill n2",
-    "restart": "restart n2",
+    "kill": "kill n2 n3",
+    "restart": "restart n2 n3",
     "logs": "logs n2 -f",
     "destroy": "destroy --yes",
 }
@@ -48,8 +48,8 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         ("up", _up, "start all nodes, or the named ones; running nodes are left alone"),
         ("down", _down, "stop all nodes, or the named ones; their data stays"),
         ("status", _status, "show the nodes"),
-        ("kill", _kill, "end a node at once with SIGKILL, as a crash does; its data stays"),
-        ("restart", _restart, "stop a node in good order, if it runs, and start it again"),
+        ("kill", _kill, "end nodes at once with SIGKILL, as a crash does; their data stays"),
+        ("restart", _restart, "stop nodes in good order, if they run, and start them again"),
         ("logs", _logs, "print the end of a node's log"),
         ("destroy", _destroy, "stop all nodes, and remove the cluster with all its data"),
     ):
@@ -64,11 +64,12 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         parser.set_defaults(run=_reporting(run), names=[], nodes=None, base_port=None, tls=False)
         if name in ("up", "down"):
             parser.add_argument("names", nargs="*", metavar="NODE")
-        if name in ("kill", "restart", "logs"):
-            parser.add_argument("node", metavar="NODE")
+        if name in ("kill", "restart"):
+            parser.add_argument("names", nargs="+", metavar="NODE")
         if name == "up":
             _add_plan(parser)
         if name == "logs":
+            parser.add_argument("node", metavar="NODE")
             _add_logs(parser)
         if name == "destroy":
             parser.add_argument("--yes", action="store_true", help="don't ask for confirmation")
@@ -229,17 +230,21 @@ def _print(args: argparse.Namespace, nodes: Sequence[tuple[Any, ...]]) -> None:
 
 
 def _kill(cluster: "LocalCluster", args: argparse.Namespace) -> None:
-    cluster.kill(args.node)
+    from deploy.local import LaunchError
+
+    if down := [name for name in args.names if not cluster.is_running(name)]:
+        raise LaunchError(f"{', '.join(down)} does not run; no node was killed")
+    cluster.kill_together(*args.names)
     _status(cluster, args)
     if args.output != "json":
         place = "" if args.dir == FOLDER else f" --dir {shlex.quote(str(args.dir))}"
-        print(f"\n{args.node} was killed. Start it: timerctl local restart {args.node}{place}")
+        print(f"\nkilled. Start again: timerctl local up {' '.join(args.names)}{place}")
 
 
 def _restart(cluster: "LocalCluster", args: argparse.Namespace) -> None:
-    if cluster.is_running(args.node):
-        cluster.stop(args.node)
-    cluster.restart(args.node)
+    if running := [name for name in args.names if cluster.is_running(name)]:
+        cluster.stop(*running)
+    cluster.start(*args.names)
     _status(cluster, args)
 
 

@@ -167,11 +167,23 @@ def taken(args: argparse.Namespace, store: "BackupStore") -> "Catalogue":
         return BackupRun(client, store, node=args.node, patience_s=patience_s).take()
 
 
-def _list(args: argparse.Namespace) -> int:
+def _store(args: argparse.Namespace) -> "BackupStore":
+    """Return the store of --from.
+
+    Raises:
+        BackupError: it does not exist.
+    """
     from cluster.backup.backup_store import BackupStore
+
+    store = BackupStore(args.store)
+    store.check_exists()
+    return store
+
+
+def _list(args: argparse.Namespace) -> int:
     from cluster.backup.catalogue import read_catalogues
 
-    found = read_catalogues(BackupStore(args.store))
+    found = read_catalogues(_store(args))
     rows = [_row(each) for each in found]
     table = cli_args.table(args, _HEADINGS, rows, _WIDE) if rows else f"no backups in {args.store}"
     put(args, {"backups": [_document(each) for each in found]}, table)
@@ -179,10 +191,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from cluster.backup.backup_store import BackupStore
     from cluster.backup.store_care import damages_of
 
-    checked, damages = damages_of(BackupStore(args.store), args.backup)
+    checked, damages = damages_of(_store(args), args.backup)
     lines = [*damages, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
     if damages:
         lines += [
@@ -193,10 +204,9 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from cluster.backup.backup_store import BackupStore
     from cluster.backup.store_care import prune
 
-    gone = prune(BackupStore(args.store), args.keep)
+    gone = prune(_store(args), args.keep)
     document = {"backups": gone.backups, "parts": gone.parts, "bytes": gone.size}
     text = f"{len(gone.backups)} backups and {gone.parts} parts deleted, {_mib(gone.size)} MiB"
     put(args, document, text)
@@ -227,7 +237,6 @@ def _mib(size: int) -> float:
 
 def _restore(args: argparse.Namespace) -> int:
     from cluster.backup import restoration
-    from cluster.backup.backup_store import BackupStore
     from cluster.backup.catalogue import find_backup
 
     if args.config is not None and (args.nodes or args.cluster_id):
@@ -237,7 +246,7 @@ def _restore(args: argparse.Namespace) -> int:
     if args.config is not None and not args.restore_id:
         text = "such as the output of `openssl rand -hex 8`"
         raise UsageError(f"--config needs --restore-id: one new id for all nodes, {text}")
-    store = BackupStore(args.store)
+    store = _store(args)
     found = find_backup(store, backup=args.backup, at_index=args.at_index, at=args.at)
     plan, places, target = _plan(args, found)
     now_ms = time.time_ns() // 1_000_000

@@ -75,6 +75,18 @@ class BackupStore:
         except OSError as error:
             raise StoreUnavailable(f"{self.root}: {name}: {error}") from None
 
+    def check_exists(self) -> None:
+        """Check that the root exists, as a directory or as the prefix of an object.
+
+        Raises:
+            BackupError: it does not.
+            StoreUnavailable: it can't be looked up.
+        """
+        with self._reported("its root"):
+            found = self._fs.get_file_info(self._base.rstrip("/") or "/")
+        if found.type != self._fs_module.FileType.Directory:
+            raise BackupError(f"{self.root}: there is no such folder; no backup was taken into it")
+
     def sizes(self, folder: str) -> dict[str, int]:
         """Return path -> bytes of the complete files in a folder and below. Absent: none.
 

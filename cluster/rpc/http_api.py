@@ -38,6 +38,7 @@ from cluster.rpc.route_forms import FORMS
 from cluster.rpc.schedule_batches import BatchCaller, ScheduleBatches
 from cluster.rpc.timer_stream import KEY_SIZE_MAX, TimerLines
 from timer.model.timer_errors import (
+    UNSHOWN,
     CommitTimeoutError,
     EngineError,
     InvalidRequestError,
@@ -289,7 +290,7 @@ def _request_id(form: HttpForm | None, request: web.Request) -> dict[str, str]:
     if IDEMPOTENCY_KEY not in request.headers:
         return {}
     if form is None or not form.takes_request_id:
-        raise InvalidRequestError(IDEMPOTENCY_KEY, "given", "only new timers take it")
+        raise InvalidRequestError(IDEMPOTENCY_KEY, UNSHOWN, "only new timers take it")
     return {"request_id": _key_of(request, REQUEST_ID_SIZE_MAX)}
 
 

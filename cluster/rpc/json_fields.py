@@ -7,12 +7,13 @@ if the field were absent.
     a duration    seconds as a number, or text as in ISO 8601 without years and months: PT1H30M
 """
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from timer.model.timer_errors import InvalidRequestError
+from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timer.model.units import DUE_MS_MAX
 
 Fields = Mapping[str, Any]
@@ -47,11 +48,11 @@ def check_known(fields: Iterable[str], known: Iterable[str], where: str = "") ->
     """
     for name in fields:
         if name not in known:
-            raise InvalidRequestError(
-                f"{where}{name[:SHOWN_MAX]}",
-                "given",
-                f"is not known; known: {', '.join(known) or 'none'}",
-            )
+            known = [*known]
+            near = difflib.get_close_matches(name[:SHOWN_MAX], known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ";"
+            limit = f"is not known{hint} known: {', '.join(known) or 'none'}"
+            raise InvalidRequestError(f"{where}{name[:SHOWN_MAX]}", UNSHOWN, limit)
 
 
 def text(fields: Fields, name: str, default: str = "") -> str:

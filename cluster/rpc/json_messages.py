@@ -9,6 +9,7 @@ from typing import Any, Final
 from google.protobuf.descriptor import FieldDescriptor
 
 from cluster.rpc.json_fields import Fields, check_known, flag, refused, text, whole
+from timer.model.timer_errors import UNSHOWN
 from timerclient.rows.enum_names import short_names
 
 _RANGE: Final = {
@@ -46,7 +47,7 @@ def check_message(
     for group in message.oneofs:
         names = [field.name for field in group.fields]
         if len(given.intersection(names)) > 1:
-            raise refused(f"{where}{group.name}", "several", f"give only one of {', '.join(names)}")
+            raise refused(f"{where}{group.name}", UNSHOWN, f"give only one of {', '.join(names)}")
 
 
 def _check_field(name: str, value: Any, field: Any) -> None:

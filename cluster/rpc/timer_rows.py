@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from cluster.rpc import json_fields
-from cluster.rpc.json_fields import Fields, refused, utf8
-from timer.model.timer_errors import InvalidRequestError
+from cluster.rpc.json_fields import SHOWN_MAX, Fields, refused, utf8
+from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import (
     LEVEL_MAX,
@@ -102,7 +102,7 @@ def content_of(fields: Fields) -> tuple[bytes | None, bytes | None]:
     payload = None
     given = [name for name in PAYLOADS if name in fields]
     if len(given) > 1:
-        raise refused(given[0], "given", f"give it or {given[1]}, not both")
+        raise refused(given[0], UNSHOWN, f"give it or {given[1]}, not both")
     if given:
         payload = _PAYLOAD_OF[given[0]](fields[given[0]])
         if given[0] == "json":
@@ -151,7 +151,7 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
     if not given:
         return None
     if len(given) > 1:
-        raise refused(given[0], "given", f"give only one of {', '.join(given)}")
+        raise refused(given[0], UNSHOWN, f"give only one of {', '.join(given)}")
     if given[0] == "delay":
         return "delay_ms", json_fields.span_ms(fields, "delay") or 0
     if given[0] == "delay_level":
@@ -162,13 +162,13 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
 def _headers(headers: dict[str, Any]) -> bytes:
     out = bytearray()
     for name, value in headers.items():
-        for each in (name, value):
+        for field, each in (("headers", name), (f"headers.{name[:SHOWN_MAX]}", value)):
             if not isinstance(each, str):
-                raise refused(f"headers.{name[:64]}", each, "must be a text")
-            encoded = utf8("headers", each)
+                raise refused(field, each, "must be a text")
+            encoded = utf8(field, each)
             if len(encoded) > TEXT_SIZE_MAX:
                 limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"
-                raise InvalidRequestError("headers", f"{len(encoded)} bytes", limit)
+                raise InvalidRequestError(field, f"{len(encoded)} bytes", limit)
             out += len(encoded).to_bytes(2, "little") + encoded
     return bytes(out)
 

@@ -17,7 +17,7 @@ import ipaddress
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -516,15 +516,15 @@ TYPES: Final[Mapping[str, type]] = MappingProxyType(dict(_types_of(NodeConfig)))
 """Key -> int, str, bool, Path, or dict (`peers`, `links`)."""
 
 
-def _check_key(key: str, value: object) -> None:
-    """Refuse an unknown key, and suggest a similar one."""
+def _check_key(key: str, value: object, written: Callable[[str], str] = str) -> None:
+    """Refuse an unknown key, and suggest a similar one. `written`: a key as its source has it."""
     if key in TYPES or key.startswith(_IN_TABLE):
         return
     by_leaf = {each.rpartition(".")[2]: each for each in TYPES}
     leaf = key.rpartition(".")[2].lower()
     near = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
-    hint = f"; did you mean {by_leaf[near[0]]}?" if near else ""
-    raise ConfigError(key, value, f"unknown{hint}")
+    hint = f"; did you mean {written(by_leaf[near[0]])}?" if near else ""
+    raise ConfigError(written(key), value, f"unknown{hint}")
 
 
 def _read_as(key: str, value: object) -> object:
@@ -581,12 +581,22 @@ def flatten(tables: Mapping[str, object]) -> dict[str, object]:
 
 
 def from_env(env: Mapping[str, str]) -> dict[str, object]:
-    """Return the settings of the environment by key: TIMERD_GROUPS__X is groups.x."""
-    return {
-        name.removeprefix(ENV_PREFIX).lower().replace("__", "."): value
-        for name, value in env.items()
-        if name.startswith(ENV_PREFIX) and name != ENV_FILE and not _SERVICE_LINK.fullmatch(name)
-    }
+    """Return the settings of the environment by key: TIMERD_GROUPS__X is groups.x.
+
+    Raises:
+        ConfigError: a variable is unknown; the error names it.
+    """
+    found: dict[str, object] = {}
+    for name, value in env.items():
+        if name.startswith(ENV_PREFIX) and name != ENV_FILE and not _SERVICE_LINK.fullmatch(name):
+            key = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+            _check_key(key, value, _variable)
+            found[key] = value
+    return found
+
+
+def _variable(key: str) -> str:
+    return ENV_PREFIX + key.upper().replace(".", "__")
 
 
 def build_config(*sources: Mapping[str, object]) -> NodeConfig:

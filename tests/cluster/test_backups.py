@@ -119,8 +119,12 @@ def check_restore(
     cluster: Running, folder: Path, store: str, backup: Any, capsys: pytest.CaptureFixture[str]
 ) -> Any:
     """Replace the nodes' directories by those of a restore; start them."""
-    assert timerctl(["backup", "list", "--from", str(folder / "none")]) == 0
-    assert capsys.readouterr().out == f"no backups in {folder / 'none'}\n"
+    for command in (["list"], ["verify"], ["prune", "--keep", "1"]):
+        assert timerctl(["backup", *command, "--from", str(folder / "none")]) == 1
+        assert "none: there is no such folder" in capsys.readouterr().err
+    (folder / "empty").mkdir()
+    assert timerctl(["backup", "list", "--from", str(folder / "empty")]) == 0
+    assert capsys.readouterr().out == f"no backups in {folder / 'empty'}\n"
     listed = ctl(capsys, "backup", "list", "--from", store)["backups"]
     assert listed[-1] == backup
     assert ctl(capsys, "backup", "verify", "--from", store)["damaged"] == []

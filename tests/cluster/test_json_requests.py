@@ -116,10 +116,11 @@ def test_delay_is_seconds_or_a_duration(text: str, ms: int) -> None:
         ({"key": 4711}, "key", "must be a text"),
         ({"headers": []}, "headers", "object of texts"),
         ({"headers": {"a": 1}}, "headers.a", "must be a text"),
-        ({"headers": {"a": "b" * 65_536}}, "headers", "at most 65535 bytes"),
+        ({"headers": {"a": "b" * 65_536}}, "headers.a", "at most 65535 bytes"),
         ({"on_conflict": "drop"}, "on_conflict", "one of reject, replace, keep, update"),
         ({"on_conflict": 1}, "on_conflict", "must be a text"),
-        ({"dealy": 1}, "dealy", "is not known; known: json, payload"),
+        ({"dealy": 1}, "dealy", "is not known; did you mean delay? known: json, payload"),
+        ({"colour": 1}, "colour", "is not known; known: json, payload"),
         ({"topic": "other"}, "topic", "is not known"),
     ],
     ids=lambda value: str(value)[:40],
@@ -129,6 +130,7 @@ def test_refusal_names_the_field_and_the_limit(
 ) -> None:
     error = refusal(body)
     assert (error.field, limit in error.limit) == (field, True), error
+    assert "given'" not in str(error)
 
 
 def settled(operation: str, body: dict[str, Any]) -> Any:

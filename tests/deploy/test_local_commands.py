@@ -43,10 +43,10 @@ def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert local("up", "--nodes", "1")[0] == 0
     code, out, _ = local("kill", "n1")
-    start = f"n1 was killed. Start it: timerctl local restart n1 --dir {folder}\n"
+    start = f"killed. Start again: timerctl local up n1 --dir {folder}\n"
     assert (code, start in out) == (0, True)
     code, _, err = local("kill", "n1")
-    assert (code, err) == (1, "timerctl: n1 does not run\n")
+    assert (code, err) == (1, "timerctl: n1 does not run; no node was killed\n")
     pid = LocalCluster(folder).nodes["n1"].pid
     for _ in range(2):  # of a node that is down, and of one that runs
         code, out, _ = local("restart", "n1", "-o", "json")
@@ -83,6 +83,22 @@ def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
     assert "timerctl context remove local-d\n" in out
     assert [*folder.iterdir()] == [folder / "mine.txt"]
     assert local("destroy", "--yes")[0] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_several_nodes_are_killed_and_restarted_by_one_command(local: Run, folder: Path) -> None:
+    assert local("up", "--nodes", "2")[0] == 0
+    cluster = LocalCluster(folder)
+    cluster.kill("n2")
+    code, _, err = local("kill", "n1", "n2")
+    assert (code, "n2 does not run" in err, cluster.is_running("n1")) == (1, True, True)
+    assert local("restart", "n1", "n2")[0] == 0
+    pids = {node.pid for node in cluster.nodes.values()}
+    assert local("kill", "n1", "n2")[0] == 0
+    assert not any(cluster.is_running(name) for name in cluster.nodes)
+    assert local("restart", "n1", "n2")[0] == 0
+    assert pids.isdisjoint(node.pid for node in cluster.nodes.values())
 
 
 def test_wrong_names_and_numbers_are_errors(local: Run, folder: Path) -> None:

@@ -56,12 +56,17 @@ class EngineError(Exception):
     """True: the request certainly had no effect. False: it may have been applied."""
 
 
+UNSHOWN: Final = object()
+"""In place of a value that is not at fault: the error does not show it."""
+
+
 class InvalidRequestError(EngineError):
     """The request breaks a documented limit."""
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         value = _short(value)
-        super().__init__(f"{field} = {value!r}: {limit}")
+        named = field if value is UNSHOWN else f"{field} = {value!r}"
+        super().__init__(f"{named}: {limit}")
         self.field = field
         self.value = value
         self.limit = limit
