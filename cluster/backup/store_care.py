@@ -22,7 +22,7 @@ def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list
     `backup`: its id; None: all backups.
 
     Raises:
-        BackupError: the store has no such backup, or a catalogue is damaged.
+        BackupError: the store has no such backup, or none at all, or a catalogue is damaged.
         StoreUnavailable: the store does not answer.
     """
     parts = _parts_of(store, backup)
@@ -37,7 +37,8 @@ def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list
 
 
 def _parts_of(store: BackupStore, backup: str | None) -> dict[str, StoredPart]:
-    found = read_catalogues(store) if backup is None else [find_backup(store, backup=backup)]
+    every = read_catalogues(store) if backup is None else []
+    found = every or [find_backup(store, backup=backup)]  # an empty store has nothing to verify
     return {part.name: part for each in found for part in each.parts}
 
 

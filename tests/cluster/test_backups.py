@@ -125,6 +125,8 @@ def check_restore(
     (folder / "empty").mkdir()
     assert timerctl(["backup", "list", "--from", str(folder / "empty")]) == 0
     assert capsys.readouterr().out == f"no backups in {folder / 'empty'}\n"
+    assert timerctl(["backup", "verify", "--from", str(folder / "empty")]) == 1
+    assert "empty has no complete backup" in capsys.readouterr().err
     listed = ctl(capsys, "backup", "list", "--from", store)["backups"]
     assert listed[-1] == backup
     assert ctl(capsys, "backup", "verify", "--from", store)["damaged"] == []

@@ -78,12 +78,16 @@ def test_each_trouble_stops_a_restart() -> None:
     def silent(_: object, members: pb.ListMembersResponse) -> None:
         members.members[0].role = "unreachable"
 
+    def formatted(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> None:
+        status.nodes[0].role, members.members[0].role = "learner", "unreachable"
+
     def removed(status: pb.GetStatusResponse, _: object) -> None:
         status.nodes.add(name="n4", error="refused")
         assert order_of(status) == ["n1", "n3", "n2"]
 
     assert trouble(removed) == ""
     assert trouble(silent) == "n1 does not answer: it did before"
+    assert trouble(formatted) == "n1 is a learner now: timerctl members replace n1"
     assert trouble(down) == "n1 does not answer: refused"
     assert trouble(behind) == trouble(lagging) == f"n1 is {LAG_MAX + 1} entries behind; limit: 1000"
     assert trouble(withholding) == "n3 does not vote yet"

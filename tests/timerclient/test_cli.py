@@ -38,6 +38,27 @@ def test_status_of_a_cluster_without_a_leader_exits_3(ctl: Ctl, threaded: Thread
     assert "leader none" in out
 
 
+def test_members_names_the_command_that_gives_a_learner_a_vote(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Client:
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def members(self) -> pb.ListMembersResponse:
+            known = ("n1", True, "leader"), ("n2", True, "unreachable"), ("n2", False, "learner")
+            rows = [*known, ("n3", False, "learner")]
+            members = [pb.Member(name=name, voter=voter, role=role) for name, voter, role in rows]
+            return pb.ListMembersResponse(epoch=1, leader="n1", members=members)
+
+    monkeypatch.setattr(timerctl, "_client", lambda _: Client())
+    notes = [line.partition("timerctl ")[2] for line in ctl("members")[1].splitlines()[-4:]]
+    assert notes == ["", "", "members replace n2", "members add n3"]
+
+
 @pytest.mark.parametrize(
     ("change", "trouble"),
     [

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import output
 from timerclient.cli.cli_args import Commands, duration, duration_text
-from timerclient.cli.cli_nodes import trouble_of_leader
+from timerclient.cli.cli_nodes import HOW_TO_VOTE, trouble_of_leader
 from timerclient.cli.cli_watch import add_watch
 from timerclient.cli.colours import colours
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError, Unavailable
@@ -60,7 +60,7 @@ class Finding:
     """One thing that was looked at."""
 
     check: str
-    """leader, nodes, behind, state, disk, files, certificate, overdue or unacked."""
+    """leader, nodes, votes, behind, state, disk, files, certificate, overdue or unacked."""
     of: str
     """The node, topic or topic/group; empty: the cluster."""
     level: Level
@@ -96,6 +96,9 @@ def findings_of_nodes(
     )
     for node in there:
         yield _of_disk(node)
+        if node.role == "learner":
+            text = f"a learner, which does not vote; {HOW_TO_VOTE}"
+            yield Finding("votes", node.name, Level.WARNING, text)
         if node.tls_not_after_ms:
             yield _of_certificates(node)
         if node.damage:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,7 @@ FAILED: Final = 1
 UNREACHABLE: Final = 3
 CLOSE: Final = 100
 """Log entries that a node which has caught up may be behind: the log grows meanwhile."""
+HOW_TO_VOTE: Final = "see timerctl members"
 POLL_S: Final = 0.25
 """Seconds between two looks at the members."""
 
@@ -362,17 +363,27 @@ class NodeCommands(Commands):
 
     def _show(self, args: argparse.Namespace, members: pb.ListMembersResponse) -> None:
         headings = ("NAME", "REPLICA", "VOTER", "ROLE", "LOG END", "LAG", "ADDRESS", "NOTE")
+        voters = {m.name for m in members.members if m.voter}
         rows = [
             (
                 *(m.name, f"{m.replica_id:016x}", m.voter, m.role),
                 *((m.log_end, m.lag_entries) if m.role != "unreachable" else (None, None)),
-                *(m.address, "unsure" if m.unsure else ""),
+                *(m.address, ", ".join(_notes_of_member(m, voters))),
             )
             for m in members.members
         ]
         head = f"epoch {members.epoch}  leader {members.leader or 'none'}"
         table = cli_args.table(args, headings, rows)
         self._put(args, as_dict(members), f"{head}\n\n{table}")
+
+
+def _notes_of_member(member: pb.Member, voters: Container[str]) -> Iterator[str]:
+    """Yield what to know of a member. `voters`: names of all voters."""
+    if member.unsure:
+        yield "unsure"
+    if not member.voter:
+        change = "replace" if member.name in voters else "add"
+        yield f"to give it a vote: timerctl members {change} {member.name}"
 
 
 def _has_caught_up(members: pb.ListMembersResponse, name: str) -> bool:
@@ -385,6 +396,8 @@ def _has_caught_up(members: pb.ListMembersResponse, name: str) -> bool:
 
 
 def _notes(node: pb.NodeStatus) -> Iterator[str]:
+    if node.role == "learner":
+        yield f"does not vote; {HOW_TO_VOTE}"
     if node.drained:
         yield "drained"
     if node.unsure:

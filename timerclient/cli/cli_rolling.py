@@ -64,6 +64,8 @@ def troubles_of(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -
     for voter in voters:
         if voter.name not in nodes:
             yield f"the voter {voter.name} is in no node's status"
+        elif nodes[voter.name].role == "learner":
+            yield f"{voter.name} is a learner now: timerctl members replace {voter.name}"
         elif voter.role == "unreachable" or not nodes[voter.name].reachable:
             yield f"{voter.name} does not answer: {nodes[voter.name].error or 'it did before'}"
         elif voter.lag_entries > LAG_MAX:
