@@ -206,9 +206,23 @@ async def answered(
     return answer
 
 
-async def publish(node: Node, published: SharedCheckpoint) -> None:
-    """Publish a value; a repeated request without an answer may have taken effect already."""
-    await comes(lambda: node.plane.publish_checkpoint(published), CommandOutcome.OK)
+async def publish(
+    cluster: "Cluster", node: Node, index: int, **offsets: int
+) -> SharedCheckpoint:  # fmt: skip
+    """Publish a value; a repeated request without an answer may have taken effect already.
+
+    Each request has the epoch of its time: a machine that stops for longer than the lease may move
+    the leader at any time.
+    """
+    published: SharedCheckpoint
+
+    async def ask() -> CommandOutcome:
+        nonlocal published
+        published = checkpoint(cluster.epoch, index, **offsets)
+        return await node.plane.publish_checkpoint(published)
+
+    await comes(ask, CommandOutcome.OK)
+    return published
 
 
 @asynccontextmanager
@@ -262,18 +276,17 @@ def test_checkpoint_is_published_from_any_node_to_all(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         wide = {f"topic-{n:04}": n for n in range(600)}  # several pages
         for index, node in enumerate(cluster.nodes.values(), start=1):
-            published = checkpoint(cluster.epoch, index, **wide, own=index)
-            await publish(node, published)
+            published = await publish(cluster, node, index, **wide, own=index)
             assert node.plane.state.checkpoint == published
-        last = checkpoint(cluster.epoch, len(VOTERS), **wide, own=len(VOTERS))
         await until(
-            lambda: all(n.plane.state.checkpoint == last for n in cluster.nodes.values()), "all"
+            lambda: all(n.plane.state.checkpoint == published for n in cluster.nodes.values()),
+            "all",
         )
         stale = checkpoint(cluster.epoch, 1, own=9)
         await comes(
             lambda: cluster.nodes["a"].plane.publish_checkpoint(stale), CommandOutcome.FAILED
         )
-        assert all(n.plane.state.checkpoint == last for n in cluster.nodes.values())
+        assert all(n.plane.state.checkpoint == published for n in cluster.nodes.values())
 
     run(scenario, tmp_path)
 
@@ -290,7 +303,7 @@ def test_cluster_survives_loss_of(role: str, tmp_path: Path) -> None:
             await until(lambda: cluster.serves(above=epoch), "a leader")
             assert cluster.leader != lost
         else:
-            await publish(cluster.nodes[cluster.leader], checkpoint(epoch, 1))
+            await publish(cluster, cluster.nodes[cluster.leader], 1)
             assert cluster.epoch == epoch, "the leader lived, and must not be replaced"
         await cluster.start(lost)
         await until(lambda: cluster.serves(above=epoch - 1), "rejoined")
@@ -400,8 +413,7 @@ def test_change_says_whether_it_was_refused_is_not_possible_now_or_failed(
 def test_restart_of_all_keeps_the_state(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
         epoch = cluster.epoch
-        published = checkpoint(epoch, 7, t=3)
-        await publish(cluster.nodes["a"], published)
+        await publish(cluster, cluster.nodes["a"], 7, t=3)
         promise = cluster.nodes["a"].report.highest_promise
         await cluster.stop()
         cluster.promises = dict.fromkeys(VOTERS, promise)
@@ -467,8 +479,7 @@ def test_node_that_has_forgotten_nothing_leads_those_that_did(
     monkeypatch.setattr(raft, "RECALL_S", 1.0)
 
     async def scenario(cluster: Cluster) -> None:
-        published = checkpoint(cluster.epoch, 7, t=3)
-        await publish(cluster.nodes["b"], published)
+        published = await publish(cluster, cluster.nodes["b"], 7, t=3)
         promise = cluster.nodes["a"].report.highest_promise
         await cluster.stop()
         cluster.promises = dict.fromkeys(VOTERS, promise)
@@ -515,10 +526,8 @@ def test_lagging_node_gets_a_snapshot_and_restarts_from_it(
         controller = await cluster.controller()
         lagging = next(name for name in VOTERS if name not in {controller, cluster.leader})
         await cluster.stop(lagging)
-        epoch = cluster.epoch
-        published = checkpoint(epoch, 30, t=30)
         for index in range(1, 31):
-            await publish(cluster.nodes[controller], checkpoint(epoch, index, t=index))
+            published = await publish(cluster, cluster.nodes[controller], index, t=index)
         for name, node in cluster.nodes.items():
             assert node.plane._raft is not None
             node.plane._raft._core.forceLogCompaction()  # type: ignore[union-attr]
