@@ -160,7 +160,7 @@ class Show:
         self._failures += stage.failures
         self._judge_strikes()
         self._judge_leader_kills()
-        self._say("all nodes stopped; auditing histories and logs")
+        self._say("all nodes stopped; the audit of histories and logs takes a minute or more")
         self._complain()
         self._write("stopped")
         status = subprocess.run([*self._audit, str(self._run.root)], check=False).returncode
