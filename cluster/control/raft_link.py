@@ -317,8 +317,12 @@ class RaftLink(grpc.GenericRpcHandler):
         await context.write(_hello(self._name, peer.name, self._cluster_id))
         task = asyncio.current_task()
         assert task is not None
+        task.set_name(f"link from {peer.name} at {context.peer()}")
         older = self._inbound.get(peer.name)
         if older is not None:
+            text = "a second link of a peer ended its first"
+            links = {"first": older.get_name(), "second": task.get_name()}
+            self._complaints.say(f"second {peer.name}", text, peer_name=peer.name, **links)
             older.cancel()  # before the first frame of this one, so that no old frame comes later
         self._inbound[peer.name] = task
         self._on_release(peer.name, FIRST_RELEASE)  # until it announces another

@@ -352,7 +352,7 @@ def test_unknown_kind_of_frame_is_skipped() -> None:
     asyncio.run(scenario())
 
 
-def test_newer_stream_of_a_peer_ends_the_older() -> None:
+def test_newer_stream_of_a_peer_ends_the_older(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
             calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(2)]
@@ -364,6 +364,8 @@ def test_newer_stream_of_a_peer_ends_the_older() -> None:
             await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
 
     asyncio.run(scenario())
+    [told] = [each for each in caplog.records if "ended its first" in each.message]
+    assert told.__dict__["first"].startswith("link from a at ipv4:127.0.0.1:")
 
 
 def test_streams_opened_at_once_end_but_for_one() -> None:
@@ -400,6 +402,9 @@ class SlowAbort:
         self.aborting, self.sent = asyncio.Event(), asyncio.Event()
         self.greeted = asyncio.Event()
         self.aborted: grpc.StatusCode | None = None
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
 
     async def read(self) -> object:
         return self._messages.pop(0) if self._messages else grpc.aio.EOF

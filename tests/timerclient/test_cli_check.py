@@ -43,6 +43,12 @@ def cluster() -> tuple[list[pb.NodeStatus], list[pb.NodeCheckpoint]]:
     return nodes, checkpoints
 
 
+def low(nodes: list[pb.NodeStatus]) -> int:
+    for node in nodes:
+        node.disk_low, node.disk_free_bytes = True, 1 << 29
+    return len(nodes)
+
+
 def judged(change: Change) -> list[Finding]:
     nodes, checkpoints = cluster()
     change(nodes, checkpoints)
@@ -73,7 +79,9 @@ def test_a_healthy_cluster_is_ok() -> None:
             "nodes",
             "1 of 3 answer; no answer: n2, n3",
         ),
-        (lambda n, _: setattr(n[1], "disk_low", True), 2, "disk", "reserve 1024 MiB"),
+        (lambda n, _: low(n[1:2]), 1, "disk", "reserve 1024 MiB"),
+        (lambda n, _: low(n[:1]), 2, "disk", "reserve 1024 MiB"),
+        (lambda n, _: low(n[1:]), 2, "disk", "reserve 1024 MiB"),
         (lambda n, _: setattr(n[1], "disk_free_bytes", 2 << 30), 0, "disk", "2048 MiB free"),
         (lambda n, _: setattr(n[1], "disk_free_bytes", (2 << 30) - 1), 1, "disk", "2047 MiB"),
         (lambda n, _: setattr(n[1], "damage", "a.arrow"), 2, "files", "damaged: a.arrow"),

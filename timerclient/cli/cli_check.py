@@ -94,8 +94,10 @@ def findings_of_nodes(
         + (f"; no answer: {', '.join(absent)}" if absent else ""),
         len(there),
     )
+    low = [node.name for node in status.nodes if node.disk_low]
+    rejects = len(low) >= majority or status.leader in low
     for node in there:
-        yield _of_disk(node)
+        yield _of_disk(node, rejects=rejects)
         if node.role == "learner":
             text = f"a learner, which does not vote; {HOW_TO_VOTE}"
             yield Finding("votes", node.name, Level.WARNING, text)
@@ -114,11 +116,13 @@ def findings_of_nodes(
     yield _of_state(checkpoint.nodes)
 
 
-def _of_disk(node: pb.NodeStatus) -> Finding:
+def _of_disk(node: pb.NodeStatus, *, rejects: bool) -> Finding:
+    """Judge a node's free space. `rejects`: new timers are rejected while so many disks are low."""
     free, reserve = node.disk_free_bytes, node.disk_reserve_bytes
     level = Level.WARNING if free < RESERVES * reserve else Level.OK
     text = f"{free >> 20} MiB free, reserve {reserve >> 20} MiB"
-    return Finding("disk", node.name, Level.CRITICAL if node.disk_low else level, text, free)
+    level = Level.CRITICAL if node.disk_low and rejects else level
+    return Finding("disk", node.name, level, text, free)
 
 
 def _of_certificates(node: pb.NodeStatus) -> Finding:
