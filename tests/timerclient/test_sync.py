@@ -54,6 +54,31 @@ def test_tour(threaded: Threaded) -> None:
         assert [acking.result(0) for acking in ackings] == [AckResult.ACKED] * 3
 
 
+def test_client_prints_its_nodes_and_that_it_is_closed() -> None:
+    client = TimerClient("a:1, b:2")
+    client.close()
+    assert repr(client) == "TimerClient(a:1,b:2, closed)"
+    assert repr(AsyncTimerClient(["a:1"])) == "AsyncTimerClient(a:1)"
+
+
+def test_asyncio_client_refuses_calls_on_another_event_loop(threaded: Threaded) -> None:
+    client = AsyncTimerClient(threaded.cluster.address, settings=QUICK)
+
+    async def calls() -> None:
+        await client.schedule("orders", b"p")
+        for call in (
+            lambda: client.schedule("orders", b"p"),
+            lambda: client.schedule_batch("orders", [b"p"]),
+            lambda: client.count_timers("orders"),
+            lambda: client.consumer("orders", "g").receive(),
+        ):
+            with pytest.raises(RuntimeError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, call())
+        await client.close()
+
+    asyncio.run(calls())
+
+
 def test_naive_datetime_is_refused(threaded: Threaded) -> None:
     with connect(threaded) as client, pytest.raises(ValueError, match="naive"):
         client.schedule("orders", b"p", due=datetime(2030, 1, 1))  # noqa: DTZ001
@@ -428,7 +453,7 @@ def test_process_forked_off_one_with_an_open_client_is_told_so(
     threaded: Threaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = os.getpid()
-    monkeypatch.setattr(nodes, "_reaching", weakref.WeakSet())  # other tests' clients apart
+    monkeypatch.setattr(nodes, "_channels", weakref.WeakSet())  # other tests' clients apart
     with connect(threaded) as client:
         client.schedule("orders", b"p", delay=60)
         with monkeypatch.context() as child:

@@ -605,7 +605,13 @@ class AsyncTimerClient(SeriesCalls):
         with contextlib.suppress(TimerError):  # the error that ends the block matters more
             await self.close(min(self._call_s, CLOSE_AFTER_ERROR_S))
 
+    def __repr__(self) -> str:
+        return f"AsyncTimerClient({self._named()})"
+
     # ---- for the synchronous client
+
+    def _named(self) -> str:
+        return ",".join(self._addresses) + (", closed" if self._closed else "")
 
     async def close_with(
         self, consumers: Iterable[Callable[[float], Awaitable[None]]], within_s: float
@@ -658,7 +664,10 @@ class AsyncTimerClient(SeriesCalls):
 
         Raises:
             Closed: The client is closed.
+            RuntimeError: The client is used on another event loop than before.
         """
         if self._producer is None:
             self._producer = ProducerStream(self.nodes())
+        if self._nodes is not None:
+            self._nodes.loop()
         return self._producer

@@ -208,6 +208,9 @@ class ThreadClient:
         with contextlib.suppress(TimerError):  # the error that ends the block matters more
             self.close(CLOSE_AFTER_ERROR_S)
 
+    def __repr__(self) -> str:
+        return f"TimerClient({self._client._named()})"  # noqa: SLF001 -- its other half
+
 
 class Consumer(AnyConsumer[Subscription]):
     """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""

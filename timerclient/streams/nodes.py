@@ -13,10 +13,12 @@ round by 5 s after the other nodes' answers.
 """
 
 import asyncio
+import gc
 import math
 import os
 import random
 import threading
+import time
 import weakref
 from collections.abc import (
     AsyncIterator,
@@ -139,6 +141,8 @@ class NodeChannel:
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
         self.address = address
         self.channel = channel
+        self.pid = os.getpid()
+        self.is_closed = False
         direct = cast("grpc.aio.Channel", _Direct(channel))
         self.timers = rpc.TimerServiceStub(direct)
         self.consuming = rpc.ConsumeServiceStub(direct)
@@ -148,6 +152,13 @@ class NodeChannel:
         )
         """ScheduleStream; its requests are already encoded."""
         self.admin = rpc.AdminServiceStub(direct)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        global _closed_s  # noqa: PLW0603 -- see there
+        self.is_closed = True
+        await self.channel.close()
+        _closed_s = time.monotonic()
 
     def __repr__(self) -> str:
         return f"Node({self.address})"
@@ -193,9 +204,14 @@ FORGET_S: Final = 30.0
 for the hinted node, then for all nodes."""
 
 
-_reaching_lock = threading.Lock()
-_reaching: "weakref.WeakSet[Nodes]" = weakref.WeakSet()
-"""Open Nodes over TCP, of this process or, after a fork, of its parent."""
+_channels_lock = threading.Lock()
+_channels: "weakref.WeakSet[NodeChannel]" = weakref.WeakSet()
+"""Channels over TCP that gRPC's threads serve: open ones, and closed ones that are not freed yet.
+After a fork also those of the parent."""
+_closed_s = -math.inf
+"""When a channel was last closed, on the monotonic clock."""
+THREADS_END_S: Final = 0.2
+"""Seconds in which gRPC ends its threads."""
 
 
 def check_not_forked() -> None:
@@ -204,11 +220,29 @@ def check_not_forked() -> None:
     Raises:
         RuntimeError: This process is a fork of one that had a client open.
     """
-    with _reaching_lock:
-        theirs = any(each.pid != os.getpid() for each in _reaching)
+    with _channels_lock:
+        theirs = any(each.pid != os.getpid() for each in _channels)
     if theirs:
         text = "this process was forked from one with an open client; gRPC does not work here"
         raise RuntimeError(f"{text}: close the client before the fork, or use spawn")
+
+
+def _free_closed() -> None:
+    """Free the channels of closed clients before a fork: gRPC then works in the child.
+
+    gRPC ends its threads in the background, a moment after its last channel is freed.
+    """
+    global _closed_s  # noqa: PLW0603 -- of the process, as its threads are
+    with _channels_lock:
+        closed = any(each.is_closed for each in _channels)
+    if closed:
+        gc.collect()
+        _closed_s = time.monotonic()
+    time.sleep(max(0.0, _closed_s + THREADS_END_S - time.monotonic()))
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_free_closed)
 
 
 class Nodes:
@@ -231,9 +265,7 @@ class Nodes:
         """
         self._others = others
         self.pid = os.getpid()
-        if over_tcp:
-            with _reaching_lock:
-                _reaching.add(self)
+        self._over_tcp = over_tcp
         self.settings = settings
         self.events = events or Events()
         self.clock = clock_of(dial)
@@ -264,6 +296,23 @@ class Nodes:
         self._stayed: tuple[NodeChannel | None, float] = None, 0.0
         """(a silent node that no other has replaced, time of that check on the loop's clock)."""
         self._finding = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the first call."""
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return the running event loop.
+
+        Raises:
+            RuntimeError: It is another one than that of the first call.
+        """
+        running = asyncio.get_running_loop()
+        self._loop = self._loop or running
+        if running is not self._loop:
+            text = (
+                "this client belongs to another event loop; asyncio.run makes a new one each time"
+            )
+            raise RuntimeError(f"{text}: make a client in each, or use TimerClient")
+        return running
 
     def node(self, address: str) -> NodeChannel:
         """Return the node at an address. It connects at its first call.
@@ -280,16 +329,18 @@ class Nodes:
         node = self._nodes.get(address)
         if node is None:
             node = self._nodes[address] = NodeChannel(address, self._dial(address))
+            if self._over_tcp:
+                with _channels_lock:
+                    _channels.add(node)
         return node
 
     async def close(self) -> None:
         """Close all channels."""
         self._closed = True
-        with _reaching_lock:
-            _reaching.discard(self)
         nodes = [*self._outdated, *self._nodes.values()]
         self._nodes, self._outdated, self._leader = {}, [], None
-        await asyncio.gather(*(node.channel.close() for node in nodes))
+        self._stayed, self.last_error = (None, 0.0), None  # its traceback has nodes
+        await asyncio.gather(*(node.close() for node in nodes))
 
     # ---- the leader
 
@@ -489,7 +540,7 @@ class Nodes:
             TimerError: The call was rejected.
         """
         pauses = RetryPauses(self.settings, self.rng)
-        now = asyncio.get_running_loop().time
+        now = self.loop().time
         ends_s = until_s = now() + within_s
         in_doubt = asking = False
         last: TimerError | None = None
@@ -549,6 +600,7 @@ class Nodes:
             PermissionDenied, TokenRejected: Every node denies the call.
             TimerError: One of the classes `final`, which each node would answer.
         """
+        self.loop()
         each_s = min(within_s, self.settings.stall_s)
         best: list[T] = []
         denials: list[TimerError] = []

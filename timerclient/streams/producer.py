@@ -22,6 +22,7 @@ from timerclient.streams.nodes import (
     NodeChannel,
     Nodes,
     RetryPauses,
+    cancelled,
     closing_call,
     converted,
     first_to_end,
@@ -367,8 +368,8 @@ class ProducerStream:
             except TimeoutError:
                 pass
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancelled([self._task])
+            self._task = None  # its error's traceback has a node, and so a channel
         self._give_up()
         if self._pipeline.producer_id:  # its outcome does not matter
             await asyncio.gather(self._unregister(), return_exceptions=True)

@@ -41,6 +41,7 @@ from timerclient.streams.nodes import (
     NodeChannel,
     Nodes,
     RetryPauses,
+    cancelled,
     closing_call,
     converted,
     first_to_end,
@@ -111,7 +112,7 @@ class Subscription:
         self._nodes = nodes
         self._opening = opening
         self._arrived = arrived
-        self._loop = asyncio.get_running_loop()
+        self._loop = nodes.loop()
         self._wake = Wakeup(self._loop, self._on_wake)
         self._inbox = Inbox(credit, lambda: nodes.epoch, nodes.clock.now_s, self._wake)
         self._returns = UnseenReturns(self._inbox, self._say)
@@ -136,7 +137,7 @@ class Subscription:
         """Set: the phase changed, or a request is settled."""
         self._heard_at = 0.0
         self._pauses = RetryPauses(settings, nodes.rng)
-        self._task = asyncio.ensure_future(self._run())
+        self._task: asyncio.Task[None] | None = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._ended)
 
     # ---- for any thread of the process that made it. In a forked process these raise
@@ -285,8 +286,9 @@ class Subscription:
 
     async def abandon(self) -> None:
         """Leave without a flush; unanswered acks fail."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        if self._task is not None:
+            await cancelled([self._task])
+            self._task = None  # its error's traceback has a node, and so a channel
         self._finish(None)
 
     def _enter(self, phase: ConsumerPhase) -> None:

@@ -1,0 +1,64 @@
+"""Processes that fork while they have a client, and after they closed one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.timerclient.conftest import Threaded
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+PARENT = """
+import gc, os, sys
+from timerclient import TimerClient
+
+def forked(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException as error:
+            print(type(error).__name__, error, flush=True)
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+def use():
+    client = TimerClient(sys.argv[1], timeout=5)
+    client.schedule_batch("orders", [b"p"])
+    consumer = client.consumer("orders", "g")
+    consumer.receive()
+    return client, consumer
+"""
+OPEN = """
+client, consumer = use()
+print({forked(lambda: [gc.collect() for _ in range(20)]) for _ in range(20)})
+client.schedule("orders", b"p")
+os._exit(0)
+"""
+CLOSED = """
+for _ in range(10):
+    client, consumer = use()
+    consumer.close()
+    client.close()
+    print(forked(use))
+"""
+
+
+def run(threaded: Threaded, what: str) -> str:
+    command = [sys.executable, "-c", PARENT + what, threaded.cluster.address]
+    environ = {name: os.environ[name] for name in os.environ if not name.startswith("GRPC")}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environ, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_process_forked_off_one_with_an_open_client_does_not_crash(threaded: Threaded) -> None:
+    assert run(threaded, OPEN) == "{0}\n"
+
+
+def test_process_forked_after_a_client_was_closed_has_its_own(threaded: Threaded) -> None:
+    assert run(threaded, CLOSED) == "0\n" * 10
