@@ -1,6 +1,7 @@
 """Consuming: credit, acks, epochs, and failovers in the middle."""
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -55,6 +56,19 @@ async def test_message_carries_what_was_scheduled(
         assert (bare.key, bare.headers) == (None, {})
         assert await message.ack() == AckResult.ACKED
         assert await message.ack() == AckResult.ALREADY_ACKED
+
+
+async def test_message_is_found_in_its_batch_and_refuses_to_be_pickled(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(2))
+    async with client.consumer("orders", "billing") as consumer:
+        first, second = await consumer.receive(2)
+        assert second in first.batch
+        assert first.batch.index(second) == 1
+        assert {first, *first.batch} == {first, second}
+        with pytest.raises(TypeError, match="pass its payload, id, key and headers"):
+            pickle.dumps(first)
 
 
 async def test_messages_are_iterated_acked_and_confirmed_by_closing(

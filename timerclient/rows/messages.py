@@ -350,6 +350,17 @@ class Message(PayloadReader):
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, word)
         return acking
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same delivery: each access to a batch makes a new view."""
+        return isinstance(other, Message) and (other._batch, other._at) == (self._batch, self._at)
+
+    def __hash__(self) -> int:
+        return hash((self._batch, self._at))
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse copies: only the consumer that has the lease can ack."""
+        raise TypeError("cannot copy or pickle a Message: pass its payload, id, key and headers")
+
     def __repr__(self) -> str:
         return f"Message({self.id!r}, queue_offset={self.queue_offset}, attempt={self.attempt})"
 
