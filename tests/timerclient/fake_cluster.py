@@ -435,6 +435,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
                     name=f"n{node.index + 1}",
                     address=node.address,
                     reachable=True,
+                    replica_id=node.index + 1,
                     role="leader" if node.leads else "follower",
                     serving=node.leads,
                     epoch=self.cluster.epoch,

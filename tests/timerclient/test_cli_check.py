@@ -14,6 +14,7 @@ from timerclient.cli.cli_check import (
     _nagios,
     findings_of_nodes,
     findings_of_topic,
+    findings_of_votes,
     worst,
 )
 from timerclient.proto import timer_pb2 as pb
@@ -93,7 +94,6 @@ def test_a_healthy_cluster_is_ok() -> None:
         ),
         (lambda n, _: setattr(n[1], "tls_not_after_ms", 14 * DAY_MS), 0, "certificate", "14.0"),
         (lambda n, _: setattr(n[1], "tls_not_after_ms", -1), 2, "certificate", "has expired"),
-        (lambda n, _: setattr(n[1], "role", "learner"), 1, "votes", "does not vote"),
         (lambda n, _: setattr(n[1], "unsure", True), 1, "files", "does not vote"),
         (lambda _, c: setattr(c[1], "lag_entries", 101), 1, "behind", "101 entries behind"),
         (lambda _, c: setattr(c[1], "digest", "bb"), 2, "state", "at the checkpoint 7"),
@@ -103,6 +103,17 @@ def test_each_trouble_has_its_level(change: Change, level: int, check: str, text
     findings = judged(change)
     assert any(each.check == check and text in each.text for each in findings), findings
     assert worst(findings) == level
+
+
+def test_a_node_without_a_vote_is_a_warning() -> None:
+    nodes = [pb.NodeStatus(name=f"n{i}", replica_id=i, reachable=True) for i in (1, 2, 3)]
+    voters = [pb.Member(name=f"n{i}", replica_id=i, voter=True) for i in (1, 2)]
+    other = [pb.Member(name="n3", replica_id=9, voter=True), pb.Member(name="n3", replica_id=3)]
+    members = pb.ListMembersResponse(members=[*voters, *other])
+    [found] = findings_of_votes(pb.GetStatusResponse(nodes=nodes), members)
+    assert (found.check, found.of, found.level) == ("votes", "n3", Level.WARNING)
+    nodes[2].reachable = False
+    assert not [*findings_of_votes(pb.GetStatusResponse(nodes=nodes), members)]
 
 
 def test_nodes_at_different_checkpoints_are_not_compared() -> None:

@@ -98,9 +98,6 @@ def findings_of_nodes(
     rejects = len(low) >= majority or status.leader in low
     for node in there:
         yield _of_disk(node, rejects=rejects)
-        if node.role == "learner":
-            text = f"a learner, which does not vote; {HOW_TO_VOTE}"
-            yield Finding("votes", node.name, Level.WARNING, text)
         if node.tls_not_after_ms:
             yield _of_certificates(node)
         if node.damage:
@@ -114,6 +111,17 @@ def findings_of_nodes(
             text = f"{at.lag_entries} entries behind"
             yield Finding("behind", at.node, level, text, at.lag_entries)
     yield _of_state(checkpoint.nodes)
+
+
+def findings_of_votes(
+    status: pb.GetStatusResponse, members: pb.ListMembersResponse
+) -> Iterator[Finding]:
+    """Yield the nodes that answer and have no vote: learners, and replicas of another log."""
+    voters = {each.replica_id for each in members.members if each.voter}
+    for node in status.nodes:
+        if node.reachable and node.replica_id not in voters:
+            text = f"a {node.role} without a vote; {HOW_TO_VOTE}"
+            yield Finding("votes", node.name, Level.WARNING, text)
 
 
 def _of_disk(node: pb.NodeStatus, *, rejects: bool) -> Finding:
@@ -236,7 +244,9 @@ class CheckCommands(Commands):
     def _findings(self, args: argparse.Namespace) -> Iterator[Finding]:
         try:
             with self._connect(args) as client:
-                yield from findings_of_nodes(client.status(), client.checkpoint(), args.behind)
+                status = client.status()
+                yield from findings_of_nodes(status, client.checkpoint(), args.behind)
+                yield from findings_of_votes(status, client.members())
                 for name in args.topic:
                     try:
                         topic = client.describe_topic(name)

@@ -381,9 +381,11 @@ def _notes_of_member(member: pb.Member, voters: Container[str]) -> Iterator[str]
     """Yield what to know of a member. `voters`: names of all voters."""
     if member.unsure:
         yield "unsure"
-    if not member.voter:
+    if not member.voter and member.role == "learner":
         change = "replace" if member.name in voters else "add"
         yield f"to give it a vote: timerctl members {change} {member.name}"
+    elif not member.voter:
+        yield "its data has no vote here: format it again, as a learner"
 
 
 def _has_caught_up(members: pb.ListMembersResponse, name: str) -> bool:
