@@ -93,6 +93,13 @@ def test_an_error_in_the_file_names_the_file_and_the_key(
     assert error in err
 
 
+def test_no_context_needs_no_file_of_contexts(ctl: Ctl, file: Path, address: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{")
+    assert ctl("status", "--endpoints", address)[0] == 2
+    assert ctl("status", "--endpoints", address, "--context", "none")[0] == 0
+
+
 def test_contexts_that_could_not_work_are_not_kept(ctl: Ctl, file: Path, tmp_path: Path) -> None:
     pem = tmp_path / "a.pem"
     pem.touch()

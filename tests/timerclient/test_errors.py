@@ -44,17 +44,25 @@ def test_reason_of_a_later_version_still_says_whether_to_retry() -> None:
     assert not error.outcome_known
 
 
-def rpc_error(code: grpc.StatusCode, trailer: bytes | None = None) -> grpc.aio.AioRpcError:
+def rpc_error(
+    code: grpc.StatusCode, trailer: bytes | None = None, details: str = "d"
+) -> grpc.aio.AioRpcError:
     metadata = grpc.aio.Metadata()
     if trailer is not None:
         metadata.add("timer-error-bin", trailer)
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details="d")
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details=details)
 
 
 def test_rpc_that_failed_is_read_by_its_trailer() -> None:
     trailer = pb.Error(reason=pb.REASON_NOT_FOUND, message="no such topic", outcome_known=True)
     error = from_rpc(rpc_error(grpc.StatusCode.NOT_FOUND, trailer.SerializeToString()))
     assert isinstance(error, errors.NotFound)
+
+
+def test_http_port_with_tls_is_told_apart() -> None:
+    details = "Cannot check peer: missing selected ALPN property."
+    error = from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, details=details))
+    assert "give the node's gRPC port, not its HTTP port" in str(error)
 
 
 @pytest.mark.parametrize(

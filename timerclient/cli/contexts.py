@@ -171,7 +171,8 @@ def settings_in_effect(args: argparse.Namespace) -> dict[str, SettingInEffect]:
     Raises:
         UsageError: The file of contexts is wrong, or has no such context.
     """
-    contexts = load()
+    given = args.context or os.environ.get(variable_of("context"))
+    contexts = Contexts(path_of_contexts()) if given == NONE else load()  # `none` needs no file
     name = name_in_effect(args, contexts)
     own = contexts.get(name) if name else {}
     return {each: _setting(args, each, name, own) for each in SETTINGS}

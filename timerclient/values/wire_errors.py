@@ -58,6 +58,7 @@ _HTTP_1: Final = "this port speaks HTTP/1: give the node's gRPC port, not its HT
 _HINTS: Final = {
     "Failed parsing HTTP/2": _HTTP_1,
     "Trying to connect an http1.x server": _HTTP_1,
+    "missing selected ALPN property": _HTTP_1,  # with TLS
     "WRONG_VERSION_NUMBER": "this port speaks no TLS: leave out the certificates",
     "CERTIFICATE_VERIFY_FAILED": "the node's certificate does not fit the client's `ca`",
     "failed to connect to all addresses; last error: UNAVAILABLE": (
