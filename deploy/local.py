@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -277,15 +277,17 @@ class LocalCluster:
         """Start the named nodes, or all, without waiting; return their names, and which ran before.
 
         Raises:
-            LaunchError: a port is in use. No node was started and no file was written. Or
+            LaunchError: a port is in use, or a name is unknown. No file was written. Or
                 cluster.json can't be written. Nodes before that one were started.
         """
         with self._lock():
             known = self.nodes
             planned = known or self._plan()
             wanted = [*names] or [*planned]
+            for name in wanted:
+                self._check_name(name, planned)
             running = {name for name in known if self.is_running(name)}
-            starting = [planned[name] for name in wanted if name in planned and name not in running]
+            starting = [planned[name] for name in wanted if name not in running]
             for node in starting:
                 self._try_ports(node)
             if not known:
@@ -584,10 +586,13 @@ class LocalCluster:
 
     def _node(self, name: str) -> LocalNode:
         nodes = self.nodes
+        self._check_name(name, nodes)
+        return nodes[name]
+
+    def _check_name(self, name: str, nodes: Mapping[str, LocalNode]) -> None:
         if name not in nodes:
             known = ", ".join(nodes) or "none: no node was started there yet"
             raise LaunchError(f"{self.directory} has no node {name!r}; it has {known}")
-        return nodes[name]
 
     def _config_path(self, node: LocalNode) -> Path:
         return self.directory / f"{node.name}.toml"

@@ -186,6 +186,10 @@ def _check_plan(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     addresses = cluster.endpoints
     if not addresses:
         return
+    if args.tls and cluster.tls is None:
+        raise WrongPlanError(
+            f"the cluster in {args.dir} has no TLS; --tls applies to a new cluster"
+        )
     first = int(addresses[0].rpartition(":")[2])
     if args.nodes in (None, len(addresses)) and args.base_port in (None, first):
         return

@@ -85,7 +85,12 @@ def test_each_trouble_stops_a_restart() -> None:
         status.nodes.add(name="n4", error="refused")
         assert order_of(status) == ["n1", "n3", "n2"]
 
-    assert trouble(removed) == ""
+    def added(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> None:
+        new = {"reachable": True, "role": "learner", "unsure": True, "withholds_votes": True}
+        status.nodes.add(name="n4", **new)
+        members.members.add(name="n4", role="learner", lag_entries=LAG_MAX + 1)
+
+    assert trouble(removed) == trouble(added) == ""
     assert trouble(silent) == "n1 does not answer: it did before"
     assert trouble(formatted) == "n1 is a learner now: timerctl members replace n1"
     assert trouble(down) == "n1 does not answer: refused"

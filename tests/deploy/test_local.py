@@ -241,6 +241,8 @@ def test_commands_up_status_down(
         capsys.readouterr()
         assert run("up", *other) == 2
         assert "has 1 nodes at 127.0.0.1:" in capsys.readouterr().err
+    assert run("up", "--tls") == 2, "the cluster would be believed to have TLS"
+    assert "has no TLS; --tls applies to a new cluster" in capsys.readouterr().err
     assert run("down") == 0
     assert capsys.readouterr().out.rstrip().endswith("down")
 

@@ -101,6 +101,12 @@ def test_several_nodes_are_killed_and_restarted_by_one_command(local: Run, folde
     assert pids.isdisjoint(node.pid for node in cluster.nodes.values())
 
 
+def test_a_wrong_start_makes_no_cluster(local: Run, folder: Path) -> None:
+    code, _, err = local("up", "n9")
+    assert (code, "has no node 'n9'; it has n1, n2, n3" in err) == (1, True)
+    assert not (folder / "cluster.json").exists()
+
+
 def test_wrong_names_and_numbers_are_errors(local: Run, folder: Path) -> None:
     for command in (("kill", "n1"), ("restart", "n1"), ("logs", "n1")):
         code, out, err = local(*command)

@@ -7,7 +7,7 @@
 
     rolling-restart --restart-with 'CMD {node}' [--since TIME] [--dry-run] [--yes]
 
-A node restarts only while the leader serves, all voters answer, and no node lags or withholds its
+A node restarts only while the leader serves, all voters answer, and no voter lags or withholds its
 vote. So at most one voter is ever down. A node that neither answers nor votes is left out,
 as one that was stopped after `members remove`.
 """
@@ -52,7 +52,8 @@ def troubles_of(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -
         count = "1 voter" if len(voters) == 1 else f"{len(voters)} voters"
         yield f"{count}: with fewer than {VOTERS_MIN} a restart ends the service"
     end = max((node.commit_index for node in status.nodes), default=0)
-    for node in (each for each in status.nodes if each.reachable):
+    voting = {voter.name for voter in voters}
+    for node in (each for each in status.nodes if each.reachable and each.name in voting):
         if node.damage:
             yield f"{node.name} has a damaged file: {node.damage}"
         elif node.unsure or node.withholds_votes:
