@@ -1,5 +1,6 @@
 """The client for threads: the same, from blocking code."""
 
+import _thread
 import asyncio
 import contextlib
 import dataclasses
@@ -59,6 +60,13 @@ def test_client_prints_its_nodes_and_that_it_is_closed() -> None:
     client.close()
     assert repr(client) == "TimerClient(a:1,b:2, closed)"
     assert repr(AsyncTimerClient(["a:1"])) == "AsyncTimerClient(a:1)"
+
+
+def test_client_needs_threads_that_gevent_has_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced = SimpleNamespace(__module__="gevent.thread")
+    monkeypatch.setattr(_thread, "start_new_thread", replaced)
+    with pytest.raises(RuntimeError, match="gevent has replaced threads"):
+        TimerClient("127.0.0.1:1")
 
 
 def test_asyncio_client_refuses_calls_on_another_event_loop(threaded: Threaded) -> None:

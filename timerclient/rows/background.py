@@ -5,6 +5,7 @@
 There is one loop for all clients, in a daemon thread. It starts with the first client and stays.
 """
 
+import _thread
 import asyncio
 import logging
 import os
@@ -118,6 +119,15 @@ class Background:
     """One client's access to the event loop."""
 
     def __init__(self) -> None:
+        """Use the process's loop.
+
+        Raises:
+            RuntimeError: gevent or eventlet has replaced threads.
+        """
+        package, _, _ = _thread.start_new_thread.__module__.partition(".")
+        if package in ("gevent", "eventlet"):  # a debugger may replace it, too
+            text = f"{package} has replaced threads, and TimerClient needs one"
+            raise RuntimeError(f"{text}: use HTTP, or workers of threads or processes")
         self._pid = os.getpid()
         self.loop = _loop_of_process()
         self.stopped = False
