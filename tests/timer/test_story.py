@@ -189,6 +189,19 @@ def test_story_whose_beginning_the_log_has_dropped_is_told_from_there() -> None:
     assert lines(it.story(DUE, 1, first=later)) == [(What.ACKED, acked)]
 
 
+def test_story_is_whole_if_the_log_begins_after_the_last_mark_and_before_the_timer() -> None:
+    it = Told()
+    log = it.log
+    it.do(log.schedule(part_of([(1, DUE, b"x")])), log.checkpoint())
+    first = it.do(log.checkpoint())
+    begun = it.do(log.schedule(part_of([(1, DUE + 9, b"y")])))
+    assert lines(it.story(DUE + 9, 2, first=first)) == [(What.SCHEDULED, begun)]
+    fired = it.do(log.checkpoint(), log.fire(DUE + 9))
+    both = [(What.SCHEDULED, begun), (What.FIRED, fired)]
+    assert lines(it.story(DUE + 9, 2, first=first)) == both
+    assert lines(it.story(DUE, 1, first=first)) == [(What.FIRED, fired)]
+
+
 # ---- notes of apply
 
 

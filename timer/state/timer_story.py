@@ -177,6 +177,10 @@ class StoryReader:
         mark = self._marks.get(entry.index)
         if mark is not None:
             self._next_seq = mark.next_seq
+        elif entry.kind is EntryKind.CHECKPOINT and self._next_seq is None and not self.begun:
+            # Without a mark of its own: no seq was issued since the last mark.
+            older = (each.next_seq for each in reversed(self.marks) if each.entry < entry.index)
+            self._next_seq = next(older, None)
         events: list[StoryEvent] = []
         if self.fired_at is None:
             events += self._before(entry, mark)
