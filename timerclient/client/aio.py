@@ -385,7 +385,7 @@ class AsyncTimerClient(SeriesCalls):
         max_messages: int | None = None,
         name: str = "",
     ) -> AsyncConsumer:
-        """Return a consumer of a group.
+        """Return a consumer of a group. Use `with`: an open one keeps messages from the others.
 
         For asyncio, it connects when it is entered or first used, which then raises the errors
         below. For threads, it is connected on return. A missing group is created, and a missing

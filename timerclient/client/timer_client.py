@@ -255,7 +255,7 @@ class TimerClient(ThreadClient):
         max_messages: int | None = None,
         name: str = "",
     ) -> Consumer:
-        """Return a consumer of a group.
+        """Return a consumer of a group. Use `with`: an open one keeps messages from the others.
 
         For asyncio, it connects when it is entered or first used, which then raises the errors
         below. For threads, it is connected on return. A missing group is created, and a missing
