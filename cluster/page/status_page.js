@@ -130,13 +130,15 @@ function trouble(o) {
 function drawState(o) {
   const asked = o.nodes.some((node) => node.role === "asked"), why = trouble(o);
   const absent = o.nodes.filter((node) => node.role === "unreachable").map((node) => node.name);
-  const cls = asked ? "" : why ? "bad" : absent.length ? "warn" : "good";
+  const voteless = o.nodes.filter((node) => node.role === "learner").map((node) => node.name);
+  const cls = asked ? "" : why ? "bad" : absent.length || voteless.length ? "warn" : "good";
   let text = asked ? "Asking the nodes." : why ? `Does not serve: ${why}` : `${o.leader} leads and serves`;
   if (absent.length && !why && !asked) text += ` · ${absent.join(", ")} unreachable`;
+  if (voteless.length && !why && !asked) text += ` · without a vote: ${voteless.join(", ")}`;
   const state = $("state");
   if (state.textContent !== text) state.textContent = text;
   state.className = `state ${cls}`;
-  document.title = `${why ? "✗" : absent.length ? "!" : "✓"} ${o.cluster_id} · ${o.viewed}`;
+  document.title = `${why ? "✗" : cls === "warn" ? "!" : "✓"} ${o.cluster_id} · ${o.viewed}`;
   show("cluster", o.cluster_id);
   show("where", `seen from ${o.viewed} · epoch ${o.epoch} · controller ${o.controller || "none"} · `, time(o.clock_ms));
 }
@@ -155,7 +157,7 @@ function nodeName(node, o) {
 
 function rolePill(node) {
   if (!node.reachable) return pill(node.role, node.role === "asked" ? "" : "bad");
-  if (node.role !== "leader") return pill(node.role, node.role === "candidate" ? "warn" : "");
+  if (node.role !== "leader") return pill(node.role, node.role === "follower" ? "" : "warn");
   return node.serving ? pill("leader, serves", "good") : pill("leader, not serving", "warn");
 }
 
@@ -171,6 +173,7 @@ function drawNodes(o) {
       return { cls: "gone", cells: [nodeName(node, o), rolePill(node), "", "", "", "", "", "", "", node.error] };
     }
     const notes = [
+      node.role === "learner" && "does not vote; see timerctl members",
       node.unsure && "unsure: may have lost log entries", node.withholds_votes && "its Raft votes do not count yet", node.damage && `damaged: ${node.damage}`,
       node.disk_low && `free disk below the reserve of ${bytes(node.disk_reserve_bytes)}`,
     ].filter(Boolean).join("; ");

@@ -168,6 +168,10 @@ async def test_page_shows_nodes_histogram_and_story_in_a_browser(
             await tab.show(width, 800, dark=width == 320)
             wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert await tab.value(wide) <= 0, width
+        learns = f"({{...n, role: n.name === '{leader}' ? n.role : 'learner'}})"
+        await tab.value(f"draw({{...last, nodes: last.nodes.map((n) => {learns})}})")
+        assert "without a vote: n" in await tab.value(text.format("#state"))
+        assert "does not vote" in await tab.value(text.format("#nodes"))
         own = f"http://{cluster.node(leader).http}/"
         assert tab.requested
         assert [each for each in tab.requested if not each.startswith((own, "data:"))] == []
