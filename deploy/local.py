@@ -44,6 +44,8 @@ from timerclient.values.client_tls import ClientTls
 
 PROGRAM: Final = (sys.executable, "-m", "cluster.node.timerd")
 READY_TIMEOUT_S: Final = 120.0
+SILENT_S: Final = 5.0
+"""A start that takes longer tells what it waits for."""
 """Only a hanging node takes this long. A node that ends is reported at once."""
 STOP_TIMEOUT_S: Final = 60.0
 """Far more than a node needs to hand over and finish its work in flight."""
@@ -261,8 +263,15 @@ class LocalCluster:
 
     # ---- up
 
-    def start(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+    def start(
+        self,
+        *names: str,
+        timeout_s: float = READY_TIMEOUT_S,
+        tell: Callable[[str], object] = lambda line: None,
+    ) -> None:
         """Start the named nodes, or all. Wait until they are ready if a majority runs.
+
+        `tell`: takes the reason why a node is not ready yet, after SILENT_S seconds.
 
         Raises:
             LaunchError: a port is in use, a node ended, or a node is not ready in time. If a port
@@ -271,7 +280,7 @@ class LocalCluster:
         wanted, running = self.launch(*names)
         # A node that has ended since counts as started here; the wait reports it.
         if 2 * len({*running, *wanted}) > len(self.nodes):
-            self._wait_ready(wanted, timeout_s)
+            self._wait_ready(wanted, timeout_s, tell)
 
     def launch(self, *names: str) -> tuple[list[str], set[str]]:
         """Start the named nodes, or all, without waiting; return their names, and which ran before.
@@ -434,18 +443,25 @@ class LocalCluster:
         text: str = tomllib.loads(self._config_path(node).read_text())["cluster_id"]
         return text
 
-    def _wait_ready(self, names: Sequence[str], timeout_s: float) -> None:
+    def _wait_ready(
+        self, names: Sequence[str], timeout_s: float, tell: Callable[[str], object]
+    ) -> None:
         """Wait until the named nodes are ready, and check that they answer at their own ports."""
-        waiting = [*names]
+        waiting, told = [*names], set[str]()
+        silent_until_s = time.monotonic() + SILENT_S
 
         def all_ready() -> bool:
             for name in [*waiting]:
                 node = self._node(name)
-                if self._is_ready(node.http):
+                found = self._get(node.http, "/readyz")
+                if found is not None and found[0] == http.HTTPStatus.OK:
                     self._check_identity(node, self._cluster_id(node))
                     waiting.remove(name)
                 elif not self._runs(node):
                     raise LaunchError(f"{name} ended at its start\n{self._last_words([name])}")
+                elif found is not None and name not in told and time.monotonic() > silent_until_s:
+                    told.add(name)
+                    tell(f"{name} {found[1].decode(errors='replace').strip()}")
             return not waiting
 
         if not _wait(all_ready, timeout_s):
@@ -453,10 +469,6 @@ class LocalCluster:
             raise LaunchError(
                 f"{who} not ready within {timeout_s:g} s\n{self._last_words(waiting)}"
             )
-
-    def _is_ready(self, address: str) -> bool:
-        found = self._get(address, "/readyz")
-        return found is not None and found[0] == http.HTTPStatus.OK
 
     def _check_identity(self, node: LocalNode, cluster_id: str) -> None:
         """Check that the process at a node's HTTP port is the node that was started there.

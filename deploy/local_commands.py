@@ -145,7 +145,7 @@ def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
             name = args.add_context
             raise UsageError(f"--add-context = {name!r}: must begin with {CONTEXT_PREFIX!r}")
     _check_plan(cluster, args)
-    cluster.start(*args.names)
+    cluster.start(*args.names, tell=_tell)
     if args.add_context is not None:
         _keep_context(cluster, args.add_context)
     _status(cluster, args)
@@ -163,6 +163,11 @@ def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     if (tls := cluster.tls) is not None:
         files = {"CA": tls.ca, "CERT": tls.certificate, "KEY": tls.key}
         print(f"\nexport {' '.join(f'TIMERCTL_TLS_{name}={file}' for name, file in files.items())}")
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _keep_context(cluster: "LocalCluster", name: str) -> None:
@@ -248,7 +253,7 @@ def _kill(cluster: "LocalCluster", args: argparse.Namespace) -> None:
 def _restart(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     if running := [name for name in args.names if cluster.is_running(name)]:
         cluster.stop(*running)
-    cluster.start(*args.names)
+    cluster.start(*args.names, tell=_tell)
     _status(cluster, args)
 
 
