@@ -14,7 +14,7 @@ from deploy.local import LocalCluster
 class NoCluster(LocalCluster):
     """One that starts nothing."""
 
-    def start(self, *names: str, timeout_s: float = 0.0) -> None:
+    def start(self, *names: str, timeout_s: float = 0.0, **_: object) -> None:
         """Make the directory."""
         self.directory.mkdir(parents=True)
 
