@@ -41,6 +41,7 @@ from timer.model.timer_errors import EngineError
 from timer.model.units import EPOCH_MAX, Epoch, LogIndex, Nonce, ReplicaId, UnixMs
 from timer.recovery import manifest
 from timer.recovery.rows_at_rest import pending_rows
+from timerclient.values.errors import InvalidRequest
 
 STAGE: Final = "restoring"
 """Directory in the target, until all of it is complete."""
@@ -65,14 +66,15 @@ class RestorePlan:
         """Check the names and the epoch.
 
         Raises:
-            BackupError: no cluster can have them.
+            InvalidRequest: no cluster can have the names.
+            BackupError: no epoch is left, or the program does not read the backup's version.
         """
         names = ", ".join(self.voters)
         if not 1 <= len(self.voters) <= VOTERS_MAX or len({*self.voters}) != len(self.voters):
-            raise BackupError(f"nodes = {names!r}: must be 1 to {VOTERS_MAX} different names")
+            raise InvalidRequest.of("nodes", names, f"must be 1 to {VOTERS_MAX} different names")
         for what, name in (("cluster id", self.cluster_id), *(("node", n) for n in self.voters)):
             if not NAME.fullmatch(name) or name == STAGE:
-                raise BackupError(f"{what} = {name!r}: must be {NAME_RULE}, not {STAGE!r}")
+                raise InvalidRequest.of(what, name, f"must be {NAME_RULE}, not {STAGE!r}")
         if self.epoch > EPOCH_MAX:
             raise BackupError(f"epoch = {self.epoch}: must be at most {EPOCH_MAX}")
         check_readable(self.catalogue)

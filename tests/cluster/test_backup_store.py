@@ -37,7 +37,7 @@ from timer.recovery.rows_at_rest import pending_rows
 from timer.recovery.snapshot_source import PINNED_MS, take
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import NotFound
+from timerclient.values.errors import InvalidRequest, NotFound
 
 DISK = RealDisk()
 
@@ -267,10 +267,10 @@ def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
         find_backup(store, backup="x")
     with pytest.raises(BackupError, match="no backup is that old"):
         find_backup(store, at_index=found.index - 1)
-    with pytest.raises(BackupError, match="1 to 7 different names"):
+    with pytest.raises(InvalidRequest, match="1 to 7 different names"):
         plan_of(found, voters=("a", "a"))
     for name in ("../a", "a b", "."):  # no node can have them
-        with pytest.raises(BackupError, match=r"node = .* must be 1 to 63 letters, digits"):
+        with pytest.raises(InvalidRequest, match=r"node = .* must be 1 to 63 letters, digits"):
             plan_of(found, voters=(name,))
 
     target = tmp_path / "new"
