@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.datasource import CaseInsensitiveDict, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
@@ -92,7 +92,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Task:
 
 
 def read(reader: Any) -> Iterator[Any]:
-    for part in reader.partitions():
+    for part in reader.partitions() or [InputPartition(None)]:  # as Spark does
         for found in reader.read(part):
             yield from found.to_pylist()
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from tests.chaos.world import Log, write_log
 from timer.entries.entry_frame import EntryKind
@@ -37,7 +38,7 @@ def opened(source: EntryFrames) -> list[tuple[str, int]]:
 def indexes(source: EntryFrames) -> list[int]:
     return [
         index
-        for part in source.partitions()
+        for part in source.partitions() or [InputPartition(None)]  # as Spark does
         for batch in source.read(part)
         for index in batch.column(NAMES.index("index")).to_pylist()
     ]
@@ -53,6 +54,7 @@ def test_options_open_only_the_files_that_may_hold_something(run: Path) -> None:
     assert opened(source) == [("n2", 4)]
     assert indexes(source) == [4, 5, 6]
     assert indexes(reader(run, node="n1,n2", index_max="2")) == 2 * [1, 2]
+    assert indexes(reader(run, index_max="0")) == []
 
 
 @pytest.mark.parametrize(

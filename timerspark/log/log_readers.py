@@ -134,7 +134,8 @@ class EntryFrames(DataSourceReader):
         Raises:
             CorruptFileError: the segment is damaged.
         """
-        assert isinstance(partition, SegmentFile)
+        if not isinstance(partition, SegmentFile):
+            return  # without partitions Spark calls this once, with an object of its own
         frames: list[tuple[Any, ...]] = []
         for crc32, item in segment_files.entries(partition.part):
             if not self._wanted.entry(item):
