@@ -89,12 +89,12 @@ def _charts(s: dict[str, Any]) -> Iterator[str]:
         for name, colour in names
         if name != "failed" or any(flow["failed"])
     ]
-    yield chart("Throughput, timers per second", "/s", axis, rates)
+    yield '<div class="wide">' + chart("Throughput, timers per second", "/s", axis, rates)
     late = [
         ChartLine(name, colour, [row.get(name) for row in rows])
         for name, colour in (("p50", "blue"), ("p99", "orange"), ("max", "red"))
     ]
-    yield chart("Lateness of firing", "ms", axis, late, logarithmic=True)
+    yield chart("Lateness of firing", "ms", axis, late, logarithmic=True) + "</div>"
     if bands:
         yield (
             "<p>Red: a fault, from strike to heal. Yellow: recovery, until schedules were answered"
