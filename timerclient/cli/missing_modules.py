@@ -19,9 +19,25 @@ def why_missing(error: Exception, extras: str = "", command: str = "") -> str:
     known = [extras] if extras else _extras_with(error.name.partition(".")[0])
     known = [command] if command in known else known
     if known:
-        wanted = " or ".join(f"'.[{extra}]'" for extra in known)
-        return f"needs {error.name}: pip install {wanted} in a clone of {DISTRIBUTION}"
+        return f"needs {error.name}: pip install {_requirement(known)}"
     return f"needs the module {error.name}, which is not installed"
+
+
+def _requirement(known: list[str]) -> str:
+    """Return pip's arguments for one of some extras: of the installed wheel, or of a clone."""
+    import importlib.metadata
+
+    clone = " or ".join(f"'.[{extras}]'" for extras in known) + f" in a clone of {DISTRIBUTION}"
+    try:
+        installed = importlib.metadata.distribution(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return clone
+    offered = installed.metadata.get_all("Provides-Extra") or []
+    if "server" in offered:  # the wheel of `make dist` requires it of itself, without an extra
+        return clone
+    wheel = f"{DISTRIBUTION.replace('-', '_')}-{installed.version}-py3-none-any.whl"
+    lists = [[each for each in extras.split(",") if each in offered] for extras in known]
+    return " or ".join(f"'{wheel}[{','.join(extras)}]'" if extras else wheel for extras in lists)
 
 
 def _extras_with(module: str) -> list[str]:
