@@ -48,7 +48,7 @@ from timerclient.cli.cli_errors import (
     print_error,
 )
 from timerclient.cli.contexts import apply_context
-from timerclient.cli.missing_modules import why_missing
+from timerclient.cli.missing_modules import DISTRIBUTION, why_missing
 from timerclient.values.client_events import LOG, MISSING_S, LeaderMissing
 from timerclient.values.errors import OutcomeUnknown, TimerError
 
@@ -56,6 +56,19 @@ if TYPE_CHECKING:
     from timerclient.client.timer_client import TimerClient
 
 ENTRY_POINTS: Final = "timerctl.commands"
+ABSENT: Final = [
+    "archive",
+    "audit",
+    "backup",
+    "certs",
+    "chaos",
+    "export",
+    "local",
+    "recover",
+    "restore",
+    "tokens",
+]
+"""Commands that an installation without the server's package names and does not have."""
 CLIENT: Final = "timerclient.client.timer_client"
 
 
@@ -266,6 +279,9 @@ def add_plugins(commands: "argparse._SubParsersAction[Any]") -> None:
         except Exception as error:  # noqa: BLE001 -- an edge: one bad package, not all commands
             if entry.name not in commands.choices:
                 _add_missing(commands, entry.name, why_missing(error, command=entry.name))
+    for name in ABSENT:
+        if name not in commands.choices:
+            _add_missing(commands, name, f"comes with the package {DISTRIBUTION}")
 
 
 def _add_missing(commands: "argparse._SubParsersAction[Any]", name: str, why: str) -> None:
