@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.parsing import parsed
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "ARCHITECTURE.md"
 PACKAGES = (
@@ -44,7 +46,7 @@ def folders() -> list[Path]:
 def door(folder: Path) -> str:
     """Return the first paragraph of a folder's `__init__.py`, which describes its contents."""
     file = ROOT / folder / "__init__.py"
-    text = ast.get_docstring(ast.parse(file.read_text())) if file.exists() else None
+    text = ast.get_docstring(parsed(file.read_text())) if file.exists() else None
     return " ".join((text or "").split("\n\n")[0].split())
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsing import parsed
+
 DOCUMENT = Path(__file__).parents[1] / "docs/features.md"
 SECTIONS = [
     section
@@ -18,7 +20,7 @@ NAME = re.compile(r"`(test_\w+)`")
 
 def linked(section: str) -> set[str]:
     """Return the names of the tests in the files that a section links to."""
-    trees = [ast.parse((DOCUMENT.parent / link).read_text()) for link in LINK.findall(section)]
+    trees = [parsed((DOCUMENT.parent / link).read_text()) for link in LINK.findall(section)]
     return {node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
@@ -37,7 +39,7 @@ def test_every_conformance_test_is_told() -> None:
     names = {
         node.name
         for path in folder.glob("test_*.py")
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
     assert names - {*NAME.findall(DOCUMENT.read_text())} == set()

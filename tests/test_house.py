@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from tests import code_map
+from tests.parsing import parsed
 
 ROOT = Path(__file__).parent.parent
 
@@ -42,7 +43,7 @@ def test_public_class_names_stand_for_one_thing() -> None:
     names = [
         (node.name, path)
         for path in product()
-        for node in ast.parse(path.read_text()).body
+        for node in parsed(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
     assert len(names) > 500
@@ -63,7 +64,7 @@ def test_the_code_map_is_made_of_the_doors() -> None:
 def defined(path: Path) -> set[str]:
     """Return the names of a module's functions, classes and constants, and Class.member."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path.read_text()).body:
         for name in bound_by(node):
             found.add(name)
             for member in node.body if isinstance(node, ast.ClassDef) else ():

@@ -18,6 +18,7 @@ from cluster.api import wire_rows
 from cluster.observe.busiest_topics import COUNTERS, GAUGES, TopicFigures
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.settings.config import TYPES, NodeConfig, build_config, flatten
+from tests.parsing import parsed
 from timer.entries import policies
 from timer.model.timer_errors import InvalidRequestError
 
@@ -151,7 +152,7 @@ def test_arguments_in_the_clients_docstrings_are_parameters() -> None:
     """The documentation's site is built strictly and fails otherwise."""
     wrong, seen = [], 0
     for path in (ROOT / "timerclient").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path.read_text())):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             listed = re.search(r"^Args:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.M)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import timerclient
+from tests.parsing import parsed
 
 
 def names_for_type_checkers() -> dict[str, str]:
     """Return the module of each public name, as the imports for type checkers give it."""
-    tree = ast.parse(Path(timerclient.__file__).read_text())
+    tree = parsed(Path(timerclient.__file__).read_text())
     return {
         alias.name: node.module or ""
         for block in tree.body

@@ -13,6 +13,7 @@ import pytest
 
 import cluster.observe.topic_view as listing
 from tests.cluster.running import WAIT_S, until
+from tests.parsing import parsed
 from timer.model.timer_errors import ConfigError
 from timer.model.units import DUE_MS_MAX
 from timerclient import (
@@ -277,7 +278,7 @@ def test_every_method_of_the_client_is_shown_on_the_fake() -> None:
         node.attr
         for folder in folders
         for path in folder.glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.Attribute)
     }
     public = {name for of in (TimerClient, Consumer) for name in dir(of) if name[0] != "_"}
