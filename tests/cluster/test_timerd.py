@@ -159,7 +159,9 @@ def test_a_wrong_setting_is_named_with_its_limit(
 
 
 def test_settings_of_file_and_environment_are_checked_too(site: Site, tmp_path: Path) -> None:
-    refused(site.run(TIMERD_TIMING__TICK="1"), CONFIG, "TIMERD_TIMING__TICK", "TIMERD_TIMING__TICK_MS")
+    refused(
+        site.run(TIMERD_TIMING__TICK="1"), CONFIG, "TIMERD_TIMING__TICK", "TIMERD_TIMING__TICK_MS"
+    )
     refused(run(["--config", str(tmp_path / "none.toml")]), CONFIG, "none.toml")
     broken = tmp_path / "broken.toml"
     broken.write_text("name = ")
