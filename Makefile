@@ -84,7 +84,7 @@ test: setup  ## check, 4 simulated worlds, the tests; without Java the Spark tes
 	@mkdir -p build
 	timeout 1h nice -n 19 $(MAKE) --no-print-directory beside >build/beside.txt 2>&1 & \
 	  beside=$$!; failed=0; trap "kill $$beside 2>/dev/null || true" EXIT; \
-	  $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
+	  $(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
 	  [[ $$failed -ne 2 ]] || exit 2; \
 	  wait $$beside || failed=$$?; \
 	  cat build/beside.txt; exit $$failed
@@ -96,7 +96,7 @@ beside: check
 	$(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 60 --start $(START)
 
 test-long: setup  ## the tests that take long: whole audits, all planted bugs, seeds that once failed
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
+	$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 demo: java setup  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
 	$(BIN)/python -m chaos.commands.demo $(ARGS)
