@@ -11,7 +11,7 @@ from tests.timerclient.conftest import Threaded
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 PARENT = """
-import gc, os, sys
+import gc, os, signal, sys
 from timerclient import TimerClient
 
 def forked(work):
@@ -45,10 +45,30 @@ for _ in range(10):
     client.close()
     print(forked(use))
 """
+KEPT = """
+from timerclient.streams import nodes
+client, consumer = use()
+kept, slept = client._client._nodes._leader, []
+client.close()
+forked(int)
+nodes.time.sleep = slept.append
+print(forked(int), slept)
+"""
+LOCKED = """
+import os, sys
+
+def hold():  # as another thread may do after the package's own hook
+    sys.modules["timerclient.streams.nodes"]._channels_lock.acquire()
+
+os.register_at_fork(before=hold)
+"""
+IN_TIME = """
+print(forked(lambda: (signal.alarm(5), TimerClient("127.0.0.1:1").close())))
+"""
 
 
-def run(threaded: Threaded, what: str) -> str:
-    command = [sys.executable, "-c", PARENT + what, threaded.cluster.address]
+def run(threaded: Threaded, program: str) -> str:
+    command = [sys.executable, "-c", program, threaded.cluster.address]
     environ = {name: os.environ[name] for name in os.environ if not name.startswith("GRPC")}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=environ, check=False
@@ -57,8 +77,18 @@ def run(threaded: Threaded, what: str) -> str:
 
 
 def test_process_forked_off_one_with_an_open_client_does_not_crash(threaded: Threaded) -> None:
-    assert run(threaded, OPEN) == "{0}\n"
+    assert run(threaded, PARENT + OPEN) == "{0}\n"
 
 
 def test_process_forked_after_a_client_was_closed_has_its_own(threaded: Threaded) -> None:
-    assert run(threaded, CLOSED) == "0\n" * 10
+    assert run(threaded, PARENT + CLOSED) == "0\n" * 10
+
+
+def test_fork_does_not_wait_for_a_channel_that_the_application_keeps(threaded: Threaded) -> None:
+    assert run(threaded, PARENT + KEPT) == "0 []\n"
+
+
+def test_process_forked_while_a_thread_notes_a_channel_has_its_own_client(
+    threaded: Threaded,
+) -> None:
+    assert run(threaded, LOCKED + PARENT + IN_TIME) == "0\n"

@@ -233,16 +233,28 @@ def _free_closed() -> None:
     gRPC ends its threads in the background, a moment after its last channel is freed.
     """
     global _closed_s  # noqa: PLW0603 -- of the process, as its threads are
-    with _channels_lock:
-        closed = any(each.is_closed for each in _channels)
+    closed = _count_closed()
     if closed:
         gc.collect()
-        _closed_s = time.monotonic()
-    time.sleep(max(0.0, _closed_s + THREADS_END_S - time.monotonic()))
+        if _count_closed() < closed:  # the application refers to the others
+            _closed_s = time.monotonic()
+    wait_s = _closed_s + THREADS_END_S - time.monotonic()
+    if wait_s > 0:
+        time.sleep(wait_s)
+
+
+def _count_closed() -> int:
+    with _channels_lock:
+        return sum(each.is_closed for each in _channels)
+
+
+def _renew_lock() -> None:
+    global _channels_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
+    _channels_lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_free_closed)
+    os.register_at_fork(before=_free_closed, after_in_child=_renew_lock)
 
 
 class Nodes:
