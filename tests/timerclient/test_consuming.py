@@ -5,6 +5,7 @@ import pickle
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -67,6 +68,7 @@ async def test_message_is_found_in_its_batch_and_refuses_to_be_pickled(
         assert second in first.batch
         assert first.batch.index(second) == 1
         assert {first, *first.batch} == {first, second}
+        assert first == mock.ANY, "the other operand compares"
         with pytest.raises(TypeError, match="pass its payload, id, key and headers"):
             pickle.dumps(first)
 

@@ -352,7 +352,9 @@ class Message(PayloadReader):
 
     def __eq__(self, other: object) -> bool:
         """Return whether it is the same delivery: each access to a batch makes a new view."""
-        return isinstance(other, Message) and (other._batch, other._at) == (self._batch, self._at)
+        if not isinstance(other, Message):
+            return NotImplemented
+        return (other._batch, other._at) == (self._batch, self._at)
 
     def __hash__(self) -> int:
         return hash((self._batch, self._at))
