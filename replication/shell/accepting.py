@@ -27,14 +27,15 @@ async def listening_at(host: str, port: int) -> list[socket.socket]:
     Raises:
         OSError: an address is in use, or all are not this machine's.
     """
-    if host in _WILDCARDS and socket.has_dualstack_ipv6():
-        host = "::"
+    both = host in _WILDCARDS and socket.has_dualstack_ipv6()
+    if host in _WILDCARDS:
+        host = "::" if both else "0.0.0.0"  # noqa: S104 - as the settings name it
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     made, absent = list[socket.socket](), OSError(errno.EADDRNOTAVAIL, "no address")
     with contextlib.ExitStack() as closing:
         for family, _, _, _, address in dict.fromkeys(found):
-            at, both = (address[0], port, *address[2:]), host == "::"
+            at = (address[0], port, *address[2:])
             try:
                 each = socket.create_server(at, family=family, backlog=BACKLOG, dualstack_ipv6=both)
             except OSError as error:

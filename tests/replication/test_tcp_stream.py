@@ -224,6 +224,18 @@ async def test_port_at_a_wildcard_takes_ipv4_and_ipv6(host: str) -> None:
     await port.close()
 
 
+@pytest.mark.parametrize("host", ["::", "0.0.0.0"])
+async def test_port_at_a_wildcard_takes_ipv4_without_ipv6(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    port = TcpPort(host, 0)
+    await port.open()
+    with socket.create_connection(("127.0.0.1", port.port)):
+        pass
+    await port.close()
+
+
 async def test_port_at_a_name_takes_connections_at_each_of_its_addresses_that_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
