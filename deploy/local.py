@@ -44,9 +44,9 @@ from timerclient.values.client_tls import ClientTls
 
 PROGRAM: Final = (sys.executable, "-m", "cluster.node.timerd")
 READY_TIMEOUT_S: Final = 120.0
-SILENT_S: Final = 5.0
-"""A start that takes longer tells what it waits for."""
 """Only a hanging node takes this long. A node that ends is reported at once."""
+SILENT_S: Final = 5.0
+"""A start that takes longer prints the reasons."""
 STOP_TIMEOUT_S: Final = 60.0
 """Far more than a node needs to hand over and finish its work in flight."""
 PORT_MAX: Final = 65_535
@@ -292,7 +292,7 @@ class LocalCluster:
         with self._lock():
             known = self.nodes
             planned = known or self._plan()
-            wanted = [*names] or [*planned]
+            wanted = [*dict.fromkeys(names)] or [*planned]
             for name in wanted:
                 self._check_name(name, planned)
             running = {name for name in known if self.is_running(name)}

@@ -68,6 +68,10 @@ def test_start_again_restarts_only_what_is_dead_on_the_same_ports(cluster: Local
     assert before.items() <= after.items()
 
 
+def test_node_that_is_named_twice_starts_once(cluster: LocalCluster) -> None:
+    assert cluster.launch("n1", "n1")[0] == ["n1"]
+
+
 def test_host_says_where_a_node_lives(tmp_path: Path) -> None:
     def host(name: str) -> NodeHost:
         settings = [f'test_clock = "{name}.json"']
