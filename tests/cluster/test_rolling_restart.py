@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -45,6 +46,13 @@ def healthy() -> tuple[pb.GetStatusResponse, pb.ListMembersResponse]:
 def restarted(cluster: Running, name: str) -> None:
     cluster.stop(name)
     cluster.start(name)
+
+
+class Answers:
+    """Stands in for a client."""
+
+    def __init__(self, status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> None:
+        self.status, self.members = lambda: status, lambda: members
 
 
 def test_each_trouble_stops_a_restart() -> None:
@@ -91,6 +99,10 @@ def test_each_trouble_stops_a_restart() -> None:
         members.members.add(name="n4", role="learner", lag_entries=LAG_MAX + 1)
 
     assert trouble(removed) == trouble(added) == ""
+    removed(status, members)
+    sequence = RestartSequence(cast("Any", Answers(status, members)), print, print, 0.0)
+    with pytest.raises(RestartError, match="before the restart of n4: n4 does not answer"):
+        sequence.run(["n4"])
     assert trouble(silent) == "n1 does not answer: it did before"
     assert trouble(formatted) == "n1 is a learner now: timerctl members replace n1"
     assert trouble(down) == "n1 does not answer: refused"

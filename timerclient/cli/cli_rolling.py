@@ -8,8 +8,8 @@
     rolling-restart --restart-with 'CMD {node}' [--since TIME] [--dry-run] [--yes]
 
 A node restarts only while the leader serves, all voters answer, and no voter lags or withholds its
-vote. So at most one voter is ever down. A node that neither answers nor votes is left out,
-as one that was stopped after `members remove`.
+vote. So at most one voter is ever down. A node that neither answers nor votes at the begin is left
+out, as one that was stopped after `members remove`. The others must go on answering.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,6 +96,8 @@ class RestartSequence:
     """Takes a line about the progress."""
     node_timeout_s: float = 300.0
     """Limit for each wait: for health before a restart, and for the node after it."""
+    _planned: list[str] = field(default_factory=list, init=False)
+    """Nodes that must go on answering, also without a vote."""
 
     def run(self, names: Sequence[str]) -> None:
         """Restart the nodes in this order.
@@ -103,6 +105,7 @@ class RestartSequence:
         Raises:
             RestartError: a node was not healthy in time, or its command failed.
         """
+        self._planned.extend(names)
         for number, name in enumerate(names):
             try:
                 self._one(name)
@@ -139,7 +142,11 @@ class RestartSequence:
 
     def _troubles(self) -> list[str]:
         try:
-            return [*troubles_of(self.client.status(), self.client.members())]
+            status, members = self.client.status(), self.client.members()
+            silent = (n for n in status.nodes if n.name in self._planned and not n.reachable)
+            return [*troubles_of(status, members)] or [
+                f"{node.name} does not answer: {node.error}" for node in silent
+            ]
         except TimerError as error:
             return [str(error)]
 
