@@ -242,12 +242,12 @@ def _kill(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     from deploy.local import LaunchError
 
     if down := [name for name in args.names if not cluster.is_running(name)]:
-        raise LaunchError(f"{', '.join(down)} does not run; no node was killed")
+        raise LaunchError(f"not running: {', '.join(down)}; no node was killed")
     cluster.kill_together(*args.names)
     _status(cluster, args)
     if args.output != "json":
         place = "" if args.dir == FOLDER else f" --dir {shlex.quote(str(args.dir))}"
-        print(f"\nkilled. Start again: timerctl local up {' '.join(args.names)}{place}")
+        print(f"\nKilled. Start again: timerctl local up {' '.join(args.names)}{place}")
 
 
 def _restart(cluster: "LocalCluster", args: argparse.Namespace) -> None:

@@ -62,7 +62,7 @@ class Node:
         self._parts = build(config, self, raft_lost=raft_lost)
 
     async def start(self) -> str:
-        """Open the ports and join the cluster. Return the addresses, for people.
+        """Open the ports and join the cluster. Return the addresses as a text for the log.
 
         Raises:
             ConfigError: a port is in use.

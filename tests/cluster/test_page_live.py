@@ -171,6 +171,7 @@ async def test_page_shows_nodes_histogram_and_story_in_a_browser(
         learns = f"({{...n, role: n.name === '{leader}' ? n.role : 'learner'}})"
         await tab.value(f"draw({{...last, nodes: last.nodes.map((n) => {learns})}})")
         assert "without a vote: n" in await tab.value(text.format("#state"))
+        assert await tab.value("document.querySelector('#state').className") == "state warn"
         assert "does not vote" in await tab.value(text.format("#nodes"))
         own = f"http://{cluster.node(leader).http}/"
         assert tab.requested

@@ -43,10 +43,10 @@ def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert local("up", "--nodes", "1")[0] == 0
     code, out, _ = local("kill", "n1")
-    start = f"killed. Start again: timerctl local up n1 --dir {folder}\n"
+    start = f"Killed. Start again: timerctl local up n1 --dir {folder}\n"
     assert (code, start in out) == (0, True)
     code, _, err = local("kill", "n1")
-    assert (code, err) == (1, "timerctl: n1 does not run; no node was killed\n")
+    assert (code, err) == (1, "timerctl: not running: n1; no node was killed\n")
     pid = LocalCluster(folder).nodes["n1"].pid
     for _ in range(2):  # of a node that is down, and of one that runs
         code, out, _ = local("restart", "n1", "-o", "json")
@@ -92,7 +92,7 @@ def test_several_nodes_are_killed_and_restarted_by_one_command(local: Run, folde
     cluster = LocalCluster(folder)
     cluster.kill("n2")
     code, _, err = local("kill", "n1", "n2")
-    assert (code, "n2 does not run" in err, cluster.is_running("n1")) == (1, True, True)
+    assert (code, "not running: n2" in err, cluster.is_running("n1")) == (1, True, True)
     assert local("restart", "n1", "n2")[0] == 0
     pids = {node.pid for node in cluster.nodes.values()}
     assert local("kill", "n1", "n2")[0] == 0

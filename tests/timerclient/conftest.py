@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -14,6 +14,22 @@ from timerclient.rows.background import _on_loop_error
 from timerclient.streams import first_calls, subscription
 
 Ctl = Callable[..., tuple[int, str, str]]
+
+
+class Answering:
+    """A client whose methods return given answers."""
+
+    def __init__(self, **answers: object) -> None:
+        self._answers = answers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[[], object]:
+        return lambda: self._answers[name]
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
-from tests.timerclient.conftest import Ctl, Threaded
+from tests.timerclient.conftest import Answering, Ctl, Threaded
 from tests.timerclient.fake_cluster import NOW_MS, wire_error
 from timerclient.cli import cli_args, cli_errors, output, timerctl
 from timerclient.cli.missing_modules import DISTRIBUTION
@@ -41,20 +41,11 @@ def test_status_of_a_cluster_without_a_leader_exits_3(ctl: Ctl, threaded: Thread
 def test_members_names_the_command_that_gives_a_learner_a_vote(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Client:
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def members(self) -> pb.ListMembersResponse:
-            known = ("n1", True, "leader"), ("n2", True, "unreachable"), ("n2", False, "learner")
-            rows = [*known, ("n3", False, "learner"), ("n4", False, "follower")]
-            members = [pb.Member(name=name, voter=voter, role=role) for name, voter, role in rows]
-            return pb.ListMembersResponse(epoch=1, leader="n1", members=members)
-
-    monkeypatch.setattr(timerctl, "_client", lambda _: Client())
+    known = ("n1", True, "leader"), ("n2", True, "unreachable"), ("n2", False, "learner")
+    rows = [*known, ("n3", False, "learner"), ("n4", False, "follower")]
+    members = [pb.Member(name=name, voter=voter, role=role) for name, voter, role in rows]
+    answer = pb.ListMembersResponse(epoch=1, leader="n1", members=members)
+    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(members=answer))
     notes = [line.partition("  -  ")[2].strip() for line in ctl("members")[1].splitlines()[-5:]]
     ends = ["-", "-", "members replace n2", "members add n3", "format it again, as a learner"]
     assert all(note.endswith(end) for note, end in zip(notes, ends, strict=True)), notes
@@ -71,20 +62,11 @@ def test_members_names_the_command_that_gives_a_learner_a_vote(
 def test_status_names_no_leader_that_does_not_serve(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], trouble: str
 ) -> None:
-    class Client:
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def status(self) -> pb.GetStatusResponse:
-            node: dict[str, Any] = {"name": "n1", "reachable": True, "role": "leader"}
-            node |= {"serving": True, "epoch": 1, "withholds_votes": True}
-            named = pb.NodeStatus(**(node | change))
-            return pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[named])
-
-    monkeypatch.setattr(timerctl, "_client", lambda _: Client())
+    node: dict[str, Any] = {"name": "n1", "reachable": True, "role": "leader"}
+    node |= {"serving": True, "epoch": 1, "withholds_votes": True}
+    named = pb.NodeStatus(**(node | change))
+    answer = pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[named])
+    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(status=answer))
     code, out, _ = ctl("status")
     assert code == 3
     assert "leader none" in out

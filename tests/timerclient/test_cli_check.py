@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.timerclient.conftest import Ctl
+from tests.timerclient.conftest import Answering, Ctl
+from timerclient.cli import timerctl
 from timerclient.cli.cli_check import (
     Finding,
     Level,
@@ -177,3 +178,16 @@ def test_a_cluster_without_an_answer_is_critical(ctl: Ctl) -> None:
     code, out, _ = ctl("check", "--endpoints", "127.0.0.1:1", "--timeout", "200ms")
     assert code == 2
     assert "CRITICAL" in out
+
+
+def test_check_asks_for_the_members_and_warns_of_a_node_without_a_vote(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node: dict[str, Any] = {"name": "n1", "reachable": True, "role": "leader", "serving": True}
+    nodes = [pb.NodeStatus(**(node | {"epoch": 1, "replica_id": 7}))]
+    status = pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=nodes)
+    none = Answering(
+        status=status, checkpoint=pb.GetCheckpointResponse(), members=pb.ListMembersResponse()
+    )
+    monkeypatch.setattr(timerctl, "_client", lambda _: none)
+    assert "a leader without a vote" in ctl("check")[1]

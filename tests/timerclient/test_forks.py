@@ -54,6 +54,14 @@ forked(int)
 nodes.time.sleep = slept.append
 print(forked(int), slept)
 """
+SOON = """
+from timerclient.streams import nodes
+client, consumer = use()
+slept = []
+client.close()
+nodes.time.sleep = slept.append
+print(forked(int), len(slept))
+"""
 LOCKED = """
 import os, sys
 
@@ -82,6 +90,10 @@ def test_process_forked_off_one_with_an_open_client_does_not_crash(threaded: Thr
 
 def test_process_forked_after_a_client_was_closed_has_its_own(threaded: Threaded) -> None:
     assert run(threaded, PARENT + CLOSED) == "0\n" * 10
+
+
+def test_fork_soon_after_a_close_waits_for_the_end_of_the_threads(threaded: Threaded) -> None:
+    assert run(threaded, PARENT + SOON) == "0 1\n"
 
 
 def test_fork_does_not_wait_for_a_channel_that_the_application_keeps(threaded: Threaded) -> None:

@@ -33,7 +33,7 @@ def _requirement(known: list[str]) -> str:
     except importlib.metadata.PackageNotFoundError:
         return clone
     offered = installed.metadata.get_all("Provides-Extra") or []
-    if "server" in offered:  # the wheel of `make dist` requires it of itself, without an extra
+    if "server" in offered:  # the wheel of `make dist` always requires the server's packages
         return clone
     wheel = f"{DISTRIBUTION.replace('-', '_')}-{installed.version}-py3-none-any.whl"
     lists = [[each for each in extras.split(",") if each in offered] for extras in known]

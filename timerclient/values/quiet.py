@@ -2,7 +2,7 @@
 
 - It writes nothing to stderr; its failures are raised as errors of calls.
 - It starts no threads in a forked process. There they would crash the process at random, also one
-  that never uses a client, because grpc.aio does not take part in that.
+  that never uses a client, because grpc.aio has no support for forks.
 
 The core reads its environment once. The module has no effect on a variable that the application
 sets, and none if the application has already imported grpc.
