@@ -1,5 +1,7 @@
 """The format "timerlog", view `events`: what a log says in columns. Without Spark."""
 
+import json
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -21,14 +23,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from chaos.history.archive import follow
 from deploy.local import LocalCluster
-from tests.chaos.world import SALT, Log, by_id, by_key, id_of, write_log
+from tests.chaos.world import SALT, Log, by_id, by_key, durable_log, id_of, write_log
 from tests.cluster.running import until
 from tests.timerspark.conftest import started
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import GroupOp, Op
 from timer.entries.policies import Scope, ScopePolicy, encode_policy
+from timer.files.log import MARK_NAME
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import GroupId, LogIndex, Seq, TopicId
 from timer.state.firing_trace import SeqMark
@@ -244,6 +248,38 @@ def test_torn_payload_at_the_end_of_a_log_is_its_end(tmp_path: Path) -> None:
     head = len(data) - len(log.frames[-1]) + entry_frame.HEADER_SIZE
     path.write_bytes(data[:head].ljust(len(data), b"\0"))
     assert [row[0] for row in said(tmp_path)] == [1, 2]
+
+
+@pytest.mark.parametrize("at", [8, -1], ids=["head", "payload"])
+def test_wrong_byte_in_a_durable_entry_is_no_torn_end(tmp_path: Path, at: int) -> None:
+    path = durable_log(tmp_path)
+    data = bytearray(path.read_bytes())
+    last = data.rindex(entry_frame.MAGIC) - 8
+    data[last + at if at > 0 else at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptFileError, match=f"corrupt at byte {last}: entry 4: "):
+        said(tmp_path)
+    (path.parent / MARK_NAME).unlink()
+    assert [row[0] for row in said(tmp_path)] == [1, 2, 3]
+
+
+def test_wrong_byte_in_a_durable_entry_of_an_archived_log_is_no_torn_end(tmp_path: Path) -> None:
+    path = durable_log(tmp_path / "nodes" / "n1")
+    listed = {"nodes": [{"name": "n1", "data": "nodes/n1"}]}
+    (tmp_path / "cluster.json").write_text(json.dumps(listed))
+    follow(path.parent, tmp_path / "nodes" / "n1" / "kept")
+    assert [row[0] for row in said(tmp_path)] == [1, 2, 3, 4]
+    with path.open("r+b") as file:  # the archive has the same file
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\0")
+    with pytest.raises(CorruptFileError, match=r"n1/log/.*: entry 4: checksum mismatch"):
+        said(tmp_path)
+
+
+def test_log_that_was_copied_before_its_durable_mark_ends_torn(tmp_path: Path) -> None:
+    path = durable_log(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert [row[0] for row in said(tmp_path)] == [1, 2, 3]
 
 
 def test_nodes_whose_names_are_numbers_are_no_lives(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ class Damage:
 
     position: int
     why: str
+    is_cut: bool = False
+    """Whether the data just ends within a frame, and has no wrong byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +110,13 @@ def frame_at(data: memoryview, position: int) -> Entry | Damage | None:
     if size == 0:
         return None
     if size < HEADER_SIZE:
-        return Damage(position, f"{size} bytes left, a header has {HEADER_SIZE}")
+        return Damage(position, f"{size} bytes left, a header has {HEADER_SIZE}", is_cut=True)
     length, magic, version, kind, _, epoch, index, time_ms = _HEAD.unpack_from(data, position + 4)
     # Check the length before its use: the header itself may be damaged.
     if magic != MAGIC or length > PAYLOAD_SIZE_MAX or HEADER_SIZE + length > size:
-        return Damage(position, f"bad header (magic {magic!r}, length {length}, {size} bytes left)")
+        why = f"bad header (magic {magic!r}, length {length}, {size} bytes left)"
+        is_cut = magic == MAGIC and length <= PAYLOAD_SIZE_MAX
+        return Damage(position, why, is_cut=is_cut)
     end = position + HEADER_SIZE + length
     (crc32,) = _CRC.unpack_from(data, position)
     if zlib.crc32(data[position + 4 : end]) != crc32:

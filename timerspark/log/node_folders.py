@@ -74,6 +74,8 @@ class NodeFolders:
     def logs(self) -> dict[str, list[list[Segment]]]:
         """Return node name -> the segments of its log, in order; one list per life.
 
+        An archive's newest segment is read where the node has it, beside the log's durable mark.
+
         Raises:
             FileNotFoundError: the run has no node's data.
             ValueError: the archive ended before its node, so it lacks a segment of the log.
@@ -82,9 +84,12 @@ class NodeFolders:
         for name, data in self.data().items():
             own = data / "log"
             if lives(self.archive_of(name)) and own.is_dir():
-                archived = {each.path.name for each in logs[name][-1]}
-                names = (each.path.name for each in segments(own))
+                newest, parts = logs[name][-1], segments(own)
+                archived = {each.path.name for each in newest}
+                names = (each.path.name for each in parts)
                 if late := [each for each in names if each not in archived]:
                     ended = f"{self.archive_of(name)} lacks {late[0]} of {own}"
                     raise ValueError(f"{ended}: the archive ended before its node")
+                if parts and parts[-1].path.samefile(newest[-1].path):
+                    newest[-1] = parts[-1]
         return logs

@@ -12,6 +12,8 @@ from pathlib import Path
 from timer.entries import entry_frame
 from timer.entries.entry_frame import Damage, Entry
 from timer.files import segment
+from timer.files.disk import RealDisk
+from timer.files.log import MARK_NAME, read_mark
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import LogIndex
 
@@ -46,6 +48,9 @@ def lives(log: Path) -> list[Path]:
 def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
     """Yield (crc32, entry) of one segment file. Only the last segment of a log may end torn.
 
+    An entry at or below the log's durable mark was synced, so a wrong byte in it is no torn end. A
+    file that just ends too early counts as torn: it may have been copied before the mark was.
+
     Raises:
         CorruptFileError: the segment is damaged, or ends before the next one begins.
     """
@@ -60,9 +65,9 @@ def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
     position, index = segment.HEADER_SIZE, part.first
     while (found := entry_frame.frame_at(data, position)) is not None:
         if isinstance(found, Damage):
-            if last:
+            if last and (found.is_cut or index > _durable_index(path.parent)):
                 return
-            raise CorruptFileError(path, found.position, found.why)
+            raise CorruptFileError(path, found.position, f"entry {index}: {found.why}")
         if found.index != index:
             raise CorruptFileError(path, position, f"entry {found.index} in place of {index}")
         yield int.from_bytes(data[position : position + 4], "little"), found
@@ -72,6 +77,11 @@ def entries(part: Segment) -> Iterator[tuple[int, Entry]]:
         raise CorruptFileError(
             path, position, f"ends before entry {index}; the next segment begins at {part.end}"
         )
+
+
+def _durable_index(log: Path) -> LogIndex:
+    """Return the durable mark of a log; 0 if the folder has none, as an archive."""
+    return read_mark(RealDisk(), log / MARK_NAME).durable
 
 
 @dataclass(frozen=True, slots=True)
