@@ -103,6 +103,7 @@ def test_page_is_whole_and_needs_nothing_else() -> None:
     assert "://" not in text
     for shown in ("run &lt;1&gt;", "id&lt;1&gt;", "a &amp; b", "kill &lt;n1&gt;", ">violation<"):
         assert shown in text, shown
+    assert text.index(">lost<") < text.index(">ok<") < text.index("Not seen: diverged, duplicate")
 
 
 def test_stroke_breaks_where_nothing_is_known() -> None:

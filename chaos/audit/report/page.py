@@ -142,15 +142,16 @@ class _Html(str):
 
 def _verdicts(s: dict[str, Any]) -> str:
     counts = {**s["verdicts"], **s["violations"]}
+    names = (*VIOLATIONS, *(name for name in s["violations"] if name not in VIOLATIONS))
     rows: list[Row] = [
-        (name, "fine", counts[name]) for name in FINE if counts.get(name)
-    ]  # fmt: skip
-    others = [name for name in s["violations"] if name not in VIOLATIONS]
-    for name in (*VIOLATIONS, *others):
-        number = counts.get(name, 0)
-        kind = _Html('<span class="breach">violation</span>') if number else "violation"
-        rows.append((name, kind, number))
-    return _table(("verdict", "", "timers"), rows, texts=2)
+        (_Html(f'<span class="breach">{name}</span>'), "violation", counts[name])
+        for name in names
+        if counts.get(name)
+    ]
+    rows += [(name, "fine", counts[name]) for name in FINE if counts.get(name)]
+    none = ", ".join(name for name in names if not counts.get(name))
+    meanings = f"Not seen: {none}. The page docs/audit.md tells what each name means."
+    return f"{_table(('verdict', '', 'count'), rows, texts=2)}<p>{meanings}</p>"
 
 
 def _offenders(s: dict[str, Any]) -> Iterator[str]:
