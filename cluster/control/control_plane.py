@@ -170,7 +170,7 @@ class ControlPlane:
         )
         self._register = _Register(self._wake_loop)
         self._raft: Raft | None = None
-        self._view = RaftView()
+        self._view, self._is_current = RaftView(), False
         self._state = ControlState()
         self._on_state, self._report = on_state, report
         self._reported: ReplicaReport | None = None
@@ -248,6 +248,11 @@ class ControlPlane:
     def is_alone(self) -> bool:
         """Whether no link to another node is up."""
         return not any(self._link.is_up(peer) for peer in self._peers)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether `state` is of now. Before, commands of the past are applied, as after a start."""
+        return self._is_current
 
     @property
     def raft_term(self) -> int:
@@ -482,6 +487,7 @@ class ControlPlane:
                 self._fail(Exit.DIVERGED, f"Raft's state is of cluster {state.cluster_id!r}")
             self._step(StateApplied(state))
             self._publish_state(state)
+        self._is_current |= self._view.caught_up
         if self._view.leads != view_before.leads:
             logger.info("%s the controller", "became" if self._view.leads else "is no longer")
             self._step(RaftLeadership(self._view.leads))

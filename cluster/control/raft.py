@@ -155,6 +155,8 @@ class RaftView:
     term: int = 0
     may_vote: bool = False
     applied_index: int = 0
+    caught_up: bool = False
+    """This process has applied all commands that its leader had committed when they met."""
 
 
 def exit_process(code: Exit, why: str) -> NoReturn:
@@ -407,6 +409,8 @@ class _Core(SyncObj):  # type: ignore[misc]
             term=self.raftCurrentTerm,
             may_vote=self._journal.may_vote,
             applied_index=self.raftLastApplied,
+            # A leader is ready, to pysyncobj, before it has committed the records of older ones.
+            caught_up=leads or (self._isReady() and not self._isLeader()),
         )
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ class LeaderChange(NamedTuple):
     reason: str
     """The controller's reason; empty: unknown."""
     earlier: bool
-    """The appointment is older than this node's process, so its time is unknown."""
+    """This node learned of the appointment afterwards, as after a start: its time is unknown."""
 
 
 class LeaderHistory:
@@ -27,12 +27,10 @@ class LeaderHistory:
 
     def __init__(self) -> None:
         self._changes: deque[LeaderChange] = deque(maxlen=CHANGES_MAX)
-        self._begun = False
 
-    def note(self, state: ControlState, now_ms: UnixMs) -> None:
+    def note(self, state: ControlState, now_ms: UnixMs, *, earlier: bool) -> None:
         """Record the appointment of a control state, if it is a new one."""
         last = self._changes[-1] if self._changes else None
-        earlier, self._begun = not self._begun, True
         if state.leader is None:
             return
         if last is None or (last.epoch, last.leader) != (state.epoch, state.leader):

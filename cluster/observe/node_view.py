@@ -120,7 +120,8 @@ class NodeState(TopicView):
 
     def note_leader(self, state: ControlState) -> None:
         """Record the appointment of a control state, if it is a new one."""
-        self.history.note(state, self._host.now().clock_ms)
+        now_ms = self._host.now().clock_ms
+        self.history.note(state, now_ms, earlier=not self._control.is_current)
 
     def name_of(self, replica_id: ReplicaId | None) -> str:
         """Return the name of a replica; empty: unknown."""

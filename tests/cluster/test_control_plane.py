@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest.mock import AsyncMock
@@ -28,6 +29,7 @@ from cluster.control.controller_events import (
 from cluster.control.membership import Change
 from cluster.control.raft import Exit
 from cluster.control.raft_link import CHANNEL_OPTIONS
+from cluster.observe.leader_history import LeaderHistory
 from deploy.local import free_ports
 from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId, UnixMs
 
@@ -45,6 +47,7 @@ class Node:
     def __init__(self, cluster: "Cluster", name: str, *, raft_lost: bool) -> None:
         self.failures: list[tuple[Exit, str]] = []
         self.name = name
+        self.history = LeaderHistory()
         self.report = ReplicaReport(
             replica_id=VOTERS[name],
             name=name,
@@ -84,6 +87,7 @@ class Node:
 
     def follow(self, state: ControlState) -> None:
         """Lead when appointed, unless a higher epoch was promised."""
+        self.history.note(state, UnixMs(1), earlier=not self.plane.is_current)
         if state.epoch <= self.report.highest_promise:
             return
         leads = state.leader == VOTERS[self.name]
@@ -424,6 +428,34 @@ def test_restart_of_all_keeps_the_state(tmp_path: Path) -> None:
         kept = cluster.nodes["c"].plane.state.checkpoint
         assert kept is not None
         assert (kept.index, dict(kept.queue_offsets)) == (7, {"t": 3})
+
+    run(scenario, tmp_path)
+
+
+def test_appointments_of_before_a_start_have_no_time(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        away = next(name for name in VOTERS if name != cluster.leader)
+        last, others = cluster.epoch, [name for name in VOTERS if name != away]
+
+        async def transfer() -> Epoch:
+            to = next(name for name in others if name != cluster.leader)
+            plane = cluster.nodes[to].plane
+            asked = partial(plane.request_transfer, VOTERS[to])
+            await answered(asked, CommandOutcome.OK)
+            await until(lambda: cluster.serves(above=last), "transferred")
+            return cluster.epoch
+
+        last = await transfer()
+        await cluster.stop(away)
+        cluster.promises[away] = last
+        last = await transfer()
+        await cluster.start(away)
+        await until(lambda: cluster.nodes[away].plane.is_current, "caught up")
+        last = await transfer()
+        found = {each.epoch: each.earlier for each in cluster.nodes[away].history.newest_first()}
+        assert not found.pop(last)
+        assert found
+        assert all(found.values())
 
     run(scenario, tmp_path)
 

@@ -112,6 +112,19 @@ def test_each_trouble_stops_a_restart() -> None:
     assert trouble(few) == "2 voters: with fewer than 3 a restart ends the service"
 
 
+def test_learner_that_was_restarted_is_not_said_to_have_caught_up() -> None:
+    status, members = healthy()
+    status.nodes.add(name="n4", reachable=True, role="learner")
+    members.members.add(name="n4", role="learner", lag_entries=LAG_MAX + 1)
+    told: list[str] = []
+    client = cast("Any", Answers(status, members))
+    RestartSequence(client, lambda _: None, told.append, 0.0).run(["n1", "n4"])
+    assert [line.rpartition(",")[0] for line in told if "restart" not in line] == [
+        "n1: serves and has caught up",
+        "n4: runs again, without a vote",
+    ]
+
+
 def test_command_runs_without_a_shell(tmp_path: Path) -> None:
     script = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
     out = tmp_path / "out"

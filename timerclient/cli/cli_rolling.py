@@ -4,6 +4,7 @@
        |yes
     next node: followers first, the leader last after a transfer
        --> the operator's command --> the node has a new process, serves and has caught up --> next
+           (a learner: has a new process)
 
     rolling-restart --restart-with 'CMD {node}' [--since TIME] [--dry-run] [--yes]
 
@@ -120,7 +121,10 @@ class RestartSequence:
         began_s = time.monotonic()
         self.restart(name)
         self._wait_restarted(name, began_s)
-        self.tell(f"{name}: serves and has caught up, {time.monotonic() - began_s:.1f} s")
+        took_s = time.monotonic() - began_s
+        votes = any(each.voter for each in self.client.members().members if each.name == name)
+        state = "serves and has caught up" if votes else "runs again, without a vote"
+        self.tell(f"{name}: {state}, {took_s:.1f} s")
 
     def _lead_elsewhere(self, name: str) -> None:
         """Transfer the leadership away from a node, if it leads."""
