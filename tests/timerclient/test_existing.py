@@ -240,6 +240,8 @@ async def test_batches_of_reschedules_and_filters(client: AsyncTimerClient) -> N
     assert left == [*due[4:6], *[NOW_MS + 100_000] * 4]
     with pytest.raises(InvalidRequest, match="due_to"):
         await client.cancel_where("t", due_to=datetime(2030, 1, 1))  # noqa: DTZ001
+    with pytest.raises(InvalidRequest, match="due_from = 1795824060: must be Unix milliseconds"):
+        await client.cancel_where("t", due_from=1_795_824_060)
 
 
 async def test_looking_in(client: AsyncTimerClient) -> None:

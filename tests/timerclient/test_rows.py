@@ -40,6 +40,7 @@ def batch(payloads: Any, **more: Any) -> pb.TimerColumns:
         ({"due_ms": np.int64(17)}, "due_ms", 17),
         ({"due_ms": rows.DUE_MS_MAX}, "due_ms", rows.DUE_MS_MAX),
         ({"due": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}, "due_ms", 1_000),
+        ({"due": datetime(1970, 2, 1, tzinfo=UTC)}, "due_ms", 31 * 86_400_000),
         ({"due": datetime(1970, 1, 1, 1, 0, 1, 1, timezone(timedelta(hours=1)))}, "due_ms", 1_001),
     ],
 )
@@ -66,6 +67,7 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"due_ms": 1.5}, "whole number"),
         ({"due_ms": -1}, "must be in"),
         ({"due_ms": rows.DUE_MS_MAX + 1}, "must be in"),
+        ({"due_ms": 1_795_824_060}, "must be Unix milliseconds; 2026-11-28 is 1795824060000"),
         ({"due": 17}, "aware datetime"),
     ],
 )
@@ -118,6 +120,7 @@ def test_batch_takes_a_table_of_bytes_and_wide_views() -> None:
         ([b"a", b"b"], {"delay": b"12"}, "number of seconds"),
         ([b"a", b"b"], {"due_ms": [1, -1]}, "must be in"),
         ([b"a", b"b"], {"due_ms": [1, 1.5]}, "whole number"),
+        ([b"a", b"b"], {"due_ms": [1_795_824_060_000, 1_795_824_060]}, "Unix milliseconds"),
         ([b"a", b"b"], {"keys": ["k"]}, "keys"),
         ([b"a", b"b"], {"headers": [{}]}, "headers"),
         ([b"a"], {"headers": {"n": 1}}, "must be str"),

@@ -5,7 +5,7 @@ The due time is given in one of four ways, for one row or for many:
     delay        timedelta, or seconds as int or float; from the time the leader accepts the request
     delay_level  n: the topic's nth delay; beyond the last = the last; 0 = at once
     due          an aware datetime
-    due_ms       Unix milliseconds
+    due_ms       Unix milliseconds; not 1e9 to 1e10, which are the seconds of the years 2001 to 2286
 
 Without any of them, the timer fires at once. In a batch of n rows each may be one value for all, or
 n values: a list, a tuple, or an object with `tolist()` (array.array, a numpy array). The headers of
@@ -27,6 +27,8 @@ from timerclient.values.codecs import NO_VALUE, Payload
 from timerclient.values.errors import InvalidRequest
 
 DUE_MS_MAX: Final = (1 << 48) - 1
+SECONDS: Final = range(10**9, 10**10)
+"""Unix seconds from 2001 to 2286. As milliseconds they are times of early 1970: a mistake."""
 UINT32_MAX: Final = (1 << 32) - 1
 """Limit of some fields of the contract, in milliseconds."""
 UINT64_MAX: Final = (1 << 64) - 1
@@ -143,11 +145,11 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
 
 
 def _all_in_range(values: Any) -> bool:
-    """Return whether `values` is a list of valid due_ms, which needs no conversion."""
+    """Return whether `values` is a list of due_ms that need no check one by one."""
     return (
         isinstance(values, list)
         and set(map(type, values)) == {int}
-        and min(values) >= 0
+        and min(values) >= SECONDS.stop
         and max(values) <= DUE_MS_MAX
     )
 
@@ -191,11 +193,15 @@ def _of_due(value: Any) -> int:
     if value.utcoffset() is None:
         limit = "must not be naive; give the datetime a tzinfo, such as datetime.UTC"
         raise InvalidRequest.of("due", value, limit)
-    return _of_due_ms(-(-(value - _EPOCH) // _MS))
+    return whole("due_ms", -(-(value - _EPOCH) // _MS), 0, DUE_MS_MAX)
 
 
 def _of_due_ms(value: Any) -> int:
-    return whole("due_ms", value, 0, DUE_MS_MAX)
+    unix_ms = whole("due_ms", value, 0, DUE_MS_MAX)
+    if unix_ms in SECONDS:
+        limit = f"must be Unix milliseconds; {moment_of(1000 * unix_ms):%Y-%m-%d} is {unix_ms}000"
+        raise InvalidRequest.of("due_ms", value, limit)
+    return unix_ms
 
 
 def _of_level(value: Any) -> int:
