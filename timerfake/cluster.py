@@ -29,7 +29,7 @@ from timerclient.rows.rows import span_ms
 from timerclient.values.errors import InvalidRequest
 from timerfake.fake_log import FakeClock
 from timerfake.fake_node import ADDRESS, FakeNode
-from timerfake.loopback import Channel, Server
+from timerfake.loopback import CLOSED, Channel, Server
 
 QUIET_TURNS: Final = 20
 """Turns of the event loop without an event, after which no further event will come. In all tests
@@ -77,10 +77,12 @@ class AsyncFakeCluster:
         self._settings = dict(settings)
         self._advancing = asyncio.Lock()
         self._node: FakeNode | None = None
+        self._closed = False
         self.works: list[Work] = []
         """Work of applications, for which `settle` waits."""
         self.dial = FakeDial(self._clock, lambda: self._running().server)
         """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
+        self._clock.settle = self._quiet
 
     # ---- clients
 
@@ -186,9 +188,11 @@ class AsyncFakeCluster:
 
     async def close(self) -> None:
         """Stop the cluster. Close its clients first."""
-        if self._node is not None:
+        if self._node is not None and not self._closed:
+            self._closed = True
             await self._node.stop()
             self._node.server.check()
+            self._node.server.close()
 
     async def __aenter__(self) -> Self:
         """Start the cluster and return it."""
@@ -201,7 +205,12 @@ class AsyncFakeCluster:
         """Close the cluster."""
         await self.close()
 
+    def __repr__(self) -> str:
+        return f"AsyncFakeCluster(now={self.now.isoformat()}{', closed' if self._closed else ''})"
+
     def _running(self) -> FakeNode:
+        if self._closed:
+            raise RuntimeError(CLOSED)
         if self._node is None:
             raise RuntimeError("enter the cluster first: `async with AsyncFakeCluster()`")
         return self._node
@@ -219,20 +228,17 @@ class ThreadCluster:
 
     def __init__(self, cluster: AsyncFakeCluster) -> None:
         self._cluster = cluster
-        cluster.dial.clock.settle = cluster._quiet  # noqa: SLF001 -- one module
         self.dial = cluster.dial
         """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
-        self._background = Background()
-        self._call = self._background.call
+        self._call = Background().call
         self._call(cluster.start())
+
+    def __repr__(self) -> str:
+        return repr(self._cluster).removeprefix("Async")
 
     def close(self) -> None:
         """Stop the cluster. Close its clients first."""
-        if not self._background.stopped:
-            try:
-                self._call(self._cluster.close())
-            finally:
-                self._background.stop()
+        self._call(self._cluster.close())
 
     def __enter__(self) -> Self:
         """Return the cluster."""

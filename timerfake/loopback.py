@@ -19,6 +19,8 @@ import grpc
 UNREAD_MAX: Final = 64
 """Messages of one stream and direction; beyond it the writer waits."""
 
+CLOSED: Final = "the fake cluster is closed"
+
 Serialize = Callable[[Any], bytes]
 Parse = Callable[[bytes], Any]
 
@@ -86,6 +88,7 @@ class Server:
         self.streams: set[Stream] = set()
         """The open streams."""
         self._down = False
+        self._closed = False
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Serve methods of a service. Generated code calls this."""
@@ -108,6 +111,10 @@ class Server:
         """Accept calls again."""
         self._down = False
 
+    def close(self) -> None:
+        """Reject all later calls: no leader comes for which they could wait."""
+        self._closed = True
+
     def fail(self, bug: BaseException) -> None:
         """End all streams and reject all calls, because of a bug."""
         self.failure = self.failure or bug
@@ -126,12 +133,14 @@ class Server:
         """Count the begin of a call.
 
         Raises:
-            RuntimeError: On another event loop, or after a bug.
+            RuntimeError: On another event loop, after a bug, or after `close`.
         """
         if asyncio.get_running_loop() is not self._loop:
             msg = "a fake cluster serves one event loop: make an AsyncFakeCluster on this one"
             raise RuntimeError(msg)
         self.check()
+        if self._closed:
+            raise RuntimeError(CLOSED)
         self.moved += 1
 
     def handler(self, method: str) -> Any:

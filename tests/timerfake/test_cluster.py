@@ -5,6 +5,7 @@ import asyncio
 import inspect
 import socket
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -395,16 +396,36 @@ def test_submitted_schedules_are_answered_in_the_background() -> None:
         assert not one.result().duplicate
 
 
-def test_closed_cluster_is_unreachable_and_its_clients_can_be_closed() -> None:
-    cluster = FakeCluster()
-    client = cluster.client()
+def test_closed_cluster_refuses_all_calls_at_once_and_its_clients_can_be_closed() -> None:
+    cluster = FakeCluster(start=START)
+    assert repr(cluster) == "FakeCluster(now=2030-01-01T00:00:00+00:00)"
+    client, other = cluster.client(), cluster.client()
     consumer = client.consumer("t", "g")
+    client.submit("t", b"p").result(WAIT_S)
     cluster.close()
     cluster.close()
-    with pytest.raises(Unreachable):
-        client.schedule("t", b"p", timeout=0.1)
-    assert consumer.receive(timeout=0) == []
+    assert repr(cluster) == "FakeCluster(now=2030-01-01T00:00:00+00:00, closed)"
+    calls: list[Callable[[], Any]] = [
+        *(client.topics, other.topics, lambda: other.consumer("t", "g"), consumer.receive),
+        *(lambda: client.schedule("t", b"p"), lambda: client.submit("t", b"p").result(WAIT_S)),
+        *(cluster.settle, lambda: cluster.advance(1)),
+    ]
+    for call in calls:
+        with pytest.raises((RuntimeError, TimerError), match="the fake cluster is closed"):
+            call()
     client.close()
+    other.close()
+
+
+async def test_closed_cluster_refuses_calls_of_coroutines() -> None:
+    async with AsyncFakeCluster() as cluster:
+        client = cluster.client()
+        consumer = client.consumer("t", "g")
+        assert await consumer.receive(timeout=0) == []
+    for call in (client.topics(), consumer.receive(), client.schedule("t", b""), cluster.settle()):
+        with pytest.raises((RuntimeError, TimerError), match="the fake cluster is closed"):
+            await call
+    await client.close()
 
 
 def test_bug_behind_the_services_ends_all_calls_and_is_told() -> None:
@@ -420,7 +441,7 @@ def test_bug_behind_the_services_ends_all_calls_and_is_told() -> None:
 
     node.host.engine.machine.store.fire = broken  # type: ignore[method-assign, assignment]
     logged: list[Any] = []
-    loop = cluster._background.loop
+    loop = client._background.loop
     usual = loop.get_exception_handler()
     loop.set_exception_handler(lambda _, context: logged.append(context["exception"]))
     with pytest.raises(RuntimeError, match="failed") as told:

@@ -285,6 +285,8 @@ class ProducerStream:
         self._changed = asyncio.Event()
         self._quiet = asyncio.Event()
         self._closed = False
+        self._failure = ""
+        """The bug that ended this."""
         self._pauses = RetryPauses(self._settings, nodes.rng)
         self._resume_at = 0.0
         self._progress_at = 0.0
@@ -320,7 +322,7 @@ class ProducerStream:
 
     def _refuse_closed(self, call: WaitingCall) -> bool:
         if self._closed:
-            call.settle(Closed("the client is closed"))
+            call.settle(Closed(self._failure or "the client is closed"))
         return self._closed
 
     def _queue(self, request: CallsRequest, call: WaitingCall) -> None:
@@ -491,7 +493,7 @@ class ProducerStream:
         if task.cancelled() or (bug := task.exception()) is None:
             return
         # A bug in this client: fail all calls, as no answer will come.
-        self._closed = True
+        self._closed, self._failure = True, f"the client failed: {bug!r}"
         for request, _ in self._pipeline.close().settled:
             for call in request.calls:
                 if not call.future.done():
