@@ -195,3 +195,26 @@ def test_message_that_waited_beyond_its_lease_is_not_handed_over(
         cluster.advance(LEASE_S)
         rest = [consumer.receive(timeout=5)[0] for _ in range(3)]
         assert (first.attempt, [each.attempt for each in rest]) == (1, [2, 2, 2])
+
+
+@pytest.mark.parametrize("every", [timedelta(minutes=30), timedelta(hours=5)])
+def test_test_that_advances_by_long_steps_misses_no_message(
+    cluster: FakeCluster, client: TimerClient, every: timedelta
+) -> None:
+    client.schedule_batch("orders", JOBS[:4], delay=[3600 * n + 1 for n in range(1, 5)])
+    seen: list[bytes] = []
+    with client.consumer("orders", "g") as consumer:
+        for _ in range(-(-timedelta(hours=5) // every)):
+            cluster.advance(every)
+            while messages := consumer.receive(10, timeout=0):
+                seen += [message.payload for message in messages]
+                _ = [message.ack() for message in messages]
+    assert seen == JOBS[:4]
+
+
+async def test_coroutine_that_advances_by_a_long_step_misses_no_message() -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.schedule("orders", b"waits")
+        async with client.consumer("orders", "g") as consumer:
+            await cluster.advance(timedelta(hours=1))
+            assert [each.payload for each in await consumer.receive(timeout=0)] == [b"waits"]

@@ -288,6 +288,9 @@ class Consumer(AnyConsumer[Subscription]):
         self._background.call(settle())
         found = look()
         self._background.call(settle())
+        if not found:  # the look asked for messages, and by now they have come
+            found = look()
+            self._background.call(settle())
         return found
 
     def flush(self, timeout: Seconds | None = None) -> None:
