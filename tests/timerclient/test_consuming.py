@@ -544,7 +544,8 @@ async def test_closing_without_answers_fails_the_acks(cluster: Cluster) -> None:
             await acking
         with pytest.raises(errors.Closed):
             await message.ack()
-        assert await consumer.receive() == []
+        with pytest.raises(errors.Closed):
+            await consumer.receive()
 
 
 async def test_client_closes_all_consumers_though_one_raises(cluster: Cluster) -> None:
@@ -654,8 +655,12 @@ async def test_iteration_ends_when_the_consumer_is_closed(client: AsyncTimerClie
 
         counting = asyncio.ensure_future(count())
         await asyncio.sleep(0)
+        waiting = asyncio.ensure_future(consumer.receive())
+        await asyncio.sleep(0)
         await consumer.close()
         assert await counting == 0
+        assert await waiting == []
+        assert repr(consumer) == "AsyncConsumer('orders', group='g', closed)"
 
 
 def test_batch_slices_its_columns_only_when_asked() -> None:

@@ -205,6 +205,17 @@ def test_closed_client_refuses_everything(threaded: Threaded) -> None:
             call()
 
 
+def test_closed_consumer_refuses_to_receive_and_prints_its_group(threaded: Threaded) -> None:
+    with connect(threaded) as client:
+        with client.consumer("orders", "g", name="c-1") as consumer:
+            assert repr(consumer) == "Consumer('orders', group='g', name='c-1')"
+        assert repr(consumer) == "Consumer('orders', group='g', name='c-1', closed)"
+        for timeout in (None, 0, 5):
+            with pytest.raises(errors.Closed, match="the consumer is closed"):
+                consumer.receive(timeout=timeout)
+        assert list(consumer) == []
+
+
 def test_closing_leaves_no_thread_and_no_warning(threaded: Threaded) -> None:
     before = set(threading.enumerate())
     with warnings.catch_warnings(record=True) as caught:
@@ -435,7 +446,6 @@ def test_iteration_ends_when_another_thread_closes_the_client(threaded: Threaded
     consumer = client.consumer("orders", "g")
     client.close()
     assert [*consumer] == []
-    assert consumer.receive() == []
 
 
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, 10**400, timedelta.max])

@@ -61,6 +61,18 @@ class Shop:
         self.cancel_unpaid, self.send_mail = cancel_unpaid, send_mail
 
 
+async def test_worker_and_app_print_their_handlers_and_state() -> None:
+    shop = Shop(url="timers://127.0.0.1:1")
+    shop.app.handlers[0].name, shop.app.handlers[1].name = "cancel_unpaid", "send_mail"
+    assert repr(shop.app) == (
+        "TimerApp('timers://127.0.0.1:1', handlers=['cancel_unpaid', 'send_mail'])"
+    )
+    worker = Worker(shop.app)
+    assert repr(worker) == "Worker(cancel_unpaid, send_mail; not connected, 0 running)"
+    worker.stop()
+    assert repr(worker) == "Worker(cancel_unpaid, send_mail; stopping, 0 running)"
+
+
 def test_handler_runs_when_its_timer_is_due_with_its_arguments(timer_app: Run) -> None:
     shop = Shop()
     timers = timer_app(shop.app)

@@ -414,7 +414,7 @@ class AsyncTimerClient(SeriesCalls):
     ) -> AsyncConsumer:
         hold_s = hold_max_s(hold_max, self.settings)
         subscribe = partial(Subscription, self.nodes(), opening, credit, hold_s)
-        consumer = AsyncConsumer(subscribe, self._call_s)
+        consumer = AsyncConsumer(opening, subscribe, self._call_s)
         register(consumer, self._consumers)
         return consumer
 

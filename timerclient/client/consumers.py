@@ -82,7 +82,8 @@ def hold_max_s(hold_max: Seconds | None, settings: ClientSettings) -> float:
 class AnyConsumer(Generic[S]):
     """The part that is the same for asyncio and for threads."""
 
-    def __init__(self, subscription: S) -> None:
+    def __init__(self, opening: pb.OpenConsumer, subscription: S) -> None:
+        self._opening = opening
         self._subscription = subscription
         self.closed = False
         """The consumer was closed, by its user or with the client."""
@@ -96,6 +97,22 @@ class AnyConsumer(Generic[S]):
     def leases_lost(self) -> int:
         """Count of messages whose leases ended while the application had them."""
         return 0 if self._subscription is None else self._subscription.leases_lost
+
+    def __repr__(self) -> str:
+        of = self._opening
+        name = f", name={of.consumer!r}" if of.consumer else ""
+        closed = ", closed" if self.closed else ""
+        return f"{type(self).__name__}({of.topic!r}, group={of.group!r}{name}{closed})"
+
+    def _most(self, max_messages: int) -> int:
+        """Return the checked argument of `receive`.
+
+        Raises:
+            Closed: The consumer is closed.
+        """
+        if self.closed:
+            raise Closed("the consumer is closed")
+        return rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
 
     @property
     def _over(self) -> bool:
@@ -118,8 +135,8 @@ def register(consumer: C, consumers: set[C]) -> None:
 class AsyncConsumer(AnyConsumer[Subscription | None]):
     """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""
 
-    def __init__(self, subscribe: Subscribe, call_s: float) -> None:
-        super().__init__(None)
+    def __init__(self, opening: pb.OpenConsumer, subscribe: Subscribe, call_s: float) -> None:
+        super().__init__(opening, None)
         self._subscribe = subscribe
         self._call_s = call_s
         self._given_s = 0.0
@@ -172,14 +189,18 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
     ) -> list[Message]:
-        """Return 1 to `max_messages` messages. Empty: none arrived in time, or it was closed.
+        """Return 1 to `max_messages` messages.
 
+        Empty: none arrived in time, it was closed meanwhile, or its own `max_messages` have come.
         `timeout`: a timedelta or seconds. None: wait without limit. 0: do not wait.
+
+        Raises:
+            Closed: It was closed before.
         """
-        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
+        most = self._most(max_messages)
         within_s = None if timeout is None else timeout_s(timeout, zero=True)
         subscription = self._open()
-        return await self._wait(partial(subscription.receive, max_messages), within_s) or []
+        return await self._wait(partial(subscription.receive, most), within_s) or []
 
     async def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
         """Return the result of `look`. None: nothing came in time, or the consumer was closed."""

@@ -153,7 +153,7 @@ class ThreadClient:
         def subscribe(arrived: Callable[[], None]) -> Subscription:
             return Subscription(client.nodes(), opening, credit, hold_s, arrived)
 
-        consumer = Consumer(self._background, subscribe, client.within_s(None))
+        consumer = Consumer(opening, self._background, subscribe, client.within_s(None))
         register(consumer, self._consumers)
         return consumer
 
@@ -215,11 +215,17 @@ class ThreadClient:
 class Consumer(AnyConsumer[Subscription]):
     """A consumer: iterates over a group's messages until it is closed; reconnects by itself."""
 
-    def __init__(self, background: Background, subscribe: Subscribe, call_s: float) -> None:
+    def __init__(
+        self,
+        opening: pb.OpenConsumer,
+        background: Background,
+        subscribe: Subscribe,
+        call_s: float,
+    ) -> None:
         self._background = background
         self._call_s = call_s
         self._arrived = threading.Event()
-        super().__init__(background.call(self._open(subscribe)))
+        super().__init__(opening, background.call(self._open(subscribe)))
 
     async def _open(self, subscribe: Subscribe) -> Subscription:
         subscription = subscribe(self._arrived.set)
@@ -247,13 +253,17 @@ class Consumer(AnyConsumer[Subscription]):
             yield batch
 
     def receive(self, max_messages: int = 1, *, timeout: Seconds | None = None) -> list[Message]:
-        """Return 1 to `max_messages` messages. Empty: none arrived in time, or it was closed.
+        """Return 1 to `max_messages` messages.
 
+        Empty: none arrived in time, it was closed meanwhile, or its own `max_messages` have come.
         `timeout`: a timedelta or seconds. None: wait without limit. 0: do not wait.
+
+        Raises:
+            Closed: It was closed before.
         """
-        rows.whole("max_messages", max_messages, 1, rows.UINT64_MAX)
+        most = self._most(max_messages)
         within_s = None if timeout is None else timeout_s(timeout, zero=True)
-        return self._wait(partial(self._subscription.receive, max_messages), within_s) or []
+        return self._wait(partial(self._subscription.receive, most), within_s) or []
 
     def _wait(self, look: Callable[[], T | None], within_s: float | None) -> T | None:
         """Return the result of `look`. None: nothing came in time, or the consumer was closed."""

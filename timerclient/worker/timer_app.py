@@ -181,6 +181,9 @@ class TimerApp:
         )
         self._thread_client: tuple[int, TimerClient] | None = None
 
+    def __repr__(self) -> str:
+        return f"TimerApp({self.url()!r}, handlers={[each.name for each in self.handlers]})"
+
     # ---- handlers
 
     def timer(  # noqa: PLR0913 -- options, by keyword

@@ -73,6 +73,12 @@ class Worker:
 
     # ---- state, for any thread
 
+    def __repr__(self) -> str:
+        state = "stopping" if self._stops else "ready" if self.is_ready else "not connected"
+        running = sum(len(each.running) for each in self.runners)
+        names = ", ".join(each.handler.name for each in self.runners)
+        return f"Worker({names}; {state}, {running} running)"
+
     @property
     def is_alive(self) -> bool:
         """The event loop runs, and no handler blocks it."""
