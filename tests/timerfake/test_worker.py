@@ -478,3 +478,57 @@ async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_t
         assert timers._worker.runners[0].metrics.outcomes[Outcome.LOST] == 1
     assert f"ack failed, the timer may run again: handler={slow.name}" in caplog.text
     assert "LeaseLost" in caplog.text
+
+
+@pytest.mark.parametrize("end", ["dead letter", "expired"])
+async def test_message_that_ends_under_a_handler_is_lost_for_it_and_a_warning(
+    async_timer_app: type[AsyncFakeApp], caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    app, seen, go = TimerApp(), [], asyncio.Event()
+
+    @app.timer("orders", group="billing", hold_max=MINUTE, retry=Backoff(1, attempts=1))
+    async def slow() -> None:
+        seen.append(app.context)
+        await go.wait()
+
+    async with async_timer_app(app) as timers, timers.cluster.client() as client:
+        if end == "expired":
+            await client.alter_policies({"ttl_ms": 20_000}, topic="orders")
+        timers.cluster.works.clear()  # time passes while the handler runs
+        await slow.schedule()
+        while not seen:
+            await timers.settle()
+        was_lost = seen[0].is_lost
+        await timers.advance(2 * MINUTE)
+        assert (was_lost, seen[0].is_lost) == (False, True)
+        go.set()
+        await timers.settle()
+        timers.cluster.works.append(timers._until_idle)
+        await timers.settle()
+        assert timers._worker is not None
+        outcomes = timers._worker.runners[0].metrics.outcomes
+        assert (outcomes[Outcome.DONE], outcomes[Outcome.LOST]) == (1, 1)
+    result = {"dead letter": "DEAD_LETTERED", "expired": "EXPIRED"}[end]
+    assert f"ack too late: handler={slow.name}" in caplog.text
+    assert f"result={result}" in caplog.text
+
+
+async def test_lease_is_lost_for_a_handler_when_another_node_becomes_leader(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    app, seen, go = TimerApp(), [], asyncio.Event()
+
+    @app.timer("orders", group="billing")
+    async def slow() -> None:
+        seen.append(app.context)
+        await go.wait()
+
+    async with async_timer_app(app) as timers:
+        timers.cluster.works.clear()
+        await slow.schedule()
+        while not seen:
+            await timers.settle()
+        await timers.cluster.fail_over()
+        assert seen[0].is_lost
+        go.set()
+        timers.cluster.works.append(timers._until_idle)

@@ -23,6 +23,7 @@ SPAN_S_MIN: Final = 0.1
 lease that should be over has ended."""
 MARGIN_S: Final = 0.01
 """An extension by less, in seconds, is not requested."""
+_FINISHED: Final = (pb.ACK_RESULT_EXPIRED, pb.ACK_RESULT_DEAD_LETTERED)
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +42,10 @@ class Hold:
     retry_s: float = 0.0
     lost: set[int] = field(default_factory=set)
     """Queue offsets of messages whose leases have ended."""
+    finished: set[int] = field(default_factory=set)
+    """Queue offsets of messages that became dead letters or expired while they were held."""
+    broken: bool = False
+    """The stream of the lease broke, and the lease ended with it."""
     returned: set[int] = field(default_factory=set)
     """Queue offsets of messages that the application returned; their leases are not lost."""
     _left: set[int] | None = None
@@ -65,6 +70,10 @@ class Hold:
     def over(self) -> bool:
         """No message of the batch is held."""
         return self._left is not None and not self._left
+
+    def has_ended(self, offset: int) -> bool:
+        """Return whether the lease of a message is known to have ended before its ack."""
+        return self.broken or offset in self.lost or offset in self.finished
 
     def settle(self, offsets: Sequence[int]) -> None:
         """Mark messages as acked or returned."""
@@ -98,6 +107,7 @@ class Hold:
             [o for o, r in zip(offsets, results, strict=True) if r != pb.ACK_RESULT_EXTENDED]
         )
         self.lost.update(lost)
+        self.finished.update(o for o, r in zip(offsets, results, strict=True) if r in _FINISHED)
         return lost
 
 

@@ -36,6 +36,7 @@ T = TypeVar("T")
 
 _PARTS: Final = vars(Future()).keys() - {"_state", "_result", "_exception"}
 """Attributes of a Future that only a wait or a callback needs."""
+_LATE: Final = (AckResult.EXPIRED, AckResult.DEAD_LETTERED)
 _step = threading.RLock()
 """Held while any Acking gets its parts or its outcome. The thread that holds it may be interrupted
 by a signal handler or a finalizer that looks at an Acking, too."""
@@ -90,11 +91,14 @@ class Acking(GuardedFuture[T]):
     def set_result(self, result: T) -> None:
         """Settle the future; once."""
         with _step:
-            if not self._has_parts and not self.done():
+            whole = self._has_parts or self.done()
+            if not whole:
                 self._result = result  # before the state, which others read without the lock
                 self._state = FINISHED
-                return
-        super().set_result(result)
+        if whole:
+            super().set_result(result)
+        if self._on_failure is not None and self._is_late():
+            self.add_done_callback(self._on_failure)
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Settle the future with an error; once."""
@@ -109,12 +113,18 @@ class Acking(GuardedFuture[T]):
             self.add_done_callback(self._on_failure)
 
     def add_failure_callback(self, fn: "Callable[[Future[Any]], object]") -> None:
-        """Call `fn` with the future if it fails; for one callback. A success makes no parts."""
+        """Call `fn` with the future of an ack if the message is not acked; for one callback.
+
+        It fails, or the result is EXPIRED or DEAD_LETTERED. A success makes no parts.
+        """
         with _step:
             if not self._has_parts and not self.done():
                 self._on_failure = fn
                 return
-        self.add_done_callback(lambda future: future.exception() and fn(future))
+        self.add_done_callback(lambda _: (self._exception or self._is_late()) and fn(self))
+
+    def _is_late(self) -> bool:
+        return self._result in _LATE
 
     def done(self) -> bool:
         """Return whether the outcome is known."""

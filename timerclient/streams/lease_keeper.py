@@ -97,6 +97,8 @@ class LeaseKeeper:
 
     def stream_broke(self) -> None:
         """Forget all leases: they ended with their stream."""
+        for hold in self._holds.values():
+            hold.broken = True
         self._holds.clear()
         self._transit = Transit()
 

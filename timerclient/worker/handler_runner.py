@@ -216,9 +216,11 @@ class HandlerRunner:
             acking.add_failure_callback(functools.partial(self._failed, message))
 
     def _failed(self, message: Message, acking: "Future[Any]") -> None:
-        error = acking.exception()
-        assert error is not None
-        self._not_acked(message, error)
+        if (error := acking.exception()) is not None:
+            self._not_acked(message, error)
+            return
+        self.metrics.outcomes[Outcome.LOST] += 1
+        LOG.warning("ack too late: %s result=%s", self._fields(message), acking.result())
 
     def _not_acked(self, message: Message, error: BaseException) -> None:
         self.metrics.outcomes[Outcome.LOST] += isinstance(error, LeaseLost)

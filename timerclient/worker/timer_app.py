@@ -62,8 +62,11 @@ class TimerContext:
 
     @property
     def is_lost(self) -> bool:
-        """The lease has ended: another worker may have the message, and an ack will fail."""
-        return self.message.queue_offset in self.message.batch.hold.lost
+        """The lease has ended: another worker may have the message, and an ack may come too late.
+
+        The message may also be a dead letter by now, or have expired.
+        """
+        return self.message.batch.hold.has_ended(self.message.queue_offset)
 
 
 CONTEXT: Final[ContextVar[TimerContext]] = ContextVar("timer_context")

@@ -31,7 +31,8 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"
     """The worker stopped before the handler ended; another worker tries it at once."""
     LOST = "lost"
-    """The lease ended before the ack; counted beside DONE. The message is tried again."""
+    """The lease ended before the ack; counted beside DONE. The message is tried again, or is a dead
+    letter, or has expired."""
 
 
 @dataclass(slots=True)
