@@ -26,7 +26,7 @@ from timerclient.values import errors
 if TYPE_CHECKING:
     from timerclient.client.aio import AsyncTimerClient
     from timerclient.client.consumers import AsyncConsumer
-    from timerclient.client.group_calls import GroupType, Start
+    from timerclient.client.group_calls import GroupOptions, GroupType, Start
     from timerclient.client.story_calls import TimerStory
     from timerclient.client.sync import Consumer
     from timerclient.client.timer_client import TimerClient
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         TimerInfo,
         Where,
     )
-    from timerclient.rows.rows import NewTimer, OnConflict
+    from timerclient.rows.rows import DueTime, NewTimer, OnConflict, WhenMany
     from timerclient.rows.scheduled_timers import Timer, Timers
     from timerclient.rows.series_fields import Occurrence, Series, SeriesOptions
     from timerclient.values.client_events import (
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from timerclient.values.codecs import JSON, Codec, EncodedValue
     from timerclient.values.errors import (
         AlreadyExists,
+        Closed,
         DiskFull,
         GroupHeld,
         InvalidRequest,
@@ -104,14 +105,17 @@ __all__ = [
     "Changed",
     "ClientSettings",
     "ClientTls",
+    "Closed",
     "Codec",
     "Connected",
     "Consumer",
     "DiskFull",
+    "DueTime",
     "EncodedValue",
     "Event",
     "ExtendResult",
     "GroupHeld",
+    "GroupOptions",
     "GroupType",
     "InvalidRequest",
     "LeaderChanged",
@@ -160,6 +164,7 @@ __all__ = [
     "Unavailable",
     "UndecodablePayload",
     "Unreachable",
+    "WhenMany",
     "Where",
     "Worker",
     "errors",
@@ -168,7 +173,7 @@ __all__ = [
 _NAMES_OF: Final = {
     "client.aio": "AsyncTimerClient",
     "client.consumers": "AsyncConsumer",
-    "client.group_calls": "GroupType Start",
+    "client.group_calls": "GroupOptions GroupType Start",
     "client.story_calls": "TimerStory",
     "client.sync": "Consumer",
     "client.timer_client": "TimerClient",
@@ -176,7 +181,7 @@ _NAMES_OF: Final = {
     "rows.messages": "Acking Batch Message",
     "rows.peeked_messages": "MessagePage Peeked PeekedMessage PeekState",
     "rows.pending_timers": "Changed Redriven Rescheduled TimerCounts TimerInfo Where",
-    "rows.rows": "NewTimer OnConflict",
+    "rows.rows": "DueTime NewTimer OnConflict WhenMany",
     "rows.scheduled_timers": "Timer Timers",
     "rows.series_fields": "Occurrence Series SeriesOptions",
     "values.client_events": "Connected Event LeaderChanged LeaderMissing LeasesLost SubmitBlocked",
@@ -184,7 +189,7 @@ _NAMES_OF: Final = {
     "values.client_tls": "ClientTls",
     "values.codecs": "Codec EncodedValue JSON",
     "values.errors": (
-        "AlreadyExists DiskFull GroupHeld InvalidRequest LeaseLost NotFound NotPending "
+        "AlreadyExists Closed DiskFull GroupHeld InvalidRequest LeaseLost NotFound NotPending "
         "OutcomeUnknown Overloaded PermissionDenied QuotaReached TimerError TokenRejected "
         "Unavailable UndecodablePayload Unreachable"
     ),

@@ -61,6 +61,26 @@ def test_values_arrive_as_they_were_and_bytes_without_a_header() -> None:
                 message.decode(codec)
 
 
+def test_values_of_pending_timers_peeked_messages_and_series_are_read_as_those_of_messages() -> (
+    None
+):
+    with FakeCluster() as cluster, cluster.client() as client:
+        timer = client.schedule("orders", json=ORDER, delay=60)
+        [listed] = client.list_timers("orders")
+        assert listed.json() == client.get_timer(timer).decode(JSON) == ORDER
+        client.cancel(timer)
+        for read in (client.get_timer(timer).json, lambda: client.get_timer(timer).decode(JSON)):
+            with pytest.raises(UndecodablePayload, match="only a pending timer"):
+                read()
+        series = client.create_series("orders", "daily", json=ORDER, every=60)
+        assert series.json() == client.get_series("orders", "daily").json() == ORDER
+        fired = client.schedule("orders", json=None, key="k")
+        [peeked] = client.peek("orders").messages
+        assert repr(peeked) == (
+            f"PeekedMessage('{fired.id}', UNKNOWN, queue_offset=0, failures=0, key='k')"
+        )
+
+
 def test_client_for_asyncio_takes_the_same() -> None:
     async def run() -> None:
         async with AsyncFakeCluster() as cluster, cluster.client() as client:

@@ -41,8 +41,8 @@ class PeekedMessage(PayloadReader):
     failures: int
     """Its nacks and ended leases in the group."""
     key: str | None
-    headers: Mapping[str, str] = field(repr=False)
-    payload: bytes = field(repr=False)
+    headers: Mapping[str, str]
+    payload: bytes
     ordering_key: str | None = None
     priority: int = rows.PRIORITY_DEFAULT
 
@@ -55,6 +55,12 @@ class PeekedMessage(PayloadReader):
     def due_ms(self) -> int:
         """The effective due time, Unix milliseconds."""
         return ids.due_ms_of(self.raw)
+
+    def __repr__(self) -> str:
+        return (
+            f"PeekedMessage({self.id!r}, {self.state.name}, queue_offset={self.queue_offset}, "
+            f"failures={self.failures}, key={self.key!r})"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.scheduled_timers import Timer
 from timerclient.values import ids
+from timerclient.values.codecs import PayloadReader
 from timerclient.values.errors import InvalidRequest, NotPending
 from timerclient.values.results import CancelResult, RescheduleResult, TimerState
 
@@ -37,7 +38,7 @@ class Where(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class TimerInfo:
+class TimerInfo(PayloadReader):
     """One timer. Fields from `topic` to `held` are set for a pending timer only."""
 
     raw: bytes

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypedDict
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.values import ids
-from timerclient.values.codecs import NO_VALUE, EncodedValue, Payload, payload_of
+from timerclient.values.codecs import NO_VALUE, EncodedValue, Payload, PayloadReader, payload_of
 from timerclient.values.errors import InvalidRequest
 
 Misfire = Literal["fire_once", "fire_all", "skip"]
@@ -52,7 +52,7 @@ class SeriesOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Series(PayloadReader):
     """A series of recurring timers, as it was at the call."""
 
     id: int

@@ -120,18 +120,18 @@ def payload_of(payload: Payload | None, json: Any) -> Payload:
 
 
 class PayloadReader:
-    """The part of a message that decodes its payload."""
+    """The part of a message, a timer or a series that decodes its payload."""
 
     __slots__ = ()
 
     @property
-    def payload(self) -> bytes:
-        """The payload of the timer."""
+    def payload(self) -> bytes | None:
+        """The payload of the timer. None: it is not pending any more."""
         raise NotImplementedError
 
     @property
-    def headers(self) -> Mapping[str, str]:
-        """The headers of the timer."""
+    def headers(self) -> Mapping[str, str] | None:
+        """The headers of the timer. None: it is not pending any more."""
         raise NotImplementedError
 
     def json(self) -> Any:
@@ -150,7 +150,7 @@ class PayloadReader:
                 from parameters such as a charset, or the codec can't decode the payload. A message
                 without the header is decoded.
         """
-        given = self.headers.get(CONTENT_TYPE, codec.content_type)
+        given = (self.headers or {}).get(CONTENT_TYPE, codec.content_type)
         if given != codec.content_type and _media_type(given) != _media_type(codec.content_type):
             text = f"content-type = {given!r}: the codec is of {codec.content_type}"
             raise UndecodablePayload(text)
@@ -162,7 +162,9 @@ def _media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def _decoded(codec: Codec, payload: bytes) -> Any:
+def _decoded(codec: Codec, payload: bytes | None) -> Any:
+    if payload is None:
+        raise UndecodablePayload("only a pending timer has its payload")
     try:
         return codec.decode(payload)
     except Exception as error:
