@@ -279,6 +279,8 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     )
     view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
     view.not_after_s = basis.telemetry.certificates.not_after_s
+    if (tls := basis.endpoints.tls) is not None:
+        view.concerns.append(tls.complaints)
     planes = _Planes(
         replica=replica,
         host=host,
@@ -429,6 +431,7 @@ def _services(
     )
     telemetry.memory_limit_bytes.set(memory.bytes_max)
     telemetry.memory_high.set_function(lambda: memory.high)
+    planes.view.concerns.append(memory.complaints)
     telemetry.requests_waiting.set_function(lambda: basis.queue.waiting)
     telemetry.outbox_bytes.set_function(lambda: outboxes.total)
 

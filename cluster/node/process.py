@@ -96,7 +96,7 @@ def run(
     except DiskFailedError as error:
         if not is_full(error) or ending.asked:
             raise
-        logger.exception("no room, to be waited for")
+        logger.error("no room, to be waited for", extra={"error": error})  # noqa: TRY400 - no bug
         start_again()
     if ending.restarts:  # read late: a signal may have arrived while the loop ended
         start_again()
@@ -160,7 +160,7 @@ def _begin_anew(
         except DiskFailedError as failed:  # the next start finds the damage again
             error = failed
     if is_full(error) and not ending.asked:
-        logger.error("no room, to be waited for", exc_info=error, extra={"error": error})
+        logger.error("no room, to be waited for", extra={"error": error})
         start_again()
     return error
 

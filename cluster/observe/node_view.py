@@ -21,7 +21,7 @@ from cluster.observe.leader_history import LeaderHistory
 from cluster.observe.metrics import LAGS_SHOWN, Lag, Levels
 from cluster.observe.topic_view import TopicView
 from cluster.rpc.connections import connections_of
-from cluster.rpc.http import LocalState
+from cluster.rpc.http import LocalState, why_not_ready
 from cluster.rpc.memory import resident_bytes
 from cluster.settings.config import NodeConfig, parse_address
 from cluster.settings.release import RELEASE
@@ -80,6 +80,8 @@ class NodeState(TopicView):
         """An operator wants this node not to lead."""
         self.not_after_s: Callable[[], Mapping[str, float]] = dict
         """Returns certificate or authority -> Unix time of its end; without TLS there are none."""
+        self.concerns: list[Callable[[], Iterable[str]]] = []
+        """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
         self._quotas: tuple[Lag, ...] = ()
         self._topics = BusiestTopics(
@@ -278,6 +280,7 @@ class NodeState(TopicView):
             leader=self._name_of(replica.leader_id) or "",
             silent_ms=replica.silent_ms,
             silent_ms_max=self._config.replication_config().guard_ms,
+            behind_ms=replica.behind_ms,
         )
 
     async def measure(self) -> None:
@@ -433,7 +436,10 @@ class NodeState(TopicView):
             http_address=self._http_address(),
             drained=self.drained,
             tls_not_after_ms=int(1000 * min(self.not_after_s().values(), default=0)),
+            warnings=[each for concern in self.concerns for each in concern()],
         )
+        if why := why_not_ready(self.local()):
+            status.warnings.append(f"not ready: {why}")
         status.MergeFrom(self.node_leadership())
         return status
 

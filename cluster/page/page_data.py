@@ -244,7 +244,7 @@ def _node(answers: _Peer) -> dict[str, Any]:
         *("uptime_ms", "withholds_votes", "version", "feature_level", "clock_ms"),
         "scrubbed_at_ms",
     )
-    known |= {name: getattr(node, name) for name in names}
+    known |= {name: getattr(node, name) for name in names} | {"warnings": [*node.warnings]}
     known["lag_entries"] = max(0, answers.log_end - node.log_end)
     if checkpoint.reachable:
         known["checkpoint"] = {

@@ -176,6 +176,7 @@ function drawNodes(o) {
       node.role === "learner" && "does not vote; see timerctl members",
       node.unsure && "unsure: may have lost log entries", node.withholds_votes && "its Raft votes do not count yet", node.damage && `damaged: ${node.damage}`,
       node.disk_low && `free disk below the reserve of ${bytes(node.disk_reserve_bytes)}`,
+      ...node.warnings,
     ].filter(Boolean).join("; ");
     return [
       nodeName(node, o), rolePill(node), count(node.epoch), count(node.lag_entries),

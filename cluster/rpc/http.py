@@ -2,7 +2,7 @@
 
     /metrics         Prometheus
     /healthz         200: the process works. 503: restart it
-    /readyz          200: send clients here: the node leads, or knows the leader. 503: the reason
+    /readyz          200: send clients here: the node leads, or follows the leader. 503: why not
     /v1/status       this node; with the others' answers: ?scope=cluster
     /v1/checkpoint   likewise
     /v1/policies     the cluster's, or ?namespace=ns, or ?topic=ns/t, as this node has applied them
@@ -58,6 +58,8 @@ ANSWER_TIMEOUT_S: Final = 5.0
 """Limit for the status of the whole cluster, which needs the other nodes' answers."""
 IDLE_S: Final = 30.0
 """A connection is closed if no request's headers came for so long, also after each answer."""
+BEHIND_MS_MAX: Final = 5_000
+"""A follower that lacks committed entries for longer is not ready; a busy one does for a moment."""
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Pages that need no certificate."""
 DRAIN_TIMEOUT_S: Final = 1.0
@@ -87,6 +89,8 @@ class LocalState:
     """Time since the last message of the leader, on a follower."""
     silent_ms_max: int
     """A follower without a message for longer has lost its leader: the lease and its guard."""
+    behind_ms: int | None = 0
+    """Since this follower last had all that the leader had committed. None: never."""
     disk_error: str = ""
     """The reason why the disk can't be written; empty: it can."""
 
@@ -137,9 +141,18 @@ def why_not_ready(state: LocalState) -> str:
         case "follower" | "learner" if state.silent_ms > state.silent_ms_max:
             return f"has not heard the leader {state.leader} for {state.silent_ms} ms"
         case "follower" | "learner":
-            return ""
+            return _why_behind(state)
         case role:
             return f"is {role}"
+
+
+def _why_behind(state: LocalState) -> str:
+    if state.behind_ms is None:
+        return f"has not caught up with the leader {state.leader} since its start"
+    if state.behind_ms > BEHIND_MS_MAX:
+        seconds = state.behind_ms // 1_000
+        return f"has lacked entries of the leader {state.leader} for {seconds} s"
+    return ""
 
 
 _unix_s: Final = functools.lru_cache(maxsize=1_024)(ssl.cert_time_to_seconds)

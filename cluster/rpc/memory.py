@@ -86,6 +86,11 @@ class MemoryGuard:
         """True while new work is refused."""
         self._on_end = on_end
 
+    def complaints(self) -> list[str]:
+        """Return why new work is refused; empty: it is not."""
+        text = f"more memory than limits.memory_bytes_max = {self.bytes_max}: new work is rejected"
+        return [text] if self.high else []
+
     def admit(self, method: str) -> None:
         """Accept a method's request if there is memory for it.
 

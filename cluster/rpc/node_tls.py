@@ -104,6 +104,11 @@ class NodeTls:
         """Return a value that changes when a file of the certificate is replaced."""
         return tuple(_stamp(getattr(self._files, each)) for each in _FILES)
 
+    def complaints(self) -> list[str]:
+        """Return why files are not in force as they are on disk; empty: all are."""
+        tokens = self.tokens.complaint if self.tokens is not None else ""
+        return [*filter(None, (self._complaint, self.access.complaint, tokens))]
+
     # ---- renewal
 
     def look_now(self) -> None:
@@ -148,13 +153,15 @@ class NodeTls:
         """
         stamp = await asyncio.to_thread(self._stamps)
         if stamp == self._stamp:  # the check takes 50 ms of processor
+            self._complaint = ""
             return self._compared(self.certificate)
         try:
             found = await asyncio.to_thread(self._read)
         except Exception as wrong:  # noqa: BLE001
-            if str(wrong) != self._complaint:
-                logger.warning("the certificate in use stays: %s", wrong)
-            self._complaint = str(wrong)
+            complaint = f"the certificate in use stays: {wrong}"
+            if complaint != self._complaint:
+                logger.warning("%s", complaint)
+            self._complaint = complaint
             return await asyncio.to_thread(self._rejected, wrong)  # and again: it may begin later
         self._stamp, self._complaint = stamp, ""
         before, self.certificate = self.certificate, found

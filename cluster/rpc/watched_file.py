@@ -30,7 +30,8 @@ class WatchedFile(Generic[T]):
         self._data, self.content = self._read(b"")
         self.on_change: list[Callable[[], None]] = []
         """Called when another content is in force."""
-        self._complaint = ""
+        self.complaint = ""
+        """Why the file's content is not in force; empty: it is."""
 
     def _read(self, before: bytes) -> tuple[bytes, T]:
         """Return the file's bytes and content.
@@ -65,11 +66,12 @@ class WatchedFile(Generic[T]):
         try:
             data, found = await asyncio.to_thread(self._read, self._data)
         except Exception as wrong:  # noqa: BLE001
-            if str(wrong) != self._complaint:
-                logger.warning("the %s in force stay: %s", self._plural, wrong)
-            self._complaint = str(wrong)
+            complaint = f"the {self._plural} in force stay: {wrong}"
+            if complaint != self.complaint:
+                logger.warning("%s", complaint)
+            self.complaint = complaint
             return RereadFile(self._setting, path, RereadResult.KEPT, str(wrong))
-        self._data, self._complaint = data, ""
+        self._data, self.complaint = data, ""
         if found == self.content:
             return RereadFile(self._setting, path, RereadResult.UNCHANGED)
         self.content = found

@@ -83,6 +83,14 @@ def _quoted(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
+class _NoDebug(logging.Filter):
+    """Leaves out records of the level `debug`: gRPC logs one line for each channel and stream."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is logged."""
+        return record.levelno > logging.DEBUG
+
+
 class _PeersFault(logging.Filter):
     """Shortens errors of the other side that gRPC or aiohttp log as ours, with a traceback.
 
@@ -173,4 +181,5 @@ def setup_logs(
     logging.captureWarnings(capture=True)
     for each in (_GRPC, _HTTP):
         logging.getLogger(each).addFilter(_PeersFault())
+    logging.getLogger(_GRPC).addFilter(_NoDebug())
     return handler

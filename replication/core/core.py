@@ -107,8 +107,8 @@ class Core:
         self.kept_from = LogIndex(0)
         """Every voter and every recent learner has the log below this index on its disk."""
         self.leader: ReplicaId | None = None
-        self.heard_ms: MonoMs | None = None
-        """Time of the last append from a leader. None: no append arrived yet."""
+        self.caught_up_ms: MonoMs | None = None
+        """When a follower last had all that its leader had committed. None: not since the start."""
         self.highest_met = promise.epoch
         """Highest epoch promised by this replica or by a voter that refused it."""
         self.refused_epoch = Epoch(0)
@@ -780,7 +780,6 @@ class Core:
         assert self._role is not Role.LEADER, f"replica {sender} leads our own epoch: {append}"
         assert append.under.leader == sender, (sender, append.under)
         self.leader = sender
-        self.heard_ms = self._now
         if not self._released:
             self._guarded_until = MonoMs(self._now + self.conf.guard_ms)
         conflict = None
@@ -790,6 +789,8 @@ class Core:
             self._splice(append.prev_index, append.last_index, append.starts, sizes, out)
             self._matched = max(self._matched, append.last_index)
             self._heard_commit = max(self._heard_commit, append.commit_index)
+            if append.commit_index <= self._matched:
+                self.caught_up_ms = self._now
             self.kept_from = max(self.kept_from, append.kept_from)
             if append.to_nonce == self.nonce:
                 self._sure_from = max(self._sure_from or append.commit_index, append.commit_index)

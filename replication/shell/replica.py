@@ -308,6 +308,12 @@ class Replica:
         return self._mono_ms() - self._heard_ms
 
     @property
+    def behind_ms(self) -> int | None:
+        """Milliseconds since a follower last had all that its leader had committed. None: never."""
+        at_ms = self._core.caught_up_ms
+        return None if at_ms is None else self._mono_ms() - at_ms
+
+    @property
     def level(self) -> int:
         """The highest feature level of an epoch in the log or the state. 0: there is none."""
         return self._driver.level

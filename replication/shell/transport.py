@@ -46,6 +46,8 @@ VERSION: Final = 1
 METHOD: Final = "/replication.v1.Peer/Link"
 HELLO_TIMEOUT_S: Final = 2.0
 RECONNECT_S: Final = 0.1
+FAILING_S: Final = 10.0
+"""A stream that fails for longer is logged: its peer is not just starting again."""
 SILENCE_S: Final = 2.0
 TCP_TIMEOUT_S: Final = 1.0
 """For a connection to a peer's TCP port. A firewall that drops packets delays a stream by this."""
@@ -291,7 +293,9 @@ class _Outbound:
         """Loop time of the first message that the peer has not answered. None: none was sent."""
         self._more = asyncio.Event()
         self._complaint = ""
-        """Why the peer refuses or is refused, as last logged."""
+        """Why there is no stream, as last logged."""
+        self._failing_since_s: float | None = None
+        """Loop time of the first failure since the stream was up. None: there was none."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -321,7 +325,7 @@ class _Outbound:
             try:
                 await self._speak(channel)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
-                logger.debug("stream to %s: %r", self._peer, error)
+                self._failed(error)
             finally:
                 self._up = False
                 self._queue.clear()
@@ -348,6 +352,7 @@ class _Outbound:
         write = call.write if tcp is None else tcp.write
         retry = asyncio.ensure_future(self._retry_tcp(hello, call)) if tcp is None else None
         self._up, self._waiting_since_s, self._complaint = True, None, ""
+        self._failing_since_s = None
         self._transport.connected(*who)
         # The peer sends nothing more. A read that ends therefore means that the stream broke.
         broken = asyncio.ensure_future(call.read())
@@ -395,11 +400,21 @@ class _Outbound:
             if (tcp := await self._tcp_of(hello, call)) is not None:
                 tcp.abort()  # and with it the call
 
+    def _failed(self, error: Exception) -> None:
+        """Log the reason if the stream has failed for FAILING_S."""
+        now_s = asyncio.get_running_loop().time()
+        since_s = self._failing_since_s = self._failing_since_s or now_s
+        text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        why = f"{text or 'no answer in time':.400}"
+        logger.debug("no stream to a peer", extra={"peer_name": self._peer, "error": why})
+        if now_s - since_s >= FAILING_S:
+            self._complain(why)
+
     def _complain(self, why: str) -> None:
         """Log once why no stream to this peer is possible. Attempts go on."""
         if why != self._complaint:
             more = {"peer_name": self._peer, "error": why}
-            logger.warning("no stream to a peer is possible", extra=more)
+            logger.warning("no stream to a peer", extra=more)
             self._complaint = why
 
     def _check_silence(self) -> None:

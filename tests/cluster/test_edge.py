@@ -35,7 +35,7 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
 
     connections: Any = SimpleNamespace(end_heaviest=end_heaviest)
     guard = MemoryGuard(100, connections)
-    refused = []
+    refused, complaints = [], []
     for resident in (100, 101, 95, 90, 89, 100):
         await guard.look()
         guard.admit("Ack")
@@ -43,7 +43,8 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
             guard.admit("Schedule")
         except OverloadedError:
             refused.append(resident)
-    assert refused == [101, 95, 90]
+        complaints += [resident] * len(guard.complaints())
+    assert refused == complaints == [101, 95, 90]
     assert asked == [1]
 
 

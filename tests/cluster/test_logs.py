@@ -70,6 +70,13 @@ def test_level_is_the_least_that_is_logged(stream: io.StringIO) -> None:
     assert stream.getvalue() == ""
 
 
+def test_debug_lines_of_grpc_are_left_out(stream: io.StringIO) -> None:
+    logging.getLogger().setLevel("DEBUG")
+    for name in ("grpc._cython.cygrpc", "a"):
+        logging.getLogger(name).debug("of %s", name)
+    assert stream.getvalue().count("level=debug") == 1
+
+
 def test_warnings_of_python_are_logged(stream: io.StringIO) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")

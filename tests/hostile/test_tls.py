@@ -370,7 +370,16 @@ def test_files_that_do_not_fit_leave_the_old_certificate_in_use(
     cluster.kill("n1", signal.SIGHUP)
     until(lambda: "the certificate in use stays: tls.certificate" in cluster.log("n1"))
     assert served_on(node.http) == before
+
+    def warnings() -> list[str]:
+        with cluster.client() as client:
+            return [text for each in client.status().nodes for text in each.warnings]
+
+    [warning] = warnings()
+    assert warning.startswith("the certificate in use stays: tls.certificate")
     store.path("node-n1").write_bytes(right)
+    cluster.kill("n1", signal.SIGHUP)
+    until(lambda: not warnings())
     assert cluster.tls is not None
     connection = open_http(node.http, cluster.tls, STREAM_S)
     with contextlib.closing(connection):

@@ -50,6 +50,19 @@ def test_scenario(path: Path, rewrite: bool) -> None:
     run_file(path, Player().play, rewrite=rewrite)
 
 
+def test_follower_knows_when_it_last_had_all_that_is_committed() -> None:
+    player, found = Player(), []
+    for line in (
+        "new log=1@1..5 promise=2:2:20",
+        "at 10 from 2 append 2:2:20 prev=1:5 commit=9",  # and the entries do not come
+        "at 20 from 2 append 2:2:20 prev=1:5 commit=5",
+        "at 30 from 2 append 2:2:20 prev=1:9 commit=9",  # differs from this log
+    ):
+        player.play(line)
+        found.append(player.core.caught_up_ms)
+    assert found == [None, None, 20, 20]
+
+
 def test_entries_stay_in_memory_for_a_while_and_no_longer() -> None:
     player, keep_ms = Player(), ReplicationConfig().cache_ms
     for line in (

@@ -1,9 +1,14 @@
-"""The greeting between nodes: the identity that each accepts of the other."""
+"""The greeting between nodes: the identity that each accepts of the other; a peer out of reach."""
 
+import asyncio
+
+import grpc
 import pytest
 
+from deploy.local import free_ports
 from replication.proto import replication_pb2 as pb
-from replication.shell.transport import VERSION, Transport
+from replication.shell import transport as shell
+from replication.shell.transport import VERSION, Dial, Transport
 from timer.model.feature_level import ProgramRelease
 from timer.model.units import ReplicaId
 
@@ -15,8 +20,8 @@ def transport() -> Transport:
     return transport_at()
 
 
-def transport_at(level: int = 0) -> Transport:
-    """Of node n1, replica 1, among n2 and n3; nothing is dialled."""
+def transport_at(level: int = 0, dial: Dial | None = None) -> Transport:
+    """Of node n1, replica 1, among n2 and n3; without `dial` nothing is dialled."""
 
     def unused(*_: object) -> None:
         raise AssertionError
@@ -25,7 +30,7 @@ def transport_at(level: int = 0) -> Transport:
         cluster_id="c",
         me=ME,
         name="n1",
-        dials=dict.fromkeys(("n2", "n3"), unused),  # type: ignore[arg-type]
+        dials=dict.fromkeys(("n2", "n3"), dial or unused),  # type: ignore[arg-type]
         on_message=unused,
         on_connected=lambda replica: None,
         on_failure=unused,
@@ -105,3 +110,20 @@ def test_peer_of_other_feature_levels_is_refused_and_both_are_named(
 def test_hello_announces_version_and_levels() -> None:
     said = pb.Hello.FromString(transport_at(2).hello("n2"))
     assert (said.program, said.level_min, said.level_max, said.level) == ("0.3.0", 2, 3, 2)
+
+
+async def test_peer_that_stays_out_of_reach_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    [port] = free_ports(1)
+    monkeypatch.setattr(shell, "FAILING_S", 0.3)
+    transport = transport_at(dial=lambda: grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+    transport.start()
+    await asyncio.sleep(0.2)
+    assert not caplog.records
+    await asyncio.sleep(2)
+    await transport.stop()
+    lines = {(each.getMessage(), each.peer_name) for each in caplog.records}  # type: ignore[attr-defined]
+    assert lines == {("no stream to a peer", name) for name in ("n2", "n3")}
+    assert len(caplog.records) == 2
+    assert "refused" in caplog.records[0].error  # type: ignore[attr-defined]

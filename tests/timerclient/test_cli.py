@@ -63,7 +63,7 @@ def test_status_names_no_leader_that_does_not_serve(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], trouble: str
 ) -> None:
     node: dict[str, Any] = {"name": "n1", "reachable": True, "role": "leader"}
-    node |= {"serving": True, "epoch": 1, "withholds_votes": True}
+    node |= {"serving": True, "epoch": 1, "withholds_votes": True, "warnings": ["not ready: x"]}
     named = pb.NodeStatus(**(node | change))
     answer = pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[named])
     monkeypatch.setattr(timerctl, "_client", lambda _: Answering(status=answer))
@@ -72,6 +72,7 @@ def test_status_names_no_leader_that_does_not_serve(
     assert "leader none" in out
     assert f"the cluster does not serve: {trouble}" in out
     assert ("withholds Raft votes" in out) == ("reachable" not in change)
+    assert ("not ready: x" in out) == ("reachable" not in change)
     document = json.loads(ctl("status", "-o", "json")[1])
     assert (document["serves"], document["trouble"]) == (False, trouble)
     if "reachable" in change:  # its figures are unknown, and not 0

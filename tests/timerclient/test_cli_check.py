@@ -81,6 +81,13 @@ def test_a_healthy_cluster_is_ok() -> None:
             "nodes",
             "1 of 3 answer; no answer: n2, n3",
         ),
+        (
+            lambda n, _: n[2].CopyFrom(pb.NodeStatus(name="n3", error="refused")),
+            1,
+            "nodes",
+            "no answer: n3 (refused)",
+        ),
+        (lambda n, _: n[1].warnings.append("not ready: x"), 1, "node", "not ready: x"),
         (lambda n, _: low(n[1:2]), 1, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[:1]), 2, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[1:]), 2, "disk", "reserve 1024 MiB"),

@@ -60,7 +60,7 @@ class Finding:
     """One thing that was looked at."""
 
     check: str
-    """leader, nodes, votes, behind, state, disk, files, certificate, overdue or unacked."""
+    """leader, nodes, node, votes, behind, state, disk, files, certificate, overdue or unacked."""
     of: str
     """The node, topic or topic/group; empty: the cluster."""
     level: Level
@@ -83,7 +83,7 @@ def findings_of_nodes(
     leads = trouble or f"{status.leader} leads epoch {status.epoch}"
     yield Finding("leader", "", Level.CRITICAL if trouble else Level.OK, leads)
     there = [node for node in status.nodes if node.reachable]
-    absent = [node.name for node in status.nodes if not node.reachable]
+    absent = [node for node in status.nodes if not node.reachable]
     majority = len(status.nodes) // 2 + 1
     level = Level.WARNING if absent else Level.OK
     yield Finding(
@@ -91,7 +91,7 @@ def findings_of_nodes(
         "",
         level if len(there) >= majority else Level.CRITICAL,
         f"{len(there)} of {len(status.nodes)} answer"
-        + (f"; no answer: {', '.join(absent)}" if absent else ""),
+        + (f"; no answer: {', '.join(map(_absent, absent))}" if absent else ""),
         len(there),
     )
     low = [node.name for node in status.nodes if node.disk_low]
@@ -105,6 +105,8 @@ def findings_of_nodes(
         elif node.unsure:
             text = "may have forgotten what it promised, and does not vote"
             yield Finding("files", node.name, Level.WARNING, text)
+        for text in node.warnings:
+            yield Finding("node", node.name, Level.WARNING, text)
     for at in checkpoint.nodes:
         if at.reachable:
             level = Level.WARNING if at.lag_entries > behind_max else Level.OK
@@ -122,6 +124,10 @@ def findings_of_votes(
         if node.reachable and node.replica_id not in voters:
             text = f"a {node.role} without a vote; {HOW_TO_VOTE}"
             yield Finding("votes", node.name, Level.WARNING, text)
+
+
+def _absent(node: pb.NodeStatus) -> str:
+    return f"{node.name} ({node.error})" if node.error else node.name
 
 
 def _of_disk(node: pb.NodeStatus, *, rejects: bool) -> Finding:

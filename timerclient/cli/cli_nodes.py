@@ -410,3 +410,4 @@ def _notes(node: pb.NodeStatus) -> Iterator[str]:
         yield f"damaged: {node.damage}"
     if node.disk_low:
         yield f"disk low: below the reserve of {node.disk_reserve_bytes >> 20} MiB"
+    yield from node.warnings

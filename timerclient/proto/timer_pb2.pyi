@@ -3111,6 +3111,7 @@ class NodeStatus(_message.Message):
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_MAX_FIELD_NUMBER: _builtins.int
     TLS_NOT_AFTER_MS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     reachable: _builtins.bool
@@ -3162,6 +3163,12 @@ class NodeStatus(_message.Message):
     """the highest that its program supports; 0: version 0.1"""
     tls_not_after_ms: _builtins.int
     """when the first of its certificates and authorities expires; 0: no"""
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """TLS, or version 0.1
+        further states that an operator has to end, in English
+        """
+
     def __init__(
         self,
         *,
@@ -3200,10 +3207,11 @@ class NodeStatus(_message.Message):
         feature_level: _builtins.int = ...,
         feature_level_max: _builtins.int = ...,
         tls_not_after_ms: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "drained", b"drained", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "feature_level", b"feature_level", "feature_level_max", b"feature_level_max", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "tls_not_after_ms", b"tls_not_after_ms", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "withholds_votes", b"withholds_votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "drained", b"drained", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "feature_level", b"feature_level", "feature_level_max", b"feature_level_max", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "tls_not_after_ms", b"tls_not_after_ms", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "warnings", b"warnings", "withholds_votes", b"withholds_votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
