@@ -3,7 +3,7 @@
 import asyncio
 import heapq
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,8 @@ DISK_LOOK_MS: Final = 5_000
 """Interval in which the size of the data directory is read."""
 CHANGE_TIMEOUT_MS: Final = 8_000
 """Limit for a new learner to catch up, and for a change of the voters to be committed."""
+CLOCK_SPREAD_MS_MAX: Final = 1_000
+"""As the alert TimerClockWrong."""
 CHANGE_POLL_S: Final = 0.05
 _WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
 MEASURE_S: Final = 0.5
@@ -436,12 +438,19 @@ class NodeState(TopicView):
             http_address=self._http_address(),
             drained=self.drained,
             tls_not_after_ms=int(1000 * min(self.not_after_s().values(), default=0)),
-            warnings=[each for concern in self.concerns for each in concern()],
+            warnings=self._warnings(),
         )
-        if why := why_not_ready(self.local()):
-            status.warnings.append(f"not ready: {why}")
         status.MergeFrom(self.node_leadership())
         return status
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield the states that an operator has to end."""
+        for concern in self.concerns:
+            yield from concern()
+        if (spread_ms := self._host.clock_spread_ms) > CLOCK_SPREAD_MS_MAX:
+            yield f"the clocks of two voters differ by {spread_ms / 1_000:.1f} s"
+        if why := why_not_ready(self.local()):
+            yield f"not ready: {why}"
 
     def _http_address(self) -> str:
         """Return host:port for viewers; empty: any free port is used, which others do not know."""

@@ -215,6 +215,11 @@ class Transport:
         more = {"peer_name": peer, "port": port, "error": str(error) or "no answer in time"}
         self._complaints.say(f"tcp {peer}", "no TCP to a peer: its stream is slower", **more)
 
+    def unreachable(self, peer: str, why: str) -> None:
+        """Warn that there has been no stream to `peer` for a while."""
+        more = {"peer_name": peer, "error": why}
+        self._complaints.say(f"stream {peer}", "no stream to a peer", **more)
+
     def refuse(self, sender: ReplicaId, why: str) -> None:
         """End the stream of `sender`: at its next message, or at the one being processed."""
         for inbound in self._inbound.values():
@@ -408,7 +413,7 @@ class _Outbound:
         why = f"{text or 'no answer in time':.400}"
         logger.debug("no stream to a peer", extra={"peer_name": self._peer, "error": why})
         if now_s - since_s >= FAILING_S:
-            self._complain(why)
+            self._transport.unreachable(self._peer, why)
 
     def _complain(self, why: str) -> None:
         """Log once why no stream to this peer is possible. Attempts go on."""

@@ -13,6 +13,7 @@ from cluster.observe import node_view as view
 from cluster.observe.busiest_topics import BusiestTopics
 from cluster.observe.node_view import NodeState
 from cluster.settings.config import build_config
+from replication.core.core_events import Role
 from tests.cluster.test_config import BASE
 from timer.model.timer_errors import (
     CommitTimeoutError,
@@ -226,3 +227,19 @@ async def test_connections_are_counted_at_the_ports_whose_numbers_are_known(
     node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
     await node.measure()
     assert node._connections == {"grpc": 0, "replication": 0}
+
+
+def test_warnings_are_what_an_operator_has_to_end() -> None:
+    replica: Any = SimpleNamespace(role=Role.FOLLOWER, replica_id=1, leader_id=1, silent_ms=0)
+    replica.behind_ms = None
+    host: Any = SimpleNamespace(engine=ENGINE, serves=False, clock_spread_ms=1_001)
+    none = cast("Any", None)
+    config = build_config(BASE, {"limits.metric_topics_max": 0})
+    node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
+    node.concerns.append(lambda: ["a certificate"])
+    *others, not_ready = node._warnings()
+    assert others == ["a certificate", "the clocks of two voters differ by 1.0 s"]
+    assert not_ready.startswith("not ready: has not caught up with the leader")
+    replica.behind_ms, host.clock_spread_ms = 0, 1_000
+    node.concerns.clear()
+    assert [*node._warnings()] == []

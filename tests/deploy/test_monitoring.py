@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from prometheus_client import Gauge
+
 from cluster.observe.metrics import Levels, Telemetry
 from tests.deploy.test_manifests import call
 
@@ -23,8 +25,9 @@ ALERTS: Final = re.findall(
 
 
 def exported() -> set[str]:
-    """Return the names of all series of a node."""
+    """Return the names of all series of a node, or of one that waits (`Standby`)."""
     telemetry = Telemetry(node="n1", version="1", read_levels=Levels)
+    Gauge("timer_standby", "", ["role"], registry=telemetry.registry)
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
     return {
         family.name + suffix
