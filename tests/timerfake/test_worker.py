@@ -61,6 +61,33 @@ class Shop:
         self.cancel_unpaid, self.send_mail = cancel_unpaid, send_mail
 
 
+def test_handler_runs_for_each_occurrence_of_its_series(timer_app: Run) -> None:
+    shop, numbers = Shop(), list[tuple[int, int]]()
+
+    @shop.app.timer("renewals", group="billing")
+    def renew(customer: int) -> None:
+        occurrence = shop.app.context.message.occurrence
+        assert occurrence is not None
+        numbers.append((customer, occurrence.number))
+
+    timers = timer_app(shop.app)
+    series = renew.create_series_sync("customer-7", {"customer": 7}, every=MINUTE)
+    assert renew.create_series_sync("customer-7", {"customer": 7}, every=MINUTE).id == series.id
+    with pytest.raises(InvalidRequest, match="has no such argument"):
+        renew.create_series_sync("customer-8", {"client": 8}, every=MINUTE)
+    timers.advance(3 * MINUTE)
+    assert numbers == [(7, 1), (7, 2), (7, 3)]
+    assert timers.errors == []
+
+
+async def test_series_of_a_handler_on_an_event_loop(async_timer_app: type[AsyncFakeApp]) -> None:
+    shop = Shop()
+    async with async_timer_app(shop.app) as timers:
+        await shop.cancel_unpaid.create_series("k", {"order_id": 1}, every=MINUTE, max_count=2)
+        await timers.advance(5 * MINUTE)
+    assert shop.calls == [(1, "unpaid")] * 2
+
+
 async def test_worker_and_app_print_their_handlers_and_state() -> None:
     shop = Shop(url="timers://127.0.0.1:1")
     shop.app.handlers[0].name, shop.app.handlers[1].name = "cancel_unpaid", "send_mail"

@@ -17,12 +17,12 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import iscoroutinefunction
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, Unpack
 
 from timerclient.client.aio import AsyncTimerClient
 from timerclient.client.group_calls import Start
@@ -30,6 +30,7 @@ from timerclient.client.timer_client import TimerClient
 from timerclient.rows import rows
 from timerclient.rows.messages import Message
 from timerclient.rows.scheduled_timers import Timer
+from timerclient.rows.series_fields import Series, SeriesOptions
 from timerclient.values.cluster_url import VARIABLE
 from timerclient.values.codecs import JSON, Codec, EncodedValue
 from timerclient.values.errors import InvalidRequest
@@ -138,7 +139,35 @@ class TimerHandler(Generic[P, R]):
 
     def _request(self, given: dict[str, Any]) -> tuple[EncodedValue, dict[str, Any]]:
         options: dict[str, Any] = {name: given.pop(name) for name in OPTIONS if name in given}
-        return EncodedValue(self.arguments.check(given), self.app.codec, "arguments"), options
+        return self._payload(given), options
+
+    def _payload(self, arguments: Mapping[str, Any]) -> EncodedValue:
+        return EncodedValue(self.arguments.check(dict(arguments)), self.app.codec, "arguments")
+
+    async def create_series(
+        self, key: str, arguments: Mapping[str, Any], **options: Unpack[SeriesOptions]
+    ) -> Series:
+        """Create a series of recurring timers for this handler; on an event loop.
+
+        Args:
+            key: One series of the handler's topic has it.
+            arguments: The handler's arguments in each occurrence, by name.
+            options: `every=` or `cron=`, and others: see SeriesOptions.
+
+        Raises:
+            InvalidRequest: An argument is missing, unknown or of another type, or an option
+                exceeds a limit.
+            TimerError: As `AsyncTimerClient.create_series`.
+        """
+        payload = self._payload(arguments)
+        return await self.app.client.create_series(self.options.topic, key, payload, **options)
+
+    def create_series_sync(
+        self, key: str, arguments: Mapping[str, Any], **options: Unpack[SeriesOptions]
+    ) -> Series:
+        """Create a series for this handler from a thread; otherwise as `create_series`."""
+        payload = self._payload(arguments)
+        return self.app.thread_client.create_series(self.options.topic, key, payload, **options)
 
     def arguments_of(self, message: Message) -> dict[str, Any]:
         """Return the arguments that a message has.
