@@ -532,6 +532,8 @@ class NodeState(TopicView):
             "leader": leader,
             "controller": controller,
             "nodes": [as_dict(node) for node in nodes],
+            "leader_address": self.leader_address() or "",
+            "feature_level": max(node.feature_level for node in nodes),
         }
 
     async def checkpoint(self, *, cluster: bool) -> dict[str, Any]:

@@ -36,7 +36,13 @@ from cluster.rpc.http_connections import HttpConnections
 from cluster.rpc.http_listener import HttpListener
 from cluster.rpc.http_routes import READERS, RPC_PATHS, SCOPES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX
-from cluster.rpc.problem_details import ProblemError, problem_of, problems
+from cluster.rpc.problem_details import (
+    ProblemError,
+    ProblemProtocol,
+    is_api,
+    problem_of,
+    problems,
+)
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.identities import (
     CallerIdentity,
@@ -187,7 +193,7 @@ class HttpTls:
                 named = self._shown(request)
                 self.audit.denied(request.path[:200], named, peer_of(request), denied)
                 answer = problem_of(denied)
-                if request.path.startswith("/v1/"):
+                if is_api(request):
                     return answer
                 del answer.headers["Content-Type"]
                 answer.text, answer.content_type = f"{denied}\n", "text/plain"
@@ -304,7 +310,14 @@ class HttpServer:
 
         tls = self._tls
         context = tls.context if tls is not None else lambda: None
-        self._listener = HttpListener(server, connections, context, self._hooks.on_handshake_failed)
+        protocol = functools.partial(
+            ProblemProtocol,
+            server,
+            loop=asyncio.get_running_loop(),
+            **server._kwargs,  # noqa: SLF001
+        )
+        failed = self._hooks.on_handshake_failed
+        self._listener = HttpListener(protocol, connections, context, failed)
         try:
             return await self._listener.start(*self._address)
         except OSError as error:

@@ -3,10 +3,11 @@
     path, query, body --checked, by form--> request --LocalCalls--> answer, or problem+json
 
 A web page of another origin must not change a cluster through the browser of an operator, nor read
-payloads and stacks. So a change needs the content type application/json, which browsers send to
-another origin only after a preflight, and the port answers no preflight. An `Origin` must be the
-port's own. Without TLS the `Host` must be loopback or an address of this port: a name that an
-attacker's DNS points at the node (DNS rebinding) is none.
+payloads and stacks. Browsers send PUT, PATCH, DELETE and the content type application/json to
+another origin only after a preflight, and the port answers no preflight. So a POST, and each body,
+needs that content type. An `Origin` must be the port's own. Without TLS the `Host` must be loopback
+or an address of this port: a name that an attacker's DNS points at the node (DNS rebinding) is
+none.
 """
 
 import asyncio
@@ -29,10 +30,16 @@ from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON, RPC_ROUTES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyAccount, BodyCharge, parsed
-from cluster.rpc.json_fields import refused
+from cluster.rpc.json_fields import SHOWN_MAX, refused
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.peek_form import peek_answer
-from cluster.rpc.problem_details import HEADERS, ProblemError, problem_of
+from cluster.rpc.problem_details import (
+    HEADERS,
+    UNSUPPORTED,
+    ProblemError,
+    problem_of,
+    wrong_encoding,
+)
 from cluster.rpc.relay import METHODS
 from cluster.rpc.route_forms import FORMS
 from cluster.rpc.schedule_batches import BatchCaller, ScheduleBatches
@@ -92,8 +99,8 @@ class HttpApi:
                 with BodyCharge(self._bodies) as charge:
                     return await work(request, charge)
             except EngineError as error:
-                wrong_type = isinstance(error, InvalidRequestError) and error.field == _TYPE
-                return problem_of(error, 415 if wrong_type else 0)
+                is_type = isinstance(error, InvalidRequestError) and error.field in (_TYPE, _CODING)
+                return problem_of(error, UNSUPPORTED if is_type else 0)
             except ProblemError as error:
                 return problem_of(error)
 
@@ -188,16 +195,21 @@ def _host_in(origin: str) -> str:
 
 
 _TYPE: Final = "Content-Type"
+_CODING: Final = "Content-Encoding"
 
 
 def _check_type(request: web.Request, media: str) -> None:
-    """Check the content type of a change; see the module. `media`: that of its route.
+    """Check content type and encoding of a change; see the module. `media`: that of its route.
 
     Raises:
-        InvalidRequestError: it is another one.
+        InvalidRequestError: one is another one.
     """
-    if request.content_type != media:
-        raise InvalidRequestError(_TYPE, request.headers.get(_TYPE), f"must be {media}")
+    needs_type = request.method == "POST" or request.body_exists
+    if needs_type and request.content_type != media:
+        raise refused(_TYPE, request.headers.get(_TYPE), f"must be {media}")
+    coding = request.headers.get(_CODING)
+    if coding is not None and coding.lower() not in ("gzip", "deflate", "identity"):
+        raise wrong_encoding(coding[:SHOWN_MAX])
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,6 +1,6 @@
 """The form of a route: the JSON of its requests and answers, in place of that of the contract."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX
 from cluster.rpc.json_fields import Fields, check_known
+from cluster.rpc.schemas import Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +22,10 @@ class HttpForm:
     """
     answer: Callable[[Any, Any], Mapping[str, Any]]
     """Returns the answer, of the contract's request and answer. Raises EngineError."""
-    body: Mapping[str, Any] = field(default_factory=dict)
-    """Field of the body -> its schema."""
-    required: Sequence[str] = ()
-    """Fields of the body that must be there."""
-    answered: Mapping[str, Any] = field(default_factory=dict)
-    """Field of the answer -> its schema."""
+    body: Schema = field(default_factory=lambda: {"properties": {}})
+    """The schema of the body; without a title: a request has none."""
+    answered: Schema = field(default_factory=lambda: {"type": "object"})
+    """The schema of the answer."""
     bytes_max: int = SMALL_BYTES_MAX
     """Bytes of a body, at most."""
     takes_request_id: bool = False
@@ -38,5 +37,5 @@ class HttpForm:
         Raises:
             InvalidRequestError: a field is wrong, absent or not known.
         """
-        check_known(body, self.body)
+        check_known(body, self.body["properties"])
         return self.request({**body, **named})

@@ -31,8 +31,10 @@ _MS: Final = timedelta(milliseconds=1)
 
 def refused(field: str, value: object, limit: str) -> InvalidRequestError:
     """Return the error of a field. A long value is cut."""
-    if isinstance(value, dict | list):
-        value = f"{type(value).__name__} of {len(value)}"
+    if value is None:
+        value = UNSHOWN
+    elif isinstance(value, dict | list):
+        value = f"{'object' if isinstance(value, dict) else 'list'} of {len(value)}"
     elif isinstance(value, str) and len(value) > SHOWN_MAX:
         value = value[:SHOWN_MAX] + "…"
     elif isinstance(value, int) and abs(value) >= 1 << 64:
@@ -92,7 +94,9 @@ def whole(fields: Fields, name: str, least: int, most: int, default: int = 0) ->
     value = fields.get(name)
     if value is None:
         return default
-    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
+    if (isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value)) or (
+        isinstance(value, float) and value.is_integer()
+    ):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise refused(name, value, "must be a whole number")

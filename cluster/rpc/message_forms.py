@@ -5,13 +5,14 @@ name it, and the offsets of their messages. Durations of requests are seconds or
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from cluster.rpc import json_fields, payload_json
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_fields import Fields, refused
 from cluster.rpc.problem_details import ProblemError
+from cluster.rpc.schemas import FLAG, HEADERS, MS, TEXT, WHOLE, listed, named, nullable, span, words
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.peeked_messages import PeekedMessage, messages_of
@@ -153,100 +154,99 @@ def _settled(_: Any, answer: pb.AckResponse) -> Mapping[str, Any]:
     return {"results": [RESULTS[each] for each in answer.results]}
 
 
-_SPAN: Final = {"type": ["number", "string"], "description": "seconds, or as in ISO 8601"}
-_COUNT: Final = {"type": "integer"}
-_HELD: Final[dict[str, Any]] = {
-    "lease_id": {"type": "string", "description": "of the receive"},
-    "offsets": {"type": "array", "items": _COUNT, "description": "queue offsets of its messages"},
+_HELD: Final = {
+    "lease_id": TEXT | {"description": "of the receive"},
+    "offsets": listed(WHOLE) | {"description": "queue offsets of its messages"},
 }
-_MESSAGE: Final[dict[str, Any]] = {
-    "queue_offset": _COUNT,
-    "id": {"type": "string"},
-    "due_ms": _COUNT,
-    "requested_ms": _COUNT,
-    "fired_at_ms": _COUNT,
-    "key": {"type": ["string", "null"]},
-    "ordering_key": {"type": ["string", "null"]},
-    "priority": _COUNT,
-    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+_MESSAGE: Final = {
+    "queue_offset": WHOLE,
+    "id": TEXT,
+    "due_ms": MS,
+    "requested_ms": MS,
+    "fired_at_ms": MS,
+    "key": nullable(TEXT),
+    "ordering_key": nullable(TEXT),
+    "priority": WHOLE,
+    "headers": HEADERS,
     **payload_json.SCHEMA,
 }
 
 
-def _settling(request: Any, words: Mapping[str, Any], results: Sequence[str]) -> HttpForm:
-    lost = ["LEASE_LOST", "NOT_DELIVERED"]
+def _settling(name: str, request: Any, fields: Mapping[str, Any], results: Any) -> HttpForm:
+    found = words(*(each.name for each in results), "LEASE_LOST", "NOT_DELIVERED")
     return HttpForm(
         request=request,
         answer=_settled,
-        body={**_HELD, **words},
-        required=tuple(_HELD),
-        answered={
-            "results": {
-                "type": "array",
-                "items": {"type": "string", "enum": [*results, *lost]},
-                "description": "one for each offset",
-            }
-        },
+        body=named(f"{name}Body", {**_HELD, **fields}, optional=fields),
+        answered=named(
+            f"{name}Results",
+            {"results": listed(found) | {"description": "one for each offset"}},
+        ),
     )
 
 
+_RECEIVE: Final = {
+    "max_messages": WHOLE | {"description": f"1 to {RECEIVE_MAX}; default: 1"},
+    "wait": span("for the first message; at most 20 s; default: 0"),
+    "lease": span("default: that of the group"),
+    "start": words(*_STARTS),
+}
 FORMS: Final[Mapping[str, HttpForm]] = {
     "ReceiveMessages": HttpForm(
         request=_receive,
         answer=_received,
-        body={
-            "max_messages": _COUNT | {"description": f"1 to {RECEIVE_MAX}; default: 1"},
-            "wait": _SPAN | {"description": "for the first message; at most 20 s; default: 0"},
-            "lease": _SPAN | {"description": "default: that of the group"},
-            "start": {"type": "string", "enum": [*_STARTS]},
-        },
-        answered={
-            "lease_id": {"type": ["string", "null"]},
-            "lease_ms": {"type": ["integer", "null"]},
-            "messages": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {**_MESSAGE, "attempt": _COUNT, "failures": _COUNT},
-                },
+        body=named("ReceiveBody", _RECEIVE, optional=_RECEIVE),
+        answered=named(
+            "ReceivedMessages",
+            {
+                "lease_id": nullable(TEXT),
+                "lease_ms": nullable(WHOLE),
+                "messages": listed(
+                    named(
+                        "ReceivedMessage",
+                        {**_MESSAGE, "attempt": WHOLE, "failures": WHOLE},
+                        optional=payload_json.SCHEMA,
+                    )
+                ),
             },
-        },
+        ),
     ),
     "ReadMessages": HttpForm(
         request=_read,
         answer=_were_read,
-        answered={
-            "messages": {
-                "type": "array",
-                "items": {"type": "object", "properties": _MESSAGE},
-                "description": "in the order of their offsets",
+        answered=named(
+            "MessagePage",
+            {
+                "messages": listed(named("Message", _MESSAGE, optional=payload_json.SCHEMA))
+                | {"description": "in the order of their offsets"},
+                "next_offset": WHOLE | {"description": "from_offset of a request that continues"},
+                "begin_offset": WHOLE
+                | {"description": "of the oldest message that the topic keeps"},
+                "end_offset": WHOLE | {"description": "of the next message that will fire"},
+                "topic_id": TEXT
+                | {
+                    "description": "another one, with offsets from 0, if the topic was created anew"
+                },
             },
-            "next_offset": _COUNT | {"description": "from_offset of a request that continues"},
-            "begin_offset": _COUNT | {"description": "of the oldest message that the topic keeps"},
-            "end_offset": _COUNT | {"description": "of the next message that will fire"},
-            "topic_id": {
-                "type": "string",
-                "description": "another one, with offsets from 0, if the topic was created anew",
-            },
-        },
+        ),
     ),
     "AckMessages": _settling(
-        _ack,
-        {"cumulative": {"type": "boolean", "description": "all up to the one offset"}},
-        [each.name for each in AckResult],
+        "Ack", _ack, {"cumulative": FLAG | {"description": "all up to the one offset"}}, AckResult
     ),
     "NackMessages": _settling(
+        "Nack",
         _nack,
         {
-            "delay": _SPAN | {"description": "default: the group's backoff"},
-            "unseen": {"type": "boolean", "description": "the failure does not count"},
+            "delay": span("default: the group's backoff"),
+            "unseen": FLAG | {"description": "the failure does not count"},
         },
-        [each.name for each in NackResult],
+        NackResult,
     ),
     "ExtendMessages": _settling(
+        "Extend",
         _extend,
-        {"lease": _SPAN | {"description": "from now; default: that of the group"}},
-        [each.name for each in ExtendResult],
+        {"lease": span("from now; default: that of the group")},
+        ExtendResult,
     ),
 }
 """Name of an operation -> its form."""

@@ -1,66 +1,65 @@
 """The OpenAPI document of the HTTP port, made of the table of routes and the public messages.
 
-`python -m cluster.rpc.openapi` writes it to stdout; docs/openapi.json is a copy.
+`python -m cluster.rpc.openapi` writes it to stdout; docs/openapi.json is a copy. It keeps to a part
+of OpenAPI 3.0 that generators of clients for Go, Java and TypeScript read: docs/other-languages.md.
 """
 
 import functools
 import json
 import re
 import sys
-from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from cluster.rpc import peek_form
-from cluster.rpc.http_routes import ROUTES, HttpRoute
-from cluster.rpc.problem_details import PROBLEM
+from cluster.rpc import message_forms, peek_form, series_forms, timer_forms
+from cluster.rpc.http_form import HttpForm
+from cluster.rpc.http_routes import NDJSON, ROUTES, SCOPES, HttpRoute
+from cluster.rpc.problem_details import PROBLEM, PROBLEM_SCHEMA
 from cluster.rpc.relay import METHODS
 from cluster.rpc.route_forms import FORMS
+from cluster.rpc.schemas import (
+    FLAG,
+    MOMENT,
+    TEXT,
+    WHOLE,
+    Schema,
+    hoisted,
+    listed,
+    named,
+    nullable,
+    words,
+)
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_names
 
-_PROBLEM_SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "reason", "retryable", "outcome_known"],
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "reason": {"type": "string", "enum": [*short_names(pb.Reason.DESCRIPTOR)]},
-        "retryable": {
-            "type": "boolean",
-            "description": "the identical request may succeed later",
-        },
-        "outcome_known": {
-            "type": "boolean",
-            "description": "true: the request certainly had no effect",
-        },
-        "field": {"type": "string"},
-        "limit": {"type": "string"},
-        "retry_after_ms": {"type": "integer"},
-    },
-}
-
-
-_IDEMPOTENCY: Final[dict[str, Any]] = {
+_IDEMPOTENCY: Final[Schema] = {
     "name": "Idempotency-Key",
     "in": "header",
     "description": "1 to 64 characters that no other request has: a repetition of the request gets"
     " the first one's answer",
     "schema": {"type": "string", "maxLength": 64},
 }
+_TAGS: Final = {"timers": timer_forms, "series": series_forms, "messages": message_forms}
+"""Tag of the operations of a module with forms. A generator makes one class for each."""
+_PARAMETERS: Final[dict[str, Schema]] = {
+    **dict.fromkeys(("due_from", "due_to"), MOMENT),
+    **dict.fromkeys(("due_from_ms", "due_to_ms", "from_offset", "end_offset", "at_index"), WHOLE),
+    **dict.fromkeys(("page_size", "size", "max_messages", "next_times"), WHOLE),
+    "lateness": FLAG,
+    "scope": words(*SCOPES),
+}
+"""Name of a parameter of a query that is no plain text -> its schema."""
 
 
 def document() -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document."""
-    schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "PeekedMessages": peek_form.SCHEMA}
+    """Return the OpenAPI 3.0 document."""
+    schemas: dict[str, Schema] = {}
     paths: dict[str, Any] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.verb.lower()] = _operation(route, schemas)
     return {
-        "openapi": "3.1.0",
+        "openapi": "3.0.3",
         "info": {
             "title": "timer cluster",
             "version": "1",
@@ -68,8 +67,19 @@ def document() -> dict[str, Any]:
             " answers, and sends on to the leader what only the leader can do. Counts and times are"
             " numbers, times in Unix milliseconds; 64-bit ids are text.",
         },
+        "servers": [{"url": "http://127.0.0.1:8080", "description": "any node"}],
+        "security": [{}, {"token": []}],
         "paths": paths,
-        "components": {"schemas": dict(sorted(schemas.items()))},
+        "components": {
+            "schemas": dict(sorted(schemas.items())),
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "with TLS: a bearer token, or the certificate of a client",
+                }
+            },
+        },
     }
 
 
@@ -79,101 +89,117 @@ def text() -> str:
     return json.dumps(document(), indent=1) + "\n"
 
 
-def _operation(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: HttpRoute, schemas: dict[str, Schema]) -> dict[str, Any]:
     in_path = re.findall(r"{(\w+)}", route.path)
     form = FORMS.get(route.form)
-    answer = route.answer or (METHODS[route.rpc].output_type.name if route.rpc else "")
-    answered = _object(form.answered) if form is not None else _answer(answer, schemas)
+    answered = hoisted(form.answered if form is not None else _answer(route), schemas)
     operation: dict[str, Any] = {
         "operationId": route.operation,
+        "tags": [_tag(route)],
         "summary": route.summary,
         "description": f"Needs {route.permission} (with TLS).",
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in in_path
+            {"name": name, "in": "path", "required": True, "schema": TEXT} for name in in_path
         ]
         + [
-            {"name": name, "in": "query", "description": told, "schema": {"type": "string"}}
+            {
+                "name": name,
+                "in": "query",
+                "description": told,
+                "schema": _PARAMETERS.get(name, TEXT),
+            }
             for name, told in route.query.items()
         ],
         "responses": {
             "200": {
                 "description": "done",
-                "content": {route.media: {"schema": answered}},
+                "content": _content(route, answered),
             },
             "default": {
                 "description": "refused or failed",
-                "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+                "content": {PROBLEM: {"schema": hoisted(PROBLEM_SCHEMA, schemas)}},
             },
         },
     }
     if form is not None and form.takes_request_id:
         operation["parameters"].append(_IDEMPOTENCY)
-    if route.is_change:
-        if form is not None:
-            schema = _object(form.body) | {"additionalProperties": False}
-            schema |= {"required": [*form.required]} if form.required else {}
-        else:
-            schema = _message(METHODS[route.rpc].input_type, schemas, answered=False)
-            for name in (route.inner,) if route.inner else in_path:
-                del schema["properties"][name]
-        operation["requestBody"] = {"content": {route.media: {"schema": schema}}}
+    body = _body(route, form, in_path)
+    if body["properties"] and route.is_change:
+        content = _content(route, hoisted(body | {"additionalProperties": False}, schemas))
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": dict(properties)}
+def _content(route: HttpRoute, schema: Schema) -> Schema:
+    """Return the content of a request or an answer. `schema`: of an object."""
+    if route.media == NDJSON:  # generators know no streams of objects
+        name = schema["$ref"].rpartition("/")[2]
+        schema = {"type": "string", "format": "binary", "description": f"lines of {name}"}
+    return {route.media: {"schema": schema}}
 
 
-def _answer(name: str, schemas: dict[str, Any]) -> dict[str, Any]:
+def _tag(route: HttpRoute) -> str:
+    for tag, module in _TAGS.items():
+        if route.form in module.FORMS:
+            return tag
+    return "administration"
+
+
+def _body(route: HttpRoute, form: HttpForm | None, in_path: list[str]) -> Schema:
+    """Return the schema of the body of a request."""
+    if form is not None:
+        return form.body
+    if not route.rpc:
+        return {"properties": {}}
+    schema = _message(METHODS[route.rpc].input_type, answered=False)
+    for name in (route.inner,) if route.inner else in_path:
+        del schema["properties"][name]
+    return schema | {"title": f"{route.operation}Body"}
+
+
+def _answer(route: HttpRoute) -> Schema:
+    name = route.answer or (METHODS[route.rpc].output_type.name if route.rpc else "")
     if not name:
         return {"type": "object"}
     if name == "PeekResponse":
-        return {"$ref": "#/components/schemas/PeekedMessages"}
-    return _reference(pb.DESCRIPTOR.message_types_by_name[name], schemas)
+        return peek_form.SCHEMA
+    return _message(pb.DESCRIPTOR.message_types_by_name[name], answered=True)
 
 
-def _reference(message: Descriptor, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return a reference to the schema of a message in an answer."""
-    if message.name not in schemas:
-        schemas[message.name] = {}  # it is under way
-        schemas[message.name] = _message(message, schemas, answered=True)
-    return {"$ref": f"#/components/schemas/{message.name}"}
-
-
-def _message(message: Descriptor, schemas: dict[str, Any], *, answered: bool) -> dict[str, Any]:
-    properties = {each.name: _field(each, schemas, answered=answered) for each in message.fields}
+def _message(message: Descriptor, *, answered: bool) -> Schema:
+    properties = {each.name: _field(each, answered=answered) for each in message.fields}
     if answered:
-        return {"type": "object", "properties": properties}
+        # A generator for Go has a `CreateTopicResponse` of its own: of the operation.
+        name = message.name.replace("Response", "Answer")
+        unset = [each.name for each in message.fields if each.has_presence]  # absent, or null
+        return named(name, properties, optional=unset)
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
-def _field(field: FieldDescriptor, schemas: dict[str, Any], *, answered: bool) -> dict[str, Any]:
+def _field(field: FieldDescriptor, *, answered: bool) -> Schema:
     inner = field.message_type
     if inner is not None and inner.GetOptions().map_entry:
-        value = _field(inner.fields_by_name["value"], schemas, answered=answered)
+        value = _field(inner.fields_by_name["value"], answered=answered)
         return {"type": "object", "additionalProperties": value}
-    if inner is not None and answered:
-        one = _reference(inner, schemas)
-        if not field.is_repeated:
-            one = {"anyOf": [one, {"type": "null"}]}
-    elif inner is not None:
-        one = _message(inner, schemas, answered=False)
+    if inner is not None:
+        one = _message(inner, answered=answered)
     else:
         one = _scalar(field, answered=answered)
-    return {"type": "array", "items": one} if field.is_repeated else one
+    if field.is_repeated:
+        return listed(one)
+    return nullable(one) if answered and field.has_presence else one
 
 
-def _scalar(field: FieldDescriptor, *, answered: bool) -> dict[str, Any]:
+def _scalar(field: FieldDescriptor, *, answered: bool) -> Schema:
     if field.enum_type is not None:
-        return {"type": "string", "enum": [*short_names(field.enum_type)]}
+        return words(*short_names(field.enum_type))
     kind = {
-        FieldDescriptor.CPPTYPE_BOOL: "boolean",
-        FieldDescriptor.CPPTYPE_STRING: "string",
-    }.get(field.cpp_type, "integer")
-    if answered and kind == "integer" and field.name.endswith("_id"):
-        return {"type": ["string", "null"], "description": "a 64-bit number as text"}
-    return {"type": kind}
+        FieldDescriptor.CPPTYPE_BOOL: FLAG,
+        FieldDescriptor.CPPTYPE_STRING: TEXT,
+    }.get(field.cpp_type, WHOLE)
+    if answered and kind is WHOLE and field.name.endswith("_id"):
+        return nullable(TEXT) | {"description": "a 64-bit number as text"}
+    return kind
 
 
 if __name__ == "__main__":

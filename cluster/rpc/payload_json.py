@@ -9,16 +9,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cluster.rpc.json_bodies import decoded, too_many_values
+from cluster.rpc.schemas import TEXT, Schema
 from timerclient.rows.message_json import payload_fields
 from timerclient.values.codecs import CONTENT_TYPE, JSON
 
 DEPTH_MAX: Final = 100
 """Arrays and objects in each other of a JSON value in an answer."""
-SCHEMA: Final[dict[str, Any]] = {
+SCHEMA: Final[dict[str, Schema]] = {
     "json": {"description": "the payload, if its content type is JSON"},
-    "payload": {"type": "string", "description": "or as text, if it is UTF-8"},
-    "payload_base64": {"type": "string", "description": "or in base64"},
+    "payload": TEXT | {"description": "or as text, if it is UTF-8"},
+    "payload_base64": TEXT | {"description": "or in base64"},
 }
+"""One of them is there."""
 _BRACKETS: Final = re.compile(rb"[\[\]{}]")
 
 

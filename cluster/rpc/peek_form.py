@@ -2,39 +2,40 @@
 
 from typing import Any, Final
 
+from cluster.rpc.schemas import HEADERS, MS, TEXT, WHOLE, listed, named, nullable, words
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.peeked_messages import PeekState, document_of, peeked
 
-_COUNT: Final = {"type": "integer"}
-_TEXT: Final = {"type": "string"}
-_ONE: Final[dict[str, Any]] = {
-    "id": _TEXT,
-    "queue_offset": _COUNT,
-    "state": {
-        "type": ["string", "null"],
-        "enum": [*(each.name for each in PeekState if each), None],
+SCHEMA: Final = named(
+    "PeekedMessages",
+    {
+        "messages": listed(
+            named(
+                "PeekedMessage",
+                {
+                    "id": TEXT,
+                    "queue_offset": WHOLE,
+                    "state": nullable(words(*(each.name for each in PeekState if each)))
+                    | {"description": "null without a group"},
+                    "due_ms": MS,
+                    "requested_ms": MS,
+                    "fired_at_ms": MS,
+                    "failures": WHOLE,
+                    "key": nullable(TEXT),
+                    "ordering_key": nullable(TEXT),
+                    "priority": WHOLE,
+                    "headers": HEADERS,
+                    "payload": TEXT,
+                    "payload_base64": TEXT
+                    | {"description": "in place of payload, if it is no UTF-8"},
+                },
+                optional=("payload", "payload_base64"),
+            )
+        ),
+        "next_offset": nullable(WHOLE)
+        | {"description": "from_offset of a request that continues; null: no message follows"},
     },
-    "due_ms": _COUNT,
-    "requested_ms": _COUNT,
-    "fired_at_ms": _COUNT,
-    "failures": _COUNT,
-    "key": {"type": ["string", "null"]},
-    "ordering_key": {"type": ["string", "null"]},
-    "priority": _COUNT,
-    "headers": {"type": "object", "additionalProperties": _TEXT},
-    "payload": _TEXT,
-    "payload_base64": {"type": "string", "description": "in place of payload, if it is no UTF-8"},
-}
-SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "messages": {"type": "array", "items": {"type": "object", "properties": _ONE}},
-        "next_offset": {
-            "type": ["integer", "null"],
-            "description": "from_offset of a request that continues; null: no message follows",
-        },
-    },
-}
+)
 
 
 def peek_answer(answer: pb.PeekResponse) -> dict[str, Any]:

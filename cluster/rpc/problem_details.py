@@ -10,13 +10,15 @@ there if they are known.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cluster.rpc.aiohttp_server import web
+from cluster.rpc.aiohttp_server import ContentEncodingError, RequestHandler, web
 from cluster.rpc.grpc_errors import to_wire
-from timer.model.timer_errors import EngineError
+from cluster.rpc.schemas import FLAG, TEXT, WHOLE, named, nullable, words
+from timer.model.timer_errors import UNSHOWN, EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.enum_names import short_name
+from timerclient.rows.enum_names import short_name, short_names
 
 UNAUTHORIZED: Final = 401
+UNSUPPORTED: Final = 415
 PROBLEM: Final = "application/problem+json"
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """Of each JSON answer under /v1."""
@@ -39,6 +41,28 @@ _CODES: Final = {
     pb.REASON_CONFIG: 400,
 }
 """Reason -> HTTP status; 500 for the others."""
+_MORE: Final = {
+    "field": TEXT,
+    "limit": TEXT,
+    "retry_after_ms": WHOLE,
+    "result": TEXT | {"description": "of a timer that was not scheduled or rescheduled"},
+    "other_id": nullable(TEXT) | {"description": "the timer that has its key"},
+    "successor_id": nullable(TEXT) | {"description": "the timer that fires instead of it"},
+}
+PROBLEM_SCHEMA: Final = named(
+    "Problem",
+    {
+        "type": TEXT,
+        "title": TEXT,
+        "status": WHOLE,
+        "detail": TEXT,
+        "reason": words(*short_names(pb.Reason.DESCRIPTOR)),
+        "retryable": FLAG | {"description": "the identical request may succeed later"},
+        "outcome_known": FLAG | {"description": "true: the request certainly had no effect"},
+        **_MORE,
+    },
+    optional=_MORE,
+)
 _PLAIN: Final = {403: pb.REASON_PERMISSION_DENIED, 404: pb.REASON_NOT_FOUND}
 
 
@@ -89,20 +113,60 @@ def problem_of(error: pb.Error | EngineError | ProblemError, status: int = 0) ->
     return answer
 
 
+def is_api(request: web.BaseRequest) -> bool:
+    """Return whether errors of a request's path are problem+json."""
+    return request.path == "/v1" or request.path.startswith("/v1/")
+
+
+class ProblemProtocol(RequestHandler):
+    """A connection that answers also requests that are no HTTP as problem+json."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer to a request that aiohttp refuses before its path is known."""
+        plain = super().handle_error(request, status, exc, message)
+        if status != 400:
+            return plain
+        why = (message or "").partition("\n")[0].partition(": b")[0][:200]
+        error = InvalidRequestError("request", UNSHOWN, f"must be HTTP/1.1: {why}")
+        if isinstance(exc, ContentEncodingError):
+            error, status = wrong_encoding(UNSHOWN), UNSUPPORTED
+        answer = problem_of(error, status)
+        answer.force_close()
+        return answer
+
+
+def wrong_encoding(value: object) -> InvalidRequestError:
+    """Return the refusal of a body's encoding."""
+    return InvalidRequestError("Content-Encoding", value, "must be gzip or deflate, or absent")
+
+
 @web.middleware
 async def problems(request: web.Request, handler: Any) -> web.StreamResponse:
     """Answer refusals of aiohttp itself under /v1 in the same form: 404, 405, 413."""
     try:
         answer: web.StreamResponse = await handler(request)
     except web.HTTPException as refused:
-        if refused.status < 400 or not request.path.startswith("/v1/"):
+        if refused.status < 400 or not is_api(request):
             raise
+        allowed = refused.headers.get("Allow", "")
         error = pb.Error(
             reason=_PLAIN.get(refused.status, pb.REASON_INVALID_REQUEST),
-            message=refused.reason,
+            message={
+                404: f"no such path: {request.path!r:.300}; /v1/openapi.json has all paths; write a"
+                " / in a name as %2F",
+                405: f"this path takes {allowed}, not {request.method}",
+            }.get(refused.status, refused.reason),
             outcome_known=True,
         )
         answer = problem_of(error, refused.status)
-        if "Allow" in refused.headers:
-            answer.headers["Allow"] = refused.headers["Allow"]
+        if allowed:
+            answer.headers["Allow"] = allowed
     return answer

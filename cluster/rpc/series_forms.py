@@ -12,6 +12,20 @@ from typing import Any, Final
 from cluster.rpc import json_fields, payload_json
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_fields import Fields
+from cluster.rpc.schemas import (
+    FLAG,
+    HEADERS,
+    MOMENT,
+    MS,
+    TEXT,
+    WHOLE,
+    Schema,
+    listed,
+    named,
+    nullable,
+    span,
+    words,
+)
 from cluster.rpc.timer_rows import CONTENT_SCHEMA, content_of
 from timer.model import timer_id
 from timer.model.recurrence import COUNT_MAX, TIMES_MAX
@@ -135,91 +149,85 @@ def _listed(_: Any, answer: pb.ListSeriesResponse) -> Mapping[str, Any]:
 
 # ---- schemas
 
-_MS_OR_NULL: Final = {"type": ["integer", "null"], "description": "Unix milliseconds"}
-_TEXT_OR_NULL: Final = {"type": ["string", "null"]}
-_MISFIRE: Final = {"type": "string", "enum": [*MISFIRES]}
-_DEFINITION: Final[dict[str, Any]] = {
+_MISFIRE: Final = words(*MISFIRES)
+_DEFINITION: Final = {
     **CONTENT_SCHEMA,
-    "every": {
-        "type": ["number", "string"],
-        "description": "interval: seconds, or a duration of ISO 8601 such as PT1H30M",
-    },
-    "cron": {"type": "string", "description": "five fields, or six with seconds first"},
-    "zone": {"type": "string", "description": "IANA time zone of cron; default: UTC"},
-    "start": {"type": "string", "format": "date-time"},
-    "start_ms": {"type": "integer", "description": "Unix milliseconds"},
-    "end": {"type": "string", "format": "date-time"},
-    "end_ms": {"type": "integer", "description": "Unix milliseconds; 0: no end"},
-    "max_count": {"type": "integer", "description": "occurrences at most; 0: no limit"},
+    "every": span("the interval; this or cron"),
+    "cron": TEXT | {"description": "five fields, or six with seconds first"},
+    "zone": TEXT | {"description": "IANA time zone of cron; default: UTC"},
+    "start": MOMENT,
+    "start_ms": MS,
+    "end": MOMENT,
+    "end_ms": WHOLE | {"description": "Unix milliseconds; 0: no end"},
+    "max_count": WHOLE | {"description": "occurrences at most; 0: no limit"},
     "misfire": _MISFIRE,
-    "paused": {"type": "boolean"},
+    "paused": FLAG,
 }
-_SERIES: Final[dict[str, Any]] = {
-    "id": {"type": "string"},
-    "topic": {"type": "string"},
-    "key": {"type": "string"},
-    "every_ms": {"type": ["integer", "null"]},
-    "cron": _TEXT_OR_NULL,
-    "zone": _TEXT_OR_NULL,
-    "start_ms": _MS_OR_NULL,
-    "end_ms": _MS_OR_NULL,
-    "max_count": {"type": ["integer", "null"]},
+_SERIES: Final = {
+    "id": TEXT,
+    "topic": TEXT,
+    "key": TEXT,
+    "every_ms": nullable(WHOLE),
+    "cron": nullable(TEXT),
+    "zone": nullable(TEXT),
+    "start_ms": nullable(MS),
+    "end_ms": nullable(MS),
+    "max_count": nullable(WHOLE),
     "misfire": _MISFIRE,
-    "paused": {"type": "boolean"},
-    "finished": {"type": "boolean", "description": "its end or its count is reached"},
-    "ended": {"type": "integer", "description": "occurrences that are over"},
-    "timer_id": _TEXT_OR_NULL | {"description": "of the pending occurrence"},
-    "planned_ms": _MS_OR_NULL | {"description": "of the next occurrence, in Unix milliseconds"},
-    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+    "paused": FLAG,
+    "finished": FLAG | {"description": "its end or its count is reached"},
+    "ended": WHOLE | {"description": "occurrences that are over"},
+    "timer_id": nullable(TEXT) | {"description": "of the pending occurrence"},
+    "planned_ms": nullable(MS) | {"description": "of the next occurrence, in Unix milliseconds"},
+    "headers": HEADERS,
     **payload_json.SCHEMA,
 }
 _TIMES: Final = {
-    "next_times_ms": {
-        "type": "array",
-        "items": {"type": "integer"},
-        "description": "Unix milliseconds, the pending occurrence first",
-    }
+    "next_times_ms": listed(WHOLE)
+    | {"description": "Unix milliseconds, the pending occurrence first"}
 }
+_PREVIEW: Final = {
+    **_DEFINITION,
+    "next_times": WHOLE | {"description": f"1 to {TIMES_MAX}; default: {PREVIEW_DEFAULT}"},
+}
+_EXISTED: Final = {"existed": FLAG | {"description": "an equal series had the key"}}
+
+
+def _shown(name: str, **more: Schema) -> Schema:
+    return named(name, {**_SERIES, **more}, optional=payload_json.SCHEMA)
+
+
+_BODY: Final = named("SeriesDefinition", _DEFINITION, optional=_DEFINITION)
 _LIST: Final = HttpForm(
     request=_list,
     answer=_listed,
-    answered={
-        "series": {"type": "array", "items": {"type": "object", "properties": _SERIES}},
-        "next_page_token": _TEXT_OR_NULL,
-    },
+    answered=named(
+        "SeriesPage", {"series": listed(_shown("Series")), "next_page_token": nullable(TEXT)}
+    ),
 )
 FORMS: Final[Mapping[str, HttpForm]] = {
     "CreateSeries": HttpForm(
         request=_create,
         answer=lambda _, answer: _document(answer.series) | {"existed": answer.existed},
-        body=_DEFINITION,
-        answered={
-            **_SERIES,
-            "existed": {"type": "boolean", "description": "an equal series had the key"},
-        },
+        body=_BODY,
+        answered=_shown("CreatedSeries", **_EXISTED),
     ),
     "PreviewSeries": HttpForm(
         request=_preview,
         answer=lambda _, answer: {"next_times_ms": [*answer.next_ms]},
-        body={
-            **_DEFINITION,
-            "next_times": {
-                "type": "integer",
-                "description": f"1 to {TIMES_MAX}; default: {PREVIEW_DEFAULT}",
-            },
-        },
-        answered=_TIMES,
+        body=named("PreviewBody", _PREVIEW, optional=_PREVIEW),
+        answered=named("NextTimes", _TIMES),
     ),
     "ShowSeries": HttpForm(
         request=_get,
         answer=lambda _, answer: _document(answer.series) | {"next_times_ms": [*answer.next_ms]},
-        answered={**_SERIES, **_TIMES},
+        answered=_shown("SeriesAndTimes", **_TIMES),
     ),
     "AlterSeries": HttpForm(
         request=_alter,
         answer=lambda _, answer: _document(answer.series),
-        body=_DEFINITION,
-        answered=_SERIES,
+        body=_BODY,
+        answered=_shown("Series"),
     ),
     "DeleteSeries": HttpForm(
         request=_delete,

@@ -13,7 +13,8 @@ from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_bodies import LARGE_BYTES_MAX
 from cluster.rpc.json_fields import Fields, refused
-from cluster.rpc.problem_details import ProblemError
+from cluster.rpc.problem_details import PROBLEM_SCHEMA, ProblemError
+from cluster.rpc.schemas import FLAG, HEADERS, MS, TEXT, WHOLE, listed, named, nullable, words
 from cluster.rpc.timer_rows import (
     MODE_SCHEMA,
     ROW,
@@ -40,18 +41,14 @@ from timerclient.values import ids
 from timerclient.values.results import CancelResult, ScheduleResult, TimerState
 
 PAGE_SIZE_MAX: Final = 1_000
-_ID: Final = {"type": "string", "description": "a timer's id: 24 characters"}
-_ID_OR_NULL: Final = {"type": ["string", "null"]}
-_MS: Final = {"type": "integer", "description": "Unix milliseconds"}
-_MS_OR_NULL: Final = {"type": ["integer", "null"], "description": "Unix milliseconds"}
+_ID: Final = TEXT | {"description": "a timer's id: 24 characters"}
+_ID_OR_NULL: Final = nullable(TEXT)
 _SCHEDULED: Final = {
-    "result": {"type": "string", "enum": [each.name for each in ScheduleResult]},
+    "result": words(*(each.name for each in ScheduleResult)),
     "id": _ID_OR_NULL,
-    "due_ms": _MS_OR_NULL,
-    "other_id": {
-        "type": ["string", "null"],
-        "description": "the timer that this one replaced, or that has its key",
-    },
+    "due_ms": nullable(MS),
+    "other_id": _ID_OR_NULL
+    | {"description": "the timer that this one replaced, or that has its key"},
 }
 _NO_ID: Final = bytes(timer_id.SIZE)
 
@@ -126,23 +123,25 @@ def _many_answer(_: Any, answer: pb.ScheduleResponse) -> Mapping[str, Any]:
 # ---- look up
 
 
-_TIMER: Final = {
-    "id": _ID,
-    "state": {"type": "string", "enum": [each.name for each in TimerState]},
-    "topic": {"type": ["string", "null"]},
-    "due_ms": _MS,
-    "requested_ms": _MS_OR_NULL,
-    "key": {"type": ["string", "null"]},
-    "ordering_key": {"type": ["string", "null"]},
-    "priority": {"type": ["integer", "null"]},
-    "headers": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
-    **payload_json.SCHEMA,
-    "held": {"type": "boolean", "description": "overdue in a paused topic"},
-    "successor_id": {
-        "type": ["string", "null"],
-        "description": "of a rescheduled timer: the timer that fires instead",
+_TIMER: Final = named(
+    "Timer",
+    {
+        "id": _ID,
+        "state": words(*(each.name for each in TimerState)),
+        "topic": nullable(TEXT),
+        "due_ms": MS,
+        "requested_ms": nullable(MS),
+        "key": nullable(TEXT),
+        "ordering_key": nullable(TEXT),
+        "priority": nullable(WHOLE),
+        "headers": nullable(HEADERS),
+        **payload_json.SCHEMA,
+        "held": FLAG | {"description": "overdue in a paused topic"},
+        "successor_id": _ID_OR_NULL
+        | {"description": "of a rescheduled timer: the timer that fires instead"},
     },
-}
+    optional=payload_json.SCHEMA,
+)
 
 
 def _document(found: TimerInfo) -> dict[str, Any]:
@@ -250,52 +249,58 @@ def _rescheduled(request: pb.RescheduleRequest, answer: pb.RescheduleResponse) -
     return {"result": done.result.name, "id": done.timer.id, "due_ms": done.timer.due_ms}
 
 
-_CANCELLED: Final = {
-    "result": {
-        "type": "string",
-        "enum": [each.name for each in CancelResult if each is not CancelResult.RESCHEDULED],
+_CANCELLED: Final = named(
+    "CancelledTimer",
+    {
+        "result": words(
+            *(each.name for each in CancelResult if each is not CancelResult.RESCHEDULED)
+        ),
+        "id": _ID_OR_NULL,
+        "successor_id": _ID_OR_NULL,
     },
-    "id": _ID_OR_NULL,
-    "successor_id": _ID_OR_NULL,
+)
+_RESCHEDULED: Final = named("RescheduledTimer", {"result": TEXT, "id": _ID, "due_ms": MS})
+_ROW_AND_MODE: Final = {**ROW_SCHEMA, "on_conflict": MODE_SCHEMA}
+_BODY: Final = named("ScheduleTimerBody", _ROW_AND_MODE, optional=_ROW_AND_MODE)
+_TIMES: Final = named("RescheduleBody", TIME_SCHEMA, optional=TIME_SCHEMA)
+_LINE: Final = {
+    "line": WHOLE | {"description": "of the request, from 1"},
+    **_SCHEDULED,
+    "duplicate": FLAG,
+    "error": PROBLEM_SCHEMA,
 }
-_RESCHEDULED: Final = {"result": {"type": "string"}, "id": _ID, "due_ms": _MS}
 FORMS: Final[Mapping[str, HttpForm]] = {
     "ScheduleTimer": HttpForm(
         request=_one,
         answer=_one_answer,
-        body={**ROW_SCHEMA, "on_conflict": MODE_SCHEMA},
-        answered={**_SCHEDULED, "duplicate": {"type": "boolean"}},
+        body=_BODY,
+        answered=named("ScheduledTimer", {**_SCHEDULED, "duplicate": FLAG}),
         bytes_max=LARGE_BYTES_MAX,
         takes_request_id=True,
     ),
     "ScheduleTimers": HttpForm(
         request=_many,
         answer=_many_answer,
-        body={
-            "timers": {"type": "array", "items": {"type": "object", "properties": ROW_SCHEMA}},
-            "on_conflict": MODE_SCHEMA,
-        },
-        required=("timers",),
-        answered={
-            "timers": {"type": "array", "items": {"type": "object", "properties": _SCHEDULED}},
-            "duplicate": {"type": "boolean"},
-        },
+        body=named(
+            "ScheduleTimersBody",
+            {
+                "timers": listed(named("NewTimer", ROW_SCHEMA, optional=ROW_SCHEMA)),
+                "on_conflict": MODE_SCHEMA,
+            },
+            optional=("on_conflict",),
+        ),
+        answered=named(
+            "ScheduledTimers",
+            {"timers": listed(named("TimerOutcome", _SCHEDULED)), "duplicate": FLAG},
+        ),
         bytes_max=LARGE_BYTES_MAX,
         takes_request_id=True,
     ),
     "StreamTimers": HttpForm(
         request=_one,
         answer=lambda _, answer: outcomes_of(answer)[0] | {"duplicate": answer.duplicate},
-        body={**ROW_SCHEMA, "on_conflict": MODE_SCHEMA},
-        answered={
-            "line": {"type": "integer", "description": "of the request, from 1"},
-            **_SCHEDULED,
-            "duplicate": {"type": "boolean"},
-            "error": {
-                "$ref": "#/components/schemas/Problem",
-                "description": "in place of the others",
-            },
-        },
+        body=_BODY,
+        answered=named("StreamedTimer", _LINE, optional=[name for name in _LINE if name != "line"]),
         takes_request_id=True,
     ),
     "ShowTimer": HttpForm(
@@ -307,28 +312,19 @@ FORMS: Final[Mapping[str, HttpForm]] = {
     "ListPendingTimers": HttpForm(
         request=_page,
         answer=_listed,
-        answered={
-            "timers": {"type": "array", "items": {"type": "object", "properties": _TIMER}},
-            "next_page_token": {"type": ["string", "null"]},
-        },
+        answered=named("TimerPage", {"timers": listed(_TIMER), "next_page_token": nullable(TEXT)}),
     ),
     "CountPendingTimers": HttpForm(
         request=lambda fields: pb.CountTimersRequest(topic=json_fields.text(fields, "topic")),
         answer=_counted,
-        answered={
-            "pending": {"type": "integer"},
-            "within": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {
-                        "horizon_ms": {"type": "integer"},
-                        "pending": {"type": "integer"},
-                    },
-                },
+        answered=named(
+            "TimerCount",
+            {
+                "pending": WHOLE,
+                "within": listed(named("TimersWithin", {"horizon_ms": WHOLE, "pending": WHOLE})),
+                "clock_ms": MS,
             },
-            "clock_ms": _MS,
-        },
+        ),
     ),
     "CancelTimer": HttpForm(
         request=lambda fields: pb.CancelRequest(timer_ids=_raw_id(fields)),
@@ -343,13 +339,13 @@ FORMS: Final[Mapping[str, HttpForm]] = {
     "RescheduleTimer": HttpForm(
         request=lambda fields: pb.RescheduleRequest(timer_ids=_raw_id(fields), **_times(fields)),  # type: ignore[arg-type]
         answer=_rescheduled,
-        body=TIME_SCHEMA,
+        body=_TIMES,
         answered=_RESCHEDULED,
     ),
     "RescheduleTimerByKey": HttpForm(
         request=lambda fields: pb.RescheduleRequest(keys=_key(fields), **_times(fields)),  # type: ignore[arg-type]
         answer=_rescheduled,
-        body=TIME_SCHEMA,
+        body=_TIMES,
         answered=_RESCHEDULED,
     ),
 }

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from cluster.rpc import json_fields
 from cluster.rpc.json_fields import SHOWN_MAX, Fields, refused, utf8
+from cluster.rpc.schemas import HEADERS, MOMENT, MS, SPAN, TEXT, WHOLE, Schema, nullable, words
 from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import (
@@ -22,6 +23,7 @@ from timerclient.rows.rows import (
     MODES,
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
+    SECONDS,
     TEXT_SIZE_MAX,
     Columns,
     Way,
@@ -33,32 +35,27 @@ TIMES: Final = ("due", "due_ms", "delay", "delay_level")
 ROW: Final = (*PAYLOADS, *TIMES, "key", "ordering_key", "priority", "headers")
 """The fields of a new timer."""
 
-TIME_SCHEMA: Final[dict[str, Any]] = {
-    "due": {"type": "string", "format": "date-time"},
-    "due_ms": {"type": "integer", "description": "Unix milliseconds"},
-    "delay": {
-        "type": ["number", "string"],
-        "description": "seconds, or a duration of ISO 8601 such as PT1H30M",
-    },
-    "delay_level": {"type": "integer", "description": "n: the topic's nth delay; 0: at once"},
+TIME_SCHEMA: Final[dict[str, Schema]] = {
+    "due": MOMENT,
+    "due_ms": MS,
+    "delay": SPAN,
+    "delay_level": WHOLE | {"description": "n: the topic's nth delay; 0: at once"},
 }
-CONTENT_SCHEMA: Final[dict[str, Any]] = {
+CONTENT_SCHEMA: Final[dict[str, Schema]] = {
     "json": {"description": "the payload, as any JSON value"},
-    "payload": {"type": "string", "description": "the payload, as text"},
-    "payload_base64": {"type": "string", "description": "the payload, in base64"},
-    "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+    "payload": TEXT | {"description": "the payload, as text"},
+    "payload_base64": TEXT | {"description": "the payload, in base64"},
+    "headers": HEADERS,
 }
-ROW_SCHEMA: Final[dict[str, Any]] = {
+ROW_SCHEMA: Final[dict[str, Schema]] = {
     **CONTENT_SCHEMA,
     **TIME_SCHEMA,
-    "key": {"type": ["string", "null"]},
-    "ordering_key": {"type": ["string", "null"], "description": "of key_shared groups"},
-    "priority": {"type": "integer", "minimum": 0, "maximum": PRIORITY_MAX, "default": 4},
+    "key": nullable(TEXT),
+    "ordering_key": nullable(TEXT) | {"description": "of key_shared groups"},
+    "priority": WHOLE | {"minimum": 0, "maximum": PRIORITY_MAX, "description": "default: 4"},
 }
-MODE_SCHEMA: Final[dict[str, Any]] = {
-    "type": "string",
-    "enum": [*MODES],
-    "description": "if a pending timer has the key; default: reject",
+MODE_SCHEMA: Final = words(*MODES) | {
+    "description": "if a pending timer has the key; default: reject"
 }
 
 
@@ -100,7 +97,9 @@ def content_of(fields: Fields) -> tuple[bytes | None, bytes | None]:
     if headers is not None and not isinstance(headers, dict):
         raise refused("headers", headers, "must be an object of texts")
     payload = None
-    given = [name for name in PAYLOADS if name in fields]
+    given = [name for name in PAYLOADS if fields.get(name) is not None]
+    if not given and "json" in fields:
+        given = ["json"]  # the value null
     if len(given) > 1:
         raise refused(given[0], UNSHOWN, f"give it or {given[1]}, not both")
     if given:
@@ -156,7 +155,11 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
         return "delay_ms", json_fields.span_ms(fields, "delay") or 0
     if given[0] == "delay_level":
         return "delay_level", json_fields.whole(fields, "delay_level", 0, LEVEL_MAX)
-    return "due_ms", json_fields.instant_ms(fields, "due") or 0
+    due_ms = json_fields.instant_ms(fields, "due") or 0
+    if given[0] == "due_ms" and due_ms in SECONDS:
+        limit = "is a time of early 1970: Unix seconds? give milliseconds, or a delay of 0: at once"
+        raise refused("due_ms", due_ms, limit)
+    return "due_ms", due_ms
 
 
 def _headers(headers: dict[str, Any]) -> bytes:

@@ -1,0 +1,78 @@
+"""Schemas of the HTTP port's JSON, as its OpenAPI document has them.
+
+    named("Timer", {"id": TEXT, "due_ms": MS, "key": nullable(TEXT)})
+
+The document is of OpenAPI 3.0: few generators of clients read 3.1. Whole numbers have 64 bits: a
+generator for Java takes 32 without a format, which have no room for a time.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+Schema = dict[str, Any]
+TEXT: Final[Schema] = {"type": "string"}
+WHOLE: Final[Schema] = {"type": "integer", "format": "int64"}
+FLAG: Final[Schema] = {"type": "boolean"}
+MS: Final[Schema] = WHOLE | {"description": "Unix milliseconds"}
+MOMENT: Final[Schema] = {"type": "string", "format": "date-time"}
+HEADERS: Final[Schema] = {"type": "object", "additionalProperties": TEXT}
+SPAN: Final[Schema] = {
+    "title": "Duration",
+    "description": "seconds, or a duration of ISO 8601 such as PT1H30M",
+    "oneOf": [{"type": "number", "format": "double"}, TEXT],
+}
+
+
+def span(told: str) -> Schema:
+    """Return the schema of a duration with a description."""
+    return {"description": told, "allOf": [SPAN]}
+
+
+def nullable(schema: Schema) -> Schema:
+    """Return the schema of a value or null."""
+    return schema | {"nullable": True}
+
+
+def listed(schema: Schema) -> Schema:
+    """Return the schema of a list."""
+    return {"type": "array", "items": schema}
+
+
+def words(*names: str) -> Schema:
+    """Return the schema of a text that is one of `names`."""
+    return {"type": "string", "enum": [*names]}
+
+
+def named(title: str, properties: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
+    """Return the schema of an object, which the document has once, as a component.
+
+    `optional`: properties that may be absent.
+    """
+    required = [name for name in properties if name not in optional]
+    made = {"title": title, "type": "object", "properties": dict(properties)}
+    return made | {"required": required} if required else made
+
+
+def hoisted(schema: Schema, components: dict[str, Schema]) -> Schema:
+    """Return a schema with references in place of the schemas that have a title.
+
+    These are added to `components`.
+    """
+    out = {name: _inner(name, value, components) for name, value in schema.items()}
+    title = out.pop("title", None)
+    if title is None:
+        return out
+    more = {name: out.pop(name) for name in ("nullable",) if name in out}
+    assert components.setdefault(title, out) == out, f"two schemas have the name {title}"
+    reference = {"$ref": f"#/components/schemas/{title}"}
+    return {**more, "allOf": [reference]} if more else reference
+
+
+def _inner(name: str, value: Any, components: dict[str, Schema]) -> Any:
+    if name == "properties":
+        return {each: hoisted(one, components) for each, one in value.items()}
+    if name in ("items", "additionalProperties") and isinstance(value, dict):
+        return hoisted(value, components)
+    if name in ("allOf", "oneOf"):
+        return [hoisted(each, components) for each in value]
+    return value
