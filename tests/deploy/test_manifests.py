@@ -89,6 +89,35 @@ def test_kustomization_and_chart_are_the_same(folder: str, tls: str) -> None:
     assert comparable(charted) == comparable(objects(built))
 
 
+def test_pods_in_maintenance_run_no_node_and_reach_the_store(tmp_path: Path) -> None:
+    parts = ROOT / "deploy/kubernetes"
+    base, maintenance = (
+        os.path.relpath(parts / each, tmp_path) for each in ("base", "components/maintenance")
+    )
+    text = f"resources: [{base}]\ncomponents: [{maintenance}]\n"
+    (tmp_path / "kustomization.yaml").write_text(text)
+    found = objects(call("kustomize", "build", str(tmp_path)))
+    charted = chart("--no-hooks", "--set=maintenance=true")
+    assert comparable(charted) == comparable(found)
+    pod = found["StatefulSet timerd"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert not pod.keys() & {"initContainers"}
+    assert not [name for name in container if name.endswith("Probe")], "it would end the pod"
+    assert {each["name"] for each in container["volumeMounts"]} >= {"data", "config"}
+    usual = chart("--no-hooks")["NetworkPolicy timerd"]["spec"]
+    assert (usual["policyTypes"], "egress" in usual) == (["Ingress", "Egress"], True)
+    policy = found["NetworkPolicy timerd"]["spec"]
+    assert (policy["policyTypes"], "egress" in policy) == (["Ingress"], False)
+
+
+def test_clients_reach_both_ports_of_the_service() -> None:
+    rendered = chart("--no-hooks")
+    ports = {each["name"] for each in rendered["Service timerd"]["spec"]["ports"]}
+    admitted = rendered["NetworkPolicy timerd"]["spec"]["ingress"][0]
+    assert admitted["from"][1]["podSelector"]["matchLabels"] == {"timer-client": "true"}
+    assert {each["port"] for each in admitted["ports"]} == ports == {"grpc", "http"}
+
+
 def test_backups_reach_the_nodes_through_the_network_policy(tmp_path: Path) -> None:
     parts = ROOT / "deploy/kubernetes"
     base, backup = (os.path.relpath(parts / each, tmp_path) for each in ("base", COMPONENT))
@@ -103,6 +132,11 @@ def test_backups_reach_the_nodes_through_the_network_policy(tmp_path: Path) -> N
     [where] = [each["value"] for each in env if each["name"] == "TIMERCTL_ENDPOINTS"]
     assert f"Service {where.removesuffix(':7401')}" in found
     [store] = [each["value"] for each in env if each["name"] == "STORE"]
+    values = f"--set=backup.enabled=true,backup.store={store},backup.serviceAccountName=role"
+    for name, each in chart("--no-hooks", values).items():
+        if name.startswith("CronJob"):
+            spec = each["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+            assert spec["serviceAccountName"] == "role"
     charted = chart("--no-hooks", f"--set=backup.enabled=true,backup.store={store}")
     job = {"CronJob timerd-backup", "CronJob timerd-backup-verify"}
     assert comparable(_only(charted, job)) == comparable(_only(found, job))

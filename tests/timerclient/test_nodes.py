@@ -167,3 +167,20 @@ async def test_request_on_the_wire_of_a_client_that_connects_no_more_is_unknown(
     producer.submit(b"", WaitingCall(late, 1, RequestOutcome.timer, 60))
     with pytest.raises(Closed):
         await late
+
+
+async def test_error_names_the_leader_that_can_not_be_reached() -> None:
+    async def follower(*_: object, **__: object) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(leader_address="inside:1", nodes=[pb.NodeStatus()])
+
+    async def unresolved(*_: object, **__: object) -> pb.GetStatusResponse:
+        raise ConnectionLost("domain name not found")
+
+    nodes = Nodes(["outside:1"], ClientSettings(), tcp(None))
+    for address, answer in (("inside:1", unresolved), ("outside:1", follower)):
+        admin = SimpleNamespace(GetStatus=answer)
+        node: Any = SimpleNamespace(address=address, admin=admin)
+        assert await nodes._leader_epoch_of(node) == -1
+    named = "outside:1 answers, but does not lead; the leader is at inside:1: domain name not found"
+    assert str(nodes.last_error) == named
+    await nodes.close()

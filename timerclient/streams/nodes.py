@@ -285,6 +285,8 @@ class Nodes:
         self.epoch = 0
         """The highest epoch that a delivery or an opened consumer carried."""
         self.last_error: TimerError | None = None
+        self._unreached: dict[str, TimerError] = {}
+        """Address -> why the last probe of the node there failed."""
         self._denied: dict[str, TimerError] = {}
         """Address -> why the node there denied the probe of the last round: it denies all calls."""
         self._addresses = list(addresses)
@@ -492,15 +494,19 @@ class Nodes:
             with converted():
                 status = await node.admin.GetStatus(request, timeout=timeout_s)
         except TimerError as error:
-            text = f"{node.address}: {error}"
-            self.last_error = Unreachable(text)
+            self._unreached[node.address] = error
+            self.last_error = Unreachable(f"{node.address}: {error}")
             if isinstance(error, _DENIALS):
                 self._denied[node.address] = error
             return -1
         for one in status.nodes:
             if one.role == "leader" and one.serving:
                 return int(one.epoch)
-        self.last_error = Unreachable(f"{node.address} answers, but does not lead")
+        self._unreached.pop(node.address, None)
+        text = f"{node.address} answers, but does not lead"
+        if (why := self._unreached.get(status.leader_address)) is not None:
+            text += f"; the leader is at {status.leader_address}: {why}"
+        self.last_error = Unreachable(text)
         if status.leader_address and status.leader_address not in self._nodes:
             self._hint = status.leader_address  # of a node that joined later
         return -1

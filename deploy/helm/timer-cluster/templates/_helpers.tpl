@@ -67,6 +67,9 @@ capabilities: {drop: [ALL]}
 {{/* Settings of a pod of the backup, beside its containers and volumes. */}}
 {{- define "timerd.backupPod" -}}
 restartPolicy: Never
+{{- with .Values.backup.serviceAccountName }}
+serviceAccountName: {{ . }}
+{{- end }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
