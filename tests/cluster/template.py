@@ -4,6 +4,7 @@
     program, log  --- socket -->  forks one that forks again and ends -->  runs the program, as a
                   <-- its pid --                                           child of the test process
 
+The kernel kills a node whose test process has ended, as an interrupt of pytest ends its workers.
 A node that restarts itself execs, and some tests of tests/cluster/test_timerd.py run programs. Each
 node of a cluster has its own template, so that hashes of strings differ between nodes, as in
 production.
@@ -16,14 +17,17 @@ import gc
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, NoReturn
 
+PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 CLONE_NEWNET: Final = 0x4000_0000
 LIBC: Final = ctypes.CDLL(None)
@@ -95,6 +99,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     asked = socket.socket(fileno=os.dup(0))
+    tester = os.getppid()
     while True:
         data, logs, _, _ = socket.recv_fds(asked, BYTES_MAX, 2)
         if not data:
@@ -102,12 +107,14 @@ def main() -> None:
         read, write = os.pipe()
         between = os.fork()
         if not between:
+            itself = os.getpid()
             node = os.fork()
             if node:
                 os.write(write, node.to_bytes(PID, sys.byteorder))
                 os._exit(0)
             for each in (asked.detach(), read, write):
                 os.close(each)
+            _end_with(tester, itself)
             network, words = json.loads(data)
             _enter(network)
             _become(words, logs, programs[words[2]])
@@ -115,6 +122,15 @@ def main() -> None:
         asked.sendall(os.read(read, PID))
         for each in (read, write, *logs):
             os.close(each)
+
+
+def _end_with(tester: int, between: int) -> None:
+    """Become a child of the test process, when `between` has ended. End with the test process."""
+    while os.getppid() == between:
+        time.sleep(0.001)
+    assert LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) == 0
+    if os.getppid() != tester:
+        os._exit(1)
 
 
 def _enter(network: str) -> None:

@@ -134,6 +134,24 @@ def refused(done: "subprocess.CompletedProcess[str]", code: int, *words: str) ->
     assert "Traceback" not in done.stderr
 
 
+def test_node_of_a_killed_test_process_ends(site: Site) -> None:
+    launched = "template.launch('n1', sys.argv[1:], 2).pid"
+    code = f"import sys; from tests.cluster import template; print({launched}, flush=True); input()"
+    words = [sys.executable, "-c", code, *TIMERD, "--config", str(site.config)]
+    with subprocess.Popen(
+        [*words, "--data", str(site.data)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as tester:  # fmt: skip
+        assert tester.stdout is not None
+        node = template.Forked(int(tester.stdout.readline()))
+        tester.kill()
+    try:  # it is a child of this process now
+        until(lambda: node.poll() is not None)
+    except AssertionError:
+        os.kill(node.pid, signal.SIGKILL)
+        raise
+
+
 # ---- settings
 
 
