@@ -20,6 +20,7 @@ import json
 import logging
 import logging.handlers
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,10 +32,11 @@ from google.protobuf.json_format import MessageToDict
 from cluster.rpc import grpc_errors
 from cluster.rpc.rpc_caller import Caller
 from cluster.settings.log_format import AUDIT
-from timer.model.timer_errors import EngineError
+from timer.model.timer_errors import ConfigError, EngineError
 from timerclient.rows.enum_names import with_short_names
 
 audit: Final = logging.getLogger(AUDIT)
+logger = logging.getLogger(__name__)
 
 REQUEST_BYTES_MAX: Final = 4_096
 """Bytes of a request that a line contains. Of a longer one it has the targets and the size."""
@@ -53,7 +55,11 @@ class AuditLog:
     """Writes the audit log of one node."""
 
     def __init__(self, node: str, path: str = "") -> None:
-        """`path`: a file to append to; empty: the node's log."""
+        """`path`: a file to append to; empty: the node's log.
+
+        Raises:
+            ConfigError: The file can't be opened.
+        """
         self._node = node
         self.on_denied: Callable[[], object] = lambda: None
         """Called for each denied call."""
@@ -65,7 +71,10 @@ class AuditLog:
         """Those without a line."""
         audit.setLevel(logging.INFO)
         if path and not audit.handlers:
-            handler = _PrivateFile(path, delay=True)
+            try:
+                handler = _PrivateFile(path)
+            except OSError as error:
+                raise ConfigError("audit_log", path, error.strerror or str(error)) from None
             handler.setFormatter(logging.Formatter("%(message)s"))
             audit.addHandler(handler)
             audit.propagate = False
@@ -136,7 +145,19 @@ class AuditLog:
 
 
 class _PrivateFile(logging.handlers.WatchedFileHandler):
-    """A log file. A new one can be read by its owner only."""
+    """A log file. A new one can be read by its owner only. The node's log has lines that fail."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line, into a new file if the last one was moved away."""
+        try:
+            super().emit(record)
+        except OSError:  # of the new file; the call of the operator must not fail for it
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Log the line of a record that could not be written, as on a full disk."""
+        more = {"error": sys.exc_info()[1], "line": record.getMessage()}
+        logger.error("the audit log can't be written", extra=more)
 
     def _open(self) -> TextIOWrapper:
         def private(path: str, flags: int) -> int:

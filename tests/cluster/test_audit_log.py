@@ -19,7 +19,7 @@ from cluster.security.access_rules import parse_rules
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
 from deploy.certificate_store import CertificateStore
-from timer.model.timer_errors import NotReadyError, PermissionDeniedError
+from timer.model.timer_errors import ConfigError, NotReadyError, PermissionDeniedError
 from timerclient.proto import timer_pb2 as pb
 
 DELETE = "/timer.v1.AdminService/DeleteTopic"
@@ -36,6 +36,22 @@ def file(tmp_path: Path) -> Iterator[Path]:
         handler.close()
     audit.propagate = True
     audit.setLevel(logging.NOTSET)
+
+
+def test_line_that_fails_is_in_the_log_of_the_node(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=r"audit_log = .*Not a directory"):
+        AuditLog("n1", f"{__file__}/audit.log")
+    caller: Any = SimpleNamespace(identity="admin/a", address="x", method="/s/M", log_index=0)
+    audit.handlers[:] = []
+    log = AuditLog("n1", str(file))
+    file.unlink()
+    file.mkdir()
+    log.changed(caller, {}, "OK")
+    [record] = caplog.records
+    assert record.getMessage() == "the audit log can't be written"
+    assert json.loads(record.line)["method"] == "M"  # type: ignore[attr-defined]
 
 
 def test_long_request_is_logged_with_its_targets() -> None:
