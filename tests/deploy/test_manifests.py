@@ -205,6 +205,23 @@ def test_pods_with_tls_have_the_files_and_ports_that_timerd_takes(tmp_path: Path
     assert "volumes" in rendered["Pod timerd-status"]["spec"]
 
 
+def test_tokens_have_their_port_and_their_file() -> None:
+    rendered = chart("--no-hooks", "--set=tls.enabled=true,tls.tokens=true")
+    workload = rendered["StatefulSet timerd"]
+    settings = node_config(workload, rendered["ConfigMap timerd-config"], "timerd-0")
+    assert parse_address("tokens", settings.tokens).port == 7403
+    [volume] = [v for v in workload["spec"]["template"]["spec"]["volumes"] if v["name"] == "tls"]
+    [source] = [s for s in volume["projected"]["sources"] if "timerd-tokens" in str(s)]
+    [item] = source["secret"]["items"]
+    assert settings.tls.tokens == f"/etc/timerd/tls/{item['path']}"
+    for name in ("Service timerd", "Service timerd-nodes"):
+        assert "tokens" in {each["name"] for each in rendered[name]["spec"]["ports"]}
+    ports = rendered["NetworkPolicy timerd"]["spec"]["ingress"][0]["ports"]
+    assert "tokens" in {each["port"] for each in ports}
+    with pytest.raises(AssertionError, match="enabled"):
+        chart("--set=tls.tokens=true")
+
+
 def test_pods_of_the_chart_have_settings_that_timerd_takes() -> None:
     rendered = chart("--no-hooks", "--set=serviceMonitor.enabled=true")
     workload, config = rendered["StatefulSet timerd"], rendered["ConfigMap timerd-config"]

@@ -56,6 +56,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - {name: TIMERD_TLS__CERTIFICATE, value: /etc/timerd/tls/$(TIMERD_NAME)/tls.crt}
 - {name: TIMERD_TLS__KEY, value: /etc/timerd/tls/$(TIMERD_NAME)/tls.key}
 - {name: TIMERD_TLS__ACCESS, value: /etc/timerd/tls/access.toml}
+{{- if .Values.tls.tokens }}
+- {name: TIMERD_TLS__TOKENS, value: /etc/timerd/tls/tokens.toml}
+- {name: TIMERD_TOKENS, value: "0.0.0.0:7403"}
+{{- end }}
 {{- end }}
 
 {{- define "timerd.confined" -}}
