@@ -321,3 +321,28 @@ def test_pages_of_what_lies_in_memory_sort_it_once(monkeypatch: pytest.MonkeyPat
         seen = page.next
     assert found == sorted((DUE + number * 7 % 100, 1 + number) for number in range(count))
     assert sorted_rows == count
+
+
+def test_search_for_a_prefix_of_keys_handles_only_matching_rows_of_runs_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, log = begun(1)
+    keys = [b"order-%d-%d" % (number, number % 3) for number in range(500)]
+    log.schedule(part_of([(1, DUE + number, b"") for number in range(len(keys))], keys=keys))
+    catch_up(engine, log)
+    flushed(engine)
+    handled, in_order = 0, cut_module._in_order
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal handled
+        for each in in_order(*arguments):
+            handled += 1
+            yield each
+
+    monkeypatch.setattr(cut_module, "_in_order", counted)
+    for prefix in (b"order-77-2", b"order-4", b"order-", b"order-77-20", b"other"):
+        handled, wanted = 0, [at for at, key in enumerate(keys, 1) if key.startswith(prefix)]
+        what = Filter(topic=1, due_from_ms=0, due_to_ms=1 << 47, key_prefix=prefix)
+        page = engine.machine.store.cut().page(what, what.start, len(keys) + 1)
+        assert page.timers.rows["seq"].tolist() == wanted
+        assert handled == len(wanted)

@@ -239,8 +239,6 @@ class Cut:
             horizon = min((part.last for part in parts if part.last is not None), default=None)
             looked += sum(part.looked for part in parts)
             for part, at in _in_order(parts, horizon, dead, what.seq_end):
-                if not part.lane.matches(part, at):
-                    continue
                 row, bufs = part.lane.take(part, at) if whole else part.lane.name(part, at)
                 found.append((row, bufs))
                 size += int(row["payload_size"]) + int(row["key_size"]) + int(row["headers_size"])
@@ -261,7 +259,7 @@ def _packed(found: list[tuple[np.void, Buffers]]) -> Whole:
 
 
 class _Part(NamedTuple):
-    """Rows of the topic from one source, in order, and their places in it."""
+    """Matching rows from one source, in order, and their places in it."""
 
     lane: "_TableLane | _RunLane"
     due: I64
@@ -349,11 +347,6 @@ class _TableLane:
         of = rows["buf"][places].tolist()
         return [bufs[b][s : s + n] == prefix for b, s, n in zip(of, starts, sizes, strict=True)]
 
-    def matches(self, part: _Part, at: int) -> bool:
-        """Return True: `part` contains matching rows only."""
-        del part, at
-        return True
-
     def take(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
         return self._table.rows[part.place[at]], self._table.bufs
 
@@ -371,7 +364,8 @@ class _RunLane:
         self._run, self._what = run, what
         self._batch = -1
         self._head: BatchColumns | None = None
-        self._keys: tuple[npt.NDArray[np.int32], bytes] | None = None
+        self._matching = np.empty(0, np.intp)
+        """Places in the batch of rows of the topic whose keys have the prefix."""
 
     def part(self, seen: Position) -> _Part | None:
         """Return the rest of one batch after `seen`; None if the range has no more rows."""
@@ -379,14 +373,15 @@ class _RunLane:
         if batch == len(self._run) or self._run.first_due(batch) > until_ms:
             return None
         if batch != self._batch or self._head is None:
-            self._batch, self._head, self._keys = batch, self._run.head(batch), None
+            self._batch, self._head = batch, self._run.head(batch)
+            self._matching = self._matches(self._head)
         head = self._head
         start = rank(head.due_ms, head.seq, seen)
         stop = max(start, int(head.due_ms.searchsorted(until_ms, "right")))
         more = stop == len(head.seq) and batch + 1 < len(self._run)
         last = Position(int(head.due_ms[-1]), int(head.seq[-1])) if more else None
-        topic = head.topic[start:stop]
-        place = start + np.flatnonzero(topic == self._what.topic)
+        first, end = self._matching.searchsorted((start, stop)).tolist()
+        place = self._matching[first:end]
         grave = head.rows(slice(start, stop))
         grave = grave[is_tombstone(grave) & (grave["requested_ms"] == self._what.topic)]
         return _Part(
@@ -399,16 +394,17 @@ class _RunLane:
             stop - start,
         )
 
-    def matches(self, part: _Part, at: int) -> bool:
-        prefix = self._what.key_prefix
-        if not prefix:
-            return True
-        assert self._head is not None
-        if self._keys is None:
-            self._keys = self._run.keys_of(self._head)
-        offsets, blob = self._keys
-        start, end = int(offsets[part.place[at]]), int(offsets[part.place[at] + 1])
-        return blob[start : min(end, start + len(prefix))] == prefix
+    def _matches(self, head: BatchColumns) -> npt.NDArray[np.intp]:
+        prefix, place = self._what.key_prefix, np.flatnonzero(head.topic == self._what.topic)
+        if not prefix or not len(place):
+            return place
+        offsets, blob = self._run.keys_of(head)
+        starts, raw = offsets[place], np.frombuffer(blob, np.uint8)
+        left = offsets[place + 1] - starts >= len(prefix)
+        for at, byte in enumerate(prefix):
+            place, starts = place[left], starts[left]
+            left = raw[starts + at] == byte
+        return place[left]
 
     def take(self, part: _Part, at: int) -> tuple[np.void, Buffers]:
         assert self._head is not None
