@@ -30,7 +30,10 @@ Instant = datetime | int
 
 
 class Where(TypedDict, total=False):
-    """Selects pending timers: effective due in [due_from, due_to), key with `key_prefix`."""
+    """Selects pending timers: effective due in [due_from, due_to), key with `key_prefix`.
+
+    A prefix is compared with the keys of all timers of the topic in that range.
+    """
 
     due_from: Instant | None
     due_to: Instant | None
