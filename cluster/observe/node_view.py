@@ -23,6 +23,7 @@ from cluster.observe.topic_view import TopicView
 from cluster.rpc.connections import connections_of
 from cluster.rpc.http import LocalState, why_not_ready
 from cluster.rpc.memory import resident_bytes
+from cluster.rpc.open_files import has_spare
 from cluster.settings.config import NodeConfig, parse_address
 from cluster.settings.release import RELEASE
 from cluster.state.host import Host
@@ -447,6 +448,8 @@ class NodeState(TopicView):
         """Yield the states that an operator has to end."""
         for concern in self.concerns:
             yield from concern()
+        if not has_spare():
+            yield "its limit of open files is reached: it takes no connections"
         if (spread_ms := self._host.clock_spread_ms) > CLOCK_SPREAD_MS_MAX:
             yield f"the clocks of two voters differ by {spread_ms / 1_000:.1f} s"
         if why := why_not_ready(self.local()):

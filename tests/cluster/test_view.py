@@ -229,7 +229,8 @@ async def test_connections_are_counted_at_the_ports_whose_numbers_are_known(
     assert node._connections == {"grpc": 0, "replication": 0}
 
 
-def test_warnings_are_what_an_operator_has_to_end() -> None:
+def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "has_spare", lambda: False)
     replica: Any = SimpleNamespace(role=Role.FOLLOWER, replica_id=1, leader_id=1, silent_ms=0)
     replica.behind_ms = None
     host: Any = SimpleNamespace(engine=ENGINE, serves=False, clock_spread_ms=1_001)
@@ -238,8 +239,10 @@ def test_warnings_are_what_an_operator_has_to_end() -> None:
     node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
     node.concerns.append(lambda: ["a certificate"])
     *others, not_ready = node._warnings()
-    assert others == ["a certificate", "the clocks of two voters differ by 1.0 s"]
+    files = "its limit of open files is reached: it takes no connections"
+    assert others == ["a certificate", files, "the clocks of two voters differ by 1.0 s"]
     assert not_ready.startswith("not ready: has not caught up with the leader")
     replica.behind_ms, host.clock_spread_ms = 0, 1_000
     node.concerns.clear()
+    monkeypatch.setattr(view, "has_spare", lambda: True)
     assert [*node._warnings()] == []

@@ -205,6 +205,19 @@ def test_pods_with_tls_have_the_files_and_ports_that_timerd_takes(tmp_path: Path
     assert "volumes" in rendered["Pod timerd-status"]["spec"]
 
 
+def test_objects_of_prometheus_have_labels_and_the_address_of_the_runbook() -> None:
+    words = [
+        f"{each}.enabled=true,{each}.labels.release=p"
+        for each in ("serviceMonitor", "prometheusRule")
+    ]
+    rendered = chart("--no-hooks", f"--set={','.join(words)},prometheusRule.repository=https://x/")
+    for name in ("ServiceMonitor timerd", "PrometheusRule timerd"):
+        assert rendered[name]["metadata"]["labels"]["release"] == "p"
+    rules = rendered["PrometheusRule timerd"]["spec"]["groups"][0]["rules"]
+    urls = {each["annotations"]["runbook_url"] for each in rules}
+    assert {url.partition("#")[0] for url in urls} == {"https://x/docs/runbook.md"}
+
+
 def test_tokens_have_their_port_and_their_file() -> None:
     rendered = chart("--no-hooks", "--set=tls.enabled=true,tls.tokens=true")
     workload = rendered["StatefulSet timerd"]
