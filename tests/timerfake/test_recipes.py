@@ -1,7 +1,9 @@
 """The recipes of the documentation, with the frameworks that they are for: `make recipes`."""
 
+import sqlite3
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -66,3 +68,26 @@ def test_celery(timer_app: Callable[..., FakeApp]) -> None:
     assert names["cancelled"] == []
     timers.advance(timedelta(minutes=1))
     assert (timers.errors, names["cancelled"]) == ([], [4711])
+
+
+def test_outbox(
+    timer_app: Callable[..., FakeApp], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = recipe(3)
+    timers = timer_app(names["timers"])
+    db = sqlite3.connect("shop.db")
+    db.executescript(names["TABLES"])
+    for order in (1, 2):
+        names["place"](db, order)
+    left = db.execute("SELECT * FROM outbox").fetchall()
+    assert [names["relay"](db), names["relay"](db)] == [2, 0]
+    db.execute("UPDATE orders SET state = 'paid' WHERE id = 2")
+    db.executemany("INSERT INTO outbox VALUES (?, ?, ?)", left)  # as if the relay had died
+    db.commit()
+    assert names["relay"](db) == 2
+    assert names["timers"].thread_client.count_timers("orders").pending == 2
+    timers.advance(HALF_HOUR + timedelta(minutes=1))
+    states = dict(db.execute("SELECT * FROM orders").fetchall())
+    assert (timers.errors, states) == ([], {1: "cancelled", 2: "paid"})
+    db.close()
