@@ -151,6 +151,28 @@ async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
     await nodes.close()
 
 
+async def test_call_that_is_sent_once_leaves_the_node_that_failed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes, asked = Nodes(["a:1", "b:1"], ClientSettings(), tcp(None)), list[str]()
+
+    async def probe_all() -> NodeChannel:
+        return nodes.node("b:1" if asked else "a:1")
+
+    async def once(node: NodeChannel, _: float) -> None:
+        asked.append(node.address)
+        if node.address == "a:1":
+            raise ConnectionLost("refused")
+
+    monkeypatch.setattr(nodes, "_probe_all", probe_all)
+    with pytest.raises(ConnectionLost) as lost:
+        await nodes.call(once, within_s=5, repeatable=False)
+    assert not lost.value.outcome_known
+    await nodes.call(once, within_s=5, repeatable=False)
+    assert asked == ["a:1", "b:1"]
+    await nodes.close()
+
+
 async def test_request_on_the_wire_of_a_client_that_connects_no_more_is_unknown() -> None:
     nodes = Nodes(["127.0.0.1:1"], ClientSettings(), tcp(None))
     producer = ProducerStream(nodes)

@@ -583,6 +583,8 @@ class Nodes:
                             on_doubt()
                         again = errors.means_move(error) or errors.means_wait(error)
                         again &= in_doubt or not isinstance(error, at_once)
+                        if again:
+                            self.failed(node, error)
                         if not again or (in_doubt and not repeatable):
                             if in_doubt:
                                 errors.as_unknown(error)
@@ -590,7 +592,6 @@ class Nodes:
                         if not in_doubt:
                             patience.reschedule(ends_s)
                         last = error
-                        self.failed(node, error)
                         pause_ms = error.retry_after_ms
                     else:
                         self.last_error = None
