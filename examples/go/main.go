@@ -2,12 +2,16 @@
 //
 //	go run . HOST:PORT,HOST:PORT,… TOPIC GROUP COUNT
 //
-// Prints "scheduled N" when N timers are scheduled, and "acked N" after N messages are acked.
+// Prints "scheduled N" when N timers are scheduled, and "acked N" after N messages are acked. With
+// TLS, the variables TIMERCTL_TLS_CA, TIMERCTL_TLS_CERT and TIMERCTL_TLS_KEY name the files.
 package main
 
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -16,6 +20,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -26,6 +31,8 @@ import (
 const (
 	callTime = 10 * time.Second // the deadline of one attempt
 	giveUp   = 60 * time.Second // of all attempts of a call
+
+	answerBytesMax = 32 << 20 // a payload may have 16 MiB
 )
 
 type node struct {
@@ -35,12 +42,40 @@ type node struct {
 
 type cluster []node
 
+// transport returns the credentials for TLS, if its variables are set.
+func transport() (credentials.TransportCredentials, error) {
+	ca := os.Getenv("TIMERCTL_TLS_CA")
+	if ca == "" {
+		return insecure.NewCredentials(), nil
+	}
+	pem, err := os.ReadFile(ca)
+	if err != nil {
+		return nil, err
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM(pem) {
+		return nil, errors.New(ca + " has no certificate")
+	}
+	own, err := tls.LoadX509KeyPair(os.Getenv("TIMERCTL_TLS_CERT"), os.Getenv("TIMERCTL_TLS_KEY"))
+	if err != nil {
+		return nil, err
+	}
+	return credentials.NewTLS(&tls.Config{RootCAs: authorities, Certificates: []tls.Certificate{own}}), nil
+}
+
 // connect returns the nodes with the given addresses.
 func connect(addresses []string) (cluster, error) {
+	secured, err := transport()
+	if err != nil {
+		return nil, err
+	}
+	options := []grpc.DialOption{
+		grpc.WithTransportCredentials(secured),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(answerBytesMax)),
+	}
 	var nodes cluster
 	for _, address := range addresses {
-		plain := grpc.WithTransportCredentials(insecure.NewCredentials())
-		connection, err := grpc.NewClient(address, plain)
+		connection, err := grpc.NewClient(address, options...)
 		if err != nil {
 			return nil, err
 		}

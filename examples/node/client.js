@@ -2,10 +2,12 @@
 //
 //   node client.js HOST:PORT,HOST:PORT,… TOPIC GROUP COUNT
 //
-// Prints "scheduled N" when N timers are scheduled, and "acked N" after N messages are acked.
+// Prints "scheduled N" when N timers are scheduled, and "acked N" after N messages are acked. With
+// TLS, the variables TIMERCTL_TLS_CA, TIMERCTL_TLS_CERT and TIMERCTL_TLS_KEY name the files.
 "use strict";
 
 const { randomUUID } = require("node:crypto");
+const { readFileSync } = require("node:fs");
 const path = require("node:path");
 const { setTimeout: sleep } = require("node:timers/promises");
 const grpc = require("@grpc/grpc-js");
@@ -14,6 +16,7 @@ const loader = require("@grpc/proto-loader");
 const PROTO = process.env.TIMER_PROTO || path.join(__dirname, "../../timerclient/proto");
 const CALL_MS = 10_000; // the deadline of one attempt
 const GIVE_UP_MS = 60_000; // of all attempts of a call
+const OPTIONS = { "grpc.max_receive_message_length": 32 << 20 }; // a payload may have 16 MiB
 
 const definition = loader.loadSync("timer/v1/timer.proto", {
   includeDirs: [PROTO],
@@ -31,13 +34,20 @@ const PASSING = new Set([
   grpc.status.FAILED_PRECONDITION, // no leader is known
 ]);
 
+/** Return the credentials for TLS, if its variables are set. */
+function transport() {
+  const { TIMERCTL_TLS_CA: ca, TIMERCTL_TLS_CERT: own, TIMERCTL_TLS_KEY: key } = process.env;
+  if (!ca) return grpc.credentials.createInsecure();
+  return grpc.credentials.createSsl(...[ca, key, own].map((file) => readFileSync(file)));
+}
+
 /** A cluster: each call goes to one node, and to the next one after a failure that may pass. */
 class Cluster {
   constructor(addresses) {
-    const credentials = grpc.credentials.createInsecure();
+    const credentials = transport();
     this.nodes = addresses.map((address) => ({
-      timers: new TimerService(address, credentials),
-      consuming: new ConsumeService(address, credentials),
+      timers: new TimerService(address, credentials, OPTIONS),
+      consuming: new ConsumeService(address, credentials, OPTIONS),
     }));
     this.at = 0;
   }

@@ -1,6 +1,6 @@
-"""The example clients in Go and JavaScript against three nodes whose leader is killed.
+"""The example clients in Go, JavaScript and Java against three nodes whose leader is killed.
 
-They need their toolchain on the PATH, and their modules from a cache or a registry. Both keep their
+They need their toolchain on the PATH, and their modules from a cache or a registry. All keep their
 caches outside the tree, and the tests build outside it, too.
 """
 
@@ -58,16 +58,28 @@ def built_node(place: Path) -> list[str]:
     return ["node", str(place / "client.js")]
 
 
-@pytest.mark.parametrize(("language", "build"), [("go", built_go), ("node", built_node)])
+def built_java(place: Path) -> list[str]:
+    maven = ["mvn", "-q", "-B", f"-Dcontract={PROTO}"]
+    run(*maven, "dependency:build-classpath", "-Dmdep.outputFile=classpath", within=place)
+    subprocess.run([*maven, "compile"], cwd=place, check=True)
+    found = f"{place / 'target/classes'}{os.pathsep}{(place / 'classpath').read_text()}"
+    return ["java", "-cp", found, "Client"]
+
+
+@pytest.mark.parametrize(
+    ("language", "tool", "build"),
+    [("go", "go", built_go), ("node", "node", built_node), ("java", "mvn", built_java)],
+)
 def test_example_client_schedules_and_acks_each_timer_once_over_a_failover(
     cluster: Running,
     topic: str,
     language: str,
+    tool: str,
     build: Callable[[Path], list[str]],
     tmp_path: Path,
 ) -> None:
-    if shutil.which(language) is None:
-        pytest.skip(f"no {language} on the PATH")
+    if shutil.which(tool) is None:
+        pytest.skip(f"no {tool} on the PATH")
     place = tmp_path / language
     shutil.copytree(ROOT / "examples" / language, place)
     command = build(place)
