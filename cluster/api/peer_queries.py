@@ -101,7 +101,7 @@ def why(failed: grpc.aio.AioRpcError) -> str:
     if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
         return "its release does not serve this call"
     if failed.code() is grpc.StatusCode.UNAVAILABLE:  # the cause is last, after all addresses
-        return details.rpartition(": ")[2].lower() or "not reachable"
+        return details.rpartition(": ")[2].rstrip("]").lower() or "not reachable"
     return f"{failed.code().name}: {details}"
 
 

@@ -127,7 +127,7 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
     """Return when the disk has room to start. Until then the ports report the free space."""
 
     def why() -> str:
-        return f"the disk has {free} bytes free; {START_BYTES} are needed to start"
+        return f"the disk has {free >> 20} MiB free; {START_BYTES >> 20} MiB are needed to start"
 
     if not disk.exists(config.data):
         return  # opening the directory reports that it is missing

@@ -11,6 +11,7 @@ own frame keeps no references.
 
 import asyncio
 import functools
+import logging
 import time
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Mapping
@@ -53,6 +54,7 @@ AT_ONCE: Final = frozenset(
 """Methods whose requests do not wait for a turn: consumers and operators need them under load, and
 a Receive may wait for messages."""
 
+logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -129,10 +131,13 @@ class _Measured:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         context, self._context = self._context, None  # see the module: the error refers to this
         code = "OK" if kind is None else _code_of(kind, context)
+        seconds = time.perf_counter() - self._began
+        if logger.isEnabledFor(logging.DEBUG) and context is not None:
+            more = {"method": self._name, "code": code, "ms": round(seconds * 1_000, 1)}
+            logger.debug("RPC", extra=more | {"relayed": self.relayed, "peer": context.peer()})
         if self._stream:
             self._hooks.on_stream_end(self._name, code, self.relayed)
         else:
-            seconds = time.perf_counter() - self._began
             self._hooks.on_answer(self._name, code, self.relayed, seconds)
 
 

@@ -3,13 +3,17 @@
 import io
 import json
 import logging
+import re
 import shlex
 import sys
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cluster.rpc.handlers import NO_HOOKS, _Measured
 from cluster.settings.log_format import DEFAULT, LineFormatter, set_level, setup_logs
 from timer.model.timer_errors import InvalidRequestError, NotFoundError
 
@@ -146,3 +150,13 @@ def test_wrong_levels_and_loggers_are_rejected(
     with pytest.raises(error):
         set_level(logger, level)
     assert len(logging.root.manager.loggerDict) == known, "no logger is made"
+
+
+def test_level_debug_has_a_line_for_each_call(stream: io.StringIO) -> None:
+    context: Any = SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
+    for level in ("INFO", "DEBUG"):
+        logging.getLogger().setLevel(level)
+        with _Measured(NO_HOOKS, "Ack", object(), context):
+            pass
+    [line] = stream.getvalue().splitlines()
+    assert re.search(r"msg=RPC method=Ack code=OK ms=\S+ relayed=no peer=ipv4:10.0.0.9:1$", line)

@@ -226,4 +226,4 @@ def test_node_without_room_waits_for_it_and_says_so(tmp_path: Path) -> None:
 
     status = asyncio.run(run())
     assert (status.role, status.disk_low, status.reachable) == (WAITING, True, False)
-    assert f"{START_BYTES - 1} bytes free; {START_BYTES} are needed" in status.error
+    assert "the disk has 15 MiB free; 16 MiB are needed" in status.error
