@@ -53,7 +53,7 @@ class WatchedFile(Generic[T]):
         except UnicodeDecodeError:
             wrong = ConfigError(self._setting, self._path, "must be UTF-8")
         except ConfigError as malformed:
-            wrong = malformed
+            wrong = ConfigError(self._setting, self._path, str(malformed))
         self._rejected = data, wrong.with_traceback(None)
         raise wrong from None
 

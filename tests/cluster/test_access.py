@@ -1,9 +1,12 @@
 """Rules of access: their file, and the table of the methods' needs."""
 
+from pathlib import Path
+
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from cluster.rpc.access_file import AccessFile
 from cluster.security.access_rules import (
     CLUSTER,
     AccessRule,
@@ -132,6 +135,13 @@ def test_a_rule_without_topics_covers_the_cluster() -> None:
 def test_a_malformed_rule_is_rejected_by_name(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parse_rules(text)
+
+
+def test_error_of_a_malformed_file_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "access.toml"
+    path.write_text("[[rule]")
+    with pytest.raises(ConfigError, match=rf"tls.access = '{path}': .*not TOML"):
+        AccessFile(str(path))
 
 
 @pytest.mark.parametrize(

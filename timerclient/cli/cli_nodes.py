@@ -183,7 +183,7 @@ class NodeCommands(Commands):
                 *(n.name, n.address, n.role, _serving(n), n.epoch, n.log_end, n.commit_index),
                 *(n.applied_index, n.pending, n.ready, n.scheduled, n.fired, n.cancelled),
                 *(n.dropped, n.disk_free_bytes >> 20, n.version, n.feature_level or 1),
-                ", ".join(_notes(n)),
+                "; ".join(_notes(n)),
             )
             if n.reachable
             else (n.name, n.address, *[None] * (len(_STATUS) - 3), n.error or "does not answer")
