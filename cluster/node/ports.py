@@ -127,7 +127,8 @@ def grpc_servers_of(
 
     `peers`: the handlers that serve the other nodes.
     """
-    connections = connections_max(limits.connections_max, 2 if endpoints.takes_tokens else 1)
+    ports = 2 if endpoints.takes_tokens else 1
+    connections = connections_max(limits.connections_max, ports, limits.http_connections_max)
     most = (
         ("grpc.max_concurrent_streams", limits.streams_max),
         ("grpc.max_allowed_incoming_connections", connections),

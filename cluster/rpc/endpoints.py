@@ -219,13 +219,14 @@ class Endpoints:
         hooks: HttpHooks = NO_HTTP_HOOKS,
     ) -> HttpServer:
         """Return the HTTP server. It listens from its `start` on. Arguments: see HttpServer."""
-        if self.tls is None:
-            return HttpServer(self._config.http, view, registry, pages, hooks=hooks)
-        tls = self.tls
-        secured = HttpTls(
-            lambda: tls.http, self._config.cluster_id, tls.access, tls.tokens, self.audit
-        )
-        return HttpServer(self._config.http, view, registry, pages, secured, hooks)
+        secured = None
+        if (tls := self.tls) is not None:
+            secured = HttpTls(
+                lambda: tls.http, self._config.cluster_id, tls.access, tls.tokens, self.audit
+            )
+        server = HttpServer(self._config.http, view, registry, pages, secured, hooks)
+        server.connections_max = self._config.limits.http_connections_max
+        return server
 
     async def listen(
         self,

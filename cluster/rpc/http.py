@@ -36,6 +36,7 @@ from cluster.rpc.http_connections import HttpConnections
 from cluster.rpc.http_listener import HttpListener
 from cluster.rpc.http_routes import READERS, RPC_PATHS, SCOPES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX
+from cluster.rpc.open_files import HTTP_RESERVED
 from cluster.rpc.problem_details import (
     ProblemError,
     ProblemProtocol,
@@ -263,6 +264,8 @@ class HttpServer:
         `tls`: None: without TLS.
         """
         self._hooks = hooks
+        self.connections_max = HTTP_RESERVED
+        """Read at the start."""
         self._tls = tls
         self._text = address
         self._address = parse_address("http", address, port_min=0)
@@ -316,8 +319,13 @@ class HttpServer:
             loop=asyncio.get_running_loop(),
             **server._kwargs,  # noqa: SLF001
         )
-        failed = self._hooks.on_handshake_failed
-        self._listener = HttpListener(protocol, connections, context, failed)
+        self._listener = HttpListener(
+            protocol,
+            connections,
+            context,
+            self._hooks.on_handshake_failed,
+            self.connections_max,
+        )
         try:
             return await self._listener.start(*self._address)
         except OSError as error:

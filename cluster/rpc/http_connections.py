@@ -43,6 +43,8 @@ class HttpConnection:
     accepted: socket.socket
     transport: Any = None
     """None until the TLS handshake is over."""
+    is_busy: bool = False
+    """A request of it is under way."""
     answer_bytes: int = 0
     """Of the answer under way."""
     full_since_s: float | None = None
@@ -72,7 +74,7 @@ class HttpConnections:
         """`on_ended`: called for each connection that is ended because its client is slow."""
         self._on_ended = on_ended
         self._all: dict[RequestHandler, HttpConnection] = {}
-        """By protocol, the oldest first."""
+        """By protocol, the one without a request for longest first."""
         self._delivering: dict[HttpConnection, None] = {}
         """Those with an answer under way, the oldest answer first."""
         self.bytes = 0
@@ -88,7 +90,8 @@ class HttpConnections:
         self._all.pop(protocol, None)
 
     def opened(self) -> Sequence[HttpConnection]:
-        """Return the connections after their handshakes, closing ones too, the oldest first."""
+        """Return the connections after their handshakes, closing ones too, the one without a
+        request for longest first."""
         for protocol in [each for each, found in self._all.items() if found.is_closed]:
             del self._all[protocol]
         return [each for each in self._all.values() if each.transport is not None]
@@ -96,6 +99,18 @@ class HttpConnections:
     @web.middleware
     async def deliver(self, request: web.Request, handler: Any) -> web.StreamResponse:
         """Write the handler's answer, whose bytes count meanwhile."""
+        protocol = request.protocol
+        if (connection := self._all.get(protocol)) is None:
+            return await self._answered(request, handler)
+        connection.is_busy = True
+        try:
+            return await self._answered(request, handler)
+        finally:
+            connection.is_busy = False
+            if self._all.pop(protocol, None) is not None:
+                self._all[protocol] = connection
+
+    async def _answered(self, request: web.Request, handler: Any) -> web.StreamResponse:
         refused: web.HTTPException | None = None
         try:
             answer: web.StreamResponse = await handler(request)

@@ -14,11 +14,9 @@ from typing import Final
 
 from cluster.rpc.aiohttp_server import RequestHandler
 from cluster.rpc.http_connections import BUFFER_BYTES, HttpConnections
+from cluster.rpc.open_files import HTTP_RESERVED
 from replication.shell.accepting import accepted, listening_at
 
-CONNECTIONS_MAX: Final = 256
-"""Open connections and unfinished handshakes. With one more an old one is closed, so that a probe
-can connect."""
 HANDSHAKE_S: Final = 5.0
 """Limit for a TLS handshake."""
 
@@ -32,13 +30,18 @@ class HttpListener:
         connections: HttpConnections,
         context: Callable[[], ssl.SSLContext | None],
         on_failed: Callable[[], object] = lambda: None,
+        connections_max: int = HTTP_RESERVED,
     ) -> None:
         """`protocol` returns the protocol of a new connection. `connections`: of this listener.
+
+        `connections_max`: open connections and unfinished handshakes. With one more an old one is
+        closed, so that a probe can connect.
 
         `context` returns the one for the next handshake; None: without TLS.
         `on_failed`: called for each TLS handshake that fails.
         """
         self._on_failed = on_failed
+        self._connections_max = connections_max
         self._protocol, self._connections, self._context = protocol, connections, context
         self._looking: list[asyncio.Task[None]] = []
         self._sockets: list[socket.socket] = []
@@ -97,16 +100,19 @@ class HttpListener:
                 self._connections.forget(protocol)
 
     def _make_room(self) -> None:
-        """If there are too many, close the oldest handshake or connection: of the more frequent."""
+        """If there are too many, close the oldest handshake or connection: of the more frequent.
+
+        A connection with a request is closed only if there is none without.
+        """
         there = self._connections.opened()
-        if len(self._handshakes) + len(there) < CONNECTIONS_MAX:
+        if len(self._handshakes) + len(there) < self._connections_max:
             return
         if len(self._handshakes) > len(there):
             oldest = next(iter(self._handshakes))
             self._forget(oldest)
             oldest.cancel()
         else:
-            there[0].transport.abort()
+            min(there, key=lambda each: each.is_busy).transport.abort()  # the first of the least
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -17,7 +17,9 @@ FILES_MIN: Final = 4_096
 SPARE: Final = 8
 """Descriptors that must stay free: one for a connection, the rest for the files of a flush."""
 RESERVED: Final = 1_024
-"""Descriptors that client connections may not take: for the log, runs, merges and peers."""
+"""Descriptors that client connections may not take: for the log, runs, merges, peers and the HTTP
+port with HTTP_RESERVED connections."""
+HTTP_RESERVED: Final = 256
 
 
 def raise_limit() -> int:
@@ -34,15 +36,15 @@ def raise_limit() -> int:
     return hard
 
 
-def connections_max(wanted: int, ports: int = 1) -> int:
+def connections_max(wanted: int, ports: int = 1, http: int = HTTP_RESERVED) -> int:
     """Return the connections of clients on each of their gRPC ports, of which there are `ports`.
 
-    It is `wanted`, or fewer by the soft limit.
+    It is `wanted`, or fewer by the soft limit. `http`: connections of the HTTP port, at most.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted
-    return max(1, min(wanted, (soft - RESERVED) // ports))
+    return max(1, min(wanted, (soft - RESERVED - max(0, http - HTTP_RESERVED)) // ports))
 
 
 def has_spare() -> bool:

@@ -96,9 +96,12 @@ def server_of(
     address: str = "127.0.0.1:0",
     tls: HttpTls | None = None,
     hooks: HttpHooks = NO_HTTP_HOOKS,
+    connections_max: int = 256,
 ) -> HttpServer:
     telemetry = Telemetry(node="n2", version="0.1.0", read_levels=lambda: Levels(pending=7))
-    return HttpServer(address, node, telemetry.registry, tls=tls, hooks=hooks)
+    server = HttpServer(address, node, telemetry.registry, tls=tls, hooks=hooks)
+    server.connections_max = connections_max
+    return server
 
 
 @pytest.fixture
@@ -276,10 +279,10 @@ def context(tmp_path: Path) -> ssl.SSLContext:
 def test_unfinished_handshakes_are_limited_in_number_and_time(
     context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
-    monkeypatch.setattr(http_listener, "CONNECTIONS_MAX", 4)
     monkeypatch.setattr(http_listener, "HANDSHAKE_S", 60.0)
     nothing: Any = None
-    server = server_of(FakeNode(), tls=HttpTls(lambda: context, "c", nothing, None, nothing))
+    tls = HttpTls(lambda: context, "c", nothing, None, nothing)
+    server = server_of(FakeNode(), tls=tls, connections_max=4)
 
     async def main() -> None:
         port = await server.start()
@@ -299,6 +302,57 @@ def test_unfinished_handshakes_are_limited_in_number_and_time(
             each.close()
 
     run(_within(20, main()))  # asyncio's own limit of a handshake is 60 s
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_connection_with_a_request_is_closed_only_if_all_have_one(
+    monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    released, waiting = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def status(*, cluster: bool) -> Mapping[str, object]:
+        waiting.release()
+        await released.wait()
+        return {}
+
+    node = FakeNode()
+    monkeypatch.setattr(node, "status", status)
+    server = server_of(node, connections_max=4)
+
+    async def main() -> None:
+        port = await server.start()
+        writers: list[asyncio.StreamWriter] = []
+
+        async def connected(path: str) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writers.append(writer)
+            writer.write(_get(path))
+            if path == "/healthz":
+                assert (await reader.read(1_000)).endswith(b"ok\n")
+            else:
+                await waiting.acquire()
+            return reader
+
+        try:
+            busy = [await connected("/v1/status") for _ in range(2)]
+            idle = [await connected("/healthz") for _ in range(2)]
+            writers[2].write(_get("/healthz"))  # so the other one is idle for longer
+            assert await idle[0].read(1_000)
+            for closed in (idle[1], idle[0]):
+                busy.append(await connected("/v1/status"))
+                assert not await _rest(closed)
+            await connected("/healthz")
+            assert not await _rest(busy[0])
+            released.set()
+            for reader in busy[1:]:
+                assert b"200 OK" in await reader.read(1_000)
+        finally:
+            released.set()
+            for each in writers:
+                each.close()
+            await server.stop()
+
+    run(_within(20, main()))
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -405,6 +459,10 @@ async def _send_until_closed(connection: asyncio.Transport, text: bytes) -> None
 async def _within(seconds: float, work: Coroutine[None, None, None]) -> None:
     async with asyncio.timeout(seconds):
         await work
+
+
+def _get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: n2\r\n\r\n".encode()
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
