@@ -94,5 +94,5 @@ def test_commands_that_the_page_runs_in_pods_ask_no_question() -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     commands = re.findall(r"^kubectl .* exec .* -- timerctl (.*)$", page, re.MULTILINE)
     parsed = [make_parser().parse_args(command.split()) for command in commands]
-    assert len(parsed) == 3
+    assert len(parsed) == 4
     assert all(getattr(each, "yes", True) for each in parsed)

@@ -266,6 +266,16 @@ def test_chart_is_valid_with_other_values(values: tuple[str, ...]) -> None:
     assert "StatefulSet timerd" in rendered
 
 
+def test_a_node_is_added_without_a_rolling_update() -> None:
+    """It is not ready before the others know it, and a rolling update would wait for it first."""
+    workload = chart("--set=replicas=4,updateStrategy=OnDelete")["StatefulSet timerd"]["spec"]
+    assert (workload["replicas"], workload["updateStrategy"]) == (4, {"type": "OnDelete"})
+    usual = chart("--no-hooks")["StatefulSet timerd"]["spec"]
+    assert usual.get("updateStrategy", {}).get("type") != "OnDelete"
+    with pytest.raises(AssertionError, match="updateStrategy"):
+        chart("--set=updateStrategy=Recreate")
+
+
 def test_chart_is_clean() -> None:
     call("helm", "lint", "--strict", str(CHART))
 
