@@ -132,7 +132,7 @@ async def test_consumer_that_falls_behind_ends_its_credit_and_grants_some_again(
         await until(lambda: credit.waiting == 6)
         with monkeypatch.context() as slow:
             slow.setattr(inbox._pace, "within", lambda *_: 2)
-            subscription._returns.shed()
+            subscription._returns.shed(at_once=True)
         await until(lambda: cluster.credit_ends)
         assert cluster.given_back == [3, 4, 5]
         async with asyncio.timeout(60):

@@ -66,6 +66,20 @@ async def test_slow_coroutine_works_each_message_once() -> None:
     assert sorted(worked) == sorted(JOBS)
 
 
+@pytest.mark.parametrize("pause_s", [0.1, 1.5])
+def test_hiccup_of_a_quick_application_returns_no_message(
+    cluster: FakeCluster, client: TimerClient, pause_s: float
+) -> None:
+    client.schedule_batch("orders", [b"%d" % number for number in range(400)])
+    attempts: list[int] = []
+    with client.consumer("orders", "g", lease=30, max_messages=400) as consumer:
+        for number, message in enumerate(consumer):
+            attempts.append(message.attempt)
+            cluster.advance(pause_s if number % 100 == 50 else 0.002)
+            _ = message.ack()
+    assert attempts == [1] * 400
+
+
 def test_messages_behind_slow_work_go_to_another_consumer_and_have_not_failed(
     cluster: FakeCluster, client: TimerClient
 ) -> None:

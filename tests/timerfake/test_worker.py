@@ -496,6 +496,7 @@ async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_t
             await timers.advance(2 * MINUTE)
             [message] = await other.receive(timeout=0)
             assert (message.failures, seen[0].is_lost, len(seen)) == (1, True, 1)
+            assert (seen[0].failures, seen[0].attempt) == (0, 1)
             _ = message.ack()
             go.set()
             await timers.settle()

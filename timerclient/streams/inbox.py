@@ -5,6 +5,7 @@ and none after the end of its lease. When a lease ends while its renewal is on i
 waits for the answer. Later batches wait behind it.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ Part = tuple[Batch, Sequence[int]]
 """Some messages of a batch, by their queue offsets."""
 QUICK_S: Final = 0.001
 """Seconds between two checks of leases and pace. A check costs more than a message."""
+HICCUP: Final = 1 / 16
+"""Fraction of a lease for which an application may be too slow before messages go back: a pause of
+its machine, or of the call that it waits for, is no pace."""
 LEASE_S: Final = 30.0
 """Assumed length of a lease, in seconds, until the first batch arrives."""
 
@@ -60,6 +64,8 @@ class Inbox:
         self._batches: deque[Batch] = deque()
         self._rest: list[Message] = []
         """Messages not taken yet of the batch that the application reads, in reverse."""
+        self._slow_since_s = math.inf
+        """Since when more messages wait than the application will reach. Infinite: not now."""
         self._quick_s = 0.0
         """Until then the next message is returned without a check of its lease."""
 
@@ -81,7 +87,7 @@ class Inbox:
             else:
                 self._given(1, now_s)
                 self._quick_s = min(now_s + QUICK_S, message.batch.hold.ends_s)
-            due = self._is_due()
+            due = self._is_due(now_s)
         if due:
             self._due()
         return message
@@ -96,7 +102,7 @@ class Inbox:
                 self._given(len(out), now_s)
             else:
                 self._credit.wanted = most
-            due = self._is_due()
+            due = self._is_due(now_s)
         if due:
             self._due()
         return out
@@ -112,7 +118,7 @@ class Inbox:
             if batch is not None:
                 self._credit.taken(len(batch))
                 batch.hold.given_s = now_s
-            due = self._is_due()
+            due = self._is_due(now_s)
         if due:
             self._due()
         return batch
@@ -248,17 +254,17 @@ class Inbox:
 
     # ---- going back unseen
 
-    def shed(self) -> list[Part]:
+    def shed(self, *, at_once: bool = False) -> list[Part]:
         """Remove and return the messages that the application will not reach in time, at its pace.
 
         These are the last ones, so that the remaining ones have no gap; in their order, in which
-        they are then delivered again.
+        they are then delivered again. `at_once`: even if it may be a hiccup.
         """
         now_s, out = self._now_s(), list[Part]()
         with self._lock:
             if self._taking is Taking.MESSAGES:
                 self._set_limit(now_s)
-            excess = self._excess()
+            excess = self._excess() if at_once or self._is_slow(now_s) else 0
             while self._batches and len(self._batches[-1]) <= excess:
                 excess -= len(self._batches[-1])
                 out.append(self._forget(self._batches.pop()))
@@ -290,8 +296,13 @@ class Inbox:
             self._batches.clear()
         return [part for part in parts if not self._stale(part[0])]
 
-    def _is_due(self) -> bool:
-        return self._credit.due() or self._excess() > 0
+    def _is_due(self, now_s: float) -> bool:
+        return self._is_slow(now_s) or self._credit.due()
+
+    def _is_slow(self, now_s: float) -> bool:
+        """Return whether messages should go back, and have had to for longer than a hiccup."""
+        self._slow_since_s = min(self._slow_since_s, now_s) if self._excess() else math.inf
+        return now_s - self._slow_since_s >= self._lease_s * HICCUP
 
     def _excess(self) -> int:
         """Return the number of messages to send back: 0, or more than remain."""

@@ -128,7 +128,7 @@ class LeaseKeeper:
             return hold.renew_at_s
         waits = bool(self._inbox.waits(hold.batch))
         if waits:
-            self._returns.shed()
+            self._returns.shed(at_once=True)
             waits = bool(self._inbox.waits(hold.batch))
         since_s = max(hold.given_s, self._inbox.asked_s) if waits else hold.given_s
         span_s = min(hold.lease_s, since_s + self._hold_max_s - now_s)

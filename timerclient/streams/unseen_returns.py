@@ -21,9 +21,9 @@ class UnseenReturns:
         self._inbox = inbox
         self._say = say
 
-    def shed(self) -> None:
-        """Return the messages that the application will not reach in time."""
-        self.send(self._inbox.shed())
+    def shed(self, *, at_once: bool = False) -> None:
+        """Return the messages that the application will not reach in time; see Inbox."""
+        self.send(self._inbox.shed(at_once=at_once))
 
     def send(self, parts: Sequence[Part]) -> None:
         """Return messages that are no longer in the inbox."""

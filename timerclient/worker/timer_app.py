@@ -62,6 +62,11 @@ class TimerContext:
         return self.message.attempt
 
     @property
+    def failures(self) -> int:
+        """Nacks and ended leases of the message so far; the group's `attempts` limit these."""
+        return self.message.failures
+
+    @property
     def is_lost(self) -> bool:
         """The lease has ended: another worker may have the message, and an ack may come too late.
 
