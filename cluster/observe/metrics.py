@@ -122,6 +122,7 @@ class Levels:
     epoch: int = 0
     raft_term: int = 0
     feature_level: int = 0
+    voters: int = 0
     log_end: int = 0
     commit_index: int = 0
     applied_index: int = 0
@@ -180,6 +181,7 @@ _GAUGES: Final = {
     "epoch": "Current epoch of this node",
     "raft_term": "Term of Raft in the control plane",
     "feature_level": "Feature level of the last epoch in this node's log",
+    "voters": "Voters in this node's log",
     "log_end": "Index of the last entry of this node's log",
     "commit_index": "Index of the last entry that a majority has",
     "applied_index": "Index of the last entry that this node has applied",

@@ -329,6 +329,7 @@ class NodeState(TopicView):
             epoch=replica.epoch,
             raft_term=self._control.raft_term,
             feature_level=self._replica.level,
+            voters=len(replica.voters),
             log_end=replica.last_index,
             commit_index=replica.commit_index,
             applied_index=machine.applied_index,

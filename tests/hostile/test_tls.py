@@ -359,6 +359,7 @@ def test_new_certificates_under_load_cause_no_error(
     assert cluster.role_and_epoch(leader) == state, "no failover"
     assert is_renewed(replication, was)
     assert metric(cluster, 'timer_connections{port="replication"}') == 2
+    assert metric(cluster, "timer_voters") == 3
 
 
 def test_files_that_do_not_fit_leave_the_old_certificate_in_use(
