@@ -146,6 +146,17 @@ def _only(rendered: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: rendered[name] for name in names}
 
 
+def test_pod_of_timerctl_is_admitted_and_has_a_certificate() -> None:
+    found = objects((ROOT / "deploy/kubernetes/timerctl.yaml").read_text())["Pod timerctl"]
+    tried = chart("--set=tls.enabled=true")["Pod timerd-status"]
+    [container], [other] = found["spec"]["containers"], tried["spec"]["containers"]
+    assert container["env"] == other["env"]
+    assert container["securityContext"] == other["securityContext"]
+    assert found["metadata"]["labels"].items() >= {"timer-client": "true"}.items()
+    mounted = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    assert mounted.items() >= {e["mountPath"]: e["name"] for e in other["volumeMounts"]}.items()
+
+
 def test_backups_with_tls_have_a_certificate_and_a_store() -> None:
     enabled = "--set=backup.enabled=true,tls.enabled=true,backup.store="
     pod = chart(f"{enabled}s3://timers")["CronJob timerd-backup"]["spec"]["jobTemplate"]["spec"][
