@@ -316,7 +316,7 @@ def test_promised_kill_that_is_due_soon_goes_first(
 ) -> None:
     order = list[str]()
     for path in ("file_damage.Wipe", "processes.Kill"):
-        strike = partial(lambda name, *_: partial(order.append, name), path)
+        strike = staticmethod(partial(lambda name, *_: partial(order.append, name), path))
         monkeypatch.setattr(f"chaos.suite.nemeses.{path}.strike", strike)
     kills = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.5, 4)]
     both = replace(bill(Strike(at_s=0, nemesis="wipe"), *kills), complete=True)

@@ -27,7 +27,7 @@ before = resident()
 blocks, small = [], []
 for _ in range({BLOCKS}):
     blocks.append(bytearray(b"x") * {BLOCK})
-    small.append(bytearray(b"x") * 1_000)
+    small.append(bytearray(b"x") * 50_000)  # more than the free places before the blocks
 del blocks
 print(resident() - before)
 """

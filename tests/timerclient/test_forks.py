@@ -76,7 +76,8 @@ print(forked(lambda: (signal.alarm(5), TimerClient("127.0.0.1:1").close())))
 
 
 def run(threaded: Threaded, program: str) -> str:
-    command = [sys.executable, "-c", program, threaded.cluster.address]
+    quiet = "ignore:This process (pid=:DeprecationWarning"  # Python 3.12 and later warn of threads
+    command = [sys.executable, "-W", quiet, "-c", program, threaded.cluster.address]
     environ = {name: os.environ[name] for name in os.environ if not name.startswith("GRPC")}
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=environ, check=False
