@@ -487,9 +487,11 @@ def _ports(
     salt = timer_id.salt_of(basis.config.cluster_id)
     calls = LocalCalls(services, basis.endpoints.http_guard())
     lookup = TimerLookup(calls, salt)
-    api = HttpApi(
-        calls, parse_address("http", basis.config.http, port_min=0).host, secure=basis.config.tls.on
-    )
+    config = basis.config
+    ports = (config.http, *config.peers.values())
+    hosts = [parse_address("http", each, port_min=0).host for each in ports]
+    names = [each.strip() for each in config.http_names.split(",")]
+    api = HttpApi(calls, (*hosts, *names), secure=config.tls.on)
     data = PageData(planes.view, planes.host, basis.telemetry, lookup, mono_ms)
     registry, rpcs = basis.telemetry.registry, basis.telemetry.rpcs
     hooks = HttpHooks(rpcs.handshakes_failed.inc, rpcs.connections_ended.inc)

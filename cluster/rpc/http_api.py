@@ -5,9 +5,9 @@
 A web page of another origin must not change a cluster through the browser of an operator, nor read
 payloads and stacks. Browsers send PUT, PATCH, DELETE and the content type application/json to
 another origin only after a preflight, and the port answers no preflight. So a POST, and each body,
-needs that content type. An `Origin` must be the port's own. Without TLS the `Host` must be loopback
-or an address of this port: a name that an attacker's DNS points at the node (DNS rebinding) is
-none.
+needs that content type. An `Origin` must be the port's own. Without TLS the `Host` must be
+loopback, an address of this port, or a name in the settings: a name that an attacker's DNS points
+at the node (DNS rebinding) is none.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import functools
 import ipaddress
 import json
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 from urllib.parse import urlsplit
 
@@ -75,12 +75,12 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 class HttpApi:
     """Handlers of the RPC routes."""
 
-    def __init__(self, calls: LocalCalls, own_host: str, *, secure: bool) -> None:
-        """`own_host`: of the setting `http`. `secure`: the port uses TLS."""
+    def __init__(self, calls: LocalCalls, own_hosts: Iterable[str], *, secure: bool) -> None:
+        """`own_hosts`: addresses and names of the nodes. `secure`: the port uses TLS."""
         self._calls, self._secure = calls, secure
         self._bodies = BodyAccount()
         self._batches = ScheduleBatches(calls)
-        self._hosts = _LOOPBACK | {own_host.strip("[]").lower()}
+        self._hosts = _LOOPBACK | {each.strip("[]").lower() for each in own_hosts if each}
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return all routes."""
@@ -182,7 +182,9 @@ class HttpApi:
             raise PermissionDeniedError(f"Sec-Fetch-Site = {site!r:.300}: a page of another origin")
         host = host_of(request.host)
         if not self._secure and host not in self._hosts and host != _own(request):
-            limit = "without TLS this needs a loopback address, or the port's own address"
+            limit = (
+                "without TLS this needs an address of the port, or a name in http_names or peers"
+            )
             raise PermissionDeniedError(f"Host = {request.host!r:.300}: {limit}")
 
 

@@ -327,6 +327,9 @@ class NodeConfig(_Part):
     empty: no such port."""
     http: str = "127.0.0.1:8080"
     """host:port to bind for metrics, health and status; port 0: any free one."""
+    http_names: str = ""
+    """Names of the HTTP port, separated by commas, such as that of a load balancer: without TLS,
+    changes over HTTP may address it by these, by those in `peers`, and by addresses."""
     insecure: bool = False
     """Bind and dial beyond loopback, without TLS: any host that reaches the ports can read and
     write."""

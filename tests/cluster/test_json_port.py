@@ -21,6 +21,7 @@ from cluster.security.identities import CallerIdentity, IdentityKind
 from timerclient.proto import timer_pb2 as pb
 
 AT = "/v1/topics/t/timers"
+OWN = ("10.0.0.1", "timers.lan", "")
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
@@ -60,7 +61,7 @@ async def port(
         return cast("web.StreamResponse", await handler(request))
 
     app = web.Application(middlewares=[admitted])
-    app.add_routes(HttpApi(cast("LocalCalls", calls), "127.0.0.1", secure=False).routes())
+    app.add_routes(HttpApi(cast("LocalCalls", calls), OWN, secure=False).routes())
     async with asyncio.timeout(30), TestClient(TestServer(app)) as client:
         yield client
 
@@ -117,6 +118,21 @@ async def test_single_timers_are_gathered_by_identity_and_those_with_limits_stay
         ("alone", ""),
         ("ipv4:127.0.0.1", "client/two"),
     ]
+
+
+async def test_port_without_tls_takes_its_own_names_only() -> None:
+    async with port(Calls()) as client:
+        for host, status in (
+            ("timers.lan:7411", 200),
+            ("Timers.LAN", 200),
+            ("10.0.0.1", 200),
+            ("timers.lan.example", 403),
+            ("lan", 403),
+        ):
+            headers = NDJSON | {"Host": host}
+            answer = await client.post(f"{AT}/stream", data="{}", headers=headers)
+            assert answer.status == status, host
+            assert status == 200 or "http_names" in await answer.text()
 
 
 async def test_headers_of_a_request_are_checked() -> None:

@@ -258,6 +258,7 @@ def test_pods_of_the_chart_have_settings_that_timerd_takes() -> None:
         assert settings.peers[name] == f"{name}.timerd-nodes.timers.svc:{ports['grpc']}"
         assert parse_address("grpc", settings.grpc).port == ports["grpc"]
         assert parse_address("http", settings.http).port == ports["http"]
+        assert "timerd.timers.svc" in settings.http_names.split(",")  # for changes over HTTP
         stop_s = pod["terminationGracePeriodSeconds"]
         assert stop_s * 1_000 >= 2 * settings.timing.drain_timeout_ms
         mounts = [each["mountPath"] for each in container["volumeMounts"]]

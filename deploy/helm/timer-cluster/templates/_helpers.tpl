@@ -39,6 +39,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - {name: TIMERD_GRPC, value: "0.0.0.0:7401"}
 - {name: TIMERD_REPLICATION, value: "0.0.0.0:7404"}
 - {name: TIMERD_HTTP, value: "0.0.0.0:7411"}
+- name: TIMERD_HTTP_NAMES
+  value: "{{ .Release.Name }},{{ .Release.Name }}.$(NAMESPACE),{{ .Release.Name }}.$(NAMESPACE).svc,{{ .Release.Name }}.$(NAMESPACE).svc.cluster.local"
 - name: TIMERD_PEERS
   value: {{ include "timerd.peers" . | quote }}
 - name: FOUNDERS
