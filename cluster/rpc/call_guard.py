@@ -421,8 +421,15 @@ def _code_of(context: _Context) -> str:
 
 
 async def _refuse(denied: EngineError, context: _Context) -> None:
+    """End an RPC with the error, except if its handler was ending it with another one.
+
+    Raises:
+        grpc.aio.AbortError, CancelledError: gRPC takes both as the end of an RPC.
+    """
     try:
         await grpc_errors.abort(context, denied)
+    except grpc.aio.UsageError:
+        raise asyncio.CancelledError from None
     except grpc.aio.AbortError as aborted:
         aborted.__traceback__ = aborted.__context__ = None
         raise

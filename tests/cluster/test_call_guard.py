@@ -39,12 +39,26 @@ class Endless(grpc.GenericRpcHandler):
             yield CHUNK
 
 
+class Aborting(Endless):
+    """Aborts its streams, and lets `meanwhile` run before the status is sent."""
+
+    meanwhile: Callable[[], object]
+
+    async def _serve(self, _requests: object, context: Any) -> AsyncIterator[bytes]:
+        asyncio.get_running_loop().call_soon(self.meanwhile)
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such topic")
+        yield CHUNK
+
+
+Serving = tuple[CallGuard, Endless, Callable[[], Any]]
+
+
 @contextlib.asynccontextmanager
-async def serving() -> AsyncIterator[tuple[CallGuard, Endless, Callable[[], Any]]]:
+async def serving(handler: Endless | None = None) -> AsyncIterator[Serving]:
     gate: Any = Gate()
     access: Any = SimpleNamespace(on_change=[])
     audit: Any = None  # nothing is audited here
-    guard, handler = CallGuard(gate, access, audit), Endless()
+    guard, handler = CallGuard(gate, access, audit), handler or Endless()
     server = grpc.aio.server(interceptors=[guard])
     server.add_generic_rpc_handlers([handler])
     port = server.add_insecure_port("127.0.0.1:0")
@@ -98,3 +112,14 @@ async def test_stream_denied_while_it_begins_ends_with_the_reason(steps: int) ->
             await asyncio.sleep(0)
         deny(guard)
         assert await end_of(call) == (grpc.StatusCode.PERMISSION_DENIED, "a new rule")
+
+
+async def test_stream_denied_while_its_handler_aborts_it_has_the_first_status(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handler = Aborting()
+    async with serving(handler) as (guard, _, open_call):
+        handler.meanwhile = lambda: deny(guard)
+        assert await end_of(open_call()) == (grpc.StatusCode.NOT_FOUND, "no such topic")
+        await until(lambda: not guard._open)
+    assert not caplog.records
