@@ -173,6 +173,25 @@ async def test_call_that_is_sent_once_leaves_the_node_that_failed_it(
     await nodes.close()
 
 
+async def test_call_whose_time_is_up_leaves_the_silent_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, asked = Nodes(["a:1", "b:1"], ClientSettings(), tcp(None)), list[str]()
+
+    async def probe_all() -> NodeChannel:
+        return nodes.node("b:1" if asked else "a:1")
+
+    async def once(node: NodeChannel, _: float) -> None:
+        asked.append(node.address)
+        if node.address == "a:1":
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(nodes, "_probe_all", probe_all)
+    with pytest.raises(OutcomeUnknown):
+        await nodes.call(once, within_s=0.05, repeatable=False)
+    await nodes.call(once, within_s=5, repeatable=False)
+    assert asked == ["a:1", "b:1"]
+    await nodes.close()
+
+
 async def test_request_on_the_wire_of_a_client_that_connects_no_more_is_unknown() -> None:
     nodes = Nodes(["127.0.0.1:1"], ClientSettings(), tcp(None))
     producer = ProducerStream(nodes)

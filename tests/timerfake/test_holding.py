@@ -1,5 +1,6 @@
 """Leases that a consumer renews, messages that it fetched ahead, and leases that it loses."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -232,3 +233,20 @@ async def test_coroutine_that_advances_by_a_long_step_misses_no_message() -> Non
         async with client.consumer("orders", "g") as consumer:
             await cluster.advance(timedelta(hours=1))
             assert [each.payload for each in await consumer.receive(timeout=0)] == [b"waits"]
+
+
+async def test_receive_without_a_wait_returns_while_other_tasks_never_rest() -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+
+        async def produce() -> None:
+            while True:
+                await client.schedule("orders", b"one more")
+
+        seen = 0
+        async with client.consumer("orders", "g") as consumer:
+            producing = asyncio.create_task(produce())
+            async with asyncio.timeout(60):
+                while seen < 20:
+                    seen += len(await consumer.receive(timeout=0))
+                    await asyncio.sleep(0)
+            producing.cancel()

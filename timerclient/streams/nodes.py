@@ -528,6 +528,10 @@ class Nodes:
                 if await self.moved(node):
                     silent = f"{node.address} fell silent and another node leads"
                     raise LeadershipLost(silent)
+        except asyncio.CancelledError:
+            if self._leader is node:  # it was silent until the call's time was up: perhaps for good
+                self._leader = None
+            raise
         finally:
             await cancelled([task])
 
