@@ -173,7 +173,9 @@ async def test_call_that_is_sent_once_leaves_the_node_that_failed_it(
     await nodes.close()
 
 
-async def test_call_whose_time_is_up_leaves_the_silent_node(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_whose_time_is_up_leaves_the_silent_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nodes, asked = Nodes(["a:1", "b:1"], ClientSettings(), tcp(None)), list[str]()
 
     async def probe_all() -> NodeChannel:

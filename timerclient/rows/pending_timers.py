@@ -144,14 +144,11 @@ def where(topic: str, what: Where) -> pb.TimerFilter:
         raise TypeError(msg)
     rows.utf8("topic", topic)
     rows.utf8("key_prefix", what.get("key_prefix", ""))
-    due_from, due_to = what.get("due_from"), what.get("due_to")
-    to_ms = 0 if due_to is None else rows.instant_ms("due_to", due_to)
-    if due_to is not None and not to_ms:  # 0 means "no end" in the contract
-        raise InvalidRequest.of("due_to", due_to, "must be after 1970 began; None: no end")
+    due_from = what.get("due_from")
     return pb.TimerFilter(
         topic=topic,
         due_from_ms=0 if due_from is None else rows.instant_ms("due_from", due_from),
-        due_to_ms=to_ms,
+        due_to_ms=rows.end_ms("due_to", what.get("due_to")),
         key_prefix=what.get("key_prefix", ""),
     )
 

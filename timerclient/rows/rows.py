@@ -349,6 +349,20 @@ def instant_ms(field: str, value: datetime | int) -> int:
         raise InvalidRequest.of(field, value, refused.limit) from None
 
 
+def end_ms(field: str, value: datetime | int | None) -> int:
+    """Return the end of a range of time as `instant_ms`. None: 0, the contract's "no end".
+
+    Raises:
+        InvalidRequest: See `instant_ms`; or it is 0, which would mean no end.
+    """
+    if value is None:
+        return 0
+    unix_ms = instant_ms(field, value)
+    if not unix_ms:
+        raise InvalidRequest.of(field, value, "must be after 1970 began; None: no end")
+    return unix_ms
+
+
 def encode_headers(headers: Headers | None) -> bytes:
     """Return one row's headers, encoded. Without headers: empty.
 
