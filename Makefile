@@ -59,8 +59,8 @@ $(STAMP): pyproject.toml requirements.lock
 	[[ -x $(BIN)/python ]] || $(PYTHON) -m venv $(VENV)
 	part() { awk -v part=$$1 '/^[^ #]/ { mine = /^(py|m)/ } mine == part' requirements.lock; }; \
 	  install=($(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes -r); \
-	  "$${install[@]}" <(part 1) & \
-	  "$${install[@]}" <(part 0) || { wait; exit 1; }; wait $$!
+	  "$${install[@]}" <(part 1) & other=$$!; \
+	  "$${install[@]}" <(part 0) || { wait; exit 1; }; wait $$other  # `<(…)` changes $$!
 	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true  # some files are broken on purpose
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation \
 	  --config-settings editable_mode=compat -e .  # a path, which type checkers follow
