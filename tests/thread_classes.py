@@ -198,13 +198,10 @@ def method(of: Function, wrapped: str) -> ast.FunctionDef:
     if of.name in PAGES:
         assert isinstance(returns, ast.Subscript)
         returns = ast.Subscript(ast.Name("Iterator"), returns.slice)
-    made = ast.FunctionDef(
-        name=of.name,
-        args=of.args,
-        body=[of.body[0], *body_of(of, wrapped)],
-        decorator_list=of.decorator_list,
-        returns=returns,
-    )
+    made = ast.parse("def made(): pass").body[0]  # Python's versions differ in the fields of a node
+    assert isinstance(made, ast.FunctionDef)
+    made.name, made.args, made.returns = of.name, of.args, returns
+    made.decorator_list, made.body = of.decorator_list, [of.body[0], *body_of(of, wrapped)]
     Renamed().visit(made)
     return made
 
@@ -223,13 +220,10 @@ def class_of(made: ThreadClass) -> ast.ClassDef:
         for each in functions(node)
         if not each.name.startswith("_") and each.name not in by_hand
     ]
-    return ast.ClassDef(
-        name=NAMES[source],
-        bases=[ast.Name(made.base[1])],
-        keywords=[],
-        body=[ast.Expr(ast.Constant(f"{made.opening}\n{more}")), init, *methods],
-        decorator_list=[],
-    )
+    kind = ast.parse(f"class {NAMES[source]}({made.base[1]}): pass").body[0]
+    assert isinstance(kind, ast.ClassDef)
+    kind.body = [ast.Expr(ast.Constant(f"{made.opening}\n{more}")), init, *methods]
+    return kind
 
 
 def text_of(made: ThreadClass) -> str:
