@@ -10,7 +10,8 @@ import pytest
 from timerclient import AckResult, Event, LeaseLost, LeasesLost, TimerClient
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.messages import Message
+from timerclient.rows.holds import Hold
+from timerclient.rows.messages import Batch, Message
 from timerfake import AsyncFakeCluster, FakeCluster
 
 JOBS = [b"%d" % number for number in range(100)]
@@ -233,6 +234,15 @@ async def test_coroutine_that_advances_by_a_long_step_misses_no_message() -> Non
         async with client.consumer("orders", "g") as consumer:
             await cluster.advance(timedelta(hours=1))
             assert [each.payload for each in await consumer.receive(timeout=0)] == [b"waits"]
+
+
+def test_messages_that_were_acked_while_an_extension_was_sent_are_not_lost() -> None:
+    hold = Hold(Batch(pb.Deliveries(queue_offsets=[5, 6, 7]), lambda *_: None), 30, 30)
+    asked = hold.left
+    hold.settle([5])  # its ack goes first
+    results = [pb.ACK_RESULT_LEASE_LOST, pb.ACK_RESULT_LEASE_LOST, pb.ACK_RESULT_EXTENDED]
+    assert hold.answered(asked, results, 60) == [6]
+    assert (hold.lost, hold.left) == ({6}, [7])
 
 
 async def test_receive_without_a_wait_returns_while_other_tasks_never_rest() -> None:

@@ -98,9 +98,17 @@ class Hold:
         self.ends_s = max(self.ends_s, asked_s + lease_s)
 
     def answered(self, offsets: Sequence[int], results: Sequence[int], until_s: float) -> list[int]:
-        """Apply the answer to an extension; return the offsets of lost messages."""
+        """Apply the answer to an extension; return the offsets of lost messages.
+
+        Those acked or returned meanwhile are not lost: their own answers tell of them.
+        """
         self.asked = False
-        lost = [o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_RESULT_LEASE_LOST]
+        left = {*self.left}
+        lost = [
+            o
+            for o, r in zip(offsets, results, strict=True)
+            if r == pb.ACK_RESULT_LEASE_LOST and o in left
+        ]
         if pb.ACK_RESULT_EXTENDED in results:
             self.ends_s = max(self.ends_s, until_s)
         self.settle(
