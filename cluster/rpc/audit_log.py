@@ -113,8 +113,6 @@ class AuditLog:
             result="DENIED",
             why=str(error),
         )
-        # A statement of its own: the node's log limits the lines of each, and a flood of denied
-        # calls must not drop the changes.
         audit.info("%s", line)
 
     def _floods(self, identity: str) -> bool:

@@ -29,6 +29,8 @@ FLOOD_S: Final = 10.0
 """Length of a window in which lines are counted."""
 LINES_MAX: Final = 100
 """Lines that one place of the code may log in a window."""
+_UNLIMITED: Final = frozenset({AUDIT, "cluster.rpc.audit_log", "cluster.node.signal_handlers"})
+"""Loggers without that limit. The second one has lines that the audit log's file can't take."""
 _PEERS_FAULTS: Final = frozenset({"ExecuteBatchError", "DecodeError"})
 _STANDARD: Final = frozenset(
     [*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"]
@@ -113,8 +115,8 @@ class _PeersFault(logging.Filter):
 class _Flood(logging.Filter):
     """Limits the lines that one place of the code logs in ten seconds.
 
-    The next line of that place has the number of the lines dropped as `left_out`. Critical lines
-    and reports requested by a signal are not limited.
+    The next line of that place has the number of the lines dropped as `left_out`. Critical lines,
+    lines of the audit log and reports requested by a signal are not limited.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -125,7 +127,7 @@ class _Flood(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is logged; add `left_out` to a place's first after a flood."""
-        if record.levelno >= logging.CRITICAL or record.name == "cluster.node.signal_handlers":
+        if record.levelno >= logging.CRITICAL or record.name in _UNLIMITED:
             return True
         place, window = (record.pathname, record.lineno), int(self._clock() // FLOOD_S)
         if window != self._window:

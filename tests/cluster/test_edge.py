@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from cluster.rpc import memory, open_files
+from cluster.rpc import audit_log, memory, open_files
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
 from cluster.settings.config import NodeConfig
-from cluster.settings.log_format import FLOOD_S, LINES_MAX, _Flood
+from cluster.settings.log_format import AUDIT, FLOOD_S, LINES_MAX, _Flood
 from deploy.local import free_ports
 from timer.model.timer_errors import ConfigError, OverloadedError
 
@@ -151,12 +151,14 @@ def test_place_of_the_code_logs_so_many_lines() -> None:
     now_s = 0.0
     flood = _Flood(lambda: now_s)
 
-    def record(line: int, level: int = logging.INFO) -> logging.LogRecord:
-        return logging.LogRecord("a", level, "a.py", line, "text", None, None)
+    def record(line: int, level: int = logging.INFO, name: str = "a") -> logging.LogRecord:
+        return logging.LogRecord(name, level, "a.py", line, "text", None, None)
 
     assert sum(flood.filter(record(1)) for _ in range(3 * LINES_MAX)) == LINES_MAX
     assert flood.filter(record(2))
     assert flood.filter(record(1, logging.CRITICAL))
+    for name in (AUDIT, audit_log.logger.name):  # also of lines that the file does not take
+        assert all(flood.filter(record(3, name=name)) for _ in range(3 * LINES_MAX))
     now_s += FLOOD_S
     first, second = record(1), record(1)
     assert flood.filter(first)
