@@ -108,7 +108,7 @@ class Core:
         """Every voter and every recent learner has the log below this index on its disk."""
         self.leader: ReplicaId | None = None
         self.caught_up_ms: MonoMs | None = None
-        """When a follower last had all that its leader had committed. None: not since the start."""
+        """When this replica last led, or had all that its leader had committed. None: not yet."""
         self.highest_met = promise.epoch
         """Highest epoch promised by this replica or by a voter that refused it."""
         self.refused_epoch = Epoch(0)
@@ -595,6 +595,7 @@ class Core:
             self._matched = self._heard_commit = self.commit_index
             self.serving = self.draining = self.parting = False
             self.leader, self._own_disk = None, OwnDisk()
+            self.caught_up_ms = self._now
         if self._role is not Role.FOLLOWER:
             self._become(Role.FOLLOWER)
 

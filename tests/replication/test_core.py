@@ -63,6 +63,19 @@ def test_follower_knows_when_it_last_had_all_that_is_committed() -> None:
     assert found == [None, None, 20, 20]
 
 
+def test_leader_of_before_has_all_up_to_its_end() -> None:
+    player = Player()
+    for line in (
+        "new log=1@1..5 promise=1:2:20",
+        "at 600 appointed 2 1",
+        "at 601 from 2 fence-answer 2:1:7 end=1:5",
+        "at 9000 from 2 append 3:2:20 prev=2:7 commit=7",  # and this log ends at 6
+    ):
+        player.play(line)
+    assert player.core.leader == ReplicaId(2)
+    assert player.core.caught_up_ms == 9_000
+
+
 def test_entries_stay_in_memory_for_a_while_and_no_longer() -> None:
     player, keep_ms = Player(), ReplicationConfig().cache_ms
     for line in (
