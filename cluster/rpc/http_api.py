@@ -80,7 +80,7 @@ class HttpApi:
         self._calls, self._secure = calls, secure
         self._bodies = BodyAccount()
         self._batches = ScheduleBatches(calls)
-        self._hosts = _LOOPBACK | {each.strip("[]").lower() for each in own_hosts if each}
+        self._hosts = _LOOPBACK | ({_plain_name(each.strip("[]")) for each in own_hosts} - {""})
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return all routes."""
@@ -225,7 +225,12 @@ def host_of(text: str) -> str:
         port = found.port
     except ValueError:  # of `port`, too
         return ""
-    return found.hostname or "" if port is None or port else ""
+    return _plain_name(found.hostname or "") if port is None or port else ""
+
+
+def _plain_name(host: str) -> str:
+    """Return a host as it is compared: `timers.lan.` and `Timers.LAN` are `timers.lan`."""
+    return host.lower().removesuffix(".")
 
 
 def certificate_uris(request: web.Request) -> list[str]:

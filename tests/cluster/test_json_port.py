@@ -21,7 +21,7 @@ from cluster.security.identities import CallerIdentity, IdentityKind
 from timerclient.proto import timer_pb2 as pb
 
 AT = "/v1/topics/t/timers"
-OWN = ("10.0.0.1", "timers.lan", "")
+OWN = ("10.0.0.1", "timers.lan", "", ".")
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
@@ -125,9 +125,11 @@ async def test_port_without_tls_takes_its_own_names_only() -> None:
         for host, status in (
             ("timers.lan:7411", 200),
             ("Timers.LAN", 200),
+            ("timers.lan.:7411", 200),
             ("10.0.0.1", 200),
             ("timers.lan.example", 403),
             ("lan", 403),
+            (".", 403),
         ):
             headers = NDJSON | {"Host": host}
             answer = await client.post(f"{AT}/stream", data="{}", headers=headers)
