@@ -247,7 +247,8 @@ def test_tokens_have_their_port_and_their_file() -> None:
 
 
 def test_pods_of_the_chart_have_settings_that_timerd_takes() -> None:
-    rendered = chart("--no-hooks", "--set=serviceMonitor.enabled=true")
+    values = "serviceMonitor.enabled=true,httpNames={timers.lan}"
+    rendered = chart("--no-hooks", f"--set={values}")
     workload, config = rendered["StatefulSet timerd"], rendered["ConfigMap timerd-config"]
     pod = workload["spec"]["template"]["spec"]
     [container] = pod["containers"]
@@ -258,7 +259,7 @@ def test_pods_of_the_chart_have_settings_that_timerd_takes() -> None:
         assert settings.peers[name] == f"{name}.timerd-nodes.timers.svc:{ports['grpc']}"
         assert parse_address("grpc", settings.grpc).port == ports["grpc"]
         assert parse_address("http", settings.http).port == ports["http"]
-        assert "timerd.timers.svc" in settings.http_names.split(",")  # for changes over HTTP
+        assert {"timerd.timers.svc", "timers.lan"} <= {*settings.http_names.split(",")}
         stop_s = pod["terminationGracePeriodSeconds"]
         assert stop_s * 1_000 >= 2 * settings.timing.drain_timeout_ms
         mounts = [each["mountPath"] for each in container["volumeMounts"]]

@@ -40,7 +40,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - {name: TIMERD_REPLICATION, value: "0.0.0.0:7404"}
 - {name: TIMERD_HTTP, value: "0.0.0.0:7411"}
 - name: TIMERD_HTTP_NAMES
-  value: "{{ .Release.Name }},{{ .Release.Name }}.$(NAMESPACE),{{ .Release.Name }}.$(NAMESPACE).svc,{{ .Release.Name }}.$(NAMESPACE).svc.cluster.local"
+  value: "{{ .Release.Name }},{{ .Release.Name }}.$(NAMESPACE),{{ .Release.Name }}.$(NAMESPACE).svc,{{ .Release.Name }}.$(NAMESPACE).svc.cluster.local{{ range .Values.httpNames }},{{ . }}{{ end }}"
 - name: TIMERD_PEERS
   value: {{ include "timerd.peers" . | quote }}
 - name: FOUNDERS
