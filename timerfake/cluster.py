@@ -12,9 +12,11 @@ does not move the cluster's clock.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
@@ -34,6 +36,8 @@ from timerfake.loopback import CLOSED, Channel, Server
 QUIET_TURNS: Final = 20
 """Turns of the event loop without an event, after which no further event will come. In all tests
 of the fake cluster, one message or entry follows another within six turns."""
+LOOK_TURNS: Final = 2_000
+"""Turns for which a consumer's look waits at most: other threads and tasks may never rest."""
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -82,7 +86,7 @@ class AsyncFakeCluster:
         """Work of applications, for which `settle` waits."""
         self.dial = FakeDial(self._clock, lambda: self._running().server)
         """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
-        self._clock.settle = self._quiet
+        self._clock.settle = partial(self._quiet, LOOK_TURNS)
 
     # ---- clients
 
@@ -147,11 +151,11 @@ class AsyncFakeCluster:
         while any([await work() for work in self.works]):
             await self._quiet()
 
-    async def _quiet(self) -> None:
-        """Wait as `settle`, without the work of applications."""
-        node, quiet = self._running(), 0
-        while quiet < QUIET_TURNS:
-            before = node.steps
+    async def _quiet(self, most: float = math.inf) -> None:
+        """Wait as `settle`, without the work of applications, for `most` turns of the loop."""
+        node, quiet, turns = self._running(), 0, 0
+        while quiet < QUIET_TURNS and turns < most:
+            before, turns = node.steps, turns + 1
             await asyncio.sleep(0)
             quiet = quiet + 1 if node.steps == before else 0
         node.server.check()

@@ -259,4 +259,7 @@ async def test_receive_without_a_wait_returns_while_other_tasks_never_rest() -> 
                 while seen < 20:
                     seen += len(await consumer.receive(timeout=0))
                     await asyncio.sleep(0)
+            async with asyncio.timeout(60):  # as threads wait before they look
+                assert cluster._clock.settle is not None
+                await cluster._clock.settle()
             producing.cancel()
