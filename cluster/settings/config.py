@@ -44,6 +44,7 @@ LOG_FORMATS: Final = ("text", "json")
 NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """Names of nodes, clusters and identities."""
 NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 _NO_HOST: Final = re.compile(r"[\s/@\[\],]|^\.|\.\.|[^.:]{64}")
 """In no host name. A label of DNS has 1 to 63 bytes."""
 _LOOPBACK: Final = "a loopback address; others need TLS: set [tls], or insecure = true"
@@ -402,6 +403,9 @@ class NodeConfig(_Part):
         if self.insecure and self.tls.on:
             raise self.refuse("insecure", "must be false with TLS: [tls] is set")
         self._check_bound("grpc", port_min=1)
+        for name in self.http_names.split(","):
+            if not _HOST_NAME.fullmatch(name.strip()):
+                raise self.refuse("http_names", "hosts without ports, separated by commas")
         self._check_bound("http", port_min=0)
         if self.links:
             self._check_bound("link", port_min=1)

@@ -184,6 +184,13 @@ def test_only_the_http_port_may_be_any_free_one() -> None:
     assert refused({"grpc": "127.0.0.1:0"}).key == "grpc"
 
 
+def test_names_of_the_http_port_are_hosts() -> None:
+    names = "timers.lan, timers.,[fd00::1],10.0.0.9"
+    assert build_config(BASE, {"http_names": names}).http_names == names
+    for text in ("timers.lan:7411", "a,http://timers.lan", "*.lan", "a b", "fd00::1"):
+        assert refused({"http_names": text}).key == "http_names"
+
+
 def test_address_is_taken_apart() -> None:
     assert parse_address("k", "node1.svc:7100") == Address("node1.svc", 7100)
     assert parse_address("k", "[fe80::1]:65535") == Address("fe80::1", 65535)
