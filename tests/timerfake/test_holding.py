@@ -236,6 +236,20 @@ async def test_coroutine_that_advances_by_a_long_step_misses_no_message() -> Non
             assert [each.payload for each in await consumer.receive(timeout=0)] == [b"waits"]
 
 
+def test_message_that_expired_while_it_waited_is_not_handed_over(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    client.create_topic("orders")
+    client.alter_policies({"ttl_ms": 20_000}, topic="orders")
+    client.schedule_batch("orders", [b"old", b"younger"], delay=[0, 15])
+    cluster.advance(16)
+    with client.consumer("orders", "g", lease=30) as consumer:
+        cluster.advance(16)  # the extension has told of the expiry
+        [message] = consumer.receive(10, timeout=0)
+        assert message.payload == b"younger"
+        message.ack().result(5)
+
+
 def test_messages_that_were_acked_while_an_extension_was_sent_are_not_lost() -> None:
     hold = Hold(Batch(pb.Deliveries(queue_offsets=[5, 6, 7]), lambda *_: None), 30, 30)
     asked = hold.left

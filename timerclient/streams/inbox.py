@@ -154,12 +154,16 @@ class Inbox:
                 continue
             out = self._rest[: -most - 1 : -1]
             del self._rest[len(self._rest) - len(out) :]
-            if lost := batch.hold.lost:
-                came, out = len(out), [each for each in out if each.queue_offset not in lost]
+            hold = batch.hold
+            if hold.lost or hold.finished:
+                came, out = (
+                    len(out),
+                    [each for each in out if not hold.has_ended(each.queue_offset)],
+                )
                 self._drop(came - len(out))
             if out:
                 self._credit.taken(len(out))
-                batch.hold.given_s = now_s
+                hold.given_s = now_s
                 return out
 
     def _pop_batch(self, now_s: float) -> Batch | None:
