@@ -151,8 +151,17 @@ async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
     await nodes.close()
 
 
+async def refuse() -> None:
+    raise ConnectionLost("refused")
+
+
+async def be_silent() -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("fail", [refuse, be_silent])
 async def test_call_that_is_sent_once_leaves_the_node_that_failed_it(
-    monkeypatch: pytest.MonkeyPatch,
+    fail: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, asked = Nodes(["a:1", "b:1"], ClientSettings(), tcp(None)), list[str]()
 
@@ -162,33 +171,12 @@ async def test_call_that_is_sent_once_leaves_the_node_that_failed_it(
     async def once(node: NodeChannel, _: float) -> None:
         asked.append(node.address)
         if node.address == "a:1":
-            raise ConnectionLost("refused")
+            await fail()
 
     monkeypatch.setattr(nodes, "_probe_all", probe_all)
-    with pytest.raises(ConnectionLost) as lost:
-        await nodes.call(once, within_s=5, repeatable=False)
-    assert not lost.value.outcome_known
-    await nodes.call(once, within_s=5, repeatable=False)
-    assert asked == ["a:1", "b:1"]
-    await nodes.close()
-
-
-async def test_call_whose_time_is_up_leaves_the_silent_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nodes, asked = Nodes(["a:1", "b:1"], ClientSettings(), tcp(None)), list[str]()
-
-    async def probe_all() -> NodeChannel:
-        return nodes.node("b:1" if asked else "a:1")
-
-    async def once(node: NodeChannel, _: float) -> None:
-        asked.append(node.address)
-        if node.address == "a:1":
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr(nodes, "_probe_all", probe_all)
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(ConnectionLost if fail is refuse else OutcomeUnknown) as failed:
         await nodes.call(once, within_s=0.05, repeatable=False)
+    assert not failed.value.outcome_known
     await nodes.call(once, within_s=5, repeatable=False)
     assert asked == ["a:1", "b:1"]
     await nodes.close()
