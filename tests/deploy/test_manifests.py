@@ -157,6 +157,13 @@ def test_pod_of_timerctl_is_admitted_and_has_a_certificate() -> None:
     assert mounted.items() >= {e["mountPath"]: e["name"] for e in other["volumeMounts"]}.items()
 
 
+def test_maintenance_suspends_the_backups() -> None:
+    backups = "--set=backup.enabled=true,backup.store=s3://timers,maintenance="
+    for maintenance, suspended in (("true", True), ("false", None)):
+        job = chart(f"{backups}{maintenance}")["CronJob timerd-backup"]
+        assert job["spec"].get("suspend") is suspended
+
+
 def test_backups_with_tls_have_a_certificate_and_a_store() -> None:
     enabled = "--set=backup.enabled=true,tls.enabled=true,backup.store="
     pod = chart(f"{enabled}s3://timers")["CronJob timerd-backup"]["spec"]["jobTemplate"]["spec"][
