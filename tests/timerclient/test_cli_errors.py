@@ -84,7 +84,7 @@ def test_unreachable_default_addresses_are_named_as_such(
         monkeypatch.setattr(module, "DEFAULT_ENDPOINTS", nobody)
     monkeypatch.delenv("TIMERCTL_ENDPOINTS")
     for command in (("status",), ("cancel", ID)):
-        code, _, err = ctl(*command, "--timeout", "100ms")
+        code, _, err = ctl(*command, "--timeout", "2s")
         assert (code, err.count("\n")) == (3, 1)
         assert ("set --endpoints or TIMERCTL_ENDPOINTS" in err) is is_default
         assert f"last error: {nobody}: UNAVAILABLE: Connection refused" in err
