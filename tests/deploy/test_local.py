@@ -171,9 +171,9 @@ def test_node_that_never_is_ready_is_reported(
     monkeypatch.setattr(local, "SILENT_S", 0.1)
     told: list[str] = []
     behave(cluster, "unready")
-    with pytest.raises(LaunchError, match=r"n1, n2, n3 not ready within 0\.5 s"):
-        cluster.start(timeout_s=0.5, tell=told.append)
-    assert [line.partition(" ")[0] for line in told] == ["n1", "n2", "n3"], "each once"
+    with pytest.raises(LaunchError, match="n1, n2, n3 not ready within 4 s"):
+        cluster.start(timeout_s=4, tell=told.append)
+    assert sorted(line.partition(" ")[0] for line in told) == ["n1", "n2", "n3"], "each once"
 
 
 def test_minority_is_not_waited_for(cluster: LocalCluster) -> None:
