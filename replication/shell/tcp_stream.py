@@ -82,10 +82,12 @@ class TcpPort:
     async def close(self) -> None:
         """Accept no more connections, and end the greetings; allowed at any time."""
         self.port = 0
-        tasks = [*self._accepting, *self._greetings]
-        for task in tasks:
+        for task in self._accepting:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # a greeting that has not begun would leave its connection open
+        for task in self._greetings:
+            task.cancel()
+        await asyncio.gather(*self._accepting, *self._greetings, return_exceptions=True)
         for each in self._sockets:
             each.close()
         self._sockets.clear()

@@ -298,3 +298,22 @@ async def test_sender_waits_for_a_peer_that_does_not_read() -> None:
         with pytest.raises(ConnectionError):
             await sending
         ended.set()
+
+
+async def test_connection_that_came_as_its_port_closes_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    port, closing = TcpPort("127.0.0.1", 0), list[asyncio.Task[None]]()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+
+    async def accepted(_: socket.socket) -> AsyncIterator[socket.socket]:
+        closing.append(asyncio.create_task(port.close()))  # runs before the greeting
+        yield theirs
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(tcp_stream, "accepted", accepted)
+    await port.open()
+    await until(lambda: any(each.done() for each in closing))
+    with ours:
+        await until(lambda: theirs.fileno() == -1)
