@@ -1,4 +1,4 @@
-"""The open connections of the HTTP port, and bounds on answers that their clients do not read.
+"""The open connections of the HTTP port, and bounds on answers to slow clients.
 
     handler --answer--> deliver: its bytes count until the transport has room for more
     every LOOK_S: the buffer of a transport is full, or it is closing --too long--> abort
@@ -68,13 +68,13 @@ class HttpConnection:
 
 
 class HttpConnections:
-    """Knows the connections, and ends those whose clients do not read; see the module."""
+    """Knows the connections, and ends those of slow clients; see the module."""
 
     def __init__(self, on_ended: Callable[[], object] = lambda: None) -> None:
         """`on_ended`: called for each connection that is ended because its client is slow."""
         self._on_ended = on_ended
         self._all: dict[RequestHandler, HttpConnection] = {}
-        """By protocol, the one without a request for longest first."""
+        """By protocol. The connection whose last request ended first stands first."""
         self._delivering: dict[HttpConnection, None] = {}
         """Those with an answer under way, the oldest answer first."""
         self.bytes = 0
@@ -90,8 +90,8 @@ class HttpConnections:
         self._all.pop(protocol, None)
 
     def opened(self) -> Sequence[HttpConnection]:
-        """Return the connections after their handshakes, closing ones too, the one without a
-        request for longest first."""
+        """Return the connections after their handshakes, closing ones too, in the order of the
+        ends of their last requests."""
         for protocol in [each for each, found in self._all.items() if found.is_closed]:
             del self._all[protocol]
         return [each for each in self._all.values() if each.transport is not None]

@@ -49,7 +49,8 @@ def test_timer_of_each_kind_of_payload_and_time() -> None:
     assert (raw.payloads, [*raw.due_ms]) == (b"\x00\xff", [DUE_MS_MAX])
     empty = scheduled({"key": None, "payload": None}).timers[0]
     assert (empty.payloads, [*empty.delay_ms], [*empty.key_sizes]) == (b"", [0], [])
-    assert [*scheduled({"delay_level": 3}).timers[0].delay_level] == [3]
+    for level in (3, 3.0, "3"):
+        assert [*scheduled({"delay_level": level}).timers[0].delay_level] == [3]
     assert scheduled({"on_conflict": "update", "key": "k"}).on_conflict == pb.ON_CONFLICT_UPDATE
 
 
