@@ -14,6 +14,7 @@ closing its connections is given up as soon as this node knows another leader.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -64,6 +65,9 @@ PATHS: Final = {
 LINE_CALLS_MAX: Final = 256
 """Open calls on one connection to the leader. Its limit for a connection (limits.streams_max) would
 let further ones wait, also those of other clients."""
+CONNECT_S: Final = 2.0
+"""Longest time for the connection to the leader, in seconds. A request that does not get one is
+not sent."""
 WATCH_S: Final = 0.5
 """Interval in which open calls are compared with the present leader."""
 
@@ -79,6 +83,26 @@ class _Line:
     calls: int = 0
     outdated: bool = False
     """Made with a certificate that was replaced: it gets no further call."""
+
+    async def connect(self, left_s: float | None) -> None:
+        """Wait until the connection is open. `left_s`: seconds that the caller waits; None: any.
+
+        A request that finds no connection was certainly not applied.
+
+        Raises:
+            NotReadyError: the connection failed, or is not open in time.
+        """
+        state = self.channel.get_state(try_to_connect=True)
+        try:
+            async with asyncio.timeout(min(CONNECT_S, math.inf if left_s is None else left_s)):
+                while state is not grpc.ChannelConnectivity.READY:
+                    if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                        raise NotReadyError(f"no connection to the node {self.target}: retry")
+                    await self.channel.wait_for_state_change(state)
+                    state = self.channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            text = f"the node {self.target} took no connection within {CONNECT_S:g} s: retry"
+            raise NotReadyError(text) from None
 
 
 class Relay:
@@ -139,6 +163,7 @@ class Relay:
             grpc.aio.AbortError: the leader refused the request. The RPC has ended.
         """
         with self._line(target) as line:
+            await line.connect(_left_s(context))
             call: Any = line.channel.unary_unary(PATHS[method])
             sent = call(
                 request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
@@ -170,6 +195,7 @@ class Relay:
         pump: asyncio.Task[None] | None = None
         refused: _Refused | None = None
         with self._line(target) as line:
+            await line.connect(_left_s(context))
             options: Any = {"metadata": self._metadata(), "timeout": _left_s(context)}
             if hasattr(requests, "SerializeToString"):
                 one: Any = line.channel.unary_stream(PATHS[method])

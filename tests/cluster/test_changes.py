@@ -33,7 +33,7 @@ from timerclient import (
     TimerState,
 )
 from timerclient.proto import timer_pb2 as pb
-from timerclient.streams.nodes import DIRECT
+from timerclient.streams.node_channel import DIRECT
 
 pytestmark = pytest.mark.slow
 

@@ -34,7 +34,7 @@ from timer.files.disk import RealDisk
 from timer.model.feature_level import LEVEL_MAX
 from timerclient import CancelResult, InvalidRequest, Timer, TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.streams.nodes import DIRECT
+from timerclient.streams.node_channel import DIRECT
 from timerclient.values.errors import NotFound
 
 pytestmark = pytest.mark.slow

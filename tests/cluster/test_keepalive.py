@@ -21,7 +21,7 @@ from tests.cluster.test_config import BASE
 from timerclient import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.streams import nodes
+from timerclient.streams import node_channel
 
 CLIENT = """
 import asyncio, sys
@@ -136,7 +136,7 @@ class Wire:
 
 
 async def test_node_whose_machine_is_gone_is_dialled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "CHANNEL_OPTIONS", soon(nodes.CHANNEL_OPTIONS))
+    monkeypatch.setattr(node_channel, "CHANNEL_OPTIONS", soon(node_channel.CHANNEL_OPTIONS))
     async with serving() as (services, port):
         wire = Wire(port)
         async with wire as address, AsyncTimerClient(address) as client:
@@ -177,10 +177,10 @@ async def port_of(kind: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[i
 async def test_quiet_client_is_not_sent_away_for_its_pings(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(nodes, "CHANNEL_OPTIONS", soon(nodes.CHANNEL_OPTIONS, OFTEN))
+    monkeypatch.setattr(node_channel, "CHANNEL_OPTIONS", soon(node_channel.CHANNEL_OPTIONS, OFTEN))
     async with port_of(kind, monkeypatch) as port:
         wire = Wire(port)
-        async with wire as address, nodes.tcp(None)(address) as channel:
+        async with wire as address, node_channel.tcp(None)(address) as channel:
             await rpc.AdminServiceStub(channel).GetStatus(pb.GetStatusRequest(local=True))
             before = wire.said
             await until(lambda: wire.said - before > 12 * 17)  # as many pings, or answers to pings

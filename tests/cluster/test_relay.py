@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +14,9 @@ from cluster.rpc import relay as relay_module
 from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
 from tests.cluster.running import RPC_S, Running, error_of, streamed, until
 from timer.model.timer_errors import LeadershipLostError, NotReadyError
+from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values.client_events import Connected
 from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import TRAILER
 
@@ -203,14 +206,46 @@ class FakeContext:
 @pytest.mark.parametrize(
     ("method", "error"), [("GetTimer", NotReadyError), ("Cancel", LeadershipLostError)]
 )
-async def test_a_dead_leader_leaves_changes_in_doubt(method: str, error: type[Exception]) -> None:
-    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel("127.0.0.1:1"))
+async def test_a_leader_that_dies_leaves_changes_in_doubt(
+    method: str, error: type[Exception]
+) -> None:
+    async def broken(request: bytes, context: Any) -> bytes:
+        del request
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return b""
+
+    server, address = await serving(method, broken)
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address))
     context: Any = FakeContext()
     try:
         assert relay.target(method, context) == "n2"
         with pytest.raises(error, match="the node n2 did not answer"):
             await relay.answer("n2", method, pb.CancelRequest(), context)
     finally:
+        await relay.close()
+        await server.stop(None)
+
+
+async def test_a_leader_without_a_connection_gets_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def streamed() -> Any:
+        return relay.stream("n2", "ScheduleStream", pb.ScheduleRequest(), context)
+
+    context: Any = FakeContext()
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel("127.0.0.1:1"))
+    with pytest.raises(NotReadyError, match="no connection to the node n2: retry"):
+        await relay.answer("n2", "Cancel", pb.CancelRequest(), context)
+    with pytest.raises(NotReadyError, match="no connection to the node n2: retry"):
+        await anext(streamed())
+    await relay.close()
+
+    monkeypatch.setattr(relay_module, "CONNECT_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address))
+        with pytest.raises(NotReadyError, match=r"n2 took no connection within 0\.01 s: retry"):
+            await relay.answer("n2", "Cancel", pb.CancelRequest(), context)
         await relay.close()
 
 
@@ -336,3 +371,35 @@ async def test_renewal_ends_no_open_call_and_gives_old_connections_no_further_on
     finally:
         await relay.close()
         await server.stop(None)
+
+
+def test_client_that_reaches_one_node_only_can_do_everything(cluster: Running, topic: str) -> None:
+    follower, other = cluster.followers()
+    address = cluster.node(follower).grpc
+
+    def reach(asked: str) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(asked if asked == address else "not-known.invalid:7401")
+
+    events: list[object] = []
+    with TimerClient(address, dial=reach, on_event=events.append) as client:
+        client.schedule(topic, b"1", delay=0)
+        connected = next(each for each in events if isinstance(each, Connected))
+        assert str(connected).startswith(f"connected: {address} relays to the leader, epoch ")
+        late = client.schedule(topic, b"late", delay=3_600)
+        assert client.cancel(late)
+        assert client.status().leader
+        with client.consumer(topic, "g") as consumer:
+            messages = iter(consumer)
+            first = next(messages)
+            first.ack().result()
+            with cluster.client() as operator:
+                cluster.change_leader(operator, other)
+            client.schedule(topic, b"2", delay=0)
+            second = next(messages)
+            second.ack().result()
+            cluster.kill(other)
+            client.schedule(topic, b"3", delay=0)
+            third = next(messages)
+            third.ack().result()
+        assert [first.payload, second.payload, third.payload] == [b"1", b"2", b"3"]
+    cluster.up()

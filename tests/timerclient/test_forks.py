@@ -46,27 +46,27 @@ for _ in range(10):
     print(forked(use))
 """
 KEPT = """
-from timerclient.streams import nodes
+from timerclient.streams import node_channel
 client, consumer = use()
 kept, slept = client._client._nodes._leader, []
 client.close()
 forked(int)
-nodes.time.sleep = slept.append
+node_channel.time.sleep = slept.append
 print(forked(int), slept)
 """
 SOON = """
-from timerclient.streams import nodes
+from timerclient.streams import node_channel
 client, consumer = use()
 slept = []
 client.close()
-nodes.time.sleep = slept.append
+node_channel.time.sleep = slept.append
 print(forked(int), len(slept))
 """
 LOCKED = """
 import os, sys
 
 def hold():  # as another thread may do after the package's own hook
-    sys.modules["timerclient.streams.nodes"]._channels_lock.acquire()
+    sys.modules["timerclient.streams.node_channel"]._channels_lock.acquire()
 
 os.register_at_fork(before=hold)
 """

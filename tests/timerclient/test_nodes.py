@@ -10,7 +10,8 @@ import pytest
 from timerclient import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.scheduled_timers import RequestOutcome
-from timerclient.streams.nodes import PATIENCE_S_MAX, NodeChannel, Nodes, tcp
+from timerclient.streams.node_channel import NodeChannel, tcp
+from timerclient.streams.nodes import PATIENCE_S_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
 from timerclient.streams.producer import ProducerStream, WaitingCall
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import Closed, ConnectionLost, NotLeader, NotReady, OutcomeUnknown
@@ -215,3 +216,44 @@ async def test_error_names_the_leader_that_can_not_be_reached() -> None:
     named = "outside:1 answers, but does not lead; the leader is at inside:1: domain name not found"
     assert str(nodes.last_error) == named
     await nodes.close()
+
+
+async def test_node_relays_once_a_leader_is_out_of_reach_for_longer_than_a_failover() -> None:
+    def says(leader: str) -> Any:
+        async def answer(*_: object, **__: object) -> pb.GetStatusResponse:
+            return pb.GetStatusResponse(epoch=7, leader_address=leader, nodes=[pb.NodeStatus()])
+
+        return answer
+
+    async def refused(*_: object, **__: object) -> pb.GetStatusResponse:
+        raise ConnectionLost("refused")
+
+    async def silent(*_: object, **__: object) -> pb.GetStatusResponse:
+        await asyncio.Event().wait()  # until it is cancelled
+        raise AssertionError
+
+    late_s = RELAYED_S, RELAYED_SLOW_S
+    for leads, others, after_s in (
+        (refused, True, RELAYED_S),
+        (silent, True, RELAYED_SLOW_S),
+        (silent, False, RELAYED_S),  # its address is never called
+        (says("n3:1"), True, None),  # it led before
+        (None, True, None),
+    ):
+        settings = ClientSettings(probe_s=0.05)
+        nodes = Nodes(["n1:1", "n2:1"], settings, tcp(None), others=others)
+        answers = {"n1:1": refused, "n2:1": says("n3:1" if leads else "")}
+        if leads and others:
+            answers["n3:1"] = leads
+        for address, answer in answers.items():
+            node: Any = nodes.node(address)
+            node.admin = SimpleNamespace(GetStatus=answer)
+        assert await nodes._probe_all() is None
+        found = [nodes._relay(0.999 * each) for each in late_s] + [nodes._relay(late_s[1])]
+        assert [each is not None for each in found] == [
+            after_s is not None and searched_s >= after_s
+            for searched_s in (0.999 * late_s[0], 0.999 * late_s[1], late_s[1])
+        ]
+        if (relay := found[-1]) is not None:
+            assert (relay.address, relay.relays, nodes._leader_epoch) == ("n2:1", True, 7)
+        await nodes.close()

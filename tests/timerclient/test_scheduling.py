@@ -14,7 +14,8 @@ from timerclient import AsyncTimerClient, CancelResult, ClientSettings, NewTimer
 from timerclient.client import aio
 from timerclient.proto import timer_pb2 as pb
 from timerclient.streams import producer
-from timerclient.streams.nodes import Nodes, tcp
+from timerclient.streams.node_channel import tcp
+from timerclient.streams.nodes import Nodes
 from timerclient.values import errors
 from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import from_wire

@@ -33,7 +33,7 @@ from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import background
 from timerclient.rows.background import Budget
-from timerclient.streams import nodes
+from timerclient.streams import node_channel
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
 
@@ -471,7 +471,7 @@ def test_process_forked_off_one_with_an_open_client_is_told_so(
     threaded: Threaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = os.getpid()
-    monkeypatch.setattr(nodes, "_channels", weakref.WeakSet())  # other tests' clients apart
+    monkeypatch.setattr(node_channel, "_channels", weakref.WeakSet())  # other tests' clients apart
     with connect(threaded) as client:
         client.schedule("orders", b"p", delay=60)
         with monkeypatch.context() as child:

@@ -44,15 +44,8 @@ from timerclient.rows.rows import DueTime, Headers, NewTimer, OnConflict, WhenMa
 from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
 from timerclient.streams.credit import Credit
 from timerclient.streams.first_calls import REPEAT_S, FirstCalls
-from timerclient.streams.nodes import (
-    RANK_MAX,
-    Dial,
-    Method,
-    Nodes,
-    check_not_forked,
-    parse_addresses,
-    tcp,
-)
+from timerclient.streams.node_channel import Dial, check_not_forked, tcp
+from timerclient.streams.nodes import RANK_MAX, Method, Nodes, parse_addresses
 from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall, encode_rows
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent

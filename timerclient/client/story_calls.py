@@ -7,7 +7,7 @@ from timerclient.client.timer_calls import Seconds, TimerLike, raw_ids
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.peeked_messages import MessagePage, Peeked, page_of, peeked
-from timerclient.streams.nodes import NodeChannel
+from timerclient.streams.node_channel import NodeChannel
 from timerclient.values.client_settings import PEEK_MAX, READ_MAX
 
 

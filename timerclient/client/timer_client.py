@@ -39,7 +39,7 @@ from timerclient.rows.rows import (
 )
 from timerclient.rows.scheduled_timers import Timer, Timers
 from timerclient.rows.series_fields import Series, SeriesOptions
-from timerclient.streams.nodes import Dial
+from timerclient.streams.node_channel import Dial
 from timerclient.values.client_events import OnEvent
 from timerclient.values.client_settings import PEEK_MAX, READ_MAX, ClientSettings
 from timerclient.values.client_tls import ClientTls

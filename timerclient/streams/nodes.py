@@ -1,11 +1,15 @@
 """The nodes of a cluster: their channels, and the search for the leader.
 
     unknown ──probe──► known ──NOT_LEADER, broken, silent──► unknown
+            ──the leader is out of reach──► relayed ──error, silent──► unknown
 
 A client accepts a leader only by the node's own answer. It probes a node (`GetStatus`, local)
 before it sends a request, so a request is sent only over an open connection. The leader that a
 NOT_LEADER names is probed first. If a node falls silent, the client probes the others, because a
 paused process closes no connection.
+
+A client behind a load balancer or outside of the nodes' network may not reach the leader's
+address. Then a node that it reaches and that names the leader relays its requests.
 
 A round of probes is short, so that dead nodes do not delay it. The time for an answer grows with
 the duration of the search, to 5 s after 20 s. From then on, a node that drops packets delays each
@@ -13,13 +17,9 @@ round by 5 s after the other nodes' answers.
 """
 
 import asyncio
-import gc
 import math
 import os
 import random
-import threading
-import time
-import weakref
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -31,14 +31,12 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import grpc
 
 from timerclient.proto import timer_pb2 as pb
-from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.streams.secure_dial import SecureDial, with_token
+from timerclient.streams.node_channel import Dial, NodeChannel, note_channel
 from timerclient.values import errors
 from timerclient.values.client_events import (
     MISSING_S,
@@ -48,8 +46,6 @@ from timerclient.values.client_events import (
     LeaderMissing,
 )
 from timerclient.values.client_settings import ClientSettings
-from timerclient.values.client_tls import ClientTls
-from timerclient.values.client_token import read_token
 from timerclient.values.errors import (
     Closed,
     ConnectionLost,
@@ -68,100 +64,11 @@ from timerclient.values.wire_errors import from_rpc
 
 T = TypeVar("T")
 
-CHANNEL_OPTIONS: Final = (
-    ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.max_receive_message_length", 64 << 20),
-    # Reconnect soon after a node's restart: the default pause grows to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    # Two clients of one process share neither a connection nor its pauses.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),
-    # A machine that fails closes no connection. Without pings the connection would seem open for
-    # a quarter of an hour, while another machine may have the name and lead.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-
-
-Dial = Callable[[str], grpc.aio.Channel]
-"""Makes a channel to an address (host:port), which connects at its first call."""
-
-
-def tcp(
-    credentials: grpc.ChannelCredentials | ClientTls | None, token: str | Path | None = None
-) -> Dial:
-    """Return a Dial over TCP. `credentials`: None: without TLS. `token`: or the path of its file.
-
-    Raises:
-        InvalidRequest: A file does not fit, or there is a token without TLS.
-    """
-    if isinstance(credentials, ClientTls):
-        return SecureDial(credentials, CHANNEL_OPTIONS, token)
-    if token is not None:
-        text = read_token(token)
-        if credentials is None:
-            limit = "is sent over TLS only: give `credentials`, too, such as ClientTls(ca=...)"
-            raise InvalidRequest.of("token", "(not shown)", limit)
-        credentials = with_token(credentials, text)
-
-    def dial(address: str) -> grpc.aio.Channel:
-        if credentials is None:
-            return grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
-
-    return dial
-
-
-DIRECT: Final = (("timer-direct", "client"),)
-"""Metadata of each call: a node that does not lead answers NOT_LEADER. Without it, the node would
-send the request on to the leader, and the client would stay with a longer way."""
-
-
-class _Direct:
-    """Stands in for a channel while stubs are made, so that each of their calls has DIRECT."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-
-    def __getattr__(self, kind: str) -> Callable[..., Any]:
-        make = getattr(self._channel, kind)  # unary_unary and so on
-
-        def made(*args: Any, **named: Any) -> Any:
-            return partial(make(*args, **named), metadata=DIRECT)
-
-        return made
-
-
-class NodeChannel:
-    """One address: its channel and the stubs on it."""
-
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
-        self.address = address
-        self.channel = channel
-        self.pid = os.getpid()
-        self.is_closed = False
-        direct = cast("grpc.aio.Channel", _Direct(channel))
-        self.timers = rpc.TimerServiceStub(direct)
-        self.consuming = rpc.ConsumeServiceStub(direct)
-        self.schedule_stream: Any = direct.stream_stream(
-            "/timer.v1.TimerService/ScheduleStream",
-            response_deserializer=pb.ScheduleStreamResponse.FromString,
-        )
-        """ScheduleStream; its requests are already encoded."""
-        self.admin = rpc.AdminServiceStub(direct)
-
-    async def close(self) -> None:
-        """Close the channel."""
-        global _closed_s  # noqa: PLW0603 -- see there
-        self.is_closed = True
-        await self.channel.close()
-        _closed_s = time.monotonic()
-
-    def __repr__(self) -> str:
-        return f"Node({self.address})"
+RELAYED_S: Final = 1.0
+"""Seconds of a search until a node relays the requests to a leader that can't be reached. A
+failover takes half of that."""
+RELAYED_SLOW_S: Final = 5.0
+"""The same if the leader's address only did not answer in time. The leader may be busy."""
 
 
 Method = Callable[[NodeChannel, float], Awaitable[T]]
@@ -204,59 +111,6 @@ FORGET_S: Final = 30.0
 for the hinted node, then for all nodes."""
 
 
-_channels_lock = threading.Lock()
-_channels: "weakref.WeakSet[NodeChannel]" = weakref.WeakSet()
-"""Channels over TCP that gRPC's threads serve: open ones, and closed ones that are not freed yet.
-After a fork also those of the parent."""
-_closed_s = -math.inf
-"""When a channel was last closed, on the monotonic clock."""
-THREADS_END_S: Final = 0.2
-"""Seconds in which gRPC ends its threads."""
-
-
-def check_not_forked() -> None:
-    """Check that gRPC can deliver answers in this process.
-
-    Raises:
-        RuntimeError: This process is a fork of one that had a client open.
-    """
-    with _channels_lock:
-        theirs = any(each.pid != os.getpid() for each in _channels)
-    if theirs:
-        text = "this process was forked from one with an open client; gRPC does not work here"
-        raise RuntimeError(f"{text}: close the client before the fork, or use spawn")
-
-
-def _free_closed() -> None:
-    """Free the channels of closed clients before a fork: gRPC then works in the child.
-
-    gRPC ends its threads in the background, a moment after its last channel is freed.
-    """
-    global _closed_s  # noqa: PLW0603 -- of the process, as its threads are
-    closed = _count_closed()
-    if closed:
-        gc.collect()
-        if _count_closed() < closed:  # the application refers to the others
-            _closed_s = time.monotonic()
-    wait_s = _closed_s + THREADS_END_S - time.monotonic()
-    if wait_s > 0:
-        time.sleep(wait_s)
-
-
-def _count_closed() -> int:
-    with _channels_lock:
-        return sum(each.is_closed for each in _channels)
-
-
-def _renew_lock() -> None:
-    global _channels_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _channels_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_free_closed, after_in_child=_renew_lock)
-
-
 class Nodes:
     """All nodes of one cluster; lives on one event loop."""
 
@@ -287,6 +141,9 @@ class Nodes:
         self.last_error: TimerError | None = None
         self._unreached: dict[str, TimerError] = {}
         """Address -> why the last probe of the node there failed."""
+        self._followers: dict[str, tuple[str, int]] = {}
+        """Address of a node that does not lead -> (address, epoch) of the leader that it named in
+        the last round of probes; an empty address: it knows none."""
         self._denied: dict[str, TimerError] = {}
         """Address -> why the node there denied the probe of the last round: it denies all calls."""
         self._addresses = list(addresses)
@@ -294,6 +151,8 @@ class Nodes:
         self._renewed: Callable[[], bool] = getattr(dial, "renewed", lambda: False)
         """Returns whether the channels made so far have an outdated certificate."""
         self._nodes: dict[str, NodeChannel] = {}
+        self._relays: dict[str, NodeChannel] = {}
+        """Address -> the node there, for requests that it relays; with a connection of its own."""
         self._outdated: list[NodeChannel] = []
         """Nodes with streams that were opened before the certificate changed."""
         self._closed = False
@@ -334,32 +193,36 @@ class Nodes:
         Raises:
             Closed: The client is closed.
         """
+        return self._node(address, relays=False)
+
+    def _node(self, address: str, *, relays: bool) -> NodeChannel:
         if self._closed:
             raise Closed("the client is closed")
         if self._renewed():
-            self._outdated += self._nodes.values()
+            self._outdated += [*self._nodes.values(), *self._relays.values()]
             self._nodes.clear()
+            self._relays.clear()
             self._leader = None
-        node = self._nodes.get(address)
+        nodes = self._relays if relays else self._nodes
+        node = nodes.get(address)
         if node is None:
-            node = self._nodes[address] = NodeChannel(address, self._dial(address))
+            node = nodes[address] = NodeChannel(address, self._dial(address), relays=relays)
             if self._over_tcp:
-                with _channels_lock:
-                    _channels.add(node)
+                note_channel(node)
         return node
 
     async def close(self) -> None:
         """Close all channels."""
         self._closed = True
-        nodes = [*self._outdated, *self._nodes.values()]
-        self._nodes, self._outdated, self._leader = {}, [], None
+        nodes = [*self._outdated, *self._nodes.values(), *self._relays.values()]
+        self._nodes, self._relays, self._outdated, self._leader = {}, {}, [], None
         self._stayed, self.last_error = (None, 0.0), None  # its traceback has nodes
         await asyncio.gather(*(node.close() for node in nodes))
 
     # ---- the leader
 
     async def leader(self, *, denied: bool = False) -> NodeChannel:
-        """Return the leader. Search for it without a time limit.
+        """Return the leader, or a node that relays to it. Search without a time limit.
 
         Raises:
             Closed: The client is closed.
@@ -370,6 +233,7 @@ class Nodes:
             async with self._finding:
                 self._look()
                 leader = self._leader or await self._probe_hint() or await self._probe_all()
+                leader = leader or self._relay(self._searched_s)
                 self._leader = leader
             if leader is not None:
                 self._found(leader)
@@ -392,11 +256,11 @@ class Nodes:
             return
         first = self._told is None or self._missing_s > MISSING_S
         self._told, self._missing_s = now, MISSING_S
-        self.events.tell(Connected(*now) if first else LeaderChanged(*now))
+        event = Connected if first else LeaderChanged
+        self.events.tell(event(*now, relayed=leader.relays))
 
     def _missed(self) -> None:
-        since_s = self._looking_since
-        missing_s = 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
+        missing_s = self._searched_s
         if missing_s >= self._missing_s:
             self._missing_s = 2 * missing_s
             self.events.tell(LeaderMissing(missing_s, str(self.last_error)))
@@ -424,6 +288,8 @@ class Nodes:
             if same and now() - self._stayed[1] < self.settings.stall_s / 4:
                 return False
             leader = await self._probe_all()
+            if leader is None and node.relays and node.address not in self._followers:
+                leader = self._relay()
             if leader is None or leader is node:
                 self._stayed = node, now()  # after the round, which may take longer than that
                 return False
@@ -445,6 +311,7 @@ class Nodes:
     async def _probe_all(self) -> NodeChannel | None:
         """Return the leader of the highest epoch, as soon as it answers. None: no node leads."""
         self._denied.clear()
+        self._followers.clear()
         addresses = dict.fromkeys([*self._addresses, *self._nodes])
         probes = {
             asyncio.ensure_future(self._leader_epoch_of(self.node(address))): address
@@ -470,11 +337,43 @@ class Nodes:
         self._leader_epoch = max(self._leader_epoch, best[0])
         return self.node(best[1])
 
+    def _relay(self, searched_s: float = math.inf) -> NodeChannel | None:
+        """Return a node that relays to a leader out of this client's reach. None: there is none.
+
+        `searched_s`: seconds of the search so far.
+        """
+        followers = [*self._followers.items()]
+        self.rng.shuffle(followers)  # clients spread over the nodes
+        for address, (leader, epoch) in followers:
+            if not leader or leader in self._followers:
+                continue
+            mine = self._others or leader in self._addresses
+            after_s = RELAYED_SLOW_S if mine and self._is_slow(leader) else RELAYED_S
+            if searched_s >= after_s:
+                self._leader_epoch = max(self._leader_epoch, epoch)
+                return self._node(address, relays=True)
+        return None
+
+    def _is_slow(self, address: str) -> bool:
+        """Whether a node did not answer in time. Otherwise its connection failed."""
+        trouble = self._unreached.get(address)
+        failed = trouble and trouble.__cause__
+        late = grpc.StatusCode.DEADLINE_EXCEEDED
+        return trouble is None or (
+            isinstance(failed, grpc.aio.AioRpcError) and failed.code() is late
+        )
+
     def _look(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._looking_since is None or now - self._looked_at > FORGET_S:
             self._looking_since = now
         self._looked_at = now
+
+    @property
+    def _searched_s(self) -> float:
+        """Seconds since the search for the leader began; 0: the leader is known."""
+        since_s = self._looking_since
+        return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
     @property
     def _patience_s(self) -> float:
@@ -483,8 +382,7 @@ class Nodes:
         Without it, a leader that is too busy to answer in time would never be found, although it
         serves clients that already know it.
         """
-        since, now = self._looking_since, asyncio.get_running_loop().time()
-        return 0.0 if since is None else min(PATIENCE_S_MAX, (now - since) / 4)
+        return min(PATIENCE_S_MAX, self._searched_s / 4)
 
     async def _leader_epoch_of(self, node: NodeChannel) -> int:
         """Return the epoch that a node leads; -1: it does not lead, or does not answer."""
@@ -507,6 +405,7 @@ class Nodes:
         if (why := self._unreached.get(status.leader_address)) is not None:
             text += f"; the leader is at {status.leader_address}: {why}"
         self.last_error = Unreachable(text)
+        self._followers[node.address] = status.leader_address, status.epoch
         if status.leader_address and status.leader_address not in self._nodes:
             self._hint = status.leader_address  # of a node that joined later
         return -1

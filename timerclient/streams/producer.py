@@ -18,8 +18,8 @@ from typing import Any, Final, Protocol
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import PRIORITY_DEFAULT, Columns, Way
 from timerclient.rows.scheduled_timers import RequestOutcome
+from timerclient.streams.node_channel import NodeChannel
 from timerclient.streams.nodes import (
-    NodeChannel,
     Nodes,
     RetryPauses,
     cancelled,

@@ -37,8 +37,8 @@ from timerclient.streams.consumer_phase import WITHOUT_STREAM, ConsumerPhase, en
 from timerclient.streams.credit import Credit
 from timerclient.streams.inbox import Inbox
 from timerclient.streams.lease_keeper import LeaseKeeper
+from timerclient.streams.node_channel import NodeChannel
 from timerclient.streams.nodes import (
-    NodeChannel,
     Nodes,
     RetryPauses,
     cancelled,

@@ -18,15 +18,21 @@ QUIET_S: Final = 60.0
 """Seconds after a warning in which the same warning is logged at level DEBUG."""
 
 
+def _role(relayed: bool) -> str:  # noqa: FBT001 -- a field of an event
+    return "relays to the leader" if relayed else "leads"
+
+
 @dataclass(frozen=True, slots=True)
 class Connected:
     """The client found the leader, for the first time or after a `LeaderMissing`."""
 
     address: str
     epoch: int
+    relayed: bool = False
+    """The leader is out of reach, and the node at `address` relays the requests to it."""
 
     def __str__(self) -> str:
-        return f"connected: {self.address} leads, epoch {self.epoch}"
+        return f"connected: {self.address} {_role(self.relayed)}, epoch {self.epoch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +41,11 @@ class LeaderChanged:
 
     address: str
     epoch: int
+    relayed: bool = False
+    """The leader is out of reach, and the node at `address` relays the requests to it."""
 
     def __str__(self) -> str:
-        return f"leader changed: {self.address} leads, epoch {self.epoch}"
+        return f"leader changed: {self.address} {_role(self.relayed)}, epoch {self.epoch}"
 
 
 @dataclass(frozen=True, slots=True)
