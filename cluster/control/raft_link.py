@@ -151,6 +151,7 @@ class RaftLink(grpc.GenericRpcHandler):
         self._on_release, self._release = on_release, release
         self._silence_s = silence_s
         self._complaints = Complaints(logger)
+        self._breaks = Complaints(logger, level=logging.INFO)
         self._peers = {peer: _Peer(peer) for peer in peers}
         self._inbound: dict[str, asyncio.Task[Any]] = {}
         self._dialling: list[asyncio.Task[None]] = []
@@ -221,7 +222,7 @@ class RaftLink(grpc.GenericRpcHandler):
             ) as error:
                 if peer.up:
                     more = {"peer_name": peer.name, "error": _brief(error)}
-                    logger.info("the link broke", extra=more)
+                    self._breaks.say(peer.name, "the link broke", **more)
             except Exception:  # `channel_for` resolves a name, which may fail in any way
                 logger.exception("link to %s", peer.name)
             if peer.up:

@@ -12,9 +12,13 @@ class Complaints:
     """Logs at most one warning per peer in EVERY_S seconds, with the number left out since."""
 
     def __init__(
-        self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic
+        self,
+        logger: logging.Logger,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        level: int = logging.WARNING,
     ) -> None:
-        self._logger, self._clock = logger, clock
+        self._logger, self._clock, self._level = logger, clock, level
         self._said: dict[str, tuple[float, int]] = {}
 
     """Peer -> (time of the last logged warning, number left out since)."""
@@ -30,4 +34,6 @@ class Complaints:
             self._said[peer] = said_s, unsaid + 1
             return
         self._said[peer] = now_s, 0
-        self._logger.warning("%s", text, extra=fields | ({"repeated": unsaid} if unsaid else {}))
+        self._logger.log(
+            self._level, "%s", text, extra=fields | ({"repeated": unsaid} if unsaid else {})
+        )

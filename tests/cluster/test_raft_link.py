@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -255,6 +256,25 @@ def test_peer_that_does_not_read_is_cut_off() -> None:
             await server.stop(None)
 
     asyncio.run(scenario())
+
+
+def test_peer_that_is_only_reached_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a partition of one direction: each link is accepted, and breaks for want of a word."""
+
+    async def scenario() -> None:
+        async with linked(only_b=True) as (a, b):
+            a.silence_s = 0.01
+            a.__post_init__()
+            a.link.start()
+            await b.link.stop()  # b answers, and sends nothing of its own
+            b.link._running = True
+            await until(lambda: a.ups.count(False) == 3)
+            await a.link.stop()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    [told] = [each for each in caplog.records if each.message == "the link broke"]
+    assert (told.levelname, told.__dict__["error"]) == ("INFO", "silence")
 
 
 def test_node_of_another_cluster_is_refused() -> None:
