@@ -467,7 +467,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         if not self._is_here(request.node):
             passed: pb.CloseBackupResponse = await self._passed_on("CloseBackup", request, context)
             return passed
-        self._desk().close(request.backup_id)
+        self._desk().close(request.backup_id, complete=request.complete)
         return pb.CloseBackupResponse()
 
     def _desk(self) -> BackupDesk:

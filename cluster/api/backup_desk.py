@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from replication.shell.send_rate import SendRate
 from timer.files.disk import Disk
 from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
-from timer.model.units import LogIndex, MonoMs, ReplicaId
+from timer.model.units import LogIndex, MonoMs, ReplicaId, UnixMs
 from timer.recovery.snapshot import Snapshot, SnapshotPart, remove_files
 from timer.recovery.snapshot_source import PINNED_MS, take
 
@@ -74,6 +74,7 @@ class BackupDesk:
         replica_id: ReplicaId,
         bytes_per_s: int,
         mono_ms: Callable[[], MonoMs],
+        wall_ms: Callable[[], UnixMs],
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Remove the files that an earlier process pinned in `directory`.
@@ -82,8 +83,10 @@ class BackupDesk:
         damaged.
         """
         self.replica_id: Final = replica_id
+        self.completed_ms = UnixMs(0)
+        """When the last complete backup ended, since the start; 0: none did."""
         self._disk, self._state, self._source = disk, state, source
-        self._mono_ms, self._fatal = mono_ms, fatal
+        self._mono_ms, self._wall_ms, self._fatal = mono_ms, wall_ms, fatal
         self._pace = SendRate(bytes_per_s)
         self._open: dict[int, _OpenBackup] = {}
         self._free = pin_directories(directory)
@@ -166,10 +169,12 @@ class BackupDesk:
             raise NotFoundError("part of the backup", path)
         return backup, backup.parts[path]
 
-    def close(self, backup_id: int) -> None:
-        """Unpin a backup; no effect if it is not open."""
+    def close(self, backup_id: int, *, complete: bool = False) -> None:
+        """Unpin a backup; no effect if it is not open. `complete`: the store has all parts."""
         backup = self._open.pop(backup_id, None)
         if backup is not None:
+            if complete:
+                self.completed_ms = self._wall_ms()
             ending = asyncio.create_task(self._end(backup))
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)

@@ -102,14 +102,17 @@ class BackupRun:
             )
         self._node = self._node or chosen_node(status, before)
         committed = max((node.commit_index for node in status.nodes if node.reachable), default=0)
+        complete = False
         try:
             opened = self._patiently(
                 lambda: self._client.open_backup(self._node, self._backup_id, min_index=committed)
             )
-            return self._stored(opened, before, status, begun_ms)
+            catalogue = self._stored(opened, before, status, begun_ms)
+            complete = True
+            return catalogue
         finally:
             with suppress(TimerError):  # the node closes it after a minute
-                self._client.close_backup(self._node, self._backup_id)
+                self._client.close_backup(self._node, self._backup_id, complete=complete)
 
     def _stored(
         self,

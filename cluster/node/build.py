@@ -278,6 +278,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         fatal=node.fatal,
     )
     view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
+    view.backup_completed_ms = lambda: planes.backups.completed_ms
     view.not_after_s = basis.telemetry.certificates.not_after_s
     if (tls := basis.endpoints.tls) is not None:
         view.concerns.append(tls.complaints)
@@ -303,6 +304,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             replica_id=files.directory.identity.replica_id,
             bytes_per_s=config.storage.snapshot_bytes_per_s,
             mono_ms=mono_ms,
+            wall_ms=basis.wall_ms,
             fatal=node.fatal,
         ),
         scrubber=scrubber,

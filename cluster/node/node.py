@@ -144,13 +144,15 @@ class Node:
 
     def on_forgotten(self) -> None:
         """End the process: a node that lost its promises is replaced by another replica."""
-        name = self.config.name
+        name, founders = self.config.name, self._parts.directory.identity.founding_voters
         self.fatal(
             PromiseLostError(
                 f"{self.config.data}: founding voter {name!r} has no promise and no log, but the"
-                " cluster has entries, which takes every founder's promise: its disk was lost, and"
-                " was formatted as a founder's again. Format it with `timerd init --learner`, start"
-                f" it, then `timerctl members replace {name}` (docs/members.md)"
+                " cluster has entries, which takes every founder's promise. Either its disk was"
+                " lost, and was formatted as a founder's again: format it with `timerd init"
+                f" --learner`, start it, then `timerctl members replace {name}` (docs/members.md)."
+                " Or the cluster is new, and its founders were formatted with different --voters"
+                f" (here {','.join(founders)}): format all of them anew, with the same"
             )
         )
 

@@ -175,6 +175,8 @@ class Levels:
     scrub_passes: int = 0
     damaged: bool = False
     """The scrub has found a damaged file."""
+    backup_completed_ms: int = 0
+    """When the last complete backup of this node ended, since its start; 0: none did."""
 
 
 _GAUGES: Final = {
@@ -272,6 +274,11 @@ class _LevelsCollector(Collector):
         yield role
         yield GaugeMetricFamily(
             "timer_serving", "1: this node leads and holds its lease", value=int(levels.serving)
+        )
+        yield GaugeMetricFamily(
+            "timer_backup_completed_seconds",
+            "Unix time of the last complete backup that this node sent since its start; 0: none",
+            value=levels.backup_completed_ms / 1000,
         )
         yield GaugeMetricFamily(
             "timer_read_time_lag_seconds",

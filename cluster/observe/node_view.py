@@ -83,6 +83,8 @@ class NodeState(TopicView):
         """An operator wants this node not to lead."""
         self.not_after_s: Callable[[], Mapping[str, float]] = dict
         """Returns certificate or authority -> Unix time of its end; without TLS there are none."""
+        self.backup_completed_ms: Callable[[], int] = lambda: 0
+        """Returns when the last complete backup of this node ended; 0: none since its start."""
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
@@ -366,6 +368,7 @@ class NodeState(TopicView):
             scrubbed_bytes=self._scrubber.bytes_read,
             scrub_passes=self._scrubber.passes,
             damaged=bool(self._scrubber.damage),
+            backup_completed_ms=self.backup_completed_ms(),
             read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
         )
 

@@ -83,8 +83,8 @@ class OneNode:
             raise NotFound("no such open backup")
         return data
 
-    def close_backup(self, _: str, __: int) -> None:
-        pass
+    def close_backup(self, _: str, __: int, *, complete: bool) -> None:
+        self.complete = complete
 
 
 @pytest.fixture
@@ -169,9 +169,11 @@ def test_later_backup_fetches_new_files_only_and_one_that_was_cut_continues(
     node.left = node.state.joinpath("manifest").stat().st_size  # the first part that is sent
     with pytest.raises(BackupError, match="closed the backup"):
         backed_up(node, store)
+    assert not node.complete
     assert len({each.index for each in read_catalogues(store)}) == 1
     head, node.left = node.left, None
     later = backed_up(node, store)
+    assert node.complete
     assert later.index > first.index
     assert node.fetched == later.sent_bytes < later.size - head
     assert find_backup(store, at_index=first.index).index == first.index
@@ -341,6 +343,7 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
         replica_id=ReplicaId(7),
         bytes_per_s=1 << 30,
         mono_ms=lambda: MonoMs(now[0]),
+        wall_ms=lambda: UnixMs(START_MS),
         fatal=failed.append,
     )
     opened = await desk.open(1, index)
@@ -370,6 +373,11 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
     source.is_low = True
     with pytest.raises(NotReadyError, match="little room"):
         await desk.open(5, index)
+    desk.close(3)
+    assert desk.completed_ms == 0
+    for _ in range(2):
+        desk.close(1, complete=True)
+        assert desk.completed_ms == START_MS
     assert failed == []
 
 

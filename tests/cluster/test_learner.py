@@ -75,6 +75,7 @@ def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Runn
             cluster._spawn(cluster.node(lost))
             until(lambda: cluster.exit_status(lost) == EXIT_CORRUPT)
             assert f"`timerctl members replace {lost}`" in cluster.log(lost)
+            assert "with different --voters (here n1,n2,n3)" in cluster.log(lost)
             cluster._log_path(lost).write_text("")  # its errors are expected
         client.schedule("orders", b"the others go on", delay=3600)
 

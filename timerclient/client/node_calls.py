@@ -163,13 +163,15 @@ class OneNodeCalls(GroupCalls):
         )
         return answer.data
 
-    async def close_backup(self, node: str, backup_id: int) -> None:
-        """Unpin a backup, with the arguments of `open_backup`; no effect if it is not open.
+    async def close_backup(self, node: str, backup_id: int, *, complete: bool = False) -> None:
+        """Unpin a backup; no effect if it is not open. `complete`: the store has all its parts.
 
         Raises:
             NotFound: There is no such node.
         """
-        request = pb.CloseBackupRequest(node=rows.utf8("node", node).decode(), backup_id=backup_id)
+        request = pb.CloseBackupRequest(
+            node=rows.utf8("node", node).decode(), backup_id=backup_id, complete=complete
+        )
         await self.nodes().anywhere(
             lambda at, left_s: at.admin.CloseBackup(request, timeout=left_s),
             within_s=self.within_s(None),

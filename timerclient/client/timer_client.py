@@ -706,13 +706,13 @@ class TimerClient(ThreadClient):
         """
         return self._call(self._client.fetch_backup(node, backup_id, path, offset))
 
-    def close_backup(self, node: str, backup_id: int) -> None:
-        """Unpin a backup, with the arguments of `open_backup`; no effect if it is not open.
+    def close_backup(self, node: str, backup_id: int, *, complete: bool = False) -> None:
+        """Unpin a backup; no effect if it is not open. `complete`: the store has all its parts.
 
         Raises:
             NotFound: There is no such node.
         """
-        self._call(self._client.close_backup(node, backup_id))
+        self._call(self._client.close_backup(node, backup_id, complete=complete))
 
     def pause_topic(self, topic: str) -> pb.DescribePoliciesResponse:
         """Stop the firing of a topic. Timers that come due are held, and stay pending.

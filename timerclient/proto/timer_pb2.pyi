@@ -5019,17 +5019,21 @@ class CloseBackupRequest(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     BACKUP_ID_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     backup_id: _builtins.int
+    complete: _builtins.bool
+    """the store has all parts; the node's metrics show the time"""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         backup_id: _builtins.int = ...,
+        complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup_id", b"backup_id", "complete", b"complete", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
