@@ -181,13 +181,14 @@ def _store(args: argparse.Namespace) -> "BackupStore":
 
 
 def _list(args: argparse.Namespace) -> int:
-    from cluster.backup.catalogue import read_catalogues
+    from cluster.backup.catalogue import readable_catalogues
 
-    found = read_catalogues(_store(args))
+    found, damages = readable_catalogues(_store(args))
     rows = [_row(each) for each in found]
     table = cli_args.table(args, _HEADINGS, rows, _WIDE) if rows else f"no backups in {args.store}"
-    put(args, {"backups": [_document(each) for each in found]}, table)
-    return OK
+    document = {"backups": [_document(each) for each in found], "damaged": damages}
+    put(args, document, "\n".join([table, *damages]))
+    return FAILED if damages else OK
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -196,9 +197,8 @@ def _verify(args: argparse.Namespace) -> int:
     checked, damages = damages_of(_store(args), args.backup)
     lines = [*damages, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
     if damages:
-        lines += [
-            "remove these files if they are damaged for good: the next backup sends them again"
-        ]
+        lines += ["remove these files if they are damaged for good;"]
+        lines[-1] += " the next backup sends those again that the node still has"
     put(args, {"parts": checked, "damaged": damages}, "\n".join(lines))
     return FAILED if damages else OK
 

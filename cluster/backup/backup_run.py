@@ -26,7 +26,7 @@ from cluster.backup.catalogue import (
     StoredPart,
     catalogue_name,
     part_name,
-    read_catalogues,
+    readable_catalogues,
 )
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.recovery import manifest
@@ -92,7 +92,7 @@ class BackupRun:
             TimerError: the cluster does not answer, or rejects the call.
         """
         begun_ms = _now_ms()
-        before = read_catalogues(self._store)
+        before, _ = readable_catalogues(self._store)  # a damaged one must not stop new backups
         status = self._patiently(self._client.status)
         other = next((each for each in before if each.cluster_id != status.cluster_id), None)
         if other is not None:

@@ -99,8 +99,7 @@ class Catalogue:
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise BackupError(f"{name}: not a catalogue of a backup: {error!r}") from None
         if sha256 != _sha256(fields):
-            why = "checksum mismatch; --backup ID reads the catalogue of another backup"
-            raise BackupError(f"{name}: the catalogue is damaged: {why}")
+            raise BackupError(f"{name}: the catalogue is damaged: checksum mismatch")
         if format_ != FORMAT:
             raise BackupError(f"{name}: format = {format_}: this program reads {FORMAT}")
         del fields["format"]
@@ -131,9 +130,27 @@ def read_catalogues(store: BackupStore) -> list[Catalogue]:
         BackupError: a catalogue is damaged.
         StoreUnavailable: the store can't be read.
     """
-    names = sorted(name for name in store.sizes(CATALOGUES) if name.endswith(_SUFFIX))
-    found = [Catalogue.decode(name, b"".join(store.read(name))) for name in names]
-    return sorted(found, key=lambda each: each.begun_ms)
+    found, damages = readable_catalogues(store)
+    if damages:
+        others = "`timerctl backup list` shows the other backups, and --backup ID reads one of them"
+        raise BackupError(f"{damages[0]}; {others}")
+    return found
+
+
+def readable_catalogues(store: BackupStore) -> tuple[list[Catalogue], list[str]]:
+    """Return the complete backups of a store, the oldest first, and a sentence for each other one.
+
+    Raises:
+        StoreUnavailable: the store can't be read.
+    """
+    found: list[Catalogue] = []
+    damages: list[str] = []
+    for name in sorted(name for name in store.sizes(CATALOGUES) if name.endswith(_SUFFIX)):
+        try:
+            found.append(Catalogue.decode(name, b"".join(store.read(name))))
+        except BackupError as error:
+            damages.append(str(error))
+    return sorted(found, key=lambda each: each.begun_ms), damages
 
 
 def find_backup(

@@ -25,21 +25,29 @@ def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list
         BackupError: the store has no such backup, or none at all, or a catalogue is damaged.
         StoreUnavailable: the store does not answer.
     """
-    parts = _parts_of(store, backup)
+    found = _backups(store, backup)
+    parts = _parts_of(found)
     damages: dict[str, str] = {}
     for part in parts.values():
         try:
             check_part(store, part, PartDigest.of(store.read(part.name)))
         except BackupError as error:
-            damages[part.name] = str(error)
-    left = _parts_of(store, backup) if damages else {}  # a prune may have deleted parts meanwhile
+            needed = [each.backup for each in found if part in each.parts]
+            many = f"{len(needed)} backups, {needed[0]} to {needed[-1]}, need it"
+            damages[part.name] = f"{error}; {many if needed[1:] else f'{needed[0]} needs it'}"
+    left = (
+        _parts_of(_backups(store, backup)) if damages else {}
+    )  # a prune may have deleted parts meanwhile
     return len(parts), [text for name, text in damages.items() if name in left]
 
 
-def _parts_of(store: BackupStore, backup: str | None) -> dict[str, StoredPart]:
+def _backups(store: BackupStore, backup: str | None) -> list[Catalogue]:
     every = read_catalogues(store) if backup is None else []
-    found = every or [find_backup(store, backup=backup)]  # an empty store has nothing to verify
-    return {part.name: part for each in found for part in each.parts}
+    return every or [find_backup(store, backup=backup)]  # an empty store has nothing to verify
+
+
+def _parts_of(backups: list[Catalogue]) -> dict[str, StoredPart]:
+    return {part.name: part for each in backups for part in each.parts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from timer.recovery import manifest
 from timer.recovery.engine import Engine
 from timer.recovery.rows_at_rest import pending_rows
 from timer.recovery.snapshot_source import PINNED_MS, take
+from timerclient.cli.timerctl import main as timerctl
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import InvalidRequest, NotFound
@@ -169,11 +170,11 @@ def test_later_backup_fetches_new_files_only_and_one_that_was_cut_continues(
     node.left = node.state.joinpath("manifest").stat().st_size  # the first part that is sent
     with pytest.raises(BackupError, match="closed the backup"):
         backed_up(node, store)
-    assert not node.complete
+    ended = [node.complete]
     assert len({each.index for each in read_catalogues(store)}) == 1
     head, node.left = node.left, None
     later = backed_up(node, store)
-    assert node.complete
+    assert [*ended, node.complete] == [False, True]
     assert later.index > first.index
     assert node.fetched == later.sent_bytes < later.size - head
     assert find_backup(store, at_index=first.index).index == first.index
@@ -243,6 +244,8 @@ def test_harmed_part_is_named_and_leaves_no_directory(
     with pytest.raises(BackupError, match=part.name):
         restored(store, found, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+    [told] = damages_of(store)[1]
+    assert told.endswith(f"; {found.backup} needs it")
     path.unlink(missing_ok=True)  # as docs/backup.md says
     assert backed_up(node, store).sent_bytes == part.size
     assert damages_of(store) == (len(found.parts), []), "the first backup is whole again, too"
@@ -461,7 +464,7 @@ def test_two_writers_of_a_part_do_not_meet_and_its_file_is_not_for_others(tmp_pa
 
 
 def test_a_backup_is_found_by_its_id_though_the_catalogue_of_another_is_damaged(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node, store = OneNode(tmp_path), BackupStore(str(tmp_path / "store"))
     first = backed_up(node, store)
@@ -472,3 +475,9 @@ def test_a_backup_is_found_by_its_id_though_the_catalogue_of_another_is_damaged(
         find_backup(store)
     assert find_backup(store, backup=first.backup) == first
     assert damages_of(store, first.backup)[1] == []
+    assert timerctl(["backup", "list", "--from", store.root, "-o", "json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [each["backup"] for each in told["backups"]] == [first.backup]
+    assert [second.backup in each for each in told["damaged"]] == [True]
+    node.grow(3)
+    assert backed_up(node, store).index > second.index, "one damaged file stops no later backup"
