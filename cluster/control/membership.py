@@ -78,8 +78,8 @@ def planned(
     after = {voter: replica for voter, replica in voters.items() if voter != name}
     if change is not Change.REMOVE:
         if learner is None:
-            why = "no learner answers under this name; format one with --learner"
-            return MembershipRefusal(why, later=False)
+            why = "no learner answers under this name; format one with --learner, and start it"
+            return MembershipRefusal(why, later=name not in reporting)  # it may be starting
         if learner.silent_ms:
             seconds = learner.silent_ms / 1000
             return MembershipRefusal(f"the learner last answered {seconds:.0f} s ago")

@@ -159,6 +159,8 @@ def _begin_anew(
                 start_again()
         except DiskFailedError as failed:  # the next start finds the damage again
             error = failed
+        except FileNotFoundError:
+            pass  # the whole directory is gone: a note has no place, and a new process no files
     if is_full(error) and not ending.asked:
         logger.error("no room, to be waited for", extra={"error": error})
         start_again()

@@ -133,6 +133,15 @@ def test_damage_is_healed_by_a_new_process(run: Run, tmp_path: Path) -> None:
     assert "planted" in (tmp_path / "data" / "damaged").read_text()
 
 
+def test_node_whose_directory_is_gone_ends(run: Run, tmp_path: Path) -> None:
+    async def remove(node: FakeNode) -> None:
+        (tmp_path / "data").rmdir()
+        node.fatal(FileNotFoundError(errno.ENOENT, "planted", str(tmp_path / "data")))
+
+    with pytest.raises(Exited, match="66"):
+        run(remove, nothing)
+
+
 def test_damage_met_while_the_node_stops_is_noted_and_ends_it(run: Run, tmp_path: Path) -> None:
     with pytest.raises(Exited, match="66"):
         run(sigterm, damage)
