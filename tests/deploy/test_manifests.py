@@ -108,6 +108,9 @@ def test_pods_in_maintenance_run_no_node_and_reach_the_store(tmp_path: Path) -> 
     assert (usual["policyTypes"], "egress" in usual) == (["Ingress", "Egress"], True)
     policy = found["NetworkPolicy timerd"]["spec"]
     assert (policy["policyTypes"], "egress" in policy) == (["Ingress"], False)
+    # Its pods are ready, and no node is without others: a rolling update to nodes would not go on.
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    assert 0 < page.find("statefulset/timerd --replicas=0") < page.find("--set maintenance=false")
 
 
 def test_clients_reach_both_ports_of_the_service() -> None:
