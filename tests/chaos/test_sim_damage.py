@@ -137,7 +137,7 @@ def test_wiped_disk_does_not_come_back_as_the_voter_that_it_was() -> None:
 
     node = strike(world, do, leader=True)
     assert isinstance(node.refused, WrongDirectoryError)
-    assert "is empty: run `timerd init` first" in str(node.refused)
+    assert "A new node needs `timerd init` first" in str(node.refused)
     assert others_go_on(world, node)
 
 

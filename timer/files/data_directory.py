@@ -174,7 +174,8 @@ def open_directory(disk: Disk, path: Path, *, cluster_id: str, name: str) -> Dat
     """
     found = _names(disk, path) if disk.exists(path) else []
     if not found:
-        raise WrongDirectoryError(f"{path} is empty: run `timerd init` first")
+        why = "is its disk mounted? A new node needs `timerd init` first"
+        raise WrongDirectoryError(f"{path} is empty: {why}")
     if IDENTITY_NAME not in found:
         raise WrongDirectoryError(
             f"{path} has no {IDENTITY_NAME}: it is not a data directory of timerd"
