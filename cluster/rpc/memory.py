@@ -5,6 +5,7 @@ resident > limits.memory_bytes_max --> new work is OVERLOADED, the heaviest conn
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -54,19 +55,25 @@ def available_bytes() -> int:
 
 
 def _cgroup_limits() -> list[int]:
-    """Return the limits of the process's cgroup and of its parents (cgroup version 2, then 1)."""
+    """Return the limits of the process's cgroups and of their parents, of both versions."""
     try:
-        at = _CGROUP.read_text().splitlines()[-1].rpartition(":")[2].strip("/")
-    except (OSError, IndexError):
+        lines = _CGROUP.read_text().splitlines()
+    except OSError:
         return []
-    folders = [_CGROUPS / at, *(_CGROUPS / at).parents, _CGROUPS / "memory"]
     limits = []
-    for folder in folders:
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            try:
-                limits.append(int((folder / name).read_text()))
-            except (OSError, ValueError):  # "max" means no limit
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        match controllers.split(","):
+            case [""]:  # version 2
+                name, within = "memory.max", _CGROUPS
+            case several if "memory" in several:  # version 1
+                name, within = "memory.limit_in_bytes", _CGROUPS / "memory"
+            case _:
                 continue
+        at = within / path.strip("/")
+        for folder in (at, *at.parents):
+            with contextlib.suppress(OSError, ValueError):  # "max" means no limit
+                limits.append(int((folder / name).read_text()))
     return limits
 
 

@@ -111,12 +111,23 @@ async def test_connection_to_a_busy_node_has_time_to_open(tmp_path: Path) -> Non
     await server.wait_closed()
 
 
-def test_default_is_part_of_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lines", "within", "name"),
+    [
+        ("0::/outer/inner\n", "", "memory.max"),
+        ("4:memory:/outer/inner\n1:cpu:/\n0::/\n", "memory", "memory.limit_in_bytes"),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_default_is_part_of_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, within: str, name: str
+) -> None:
     cgroup = tmp_path / "cgroup"
-    cgroup.write_text("0::/outer/inner\n")
-    (tmp_path / "outer" / "inner").mkdir(parents=True)
-    (tmp_path / "outer" / "inner" / "memory.max").write_text("max\n")
-    (tmp_path / "outer" / "memory.max").write_text(f"{400 * MIB}\n")
+    cgroup.write_text(lines)
+    outer = tmp_path / within / "outer"
+    (outer / "inner").mkdir(parents=True)
+    (outer / "inner" / name).write_text("max\n")
+    (outer / name).write_text(f"{400 * MIB}\n")
     monkeypatch.setattr(memory, "_CGROUP", cgroup)
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     nothing: Any = None
