@@ -281,7 +281,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     view.backup_completed_ms = lambda: planes.backups.completed_ms
     view.not_after_s = basis.telemetry.certificates.not_after_s
     if (tls := basis.endpoints.tls) is not None:
-        view.concerns.append(tls.complaints)
+        view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
     planes = _Planes(
         replica=replica,
         host=host,

@@ -175,6 +175,8 @@ class Levels:
     scrub_passes: int = 0
     damaged: bool = False
     """The scrub has found a damaged file."""
+    concerns: int = 0
+    """States of this node that an operator has to end."""
     backup_completed_ms: int = 0
     """When the last complete backup of this node ended, since its start; 0: none did."""
 
@@ -199,6 +201,7 @@ _GAUGES: Final = {
     "disk_reserve_bytes": "Free space below which new work is rejected: storage.reserve_bytes",
     "disk_low": "1: free space is below the reserve",
     "damaged": "1: the scrub has found a damaged file",
+    "concerns": "States of this node that an operator has to end; its status names them",
     "unplanned_series": "Series whose cron expression or time zone this leader does not know",
     "refusing": "1: this leader rejects new timers because disks have too little free space",
 }

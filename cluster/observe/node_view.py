@@ -368,6 +368,7 @@ class NodeState(TopicView):
             scrubbed_bytes=self._scrubber.bytes_read,
             scrub_passes=self._scrubber.passes,
             damaged=bool(self._scrubber.damage),
+            concerns=sum(1 for concern in self.concerns for _ in concern()),
             backup_completed_ms=self.backup_completed_ms(),
             read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
         )

@@ -79,6 +79,11 @@ class AuditLog:
             audit.addHandler(handler)
             audit.propagate = False
 
+    def complaints(self) -> list[str]:
+        """Return why the last line could not be written to its file; empty: it was."""
+        failures = [each.failure for each in audit.handlers if isinstance(each, _PrivateFile)]
+        return [f"the audit log can't be written: {each}" for each in failures if each]
+
     def changed(self, caller: Caller, request: object, result: str) -> None:
         """Note a call that changes the cluster. `request`: see `shown`; `result`: a status."""
         self._change(caller, request, result)
@@ -145,8 +150,12 @@ class AuditLog:
 class _PrivateFile(logging.handlers.WatchedFileHandler):
     """A log file. A new one can be read by its owner only. The node's log has lines that fail."""
 
+    failure = ""
+    """Why the last line could not be written."""
+
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line, into a new file if the last one was moved away."""
+        self.failure = ""
         try:
             super().emit(record)
         except OSError:  # of the new file; the call of the operator must not fail for it
@@ -154,7 +163,9 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Log the line of a record that could not be written, as on a full disk."""
-        more = {"error": sys.exc_info()[1], "line": record.getMessage()}
+        error = sys.exc_info()[1]
+        self.failure = str(error)
+        more = {"error": error, "line": record.getMessage()}
         logger.error("the audit log can't be written", extra=more)
 
     def _open(self) -> TextIOWrapper:

@@ -104,8 +104,9 @@ def parse_tokens(text: str) -> TokenHashes:
     """
     try:
         tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError):
-        raise ConfigError("tokens", "", "not TOML") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        where = str(error).rpartition("(at ")[2].rstrip(")")  # the rest may repeat a value
+        raise ConfigError("tokens", "", f"not TOML: {where}") from None
     tokens = tables.pop("token", None)
     if tables:
         raise ConfigError("tokens", "", "the file has [[token]] only")

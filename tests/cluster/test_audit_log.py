@@ -49,9 +49,15 @@ def test_line_that_fails_is_in_the_log_of_the_node(
     file.unlink()
     file.mkdir()
     log.changed(caller, {}, "OK")
+    assert log.complaints() == [
+        f"the audit log can't be written: [Errno 21] Is a directory: '{file}'"
+    ]
     [record] = caplog.records
     assert record.getMessage() == "the audit log can't be written"
     assert json.loads(record.line)["method"] == "M"  # type: ignore[attr-defined]
+    file.rmdir()
+    log.changed(caller, {}, "OK")
+    assert log.complaints() == []
 
 
 def test_long_request_is_logged_with_its_targets() -> None:

@@ -35,7 +35,7 @@ LIST = "/timer.v1.AdminService/ListTopics"
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"token = {SECRET}", "not TOML"),
+        (f"token = {SECRET}", "not TOML: line 1, column 9"),
         ("", "without any: token = "),
         (f'token = ["{SECRET}"]', "token 1 = '': a table"),
         (ENTRY + "admin = true", "token 1 = '': a table"),
