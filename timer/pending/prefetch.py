@@ -184,15 +184,20 @@ class Prefetch:
                     if batch < len(run):
                         run.verify(batch)
 
-    def candidates(
-        self, run: Run, topic: U32, keys: Binary
-    ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
-        """Return the result of `row_reader.in_run`; None if the keys were not looked up."""
-        known = self._found.get(run.meta.number)
+    def names(self, topic: U32, keys: Binary) -> list[Name] | None:
+        """Return (topic, key) for each key; None if some were not looked up."""
         names = names_of(topic, keys)
-        if known is None or not self._names.issuperset(names):
+        return names if self._names.issuperset(names) else None
+
+    def candidates(
+        self, run: Run, names: list[Name]
+    ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
+        """Return the result of `row_reader.in_run`; None if the run was not read."""
+        known = self._found.get(run.meta.number)
+        if known is None:
             return None
-        pairs = [(i, row) for i, name in enumerate(names) for row in known.get(name, ())]
+        numbered = enumerate(names if known else ())  # the usual run has none of them
+        pairs = [(i, row) for i, name in numbered for row in known.get(name, ())]
         rows = np.zeros(len(pairs), ROW)
         for at, (_, row) in enumerate(pairs):
             rows[at] = row

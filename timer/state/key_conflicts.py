@@ -79,26 +79,38 @@ def decide(
     verdict = np.full(n, Verdict.SCHEDULED, np.uint8)
     other_due, other_seq = np.zeros(n, np.int64), np.zeros(n, np.uint64)
     undone = np.zeros(n, np.bool_)
-    ended: list[int] = []
     keyed = np.flatnonzero(rows["key_size"])
+    replaced = np.full(len(keyed), -1)  # number of the held timer that a row replaces
+    repeated, there = _repeated(hashes), held["seq"] > 0
+    mode = modes[keyed]
+    replaces = (mode == OnConflict.REPLACE) | (mode == OnConflict.UPDATE)
+
+    # most rows are alone in their entry with their key: what holds it alone decides
+    alone = np.flatnonzero(there & ~repeated)
+    kept = np.where(mode[alone] == OnConflict.KEEP, Verdict.KEPT, Verdict.REJECTED)
+    verdict[keyed[alone]] = np.where(replaces[alone], Verdict.REPLACED, kept)
+    other_due[keyed[alone]], other_seq[keyed[alone]] = held["due_ms"][alone], held["seq"][alone]
+    replaced[alone[replaces[alone]]] = alone[replaces[alone]]
+    updates = mode == OnConflict.UPDATE
+    verdict[keyed[updates & ~there & ~repeated]] = Verdict.NOT_PENDING
+
     holders: dict[tuple[int, bytes], tuple[int, int, int]] = {}
     ends = np.cumsum(keys.sizes, dtype=np.int64)
-    updates = modes[keyed] == OnConflict.UPDATE
-    for number in np.flatnonzero((held["seq"] > 0) | updates | _repeated(hashes)).tolist():
+    for number in np.flatnonzero(repeated).tolist():
         at, end = int(keyed[number]), int(ends[number])
         name = int(rows["topic"][at]), bytes(keys.blob[end - int(keys.sizes[number]) : end])
-        if name not in holders and held["seq"][number]:
+        if name not in holders and there[number]:
             holders[name] = int(held["due_ms"][number]), int(held["seq"][number]), -1 - number
         holder = holders.get(name)
         if holder is not None and holder[1]:
             other_due[at], other_seq[at], place = holder
-            if modes[at] not in (OnConflict.REPLACE, OnConflict.UPDATE):
-                keep = modes[at] == OnConflict.KEEP
+            if not replaces[number]:
+                keep = mode[number] == OnConflict.KEEP
                 verdict[at] = Verdict.KEPT if keep else Verdict.REJECTED
                 continue
             verdict[at] = Verdict.REPLACED
             if place < 0:
-                ended.append(-1 - place)
+                replaced[number] = -1 - place
             else:
                 undone[place] = True
         elif updates[number]:
@@ -107,7 +119,7 @@ def decide(
         due = int(rows["due_ms"][at])
         holders[name] = (due, int(rows["seq"][at]), at) if pends[at] else (0, 0, at)
     verdicts = Verdicts(verdict, other_due, other_seq)
-    return Decision(verdicts, held[np.array(ended, np.intp)], undone)
+    return Decision(verdicts, held[replaced[replaced >= 0]], undone)
 
 
 def _repeated(hashes: U64) -> npt.NDArray[np.bool_]:

@@ -113,14 +113,16 @@ class KeyTiers:
         """Return (number of the hash, place) of every live row with one of them, in any order."""
         if self._fresh:
             self._seal(live)
-        wanted = hashes.view(np.int64)
+        order = np.argsort(hashes.view(np.int64))  # neighbours in a tier are near in memory
+        wanted = hashes.view(np.int64)[order]
         which: list[npt.NDArray[np.intp]] = [np.empty(0, np.intp)]
         places: list[I64] = [np.empty(0, np.int64)]
         for tier, place in self._tiers:
             low = tier.searchsorted(wanted, "left")
-            count = tier.searchsorted(wanted, "right") - low
-            which.append(np.repeat(np.arange(len(wanted)), count))
-            places.append(place[spans(low, count)])
+            hit = np.flatnonzero(tier.take(low, mode="clip") == wanted) if len(tier) else low[:0]
+            count = tier.searchsorted(wanted[hit], "right") - low[hit]
+            which.append(np.repeat(order[hit], count))
+            places.append(place[spans(low[hit], count)])
         found, at = np.concatenate(which), np.concatenate(places)
         lives = live(at)
         return found[lives], at[lives]

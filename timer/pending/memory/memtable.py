@@ -260,12 +260,12 @@ class Memtable:
         which, place = self._keys.find(hashes, self._live)
         rows = self.rows.take(place)
         same = (rows["topic"] == topic[which]) & (rows["key_size"] == keys.sizes[which])
-        ends = np.cumsum(keys.sizes, dtype=np.int64)
-        for at in np.flatnonzero(same).tolist():
-            row, end = rows[at], int(ends[which[at]])
-            start, size = int(row["key_start"]), int(row["key_size"])
-            mine = self.bufs[int(row["buf"])][start : start + size]
-            same[at] = mine == keys.blob[end - size : end]
+        ends = np.cumsum(keys.sizes, dtype=np.int64)[which].tolist()
+        columns = (rows[name].tolist() for name in ("buf", "key_start", "key_size"))
+        for at, (buf, start, size) in enumerate(zip(*columns, strict=True)):
+            if same.item(at):
+                mine = self.bufs[buf][start : start + size]
+                same[at] = mine == keys.blob[ends[at] - size : ends[at]]
         return which[same], place[same]
 
     def _live(self, places: I64) -> npt.NDArray[np.bool_]:

@@ -53,10 +53,13 @@ NO_LIMIT: Final = 1 << 62
 class Candidates(Protocol):
     """The timers with some keys, read before: timer/pending/prefetch.py."""
 
+    def names(self, topic: U32, keys: Binary) -> list[tuple[int, bytes]] | None:
+        """Return (topic, key) for each key; None if some were not looked up."""
+
     def candidates(
-        self, run: Run, topic: U32, keys: Binary
+        self, run: Run, names: list[tuple[int, bytes]]
     ) -> tuple[npt.NDArray[np.intp], RowArray] | None:
-        """Return the result of `row_reader.in_run`; None if the keys were not read."""
+        """Return the result of `row_reader.in_run`; None if the run was not read."""
 
 
 class PrefetchedTimers:
@@ -327,10 +330,11 @@ class Runs:
         """
         which: list[npt.NDArray[np.intp]] = [np.empty(0, np.intp)]
         parts: list[RowArray] = [np.empty(0, ROW)]
+        names = None if prefetch is None or not self.runs else prefetch.names(topic, keys)
         for run in self.runs:
             if not run.meta.keys_size or run.meta.last <= position:
                 continue
-            known = None if prefetch is None else prefetch.candidates(run, topic, keys)
+            known = None if prefetch is None or names is None else prefetch.candidates(run, names)
             number, rows = known or in_run(run, hashes, topic, keys)
             if not len(number):
                 continue
