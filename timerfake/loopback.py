@@ -42,8 +42,8 @@ def failed(
     )
 
 
-def _unavailable() -> grpc.aio.AioRpcError:
-    return failed(grpc.StatusCode.UNAVAILABLE, "the fake cluster is disconnected")
+def _unavailable(before: str = "") -> grpc.aio.AioRpcError:
+    return failed(grpc.StatusCode.UNAVAILABLE, f"{before}the fake cluster is disconnected")
 
 
 class Context:
@@ -150,7 +150,7 @@ class Server:
             Aborted: The server is disconnected.
         """
         if self._down:
-            raise Aborted(_unavailable())
+            raise Aborted(_unavailable("failed to connect to all addresses; last error: "))
         return self._handlers[method]
 
 

@@ -65,6 +65,19 @@ def test_http_port_with_tls_is_told_apart() -> None:
     assert "give the node's gRPC port, not its HTTP port" in str(error)
 
 
+def test_call_that_found_no_connection_had_certainly_no_effect() -> None:
+    refused = (
+        "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7401: "
+        "Failed to connect to remote host: Connection refused"
+    )
+    error = from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, details=refused))
+    assert type(error) is errors.Unreachable
+    assert error.outcome_known
+    assert str(error) == "UNAVAILABLE: Connection refused"
+    for details in ("Socket closed", f"upstream: {refused}"):
+        assert not from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, details=details)).outcome_known
+
+
 @pytest.mark.parametrize(
     ("code", "kind", "known"),
     [

@@ -358,6 +358,8 @@ def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself() -> None:
         client.schedule_batch("t", [b"p"], delay=HOUR)
         consumer = client.consumer("t", "g")
         cluster.disconnect()
+        with pytest.raises(Unreachable):  # it is sent once, and was not sent
+            client.cancel(key="k", topic="t", timeout=0.1)
         with pytest.raises(Unreachable) as refused:
             client.schedule("t", b"q", timeout=0.1)
         assert refused.value.outcome_known

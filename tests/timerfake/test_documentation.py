@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import timerclient
-from timerclient import TimerClient
+from timerclient import OutcomeUnknown, TimerClient
 from timerfake import FakeApp, FakeCluster
 
 ROOT = Path(__file__).parents[2]
@@ -94,15 +94,34 @@ def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch
 
 
 def test_example_of_throughput_sends_what_was_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    [_, _, example] = examples("docs/python.md")
+    example = examples("docs/python.md")[3]
     with FakeCluster() as fake:
         assert sum(map(int, played(example, fake, monkeypatch))) == 5_000
 
 
 def test_example_of_codecs_prints_what_was_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
-    [_, example, _] = examples("docs/python.md")
+    example = examples("docs/python.md")[2]
     with FakeCluster() as fake:
         assert played(example, fake, monkeypatch) == ["4711 shout"]
+
+
+def test_example_of_a_cancel_by_key_passes_over_a_lost_answer() -> None:
+    names: dict[str, Any] = {}
+    exec(examples("docs/python.md")[1], names)
+    with FakeCluster() as fake, fake.client() as client:
+        for order in (4711, 4712):
+            client.schedule("orders", b"", key=f"order-{order}", delay=60)
+        names["on_payment"](client, 4711)
+        assert client.count_timers("orders").pending == 1
+        really_cancel = client.cancel
+
+        def cancel(**named: Any) -> None:
+            really_cancel(**named)
+            raise OutcomeUnknown
+
+        client.cancel = cancel  # type: ignore[assignment]
+        names["on_payment"](client, 4712)
+        assert client.count_timers("orders").pending == 0
 
 
 def test_example_of_keys_updates_a_timer_and_finds_one_by_its_old_id(

@@ -1,7 +1,8 @@
 """Errors of the contract and of failed RPCs as exceptions of the client.
 
 timer.v1.Error      --from_wire--> the class of its reason, else RpcFailed
-grpc.aio.AioRpcError --from_rpc--> by its trailer; without one RpcFailed or ConnectionLost
+grpc.aio.AioRpcError --from_rpc--> by its trailer; without one Unreachable, RpcFailed or
+                                    ConnectionLost
 """
 
 import re
@@ -20,6 +21,7 @@ from timerclient.values.errors import (
     RpcFailed,
     SequenceGap,
     TimerError,
+    Unreachable,
 )
 from timerclient.values.reasons import Reason
 
@@ -71,7 +73,7 @@ _NOT_CONNECTED: Final = re.compile(
     r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
     r"(?:Failed to connect to remote host: )?"
 )
-"""Beginning of gRPC's message about a failed connection, before the cause."""
+"""Beginning of gRPC's message about a failed connection, before the cause. No call was sent."""
 
 
 def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
@@ -86,4 +88,6 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
     text = f"{failed.code().name}: {_NOT_CONNECTED.sub('', details) or details}"
     hint = next((hint for sign, hint in _HINTS.items() if sign in details), "")
     text = f"{hint} ({text})" if hint else text
+    if failed.code() is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.match(details):
+        return Unreachable(text)
     return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)
