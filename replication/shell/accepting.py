@@ -14,6 +14,8 @@ from typing import Final
 PAUSE_S: Final = 0.1
 """Pause after a connection that could not be accepted, as without free files."""
 BACKLOG: Final = 1_024
+AT_ONCE_MAX: Final = 32
+"""Connections that a socket accepts in one turn of the event loop."""
 _WILDCARDS: Final = ("0.0.0.0", "::")  # noqa: S104 - as the settings name them
 _ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
@@ -53,13 +55,22 @@ async def listening_at(host: str, port: int) -> list[socket.socket]:
 
 
 async def accepted(listening: socket.socket) -> AsyncIterator[socket.socket]:
-    """Yield the connections of a socket that does not block, without end."""
+    """Yield the connections of a socket that does not block, without end.
+
+    A turn of a busy event loop takes long, so each accepts all that wait, up to AT_ONCE_MAX.
+    """
     loop = asyncio.get_running_loop()
     while True:
         try:
             connection, _ = await loop.sock_accept(listening)
+            yield connection
+            for _ in range(AT_ONCE_MAX - 1):
+                connection, _ = listening.accept()
+                connection.setblocking(False)  # noqa: FBT003 - its only form
+                yield connection
+        except BlockingIOError:  # no more wait
+            pass
         except OSError:  # EMFILE, or the connection is gone already
             await asyncio.sleep(PAUSE_S)
             continue
-        yield connection
         await asyncio.sleep(0)  # sock_accept does not wait while connections are there

@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import uvloop
 
 from replication.shell import tcp_stream
+from replication.shell.accepting import accepted, listening_at
 from replication.shell.tcp_stream import (
     BUFFER_BYTES,
     GREETINGS_MAX,
@@ -317,3 +319,27 @@ async def test_connection_that_came_as_its_port_closes_is_closed(
     await until(lambda: any(each.done() for each in closing))
     with ours:
         await until(lambda: theirs.fileno() == -1)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_connections_that_wait_are_accepted_together(run: Any) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        [listening] = await listening_at("127.0.0.1", 0)
+        clients = [socket.create_connection(listening.getsockname()) for _ in range(40)]
+        counting, accepting = asyncio.create_task(count()), accepted(listening)
+        found = [await anext(accepting) for _ in clients]
+        counting.cancel()
+        assert not any(each.getblocking() for each in found)
+        for each in (*found, *clients, listening):
+            each.close()
+
+    run(main())
+    assert turns < 20
