@@ -25,17 +25,17 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from cluster.rpc import openapi
 from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.audit_log import AuditLog
 from cluster.rpc.http_api import IDENTITY, certificate_uris, peer_of
-from cluster.rpc.http_connections import HttpConnections
+from cluster.rpc.http_connections import PROBES, HttpConnections
 from cluster.rpc.http_listener import HttpListener
 from cluster.rpc.http_routes import READERS, RPC_PATHS, SCOPES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX
+from cluster.rpc.metrics_pages import MetricsPages
 from cluster.rpc.open_files import HTTP_RESERVED
 from cluster.rpc.problem_details import (
     ProblemError,
@@ -67,8 +67,6 @@ IDLE_S: Final = 30.0
 """A connection is closed if no request's headers came for so long, also after each answer."""
 BEHIND_MS_MAX: Final = 5_000
 """A follower that lacks committed entries for longer is not ready; a busy one does for a moment."""
-PROBES: Final = frozenset({"/healthz", "/readyz"})
-"""Pages that need no certificate."""
 DRAIN_TIMEOUT_S: Final = 1.0
 """A stopping server waits so long for open answers; a scrape can be repeated."""
 
@@ -271,7 +269,7 @@ class HttpServer:
         self._address = parse_address("http", address, port_min=0)
         self._view = view
         self._pages = pages
-        self._registry = registry
+        self._metrics_pages = MetricsPages(view.measure, registry)
         self._runner: web.AppRunner | None = None
         self._listener: HttpListener | None = None
 
@@ -281,7 +279,7 @@ class HttpServer:
         Raises:
             ConfigError: the address is in use, not this machine's, or not allowed.
         """
-        connections = HttpConnections(self._hooks.on_ended)
+        connections = HttpConnections(self._hooks.on_ended, self.connections_max)
         admission = [self._tls.admit] if self._tls is not None else []
         middlewares = [connections.deliver, problems, *admission]
         app = web.Application(middlewares=middlewares, client_max_size=SMALL_BYTES_MAX)
@@ -358,10 +356,8 @@ class HttpServer:
         return web.Response(text=text, content_type="text/html")
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        headers = {"Content-Type": content_type}
-        await self._view.measure()
-        return web.Response(body=encode(self._registry), headers=headers)
+        body, content_type = await self._metrics_pages.page(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _health(self, _: web.Request) -> web.Response:
         # An answer at all shows that the event loop runs.

@@ -1,5 +1,6 @@
 """The open connections of the HTTP port, and bounds on answers to slow clients.
 
+    request --> too many under way? 503 --> handler
     handler --answer--> deliver: its bytes count until the transport has room for more
     every LOOK_S: the buffer of a transport is full, or it is closing --too long--> abort
 
@@ -7,6 +8,9 @@ A transport of asyncio waits without end for a client that does not read, also o
 and so does the task that writes the answer. With TLS a transport takes one write of any length
 before it reports a full buffer. So a long answer is written in pieces, and its bytes count until
 the last one is taken.
+
+A receive holds its connection while it waits. So some connections are kept free of requests, for
+probes and for the answer 503.
 """
 
 import asyncio
@@ -19,6 +23,9 @@ from typing import Any, Final
 
 from cluster.rpc.aiohttp_server import RequestHandler, web
 from cluster.rpc.connections import grpc_address
+from cluster.rpc.open_files import HTTP_RESERVED
+from cluster.rpc.problem_details import problem_of
+from timer.model.timer_errors import OverloadedError
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +41,11 @@ BUFFER_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 32 << 10
 """Of an answer, for one write."""
 LOOK_S: Final = 1.0
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Paths that are answered without a certificate, and with any number of requests under way."""
+FREE: Final = 16
+"""Of so many connections one takes no request, except for a probe."""
+RETRY_AFTER_MS: Final = 1_000
 
 
 @dataclass(eq=False, slots=True)
@@ -51,11 +63,18 @@ class HttpConnection:
     """Monotonic time of the first look that found a full buffer or a closing transport."""
     late_bytes: int = 0
     """Of the answer under way at `full_since_s`, and of those that began since."""
+    is_aborted: bool = False
+    """Its socket closes in the next turn of the event loop."""
 
     @property
     def is_closed(self) -> bool:
         """Whether its socket is closed. Its transport may have been closing before."""
-        return self.accepted.fileno() < 0
+        return self.is_aborted or self.accepted.fileno() < 0
+
+    def abort(self) -> None:
+        """Close it without waiting for its client."""
+        self.is_aborted = True
+        self.transport.abort()
 
     def is_late(self, now_s: float, *, full: bool) -> bool:
         """Note whether the buffer is full; return whether that has lasted too long."""
@@ -70,9 +89,19 @@ class HttpConnection:
 class HttpConnections:
     """Knows the connections, and ends those of slow clients; see the module."""
 
-    def __init__(self, on_ended: Callable[[], object] = lambda: None) -> None:
-        """`on_ended`: called for each connection that is ended because its client is slow."""
+    def __init__(
+        self,
+        on_ended: Callable[[], object] = lambda: None,
+        connections_max: int = HTTP_RESERVED,
+    ) -> None:
+        """`on_ended`: called for each connection that is ended because its client is slow.
+
+        `connections_max`: open connections, at most.
+        """
         self._on_ended = on_ended
+        self._busy_max = connections_max - max(1, connections_max // FREE)
+        self._busy = 0
+        """Connections with a request under way."""
         self._all: dict[RequestHandler, HttpConnection] = {}
         """By protocol. The connection whose last request ended first stands first."""
         self._delivering: dict[HttpConnection, None] = {}
@@ -102,13 +131,23 @@ class HttpConnections:
         protocol = request.protocol
         if (connection := self._all.get(protocol)) is None:
             return await self._answered(request, handler)
+        if self._busy >= self._busy_max and request.path not in PROBES:
+            return await self._answered(request, self._refuse)
         connection.is_busy = True
+        self._busy += 1
         try:
             return await self._answered(request, handler)
         finally:
             connection.is_busy = False
+            self._busy -= 1
             if self._all.pop(protocol, None) is not None:
                 self._all[protocol] = connection
+
+    async def _refuse(self, _: web.Request) -> web.Response:
+        what = f"the port's number of requests under way ({self._busy_max})"
+        answer = problem_of(OverloadedError(what, retry_after_ms=RETRY_AFTER_MS), 503)
+        answer.force_close()
+        return answer
 
     async def _answered(self, request: web.Request, handler: Any) -> web.StreamResponse:
         refused: web.HTTPException | None = None
@@ -166,7 +205,7 @@ class HttpConnections:
         peer = connection.transport.get_extra_info("peername") or ("", 0)
         more = {"peer": grpc_address(peer), "answer_bytes": connection.answer_bytes}
         logger.warning("HTTP connection ended: its client does not read", extra=more)
-        connection.transport.abort()
+        connection.abort()
         self._on_ended()
 
 

@@ -102,7 +102,7 @@ class HttpListener:
     def _make_room(self) -> None:
         """If there are too many, close the oldest handshake or connection: of the more frequent.
 
-        A connection with a request is closed only if there is none without.
+        Some connections have no request (cluster/rpc/http_connections.py): they are closed first.
         """
         there = self._connections.opened()
         if len(self._handshakes) + len(there) < self._connections_max:
@@ -112,7 +112,7 @@ class HttpListener:
             self._forget(oldest)
             oldest.cancel()
         else:
-            min(there, key=lambda each: each.is_busy).transport.abort()  # the first of the least
+            min(there, key=lambda each: each.is_busy).abort()  # the first of the least
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -18,6 +18,8 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_name, short_names
 
 UNAUTHORIZED: Final = 401
+SHOWN_MAX: Final = 64
+"""Characters of a header in an error."""
 UNSUPPORTED: Final = 415
 PROBLEM: Final = "application/problem+json"
 HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -119,9 +121,19 @@ def is_api(request: web.BaseRequest) -> bool:
 
 
 class ProblemProtocol(RequestHandler):
-    """A connection that answers also requests that are no HTTP as problem+json."""
+    """A connection that answers as problem+json also where no handler runs."""
 
     __slots__ = ()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Write an answer; see RequestHandler. A wrong `Expect` is refused before the handlers."""
+        if isinstance(resp, web.HTTPExpectationFailed):
+            given = request.headers["Expect"][:SHOWN_MAX]
+            resp = problem_of(InvalidRequestError("Expect", given, "must be 100-continue"), 417)
+            resp.force_close()  # the client may send its body, or not
+        return await super().finish_response(request, resp, start_time)
 
     def handle_error(
         self,
@@ -131,9 +143,11 @@ class ProblemProtocol(RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Return the answer to a request that aiohttp refuses before its path is known."""
-        plain = super().handle_error(request, status, exc, message)
+        plain = super().handle_error(request, status, exc, message)  # it also logs a bug
         if status != 400:
-            return plain
+            answer = problem_of(pb.Error(message=f"{plain.reason}: see the node's log"), status)
+            answer.force_close()
+            return answer
         why = (message or "").partition("\n")[0].partition(": b")[0][:200]
         error = InvalidRequestError("request", UNSHOWN, f"must be HTTP/1.1: {why}")
         if isinstance(exc, ContentEncodingError):
@@ -150,11 +164,11 @@ def wrong_encoding(value: object) -> InvalidRequestError:
 
 @web.middleware
 async def problems(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Answer refusals of aiohttp itself under /v1 in the same form: 404, 405, 413."""
+    """Answer refusals of aiohttp itself in the same form: 404, 405, 413."""
     try:
         answer: web.StreamResponse = await handler(request)
     except web.HTTPException as refused:
-        if refused.status < 400 or not is_api(request):
+        if refused.status < 400:
             raise
         allowed = refused.headers.get("Allow", "")
         error = pb.Error(

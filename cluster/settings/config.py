@@ -177,8 +177,8 @@ class LimitsConfig(_Part):
     connections_max: int = _int(8_192, 16, 1_000_000)
     """Connections of clients and peers to the gRPC port; fewer if the open-file limit is low."""
     http_connections_max: int = _int(256, 16, 65_536)
-    """Connections to the HTTP port. With one more the one without a request for longest is closed;
-    if all have one, the oldest."""
+    """Connections to the HTTP port. With one more the one without a request for longest is closed.
+    One in 16 takes no request except a probe."""
     streams_max: int = _int(1_024, 8, 1_000_000)
     """RPCs at a time on one connection; further ones wait in the client."""
     memory_bytes_max: int = _int(0, 0, 1 << 50)

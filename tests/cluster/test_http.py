@@ -25,6 +25,7 @@ from cluster.rpc.http import (
     why_not_ready,
 )
 from cluster.rpc.http_connections import HttpConnection
+from cluster.rpc.metrics_pages import APART_S
 from cluster.security.identities import IdentityKind
 from deploy.certificate_store import CertificateStore
 from deploy.local import free_ports
@@ -191,7 +192,7 @@ async def test_state_that_takes_too_long_is_unavailable(
 async def test_bug_in_the_node_is_an_answer_too(page: Page) -> None:
     page.node.failure = RuntimeError("bug")
     answer = await page.get("/v1/status")
-    assert answer.status == 500
+    assert (answer.status, json.loads(answer.text)["status"]) == (500, 500)
     assert "bug" not in answer.text
     assert (await page.get("/healthz")).status == 200
 
@@ -204,6 +205,37 @@ async def test_front_page_says_the_role_and_its_links_work(page: Page) -> None:
     links = [each.split('"')[0] for each in front.text.split('href="')[1:]]
     assert len(links) == 8
     assert [(await page.get(link)).status for link in links] == [200] * 8
+
+
+async def test_scrapes_share_renderings_which_have_pauses(page: Page) -> None:
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
+    for _ in range(2):
+        answers = await asyncio.gather(*(page.get("/metrics") for _ in range(30)))
+        assert {each.status for each in answers} == {200}
+    assert 2 <= page.node.measured <= 1 + (clock() - begun_s) / APART_S
+
+
+@pytest.mark.parametrize(
+    ("request_line", "header", "status", "detail"),
+    [
+        ("GET //v1/status", "", 404, "no such path: '//v1/status'"),
+        ("PATCH /metrics", "", 405, "not PATCH"),
+        ("GET /v1/status", "Expect: gifts\r\n", 417, "Expect = 'gifts': must be 100-continue"),
+    ],
+)
+async def test_refusals_of_any_path_are_problems(
+    page: Page, request_line: str, header: str, status: int, detail: str
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+    writer.write(
+        f"{request_line} HTTP/1.1\r\nHost: n2\r\n{header}Connection: close\r\n\r\n".encode()
+    )
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert b"Content-Type: application/problem+json" in head
+    found = json.loads(body)
+    assert (found["status"], detail in found["detail"]) == (status, True), found
 
 
 async def test_nothing_can_be_changed(page: Page) -> None:
@@ -305,7 +337,7 @@ def test_unfinished_handshakes_are_limited_in_number_and_time(
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_connection_with_a_request_is_closed_only_if_all_have_one(
+def test_requests_above_the_limit_get_503_and_probes_an_answer(
     monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
     released, waiting = asyncio.Event(), asyncio.Semaphore(0)
@@ -338,13 +370,19 @@ def test_connection_with_a_request_is_closed_only_if_all_have_one(
             idle = [await connected("/healthz") for _ in range(2)]
             writers[2].write(_get("/healthz"))  # so the other one is idle for longer
             assert await idle[0].read(1_000)
-            for closed in (idle[1], idle[0]):
-                busy.append(await connected("/v1/status"))
-                assert not await _rest(closed)
-            await connected("/healthz")
-            assert not await _rest(busy[0])
+            busy.append(await connected("/v1/status"))
+            assert not await _rest(idle[1])
+            for _ in range(2):
+                await connected("/healthz")
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writers.append(writer)
+                writer.write(_get("/metrics"))
+                refused = await _rest(reader)
+                assert refused.startswith(b"HTTP/1.1 503 ")
+                assert b"Retry-After: 1\r\n" in refused
+                assert b'"reason": "OVERLOADED"' in refused
             released.set()
-            for reader in busy[1:]:
+            for reader in busy:
                 assert b"200 OK" in await reader.read(1_000)
         finally:
             released.set()
