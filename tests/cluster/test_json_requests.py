@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.rpc import json_bodies
+from cluster.rpc import json_bodies, json_fields
 from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parsed
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.payload_json import payload_json
@@ -136,6 +136,11 @@ def test_refusal_names_the_field_and_the_limit(
 def settled(operation: str, body: dict[str, Any]) -> Any:
     named = {"topic": "orders", "group": "billing"}
     return FORMS[operation].message(named, parsed(json.dumps(body).encode()))
+
+
+def test_refusal_shows_true_as_json_has_it() -> None:
+    with pytest.raises(InvalidRequestError, match=r"priority = true: must be a whole number"):
+        json_fields.whole({"priority": True}, "priority", 0, 9)
 
 
 def test_durations_of_consumers_are_seconds_or_iso() -> None:

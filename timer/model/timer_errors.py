@@ -65,7 +65,8 @@ class InvalidRequestError(EngineError):
 
     def __init__(self, field: str, value: object, limit: str) -> None:
         value = _short(value)
-        named = field if value is UNSHOWN else f"{field} = {value!r}"
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)  # JSON's true
+        named = field if value is UNSHOWN else f"{field} = {shown}"
         super().__init__(f"{named}: {limit}")
         self.field = field
         self.value = value
