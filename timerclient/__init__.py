@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         ScheduleResult,
         TimerState,
     )
-    from timerclient.worker.retry_policy import Backoff, Reject
+    from timerclient.worker.retry_policy import Backoff, Reject, Retry
     from timerclient.worker.timer_app import TimerApp, TimerContext, TimerHandler
     from timerclient.worker.worker import Worker
 
@@ -143,6 +143,7 @@ __all__ = [
     "Reject",
     "RescheduleResult",
     "Rescheduled",
+    "Retry",
     "ScheduleResult",
     "Series",
     "SeriesOptions",
@@ -198,7 +199,7 @@ _NAMES_OF: Final = {
     "values.results": (
         "AckResult CancelResult ExtendResult NackResult RescheduleResult ScheduleResult TimerState"
     ),
-    "worker.retry_policy": "Backoff Reject",
+    "worker.retry_policy": "Backoff Reject Retry",
     "worker.timer_app": "TimerApp TimerContext TimerHandler",
     "worker.worker": "Worker",
 }

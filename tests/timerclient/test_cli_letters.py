@@ -53,6 +53,10 @@ def test_a_peek_shows_the_present_letters_only(
     code, out, err = run(capsys, "peek", DEAD, "--limit", "2", "-o", "json")
     assert (code, err) == (0, "")
     assert [each["payload"] for each in json.loads(out)["messages"]] == ["1", "2"]
+    table = run(capsys, "peek", DEAD, "-o", "wide")[1]
+    heads, first, *_ = (line.split() for line in table.splitlines())
+    letter = dict(zip(heads, first, strict=False))
+    assert (letter["REASON"], letter["ATTEMPTS"], letter["FROM"]) == ("nacked", "1", "orders/g")
     code, _, err = run(capsys, "peek", "orders")
     assert (code, "such as TOPIC.GROUP.dead" in err) == (1, True)
     assert run(capsys, "purge", DEAD, "--yes")[0] == 0

@@ -18,6 +18,7 @@ from timerclient import (
     Backoff,
     InvalidRequest,
     Reject,
+    Retry,
     TimerApp,
     TimerContext,
     Worker,
@@ -160,6 +161,9 @@ def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
     assert timers.errors == [shop.fails] * 4
     lines = [each.getMessage() for each in caplog.records if "timer failed" in each.message]
     assert len(lines) == 4
+    levels = [each.levelname for each in caplog.records if "timer failed" in each.message]
+    assert levels == ["WARNING"] * 3 + ["ERROR"]
+    assert lines[3].startswith("timer failed for good, see orders.billing.dead: handler=")
     assert "\n" not in lines[1]
     assert f"topic=orders group=billing id={timer.id} attempt=2 failures=1" in lines[1]
     assert "error='ValueError: no such order' at=" in lines[1]
@@ -169,6 +173,22 @@ def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
         assert client.redrive("orders.billing.dead") == 1
     timers.advance(0)
     assert len(shop.calls) == 5
+
+
+def test_handler_chooses_the_pause_before_its_next_attempt(timer_app: Run) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.fails = Retry("busy", delay=timedelta(minutes=5))
+    shop.cancel_unpaid.schedule_sync(order_id=1)
+    for pause_s, attempts in ((0, 1), (299, 1), (1, 2), (299, 2)):
+        timers.advance(pause_s)
+        assert len(shop.calls) == attempts
+    shop.fails = None
+    timers.advance(1)
+    assert (len(shop.calls), shop.contexts[-1].failures) == (3, 2)
+    for wrong in (-1, timedelta(days=31)):
+        with pytest.raises(InvalidRequest):
+            Retry(delay=wrong)
 
 
 def test_rejected_message_is_a_dead_letter_at_once_and_can_be_sent_back(timer_app: Run) -> None:

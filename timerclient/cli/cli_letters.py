@@ -9,7 +9,7 @@ deadletters purge T [--yes]
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -22,12 +22,27 @@ from timerclient.values.errors import NotFound
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
     from timerclient.proto import timer_pb2 as pb
+    from timerclient.rows.peeked_messages import PeekedMessage
 
 OK: Final = 0
 FAILED: Final = 1
 GROUP: Final = "dead-letters"
 """Group in a topic of dead letters; its unacked messages are the letters."""
+_WIDE: Final = frozenset(("FAILED", "DUE", "STATE", "TIMER"))
 _HEADINGS: Final = ("TOPIC", "LETTERS", "LEASED", "OLDEST MS", "FROM")
+
+
+def _header(name: str) -> Callable[[PeekedMessage], str]:
+    return lambda letter: letter.headers.get(f"dead-letter-{name}", "")
+
+
+_ORIGIN: Final = {
+    "REASON": _header("reason"),
+    "ATTEMPTS": _header("attempts"),
+    "FROM": lambda letter: f"{_header('topic')(letter)}/{_header('group')(letter)}",
+    "TIMER": _header("timer-id"),
+}
+"""Further columns of a letter: why and from where it came, and the timer whose story says more."""
 
 
 class LetterCommands(Commands):
@@ -92,7 +107,7 @@ class LetterCommands(Commands):
 
     def _peek(self, args: argparse.Namespace) -> int:
         with _letters_needed(args.topic):
-            return PeekCommands(self._connect, self._put).peek(args)
+            return PeekCommands(self._connect, self._put).peek(args, _ORIGIN, _WIDE)
 
     def _redrive(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client, _letters_needed(args.topic):

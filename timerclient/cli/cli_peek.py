@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
@@ -16,7 +18,7 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
 
 OK: Final = 0
 SHOWN: Final = 10
-_HEADINGS: Final = ("OFFSET", "ID", "STATE", "FAILED", "DUE", "FIRED", "KEY", "PAYLOAD")
+_HEADINGS: Final = ("OFFSET", "ID", "STATE", "FAILED", "DUE", "FIRED", "KEY")
 _WIDE: Final = frozenset(("DUE",))
 
 
@@ -49,8 +51,13 @@ class PeekCommands(Commands):
         parser.add_argument("--group", help="default: no group, all messages")
         add_range(parser)
 
-    def peek(self, args: argparse.Namespace) -> int:
-        """Show messages; see the module."""
+    def peek(
+        self,
+        args: argparse.Namespace,
+        more: Mapping[str, Callable[[PeekedMessage], object]] = MappingProxyType({}),
+        wide: frozenset[str] = _WIDE,
+    ) -> int:
+        """Show messages; see the module. `more`: further columns, before that of the payload."""
         if not 1 <= args.limit <= PEEK_MAX:
             raise InvalidRequest.of("--limit", args.limit, f"must be 1 to {PEEK_MAX}")
         if args.offset < 0:
@@ -63,8 +70,12 @@ class PeekCommands(Commands):
             found = client.peek(
                 args.topic, args.group or "", max_messages=args.limit, from_offset=args.offset
             )
-        rows = [_row(message) for message in found.messages]
-        text = cli_args.table(args, _HEADINGS, rows, _WIDE) if rows else "no messages"
+        rows = [
+            (*_row(message), *(text(message) for text in more.values()), _payload(message))
+            for message in found.messages
+        ]
+        headings = (*_HEADINGS, *more, "PAYLOAD")
+        text = cli_args.table(args, headings, rows, wide) if rows else "no messages"
         text += f"\n… and more: --offset {found.next_offset}" if found.next_offset else ""
         document = {
             "messages": [document_of(message) for message in found.messages],
@@ -75,10 +86,13 @@ class PeekCommands(Commands):
 
 
 def _row(message: PeekedMessage) -> tuple[Any, ...]:
-    [payload] = payload_fields(message.payload).values()
     state = message.state.name.lower() if message.state else ""
     return (
         *(message.queue_offset, message.id, state, message.failures),
-        *(output.instant(message.due_ms), output.instant(message.fired_at_ms)),
-        *(message.key, payload if len(payload) <= 40 else payload[:39] + "…"),
+        *(output.instant(message.due_ms), output.instant(message.fired_at_ms), message.key),
     )
+
+
+def _payload(message: PeekedMessage) -> str:
+    [payload] = payload_fields(message.payload).values()
+    return payload if len(payload) <= 40 else payload[:39] + "…"

@@ -37,6 +37,10 @@ class WorkerCommands(Commands):
     ) -> None:
         """Add the arguments."""
         del common
+        parser.description = (
+            f"{parser.description} The app's URL, or $TIMERS_URL, names the cluster: only options "
+            "of this command line replace it. Example: timerctl worker myapp:app --port 9100"
+        )
         parser.add_argument("app", metavar="MODULE:NAME", help="a TimerApp, such as myapp:app")
         parser.add_argument(
             "--concurrency",

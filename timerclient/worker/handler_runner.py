@@ -27,7 +27,7 @@ from timerclient.rows.messages import Message
 from timerclient.values.codecs import reason_of
 from timerclient.values.errors import LeaseLost, PermissionDenied, TimerError
 from timerclient.worker.rejected_letters import letters_topic, write_letter
-from timerclient.worker.retry_policy import Backoff, Reject
+from timerclient.worker.retry_policy import Backoff, Reject, Retry
 from timerclient.worker.timer_app import CONTEXT, TimerContext, TimerHandler
 from timerclient.worker.worker_metrics import HandlerMetrics, Outcome
 
@@ -58,6 +58,8 @@ class HandlerRunner:
         """Pauses that the worker gives itself; None: the group has them."""
         self._letters = ""
         """Topic of the dead letters."""
+        self._attempts = 0
+        """Failures of a message in the group at most. 0: no limit, or not known."""
 
     # ---- fetching
 
@@ -123,6 +125,7 @@ class HandlerRunner:
             LOG.warning(text, self._fields(), reason_of(error))
             return
         self._paces = None if status.settings.backoff_ms_min else UNSET
+        self._attempts = status.settings.max_attempts
         self._letters = letters_topic(
             options.topic, options.group, status.settings.dead_letter_topic
         )
@@ -188,6 +191,8 @@ class HandlerRunner:
     def _return(self, message: Message, error: BaseException, outcome: Outcome) -> Outcome:
         """Nack a message with the backoff, and log the error."""
         pause_s = None if self._paces is None else self._paces.delay_s(message.failures)
+        if isinstance(error, Retry):
+            pause_s = error.delay_s
         self._nack(message, pause_s)
         self._log(outcome, message, error)
         return outcome
@@ -256,9 +261,12 @@ class HandlerRunner:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "-"
         why = reason_of(error) if isinstance(error, Exception) else type(error).__name__
-        LOG.warning(
-            "timer %s: %s error=%r at=%s",
+        is_last = outcome is not Outcome.REJECTED and message.failures + 1 == self._attempts
+        LOG.log(
+            logging.ERROR if is_last else logging.WARNING,
+            "timer %s%s: %s error=%r at=%s",
             outcome,
+            f" for good, see {self._letters}" if is_last else "",
             self._fields(message),
             why,
             place,

@@ -58,3 +58,18 @@ class Backoff:
 
 class Reject(Exception):
     """Raise it in a handler: no further attempt helps; the message becomes a dead letter now."""
+
+
+class Retry(Exception):
+    """Raise it in a handler: it failed, and the timer is tried again after `delay`.
+
+        raise Retry("the provider is busy", delay=60)
+
+    Raises:
+        InvalidRequest: `delay` is negative, or longer than 30 days.
+    """
+
+    def __init__(self, *reason: object, delay: float | timedelta) -> None:
+        super().__init__(*reason)
+        self.delay_s = rows.span_ms("delay", delay, BACKOFF_S_MAX * 1000) / 1000
+        """Pause in place of the backoff, in seconds."""
