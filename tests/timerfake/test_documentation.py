@@ -4,8 +4,10 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,69 @@ def test_consumer_holds_what_it_has_and_its_window_and_gives_its_group_its_lease
         with client.consumer("orders", group="mails", lease=5):
             [group] = client.topics()[0].groups
             assert group.settings.lease_ms == 60_000
+
+
+def test_example_for_users_of_celery_runs_with_time(timer_app: Callable[..., FakeApp]) -> None:
+    names: dict[str, Any] = {}
+    exec(examples("docs/migrating.md")[0], names)
+    timers = timer_app(names["app"], start=datetime(2027, 1, 30, tzinfo=UTC))
+    names["on_order"](1, datetime(2027, 1, 30, 1, tzinfo=UTC))
+    names["on_payment"](1)
+    names["charge"].schedule_sync(order_id=2, provider="busy")
+    timers.advance(59)
+    assert (names["paid"], len(timers.errors)) == ({}, 1)
+    timers.advance(1)
+    assert (names["paid"], len(timers.errors)) == ({}, 2)
+    timers.advance(3600)
+    assert [*names["paid"]] == [1]  # the reminder alone
+    names["on_order"](3, datetime(2027, 2, 3, tzinfo=UTC))
+    timers.advance(timedelta(days=1.5))
+    with timers.cluster.client() as client:
+        assert client.get_series("charges", "order-3").ended == 0
+        timers.advance(timedelta(hours=17))  # 7:00 in Berlin
+        assert client.get_series("charges", "order-3").ended == 1
+
+
+class SortedSet:
+    """A sorted set of Redis, with the two calls of the example. `dies`: the next removal fails."""
+
+    def __init__(self, members: dict[bytes, float]) -> None:
+        self.members = members
+        self.dies = False
+
+    def zrangebyscore(
+        self, _: str, low: float, _high: str, *, start: int, num: int, withscores: bool
+    ) -> list[tuple[bytes, float]]:
+        assert withscores
+        found = [(member, score) for member, score in self.members.items() if score >= low]
+        return sorted(found, key=lambda each: each[1])[start : start + num]
+
+    def zrem(self, _: str, *members: bytes) -> None:
+        if self.dies:
+            raise KeyboardInterrupt
+        for member in members:
+            del self.members[member]
+
+
+def test_example_moves_a_sorted_set_once_though_it_is_killed_and_run_again() -> None:
+    names: dict[str, Any] = {}
+    exec(examples("docs/migrating.md")[1], names)
+    now_s = time.time()
+    members = {b'{"order_id": %d}' % n: now_s + 3600 + n + 0.25 for n in range(2500)}
+    soon = {b'{"order_id": 9999}': now_s + 30}
+    redis = SortedSet(members | soon)
+    with FakeCluster() as fake, fake.client() as client:
+        redis.dies = True
+        with pytest.raises(KeyboardInterrupt):
+            names["move"](redis, client, "delayed")
+        assert (len(redis.members), client.count_timers("orders").pending) == (2501, 1000)
+        redis.dies = False
+        assert names["move"](redis, client, "delayed") == 2500
+        assert names["move"](redis, client, "delayed") == 0
+        assert redis.members == soon
+        assert client.count_timers("orders").pending == 2500
+        timer = client.get_timer(key="order-7", topic="orders")
+        assert (timer.payload, timer.due_ms) == (b'{"order_id": 7}', round(now_s * 1000 + 3607250))
 
 
 def test_example_of_quotas_is_refused_at_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
