@@ -38,6 +38,20 @@ def test_status_of_a_cluster_without_a_leader_exits_3(ctl: Ctl, threaded: Thread
     assert "leader none" in out
 
 
+def test_status_names_the_state_of_a_node_that_takes_no_part(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leads = pb.NodeStatus(name="n1", reachable=True, role="leader", serving=True, epoch=1)
+    waits = pb.NodeStatus(name="n2", role="waiting to be replaced", error="its promise")
+    gone = pb.NodeStatus(name="n3", role="unreachable", error="refused")
+    nodes = [leads, waits, gone]
+    answer = pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=nodes)
+    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(status=answer))
+    lines = ctl("status")[1].splitlines()[-2:]
+    notes = [line.rpartition("-  ")[2] for line in lines]
+    assert notes == ["waiting to be replaced: its promise", "refused"]
+
+
 def test_members_names_the_command_that_gives_a_learner_a_vote(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,14 @@ def test_a_healthy_cluster_is_ok() -> None:
             "nodes",
             "no answer: n3 (refused)",
         ),
+        (
+            lambda n, _: n[2].CopyFrom(
+                pb.NodeStatus(name="n3", role="waiting for room", error="7 bytes")
+            ),
+            1,
+            "nodes",
+            "no answer: n3 (waiting for room: 7 bytes)",
+        ),
         (lambda n, _: n[1].warnings.append("not ready: x"), 1, "node", "not ready: x"),
         (lambda n, _: low(n[1:2]), 1, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[:1]), 2, "disk", "reserve 1024 MiB"),

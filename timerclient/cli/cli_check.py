@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import output
 from timerclient.cli.cli_args import Commands, duration, duration_text
-from timerclient.cli.cli_nodes import HOW_TO_VOTE, trouble_of_leader
+from timerclient.cli.cli_nodes import HOW_TO_VOTE, trouble_of_leader, why_absent
 from timerclient.cli.cli_watch import add_watch
 from timerclient.cli.colours import colours
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError, Unavailable
@@ -127,7 +127,7 @@ def findings_of_votes(
 
 
 def _absent(node: pb.NodeStatus) -> str:
-    return f"{node.name} ({node.error})" if node.error else node.name
+    return f"{node.name} ({why_absent(node)})" if node.error else node.name
 
 
 def _of_disk(node: pb.NodeStatus, *, rejects: bool) -> Finding:

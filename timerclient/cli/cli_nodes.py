@@ -70,6 +70,12 @@ def known_fields(node: dict[str, Any]) -> dict[str, Any]:
     return {name: value if name in _IDENTITY else None for name, value in node.items()}
 
 
+def why_absent(node: pb.NodeStatus) -> str:
+    """Return why a node takes no part: its error, after its role if it waits for something."""
+    waits = node.role and node.role != "unreachable"
+    return (f"{node.role}: " if waits else "") + (node.error or "does not answer")
+
+
 def trouble_of_leader(status: pb.GetStatusResponse) -> str:
     """Return the reason why the cluster does not serve; empty: its leader answers and serves."""
     if not status.leader:
@@ -186,7 +192,7 @@ class NodeCommands(Commands):
                 "; ".join(_notes(n)),
             )
             if n.reachable
-            else (n.name, n.address, *[None] * (len(_STATUS) - 3), n.error or "does not answer")
+            else (n.name, n.address, *[None] * (len(_STATUS) - 3), why_absent(n))
             for n in status.nodes
         ]
         trouble = trouble_of_leader(status)
