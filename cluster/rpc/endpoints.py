@@ -75,6 +75,8 @@ PEER_OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 200),
     # Time for one attempt: a busy node is slow to accept, and calls fail with the attempt.
     ("grpc.min_reconnect_backoff_ms", 1_000),
+    # A node whose name has a new address, as a pod after its restart. gRPC waits for 30 s.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
 
 _NOT_HERE: Final = "cannot listen: in use, or not an address of this machine"

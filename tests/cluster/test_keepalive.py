@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from cluster.files.standby_ports import Standby
-from cluster.rpc.endpoints import SERVER_OPTIONS
+from cluster.rpc.endpoints import PEER_OPTIONS, SERVER_OPTIONS
 from cluster.rpc.handlers import PINGED
 from cluster.settings.config import build_config
 from deploy.local import free_ports
@@ -34,6 +34,14 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.parametrize("options", [PEER_OPTIONS, node_channel.CHANNEL_OPTIONS])
+def test_name_of_a_node_is_looked_up_again_soon(options: tuple[tuple[str, int], ...]) -> None:
+    """A pod has another address after its restart. gRPC would wait for 20 and for 30 s."""
+    times_ms = dict(options)
+    assert times_ms["grpc.min_reconnect_backoff_ms"] <= 5_000
+    assert times_ms["grpc.dns_min_time_between_resolutions_ms"] <= 1_000
 
 
 OFTEN = {"grpc.keepalive_time_ms", "grpc.http2.min_ping_interval_without_data_ms"}

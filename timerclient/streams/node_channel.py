@@ -30,6 +30,10 @@ CHANNEL_OPTIONS: Final = (
     # Reconnect soon after a node's restart: the default pause grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
+    # A node whose name has a new address, as a pod after its restart: an attempt to reach the old
+    # one takes 20 s by default, and the name is looked up again after 30 s.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Two clients of one process share neither a connection nor its pauses.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
