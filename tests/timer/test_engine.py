@@ -9,9 +9,11 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import Ids, Keys
 from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import LeaderConfig, Now
+from timer.model.columns import I64, U64
 from timer.model.timer_errors import NotLeaderError, ShuttingDownError
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
 from timer.pending.prefetch import Prefetch
+from timer.pending.runs.run import Finder, Run
 from timer.recovery import engine as engine_module
 from timer.recovery.engine import CHECKPOINTS_KEPT, FLUSH_ROOM, FOLD_BYTES, Engine
 
@@ -141,6 +143,49 @@ def test_what_is_folded_later_is_not_looked_up_twice(monkeypatch: pytest.MonkeyP
         assert engine.fold(chunk) < entries
     assert sum(asked) == entries * keys
     assert engine.machine.store.pending == entries * keys + 1
+
+
+def test_taken_keys_are_found_without_the_rows_that_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A follower that restarts applies them again, and can't lead before.
+    engine, log = begun()
+    names, asked = [b"%d" % key for key in range(200)], list[int]()
+    rows = [(1, START_MS + 60_000, b"")] * len(names)
+    find = Finder.find
+
+    def count(self: Finder, run: Run, due_ms: I64, seq: U64) -> object:
+        asked.append(len(seq))
+        return find(self, run, due_ms, seq)
+
+    def flush() -> None:
+        flush = engine.begin_flush()
+        assert flush is not None
+        flush.write()
+        engine.end_flush(flush)
+
+    log.schedule(part_of(rows, keys=names))
+    catch_up(engine, log)
+    flush()
+    monkeypatch.setattr(Finder, "find", count)
+    for dead, expected in ((0, 0), (50, 1)):
+        if dead:
+            log.cancel_keys([(1, name) for name in names[:dead]])
+            catch_up(engine, log)
+            flush()
+            asked.clear()
+        log.schedule(part_of(rows, keys=names))
+        engine.committed(LogIndex(len(log.entries)))
+        chunk = log.cached(*engine.next_chunk())
+        prefetch = engine.begin_prefetch(chunk)
+        assert prefetch is not None
+        prefetch.read()
+        assert len(asked) == expected  # the run with tombstones
+        engine.use_prefetch(prefetch)
+        engine.fold(chunk)
+        assert len(asked) == expected
+        assert engine.machine.store.pending == len(names)
+    assert asked == [len(names)]
 
 
 def test_log_bytes_count_towards_a_flush_however_they_were_folded() -> None:

@@ -71,6 +71,8 @@ class PrefetchTargets:
         self._at = at
         self.ids: list[Ids] = []
         self.names: list[Keys] = []
+        self.conflicts: list[Keys] = []
+        """Those of `names` of which only the ids are needed, to decide about new timers."""
         self.moved: list[Targets] = []
         for entry in entries:
             match entry.kind:
@@ -85,6 +87,7 @@ class PrefetchTargets:
                     if len(rows):
                         column = gather(rows, {0: entry.payload}, "key")
                         self.names.append(Keys(rows["topic"].astype(np.uint32), column))
+                        self.conflicts.append(self.names[-1])
                 case _:
                     pass
 
@@ -140,15 +143,19 @@ class Prefetch:
         """
         asked = self._asked
         ids, moved = [*asked.ids], [each for each in asked.moved if isinstance(each, Ids)]
+        rows = [True] * len(ids)
         for keys in asked.names:
             found = self._ask_keys(keys)
             ids.append(found)
+            rows.append(not any(keys is each for each in asked.conflicts))
             if any(keys is each for each in asked.moved):
                 moved.append(found)
         if ids:
-            due_ms = np.concatenate([each.due_ms for each in ids])
             self.timers = PrefetchedTimers(
-                self._runs, due_ms, np.concatenate([each.seq for each in ids])
+                self._runs,
+                np.concatenate([each.due_ms for each in ids]),
+                np.concatenate([each.seq for each in ids]),
+                np.repeat(rows, [len(each.seq) for each in ids]),
             )
             self.timers.read()
         for each in moved:

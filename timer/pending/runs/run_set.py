@@ -65,10 +65,14 @@ class Candidates(Protocol):
 class PrefetchedTimers:
     """Timers that a thread reads from runs before they are needed. Runs never change."""
 
-    def __init__(self, runs: Sequence[Run], due_ms: I64, seq: U64) -> None:
+    def __init__(
+        self, runs: Sequence[Run], due_ms: I64, seq: U64, rows: npt.NDArray[np.bool_]
+    ) -> None:
+        """`rows`: which timers' rows are needed (n, bool); of the others only tombstones are."""
         order = fire_order(due_ms, seq)
         self.due_ms, self.seq = due_ms[order], seq[order]
         self._runs = runs
+        self._rows = rows[order]
         self._found: dict[int, tuple[npt.NDArray[np.bool_], RowArray]] = {}
 
     def read(self) -> None:
@@ -79,10 +83,13 @@ class PrefetchedTimers:
         """
         finder = Finder()
         for run in self._runs:
+            asked = np.flatnonzero(self._rows | bool(run.meta.tombstones))
+            if not len(asked):
+                continue
             with suppress(FileNotFoundError):  # a merge has removed the run
-                found, rows = finder.find(run, self.due_ms, self.seq)
-                every = np.zeros(len(found), ROW)
-                every[found] = rows
+                here, rows = finder.find(run, self.due_ms[asked], self.seq[asked])
+                found, every = np.zeros(len(self.seq), np.bool_), np.zeros(len(self.seq), ROW)
+                found[asked[here]], every[asked[here]] = True, rows
                 self._found[run.meta.number] = found, every
 
     def answer(
@@ -92,6 +99,8 @@ class PrefetchedTimers:
         known = self._found.get(run.meta.number)
         place = find(self.due_ms, self.seq, due_ms, seq)
         if known is None or (place < 0).any():
+            return None
+        if not (run.meta.tombstones or self._rows[place].all()):
             return None
         found, rows = known[0][place], known[1][place]
         return found, rows[found]
