@@ -325,7 +325,7 @@ def _key_of(request: web.Request, size_max: int) -> str:
     key = given[0]
     if len(given) > 1 or not (1 <= len(key) <= size_max and key.isascii()):
         limit = f"must be given once, with 1 to {size_max} characters of ASCII"
-        raise InvalidRequestError(IDEMPOTENCY_KEY, ascii(key), limit)
+        raise InvalidRequestError(IDEMPOTENCY_KEY, key, limit)
     return key
 
 

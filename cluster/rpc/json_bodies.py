@@ -180,7 +180,9 @@ def _no_number(text: str) -> NoReturn:
 
 def _finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
+    if math.isfinite(value):
+        return value
+    raise ValueError(f"{text[:64]} is beyond the range of numbers")
 
 
 _DECODER: Final = json.JSONDecoder(

@@ -82,7 +82,7 @@ def utf8(name: str, value: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError:
         limit = "must have a form in UTF-8, without lone surrogates"
-        raise InvalidRequestError(name, ascii(value[:SHOWN_MAX]), limit) from None
+        raise InvalidRequestError(name, value[:SHOWN_MAX], limit) from None
 
 
 def whole(fields: Fields, name: str, least: int, most: int, default: int = 0) -> int:

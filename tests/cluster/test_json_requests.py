@@ -76,7 +76,7 @@ def test_delay_is_seconds_or_a_duration(text: str, ms: int) -> None:
         ("[]", "body", "JSON object"),
         ('{"payload": NaN}', "body", "NaN is no number of JSON"),
         ('{"json": [-Infinity]}', "body", "-Infinity is no number"),
-        ('{"json": 1e999}', "body", "1e999 is no number"),
+        ('{"json": 1e999}', "body", "1e999 is beyond the range"),
         ('{"json": "\\ud800"}', "json", "UTF-8"),
         ('{"payload": "\\ud800"}', "payload", "lone surrogates"),
         ('{"key": "\\udfff"}', "key", "lone surrogates"),
@@ -136,6 +136,10 @@ def test_refusal_names_the_field_and_the_limit(
 def settled(operation: str, body: dict[str, Any]) -> Any:
     named = {"topic": "orders", "group": "billing"}
     return FORMS[operation].message(named, parsed(json.dumps(body).encode()))
+
+
+def test_refusal_shows_a_text_in_one_pair_of_quotes() -> None:
+    assert str(refusal('{"payload": "\\ud800"}')).startswith(r"payload = '\ud800': must have")
 
 
 def test_refusal_shows_true_as_json_has_it() -> None:

@@ -1,4 +1,4 @@
-"""The example clients in Go, JavaScript and Java against three nodes whose leader is killed.
+"""The example clients in each language against three nodes whose leader is killed.
 
 They need their toolchain on the PATH, and their modules from a cache or a registry. All keep their
 caches outside the tree, and the tests build outside it, too.
@@ -66,9 +66,24 @@ def built_java(place: Path) -> list[str]:
     return ["java", "-cp", found, "Client"]
 
 
+def built_php(place: Path) -> list[str]:
+    run("php", "-r", "exit(extension_loaded('curl') ? 0 : 1);", within=place)
+    return ["php", str(place / "client.php")]
+
+
+def built_ruby(place: Path) -> list[str]:
+    return ["ruby", str(place / "client.rb")]
+
+
 @pytest.mark.parametrize(
     ("language", "tool", "build"),
-    [("go", "go", built_go), ("node", "node", built_node), ("java", "mvn", built_java)],
+    [
+        ("go", "go", built_go),
+        ("node", "node", built_node),
+        ("java", "mvn", built_java),
+        ("php", "php", built_php),
+        ("ruby", "ruby", built_ruby),
+    ],
 )
 def test_example_client_schedules_and_acks_each_timer_once_over_a_failover(
     cluster: Running,
@@ -84,7 +99,9 @@ def test_example_client_schedules_and_acks_each_timer_once_over_a_failover(
     shutil.copytree(ROOT / "examples" / language, place)
     command = build(place)
     leader = cluster.up()
-    nodes = ",".join(cluster.node(name).grpc for name in cluster.nodes)
+    found_at = [cluster.node(name) for name in cluster.nodes]
+    over_http = language in ("php", "ruby")
+    nodes = ",".join(f"http://{each.http}" if over_http else each.grpc for each in found_at)
     output = tmp_path / "output"
     with output.open("w") as file:
         client = subprocess.Popen(
