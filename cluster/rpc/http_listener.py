@@ -71,10 +71,12 @@ class HttpListener:
 
     async def _accept(self, listening: socket.socket) -> None:
         async for connection in accepted(listening):
-            self._make_room()
+            was_full = self._make_room()
             task = asyncio.create_task(self._greet(connection))
             self._handshakes[task] = None
             task.add_done_callback(self._forget)
+            if was_full:
+                await asyncio.sleep(0)  # so that a fresh connection has turns for its answer
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._handshakes.pop(task, None)
@@ -99,20 +101,23 @@ class HttpListener:
             if begun.transport is None:
                 self._connections.forget(protocol)
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> bool:
         """If there are too many, close the oldest handshake or connection: of the more frequent.
+
+        Returns whether there were too many.
 
         Some connections have no request (cluster/rpc/http_connections.py): they are closed first.
         """
         there = self._connections.opened()
         if len(self._handshakes) + len(there) < self._connections_max:
-            return
+            return False
         if len(self._handshakes) > len(there):
             oldest = next(iter(self._handshakes))
             self._forget(oldest)
             oldest.cancel()
         else:
             min(there, key=lambda each: each.is_busy).abort()  # the first of the least
+        return True
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -394,6 +394,34 @@ def test_requests_above_the_limit_get_503_and_probes_an_answer(
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_connections_that_come_together_to_a_full_port_get_503(run: Any) -> None:
+    node = FakeNode()
+    node.hangs = True
+    server = server_of(node)
+
+    async def main() -> None:
+        port = await server.start()
+        clients = []
+        for _ in range(320):
+            clients.append(socket.create_connection(("127.0.0.1", port)))
+            clients[-1].sendall(_get("/v1/status"))
+        try:
+            heads: list[bytes] = []
+            for _ in range(1_000):
+                heads = [*filter(None, map(_head, clients))]
+                if len(heads) >= 80:
+                    break
+                await asyncio.sleep(0.01)
+            assert heads.count(b"HTTP/1.1 503 ") >= 70
+        finally:
+            for each in clients:
+                each.close()
+            await server.stop()
+
+    run(_within(30, main()))
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize("tls", [False, True])
 def test_client_that_reads_no_answers_is_disconnected_and_a_reader_is_not(
     context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, run: Any, tls: bool
@@ -501,6 +529,16 @@ async def _within(seconds: float, work: Coroutine[None, None, None]) -> None:
 
 def _get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: n2\r\n\r\n".encode()
+
+
+def _head(client: socket.socket) -> bytes:
+    """Return the begin of an answer; empty: there is none yet."""
+    try:
+        return client.recv(13, socket.MSG_DONTWAIT | socket.MSG_PEEK) or b"closed"
+    except BlockingIOError:
+        return b""
+    except ConnectionError:
+        return b"closed"
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
