@@ -29,7 +29,6 @@ from bench.rig import BenchError, Rig
 RATE_HZ: Final = 200
 """Samples a second. They cost about one percent of a core, and show costs down to a percent."""
 WRITE_TIMEOUT_S: Final = 30.0
-START_TIMEOUT_S: Final = 15.0
 
 
 class Who(StrEnum):

@@ -57,11 +57,12 @@ def settings_of(directory: Path, node: str) -> list[str]:
     return ["\n[tls]", *(f'{key} = "{folder / file}"' for key, file in files.items())]
 
 
-def tls_of(directory: Path, who: str = f"admin-{WHO}") -> ClientTls | None:
-    """Return the files of the administrator, or of the identity `who`. None: no TLS."""
+def tls_of(directory: Path) -> ClientTls | None:
+    """Return the files of the administrator. None: no TLS."""
     folder = directory / FOLDER
     if not (folder / "ca.pem").exists():
         return None
+    who = f"admin-{WHO}"
     return ClientTls(
         ca=folder / "ca.pem", certificate=folder / f"{who}.pem", key=folder / f"{who}-key.pem"
     )

@@ -74,11 +74,11 @@ class PeerResult:
 class Contest:
     """One peer's turn: every measure, one after the other."""
 
-    def __init__(self, peer: Peer, length: Length, seed: int = 1) -> None:
+    def __init__(self, peer: Peer, length: Length) -> None:
         self.peer = peer
         self.length = length
         self.result = PeerResult()
-        self._timers = NumberedTimers(seed)
+        self._timers = NumberedTimers()
         self._deliveries = Deliveries()
         """Those of the latest measure."""
         self._per_s = float(BATCH)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from timer.entries.entry_frame import Damage
 from timer.files import segment
-from timer.files.disk import Disk, RealDisk
+from timer.files.disk import RealDisk
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import Epoch, LogIndex
 
@@ -69,29 +69,29 @@ class LogGone(Exception):
 class LogTail:
     """One node's log, read from a position that only moves forward."""
 
-    def __init__(self, log: Path, first: LogIndex, disk: Disk) -> None:
+    def __init__(self, log: Path, first: LogIndex) -> None:
         self.next = first
         """The first entry that is not passed yet."""
         self._log = log
-        self._disk = disk
+        self._disk = RealDisk()
         self._at: tuple[Path, int] | None = None
 
-    def window(self, size: int = WINDOW_SIZE) -> FollowedWindow:
-        """Return the whole frames from `next` on, about `size` bytes of them.
+    def window(self) -> FollowedWindow:
+        """Return the whole frames from `next` on, about WINDOW_SIZE bytes of them.
 
         Raises:
             LogGone: the log begins after `next`.
         """
         for _ in range(2):
             try:
-                return self._window(size)
+                return self._window()
             except FileNotFoundError:  # the segment was removed meanwhile
                 self._at = None
         return FollowedWindow([], full=False)
 
-    def _window(self, size: int) -> FollowedWindow:
+    def _window(self) -> FollowedWindow:
         held: list[FollowedFrame] = []
-        expected = self.next
+        expected, size = self.next, WINDOW_SIZE
         path, position = self._at or (self._segment_of(expected), segment.HEADER_SIZE)
         while True:
             for found in segment.walk(self._disk, path, position, min(size, segment.SCAN_SIZE)):
@@ -170,7 +170,6 @@ class Follower:
         first: LogIndex,
         *,
         applied: Callable[[], LogIndex] | None = None,
-        disk: Disk | None = None,
     ) -> None:
         """Begin with entry `first`.
 
@@ -178,10 +177,9 @@ class Follower:
             logs: node -> the folder of its log: of all voters, or of one.
             first: the first entry to return.
             applied: returns the index up to which that one node has applied the log.
-            disk: the disk with the logs.
         """
         assert (len(logs) == 1) or applied is None, "a node's word counts for its own log"
-        self._tails = {node: LogTail(log, first, disk or RealDisk()) for node, log in logs.items()}
+        self._tails = {node: LogTail(log, first) for node, log in logs.items()}
         self._applied = applied
         self._majority = len(logs) // 2 + 1
         self._passed: dict[LogIndex, tuple[Epoch, int]] = {}

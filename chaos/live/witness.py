@@ -36,7 +36,6 @@ from chaos.live import exported_events
 from chaos.live.exported_events import WITNESS_GROUP, EventColumns, EventKind
 from timer.entries.policies import DEFAULT_NAMESPACE
 from timer.model import timer_id
-from timerclient.client.group_calls import Start
 from timerclient.client.sync import Consumer
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows.messages import Batch
@@ -150,7 +149,7 @@ def _when_there(
 
 def witness(
     endpoints: Sequence[str], topics: Sequence[str], into: Path, *,
-    stopped: Callable[[], bool], start: Start = "latest",
+    stopped: Callable[[], bool],
 ) -> None:  # fmt: skip
     """Consume the topics and write their messages, until `stopped`.
 
@@ -164,7 +163,7 @@ def witness(
         client = stack.enter_context(TimerClient(endpoints))
         for topic in topics:
             consume = partial(
-                client.consumer, topic, WITNESS_GROUP, lease=LEASE_S, start=start, name="witness"
+                client.consumer, topic, WITNESS_GROUP, lease=LEASE_S, start="latest", name="witness"
             )
             again = _when_there(client, topic, consume)
             work = _guarded(partial(_consume, topic, consume(), again, came), failures)

@@ -58,8 +58,8 @@ class GroupDesk:
         self._defaults = defaults
         self._name_bytes_max = name_bytes_max
 
-    def check_lease(self, lease_ms: int, zero: str = "the group's default") -> None:
-        """Check a lease's length in milliseconds. 0 means `zero`.
+    def check_lease(self, lease_ms: int) -> None:
+        """Check a lease's length in milliseconds. 0 means the group's default.
 
         Raises:
             InvalidRequestError: the lease is too short or too long.
@@ -67,7 +67,7 @@ class GroupDesk:
         low = self._defaults.visibility_timeout_ms_min
         high = self._defaults.visibility_timeout_ms_max
         if lease_ms and not low <= lease_ms <= high:
-            limit = f"must be {low} to {high}, or 0 for {zero}"
+            limit = f"must be {low} to {high}, or 0 for the group's default"
             raise InvalidRequestError("lease_ms", lease_ms, limit)
 
     async def open(

@@ -96,7 +96,7 @@ def check_level(field: str, level: int, needed: int) -> None:
         raise InvalidRequestError(field, f"set at feature level {level}", limit)
 
 
-def topic_name(name: str, bytes_max: int = 255) -> str:
+def topic_name(name: str) -> str:
     """Return a topic's name in its plain form: without the default namespace.
 
     Raises:
@@ -106,7 +106,7 @@ def topic_name(name: str, bytes_max: int = 255) -> str:
     plain = name.removeprefix(prefix)
     if plain.startswith(prefix):  # its listed name would find another topic
         raise InvalidRequestError("topic", name, f"must not begin with {prefix} twice")
-    return check_name("topic", plain, bytes_max=bytes_max)
+    return check_name("topic", plain)
 
 
 def check_request(request: AnyScheduling, limits: RequestLimits) -> None:

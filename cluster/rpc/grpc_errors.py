@@ -5,7 +5,6 @@
 Any client sees the status code. The project's own client acts on the reason in the metadata.
 """
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple, NoReturn
 
 import grpc
@@ -75,15 +74,6 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
 _CODES: Final = {timer_pb2.REASON_UNSPECIFIED: "OK"} | {
     status.reason: status.code.name for status in STATUSES.values()
 }
-
-
-def error_classes() -> Iterator[type[timer_errors.EngineError]]:
-    """Yield every class of the tree below `EngineError`, nested ones included."""
-    waiting = [*timer_errors.EngineError.__subclasses__()]
-    while waiting:
-        found = waiting.pop()
-        yield found
-        waiting.extend(found.__subclasses__())
 
 
 def code_of(error: timer_errors.EngineError) -> grpc.StatusCode:

@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Final
 
 EVERY_S: Final = 60.0
@@ -11,24 +10,17 @@ EVERY_S: Final = 60.0
 class Complaints:
     """Logs at most one warning per peer in EVERY_S seconds, with the number left out since."""
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        level: int = logging.WARNING,
-    ) -> None:
-        self._logger, self._clock, self._level = logger, clock, level
+    def __init__(self, logger: logging.Logger, *, level: int = logging.WARNING) -> None:
+        self._logger, self._level = logger, level
         self._said: dict[str, tuple[float, int]] = {}
-
-    """Peer -> (time of the last logged warning, number left out since)."""
+        """Peer -> (time of the last logged warning, number left out since)."""
 
     def say(self, peer: str, text: str, /, **fields: object) -> None:
         """Log a line, except within EVERY_S seconds after another warning about this peer.
 
         `repeated` of the line: warnings about the peer that were left out since the one before.
         """
-        now_s = self._clock()
+        now_s = time.monotonic()
         said_s, unsaid = self._said.get(peer, (float("-inf"), 0))
         if now_s - said_s < EVERY_S:
             self._said[peer] = said_s, unsaid + 1

@@ -1,7 +1,7 @@
 """Every error reaches the wire with its code, reason and details."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -14,7 +14,6 @@ from cluster.rpc.grpc_errors import (
     TRAILER,
     abort,
     code_of,
-    error_classes,
     reason_of,
     to_wire,
 )
@@ -59,6 +58,15 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.TokenRejectedError("token/ci expired"),
     timer_errors.ConfigError("tick_ms", 0, "at least 1"),
 ]
+
+
+def error_classes() -> Iterator[type[timer_errors.EngineError]]:
+    """Yield every class of the tree below `EngineError`, nested ones included."""
+    waiting = [*timer_errors.EngineError.__subclasses__()]
+    while waiting:
+        found = waiting.pop()
+        yield found
+        waiting.extend(found.__subclasses__())
 
 
 def test_every_error_class_has_exactly_one_status() -> None:

@@ -79,8 +79,6 @@ class NotFoundError(EngineError):
     def __init__(self, kind: str, name: object) -> None:
         name = _short(name)
         super().__init__(f"no such {kind}: {name!r}")
-        self.kind = kind
-        self.name = name
 
 
 class GroupDeletedError(NotFoundError):
@@ -88,7 +86,6 @@ class GroupDeletedError(NotFoundError):
 
     def __init__(self, topic: str, group: str) -> None:
         EngineError.__init__(self, f"group {group!r} of topic {topic!r} was deleted")
-        self.kind, self.name = "group", group
 
 
 class TopicDeletedError(NotFoundError):
@@ -96,7 +93,6 @@ class TopicDeletedError(NotFoundError):
 
     def __init__(self, topic: object) -> None:
         EngineError.__init__(self, f"topic {topic!r} was deleted")
-        self.kind, self.name = "topic", topic
 
 
 class AlreadyExistsError(EngineError):
@@ -128,8 +124,6 @@ class FencedError(EngineError):
 
     def __init__(self, *, ours: Epoch, seen: Epoch) -> None:
         super().__init__(f"epoch {ours} is fenced by epoch {seen}")
-        self.ours = ours
-        self.seen = seen
 
 
 class OverloadedError(EngineError):
@@ -174,7 +168,6 @@ class QuotaReachedError(EngineError):
     def __init__(self, topic: str, field: str, limit: str, *, there: int, asked: int) -> None:
         """`field`: of the policy. `limit`: its value and source. `there`: the present number."""
         super().__init__(f"{field}: topic {topic!r} has {there}, and {asked} more: {limit}")
-        self.topic = topic
         self.field = field
         self.limit = limit
 

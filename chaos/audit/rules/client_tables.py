@@ -207,7 +207,7 @@ def consumed(lines: DataFrame, groups: DataFrame) -> DataFrame:
     )
 
 
-def or_nulls(name: str, of: str = "bigint") -> Column:
+def or_nulls(name: str, of: str) -> Column:
     """Return a list column; a null list becomes a list of `n` nulls, by the row's column `n`."""
     return F.coalesce(name, F.array_repeat(F.lit(None).cast(of), F.col("n"))).alias(name)
 

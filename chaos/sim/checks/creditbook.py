@@ -15,8 +15,6 @@ class CreditBook:
 
     left: dict[object, int] = field(default_factory=dict[object, int])
     """Stream -> messages that its node may send."""
-    ended_early: int = 0
-    """Credit that consumers ended, in messages."""
 
     def granted(self, stream: object, messages: int) -> None:
         """A node got credit for a stream; the first opens it."""
@@ -24,7 +22,6 @@ class CreditBook:
 
     def ended(self, stream: object) -> None:
         """A node got the end of a stream's credit."""
-        self.ended_early += self.left.get(stream, 0)
         self.left[stream] = 0
 
     def delivered(self, stream: object, messages: int) -> None:

@@ -243,7 +243,7 @@ class Runs:
             if each is not None:
                 each.cancel(seq)
 
-    def begin_held(self, after: Position, only: Only | None = None) -> LiveRows:
+    def begin_held(self, after: Position, only: Only | None) -> LiveRows:
         """Return the held rows from a position on: of the sweep's topics, or of all (None)."""
         gone = self.gone if only is None else only.others
         runs = [run for run in self.runs if run.meta.last.due_ms >= ASIDE and run.meta.last > after]
