@@ -18,6 +18,7 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 
+from timer.entries import policies
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import prefix_of
 
@@ -167,6 +168,16 @@ def rpcs(file: FileDescriptorProto) -> dict[str, tuple[object, ...]]:
 
 def test_clients_of_the_kept_contract_understand_the_present_one() -> None:
     assert broken(kept(), present()) == [], "a change breaks clients; additions are possible"
+
+
+def test_fields_of_policies_are_those_of_the_node() -> None:
+    assert tuple(field.name for field in of(present(), "Policy").field) == policies.FIELDS
+
+
+def test_new_fields_of_policies_wait_for_a_feature_level() -> None:
+    known = {field.name for field in of(kept(), "Policy").field}
+    why = "a node of the last release can't apply a POLICY entry with such a field"
+    assert {*policies.FIELDS} - known <= {*policies.FIELDS_OF_LEVEL_2}, why
 
 
 def of(file: FileDescriptorProto, name: str) -> Any:

@@ -15,8 +15,10 @@ from timer.entries.policies import (
     DEFAULTS,
     DELAY_LEVELS_MS,
     FIELDS,
+    KINDS,
     LEVELS_MAX,
     QUOTAS,
+    RANGES,
     Policies,
     Scope,
     ScopePolicy,
@@ -78,6 +80,11 @@ def test_namespace_is_what_is_before_the_first_slash(topic: str, namespace: str)
 
 
 # ---- valid records
+
+
+def test_each_field_has_a_value_in_these_tests_and_each_number_has_a_range() -> None:
+    assert ALL.pack().keys() == {*FIELDS}, "ALL lacks a value"
+    assert {name for name, kind in KINDS.items() if kind is int} == RANGES.keys()
 
 
 @pytest.mark.parametrize("scope", [CLUSTER, NS, TOPIC])

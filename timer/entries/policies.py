@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 import msgpack
 
@@ -151,7 +151,7 @@ class ScopePolicy:
             raise ValueError(f"policy = {said!r}: must be a map with fields of {sorted(FIELDS)}")
         for name, value in said.items():
             numbers = value if name == "delay_levels_ms" else [value]
-            kind = KINDS.get(name, int)
+            kind = int if name == "delay_levels_ms" else KINDS[name]
             if not isinstance(numbers, list) or any(type(each) is not kind for each in numbers):
                 of = "a list of " if name == "delay_levels_ms" else ""
                 raise ValueError(f"{name} = {value!r}: must be {of}{kind.__name__}")
@@ -171,8 +171,8 @@ RATE_MAX: Final = 1_000_000_000
 JITTER_MS_MAX: Final = 86_400_000
 FIELDS_OF_LEVEL_2: Final = ("jitter_ms", *RATES)
 """Fields that programs without feature level 2 do not know (timer/model/feature_level.py)."""
-KINDS: Final = {"delayed_delivery": bool, "paused": bool, "catch_up": str}
-"""Type of each field; all others are int."""
+KINDS: Final[dict[str, type]] = {each.name: get_args(each.type)[0] for each in fields(ScopePolicy)}
+"""Type of each field's value."""
 RANGES: Final = {
     "tick_ms": (1, TICK_MS_MAX),
     "delay_ms_min": (0, DUE_MS_MAX),

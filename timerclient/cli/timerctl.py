@@ -208,7 +208,7 @@ class MainParser(Parser):
         super()._check_value(action, value)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> MainParser:
     """Return the parser of all commands, other packages' included."""
     parser = own_parser()
     parser.load_plugins()

@@ -32,7 +32,8 @@ class PolicyFields(TypedDict, total=False):
 
 
 NOTHING: Final = cast("PolicyFields", MappingProxyType({}))
-FIELDS: Final = tuple(PolicyFields.__annotations__)
+_KINDS: Final = PolicyFields.__annotations__
+FIELDS: Final = tuple(_KINDS)
 LEVELS: Final = "delay_levels_ms"
-FLAGS: Final = ("delayed_delivery", "paused")
-TEXTS: Final = ("catch_up",)
+FLAGS: Final = tuple(name for name, kind in _KINDS.items() if kind is bool)
+TEXTS: Final = tuple(name for name, kind in _KINDS.items() if kind == CatchUp)
