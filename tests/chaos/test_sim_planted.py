@@ -1,32 +1,17 @@
 """Each planted bug is found, by one of the checkers that it names."""
 
+import importlib
 import os
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.world.referee import CHECKERS, Broken
 from chaos.sim.world.world import World
-from tests.chaos.planted.control_mutations import CONTROL_MUTATIONS
-from tests.chaos.planted.core_mutations import CORE_MUTATIONS
-from tests.chaos.planted.delivery_mutations import DELIVERY_MUTATIONS
-from tests.chaos.planted.drop_mutations import DROP_MUTATIONS
-from tests.chaos.planted.expiry_mutations import EXPIRY_MUTATIONS
-from tests.chaos.planted.group_mutations import GROUP_MUTATIONS
-from tests.chaos.planted.hidden_mutations import HIDDEN_MUTATIONS
-from tests.chaos.planted.late_mutations import LATE_MUTATIONS
-from tests.chaos.planted.pause_mutations import PAUSE_MUTATIONS
-from tests.chaos.planted.plane_mutations import PLANE_MUTATIONS
+from tests.chaos import planted
 from tests.chaos.planted.planted import ANY_WORLD, Mutation, calm, hunt
-from tests.chaos.planted.policy_mutations import POLICY_MUTATIONS
-from tests.chaos.planted.protocol_mutations import MUTATIONS
-from tests.chaos.planted.quota_mutations import QUOTA_MUTATIONS
-from tests.chaos.planted.redrive_mutations import REDRIVE_MUTATIONS
-from tests.chaos.planted.request_mutations import REQUEST_MUTATIONS
-from tests.chaos.planted.series_mutations import SERIES_MUTATIONS
-from tests.chaos.planted.snapshot_mutations import SNAPSHOT_MUTATIONS
-from tests.chaos.planted.timer_mutations import TIMER_MUTATIONS
-from tests.chaos.planted.work_mutations import WORK_MUTATIONS
 
 FIRST_SEED = 1000
 SOON = {
@@ -135,27 +120,12 @@ QUICK = {
 }
 """Bugs that `make test` hunts: the quickest with which every checker has one to find.
 `make test-long` hunts the others."""
-ALL = [
-    *MUTATIONS,
-    *CORE_MUTATIONS,
-    *TIMER_MUTATIONS,
-    *SNAPSHOT_MUTATIONS,
-    *WORK_MUTATIONS,
-    *POLICY_MUTATIONS,
-    *PAUSE_MUTATIONS,
-    *GROUP_MUTATIONS,
-    *DELIVERY_MUTATIONS,
-    *REQUEST_MUTATIONS,
-    *QUOTA_MUTATIONS,
-    *EXPIRY_MUTATIONS,
-    *DROP_MUTATIONS,
-    *REDRIVE_MUTATIONS,
-    *LATE_MUTATIONS,
-    *HIDDEN_MUTATIONS,
-    *CONTROL_MUTATIONS,
-    *PLANE_MUTATIONS,
-    *SERIES_MUTATIONS,
+ALL: Final[list[Mutation]] = [
+    mutation
+    for path in sorted(Path(planted.__file__).parent.glob("*_mutations.py"))
+    for mutation in importlib.import_module(f"{planted.__name__}.{path.stem}").MUTATIONS
 ]
+"""The bugs of all files beside planted.py: of a new file, too."""
 
 
 def test_at_least_twenty_bugs_are_planted_each_under_a_name() -> None:

@@ -55,7 +55,7 @@ _WORLDS: Final[dict[str, Any]] = {
     "member_changes": 0.0,
 }
 
-CONTROL_MUTATIONS: Final = (
+MUTATIONS: Final = (
     Mutation(
         "adopts_without_lease",
         "the controller adopts a leader that holds no lease",

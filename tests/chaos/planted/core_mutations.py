@@ -189,7 +189,7 @@ LATE_ANSWERS: Final[dict[str, Any]] = {
 }
 """Voters that lose the end of their logs while their answers are in flight."""
 
-CORE_MUTATIONS: Final = (
+MUTATIONS: Final = (
     Mutation(
         "base_not_compared",
         "a voter takes a candidate's entry at the base of the voter's log for its own entry",

@@ -41,7 +41,7 @@ def _oldest(self: PriorityShelf, most: int) -> U64:
 
 _mutation: Final = Planting(TimerWorld, traits=True, mischief=())
 
-DELIVERY_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "ordering_key_is_ignored",
         "key-shared groups order by the key alone",

@@ -74,7 +74,7 @@ def _patches(*patches: tuple[object, str, object]) -> Plant:
 
 _mutation: Final = Planting(TimerWorld, deletions=True, mischief=())
 
-DROP_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "dropped_is_still_pending",
         "the store still counts the timers of a deleted topic as pending",

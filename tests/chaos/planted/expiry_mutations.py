@@ -81,7 +81,7 @@ def _busy_with_ends_alone(self: Expiry, topic: Topic) -> bool:
 
 _mutation: Final = Planting(TimerWorld, expiry=True, mischief=())
 
-EXPIRY_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "ttl_from_the_schedule",
         "a message's time to live counts from the schedule request",

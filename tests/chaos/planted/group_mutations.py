@@ -87,7 +87,7 @@ def _same_life(self: Leases, epoch: Any, lease_id: Any) -> bool:
 
 _mutation: Final = Planting(TimerWorld, types=True, mischief=())
 
-GROUP_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "nack_holds_nothing_back",
         "an ordered group delivers messages behind one that is delayed or still leased",

@@ -71,7 +71,7 @@ _RESTARTS: Final[dict[str, Any]] = {
     "manifest_every": 20,
 }
 
-HIDDEN_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "manifest_without_verdicts",
         "a restart loses the verdicts of the rows in a kept answer",

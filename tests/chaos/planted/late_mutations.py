@@ -36,7 +36,7 @@ def _due_without_the_newest(self: Runs) -> int | None:
 
 _mutation: Final = Planting(TimerWorld, mischief=(), fault_gap_ms=10_000)
 
-LATE_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "bucket_waits_for_its_end",
         "timers of a bucket fire at the end of the bucket, or with a CHECKPOINT",

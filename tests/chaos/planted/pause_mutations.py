@@ -78,7 +78,7 @@ def _release_late_ones_too(self: Pauses, topic: Topic, release: TopicRelease, *a
 
 _mutation: Final = Planting(TimerWorld, policies=True, mischief=())
 
-PAUSE_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "held_is_as_good_as_fired",
         "a cancel of a held timer has no effect, and the answer is that it has fired",

@@ -108,7 +108,7 @@ _FLUSHES: Final[dict[str, Any]] = {"manifest_every": 20, "proposals_per_s": 16}
 _RESTARTS: Final[dict[str, Any]] = {"faults": ("kill", "power"), "fault_gap_ms": 1_500}
 _FAILOVERS: Final[dict[str, Any]] = {"faults": ("handover", "isolate"), "fault_gap_ms": 1_500}
 
-PLANE_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "manifest_before_sync",
         "a manifest goes beyond the log on the same disk",

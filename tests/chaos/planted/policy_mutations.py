@@ -60,7 +60,7 @@ def _capture_without_policies(machine: Machine, ahead: FlushSources) -> Any:
 
 _mutation: Final = Planting(TimerWorld, policies=True, mischief=())
 
-POLICY_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "policy_overtakes",
         "a policy is appended before timers with due times from before the policy",

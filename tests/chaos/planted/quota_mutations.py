@@ -27,7 +27,7 @@ def _cancelled_and_heavy(self: Ledger, rows: Any, *, were_pending: bool = True) 
 
 _mutation: Final = Planting(TimerWorld, quotas=True, mischief=())
 
-QUOTA_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "quota_counts_what_is_applied",
         "a quota counts only the applied state, not the accepted requests",

@@ -59,7 +59,7 @@ class _Elsewhere:
 
 _mutation: Final = Planting(TimerWorld, redrives=True, mischief=(), proposals_per_s=16)
 
-REDRIVE_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "letter_stays",
         "a redriven letter also stays in its dead-letter topic, and is redriven again",

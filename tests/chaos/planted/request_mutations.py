@@ -96,7 +96,7 @@ def _call_topic_by_topic(
 
 _mutation: Final = Planting(TimerWorld, requests=True, mischief=())
 
-REQUEST_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "requests_die_with_the_leader",
         "a new leader takes a repeated request for a new one",

@@ -65,7 +65,7 @@ class _Forgetful(Counter[int]):
 
 _mutation: Final = Planting(TimerWorld, series=True, mischief=())
 
-SERIES_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "series_of_the_last_leader",
         "a new leader plans no occurrence of series that waited before: they are missed",

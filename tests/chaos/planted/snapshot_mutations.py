@@ -56,7 +56,7 @@ def _plant_core(core: type[Core]) -> Iterator[None]:
         yield
 
 
-SNAPSHOT_MUTATIONS: Final = (
+MUTATIONS: Final = (
     Mutation(
         "log_overlaps_snapshot",
         "the log after an install begins with an entry that the snapshot holds already",

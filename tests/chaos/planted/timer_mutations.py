@@ -369,7 +369,7 @@ _RESTARTS: Final = {
 
 _mutation: Final = Planting(TimerWorld)
 
-TIMER_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "keys_of_runs_are_missed",
         "keys are searched only in memory",

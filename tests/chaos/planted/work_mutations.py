@@ -23,7 +23,7 @@ def _whatever_it_passes(self: Store, fire: Any) -> bool:
 
 _mutation: Final = Planting(TimerWorld, crowds=True, mischief=())
 
-WORK_MUTATIONS: Final = (
+MUTATIONS: Final = (
     _mutation(
         "fire_of_any_topics",
         "a FIRE moves timers of any number of topics",
