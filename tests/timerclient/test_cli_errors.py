@@ -1,5 +1,6 @@
 """timerctl: errors in the words of the command line."""
 
+import argparse
 import json
 
 import pytest
@@ -125,3 +126,9 @@ def test_confirmation_without_a_terminal_is_a_wrong_command_line(ctl: Ctl) -> No
     assert (code, err) == (2, f"timerctl: {text}\n")
     with pytest.raises(cli_args.UsageError):
         cli_args.agreed("x", "y")
+
+
+def test_row_of_a_table_has_a_cell_for_each_heading_in_columns_that_are_not_shown_too() -> None:
+    args = argparse.Namespace(output="table", color="never")
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        cli_args.table(args, ("A", "WIDE", "B"), [("a", "wide", "more", "b")], ("WIDE",))

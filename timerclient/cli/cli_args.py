@@ -211,11 +211,12 @@ def table(
     """
     if args.output == "wide":
         return output.table(headings, rows, colours=colours(args, headings, rows))
-    kept = [i for i, heading in enumerate(headings) if heading not in wide_only]
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
-    shown = [[row[i] for i in kept] for row in rows]
-    heads = [headings[i] for i in kept]
+    is_kept = [heading not in wide_only for heading in headings]
+    heads, *shown = (
+        [cell for cell, keep in zip(row, is_kept, strict=True) if keep] for row in (headings, *rows)
+    )
     return output.table(heads, shown, width, colours(args, heads, shown))
 
 
