@@ -217,6 +217,7 @@ fmt: setup  ## format, and fix what can be fixed
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/python -m tests.code_map
+	document=$$($(BIN)/python -m cluster.rpc.openapi); echo "$$document" >docs/openapi.json
 	@# The alerts again, as an object of Kubernetes; its head ends with the first line `spec:`.
 	head=$$(sed '/^spec:/q' $(RULE)); { echo "$$head"; sed 's/^\(.\)/  \1/' $(RULES); } >$(RULE)
 

@@ -17,10 +17,13 @@ from chaos.sim.__main__ import make_parser
 from cluster.api import wire_rows
 from cluster.observe.busiest_topics import COUNTERS, GAUGES, TopicFigures
 from cluster.observe.metrics import Levels, Telemetry
+from cluster.rpc import openapi
+from cluster.rpc.http_routes import ROUTES
 from cluster.settings.config import TYPES, NodeConfig, build_config, flatten
 from tests.parsing import parsed
 from timer.entries import policies
 from timer.model.timer_errors import InvalidRequestError
+from timerclient.cli.timerctl import make_parser as make_ctl_parser
 
 ROOT = Path(__file__).parent.parent
 
@@ -57,7 +60,7 @@ def number(cell: str) -> int:
 def test_page_of_settings_has_each_with_its_default_and_range() -> None:
     told = rows(page("docs/settings.md").partition("## Names")[0].partition("## The node")[2])
     settings = dict(declared())
-    assert told.keys() == settings.keys() == TYPES.keys()
+    assert told.keys() == settings.keys() == TYPES.keys(), "settings on docs/settings.md"
     for key, (unit, default, limits, meaning) in told.items():
         each = settings[key]
         if each.default_factory is dict:
@@ -84,7 +87,7 @@ def test_page_of_settings_has_the_rules_of_names() -> None:
 def test_page_of_settings_has_each_field_of_a_policy() -> None:
     table = page("docs/settings.md").partition("## Policies")[2]
     listed = [cells.split(" | ")[0] for cells in re.findall(r"^\| (`.*)$", table, re.MULTILINE)]
-    assert tuple(re.findall(r"`(\w+)`", " ".join(listed))) == policies.FIELDS
+    assert tuple(re.findall(r"`(\w+)`", " ".join(listed))) == policies.FIELDS, "on the page"
 
 
 def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
@@ -102,17 +105,20 @@ def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
     telemetry.rpcs.stream_began("Consume")
     telemetry.rpcs.stream_ended("Consume", "OK", relayed="yes")
     telemetry.error("Cancel", "NOT_FOUND")
+    telemetry.observe_step("step", 0.1)
     telemetry.certificates.not_after_s = lambda: {"ca": 1.0}
     telemetry.tokens.not_after_s = lambda: {"ci": 1.0}
-    shown = {}
+    shown, unseen = {}, []
     for family in telemetry.registry.collect():
+        unseen += [] if family.samples else [family.name]
         name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = dict.fromkeys(label for sample in family.samples for label in sample.labels)
         labels.pop("le", None)
         shown[name + f"{{{','.join(labels)}}}" * bool(labels)] = family.type
+    assert unseen == [], "give them a sample above: only a sample has the labels"
     alerts, _, reference = page("docs/metrics.md").partition("## State")
     told = {name: kind for name, (kind, _) in rows(reference).items()}
-    assert told == shown
+    assert told == shown, "docs/metrics.md on the left, the node on the right"
     names = {name.partition("{")[0] for name in shown} | {"timer_standby"}
     assert {*re.findall(r"timer_[a-z_]+", alerts)} <= names
 
@@ -148,6 +154,19 @@ def test_page_of_proofs_has_each_option() -> None:
     assert {*re.findall(r"^\| `(--[a-z]+)", simulator, re.MULTILINE)} == options(make_parser())
 
 
+def test_pages_have_each_command_of_timerctl() -> None:
+    pages = page("README.md") + "".join(each.read_text() for each in (ROOT / "docs").glob("*.md"))
+    commands = make_ctl_parser().commands.choices
+    assert [each for each in commands if f"timerctl {each}" not in pages] == []
+
+
+def test_pages_of_http_have_each_path_and_the_document_is_current() -> None:
+    pages = page("docs/http.md") + page("docs/http-api.md")
+    ends = {re.findall(r"/[a-z.-]+", each.path)[-1] for each in ROUTES}
+    assert [each for each in sorted(ends) if each not in pages] == []
+    assert page("docs/openapi.json") == openapi.text(), "`make fmt` writes it"
+
+
 def test_arguments_in_the_clients_docstrings_are_parameters() -> None:
     """The documentation's site is built strictly and fails otherwise."""
     wrong, seen = [], 0
@@ -176,5 +195,5 @@ def test_example_of_settings_loads_and_states_the_defaults() -> None:
     settings = flatten(tomllib.loads(shown))
     assert build_config(settings) == chosen, "each line that is commented out is a default"
     named = {key if not key.startswith("peers.") else "peers" for key in settings}
-    assert named == TYPES.keys() - {"test_clock", "links"}
+    assert named == TYPES.keys() - {"test_clock", "links"}, "lines of deploy/timerd.toml"
     assert "#[links]" in text

@@ -80,13 +80,14 @@ def test_dashboard_has_panels_that_do_not_overlap() -> None:
 def test_each_alert_has_its_entry_in_the_runbook_and_its_line_in_the_reference() -> None:
     page = (ROOT / "docs/runbook.md").read_text()
     entries = dict(re.findall(r"^### (Timer\w+)\n+(\S.*)$", page, re.MULTILINE))
-    assert [*entries] == [name for name, *_ in ALERTS]
+    assert [*entries] == [name for name, *_ in ALERTS], "entries of docs/runbook.md, in order"
     assert {name: url for name, *_, url in ALERTS} == {
         name: f"docs/runbook.md#{name.lower()}" for name in entries
     }
     reference = (ROOT / "docs/metrics.md").read_text()
     listed = re.findall(r"^\| \[(\w+)\]\(runbook\.md#(\w+)\) \| (\w+) \|", reference, re.MULTILINE)
-    assert listed == [(name, name.lower(), severity) for name, _, severity, *_ in ALERTS]
+    wanted = [(name, name.lower(), severity) for name, _, severity, *_ in ALERTS]
+    assert listed == wanted, "lines of docs/metrics.md, in order"
 
 
 def test_alerts_on_kubernetes_are_the_same() -> None:
@@ -95,6 +96,11 @@ def test_alerts_on_kubernetes_are_the_same() -> None:
     indented = re.sub("^(?=.)", "  ", RULES.read_text(), flags=re.MULTILINE)
     assert groups == indented, "make fmt writes the file"
     assert (ROOT / "deploy/helm/timer-cluster/rules.yaml").read_text() == RULES.read_text()
+
+
+def test_each_alert_has_a_case() -> None:
+    cases = (Path(__file__).parent / "alerts_test.yaml").read_text()
+    assert [name for name, *_ in ALERTS if not re.search(rf"\b{name}\b", cases)] == []
 
 
 def test_alerts_fire_at_their_thresholds() -> None:
