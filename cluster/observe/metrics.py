@@ -45,11 +45,11 @@ _HOLD_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0
 _ROWS: Final = tuple(float(4**power) for power in range(9))  # 1 .. 65,536
 
 
-LAGS_SHOWN: Final = 100
-"""Groups, and topics, with a label of their own: those with most lag. Ten thousand series would
-cost more than they are worth."""
-Lag: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
-"""Names, and ages in milliseconds."""
+WORST_SHOWN: Final = 100
+"""Groups, topics and quotas with a label of their own: those with the greatest figures. Ten
+thousand series would cost more than they are worth."""
+NamedFigures: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
+"""Values of the labels, and figures: ages in milliseconds, or numbers."""
 
 
 class NodeRegistry(CollectorRegistry):
@@ -149,13 +149,13 @@ class Levels:
     """Age of the oldest fired message that waits for a consumer, in any group; 0: none waits."""
     unacked_lag_ms: int = 0
     """Age of the oldest fired message that is not acked, in any group; 0: there is none."""
-    lagging_groups: tuple[Lag, ...] = ()
+    lagging_groups: tuple[NamedFigures, ...] = ()
     """((topic, group), (undelivered, unacked)) of the groups with most lag."""
-    late_topics: tuple[Lag, ...] = ()
+    late_topics: tuple[NamedFigures, ...] = ()
     """((topic,), (age of its oldest overdue timer,)) of the topics with most lag."""
-    fullest_quotas: tuple[Lag, ...] = ()
+    fullest_quotas: tuple[NamedFigures, ...] = ()
     """((topic, field), (used, limit)) of the quotas with the greatest share used."""
-    groups: tuple[Lag, ...] = ()
+    groups: tuple[NamedFigures, ...] = ()
     """((topic, group), (consumers, leased)) of the groups with most lag or most consumers."""
     topics: Sequence[TopicFigures] = ()
     """The busiest topics, and all others together."""
@@ -244,11 +244,18 @@ def _topics(figures: Sequence[TopicFigures]) -> Iterator[Metric]:
 
 
 def _labelled(
-    name: str, text: str, labels: Sequence[str], lags: Iterable[Lag], at: int
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    rows: Iterable[NamedFigures],
+    at: int,
+    *,
+    unit: int = 1,
 ) -> GaugeMetricFamily:
+    """Return a gauge of the figures at one place of each row; `unit`: figures in one of its own."""
     family = GaugeMetricFamily(name, text, labels=labels)
-    for names, ages_ms in lags:
-        family.add_metric(names, ages_ms[at] / 1000)
+    for names, figures in rows:
+        family.add_metric(names, figures[at] / unit)
     return family
 
 
@@ -293,28 +300,25 @@ class _LevelsCollector(Collector):
             yield GaugeMetricFamily(f"timer_{kind}_lag_seconds", text, value=value)
         yield _labelled(
             "timer_topic_lag_seconds",
-            f"Age of the oldest overdue timer of a topic; the {LAGS_SHOWN} topics that lag most",
+            f"Age of the oldest overdue timer of a topic; the {WORST_SHOWN} topics that lag most",
             ["topic"],
             levels.late_topics,
             0,
+            unit=1_000,
         )
         for at, (kind, text) in enumerate(_LAGS.items()):
             worst = (
-                f"{text.removesuffix(', over all groups')}; the {LAGS_SHOWN} groups that lag most"
+                f"{text.removesuffix(', over all groups')}; the {WORST_SHOWN} groups that lag most"
             )
             name = f"timer_group_{kind}_lag_seconds"
-            yield _labelled(name, worst, ["topic", "group"], levels.lagging_groups, at)
+            labels, rows = ["topic", "group"], levels.lagging_groups
+            yield _labelled(name, worst, labels, rows, at, unit=1_000)
         for at, what in enumerate(("used", "limit")):
-            text = f"Quotas of topics, {what}; the {LAGS_SHOWN} most used"
-            quota = GaugeMetricFamily(f"timer_quota_{what}", text, labels=["topic", "quota"])
-            for names, numbers in levels.fullest_quotas:
-                quota.add_metric(names, numbers[at])
-            yield quota
+            text = f"Quotas of topics, {what}; the {WORST_SHOWN} most used"
+            name = f"timer_quota_{what}"
+            yield _labelled(name, text, ["topic", "quota"], levels.fullest_quotas, at)
         for at, (kind, text) in enumerate(_GROUPS.items()):
-            gauge = GaugeMetricFamily(f"timer_group_{kind}", text, labels=["topic", "group"])
-            for names, numbers in levels.groups:
-                gauge.add_metric(names, numbers[at])
-            yield gauge
+            yield _labelled(f"timer_group_{kind}", text, ["topic", "group"], levels.groups, at)
         yield from _topics(levels.topics)
         text = "Open connections by port, with unfinished handshakes"
         connections = GaugeMetricFamily("timer_connections", text, labels=["port"])

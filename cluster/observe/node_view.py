@@ -18,7 +18,7 @@ from cluster.files.scrubber import Scrubber
 from cluster.observe import lag, quota_view
 from cluster.observe.busiest_topics import BusiestTopics, TopicFigures
 from cluster.observe.leader_history import LeaderHistory
-from cluster.observe.metrics import LAGS_SHOWN, Lag, Levels
+from cluster.observe.metrics import WORST_SHOWN, Levels, NamedFigures
 from cluster.observe.topic_view import TopicView
 from cluster.rpc.connections import connections_of
 from cluster.rpc.http import LocalState, why_not_ready
@@ -88,7 +88,7 @@ class NodeState(TopicView):
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
-        self._quotas: tuple[Lag, ...] = ()
+        self._quotas: tuple[NamedFigures, ...] = ()
         self._topics = BusiestTopics(
             host.engine.machine, config.limits.metric_topics_max, mono_ms, self._all_topics
         )
@@ -314,7 +314,7 @@ class NodeState(TopicView):
             return
         unacked = self._host.totals.unacked()
         self._lags = await lag.of_groups(leader, self._host.now().clock_ms, unacked)
-        self._quotas = await quota_view.fullest(engine.machine, engine.node_policy, LAGS_SHOWN)
+        self._quotas = await quota_view.fullest(engine.machine, engine.node_policy, WORST_SHOWN)
 
     def levels(self) -> Levels:
         """Return the values of a scrape; those of groups and quotas are of the last `measure`."""
@@ -378,10 +378,10 @@ class NodeState(TopicView):
         leader: Leader,
         held: Iterable[tuple[Group, int, int]],
         lags: Iterable[lag.GroupLag],
-    ) -> tuple[Lag, ...]:
+    ) -> tuple[NamedFigures, ...]:
         """Return the consumers and leases of the groups with most lag, and of those with most."""
-        lagging = heapq.nlargest(LAGS_SHOWN, lags, key=lambda each: each.undelivered_ms)
-        most = heapq.nlargest(LAGS_SHOWN, held, key=lambda each: (each[2], each[1]))
+        lagging = heapq.nlargest(WORST_SHOWN, lags, key=lambda each: each.undelivered_ms)
+        most = heapq.nlargest(WORST_SHOWN, held, key=lambda each: (each[2], each[1]))
         chosen = {each.group.group_id: each.group for each in lagging}
         chosen |= {group.group_id: group for group, _, _ in most}
         topics, found = leader.machine.topics, []
@@ -568,9 +568,9 @@ class NodeState(TopicView):
         return found
 
 
-def _worst(lags: Iterable[Lag]) -> tuple[Lag, ...]:
-    """Return the LAGS_SHOWN entries with the greatest figures; the first figure decides."""
-    return tuple(heapq.nlargest(LAGS_SHOWN, lags, key=lambda each: each[1]))
+def _worst(lags: Iterable[NamedFigures]) -> tuple[NamedFigures, ...]:
+    """Return the WORST_SHOWN entries with the greatest figures; the first figure decides."""
+    return tuple(heapq.nlargest(WORST_SHOWN, lags, key=lambda each: each[1]))
 
 
 def _disk_bytes(directory: Path) -> int:
