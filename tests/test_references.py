@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import builtins
 import re
 import textwrap
 import tomllib
@@ -21,6 +22,7 @@ from cluster.rpc import openapi
 from cluster.rpc.http_routes import ROUTES
 from cluster.settings.config import TYPES, NodeConfig, build_config, flatten
 from tests.parsing import parsed
+from tests.test_house import product
 from timer.entries import policies
 from timer.model.timer_errors import InvalidRequestError
 from timerclient.cli.timerctl import make_parser as make_ctl_parser
@@ -181,6 +183,21 @@ def test_arguments_in_the_clients_docstrings_are_parameters() -> None:
             known = {each.arg for each in arguments if each}
             wrong += [(path.name, node.name, name) for name in names if name not in known]
     assert seen > 20
+    assert wrong == []
+
+
+def test_docstrings_name_errors_that_are_there() -> None:
+    trees = {path: parsed(path.read_text()) for path in product()}
+    nodes = [(path.name, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    known = {node.name for _, node in nodes if isinstance(node, ast.ClassDef)} | {*dir(builtins)}
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    wrong, seen = [], 0
+    for name, node in nodes:
+        text = (ast.get_docstring(node) or "") if isinstance(node, functions) else ""
+        for errors in re.findall(r"^    ([A-Z][\w, ]*):", text.partition("Raises:\n")[2], re.M):
+            seen += 1
+            wrong += [(name, each) for each in errors.split(", ") if each not in known]
+    assert seen > 500
     assert wrong == []
 
 

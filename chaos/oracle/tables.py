@@ -448,7 +448,7 @@ def replay(
     """Replay consecutive pieces of logs; see `write`.
 
     Raises:
-        CorruptFile: a log is damaged.
+        CorruptFileError: a log is damaged.
     """
     assert pieces[0].first == 1, pieces[0]
     log = itertools.chain.from_iterable(map(between, pieces))

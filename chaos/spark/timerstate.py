@@ -92,7 +92,7 @@ def node_states(run: RunFolder) -> Iterator[ManifestState]:
     complete snapshot waits to replace its state.
 
     Raises:
-        UnknownVersion: another version wrote a manifest, or a run.
+        UnknownVersionError: another version wrote a manifest, or a run.
     """
     for node, data in run.data().items():
         folder = data / "state"

@@ -172,7 +172,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
 
     Raises:
         Damaged: state and log have to be fetched from the others; see cluster/files/repair.py.
-        WrongDirectory, CorruptFile, UnknownVersion, DiskFailed: the data directory.
+        WrongDirectoryError, CorruptFileError, UnknownVersionError, DiskFailedError: the data.
     """
 
     def applied(entry: Entry, result: Applied) -> None:

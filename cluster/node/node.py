@@ -49,7 +49,7 @@ class Node:
 
         Raises:
             Damaged: state and log have to be fetched from the others; see cluster/files/repair.py.
-            WrongDirectory, CorruptFile, UnknownVersion, DiskFailed: the data directory.
+            WrongDirectoryError, CorruptFileError, UnknownVersionError, DiskFailedError: the data.
         """
         self.config = config
         self.fatal = fatal
@@ -66,7 +66,7 @@ class Node:
 
         Raises:
             ConfigError: a port is in use.
-            WrongDirectory, CorruptFile, UnknownVersion: Raft's files.
+            WrongDirectoryError, CorruptFileError, UnknownVersionError: Raft's files.
         """
         parts = self._parts
         http_port = await parts.ports.open()

@@ -104,7 +104,7 @@ class PromiseFile:
         """Make `promise` durable. Its epoch must be higher, or the promise unchanged.
 
         Raises:
-            DiskFailed: the promise may or may not be durable; the process stops.
+            DiskFailedError: the promise may or may not be durable; the process stops.
         """
         assert promise.leader > 0, promise
         assert promise.nonce > 0, promise
@@ -119,7 +119,7 @@ class PromiseFile:
         Only an operator orders this, for a stopped replica (cluster/files/recover.py).
 
         Raises:
-            DiskFailed: the lower promise may or may not be durable.
+            DiskFailedError: the lower promise may or may not be durable.
         """
         assert promise.epoch < self._promise.epoch, f"{promise} after {self._promise}"
         self._store(promise, unsure=True)
@@ -128,7 +128,7 @@ class PromiseFile:
         """Record durably whether acknowledged entries may be gone.
 
         Raises:
-            DiskFailed: the new value may or may not be durable; the process stops.
+            DiskFailedError: the new value may or may not be durable; the process stops.
         """
         if unsure != self._unsure:
             self._store(self._promise, unsure=unsure)

@@ -48,7 +48,7 @@ class ReplicationConfig:
     log_kept_bytes: int = 1 << 30
     """Bytes of log below the manifest kept for followers that lack them."""
     uncommitted_bytes: int = 64 << 20
-    """Maximum bytes without a majority. The leader rejects more with Overloaded."""
+    """Maximum bytes without a majority. The leader rejects more with OverloadedError."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

@@ -44,7 +44,7 @@ def write_batch(log: Log, orders: Sequence[Order]) -> int:
     """Execute `orders`, and return the last version. The next sync makes all of it durable.
 
     Raises:
-        DiskFailed: the process stops.
+        DiskFailedError: the process stops.
     """
     frames: list[Bytes] = []
     for order in orders:

@@ -206,7 +206,7 @@ def decode_offer(data: bytes) -> tuple[Snapshot, OfferedUnder]:
     """Return the offered snapshot and the leadership of the peer that offers it.
 
     Raises:
-        Unfit: the offer is damaged or describes no possible snapshot.
+        UnusableAnswer: the offer is damaged or describes no possible snapshot.
     """
     try:
         offer = pb.SnapshotOffer.FromString(data)

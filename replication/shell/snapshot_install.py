@@ -22,8 +22,8 @@ def install_if_ready(
     """Finish an install that was begun, before the replica opens. None: none was begun.
 
     Raises:
-        CorruptFile: the promise or the snapshot is damaged.
-        DiskFailed: the next start repeats the install.
+        CorruptFileError: the promise or the snapshot is damaged.
+        DiskFailedError: the next start repeats the install.
     """
     found = ready(disk, incoming)
     if found is None:

@@ -18,7 +18,7 @@ loses its disk comes back as another replica. The ids of the founding voters are
 cluster's id and their names, so that each founder knows all of them before any message. A founder
 that is formatted again is therefore the same replica without its memory. Every replica is formatted
 *unsure*: its vote counts only if all voters answer, until a leader has matched its log. A founder
-without a promise does not take part in a cluster that has entries (`PromiseLost`).
+without a promise does not take part in a cluster that has entries (`PromiseLostError`).
 
     identity.json   {"format": 2, "cluster_id", "name", "replica_id", "founding_voters": {name: id},
                      "level", "sha256": of the JSON without it, keys sorted, no spaces}

@@ -150,7 +150,7 @@ class Log:
         Raises:
             CorruptFileError: durable bytes or files are damaged or missing.
             UnknownVersionError: a file or frame of another version.
-            DiskFailed: the disk failed an operation.
+            DiskFailedError: the disk failed an operation.
         """
         disk.make_dir(directory)
         mark_path = directory / MARK_NAME
@@ -267,7 +267,7 @@ class Log:
         Raises:
             CorruptFileError: the frames on the disk are damaged or missing.
             UnknownVersionError: a frame of another version.
-            DiskFailed: the disk failed the read.
+            DiskFailedError: the disk failed the read.
         """
         while True:
             removals = self._removals
@@ -334,7 +334,7 @@ class Log:
         full segment is sealed, which syncs it.
 
         Raises:
-            DiskFailed: some frames may be written. The log refuses all later writes.
+            DiskFailedError: some frames may be written. The log refuses all later writes.
         """
         epoch, index = self.end
         for frame in frames:
@@ -387,7 +387,7 @@ class Log:
         """Make all appended frames durable.
 
         Raises:
-            DiskFailed: the durable index is unknown. The log refuses all later writes.
+            DiskFailedError: the durable index is unknown. The log refuses all later writes.
         """
         with self._refusal.around("sync"):
             if self._view.durable != self._view.last:
@@ -407,7 +407,7 @@ class Log:
         """Clear `tail_was_cut`, durably. The caller has stored it elsewhere.
 
         Raises:
-            DiskFailed: the next start may report the cut once more.
+            DiskFailedError: the next start may report the cut once more.
         """
         with self._refusal.around("mark"):
             self._tail_was_cut = False
@@ -419,7 +419,7 @@ class Log:
 
         Raises:
             CorruptFileError: the frames before the cut can't be read.
-            DiskFailed: the log ends anywhere from `index` on, and refuses all later writes.
+            DiskFailedError: the log ends anywhere from `index` on, and refuses all later writes.
         """
         view = self._view
         assert index >= self._committed_floor, f"{index} is below {self._committed_floor}"
@@ -463,7 +463,7 @@ class Log:
         """Remove the segments whose entries are all below `index`, except the active one.
 
         Raises:
-            DiskFailed: some of them may be left. The next start reads them.
+            DiskFailedError: some of them may be left. The next start reads them.
         """
         view = self._view
         count = bisect.bisect_right(view.segments, index, key=lambda each: each.header.first) - 1
@@ -498,7 +498,7 @@ class Log:
         """Make all entries durable and close the files.
 
         Raises:
-            DiskFailed: some entries are not durable. The files are closed, too.
+            DiskFailedError: some entries are not durable. The files are closed, too.
         """
         try:
             self.sync()
@@ -514,7 +514,7 @@ def holds(disk: Disk, directory: Path, index: LogIndex, epoch: Epoch) -> bool:
     The whole log is read. A torn tail is cut, and the mark notes this.
 
     Raises:
-        UnknownVersionError, DiskFailed: as `Log.open`.
+        UnknownVersionError, DiskFailedError: as `Log.open`.
     """
     try:
         log = Log.open(disk, directory)
@@ -531,7 +531,7 @@ def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> No
     After a crash the content is undefined: the caller repeats the call.
 
     Raises:
-        DiskFailed: the disk failed an operation.
+        DiskFailedError: the disk failed an operation.
     """
     disk.make_dir(directory)
     for name in disk.list_dir(directory):

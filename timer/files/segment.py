@@ -197,7 +197,7 @@ def replace_frame(disk: Disk, directory: Path, index: LogIndex, frame: Bytes) ->
 
     Raises:
         CorruptFileError: the segment is damaged before that frame.
-        DiskFailed: the old or the new frame is there.
+        DiskFailedError: the old or the new frame is there.
     """
     path = [each for each in paths(disk, directory) if (first_of(each.name) or 0) <= index][-1]
     for found in walk(disk, path, HEADER_SIZE, SCAN_SIZE, enough=index):

@@ -139,7 +139,7 @@ class Prefetch:
         """Look everything up in the runs. For a thread.
 
         Raises:
-            CorruptFile: a run doesn't verify.
+            CorruptFileError: a run doesn't verify.
         """
         asked = self._asked
         ids, moved = [*asked.ids], [each for each in asked.moved if isinstance(each, Ids)]

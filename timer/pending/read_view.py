@@ -130,7 +130,7 @@ class Cut:
         """Return how many pending timers of a topic have due <= each of `until_ms`.
 
         Raises:
-            CorruptFile: a head doesn't verify.
+            CorruptFileError: a head doesn't verify.
             FileNotFoundError: a run was removed; take a new cut.
         """
         ends = [Position(until, SEQ_MAX) for until in until_ms]
@@ -160,7 +160,7 @@ class Cut:
         and deleted topics in runs make some of them estimates (timer/pending/runs/run_totals.py).
 
         Raises:
-            CorruptFile: a head doesn't verify.
+            CorruptFileError: a head doesn't verify.
             FileNotFoundError: a run was removed; take a new cut.
         """
         edges, exact = np.array(until_ms, np.int64), True
@@ -203,7 +203,7 @@ class Cut:
         """Return the next timers after `seen`, at most `rows_max`; with their bytes if `whole`.
 
         Raises:
-            CorruptFile: a batch doesn't verify.
+            CorruptFileError: a batch doesn't verify.
             FileNotFoundError: a run was removed; take a new cut.
         """
         if self._gone.has(what.topic):

@@ -111,7 +111,7 @@ class Store:
         `pending`, `held`: numbers of rows; held rows are pending, too.
 
         Raises:
-            CorruptFile: a run is missing, or its length or footer is wrong.
+            CorruptFileError: a run is missing, or its length or footer is wrong.
         """
         store = cls(disk, directory, hasher)
         store._adopt(runs, position, pending)
@@ -220,7 +220,7 @@ class Store:
         sizes of key and headers are valid only if the row was in memory.
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         due_ms = self._at(due_ms, seq)
         if len(seq) == 1:
@@ -360,7 +360,7 @@ class Store:
         """Return the row of one timer (1,), valid as in `cancel`; None if it is not pending.
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         [due] = self._at(np.array([due_ms], np.int64), np.array([seq], np.uint64)).tolist()
         row, _, _ = self._find_one(due, seq)
@@ -373,7 +373,7 @@ class Store:
         sizes of payload and key.
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         rows = np.zeros(len(topic), ROW)
         if hashes is None:
@@ -414,7 +414,7 @@ class Store:
         own exceed `bytes_max` bytes. The first pending timer is always returned.
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         due_ms = self._at(due_ms, seq)
         known, places = self._known(due_ms, seq)
@@ -435,7 +435,7 @@ class Store:
         """Return the topic of each of n timers (n,); 0 if it is not pending.
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         return self._known(self._at(due_ms, seq), seq)[0]["topic"].astype(np.uint32)
 
@@ -472,7 +472,7 @@ class Store:
         first (`begin_prefetch`).
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         rows = self._look(fire, self.dead_max)
         self._found = None if rows is None else (fire, rows)
@@ -488,7 +488,7 @@ class Store:
         due, else past the read time.
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         assert read_time_ms >= self._position.due_ms, (read_time_ms, self._position)
         assert rows_max > 0, rows_max
@@ -550,7 +550,7 @@ class Store:
         runs are read here unless a thread read them before (`begin_prefetch`).
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         seen, rows_max, bytes_max, only = portion
         at, topics = aside(seen), None if only is None else only.topics
@@ -589,7 +589,7 @@ class Store:
         Cancelled and deleted rows of runs count, so the time may be too early, never too late.
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         times = [memtable.next_due() for memtable in self._memtables()]
         times.append(self._runs.next_due())
@@ -600,7 +600,7 @@ class Store:
         """Return the first pending rows with due <= now, in firing order, at most `rows_max`.
 
         Raises:
-            CorruptFile: a run must be read, and doesn't verify.
+            CorruptFileError: a run must be read, and doesn't verify.
         """
         due = self.next_due()
         if due is None or due > now_ms:
@@ -635,7 +635,7 @@ class Store:
         """Read rows of runs ahead in this thread.
 
         Raises:
-            CorruptFile: a batch doesn't verify.
+            CorruptFileError: a batch doesn't verify.
         """
         ahead = self.begin_ahead(now_ms)
         if ahead is not None:
@@ -660,8 +660,8 @@ class Store:
         """Write the frozen rows to durable runs, usually one, and open them. For a thread.
 
         Raises:
-            CorruptFile: a run that was just written doesn't verify.
-            DiskFailed: the process must stop.
+            CorruptFileError: a run that was just written doesn't verify.
+            DiskFailedError: the process must stop.
         """
         chunks, size = frozen.chunks(), frozen.size
         metas = self._runs.write(frozen.numbers, chunks, part_size(size), pace)
@@ -687,8 +687,8 @@ class Store:
         """Write the remaining rows of the runs to durable parts, and open them. For a thread.
 
         Raises:
-            CorruptFile: a batch doesn't verify.
-            DiskFailed: the process must stop.
+            CorruptFileError: a batch doesn't verify.
+            DiskFailedError: the process must stop.
         """
         return self._runs.warm(self._runs.write_merge(merge, pace), self._position)
 

@@ -109,7 +109,7 @@ class Flush:
         Slow. Changes no shared object.
 
         Raises:
-            DiskFailed: the old manifest and its files are intact.
+            DiskFailedError: the old manifest and its files are intact.
         """
         self.windows = self.store.write_run(self.frozen, pace)
         spills = self.directory / manifest.SPILL_DIRECTORY
@@ -191,8 +191,8 @@ class Engine:
         (timer/pending/memory/key_index.py); if there is a manifest, its secret is used.
 
         Raises:
-            CorruptFile: the manifest or a file that it names is damaged.
-            UnknownVersion: another version wrote them.
+            CorruptFileError: the manifest or a file that it names is damaged.
+            UnknownVersionError: another version wrote them.
         """
         self._disk, self._directory, self._config = disk, directory, config
         self._observe = observe
@@ -390,7 +390,7 @@ class Engine:
         """Use the messages that were read. The leader delivers them at its next step.
 
         Raises:
-            CorruptFile: a spill file is missing.
+            CorruptFileError: a spill file is missing.
         """
         self.machine.pages.evict(PAGES_SIZE_MAX - FETCH_SIZE)
         fetch.install(self.machine.pages)

@@ -88,7 +88,7 @@ def remove_unnamed(disk: Disk, directory: Path) -> None:
     """Remove the files of a state that its manifest does not name. For a starting process.
 
     Raises:
-        CorruptFile, UnknownVersion: the manifest can't be read.
+        CorruptFileError, UnknownVersionError: the manifest can't be read.
     """
     said = manifest.read(disk, directory)
     named = {directory / path for path, _, _ in manifest.files(said)} if said is not None else set()

@@ -187,7 +187,7 @@ def install(
     snapshot's entry and stays. Otherwise it begins anew after that entry.
 
     Raises:
-        CorruptFileError, DiskFailed: the caller must repeat it.
+        CorruptFileError, DiskFailedError: the caller must repeat it.
     """
     disk.sync_dir(incoming)  # a crash may have come before the name `ready` was durable
     found = ready(disk, incoming)

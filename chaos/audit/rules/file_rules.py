@@ -64,7 +64,7 @@ def states_within(run: RunFolder, *, lost: Container[str], end: int) -> list[Man
         ValueError: one is of an entry after the majority's last one, `end`. A manifest covers
             committed entries only. So the logs in the folder end too early, and later answers would
             seem to be lost.
-        UnknownVersion: another version wrote a manifest, or a run.
+        UnknownVersionError: another version wrote a manifest, or a run.
     """
     states = [each for each in node_states(run) if each.node not in lost]
     for each in states:

@@ -148,7 +148,7 @@ class LiveRows:
         """Read until the live rows ahead reach a limit, or are all with due <= `until_ms`.
 
         Raises:
-            CorruptFile: a batch doesn't verify.
+            CorruptFileError: a batch doesn't verify.
             FileNotFoundError: a merge has removed the file of a run.
         """
         while self.lacks(rows_max, bytes_max, until_ms):
@@ -221,7 +221,7 @@ class HeldReader:
         """Read the rows. For a thread. The apply step waits for it.
 
         Raises:
-            CorruptFile: a batch doesn't verify.
+            CorruptFileError: a batch doesn't verify.
         """
         first_ms, last_ms = self._rows.at.due_ms, self._until_ms
         ahead = [seq[(due >= first_ms) & (due <= last_ms)] for due, seq in self._graves]

@@ -71,7 +71,7 @@ def merged(merge: Merge) -> Iterator[tuple[RowArray, Buffers]]:
     another run. Rows and tombstones of deleted topics are left out.
 
     Raises:
-        CorruptFile: a batch doesn't verify.
+        CorruptFileError: a batch doesn't verify.
     """
     lanes = [_Lane(run, merge.position) for run in merge.runs]
     number = 0

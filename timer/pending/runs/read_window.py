@@ -193,7 +193,7 @@ class ReadAhead:
         """Read the slices. For a thread: the windows do not change.
 
         Raises:
-            CorruptFile: a batch doesn't verify.
+            CorruptFileError: a batch doesn't verify.
         """
         self._lanes = [_AheadLane(window) for window in self._windows]
         heap = [(lane.next_due(), number) for number, lane in enumerate(self._lanes)]

@@ -53,7 +53,7 @@ class RunAside:
         """Write the key file; only its name is not durable yet. Return (size, crc32); 0, 0: none.
 
         Raises:
-            DiskFailed: the process must stop.
+            DiskFailedError: the process must stop.
         """
         if not self._entries:
             return 0, 0

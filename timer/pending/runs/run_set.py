@@ -79,7 +79,7 @@ class PrefetchedTimers:
         """Find the timers in each run. For a thread.
 
         Raises:
-            CorruptFile: a head doesn't verify.
+            CorruptFileError: a head doesn't verify.
         """
         finder = Finder()
         for run in self._runs:
@@ -137,7 +137,7 @@ class Runs:
         """Use the runs that a manifest names. Remove all other files.
 
         Raises:
-            CorruptFile: a run is missing, or its length or footer is wrong.
+            CorruptFileError: a run is missing, or its length or footer is wrong.
         """
         suffixes = (SUFFIX, key_file.SUFFIX)
         found = [name for name in self._disk.list_dir(self._directory) if name.endswith(suffixes)]
@@ -274,7 +274,7 @@ class Runs:
         """Return which timers have a row and no tombstone in runs (n, bool), and their rows.
 
         Raises:
-            CorruptFile: a head doesn't verify.
+            CorruptFileError: a head doesn't verify.
         """
         if len(seq) == 1:
             row = self.find_one(due_ms.item(), seq.item())
@@ -299,7 +299,7 @@ class Runs:
         """Return the row of one timer that has a row and no tombstone in runs, or no row.
 
         Raises:
-            CorruptFile: a head doesn't verify.
+            CorruptFileError: a head doesn't verify.
         """
         none = timer = np.empty(0, ROW)
         for window in self._windows:
@@ -335,7 +335,7 @@ class Runs:
         payload and key.
 
         Raises:
-            CorruptFile: a key file, key or head doesn't verify.
+            CorruptFileError: a key file, key or head doesn't verify.
         """
         which: list[npt.NDArray[np.intp]] = [np.empty(0, np.intp)]
         parts: list[RowArray] = [np.empty(0, ROW)]
@@ -391,8 +391,8 @@ class Runs:
         """Write sorted rows to durable runs of about `size` bytes each. For a thread.
 
         Raises:
-            CorruptFile: a chunk comes from a run that doesn't verify.
-            DiskFailed: the process must stop.
+            CorruptFileError: a chunk comes from a run that doesn't verify.
+            DiskFailedError: the process must stop.
         """
         where = self._disk, self._directory, iter(numbers)
         return write_parts(*where, chunks, size, pace, self._hasher)
@@ -401,7 +401,7 @@ class Runs:
         """Open new runs and load the rows that are due soon, before use. For a thread.
 
         Raises:
-            CorruptFile: a run that was just written doesn't verify.
+            CorruptFileError: a run that was just written doesn't verify.
         """
         windows = [self._open(meta, position) for meta in metas]
         for window in windows:
@@ -485,8 +485,8 @@ class Runs:
         """Write the remaining rows of the runs, in parts. For a thread.
 
         Raises:
-            CorruptFile: a batch doesn't verify.
-            DiskFailed: the process must stop.
+            CorruptFileError: a batch doesn't verify.
+            DiskFailedError: the process must stop.
         """
         return self.write(merge.numbers, merged(merge), merge.part_size, pace)
 

@@ -304,8 +304,8 @@ def write_parts(  # noqa: PLR0913 -- place, sizes, pace and content
     their own; the run before those may be smaller, too.
 
     Raises:
-        CorruptFile: a chunk comes from a run that doesn't verify.
-        DiskFailed: the process must stop.
+        CorruptFileError: a chunk comes from a run that doesn't verify.
+        DiskFailedError: the process must stop.
     """
     metas: list[RunMeta] = []
     writer: RunWriter | None = None
