@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from deploy.certificate_store import CertificateFacts, CertificateStore
 
 FOLDER: Final = Path("certs")
-USAGE: Final = 2
 NEEDED: Final = "cryptography"
 DAYS_LEFT: Final = 30
 

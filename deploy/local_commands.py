@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, contexts, output
 from timerclient.cli.cli_args import DEFAULT_ENDPOINTS, ENDPOINTS_VARIABLE, UsageError
-from timerclient.cli.cli_errors import FAILED, put_failure
+from timerclient.cli.cli_errors import FAILED, USAGE, put_failure
 
 if TYPE_CHECKING:
     from deploy.local import LocalCluster
 
 CONTEXT_PREFIX: Final = "local-"
 FOLDER: Final = Path("run/local")
-USAGE: Final = 2
 NODES: Final = 3
 LINES: Final = 100
 POLL_S: Final = 0.2

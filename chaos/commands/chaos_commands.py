@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from chaos.audit_options import LIVE, add_check_history, add_live_arguments
 from timerclient.cli.cli_args import described
+from timerclient.cli.cli_errors import INTERRUPTED
 from timerclient.cli.missing_modules import why_missing
 
-INTERRUPTED: Final = 130
-"""Exit status of a command that a signal stopped, as of timerctl's other commands."""
 RUNS: Final = Path("run/chaos")
 _BEGIN: Final = "exit codes:\n  0    every guarantee was kept"
 AUDIT_CODES: Final = f"""\

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from chaos.commands import chaos_commands
 from chaos.history.history import RunFolder, read
 from chaos.suite import suite_commands
 from deploy.local import LocalCluster
+from timerclient.cli import cli_errors
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> Non
             harness.wait()
             assert suite_commands.clean(folder) == 0
     assert said == "timerctl chaos: stopped\n"
-    assert harness.returncode == chaos_commands.INTERRUPTED
+    assert harness.returncode == cli_errors.INTERRUPTED
     cluster = LocalCluster(folder)
     assert len(cluster.nodes) == 3
     events = [line["event"] for line in read(RunFolder(folder).faults)]

@@ -29,13 +29,12 @@ from typing import IO, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import when_of
+from timerclient.cli.cli_errors import NOT_CHANGED, OK
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows.rows import NewTimer
 from timerclient.values.errors import AlreadyExists, InvalidRequest, NotPending, TimerError
 from timerclient.values.results import ScheduleResult
 
-OK: Final = 0
-NOT_SCHEDULED: Final = 5
 LINES: Final = 500
 BYTES: Final = 1 << 20
 LINE_BYTES: Final = 32 << 20
@@ -229,7 +228,7 @@ class BulkSchedule:
             counts = ", ".join(f"{n} {each.name}" for each, n in sorted(self._counts.items()))
             repeated = f"; {self._repeated} of them repeated" if self._repeated else ""
             sys.stdout.write(f"{counts or 'no lines'}{repeated}\n")
-        return OK if all(each in _DONE for each in self._counts) else NOT_SCHEDULED
+        return OK if all(each in _DONE for each in self._counts) else NOT_CHANGED
 
     def _send(self, client: TimerClient, batch: Sequence[InputLine]) -> None:
         self._was_sent = True

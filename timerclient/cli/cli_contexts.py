@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from timerclient.cli import cli_args, contexts
 from timerclient.cli.cli_args import Commands, UsageError
+from timerclient.cli.cli_errors import OK
 from timerclient.cli.contexts import NONE, SETTINGS
 
-OK: Final = 0
 _FILES: Final = ("tls_ca", "tls_cert", "tls_key")
 
 

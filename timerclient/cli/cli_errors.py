@@ -29,6 +29,8 @@ FAILED: Final = 1
 USAGE: Final = 2
 UNREACHABLE: Final = 3
 UNKNOWN: Final = 4
+NOT_CHANGED: Final = 5
+TOO_FEW: Final = 6
 INTERRUPTED: Final = 130
 
 EXIT_CODES: Final = """\

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.cli.cli_watch import add_watch
 from timerclient.rows.message_json import as_dict
 from timerclient.values.errors import NotFound
@@ -24,8 +25,6 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.group_calls import GroupOptions, Start
     from timerclient.proto import timer_pb2 as pb
 
-OK = 0
-FAILED = 1
 TYPES = ("shared", "key_shared", "exclusive", "failover")
 
 HEADINGS = (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.cli.cli_peek import PeekCommands, add_range
 from timerclient.cli.cli_watch import add_watch
 from timerclient.values.errors import NotFound
@@ -24,8 +25,6 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.proto import timer_pb2 as pb
     from timerclient.rows.peeked_messages import PeekedMessage
 
-OK: Final = 0
-FAILED: Final = 1
 GROUP: Final = "dead-letters"
 """Group in a topic of dead letters; its unacked messages are the letters."""
 _WIDE: Final = frozenset(("FAILED", "DUE", "STATE", "TIMER"))

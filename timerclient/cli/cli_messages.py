@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, cli_timers, output
 from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, some, when_of
+from timerclient.cli.cli_errors import NOT_CHANGED, OK, TOO_FEW
 from timerclient.rows.message_json import payload_fields
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
@@ -16,10 +17,6 @@ from timerclient.values.results import CancelResult, ScheduleResult
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.rows.messages import Message
-
-OK: Final = 0
-NOT_CANCELLED: Final = 5
-TOO_FEW: Final = 6
 
 
 class MessageCommands(Commands):
@@ -105,7 +102,7 @@ class MessageCommands(Commands):
             rows = cli_timers.cancelled(client, args.ids, results)
         self._put(args, *cli_timers.cancel_output(args, "id", rows))
         done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
-        return OK if all(result in done for result in results) else NOT_CANCELLED
+        return OK if all(result in done for result in results) else NOT_CHANGED
 
     def consume(self, args: argparse.Namespace) -> int:
         """Print a group's messages as they arrive; ack them, except with --no-ack."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_errors import OK
 from timerclient.rows.message_json import payload_fields
 from timerclient.values.client_settings import PEEK_MAX
 from timerclient.values.errors import InvalidRequest
@@ -16,7 +17,6 @@ from timerclient.values.errors import InvalidRequest
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.rows.peeked_messages import PeekedMessage
 
-OK: Final = 0
 SHOWN: Final = 10
 _HEADINGS: Final = ("OFFSET", "ID", "STATE", "FAILED", "DUE", "FIRED", "KEY")
 _WIDE: Final = frozenset(("DUE",))

@@ -25,13 +25,13 @@ from typing import Any, Final, cast
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands, UsageError
+from timerclient.cli.cli_errors import FAILED
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows import policy_fields
 from timerclient.values import policy_names
 from timerclient.values.errors import NotFound, TimerError
 from timerclient.values.policy_names import PolicyFields
 
-FAILED: Final = 1
 CLUSTER: Final = ("cluster", "")
 _KINDS: Final = ("namespace", "topic")
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands, UsageError, duration
+from timerclient.cli.cli_errors import FAILED
 from timerclient.cli.cli_nodes import trouble_of_leader
 from timerclient.values.errors import TimerError
 
@@ -39,7 +40,6 @@ LAG_MAX: Final = 1_000
 VOTERS_MIN: Final = 3
 """With fewer voters no majority is left while one restarts."""
 POLL_S: Final = 0.25
-FAILED: Final = 1
 STDERR: Final = 2
 """File of the output of an operator's command: stdout is for the result."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_errors import OK
 from timerclient.rows.enum_names import short_name
 from timerclient.rows.message_json import as_dict
 from timerclient.values import ids
@@ -24,7 +25,6 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.story_calls import TimerStory
     from timerclient.proto import timer_pb2 as pb
 
-OK: Final = 0
 LIMIT: Final = 100
 _STATES: Final[dict[int, str]] = {state.value: state.name.lower() for state in TimerState}
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands, aware, duration, duration_text
+from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.rows.message_json import payload_fields
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
@@ -25,8 +26,6 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
 
     from timerclient.rows.series_fields import Series
 
-OK: Final = 0
-FAILED: Final = 1
 TIMES: Final = 5
 HEADINGS: Final = (
     *("TOPIC", "KEY", "SERIES", "TIMES", "ENDED", "NEXT", "STATE"),

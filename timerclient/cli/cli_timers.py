@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, cli_seen, output
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_errors import FAILED, NOT_CHANGED, OK
 from timerclient.rows.message_json import payload_fields
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError
 from timerclient.values.results import CancelResult, RescheduleResult
@@ -30,9 +31,6 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
     from timerclient.rows.pending_timers import Changed, TimerInfo, Where
 
-OK = 0
-FAILED = 1
-NOT_CHANGED = 5
 LIMIT = 100
 
 

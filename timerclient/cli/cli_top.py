@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands, duration_text
-from timerclient.cli.cli_errors import as_typed
+from timerclient.cli.cli_errors import OK, as_typed
 from timerclient.cli.cli_nodes import trouble_of_leader
 from timerclient.cli.screen import Screen, interval, keys, redraws, wait_or_quit
 from timerclient.values.errors import InvalidRequest, TimerError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
     from timerclient.proto import timer_pb2 as pb
 
-OK: Final = 0
 EVERY: Final = timedelta(seconds=2)
 SHOWN: Final = 10
 Rate = float | None

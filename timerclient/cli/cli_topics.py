@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_errors import FAILED, OK
 from timerclient.cli.cli_seen import lateness_text, quotas_text
 from timerclient.cli.cli_watch import add_watch
 from timerclient.rows.message_json import as_dict
@@ -28,8 +29,6 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.topic_calls import Namespace
     from timerclient.proto import timer_pb2 as pb
 
-OK = 0
-FAILED = 1
 HEADINGS = (
     *("TOPIC", "PENDING", "SCHEDULED", "FIRED", "CANCELLED", "READY", "EXPIRED"),
     *("QUEUE", "LAG MS", "NOTE", "GROUP"),

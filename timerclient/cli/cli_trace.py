@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_errors import OK
 from timerclient.values.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
     from timerclient.proto import timer_pb2 as pb
 
-OK: Final = 0
 CALLS_MAX: Final = 100
 """Their stamps fit into the record of a node."""
 WARM_UP: Final = 5

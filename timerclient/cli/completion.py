@@ -4,10 +4,10 @@ import argparse
 from typing import Final
 
 from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_errors import OK
 from timerclient.values.errors import TimerError
 
 SHELLS: Final = ("bash", "zsh", "fish")
-OK: Final = 0
 _EXAMPLES: Final = """\
 examples:
   timerctl completion bash > ~/.local/share/bash-completion/completions/timerctl
