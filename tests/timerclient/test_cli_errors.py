@@ -54,7 +54,7 @@ def test_wrong_command_line_is_two_lines_about_the_command(
             ("groups", "create", "t", "g", "--backoff-min", "99d"),
             "--backoff-min = 99d: must be 0 to ",
         ),
-        (("timers", "story", "k"), "ID = 'k': must be 24 characters of 0-9, a-v\n"),
+        (("timers", "story", "k"), "ID = 'k': must be 24 characters of 0-9, a-v. By key: "),
     ],
 )
 def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], text: str) -> None:

@@ -60,8 +60,11 @@ class TimerCommands(Commands):
         count = add("count", self._count, "count a topic's pending timers, by due time")
         count.add_argument("topic", metavar="TOPIC")
         story = add("story", self._story, "show the events of one timer in the log")
-        story.add_argument("id", metavar="ID")
+        story.add_argument("id", metavar="ID", nargs="?")
+        story.add_argument("--topic", help="topic of --key")
+        story.add_argument("--key", help="key of a pending timer")
         get.set_defaults(by_key="timerctl timers get")
+        story.set_defaults(by_key="timerctl timers story")
         cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by filter")
         _add_targets(cancel)
         move = add("reschedule", self._reschedule, "change the due time of timers")
@@ -77,7 +80,7 @@ class TimerCommands(Commands):
 
     def _get(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            timer = client.get_timer(args.id, key=args.key, topic=args.topic)
+            timer = _named(client, args)
         document = _document(timer)
         cells = dict(_cell(*item) for item in document.items())
         width = max(map(len, cells))
@@ -132,7 +135,8 @@ class TimerCommands(Commands):
 
     def _story(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            story = client.tell_story(args.id)
+            timer = args.id if args.key is None and args.id else _named(client, args)
+            story = client.tell_story(timer)
         self._put(args, cli_seen.story_document(story), cli_seen.story_text(args, story))
         return OK
 
@@ -247,6 +251,18 @@ def _instant(text: str) -> datetime | int:
 
 def _where(args: argparse.Namespace) -> Where:
     return {"due_from": args.due_from, "due_to": args.due_to, "key_prefix": args.key_prefix}
+
+
+def _named(client: TimerClient, args: argparse.Namespace) -> TimerInfo:
+    """Return the timer that the command line names by its id, or by its key and topic."""
+    try:
+        return client.get_timer(args.id, key=args.key, topic=args.topic)
+    except NotFound as error:
+        if args.key and "pending" in str(error):
+            more = "one that fired or was cancelled is found by its id only, which the answer to"
+            more += f" its schedule and its message have (timerctl peek {args.topic})"
+            error.args = (f"{error}; {more}",)
+        raise
 
 
 def _kind(args: argparse.Namespace) -> str:

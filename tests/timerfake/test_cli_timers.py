@@ -1,0 +1,32 @@
+"""`timerctl timers get` and `story` by a key, on a cluster in memory."""
+
+import json
+
+import pytest
+
+from timerclient.cli import timerctl
+from timerfake import FakeCluster
+
+BY_KEY = ("--topic", "orders", "--key", "order-1")
+
+
+def test_timer_of_an_order_is_found_while_it_waits_and_the_error_says_how_to_find_it_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = timerctl.main(["timers", *argv])
+        return code, *capsys.readouterr()
+
+    with FakeCluster() as cluster, cluster.client() as client:
+        monkeypatch.setattr(timerctl, "_client", lambda _: cluster.client())
+        timer = client.schedule("orders", b"cancel", key="order-1", delay=60)
+        code, out, _ = run("story", *BY_KEY)
+        assert (code, "SCHEDULED" in out, "pending; the log" in out) == (0, True, True)
+        assert json.loads(run("get", *BY_KEY, "-o", "json")[1])["id"] == timer.id
+        cluster.advance(60)
+        for command in ("get", "story"):
+            code, _, err = run(command, *BY_KEY)
+            assert (code, "found by its id only" in err) == (1, True)
+            assert "(timerctl peek orders)" in err
+        assert "FIRED" in run("story", timer.id)[1]
+        assert run("story")[0] == 2
