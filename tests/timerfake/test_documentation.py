@@ -49,6 +49,27 @@ def test_examples_of_the_documentation_pass(tmp_path: Path) -> None:
     assert f"{tests} passed" in run.stdout, run.stdout + run.stderr
 
 
+def test_examples_have_types(tmp_path: Path) -> None:
+    sources = {f"migrating_{at}": each for at, each in enumerate(examples("docs/migrating.md"))}
+    sources |= {f"python_{at}": each for at, each in enumerate(examples("docs/python.md"))}
+    sources["workers"] = "\n".join(examples("docs/workers.md")[:2])
+    sources["fastapi_app"] = examples("docs/recipes.md")[0]
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    files = [f"{name}.py" for name in sources]
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", *files],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    errors = [line for line in run.stdout.splitlines() if "[untyped-decorator]" not in line]
+    assert not [line for line in errors if ": error:" in line], run.stdout + run.stderr
+
+
 def played(example: str, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what an example prints, run as it stands, while the fake's time passes."""
     printed: list[str] = []
