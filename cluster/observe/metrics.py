@@ -161,6 +161,8 @@ class Levels:
     """The busiest topics, and all others together."""
     connections: Mapping[str, int] = field(default_factory=dict)
     """Setting of the port -> open connections."""
+    connections_limits: Mapping[str, int] = field(default_factory=dict)
+    """Setting of a gRPC port of clients -> connections that it takes, at most."""
     clock_spread_ms: int = 0
     """Greatest difference between two voters' clocks, as the leader sees it."""
     disk_free_bytes: int = 0
@@ -320,11 +322,14 @@ class _LevelsCollector(Collector):
         for at, (kind, text) in enumerate(_GROUPS.items()):
             yield _labelled(f"timer_group_{kind}", text, ["topic", "group"], levels.groups, at)
         yield from _topics(levels.topics)
-        text = "Open connections by port, with unfinished handshakes"
-        connections = GaugeMetricFamily("timer_connections", text, labels=["port"])
-        for port, number in levels.connections.items():
-            connections.add_metric([port], number)
-        yield connections
+        for suffix, text, by_port in (
+            ("", "Open connections by port, with unfinished handshakes", levels.connections),
+            ("_limit", "Connections that a port takes, at most", levels.connections_limits),
+        ):
+            family = GaugeMetricFamily(f"timer_connections{suffix}", text, labels=["port"])
+            for port, number in by_port.items():
+                family.add_metric([port], number)
+            yield family
         yield GaugeMetricFamily(
             "timer_clock_spread_seconds",
             "Greatest difference between the clocks of two voters",

@@ -23,7 +23,7 @@ from cluster.observe.topic_view import TopicView
 from cluster.rpc.connections import connections_of
 from cluster.rpc.http import LocalState, why_not_ready
 from cluster.rpc.memory import resident_bytes
-from cluster.rpc.open_files import has_spare
+from cluster.rpc.open_files import connections_max, has_spare
 from cluster.settings.config import NodeConfig, parse_address
 from cluster.settings.release import RELEASE
 from cluster.state.host import Host
@@ -357,6 +357,7 @@ class NodeState(TopicView):
             groups=() if leader is None else self._groups(leader, held, lags),
             topics=self._topics.figures(),
             connections=self._connections,
+            connections_limits=_connections_limits(self._config),
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable.size,
             clock_spread_ms=self._host.clock_spread_ms,
@@ -571,6 +572,14 @@ class NodeState(TopicView):
 def _worst(lags: Iterable[NamedFigures]) -> tuple[NamedFigures, ...]:
     """Return the WORST_SHOWN entries with the greatest figures; the first figure decides."""
     return tuple(heapq.nlargest(WORST_SHOWN, lags, key=lambda each: each[1]))
+
+
+def _connections_limits(config: NodeConfig) -> dict[str, int]:
+    """Return the gRPC ports of clients -> connections that each takes, at most."""
+    ports = ["grpc", "tokens"] if config.tokens else ["grpc"]
+    limits = config.limits
+    most = connections_max(limits.connections_max, len(ports), limits.http_connections_max)
+    return dict.fromkeys(ports, most)
 
 
 def _disk_bytes(directory: Path) -> int:

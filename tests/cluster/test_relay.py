@@ -98,6 +98,7 @@ def test_rpcs_are_measured_where_they_arrive_and_where_they_are_answered(
         )
     until(lambda: numbers() == [each + 1 for each in before])
     assert cluster.metric(leader, 'timer_connections{port="grpc"}') >= 1
+    assert cluster.metric(leader, 'timer_connections_limit{port="grpc"}') >= 1_000
     peers = 'timer_connections{port="replication"}'
     until(lambda: all(cluster.metric(node, peers) == 2 for node in cluster.nodes))
     name = f'timer_topic_scheduled_total{{topic="{topic}"}}'
