@@ -14,7 +14,7 @@ from timerclient import AckResult, AsyncTimerClient, ClientSettings, ExtendResul
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Batch
 from timerclient.streams import subscription
-from timerclient.streams.credit import Credit
+from timerclient.streams.credit import UNKNOWN, Credit
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
 
@@ -697,3 +697,22 @@ def test_credit_refills_by_half_windows_and_ends_with_its_total() -> None:
     credit.arrived(2)
     credit.taken(2)
     assert credit.exhausted
+
+
+def test_credit_of_large_messages_is_that_of_the_bytes_that_may_wait() -> None:
+    credit = Credit(1_000)
+    credit.bytes_max = 1_000
+    assert credit.grant() == UNKNOWN
+    credit.arrived(60, 60 * 10)  # ten bytes each: 100 fit
+    assert credit.grant() == 100 - UNKNOWN
+    credit.arrived(4, 4 * 5_000)  # one is larger than all that may wait
+    credit.arrived(36, 0)
+    credit.taken(99)
+    assert not credit.due()
+    credit.taken(1)
+    assert credit.due()
+    assert credit.grant() == 1
+    for _ in range(40):
+        credit.arrived(1, 10)
+        credit.taken(1)
+    assert 90 <= credit.grant() <= 100

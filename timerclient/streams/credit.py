@@ -6,10 +6,14 @@ granted, that wait here, and that may come in total.
 
 from typing import Final
 
+from timerclient.values.client_settings import WINDOW_BYTES_MAX
+
 FIRST: Final = 100
 """Messages fetched ahead, one by one, before the pace is known."""
 WEIGHT: Final = 0.2
 """Weight of the last measurement in the mean."""
+UNKNOWN: Final = 64
+"""Messages that are granted before the size of a payload is known."""
 
 
 class WorkPace:
@@ -49,7 +53,11 @@ class WorkPace:
 
 
 class Credit:
-    """Number of messages that may come: a window that refills, and an optional total."""
+    """Number of messages that may come: a window that refills, and an optional total.
+
+    The window counts messages. If their payloads are large, fewer are granted, so that about
+    `bytes_max` bytes wait here, or one message.
+    """
 
     def __init__(self, window: int, total: int | None = None) -> None:
         self.window = window
@@ -64,6 +72,12 @@ class Credit:
         """Messages granted and not arrived."""
         self.waiting = 0
         """Messages arrived and not taken."""
+        self.bytes_max = WINDOW_BYTES_MAX
+        """Payload bytes that may wait here, roughly."""
+        self._fits = UNKNOWN
+        """Messages whose payloads fit into `bytes_max`."""
+        self._each = 0.0
+        """Payload bytes of a message: the mean of a batch, which rises at once and falls slowly."""
 
     @property
     def most(self) -> int:
@@ -73,7 +87,8 @@ class Credit:
     def due(self) -> bool:
         """Whether enough credit is free for a request: half the limit, or the rest of the total."""
         free = self._free()
-        return free > 0 and (free >= (self.limit + 1) // 2 or free == self._left)
+        half = (min(self.limit, self._fits) + 1) // 2
+        return free > 0 and (free >= half or free == self._left)
 
     def grant(self) -> int:
         """Return how many more messages may come, and count them as granted."""
@@ -89,10 +104,15 @@ class Credit:
             self._left += self._granted
         self._granted = 0
 
-    def arrived(self, n: int) -> None:
-        """Count `n` granted messages as arrived."""
+    def arrived(self, n: int, payload_bytes: int | None = None) -> None:
+        """Count `n` granted messages as arrived. `payload_bytes`: of all; None: unknown."""
         self._granted = max(0, self._granted - n)
         self.waiting += n
+        if payload_bytes is None or not n:
+            return
+        each = payload_bytes / n
+        self._each = max(each, self._each + WEIGHT * (each - self._each))
+        self._fits = max(1, int(self.bytes_max / max(1.0, self._each)))
 
     def taken(self, n: int) -> None:
         """Count `n` arrived messages as taken."""
@@ -110,5 +130,5 @@ class Credit:
         return self._left == 0 and not self._granted and not self.waiting
 
     def _free(self) -> int:
-        free = self.most - self._granted - self.waiting
+        free = min(self.most, self._fits) - self._granted - self.waiting
         return free if self._left is None else min(free, self._left)

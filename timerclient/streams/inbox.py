@@ -209,7 +209,7 @@ class Inbox:
         """Append a batch."""
         with self._lock:
             self._lease_s = batch.lease_ms / 1000
-            self._credit.arrived(len(batch))
+            self._credit.arrived(len(batch), sum(batch.payload_sizes))
             self._batches.append(batch)
 
     def refused(self, batch: Batch) -> None:

@@ -114,6 +114,7 @@ class Subscription:
         self._arrived = arrived
         self._loop = nodes.loop()
         self._wake = Wakeup(self._loop, self._on_wake)
+        credit.bytes_max = nodes.settings.window_bytes_max
         self._inbox = Inbox(credit, lambda: nodes.epoch, nodes.clock.now_s, self._wake)
         self._returns = UnseenReturns(self._inbox, self._say)
         self._leases = LeaseKeeper(

@@ -7,6 +7,8 @@ from timerclient.values.errors import InvalidRequest
 
 PEEK_MAX: Final = 100
 """Messages of one `peek`."""
+WINDOW_BYTES_MAX: Final = 256 << 20
+"""Default of `ClientSettings.window_bytes_max`."""
 READ_MAX: Final = 16_384
 """Messages of one `read_messages`."""
 
@@ -41,6 +43,9 @@ class ClientSettings:
     """Ack requests that are sent and not answered. Further acks wait and share the next one."""
     ack_offsets_max: int = 10_000
     """Acks in one request."""
+    window_bytes_max: int = WINDOW_BYTES_MAX
+    """Payload bytes of messages that wait in a consumer, roughly: its `window` counts messages, and
+    it fetches fewer of them if they are large."""
 
     hold_s_max: float = 600.0
     """Seconds in which a consumer extends the lease of a message by itself, counted from its
