@@ -5,6 +5,7 @@ See tests/chaos/planted/planted.py.
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
+from unittest import mock
 
 from chaos.sim.timers.timers import TimerWorld
 from cluster.state.state_plane import StatePlane
@@ -132,6 +133,18 @@ MUTATIONS: Final = (
         log_kept_bytes=0,
         **_FLUSHES,
         **_RESTARTS,
+    ),
+    _mutation(
+        "stepdown_forgets_portion",
+        "a fold that waits for a prefetch at the end of a leadership waits forever",
+        {"stuck"},
+        20,
+        "the end of a leadership while a thread prefetches",
+        lambda: mock.patch.multiple(
+            StatePlane, on_stepdown=_stepdown_forgets_portion, _prefetch=_prefetch_if_wanted
+        ),
+        **_FLUSHES,
+        **_FAILOVERS,
     ),
     _mutation(
         "pressure_is_never_released",
