@@ -356,6 +356,8 @@ def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
             Backoff(first, **more)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no handler"):
         Worker(TimerApp())
+    with pytest.raises(RuntimeError, match=r"in other threads use app\.thread_client"):
+        _ = Shop().app.client
     with pytest.raises(RuntimeError, match=r"app\.context is for a handler"):
         app.context  # noqa: B018
 

@@ -311,7 +311,11 @@ class TimerApp:
             InvalidRequest: There is no URL, or it is wrong.
             RuntimeError: No event loop runs here.
         """
-        loop = asyncio.get_running_loop()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            msg = "app.client is for code on an event loop; in other threads use app.thread_client"
+            raise RuntimeError(msg) from None
         with self._lock:
             if loop not in self._clients:
                 self._clients[loop] = AsyncTimerClient(self._where(), **self.connection.options)
