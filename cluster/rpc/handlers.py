@@ -23,7 +23,7 @@ import grpc
 
 from cluster.rpc import grpc_errors
 from cluster.rpc.fair_queue import FairQueue
-from cluster.rpc.relay import Relay
+from cluster.rpc.relay import SERVED_HERE, Relay
 from cluster.rpc.request_bounds import UnreadableRequest, reader_of
 from cluster.rpc.rpc_caller import CALLER, keep_pace
 from timer.model.timer_errors import CommitTimeoutError, EngineError
@@ -43,14 +43,7 @@ PINGS: Final = (
 PINGED: Final = (*PINGS, ("grpc.http2.min_ping_interval_without_data_ms", 5_000))
 """Options of servers: they do not disconnect clients for their pings."""
 
-AT_ONCE: Final = frozenset(
-    {
-        *("Ack", "Nack", "Extend", "Receive"),
-        *("GetStatus", "GetCheckpoint", "TransferLeadership", "DrainNode", "ListMembers"),
-        *("ChangeMembers", "SetLogLevel", "DumpStacks", "TraceHops", "ReloadFiles"),
-        *("BeginVerification", "GetVerification", "OpenBackup", "FetchBackup", "CloseBackup"),
-    }
-)
+AT_ONCE: Final = SERVED_HERE | {"Ack", "Nack", "Extend", "Receive", "ChangeMembers"}
 """Methods whose requests do not wait for a turn: consumers and operators need them under load, and
 a Receive may wait for messages."""
 

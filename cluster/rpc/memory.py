@@ -22,7 +22,7 @@ GO_ON: Final = frozenset(
     {
         *("Ack", "Nack", "Extend", "Cancel", "DeleteTopic", "DeleteGroup"),
         *("GetStatus", "GetCheckpoint", "TransferLeadership", "ListMembers", "ChangeMembers"),
-        *("SetLogLevel", "DumpStacks", "ReloadFiles", "CloseBackup"),
+        *("DrainNode", "SetLogLevel", "DumpStacks", "ReloadFiles", "CloseBackup"),
     }
 )
 """Methods that are always served: they free memory, or operators need them."""

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from cluster.rpc import audit_log, memory, open_files
+from cluster.rpc import audit_log, handlers, memory, open_files
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
+from cluster.rpc.relay import PATHS
+from cluster.security.access_rules import Permission
+from cluster.security.method_rules import METHOD_RULES
 from cluster.settings.config import NodeConfig
 from cluster.settings.log_format import AUDIT, FLOOD_S, LINES_MAX, _Flood
 from deploy.local import free_ports
@@ -46,6 +49,14 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
         complaints += [resident] * len(guard.complaints())
     assert refused == complaints == [101, 95, 90]
     assert asked == [1]
+
+
+def test_operators_calls_are_served_while_memory_is_above_its_limit() -> None:
+    rules = {path.rpartition("/")[2]: rule for path, rule in METHOD_RULES.items()}
+    operators = {name for name, rule in rules.items() if rule.permission is Permission.OPERATE}
+    reads = {"BeginVerification", "TraceHops", "OpenBackup", "FetchBackup"}  # they use memory
+    assert operators - memory.GO_ON == reads
+    assert PATHS.keys() >= memory.GO_ON | handlers.AT_ONCE
 
 
 def test_memory_is_read_when_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
