@@ -17,6 +17,7 @@ from timerclient import (
     AsyncTimerClient,
     CancelResult,
     InvalidRequest,
+    NewTimer,
     NotFound,
     NotPending,
     OutcomeUnknown,
@@ -99,8 +100,11 @@ async def test_batch_tells_of_each_row(client: AsyncTimerClient) -> None:
     timers = await client.schedule_batch("t", [b"x"] * 3, keys=["a", "a", "b"], delay=9)
     assert [result.name for result in timers.results] == ["SCHEDULED", "REJECTED", "SCHEDULED"]
     assert timers.existing == [None, timers[0].id, None]
-    with pytest.raises(AlreadyExists):
-        timers[1]
+    rows = [NewTimer("t", b"", key=key, delay=9) for key in ("c", "b")]
+    together = await client.schedule_all(rows)
+    for found, at, key in ((timers, 1, "a"), (timers[1:], 0, "a"), (together, -1, "b")):
+        with pytest.raises(AlreadyExists, match=f"key = '{key}'"):
+            found[at]
     assert [timer.id for timer in timers[::2]] == [timers[0].id, timers[2].id]
 
 

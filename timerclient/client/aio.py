@@ -136,9 +136,12 @@ def _new_timer(value: object) -> NewTimer:
     return value
 
 
-def in_order(order: Sequence[int], outcome: RequestOutcome) -> Timers:
-    """Return the timers in the caller's order, from the order that `encode_together` returned."""
-    return Timers(outcome.ordered(order))
+def in_order(order: Sequence[int], keys: Sequence[str | None], outcome: RequestOutcome) -> Timers:
+    """Return the timers in the caller's order, from the order that `encode_together` returned.
+
+    `keys`: in the caller's order.
+    """
+    return Timers(outcome.ordered(order), keys)
 
 
 class AsyncTimerClient(SeriesCalls):
@@ -298,13 +301,15 @@ class AsyncTimerClient(SeriesCalls):
             OutcomeUnknown: No answer in time; the timers may have been scheduled, or may still be.
             TimerError: The batch was rejected; no timer was scheduled.
         """
+        named = None if keys is None else tuple(rows.texts("keys", keys))
         body, n = rows.encode_batch(
-            topic, payloads, when, keys, headers, on_conflict, ordering_keys, priorities
+            topic, payloads, when, named, headers, on_conflict, ordering_keys, priorities
         )
+        make = partial(Timers, keys=named or ())
         if request_id is not None:
-            return Timers(await self._schedule_named(body, request_id, timeout))
+            return make(await self._schedule_named(body, request_id, timeout))
         future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
-        call = WaitingCall(future, n, Timers, self.within_s(timeout))
+        call = WaitingCall(future, n, make, self.within_s(timeout))
         await self._first_calls.wait(call.within_s)
         self.producer().submit(body, call)
         return await self._answered(future, call)
@@ -327,11 +332,12 @@ class AsyncTimerClient(SeriesCalls):
             OutcomeUnknown: No answer in time; all may have been scheduled, or may still be.
             TimerError: The request was rejected; no timer was scheduled.
         """
-        body, order = encode_together(timers, on_conflict)
+        given = tuple(rows.listed("timers", timers))
+        body, order = encode_together(given, on_conflict)
+        make = partial(in_order, order, [each.key for each in given])
         if request_id is not None:
-            return Timers((await self._schedule_named(body, request_id, timeout)).ordered(order))
+            return make(await self._schedule_named(body, request_id, timeout))
         future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
-        make = partial(in_order, order)
         call = WaitingCall(future, len(order), make, self.within_s(timeout))
         await self._first_calls.wait(call.within_s)
         self.producer().submit(body, call)

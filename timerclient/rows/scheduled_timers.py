@@ -109,10 +109,11 @@ class Timers(Sequence[Timer]):
     NotPending (an update found no timer). `results` has all outcomes and raises nothing.
     """
 
-    __slots__ = ("_outcome",)
+    __slots__ = ("_keys", "_outcome")
 
-    def __init__(self, outcome: RequestOutcome) -> None:
-        self._outcome = outcome
+    def __init__(self, outcome: RequestOutcome, keys: Sequence[str | None] = ()) -> None:
+        """`keys`: one per row, for errors; empty: none."""
+        self._outcome, self._keys = outcome, keys
 
     @property
     def raw(self) -> bytes:
@@ -165,9 +166,11 @@ class Timers(Sequence[Timer]):
             results = o.results[index] if o.results else ()
             rest = b"".join(_pieces(others)[index])
             return Timers(
-                RequestOutcome(b"".join(self._pieces()[index]), o.duplicate, results, rest)
+                RequestOutcome(b"".join(self._pieces()[index]), o.duplicate, results, rest),
+                self._keys[index],
             )
-        return self._outcome.part(range(len(self))[index], 1).timer()
+        key = self._keys[index] if self._keys else None
+        return self._outcome.part(range(len(self))[index], 1).timer(key or "")
 
     def __repr__(self) -> str:
         return f"Timers({len(self)})"
