@@ -23,6 +23,8 @@ import grpc
 
 from cluster.rpc import grpc_errors
 from cluster.rpc.rpc_caller import CALLER, METADATA
+from cluster.security.access_rules import Permission
+from cluster.security.method_rules import METHOD_RULES
 from timer.model.timer_errors import EngineError, LeadershipLostError, NotReadyError
 from timerclient.proto import timer_pb2 as pb
 
@@ -40,14 +42,12 @@ SERVED_HERE: Final = frozenset(
     }
 )
 """Methods that each node answers itself. All others need the leader."""
-LOOK_UPS: Final = frozenset(
-    {
-        *("GetTimer", "ListTimers", "CountTimers", "TellStory"),
-        *("ListTopics", "ListProducers", "DescribePolicies"),
-        *("Peek", "ReadMessages"),
-        *("GetSeries", "ListSeries"),
-    }
+_OBSERVE: Final = frozenset(
+    path.rpartition("/")[2]
+    for path, rule in METHOD_RULES.items()
+    if rule.permission is Permission.OBSERVE
 )
+LOOK_UPS: Final = _OBSERVE - SERVED_HERE
 """Methods of the leader that change nothing."""
 REPEATABLE: Final = LOOK_UPS | {"DumpStacks", "OpenBackup", "FetchBackup", "CloseBackup"}
 """Without an answer, a caller may always repeat these."""
