@@ -45,6 +45,12 @@ for _ in range(10):
     client.close()
     print(forked(use))
 """
+ONE_DOWN = (
+    """
+sys.argv[1] = "127.0.0.1:1," + sys.argv[1]
+"""
+    + CLOSED
+)
 KEPT = """
 from timerclient.streams import node_channel
 client, consumer = use()
@@ -91,6 +97,12 @@ def test_process_forked_off_one_with_an_open_client_does_not_crash(threaded: Thr
 
 def test_process_forked_after_a_client_was_closed_has_its_own(threaded: Threaded) -> None:
     assert run(threaded, PARENT + CLOSED) == "0\n" * 10
+
+
+def test_process_forked_after_a_client_met_a_node_that_is_down_has_its_own(
+    threaded: Threaded,
+) -> None:
+    assert run(threaded, PARENT + ONE_DOWN) == "0\n" * 10
 
 
 def test_fork_soon_after_a_close_waits_for_the_end_of_the_threads(threaded: Threaded) -> None:

@@ -216,8 +216,10 @@ class Nodes:
         self._closed = True
         nodes = [*self._outdated, *self._nodes.values(), *self._relays.values()]
         self._nodes, self._relays, self._outdated, self._leader = {}, {}, [], None
-        self._stayed, self.last_error = (None, 0.0), None  # its traceback has nodes
         await asyncio.gather(*(node.close() for node in nodes))
+        self._stayed, self.last_error = (None, 0.0), None  # tracebacks have nodes
+        self._unreached.clear()
+        self._denied.clear()
 
     # ---- the leader
 
