@@ -188,6 +188,31 @@ def test_taken_keys_are_found_without_the_rows_that_have_them(
     assert asked == [len(names)]
 
 
+def test_timers_that_are_cancelled_in_the_chunk_that_has_their_keys_are_read_by_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, log = begun()
+    names = [b"%d" % key for key in range(200)]
+    rows = [(1, START_MS + 60_000, b"")] * len(names)
+    log.schedule(part_of(rows, keys=names))
+    catch_up(engine, log)
+    flush = engine.begin_flush()
+    assert flush is not None
+    flush.write()
+    engine.end_flush(flush)
+    log.schedule(part_of(rows, keys=names))  # its rows are not needed, those of the next are
+    log.cancel_keys([(1, name) for name in names])
+    engine.committed(LogIndex(len(log.entries)))
+    chunk = log.cached(*engine.next_chunk())
+    prefetch = engine.begin_prefetch(chunk)
+    assert prefetch is not None
+    prefetch.read()
+    engine.use_prefetch(prefetch)
+    monkeypatch.setattr(Finder, "find", None)  # a call would hold the event loop
+    engine.fold(chunk)
+    assert engine.machine.store.pending == 0
+
+
 def test_log_bytes_count_towards_a_flush_however_they_were_folded() -> None:
     engine, log = begun()
     begun_at = engine.log_bytes_since_flush

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from timer.files.disk import Disk
 from timer.model.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
-from timer.model.firing_order import Position, after, find, fire_order
+from timer.model.firing_order import Position, after, find
 from timer.model.units import UnixMs
 from timer.pending.memory.deleted_topics import NONE, DeletedTopics
 from timer.pending.memory.held_rows import ASIDE
@@ -69,7 +69,8 @@ class PrefetchedTimers:
         self, runs: Sequence[Run], due_ms: I64, seq: U64, rows: npt.NDArray[np.bool_]
     ) -> None:
         """`rows`: which timers' rows are needed (n, bool); of the others only tombstones are."""
-        order = fire_order(due_ms, seq)
+        # The first one counts of a timer that is there twice: that whose row is needed.
+        order = np.lexsort((~rows, seq, due_ms))
         self.due_ms, self.seq = due_ms[order], seq[order]
         self._runs = runs
         self._rows = rows[order]
