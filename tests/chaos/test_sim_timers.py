@@ -56,9 +56,9 @@ def test_clients_reach_a_leader_whose_disk_is_damaged() -> None:
     assert world.town.leader() is leader
 
 
-def book_of(payload: bytes = b"x") -> PromiseBook:
+def book_of() -> PromiseBook:
     book = PromiseBook()
-    book.asked([payload])
+    book.asked([b"x"])
     book.scheduled(NAME, "a", NAME.due_ms)
     return book
 

@@ -192,13 +192,13 @@ class Mailroom:
                 assert self.read(group.topic, u64([offset])) == [self.messages[group.topic][offset]]
 
 
-def run_mailroom(seed: int, steps: int = 150) -> None:
-    """Play a random program of `steps` steps."""
+def run_mailroom(seed: int) -> None:
+    """Play a random program."""
     chance = random.Random(seed)
     room = Mailroom(chance)
     actions = [room.fire, room.consume, room.step_fetch, room.step_flush, room.restart]
     actions.append(room.failover)
-    for _ in range(steps):
+    for _ in range(150):
         chance.choices(actions, [3, 8, 4, 4, 0.3, 0.3])[0]()
         room.check()
     room.drain()

@@ -242,12 +242,12 @@ def test_extended_lease_ends_later_and_never_sooner() -> None:
     assert extend(*held, u64([1]), LEASE_MS, play.now).tolist() == [LEASE_LOST]
 
 
-def dead_letters(play: Play, *, size: int = 1) -> Group:
+def dead_letters(play: Play) -> Group:
     """Deliver two messages to a group with two attempts per message."""
     group = play.make_group()
     play.alter(group, max_attempts=2)
     play.join(group)
-    play.schedule("s", 0, 0, size=size)
+    play.schedule("s", 0, 0, size=1)
     play.settle()
     del play.answers["s"]
     return group

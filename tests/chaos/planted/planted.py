@@ -134,7 +134,7 @@ SLOW_LINKS: Final[dict[str, Any]] = {
 """Slow links and disks, so that many messages are under way at any time; the rest is cheap."""
 
 
-def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None:
+def hunt(mutation: Mutation, first_seed: int) -> Found | None:
     """Return the first failure that shows `mutation`. None: none within its number of seeds."""
     for number in range(mutation.seeds):
         seed = first_seed + number
@@ -143,7 +143,7 @@ def hunt(mutation: Mutation, first_seed: int, seconds: int = 40) -> Found | None
         options = drawn.aim(**{**PLAIN, "faults": faults, **mutation.aim})
         with mutation.plant():
             try:
-                mutation.world(seed, options=options).run(seconds)
+                mutation.world(seed, options=options).run(40)
             except Broken as error:
                 if error.checker in mutation.checkers:
                     return Found(seed, number + 1, error.checker, str(error))
