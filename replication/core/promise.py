@@ -80,9 +80,7 @@ class PromiseFile:
         if not disk.exists(path):
             raise PromiseLostError(
                 f"{path} is missing. It was written when the directory was formatted, so the"
-                " promises of this replica are lost. Replace it by a new replica: format an empty"
-                " directory with `timerd init --learner`, start it, then `timerctl members replace`"
-                " (docs/members.md)"
+                " promises of this replica are lost: `timerctl members replace` (docs/members.md)"
             )
         promise, unsure = _decode(path, disk.read(path))
         if promise.epoch < last_epoch:

@@ -33,8 +33,9 @@ def disk() -> SimDisk:
 
 
 def test_absent_file_is_a_promise_that_was_lost(disk: SimDisk) -> None:
-    with pytest.raises(PromiseLostError, match="/data/promise is missing"):
+    with pytest.raises(PromiseLostError, match="/data/promise is missing") as lost:
         PromiseFile.load(disk, PATH)
+    assert "init" not in str(lost.value), "the node waits: one command replaces it"
 
 
 def test_formatted_replica_never_promised_and_is_unsure(disk: SimDisk) -> None:
