@@ -50,7 +50,8 @@ class Space:
         mono_ms: Callable[[], MonoMs],
     ) -> None:
         """`transfer` hands the leadership to a replica. `mono_ms` is the monotonic clock."""
-        self._disk, self._path, self._name = disk, config.data, config.name
+        self._disk, self._name = disk, config.name
+        self._path = config.data / "log"  # if it is removed, the node must acknowledge no entry
         self._reserve = config.storage.reserve_bytes
         self._replica, self._host = replica, host
         self._peers, self._transfer, self._mono_ms = peers, transfer, mono_ms

@@ -1,6 +1,7 @@
 """Against real processes: nodes that lack dropped entries, and nodes with damaged files."""
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,6 +153,20 @@ def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
         cluster.start(damaged, timeout_s=WAIT_S)
         until(lambda: installs(cluster, damaged) > before, WAIT_S)
         assert f"{path.name}: corrupt at byte" in cluster.log(damaged)
+        client.schedule("far", b"after", delay=3600)
+    cluster.digests_agree()
+    until(lambda: not (data / "damaged").exists())
+
+
+def test_node_whose_log_is_removed_while_it_runs_heals_by_itself(cluster: Running) -> None:
+    cluster.up()
+    robbed, _ = cluster.followers()
+    data = cluster.directory / robbed
+    with cluster.client() as client:
+        client.schedule("far", b"before", delay=3600)
+        before = installs(cluster, robbed)
+        shutil.rmtree(data / "log")
+        until(lambda: installs(cluster, robbed) > before, WAIT_S)
         client.schedule("far", b"after", delay=3600)
     cluster.digests_agree()
     until(lambda: not (data / "damaged").exists())
