@@ -257,3 +257,11 @@ async def test_node_relays_once_a_leader_is_out_of_reach_for_longer_than_a_failo
         if (relay := found[-1]) is not None:
             assert (relay.address, relay.relays, nodes._leader_epoch) == ("n2:1", True, 7)
         await nodes.close()
+
+
+async def test_node_that_knows_an_older_leader_than_another_relays_nothing() -> None:
+    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None))
+    nodes._followers = {"n1:1": ("n3:1", 6), "n2:1": ("n4:1", 7)}
+    chosen = {relay.address for _ in range(50) if (relay := nodes._relay()) is not None}
+    assert chosen == {"n2:1"}
+    await nodes.close()

@@ -346,8 +346,9 @@ class Nodes:
         """
         followers = [*self._followers.items()]
         self.rng.shuffle(followers)  # clients spread over the nodes
+        newest = max((epoch for _, (_, epoch) in followers), default=0)
         for address, (leader, epoch) in followers:
-            if not leader or leader in self._followers:
+            if not leader or leader in self._followers or epoch < newest:  # cut off from the others
                 continue
             mine = self._others or leader in self._addresses
             after_s = RELAYED_SLOW_S if mine and self._is_slow(leader) else RELAYED_S
