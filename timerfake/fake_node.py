@@ -200,6 +200,10 @@ class FakeNode(TopicView):
         """Return (epoch, leader's name, controller's name)."""
         return self.log.epoch, NAME, NAME
 
+    def hears_leader(self) -> bool:
+        """Return False: this node leads."""
+        return False
+
     def leader_address(self) -> None:
         """Return None: no other node leads."""
 

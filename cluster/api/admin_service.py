@@ -64,6 +64,9 @@ class View(Protocol):
     def leader_address(self) -> str | None:
         """Return host:port of the leader. None: this node leads, or the leader is unknown."""
 
+    def hears_leader(self) -> bool:
+        """Return whether the leader that this node follows was heard a moment ago."""
+
     def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""
 
@@ -169,6 +172,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             leader=leader,
             controller=controller,
             leader_address=self._view.leader_address() or "",
+            hears_leader=self._view.hears_leader(),
             nodes=sorted(nodes, key=lambda node: node.name),
             feature_level=max(node.feature_level for node in nodes),
         )

@@ -121,6 +121,10 @@ class NodeState(TopicView):
         name = self.leader_name()
         return self._config.peers.get(name) if name not in (None, self.name) else None
 
+    def hears_leader(self) -> bool:
+        """Return whether the leader that this node follows was heard a moment ago."""
+        return self._replica.silent_ms <= self._config.replication_config().guard_ms
+
     def leader_name(self) -> str | None:
         """Return the name of the leader that this node follows, or its own. None: unknown."""
         return self._name_of(self._replica.leader_id)
@@ -542,6 +546,7 @@ class NodeState(TopicView):
             "controller": controller,
             "nodes": [as_dict(node) for node in nodes],
             "leader_address": self.leader_address() or "",
+            "hears_leader": self.hears_leader(),
             "feature_level": max(node.feature_level for node in nodes),
         }
 

@@ -17,7 +17,8 @@ from tests.cluster.running import RPC_S, Running, error_of, streamed, until
 from timer.model.timer_errors import LeadershipLostError, NotReadyError
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.client_events import Connected
+from timerclient.values.client_events import Connected, LeaderMissing
+from timerclient.values.errors import Unreachable
 from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import TRAILER
 
@@ -408,3 +409,23 @@ def test_client_that_reaches_one_node_only_can_do_everything(cluster: Running, t
             third.ack().result()
         assert [first.payload, second.payload, third.payload] == [b"1", b"2", b"3"]
     cluster.up()
+
+
+def test_client_of_a_cluster_without_a_majority_finds_no_leader(
+    cluster: Running, topic: str
+) -> None:
+    follower, other = cluster.followers()
+    leader = cluster.wait_for_leader()
+    events: list[object] = []
+    with TimerClient(cluster.node(follower).grpc, on_event=events.append) as client:
+        client.schedule(topic, b"1", delay=0)
+        cluster.kill(other)
+        cluster.kill(leader)
+        until(lambda: not client.status(local=True).hears_leader)
+        assert client.status(local=True).leader_address  # it names the dead leader on
+        events.clear()
+        with pytest.raises(Unreachable):
+            client.schedule(topic, b"2", timeout=3)
+    cluster.up()
+    assert any(isinstance(each, LeaderMissing) for each in events)
+    assert not any(getattr(each, "relayed", False) for each in events)

@@ -125,6 +125,7 @@ async def test_asked_who_leads_a_node_tells_that_of_itself_and_asks_no_other() -
         node_leadership=lambda: leads,
         leadership=lambda: (3, "n1", "n2"),
         leader_address=lambda: None,
+        hears_leader=lambda: False,
     )
     none = cast("Any", None)
     admin = AdminService(view, none, none, none, none)

@@ -221,7 +221,9 @@ async def test_error_names_the_leader_that_can_not_be_reached() -> None:
 async def test_node_relays_once_a_leader_is_out_of_reach_for_longer_than_a_failover() -> None:
     def says(leader: str) -> Any:
         async def answer(*_: object, **__: object) -> pb.GetStatusResponse:
-            return pb.GetStatusResponse(epoch=7, leader_address=leader, nodes=[pb.NodeStatus()])
+            return pb.GetStatusResponse(
+                epoch=7, leader_address=leader, hears_leader=True, nodes=[pb.NodeStatus()]
+            )
 
         return answer
 

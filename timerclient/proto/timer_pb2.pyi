@@ -3041,6 +3041,7 @@ class GetStatusResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     LEADER_ADDRESS_FIELD_NUMBER: _builtins.int
     FEATURE_LEVEL_FIELD_NUMBER: _builtins.int
+    HEARS_LEADER_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     epoch: _builtins.int
     leader: _builtins.str
@@ -3051,6 +3052,8 @@ class GetStatusResponse(_message.Message):
     """host:port, if another node is known to lead"""
     feature_level: _builtins.int
     """the highest of the nodes that answer; 0: unknown (docs/upgrade.md)"""
+    hears_leader: _builtins.bool
+    """the leader at leader_address was heard a moment ago"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     def __init__(
@@ -3063,10 +3066,11 @@ class GetStatusResponse(_message.Message):
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
         leader_address: _builtins.str = ...,
         feature_level: _builtins.int = ...,
+        hears_leader: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "epoch", b"epoch", "feature_level", b"feature_level", "leader", b"leader", "leader_address", b"leader_address", "nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "controller", b"controller", "epoch", b"epoch", "feature_level", b"feature_level", "hears_leader", b"hears_leader", "leader", b"leader", "leader_address", b"leader_address", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ NOT_LEADER names is probed first. If a node falls silent, the client probes the 
 paused process closes no connection.
 
 A client behind a load balancer or outside of the nodes' network may not reach the leader's
-address. Then a node that it reaches and that names the leader relays its requests.
+address. Then a node that it reaches and that hears the leader relays its requests.
 
 A round of probes is short, so that dead nodes do not delay it. The time for an answer grows with
 the duration of the search, to 5 s after 20 s. From then on, a node that drops packets delays each
@@ -142,8 +142,8 @@ class Nodes:
         self._unreached: dict[str, TimerError] = {}
         """Address -> why the last probe of the node there failed."""
         self._followers: dict[str, tuple[str, int]] = {}
-        """Address of a node that does not lead -> (address, epoch) of the leader that it named in
-        the last round of probes; an empty address: it knows none."""
+        """Address of a node that does not lead -> (address, epoch) of the leader that it heard, by
+        the last round of probes; an empty address: it hears none."""
         self._denied: dict[str, TimerError] = {}
         """Address -> why the node there denied the probe of the last round: it denies all calls."""
         self._addresses = list(addresses)
@@ -408,7 +408,8 @@ class Nodes:
         if (why := self._unreached.get(status.leader_address)) is not None:
             text += f"; the leader is at {status.leader_address}: {why}"
         self.last_error = Unreachable(text)
-        self._followers[node.address] = status.leader_address, status.epoch
+        heard = status.leader_address if status.hears_leader else ""
+        self._followers[node.address] = heard, status.epoch
         if status.leader_address and status.leader_address not in self._nodes:
             self._hint = status.leader_address  # of a node that joined later
         return -1
