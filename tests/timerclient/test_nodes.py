@@ -267,3 +267,24 @@ async def test_node_that_knows_an_older_leader_than_another_relays_nothing() -> 
     chosen = {relay.address for _ in range(50) if (relay := nodes._relay()) is not None}
     assert chosen == {"n2:1"}
     await nodes.close()
+
+
+async def test_call_leaves_a_silent_relay_that_hears_the_leader_no_more() -> None:
+    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None))
+    relay, hearing = nodes._node("n1:1", relays=True), {"n1:1"}
+
+    def says(address: str) -> Any:
+        async def answer(*_: object, **__: object) -> pb.GetStatusResponse:
+            hears, node = address in hearing, pb.NodeStatus()
+            return pb.GetStatusResponse(leader_address="n3:1", hears_leader=hears, nodes=[node])
+
+        return SimpleNamespace(GetStatus=answer)
+
+    for address in ("n1:1", "n2:1"):
+        node: Any = nodes.node(address)
+        node.admin = says(address)
+    assert not await nodes.moved(relay)
+    hearing, nodes._stayed = {"n2:1"}, (None, 0.0)
+    assert await nodes.moved(relay)
+    assert nodes._leader is nodes._node("n2:1", relays=True)
+    await nodes.close()

@@ -290,8 +290,9 @@ class Nodes:
             if same and now() - self._stayed[1] < self.settings.stall_s / 4:
                 return False
             leader = await self._probe_all()
-            if leader is None and node.relays and node.address not in self._followers:
-                leader = self._relay()
+            if leader is None and node.relays:
+                heard, _ = self._followers.get(node.address, ("", 0))
+                leader = node if heard else self._relay()
             if leader is None or leader is node:
                 self._stayed = node, now()  # after the round, which may take longer than that
                 return False
