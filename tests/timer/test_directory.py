@@ -103,7 +103,7 @@ def test_founder_with_another_id_is_our_bug(disk: Disk, path: Path) -> None:
 
 def test_absent_and_empty_say_init(disk: Disk, path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(WrongDirectoryError, match="run `timerd init`"):
+        with pytest.raises(WrongDirectoryError, match="`timerd init`"):
             open_directory(disk, path, cluster_id=CLUSTER, name="a")
         disk.make_dir(path)
     assert disk.list_dir(path) == []

@@ -14,7 +14,7 @@ from timerclient import AckResult, AsyncTimerClient, ClientSettings, ExtendResul
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Batch
 from timerclient.streams import subscription
-from timerclient.streams.credit import UNKNOWN, Credit
+from timerclient.streams.credit import FIRST, Credit
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
 
@@ -702,12 +702,12 @@ def test_credit_refills_by_half_windows_and_ends_with_its_total() -> None:
 def test_credit_of_large_messages_is_that_of_the_bytes_that_may_wait() -> None:
     credit = Credit(1_000)
     credit.bytes_max = 1_000
-    assert credit.grant() == UNKNOWN
-    credit.arrived(60, 60 * 10)  # ten bytes each: 100 fit
-    assert credit.grant() == 100 - UNKNOWN
+    assert credit.grant() == FIRST
+    credit.arrived(96, 96 * 5)  # 200 fit
+    assert credit.grant() == 200 - FIRST
     credit.arrived(4, 4 * 5_000)  # one is larger than all that may wait
-    credit.arrived(36, 0)
-    credit.taken(99)
+    credit.arrived(100, 0)
+    credit.taken(199)
     assert not credit.due()
     credit.taken(1)
     assert credit.due()

@@ -9,11 +9,10 @@ from typing import Final
 from timerclient.values.client_settings import WINDOW_BYTES_MAX
 
 FIRST: Final = 100
-"""Messages fetched ahead, one by one, before the pace is known."""
+"""Messages fetched ahead before their size is known, and the pace of an application that takes
+them one by one."""
 WEIGHT: Final = 0.2
 """Weight of the last measurement in the mean."""
-UNKNOWN: Final = 64
-"""Messages that are granted before the size of a payload is known."""
 
 
 class WorkPace:
@@ -74,7 +73,7 @@ class Credit:
         """Messages arrived and not taken."""
         self.bytes_max = WINDOW_BYTES_MAX
         """Payload bytes that may wait here, roughly."""
-        self._fits = UNKNOWN
+        self._fits = FIRST
         """Messages whose payloads fit into `bytes_max`."""
         self._each = 0.0
         """Payload bytes of a message: the mean of a batch, which rises at once and falls slowly."""
