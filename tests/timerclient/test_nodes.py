@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from timerclient import AsyncTimerClient
@@ -288,3 +289,24 @@ async def test_call_leaves_a_silent_relay_that_hears_the_leader_no_more() -> Non
     assert await nodes.moved(relay)
     assert nodes._leader is nodes._node("n2:1", relays=True)
     await nodes.close()
+
+
+async def test_connections_to_relays_are_renewed_and_closed_as_all_others() -> None:
+    renewed = [False]
+
+    class Renewing:
+        def __call__(self, address: str) -> grpc.aio.Channel:
+            return grpc.aio.insecure_channel(address)
+
+        def renewed(self) -> bool:
+            return renewed.pop() if renewed else False
+
+    nodes = Nodes(["n1:1"], ClientSettings(), Renewing())
+    first = nodes._node("n1:1", relays=True)
+    assert nodes._node("n1:1", relays=True) is first
+    renewed.append(True)
+    second = nodes._node("n1:1", relays=True)
+    assert second is not first
+    assert [each.is_closed for each in (first, second)] == [False, False], "streams go on"
+    await nodes.close()
+    assert [each.is_closed for each in (first, second)] == [True, True]
