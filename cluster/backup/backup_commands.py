@@ -197,8 +197,8 @@ def _verify(args: argparse.Namespace) -> int:
     checked, damages = damages_of(_store(args), args.backup)
     lines = [*damages, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
     if damages:
-        lines += ["remove these files if they are damaged for good;"]
-        lines[-1] += " the next backup sends those again that the node still has"
+        remedy = "the next backup sends the parts again that the node still has"
+        lines.append(f"remove these files if they are damaged for good: {remedy}")
     put(args, {"parts": checked, "damaged": damages}, "\n".join(lines))
     return FAILED if damages else OK
 

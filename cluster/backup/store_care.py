@@ -35,9 +35,8 @@ def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list
             needed = [each.backup for each in found if part in each.parts]
             many = f"{len(needed)} backups, {needed[0]} to {needed[-1]}, need it"
             damages[part.name] = f"{error}; {many if needed[1:] else f'{needed[0]} needs it'}"
-    left = (
-        _parts_of(_backups(store, backup)) if damages else {}
-    )  # a prune may have deleted parts meanwhile
+    # A prune may have deleted parts meanwhile.
+    left = _parts_of(_backups(store, backup)) if damages else {}
     return len(parts), [text for name, text in damages.items() if name in left]
 
 

@@ -4,10 +4,10 @@
     handler --answer--> deliver: its bytes count until the transport has room for more
     every LOOK_S: the buffer of a transport is full, or it is closing --too long--> abort
 
-A transport of asyncio waits without end for a client that does not read, also one that is closing,
-and so does the task that writes the answer. With TLS a transport takes one write of any length
-before it reports a full buffer. So a long answer is written in pieces, and its bytes count until
-the last one is taken.
+A transport of asyncio, also a closing one, waits without end for a client that does not read. So
+does the task of the answer. With TLS a transport takes one write of any length before it reports a
+full buffer. So a long answer is written in pieces, and its bytes count until the last piece is
+taken.
 
 A receive holds its connection while it waits. So some connections are kept free of requests, for
 probes and for the answer 503.

@@ -14,7 +14,6 @@ closing its connections is given up as soon as this node knows another leader.
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -92,16 +91,17 @@ class _Line:
         Raises:
             NotReadyError: the connection failed, or is not open in time.
         """
+        within_s = CONNECT_S if left_s is None else min(CONNECT_S, left_s)
         state = self.channel.get_state(try_to_connect=True)
         try:
-            async with asyncio.timeout(min(CONNECT_S, math.inf if left_s is None else left_s)):
+            async with asyncio.timeout(within_s):
                 while state is not grpc.ChannelConnectivity.READY:
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                         raise NotReadyError(f"no connection to the node {self.target}: retry")
                     await self.channel.wait_for_state_change(state)
                     state = self.channel.get_state(try_to_connect=True)
         except TimeoutError:
-            text = f"the node {self.target} took no connection within {CONNECT_S:g} s: retry"
+            text = f"the node {self.target} took no connection within {within_s:.3g} s: retry"
             raise NotReadyError(text) from None
 
 

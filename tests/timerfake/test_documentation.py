@@ -29,24 +29,30 @@ EXAMPLES = examples("docs/testing.md")
 SETTINGS = ["asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function"]
 
 
+def output(folder: Path, *words: str) -> str:
+    """Return all that a module prints in a folder, where the project's packages are found."""
+    run = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return run.stdout + run.stderr
+
+
 def test_examples_of_the_documentation_pass(tmp_path: Path) -> None:
     source = "\n\n".join(EXAMPLES)
     (tmp_path / "test_examples.py").write_text(source)
     (tmp_path / "pytest.ini").write_text(
         "\n".join(["[pytest]", *SETTINGS, "filterwarnings = error"])
     )
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    told = output(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path))
     tests = len(re.findall(r"^(?:async )?def test_", source, re.MULTILINE))
     assert tests >= 9
-    assert f"{tests} passed" in run.stdout, run.stdout + run.stderr
+    assert f"{tests} passed" in told, told
 
 
 def test_examples_have_types(tmp_path: Path) -> None:
@@ -57,17 +63,9 @@ def test_examples_have_types(tmp_path: Path) -> None:
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
     files = [f"{name}.py" for name in sources]
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", *files],
-        cwd=tmp_path,
-        env=os.environ | {"MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    errors = [line for line in run.stdout.splitlines() if "[untyped-decorator]" not in line]
-    assert not [line for line in errors if ": error:" in line], run.stdout + run.stderr
+    told = output(tmp_path, "mypy", "--strict", "--ignore-missing-imports", *files)
+    errors = [line for line in told.splitlines() if "[untyped-decorator]" not in line]
+    assert not [line for line in errors if ": error:" in line], told
 
 
 def played(example: str, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:

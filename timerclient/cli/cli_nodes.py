@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
-from timerclient.cli.cli_errors import FAILED, OK
+from timerclient.cli.cli_errors import FAILED, OK, UNREACHABLE
 from timerclient.cli.cli_watch import add_watch
 from timerclient.rows.message_json import as_dict
 from timerclient.values.errors import TimerError, Unreachable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
     from timerclient.proto import timer_pb2 as pb
 
-UNREACHABLE: Final = 3
 CLOSE: Final = 100
 """Log entries that a node which has caught up may be behind: the log grows meanwhile."""
 HOW_TO_VOTE: Final = "see timerctl members"
