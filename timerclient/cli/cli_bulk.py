@@ -30,6 +30,7 @@ from typing import IO, Any, Final
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import when_of
 from timerclient.cli.cli_errors import NOT_CHANGED, OK
+from timerclient.client.aio import make_row
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows.rows import NewTimer
 from timerclient.values.errors import AlreadyExists, InvalidRequest, NotPending, TimerError
@@ -45,6 +46,9 @@ AT_ONCE: Final = 16
 _DUE: Final = ("due", "due_ms", "delay", "delay_level")
 _PAYLOADS: Final = ("payload", "payload_base64")
 _FIELDS: Final = (*(*_PAYLOADS, *_DUE, "key", "ordering_key", "priority", "headers", "request_id"),)
+_LIMITS: Final = {"due": "a text", "delay": "a text or a number of seconds"}
+SHOWN: Final = 40
+"""Characters of a value in an error."""
 _DONE: Final = (ScheduleResult.SCHEDULED, ScheduleResult.REPLACED, ScheduleResult.KEPT)
 _WHY: Final = {
     ScheduleResult.REJECTED: "a pending timer has its key",
@@ -100,18 +104,18 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"must be JSON: {error}") from error
     if not isinstance(said, dict):
-        raise ValueError(f"{output.plain(repr(said)[:40])}: must be an object")
+        raise ValueError(f"{_shown(said)}: must be an object")
     if unknown := [name for name in said if name not in _FIELDS]:
         raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(_FIELDS)}")
     key, own_id, headers = said.get("key"), said.get("request_id"), said.get("headers")
     ordering_key, priority = said.get("ordering_key"), said.get("priority")
     for name, value in (("key", key), ("ordering_key", ordering_key), ("request_id", own_id)):
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{name} = {value!r}: must be a text")
+            raise ValueError(f"{name} = {_shown(value)}: must be a text")
     if headers is not None and not _are_texts(headers):
-        raise ValueError(f"headers = {headers!r}: must be an object of texts")
+        raise ValueError(f"headers = {_shown(headers)}: must be an object of texts")
     if priority is not None and type(priority) is not int:
-        raise ValueError(f"priority = {priority!r}: must be a whole number")
+        raise ValueError(f"priority = {_shown(priority)}: must be a whole number")
     when = _when(said) or {**when_of(args)}
     payload = _payload(said)
     timer = NewTimer(
@@ -123,7 +127,15 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
         priority=priority,
         **when,
     )
+    mode = args.on_conflict or "reject"
+    make_row(args.topic, payload, key, headers, mode, timer.when, ordering_key, priority)  # checks
     return InputLine(number, timer, len(payload), own_id)
+
+
+def _shown(value: object) -> str:
+    """Return a value as the line has it, in JSON; a long one is cut."""
+    text = output.to_json(value, indent=None)
+    return output.plain(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,7 +162,7 @@ def _payload(said: dict[str, Any]) -> bytes:
         raise ValueError("give one of payload and payload_base64")
     value = said[given[0]]
     if not isinstance(value, str):
-        raise ValueError(f"{given[0]} = {value!r}: must be a text")
+        raise ValueError(f"{given[0]} = {_shown(value)}: must be a text")
     if given == ["payload"]:
         return value.encode()
     try:
@@ -168,12 +180,13 @@ def _when(said: dict[str, Any]) -> dict[str, Any]:
         return {}
     [name] = given
     value = said[name]
-    if name == "due":
-        return {"due": cli_args.aware(value if isinstance(value, str) else repr(value))}
-    if name == "delay":
+    if name == "due" and isinstance(value, str):
+        return {"due": cli_args.aware(value)}
+    if name == "delay" and type(value) in (str, int, float):
         return {"delay": cli_args.duration(str(value))}
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{name} = {value!r}: must be a whole number")
+    if name in _LIMITS or type(value) is not int:
+        limit = _LIMITS.get(name, "a whole number")
+        raise ValueError(f"{name} = {_shown(value)}: must be {limit}")
     return {name: value}
 
 
@@ -254,7 +267,8 @@ class BulkSchedule:
                 request_id=f"{self._id}.{first}",
             )
         except InvalidRequest as error:
-            raise InvalidRequest(f"lines {first} to {last}: {error}") from error
+            named = f"line {first}" if first == last else f"lines {first} to {last}"
+            raise InvalidRequest(f"{named}: {error}") from error
         results = {}
         for at, (line, result) in enumerate(zip(lines, timers.results, strict=True)):
             made = timers[at] if result in _DONE else None
