@@ -4,13 +4,15 @@ All client input about series is checked here and at the leader
 (timer/leader/intake/series_intake.py). An error names field, value and limit.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from cluster.api import wire_rows, wire_timers
 from cluster.api.wire_rows import RequestLimits
+from cluster.rpc.rpc_caller import CALLER
+from cluster.security.access_rules import AccessTarget, Permission
 from cluster.settings.cron_calendar import CronCalendar
 from cluster.state.host import Host
 from timer.leader.leader import Leader
@@ -82,11 +84,12 @@ class SeriesDesk:
         self._calendar = CronCalendar()
 
     async def create(self, request: pb.CreateSeriesRequest) -> pb.CreateSeriesResponse:
-        """Create a series, or return an equal one that has the key.
+        """Create a series, or return an equal one that has the key; `alter` makes it equal.
 
         Raises:
             AlreadyExistsError: a series of another definition has the key.
             InvalidRequestError: names field, value and limit.
+            PermissionDeniedError: the caller may not alter series.
         """
         leader, name = self._host.require_leader(), wire_rows.topic_name(request.topic)
         key, said = self._key(request.key), changes_of(request.fields, self._limits)
@@ -94,6 +97,8 @@ class SeriesDesk:
         if request.preview:
             return pb.CreateSeriesResponse(next_ms=self._preview(spec, request.preview))
         self._begun(spec).check_size(key)  # before a topic is created
+        if request.alter and (caller := CALLER.get()) is not None:
+            caller.require(Permission.CANCEL, AccessTarget(name))
         topic = await self._topic(leader, name)
         known = leader.machine.series.find(topic.topic_id, key)
         if not known:
@@ -106,9 +111,13 @@ class SeriesDesk:
                 _check(applied, name)
                 return pb.CreateSeriesResponse(series=self._shown(leader.machine, applied.series))
             known = applied.series
-        view = leader.series.find(known)
-        if not view.spec.same_as(spec, started=bool(spec.start_ms)):
-            raise AlreadyExistsError("series", request.key, "it differs; change or delete it")
+        now = self._host.now()
+        changes = leader.series.find(known).spec.changes_to(spec, now.clock_ms)
+        if changes and not request.alter:
+            limit = "it differs; on_conflict = alter gives it this definition"
+            raise AlreadyExistsError("series", request.key, limit)
+        if changes:
+            await self._alter(leader, known, changes, name)
         return pb.CreateSeriesResponse(series=self._shown(leader.machine, known), existed=True)
 
     async def alter(self, request: pb.AlterSeriesRequest) -> pb.AlterSeriesResponse:
@@ -122,13 +131,18 @@ class SeriesDesk:
         changes = changes_of(request.fields, self._limits)
         if not changes:
             raise InvalidRequestError("fields", "none", "at least one must be given")
+        await self._alter(leader, series_id, changes, request.topic)
+        return pb.AlterSeriesResponse(series=self._shown(leader.machine, series_id))
+
+    async def _alter(
+        self, leader: Leader, series_id: int, changes: Mapping[str, Any], topic: str
+    ) -> None:
         now = self._host.now()
         applied = await self._host.ask(
             lambda done: leader.series.alter(series_id, changes, now, done)
         )
         assert isinstance(applied, SeriesApplied)
-        _check(applied, request.topic)
-        return pb.AlterSeriesResponse(series=self._shown(leader.machine, series_id))
+        _check(applied, topic)
 
     async def delete(self, request: pb.DeleteSeriesRequest) -> pb.DeleteSeriesResponse:
         """Delete a series.

@@ -1,7 +1,7 @@
 """The caller of the RPC that a task handles, and the caller's permissions.
 
 A port's gate notes the caller before the handler runs. Services need it only where a request alone
-does not name its topic: timers by id, and dead letters.
+does not name its topic, as for timers by id and dead letters, or needs one more permission.
 """
 
 import asyncio
@@ -94,6 +94,15 @@ class Caller:
         permission = self.rule.permission
         return permission is None or self.rules().may(self.identity, permission, target)
 
+    def require(self, permission: Permission, target: AccessTarget) -> None:
+        """Check that the caller has one more permission than the method's for a target.
+
+        Raises:
+            PermissionDeniedError: it has not.
+        """
+        if not self.rules().may(self.identity, permission, target):
+            raise self._denial(target, permission)
+
     def may_produce(self, topic: str) -> bool:
         """Return whether the caller may produce to a topic, by the rules in force."""
         return self.rules().may(self.identity, Permission.PRODUCE, AccessTarget(topic))
@@ -118,8 +127,10 @@ class Caller:
         for target in self.kept:
             self.check_target(target)
 
-    def _denial(self, target: AccessTarget) -> PermissionDeniedError:
-        permission = self.rule.permission
+    def _denial(
+        self, target: AccessTarget, permission: Permission | None = None
+    ) -> PermissionDeniedError:
+        permission = permission or self.rule.permission
         needed = "" if permission is None else f" for {permission}"
         on = "" if target.topic is None else f" on {target.topic!r:.300}"
         on += "" if target.group is None else f", group {target.group!r:.300}"

@@ -31,7 +31,13 @@ from timer.model import timer_id
 from timer.model.recurrence import COUNT_MAX, TIMES_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.rows.series_fields import EVERY_LIMIT, EVERY_S_MAX, EVERY_S_MIN, MISFIRES
+from timerclient.rows.series_fields import (
+    CONFLICTS,
+    EVERY_LIMIT,
+    EVERY_S_MAX,
+    EVERY_S_MIN,
+    MISFIRES,
+)
 
 PAGE_SIZE_MAX: Final = 100
 """Series of one page. Each has up to 16 KiB, which JSON may make six times as long."""
@@ -77,7 +83,12 @@ def _named(fields: Fields) -> tuple[str, str]:
 
 def _create(fields: Fields) -> pb.CreateSeriesRequest:
     topic, key = _named(fields)
-    return pb.CreateSeriesRequest(topic=topic, key=key, fields=_definition(fields, new=True))
+    return pb.CreateSeriesRequest(
+        topic=topic,
+        key=key,
+        fields=_definition(fields, new=True),
+        alter=bool(json_fields.choice(fields, "on_conflict", CONFLICTS, "reject")),
+    )
 
 
 def _alter(fields: Fields) -> pb.AlterSeriesRequest:
@@ -190,7 +201,12 @@ _PREVIEW: Final = {
     **_DEFINITION,
     "next_times": WHOLE | {"description": f"1 to {TIMES_MAX}; default: {PREVIEW_DEFAULT}"},
 }
-_EXISTED: Final = {"existed": FLAG | {"description": "an equal series had the key"}}
+_CONFLICT: Final = {
+    "on_conflict": words(*CONFLICTS)
+    | {"description": "if a series of another definition has the key; default: reject"}
+}
+_CREATION: Final = {**_DEFINITION, **_CONFLICT}
+_EXISTED: Final = {"existed": FLAG | {"description": "a series had the key"}}
 
 
 def _shown(name: str, **more: Schema) -> Schema:
@@ -209,7 +225,7 @@ FORMS: Final[Mapping[str, HttpForm]] = {
     "CreateSeries": HttpForm(
         request=_create,
         answer=lambda _, answer: _document(answer.series) | {"existed": answer.existed},
-        body=_BODY,
+        body=named("SeriesCreation", _CREATION, optional=_CREATION),
         answered=_shown("CreatedSeries", **_EXISTED),
     ),
     "PreviewSeries": HttpForm(

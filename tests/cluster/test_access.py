@@ -1,12 +1,17 @@
 """Rules of access: their file, and the table of the methods' needs."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
+from cluster.api.series_desk import SeriesDesk
+from cluster.api.wire_rows import RequestLimits
 from cluster.rpc.access_file import AccessFile
+from cluster.rpc.rpc_caller import CALLER, Caller
 from cluster.security.access_rules import (
     CLUSTER,
     AccessRule,
@@ -16,7 +21,8 @@ from cluster.security.access_rules import (
 )
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
-from timer.model.timer_errors import ConfigError
+from timer.model.timer_errors import ConfigError, PermissionDeniedError
+from timer.model.units import MonoMs, Now, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 RULES = """
@@ -153,6 +159,22 @@ def test_error_of_a_malformed_file_names_the_file(tmp_path: Path) -> None:
 )
 def test_a_call_to_a_single_node_needs_operate(method: str) -> None:
     assert METHOD_RULES[f"/timer.v1.AdminService/{method}"].permission is Permission.OPERATE
+
+
+async def test_a_series_is_altered_by_its_creation_only_with_the_permission_of_a_change() -> None:
+    method = "/timer.v1.TimerService/CreateSeries"
+    rules, unused = parse_rules(RULES), cast("Any", None)
+    host: Any = SimpleNamespace(require_leader=lambda: None, now=lambda: Now(MonoMs(0), UnixMs(0)))
+    limits = RequestLimits(
+        key_bytes_max=100, headers_bytes_max=100, request_rows_max=100, request_bytes_max=1_000
+    )
+    desk = SeriesDesk(host, unused, limits, salt=0)
+    request = pb.CreateSeriesRequest(topic="orders", key="k", alter=True)
+    request.fields.every_ms = 1_000
+    token = CALLER.set(Caller(BILLING, method, METHOD_RULES[method], lambda: rules, "", unused))
+    with pytest.raises(PermissionDeniedError, match="no rule for cancel on 'orders'"):
+        await desk.create(request)
+    CALLER.reset(token)
 
 
 def test_each_method_has_a_line() -> None:

@@ -434,6 +434,10 @@ def test_follower_creates_changes_and_deletes_series(
     moved = send(cluster, node, "PATCH", f"{at}/a%2Fb", change).body
     assert (moved["paused"], moved["every_ms"], moved["max_count"]) == (False, 60_000, None)
     assert (moved["start_ms"], moved["payload"], moved["headers"]) == (first, "y", {"b": "c"})
+    declared = {"every": 60, "payload": "z", "on_conflict": "alter"}
+    again = send(cluster, node, "PUT", f"{at}/a%2Fb", declared).body
+    assert (again["existed"], again["id"], again["start_ms"]) == (True, moved["id"], first)
+    assert (again["payload"], again["headers"]) == ("z", {})
     page = send(cluster, node, "GET", f"{at}?page_size=1").body
     assert [each["key"] for each in page["series"]] == ["preview"]
     rest = send(cluster, node, "GET", f"{at}?page_token={page['next_page_token']}").body
@@ -444,6 +448,7 @@ def test_follower_creates_changes_and_deletes_series(
     assert times["next_times_ms"][1] - times["next_times_ms"][0] == 3_600_000
     for verb, path, body, status, detail in (
         ("PUT", f"{at}/preview", daily | {"cron": "0 8 * * *"}, 409, "differs"),
+        ("PUT", f"{at}/c", {"every": 60, "on_conflict": "keep"}, 400, "one of reject, alter"),
         ("PUT", f"{at}/c", {"every": 0.5}, 400, "every = 0.5: must be 1 to 316224000 s"),
         ("PUT", f"{at}/c", {}, 400, "every, cron = 'neither'"),
         ("PATCH", f"{at}/b", {"every": 5, "cron": "* * * * *"}, 400, "every, cron = 'both'"),

@@ -1,12 +1,13 @@
 """Recurring timers: series, their occurrences, changes and misfire policies."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Unpack
 
 import pytest
 
 from tests.conformance.worlds import World
 from timerclient import AlreadyExists, InvalidRequest, NotFound, TimerState
-from timerclient.rows.series_fields import Misfire, Occurrence
+from timerclient.rows.series_fields import Misfire, Occurrence, Series, SeriesOptions
 
 
 def every(world: World) -> timedelta:
@@ -75,6 +76,36 @@ def test_repeated_creation_returns_the_series_and_another_definition_is_refused(
     client.create_series(topic, "other", every=60)
     assert [each.key for each in client.list_series(topic)] == ["k", "other"]
     assert {"k", "other"} <= {each.key for each in client.list_series()}
+
+
+def test_declaration_alters_a_series_that_differs_and_keeps_an_equal_one(
+    world: World, topic: str
+) -> None:
+    client = world.client
+
+    def declare(payload: bytes = b"", **options: Unpack[SeriesOptions]) -> Series:
+        return client.create_series(topic, "k", payload, on_conflict="alter", **options)
+
+    daily: SeriesOptions = {"cron": "0 7 * * *", "zone": "Europe/Berlin"}
+    bounded: SeriesOptions = {**daily, "headers": {"h": "v"}, "max_count": 9}
+    first = declare(b"a", **bounded)
+    timer_id = planned(world, topic)
+    assert declare(b"a", **bounded).timer_id == timer_id
+    client.pause_series(topic, "k")
+    after = declare(b"b", **daily)  # without the other options: their defaults
+    assert (after.id, after.payload, after.headers, after.max_count) == (first.id, b"b", {}, None)
+    assert (after.paused, after.zone) == (True, "Europe/Berlin")
+    assert client.resume_series(topic, "k").next == first.next
+    timer_id = planned(world, topic)
+    assert declare(b"b", **daily).timer_id == timer_id
+    now = datetime.fromtimestamp(world.clock_ms() / 1000, UTC)
+    monthly = declare(every=timedelta(days=30))
+    assert (monthly.cron, monthly.zone, monthly.every) == (None, "", timedelta(days=30))
+    hourly = declare(every=3600)
+    for series, span in ((monthly, timedelta(days=30)), (hourly, timedelta(hours=1))):
+        assert series.next is not None
+        assert timedelta(0) <= series.next - now - span < timedelta(minutes=1), "begins anew"
+    assert declare(every=3600).start == hourly.start
 
 
 @pytest.mark.parametrize(("misfire", "at_once"), [("fire_once", 1), ("fire_all", 3), ("skip", 0)])

@@ -34,6 +34,21 @@ def test_series_is_created_shown_changed_paused_resumed_and_deleted(
     [series] = document["series"]
     assert (series["every_ms"], series["payload"], series["ended"]) == (90_000, "p", 0)
     assert (len(document["next"]), document["next"][0]) == (2, series["next"])
+    code, _, err = run(capsys, "create", "orders", "k", "q", "--every", "90s")
+    assert (code, "on_conflict = alter gives" in err) == (1, True), err
+    altered = (
+        "create",
+        "orders",
+        "k",
+        "q",
+        "--every",
+        "90s",
+        "--on-conflict",
+        "alter",
+        "-o",
+        "json",
+    )
+    assert json.loads(run(capsys, *altered)[1])["series"][0]["payload"] == "q"
     cron = ("--cron", "0 9 * * *", "--zone", "Europe/Berlin", "--misfire", "skip")
     assert "0 9 * * * Europe/Berlin" in run(capsys, "alter", "orders", "k", *cron)[1]
     assert "paused" in run(capsys, "pause", "orders", "k")[1]

@@ -74,10 +74,12 @@ def test_handler_runs_for_each_occurrence_of_its_series(timer_app: Run) -> None:
     timers = timer_app(shop.app)
     series = renew.create_series_sync("customer-7", {"customer": 7}, every=MINUTE)
     assert renew.create_series_sync("customer-7", {"customer": 7}, every=MINUTE).id == series.id
+    renew.create_series_sync("customer-8", {"customer": 8}, every=3 * MINUTE)
+    renew.create_series_sync("customer-8", {"customer": 9}, every=5 * MINUTE, on_conflict="alter")
     with pytest.raises(InvalidRequest, match="has no such argument"):
         renew.create_series_sync("customer-8", {"client": 8}, every=MINUTE)
-    timers.advance(3 * MINUTE)
-    assert numbers == [(7, 1), (7, 2), (7, 3)]
+    timers.advance(5 * MINUTE)
+    assert sorted(numbers) == [(7, 1), (7, 2), (7, 3), (7, 4), (7, 5), (9, 1)]
     assert timers.errors == []
 
 

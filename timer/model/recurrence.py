@@ -146,14 +146,23 @@ class SeriesSpec:
         """Return the fields for the log."""
         return {**asdict(self), "misfire": int(self.misfire)}
 
-    def same_as(self, other: "SeriesSpec", *, started: bool) -> bool:
-        """Return whether a repeated creation asks for this definition.
+    def changes_to(self, wanted: "SeriesSpec", now_ms: int) -> dict[str, Any]:
+        """Return the changes that make this definition the one of a creation; empty: it is that.
 
-        `started`: the other request named a start; else the start was the time of its arrival.
+        `paused` stays. If `wanted` names no start, the start stays, too, except if other times are
+        wanted and it has not passed: they then begin as those of a series that is created now.
         """
-        if not started:
-            other = replace(other, start_ms=self.start_ms)
-        return replace(self, paused=other.paused) == other
+        found = {
+            each.name: value
+            for each in fields(self)
+            if (value := getattr(wanted, each.name)) != getattr(self, each.name)
+        }
+        found.pop("paused", None)
+        if not wanted.start_ms:
+            found.pop("start_ms", None)
+            if TIMING & found.keys() and self.start_ms > now_ms:
+                found["start_ms"] = wanted.started(now_ms).start_ms
+        return found
 
 
 SPEC_TYPES: Final[Mapping[str, type]] = {

@@ -32,7 +32,7 @@ from timerclient.cli.cli_args import when_of
 from timerclient.cli.cli_errors import NOT_CHANGED, OK
 from timerclient.client.aio import make_row
 from timerclient.client.timer_client import TimerClient
-from timerclient.rows.rows import NewTimer
+from timerclient.rows.rows import NewTimer, OnConflict
 from timerclient.values.errors import AlreadyExists, InvalidRequest, NotPending, TimerError
 from timerclient.values.results import ScheduleResult
 
@@ -127,7 +127,7 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
         priority=priority,
         **when,
     )
-    mode = args.on_conflict or "reject"
+    mode: OnConflict = args.on_conflict or "reject"
     make_row(args.topic, payload, key, headers, mode, timer.when, ordering_key, priority)  # checks
     return InputLine(number, timer, len(payload), own_id)
 

@@ -3,6 +3,7 @@
 recurring list [TOPIC]
 recurring describe TOPIC KEY [--next COUNT]
 recurring create TOPIC KEY [PAYLOAD] (--every DURATION | --cron EXPRESSION) [--preview COUNT]
+                 [--on-conflict alter]
 recurring alter TOPIC KEY [--payload PAYLOAD] [--every … | --cron …]
 recurring pause TOPIC KEY
 recurring resume TOPIC KEY
@@ -65,6 +66,13 @@ class SeriesCommands(Commands):
         create.add_argument(
             "--preview", type=int, metavar="COUNT", help="show so many next times; create nothing"
         )
+        create.add_argument(
+            "--on-conflict",
+            choices=("reject", "alter"),
+            default="reject",
+            help="if a series of another definition has the key: reject (the default), or alter "
+            "that series to be this one",
+        )
         delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
     def _list(self, args: argparse.Namespace) -> int:
@@ -87,7 +95,9 @@ class SeriesCommands(Commands):
                 self._put(args, document, "\n".join(document["next"]) or "no further time")
                 return OK
             payload = None if args.payload is None else os.fsencode(args.payload)
-            series = client.create_series(args.topic, args.key, payload, **_definition(args))
+            series = client.create_series(
+                *(args.topic, args.key, payload), on_conflict=args.on_conflict, **_definition(args)
+            )
         self._show(args, [series])
         return OK
 

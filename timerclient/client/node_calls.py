@@ -122,7 +122,6 @@ class OneNodeCalls(GroupCalls):
         A backup of which no bytes are fetched for a minute is closed.
 
         Args:
-            node: Its name.
             backup_id: A random number, 1 to 2^64 - 1. A repeated call has the same number.
             min_index: The state contains this log entry and all before it.
 
@@ -144,7 +143,6 @@ class OneNodeCalls(GroupCalls):
         """Return at most a mebibyte of one part of an open backup; no bytes after its end.
 
         Args:
-            node: Its name.
             backup_id: As given to `open_backup`.
             path: Of the part.
             offset: Of the first byte.

@@ -30,7 +30,6 @@ class PauseCalls(OneNodeCalls):
         """Resume the firing of a topic, even if its namespace is paused. Return its policy.
 
         Args:
-            topic: Its name.
             catch_up: The overdue timers that fire: "all" in their order, only the "latest", or
                 none ("drop"). The others are dropped. It is set in the topic's policy, and applies
                 to later resumes, too. None: the policy is unchanged.

@@ -7,7 +7,7 @@ from typing import TypeVar, Unpack
 from timerclient.client.topic_calls import TopicCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows, series_fields
-from timerclient.rows.series_fields import Series, SeriesOptions
+from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.streams.nodes import Method
 from timerclient.values.codecs import NO_VALUE, Payload
 from timerclient.values.errors import InvalidRequest, NotFound
@@ -25,9 +25,15 @@ class SeriesCalls(TopicCalls):
         payload: Payload | None = None,
         *,
         json: object = NO_VALUE,
+        on_conflict: SeriesConflict = "reject",
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series of recurring timers; return it. A repeat returns the existing series.
+
+        If a series of another definition has the key, `on_conflict` decides: "reject" raises
+        AlreadyExists, "alter" gives it this definition. So an application can declare its series at
+        each start. Options that are not given get their defaults, except that a paused series stays
+        paused, and without `start` a start that has passed stays.
 
         Args:
             topic: The topic of the occurrences. It is created if the cluster allows that.
@@ -44,7 +50,10 @@ class SeriesCalls(TopicCalls):
         """
         fields = series_fields.fields_of(options, payload, json)
         request = pb.CreateSeriesRequest(
-            topic=rows.name("topic", topic), key=rows.name("key", key), fields=fields
+            topic=rows.name("topic", topic),
+            key=rows.name("key", key),
+            fields=fields,
+            alter=rows.choice("on_conflict", on_conflict, series_fields.CONFLICTS),
         )
         answer = await self._series_call(
             lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s)
@@ -85,8 +94,6 @@ class SeriesCalls(TopicCalls):
         `cron`, `zone` or `start` counts as missed.
 
         Args:
-            topic: Its topic.
-            key: Its key.
             payload: Another payload, bytes. None: as it is.
             json: A value for the payload instead, encoded as JSON.
             options: See SeriesOptions. `cron` replaces `every`, and the reverse.

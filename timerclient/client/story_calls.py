@@ -77,11 +77,8 @@ class SeenCalls(PauseCalls):
         the topic keeps. A call returns at most 100 messages and about a mebibyte.
 
         Args:
-            topic: The topic.
-            group: The group; empty: none.
             max_messages: 1 to 100.
             from_offset: The first queue offset; `next_offset` of a result continues it.
-            timeout: Of the call; None: the client's.
 
         Raises:
             NotFound: There is no such topic or group.
@@ -116,14 +113,12 @@ class SeenCalls(PauseCalls):
         have acked it.
 
         Args:
-            topic: The topic.
             from_offset: The first queue offset; `next_offset` of a result continues it. If the
                 messages from it on were deleted, the result begins with the oldest one kept, and
                 its `begin_offset` is greater.
             end_offset: The offset after the last message; None: all messages that have fired.
             max_messages: 1 to 16,384.
             payloads: Whether the result has payloads; without them fewer bytes are sent.
-            timeout: Of the call; None: the client's.
 
         Raises:
             NotFound: There is no such topic.

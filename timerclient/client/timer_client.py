@@ -38,7 +38,7 @@ from timerclient.rows.rows import (
     times_at_hand,
 )
 from timerclient.rows.scheduled_timers import Timer, Timers
-from timerclient.rows.series_fields import Series, SeriesOptions
+from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.streams.node_channel import Dial
 from timerclient.values.client_events import OnEvent
 from timerclient.values.client_settings import PEEK_MAX, READ_MAX, ClientSettings
@@ -680,7 +680,6 @@ class TimerClient(ThreadClient):
         A backup of which no bytes are fetched for a minute is closed.
 
         Args:
-            node: Its name.
             backup_id: A random number, 1 to 2^64 - 1. A repeated call has the same number.
             min_index: The state contains this log entry and all before it.
 
@@ -695,7 +694,6 @@ class TimerClient(ThreadClient):
         """Return at most a mebibyte of one part of an open backup; no bytes after its end.
 
         Args:
-            node: Its name.
             backup_id: As given to `open_backup`.
             path: Of the part.
             offset: Of the first byte.
@@ -731,7 +729,6 @@ class TimerClient(ThreadClient):
         """Resume the firing of a topic, even if its namespace is paused. Return its policy.
 
         Args:
-            topic: Its name.
             catch_up: The overdue timers that fire: "all" in their order, only the "latest", or
                 none ("drop"). The others are dropped. It is set in the topic's policy, and applies
                 to later resumes, too. None: the policy is unchanged.
@@ -777,11 +774,8 @@ class TimerClient(ThreadClient):
         the topic keeps. A call returns at most 100 messages and about a mebibyte.
 
         Args:
-            topic: The topic.
-            group: The group; empty: none.
             max_messages: 1 to 100.
             from_offset: The first queue offset; `next_offset` of a result continues it.
-            timeout: Of the call; None: the client's.
 
         Raises:
             NotFound: There is no such topic or group.
@@ -810,14 +804,12 @@ class TimerClient(ThreadClient):
         have acked it.
 
         Args:
-            topic: The topic.
             from_offset: The first queue offset; `next_offset` of a result continues it. If the
                 messages from it on were deleted, the result begins with the oldest one kept, and
                 its `begin_offset` is greater.
             end_offset: The offset after the last message; None: all messages that have fired.
             max_messages: 1 to 16,384.
             payloads: Whether the result has payloads; without them fewer bytes are sent.
-            timeout: Of the call; None: the client's.
 
         Raises:
             NotFound: There is no such topic.
@@ -891,9 +883,15 @@ class TimerClient(ThreadClient):
         payload: Payload | None = None,
         *,
         json: object = NO_VALUE,
+        on_conflict: SeriesConflict = "reject",
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series of recurring timers; return it. A repeat returns the existing series.
+
+        If a series of another definition has the key, `on_conflict` decides: "reject" raises
+        AlreadyExists, "alter" gives it this definition. So an application can declare its series at
+        each start. Options that are not given get their defaults, except that a paused series stays
+        paused, and without `start` a start that has passed stays.
 
         Args:
             topic: The topic of the occurrences. It is created if the cluster allows that.
@@ -908,7 +906,11 @@ class TimerClient(ThreadClient):
             QuotaReached: The cluster has the most series that it may have.
             OutcomeUnknown: No answer in time; call it again.
         """
-        return self._call(self._client.create_series(topic, key, payload, json=json, **options))
+        return self._call(
+            self._client.create_series(
+                topic, key, payload, json=json, on_conflict=on_conflict, **options
+            )
+        )
 
     def preview_series(
         self, topic: str, count: int = 5, **options: Unpack[SeriesOptions]
@@ -935,8 +937,6 @@ class TimerClient(ThreadClient):
         `cron`, `zone` or `start` counts as missed.
 
         Args:
-            topic: Its topic.
-            key: Its key.
             payload: Another payload, bytes. None: as it is.
             json: A value for the payload instead, encoded as JSON.
             options: See SeriesOptions. `cron` replaces `every`, and the reverse.

@@ -1891,10 +1891,15 @@ class CreateSeriesRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     FIELDS_FIELD_NUMBER: _builtins.int
     PREVIEW_FIELD_NUMBER: _builtins.int
+    ALTER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     key: _builtins.str
     preview: _builtins.int
     """1 to 100: returns so many next times, and creates nothing"""
+    alter: _builtins.bool
+    """A series of another definition with the key gets this one: fields that are absent get their
+    defaults, except `paused`. Without `start_ms`, a start that has passed stays. Needs `cancel`, too.
+    """
     @_builtins.property
     def fields(self) -> Global___SeriesFields: ...
     def __init__(
@@ -1904,10 +1909,11 @@ class CreateSeriesRequest(_message.Message):
         key: _builtins.str = ...,
         fields: Global___SeriesFields | None = ...,
         preview: _builtins.int = ...,
+        alter: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fields", b"fields", "key", b"key", "preview", b"preview", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alter", b"alter", "fields", b"fields", "key", b"key", "preview", b"preview", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1921,7 +1927,7 @@ class CreateSeriesResponse(_message.Message):
     EXISTED_FIELD_NUMBER: _builtins.int
     NEXT_MS_FIELD_NUMBER: _builtins.int
     existed: _builtins.bool
-    """an equal series had the key"""
+    """a series had the key: an equal one, or one that was altered"""
     @_builtins.property
     def series(self) -> Global___Series:
         """absent in a preview"""

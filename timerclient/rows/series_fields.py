@@ -19,6 +19,9 @@ MISFIRES: Final[Mapping[str, pb.Misfire.ValueType]] = {
     "fire_all": pb.MISFIRE_FIRE_ALL,
     "skip": pb.MISFIRE_SKIP,
 }
+SeriesConflict = Literal["reject", "alter"]
+CONFLICTS: Final[Mapping[str, bool]] = {"reject": False, "alter": True}
+"""Whether a creation alters a series of another definition that has the key."""
 SERIES_HEADER: Final = "timer-series"
 SERIES_KEY_HEADER: Final = "timer-series-key"
 NUMBER_HEADER: Final = "timer-occurrence"

@@ -30,7 +30,7 @@ from timerclient.client.timer_client import TimerClient
 from timerclient.rows import rows
 from timerclient.rows.messages import Message
 from timerclient.rows.scheduled_timers import Timer
-from timerclient.rows.series_fields import Series, SeriesOptions
+from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.values.cluster_url import VARIABLE
 from timerclient.values.codecs import JSON, Codec, EncodedValue
 from timerclient.values.errors import InvalidRequest
@@ -150,13 +150,19 @@ class TimerHandler(Generic[P, R]):
         return EncodedValue(self.arguments.check(dict(arguments)), self.app.codec, "arguments")
 
     async def create_series(
-        self, key: str, arguments: Mapping[str, Any], **options: Unpack[SeriesOptions]
+        self,
+        key: str,
+        arguments: Mapping[str, Any],
+        *,
+        on_conflict: SeriesConflict = "reject",
+        **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series of recurring timers for this handler; on an event loop.
 
         Args:
             key: One series of the handler's topic has it.
             arguments: The handler's arguments in each occurrence, by name.
+            on_conflict: "alter" gives this definition to a series of another one that has the key.
             options: `every=` or `cron=`, and others: see SeriesOptions.
 
         Raises:
@@ -165,14 +171,23 @@ class TimerHandler(Generic[P, R]):
             TimerError: As `AsyncTimerClient.create_series`.
         """
         payload = self._payload(arguments)
-        return await self.app.client.create_series(self.options.topic, key, payload, **options)
+        return await self.app.client.create_series(
+            self.options.topic, key, payload, on_conflict=on_conflict, **options
+        )
 
     def create_series_sync(
-        self, key: str, arguments: Mapping[str, Any], **options: Unpack[SeriesOptions]
+        self,
+        key: str,
+        arguments: Mapping[str, Any],
+        *,
+        on_conflict: SeriesConflict = "reject",
+        **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series for this handler from a thread; otherwise as `create_series`."""
         payload = self._payload(arguments)
-        return self.app.thread_client.create_series(self.options.topic, key, payload, **options)
+        return self.app.thread_client.create_series(
+            self.options.topic, key, payload, on_conflict=on_conflict, **options
+        )
 
     def arguments_of(self, message: Message) -> dict[str, Any]:
         """Return the arguments that a message has.
