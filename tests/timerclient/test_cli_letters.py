@@ -57,6 +57,10 @@ def test_a_peek_shows_the_present_letters_only(
     heads, first, *_ = (line.split() for line in table.splitlines())
     letter = dict(zip(heads, first, strict=False))
     assert (letter["REASON"], letter["ATTEMPTS"], letter["FROM"]) == ("nacked", "1", "orders/g")
+    headers = {"dead-letter-reason": "rejected", "dead-letter-detail": "no\nstock" + "!" * 99}
+    with fake.client() as client:
+        client.schedule(DEAD, b"4", headers=headers)
+    assert "  rejected: no\\nstock!!" in run(capsys, "peek", DEAD)[1]
     code, _, err = run(capsys, "peek", "orders")
     assert (code, "such as TOPIC.GROUP.dead" in err) == (1, True)
     assert run(capsys, "purge", DEAD, "--yes")[0] == 0

@@ -27,7 +27,7 @@ from timerclient.rows.messages import Acking, Message
 from timerclient.values.results import AckResult
 from timerclient.worker import handler_arguments
 from timerclient.worker.handler_runner import LOG, HandlerRunner
-from timerclient.worker.rejected_letters import letter_headers
+from timerclient.worker.rejected_letters import detail_of, letter_headers
 from timerclient.worker.worker_metrics import Outcome
 from timerclient.worker.worker_port import CONNECTIONS_MAX, WorkerPort
 from timerfake import AsyncFakeApp, AsyncFakeCluster, FakeApp
@@ -204,6 +204,7 @@ def test_rejected_message_is_a_dead_letter_at_once_and_can_be_sent_back(timer_ap
         [letter] = client.peek("orders.billing.dead").messages
         assert (letter.json(), letter.key) == ({"order_id": 1}, "k")
         assert (letter.headers["dead-letter-reason"], letter.headers["a"]) == ("rejected", "b")
+        assert letter.headers["dead-letter-detail"] == "no such order"
         shop.fails = None
         assert client.redrive("orders.billing.dead") == 1
     timers.settle()
@@ -241,6 +242,24 @@ def test_headers_of_earlier_deaths_get_a_prefix_more() -> None:
     assert headers["prior-dead-letter-reason"] == "nacked"
     assert headers["prior-prior-dead-letter-reason"] == "expired"
     assert headers["prior-art"] == "x"
+
+
+def test_text_of_a_rejection_is_cut_and_left_out_where_the_headers_have_no_room(
+    timer_app: Run,
+) -> None:
+    assert detail_of(Reject()) == {}
+    assert detail_of(Reject("\ud800a")) == {"dead-letter-detail": "?a"}
+    [text] = detail_of(Reject("é" * 1_000)).values()
+    assert (len(text.encode()), text) == (1_023, "é" * 510 + "…")
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.fails = Reject("x" * 1_000)
+    shop.cancel_unpaid.schedule_sync(order_id=1, headers={"a": "b" * 32_000})
+    timers.settle()
+    with timers.cluster.client() as client:
+        [letter] = client.peek(LETTERS).messages
+    assert letter.headers["dead-letter-reason"] == "rejected"
+    assert "dead-letter-detail" not in letter.headers
 
 
 def test_generator_that_ends_in_a_handler_is_an_error_like_others(timer_app: Run) -> None:

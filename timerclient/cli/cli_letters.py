@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
 
 GROUP: Final = "dead-letters"
 """Group in a topic of dead letters; its unacked messages are the letters."""
+REASON_MAX: Final = 80
+"""Characters of a reason in a table; `-o json` has all of them, among the headers."""
 _WIDE: Final = frozenset(("FAILED", "DUE", "STATE", "TIMER"))
 _HEADINGS: Final = ("TOPIC", "LETTERS", "LEASED", "OLDEST MS", "FROM")
 
@@ -35,8 +37,14 @@ def _header(name: str) -> Callable[[PeekedMessage], str]:
     return lambda letter: letter.headers.get(f"dead-letter-{name}", "")
 
 
+def _reason(letter: PeekedMessage) -> str:
+    reason, detail = _header("reason")(letter), _header("detail")(letter)
+    text = f"{reason}: {detail}" if detail else reason
+    return text if len(text) <= REASON_MAX else f"{text[:REASON_MAX]}…"
+
+
 _ORIGIN: Final = {
-    "REASON": _header("reason"),
+    "REASON": _reason,
     "ATTEMPTS": _header("attempts"),
     "FROM": lambda letter: f"{_header('topic')(letter)}/{_header('group')(letter)}",
     "TIMER": _header("timer-id"),

@@ -205,7 +205,7 @@ class HandlerRunner:
     async def _reject(self, message: Message, error: Reject) -> Outcome:
         client, group = self.handler.app.client, self.handler.options.group
         try:
-            await write_letter(client, message, group, self._letters)
+            await write_letter(client, message, group, self._letters, error)
         except TimerError as failed:
             return self._return(message, failed, Outcome.FAILED)
         self._ack(message)

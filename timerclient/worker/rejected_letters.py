@@ -16,6 +16,8 @@ LETTERS: Final = "dead-letters"
 """The group that keeps the letters of a dead-letter topic, and that a redrive reads."""
 PREFIX: Final = "dead-letter-"
 PRIOR: Final = "prior-"
+DETAIL_BYTES_MAX: Final = 1_024
+"""Of the text of a rejection."""
 
 
 def letters_topic(topic: str, group: str, wanted: str) -> str:
@@ -40,23 +42,41 @@ def letter_headers(message: Message, group: str) -> dict[str, str]:
     }
 
 
-async def write_letter(client: AsyncTimerClient, message: Message, group: str, topic: str) -> None:
+def detail_of(reason: Exception) -> dict[str, str]:
+    """Return the header with the text of a rejection, which is cut; none if there is no text."""
+    data = str(reason).encode(errors="replace")
+    if len(data) > DETAIL_BYTES_MAX:
+        data = data[: DETAIL_BYTES_MAX - 3] + "…".encode()
+    return {f"{PREFIX}detail": data.decode(errors="ignore")} if data else {}
+
+
+async def write_letter(
+    client: AsyncTimerClient, message: Message, group: str, topic: str, reason: Exception
+) -> None:
     """Make a message a dead letter of `topic`; the caller acks it then.
+
+    If the text of `reason` exceeds the cluster's limit of headers, the letter has none.
 
     Raises:
         TimerError: The letter was not written, or perhaps not.
     """
     await client.create_group(topic, LETTERS)
-    try:
-        await client.schedule(
-            topic,
-            message.payload,
-            key=message.key,
-            headers=letter_headers(message, group),
-            ordering_key=message.ordering_key,
-            priority=message.priority,
-            request_id=f"reject-{message.id}-{message.group_id}",
-        )
-    except InvalidRequest as error:
-        if error.field != "request_id":
-            raise  # else an earlier attempt has written the letter, and lost its ack
+    detail = detail_of(reason)
+    while True:
+        try:
+            await client.schedule(
+                topic,
+                message.payload,
+                key=message.key,
+                headers=letter_headers(message, group) | detail,
+                ordering_key=message.ordering_key,
+                priority=message.priority,
+                request_id=f"reject-{message.id}-{message.group_id}",
+            )
+        except InvalidRequest as error:
+            if error.field == "headers" and detail:
+                detail = {}
+                continue
+            if error.field != "request_id":
+                raise  # else an earlier attempt has written the letter, and lost its ack
+        return

@@ -57,7 +57,10 @@ class Backoff:
 
 
 class Reject(Exception):
-    """Raise it in a handler: no further attempt helps; the message becomes a dead letter now."""
+    """Raise it in a handler: no further attempt helps; the message becomes a dead letter now.
+
+    The letter has the exception's text in its header `dead-letter-detail`, up to 1,024 bytes.
+    """
 
 
 class Retry(Exception):

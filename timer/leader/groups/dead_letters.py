@@ -46,7 +46,9 @@ FROM_GROUP: Final = "dead-letter-group"
 TIMER_ID: Final = "dead-letter-timer-id"
 OFFSET: Final = "dead-letter-offset"
 ATTEMPTS: Final = "dead-letter-attempts"
-HEADERS: Final = (REASON, TOPIC, FROM_GROUP, TIMER_ID, OFFSET, ATTEMPTS)
+DETAIL: Final = "dead-letter-detail"
+"""Text with which a worker's handler rejected the message. Only workers write it."""
+HEADERS: Final = (REASON, TOPIC, FROM_GROUP, TIMER_ID, OFFSET, ATTEMPTS, DETAIL)
 PRIOR: Final = "prior-"
 """Prefix of a header of an earlier death, once for each death since."""
 DEATHS_MAX: Final = 8
