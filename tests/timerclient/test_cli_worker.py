@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.timerclient.conftest import Ctl
+from timerclient import InvalidRequest, TimerApp, Worker
 from timerclient.cli.cli_errors import USAGE
+from timerclient.cli.cli_worker import chosen_handlers
 
 APP = """
 from timerclient import TimerApp
@@ -31,6 +33,9 @@ def f() -> None: ...
         ("shop_lacks:app", "can't import shop_lacks: ModuleNotFoundError: No module named 'shop_x"),
         ("shop_app:app --concurrency 0", "concurrency = 0: must be in 1 .. 10000"),
         ("shop_app:app --port 70000", "--port 70000: must be in 0 .. 65535"),
+        ("shop_app:app --topic u", "--topic u: no handler has it, only t (group g)"),
+        ("shop_app:app --topic t --group h", "--group h: no handler has it, only t (group g)"),
+        ("shop_app:app --topic default/t --group g", "must be host:port"),
         ("shop_app:app", "must be host:port"),
     ],
 )
@@ -50,3 +55,22 @@ def test_worker_that_can_not_start_says_why(
     assert (code, out) == (USAGE, "")
     assert text in err
     assert "Traceback" not in err
+
+
+def test_worker_runs_the_handlers_of_the_topics_and_groups_that_are_named() -> None:
+    app = TimerApp()
+    places = [("a", "g"), ("a", "h"), ("b", "g"), ("c", "g")]
+    for topic, group in places:
+        app.timer(topic, group=group)(lambda: None)
+    for topics, groups, chosen in (
+        ([], [], places),
+        (["a"], [], places[:2]),
+        (["a", "b"], ["g"], [places[0], places[2]]),
+        ([], ["h"], places[1:2]),
+    ):
+        worker = Worker(app, handlers=chosen_handlers(app, topics, groups))
+        assert [(each.metrics.topic, each.metrics.group) for each in worker.runners] == chosen
+    foreign = TimerApp().timer("a", group="g")(lambda: None)
+    for wrong in ([], [foreign]):
+        with pytest.raises(InvalidRequest, match="must be handlers of the app, at least one"):
+            Worker(app, handlers=wrong)

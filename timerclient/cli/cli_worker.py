@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from timerclient.cli.contexts import SETTINGS, apply_context
 from timerclient.values.errors import TimerError
 
 if TYPE_CHECKING:
-    from timerclient.worker.timer_app import TimerApp
+    from timerclient.worker.timer_app import TimerApp, TimerHandler
     from timerclient.worker.worker import Worker
 
 LOG: Final = logging.getLogger("timerclient.worker")
@@ -42,6 +43,15 @@ class WorkerCommands(Commands):
             "of this command line replace it. Example: timerctl worker myapp:app --port 9100"
         )
         parser.add_argument("app", metavar="MODULE:NAME", help="a TimerApp, such as myapp:app")
+        for name, what in (("topic", "topics"), ("group", "groups")):
+            parser.add_argument(
+                f"--{name}",
+                metavar=name.upper(),
+                dest=what,
+                action="append",
+                default=[],
+                help=f"run only the handlers of this {name}; may be repeated; default: all",
+            )
         parser.add_argument(
             "--concurrency",
             metavar="N",
@@ -85,7 +95,8 @@ class WorkerCommands(Commands):
 
         from timerclient.worker.worker import Worker
 
-        worker = Worker(app, concurrency=args.concurrency, drain=args.drain)
+        handlers = chosen_handlers(app, args.topics, args.groups)
+        worker = Worker(app, handlers=handlers, concurrency=args.concurrency, drain=args.drain)
         asyncio.run(_serve(worker, args))
         with suppress(TimerError):
             app.close_sync()
@@ -124,6 +135,29 @@ def _connect(app: "TimerApp", args: argparse.Namespace) -> None:
         apply_context(args)
         options = {**app.connection.options, "credentials": tls_of(args), "token": token_of(args)}
         app.connect(app.connection._replace(cluster=args.endpoints, options=options))
+
+
+def chosen_handlers(
+    app: "TimerApp", topics: Sequence[str], groups: Sequence[str]
+) -> "list[TimerHandler[..., Any]]":
+    """Return the app's handlers that have one of the topics and one of the groups. Empty: all.
+
+    Raises:
+        UsageError: There is none, or none of a topic or a group.
+    """
+    found = app.handlers
+    for option, wanted in (("topic", topics), ("group", groups)):
+        for name in wanted:
+            if not any(_has(each, option, [name]) for each in found):
+                places = (f"{each.options.topic} (group {each.options.group})" for each in found)
+                raise UsageError(f"--{option} {name}: no handler has it, only {', '.join(places)}")
+        found = [each for each in found if not wanted or _has(each, option, wanted)]
+    return found
+
+
+def _has(handler: "TimerHandler[..., Any]", option: str, wanted: Sequence[str]) -> bool:
+    name: str = getattr(handler.options, option)
+    return any(name.removeprefix("default/") == each.removeprefix("default/") for each in wanted)
 
 
 def load_app(place: str) -> "TimerApp":

@@ -9,6 +9,7 @@ not failed.
 import asyncio
 import contextlib
 import time
+from collections.abc import Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest, TimerError
 from timerclient.worker.handler_runner import LOG, HandlerRunner
-from timerclient.worker.timer_app import CONCURRENCY_MAX, TimerApp
+from timerclient.worker.timer_app import CONCURRENCY_MAX, TimerApp, TimerHandler
 
 DRAIN_S: Final = 25.0
 """Default of the drain: Kubernetes kills a pod 30 seconds after SIGTERM."""
@@ -32,6 +33,7 @@ class Worker:
 
     Args:
         app: With at least one handler.
+        handlers: Those of the app that it runs. None: all of them.
         concurrency: Calls of each handler at a time, in place of the handler's own number.
         drain: Longest wait for running handlers after a stop, a timedelta or seconds.
         executor: Runs functions that are not async. None: threads of the worker.
@@ -41,12 +43,16 @@ class Worker:
         self,
         app: TimerApp,
         *,
+        handlers: Iterable[TimerHandler[..., Any]] | None = None,
         concurrency: int | None = None,
         drain: float | timedelta = DRAIN_S,
         executor: Executor | None = None,
     ) -> None:
         if not app.handlers:
             raise InvalidRequest.of("app", "no handler", "decorate a function with @app.timer")
+        chosen = app.handlers if handlers is None else [*handlers]
+        if not chosen or any(each not in app.handlers for each in chosen):
+            raise InvalidRequest.of("handlers", chosen, "must be handlers of the app, at least one")
         if concurrency is not None:
             rows.whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self.app = app
@@ -55,14 +61,12 @@ class Worker:
         self._own_threads: ThreadPoolExecutor | None = None
         if executor is None:
             wanted = sum(
-                concurrency or each.options.concurrency
-                for each in app.handlers
-                if not each.is_async
+                concurrency or each.options.concurrency for each in chosen if not each.is_async
             )
             self._own_threads = ThreadPoolExecutor(max(1, wanted), "timer-handler")
         used = executor or self._own_threads
         assert used is not None
-        self.runners = [HandlerRunner(each, used, concurrency) for each in app.handlers]
+        self.runners = [HandlerRunner(each, used, concurrency) for each in chosen]
         self._stops = 0
         self._ended = 0
         """Handlers that had ended at the last `until_idle`."""
