@@ -50,8 +50,7 @@ class Space:
         mono_ms: Callable[[], MonoMs],
     ) -> None:
         """`transfer` hands the leadership to a replica. `mono_ms` is the monotonic clock."""
-        self._disk, self._name = disk, config.name
-        self._path = config.data / "log"  # if it is removed, the node must acknowledge no entry
+        self._disk, self._name, self._path = disk, config.name, config.data
         self._reserve = config.storage.reserve_bytes
         self._replica, self._host = replica, host
         self._peers, self._transfer, self._mono_ms = peers, transfer, mono_ms
@@ -63,13 +62,15 @@ class Space:
         self._refusal = ""
 
     async def run(self) -> None:
-        """Read the free space every LOOK_S.
+        """Read the free space, and look for the log's files, every LOOK_S.
 
         Raises:
+            CorruptFileError: a file of the log was removed or cut: entries in it must not count.
             DiskFailedError: the free space cannot be read.
         """
         while True:
             free = await asyncio.to_thread(self._disk.free_bytes, self._path)
+            await asyncio.to_thread(self._replica.check_files)
             self._look(free)
             await asyncio.sleep(LOOK_S)
 

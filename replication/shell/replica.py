@@ -225,6 +225,10 @@ class Replica:
         found = self._log.read(first, size_max, last)
         return [entry for frame in found for entry in frames(memoryview(frame))]
 
+    def check_files(self) -> None:
+        """See `Log.check_files`. Call on a thread: this blocks."""
+        self._log.check_files()
+
     async def synced(self, index: LogIndex) -> None:
         """Return once this disk has the log up to `index`, which is committed."""
         while self._core.durable_index < index:

@@ -158,14 +158,20 @@ def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
     until(lambda: not (data / "damaged").exists())
 
 
-def test_node_whose_log_is_removed_while_it_runs_heals_by_itself(cluster: Running) -> None:
+@pytest.mark.parametrize("what", ["log", "segment"])
+def test_node_whose_log_is_removed_while_it_runs_heals_by_itself(
+    cluster: Running, what: str
+) -> None:
     cluster.up()
     robbed, _ = cluster.followers()
     data = cluster.directory / robbed
     with cluster.client() as client:
         client.schedule("far", b"before", delay=3600)
         before = installs(cluster, robbed)
-        shutil.rmtree(data / "log")
+        if what == "segment":
+            max((data / "log").glob("*.log")).unlink()  # appends to it go on
+        else:
+            shutil.rmtree(data / "log")
         until(lambda: installs(cluster, robbed) > before, WAIT_S)
         client.schedule("far", b"after", delay=3600)
     cluster.digests_agree()

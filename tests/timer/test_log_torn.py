@@ -5,9 +5,19 @@ from pathlib import Path
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.test_log import ENDS, FIRST, LOG, TAIL, TORN, frame, frames, open_log
+from tests.timer.test_log import (
+    ENDS,
+    FIRST,
+    LOG,
+    TAIL,
+    TORN,
+    frame,
+    frames,
+    open_log,
+)
 from timer.files import segment
 from timer.files.disk import Disk, RealDisk
+from timer.model.timer_errors import CorruptFileError
 from timer.model.units import LogIndex
 
 WHOLE = TORN[FIRST] + b"".join(TAIL)
@@ -53,3 +63,43 @@ def test_segment_that_is_gone_already_is_dropped(disk: Disk, tmp_path: Path) -> 
     log.append([frame(15)])
     log.sync()
     assert (log.first_index, log.durable_index) == (10, 15)
+
+
+@pytest.mark.parametrize("left", [None, 0, 60])
+def test_file_that_another_program_removes_or_cuts_is_found(
+    tmp_path: Path, left: int | None
+) -> None:
+    log = open_log(RealDisk(), tmp_path)
+    log.append(frames(1, 11))
+    log.check_files()
+    for path in segment.paths(RealDisk(), tmp_path):
+        whole = path.read_bytes()
+        path.unlink()
+        if left is not None:
+            path.write_bytes(whole[:left])
+        with pytest.raises(CorruptFileError, match=f"{path}.* missing or cut"):
+            log.check_files()
+        path.write_bytes(whole)
+        log.check_files()
+    log.close()
+
+
+@pytest.mark.parametrize("kept", [range(1, 8), range(8, 12), range(1, 12)])
+def test_file_that_the_writer_shortens_meanwhile_is_no_damage(
+    kept: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimDisk()
+    log = open_log(disk)
+    log.append(frames(1, 11))
+
+    def size(path: Path) -> int:
+        monkeypatch.undo()
+        log.drop_before(LogIndex(kept[0]))
+        log.truncate_after(LogIndex(kept[-1]))
+        log.append(frames(kept[-1] + 1, 30))
+        return disk.size(path)
+
+    monkeypatch.setattr(disk, "size", size)
+    log.check_files()
+    assert log.last_index == 30
+    log.check_files()

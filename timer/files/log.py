@@ -315,6 +315,26 @@ class Log:
             raise CorruptFileError(each.path, position, f"entry {first} is missing")
         return found
 
+    def check_files(self) -> None:
+        """Check that each segment is there, with all bytes that were written to it.
+
+        Another program may have removed, cut or replaced a file. Appends to a removed file succeed.
+
+        Raises:
+            CorruptFileError: a segment is missing or too short.
+            DiskFailedError: the disk failed an operation.
+        """
+        removals, view = self._removals, self._view
+        for each in view.segments:
+            written, found = each.size, 0  # read in this order: files grow meanwhile
+            with suppress(FileNotFoundError):
+                found = self._disk.size(each.path)
+            if found < written and removals == self._removals:
+                why = (
+                    f"the file is missing or cut: it has {found} bytes, and {written} were written"
+                )
+                raise CorruptFileError(each.path, found, why)
+
     def _segment_with(self, view: _View, index: LogIndex) -> tuple[_Segment, LogIndex]:
         """Return the segment with `index`, its positions loaded, and its last index."""
         number = bisect.bisect_right(view.segments, index, key=lambda each: each.header.first) - 1
