@@ -26,6 +26,7 @@ The journal must continue at the snapshot's two records. After a crash during a 
 during the installation of a leader's snapshot, the journal is replaced by these records.
 """
 
+import functools
 import logging
 import shutil
 from collections.abc import Callable
@@ -142,7 +143,7 @@ def _opened(directory: Path) -> RaftFiles:
 
 
 def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
-    """Return a check for each existing file, by path; for a stopped node.
+    """Return a check for each file that exists or should, by path; for a stopped node.
 
     A check raises CorruptFileError or UnknownVersionError.
     """
@@ -155,7 +156,15 @@ def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
         meta: lambda: read_meta(meta),
         snapshot: lambda: read_snapshot(snapshot),
     }
-    return {path: check for path, check in found.items() if path.exists()}
+    there = {path: check for path, check in found.items() if path.exists()}
+    for path in (journal, meta):  # they are made together
+        if path not in there and there.keys() - {marker}:
+            there[path] = functools.partial(_missing, path)
+    return there
+
+
+def _missing(path: Path) -> None:
+    raise CorruptFileError(path, 0, "it is missing")
 
 
 def remove(data_directory: Path, *, alone: bool) -> None:

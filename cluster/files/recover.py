@@ -135,7 +135,8 @@ def stopped(disk: Disk, path: Path) -> Iterator[Stopped]:
         state = manifest.read(disk, directory.state) or {}
         applied = LogIndex(state.get("index", 0))
         voters = state.get("voters") or whose.founding_voters.values()
-        log = Log.open(disk, directory.log, committed_floor=applied)
+        is_used = PromiseFile.load(disk, directory.promise).is_given
+        log = Log.open(disk, directory.log, committed_floor=applied, is_used=is_used)
         promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
         time_ms = UnixMs(state.get("time_ms", 0))
         shape, last_ms, _ = shape_of(log, frozenset(map(ReplicaId, voters)), time_ms)

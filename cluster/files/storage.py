@@ -169,7 +169,8 @@ def _open(
     installed = _prepared(disk, directory)
     if installed is not None:
         logger.info("installed the snapshot", extra={"log_index": installed.index})
-    PromiseFile.load(disk, directory.promise)  # first: without it the node can't heal
+    # First: without it the node can't heal.
+    is_used = PromiseFile.load(disk, directory.promise).is_given
     try:
         _check_note(disk, directory.damaged)
         secret = secrets.token_bytes(SECRET_SIZE)
@@ -177,7 +178,9 @@ def _open(
         floor = engine.manifest_index
         # Only whole segments can be dropped.
         size = max(SEGMENT_SIZE_MIN, min(SEGMENT_SIZE, config.storage.log_kept_bytes_max // 4))
-        log = Log.open(disk, directory.log, committed_floor=floor, segment_size=size)
+        log = Log.open(
+            disk, directory.log, committed_floor=floor, segment_size=size, is_used=is_used
+        )
     except CorruptFileError as error:
         raise Damaged(error) from error
     directory.raise_level(engine.machine.level)  # an installed snapshot may be of a higher one

@@ -24,6 +24,7 @@ from timer.model.timer_errors import (
     UnknownVersionError,
     WrongDirectoryError,
 )
+from timer.model.units import Epoch
 from timer.recovery import scrub
 from timer.recovery.scrub import Checked
 from timer.recovery.snapshot import SnapshotPart, crc32_of
@@ -46,18 +47,19 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
     lock = disk.lock(data / LOCK_NAME)
     try:
         yield _checked(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
-        promise = data / "promise"
-        yield _checked(disk, promise, lambda: PromiseFile.load(disk, promise))
+        state, log, incoming = data / "state", data / "log", data / "incoming"
+        # The next start replaces the state, and a damaged log.
+        is_ordered = disk.exists(incoming / "ready")
+        promise, epoch = data / "promise", Epoch(0) if is_ordered else scrub.last_epoch(disk, log)
+        found = _checked(disk, promise, lambda: PromiseFile.load(disk, promise, last_epoch=epoch))
+        yield found
         for path, check in raft_files.checks(data).items():
             yield _checked(disk, path, check)
-        state, log, incoming = data / "state", data / "log", data / "incoming"
-        if disk.exists(incoming / "ready"):
-            # The next start replaces the state, and a damaged log.
+        if is_ordered:
             yield from _ordered(disk, incoming)
-        elif disk.exists(data / "raft") and not disk.exists(log):
-            yield Checked(log, 0, CorruptFileError(log, 0, "the log is missing"))
-        elif disk.exists(state) or disk.exists(log):
-            yield from scrub.verify(disk, state=state, log=log)
+        else:
+            is_used = found.damage is None and PromiseFile.load(disk, promise).is_given
+            yield from scrub.verify(disk, state=state, log=log, is_used=is_used)
         noted = data / "damaged"
         if disk.exists(noted):
             why = f"noted by the node: {disk.read(noted).decode(errors='replace')}"

@@ -94,6 +94,11 @@ class PromiseFile:
         return self._promise
 
     @property
+    def is_given(self) -> bool:
+        """Whether this replica has followed a leader. Its log existed then."""
+        return self._promise != NO_PROMISE
+
+    @property
     def unsure(self) -> bool:
         """Whether acknowledged entries may be gone."""
         return self._unsure

@@ -11,6 +11,7 @@ import pytest
 from cluster.control import raft_journal
 from cluster.control.raft_files import (
     RaftSnapshot,
+    checks,
     fitted,
     open_files,
     read_snapshot,
@@ -309,6 +310,18 @@ def test_damaged_files_are_set_aside_and_made_anew_without_a_vote(
         shutil.copytree(tmp_path / "raft.damaged", tmp_path / "raft")
     path.write_bytes(whole)
     assert opened(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["journal", "meta"])
+def test_missing_file_beside_another_is_named_before_a_start(tmp_path: Path, name: str) -> None:
+    assert checks(tmp_path) == {}
+    opened(tmp_path)
+    for check in checks(tmp_path).values():
+        check()
+    path = tmp_path / "raft" / name
+    path.unlink()
+    with pytest.raises(CorruptFileError, match=f"{path}: .* it is missing"):
+        checks(tmp_path)[path]()
 
 
 def test_damaged_marker_is_written_anew_and_costs_no_vote(tmp_path: Path) -> None:

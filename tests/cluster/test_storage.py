@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from cluster.files import verify
 from cluster.files.disk_room import wait_for_room
 from cluster.files.storage import Damaged, NodeFiles, give_back, open_storage
 from cluster.node import process
@@ -19,6 +20,7 @@ from tests.timer.test_snapshot import UNDER, frame_of
 from timer.files.data_directory import format_directory, founding_replica_id, open_directory
 from timer.files.log import Log as TimerLog
 from timer.leader.intake.disk_reserve import START_BYTES
+from timer.model.timer_errors import CorruptFileError
 from timer.model.units import Epoch, LogIndex
 from timer.recovery import manifest
 from timer.recovery.snapshot import Snapshot, files
@@ -43,8 +45,7 @@ def closed(storage: NodeFiles) -> None:
     storage.directory.close()
 
 
-def lived(disk: SimDisk, log: Log) -> None:
-    """Write a node's files to the disk: a promise, a manifest, and a log of small segments."""
+def formatted(disk: SimDisk) -> None:
     format_directory(
         disk,
         DATA,
@@ -54,6 +55,16 @@ def lived(disk: SimDisk, log: Log) -> None:
         founding_voters=VOTERS,
         promise=NEVER_GIVEN,
     )
+
+
+def damages(disk: SimDisk) -> list[str]:
+    """Return the damage that `timerctl verify --data` prints."""
+    return [str(each.damage) for each in verify.verify(disk, DATA) if each.damage is not None]
+
+
+def lived(disk: SimDisk, log: Log) -> None:
+    """Write a node's files to the disk: a promise, a manifest, and a log of small segments."""
+    formatted(disk)
     storage = opened(disk)
     storage.promise.set_unsure(unsure=False)  # a leader has matched it
     storage.promise.give(Promise(Epoch(9), VOTERS["n1"], UNDER.nonce))
@@ -94,6 +105,35 @@ def test_manifest_that_is_missing_is_damage_once_the_log_begins_after_it() -> No
     with pytest.raises(Damaged, match=r"the log begins with entry .*; entry 1 is missing"):
         opened(disk)
     open_directory(disk, DATA, cluster_id="c", name="n1").close()  # nothing is locked
+
+
+def test_log_that_is_lost_before_the_first_manifest_is_damage() -> None:
+    """The replica would else forget entries that it acknowledged, and its vote would count."""
+    disk = SimDisk()
+    formatted(disk)
+    storage = opened(disk)
+    storage.promise.give(Promise(Epoch(1), VOTERS["n1"], UNDER.nonce))
+    storage.promise.set_unsure(unsure=False)
+    closed(storage)
+    assert not damages(disk)
+    for name in disk.list_dir(DATA / "log"):
+        disk.remove(DATA / "log" / name)
+    (found,) = damages(disk)
+    assert "log: corrupt at byte 0: the log has no segments" in found
+    with pytest.raises(Damaged) as error:
+        opened(disk)
+    assert str(error.value) == found
+
+
+def test_promise_older_than_the_log_is_found_before_the_start_that_it_prevents() -> None:
+    disk = SimDisk()
+    lived(disk, busy_log())
+    assert not damages(disk)
+    disk.write_atomic(DATA / "promise", NEVER_GIVEN)
+    (found,) = damages(disk)
+    with pytest.raises(CorruptFileError) as error:
+        opened(disk)
+    assert str(error.value) == found
 
 
 @pytest.mark.parametrize("name", ["damaged", "state/manifest", "log/durable"])

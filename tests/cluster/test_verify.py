@@ -100,7 +100,9 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
         assert "it is not a data directory of timerd" in capsys.readouterr().err
         (data / "log").rename(data / "lost")
         assert timerctl("--data", str(data)) == DAMAGED
-        assert f"{data / 'log'}: corrupt at byte 0: the log is missing" in capsys.readouterr().out
+        assert (
+            f"{data / 'log'}: corrupt at byte 0: the log has no segments" in capsys.readouterr().out
+        )
         order = data / "incoming" / "ready"
         order.parent.mkdir(exist_ok=True)
         order.write_bytes(b"no order")

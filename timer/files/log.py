@@ -137,6 +137,7 @@ class Log:
         *,
         committed_floor: LogIndex | None = None,
         segment_size: int = SEGMENT_SIZE,
+        is_used: bool = False,
     ) -> "Log":
         """Recover the log. Create it if absent. All entries that are left are durable then.
 
@@ -146,6 +147,7 @@ class Log:
             committed_floor: entries up to here are committed, hence undamaged, and in a manifest.
                 The log must have the entries after it. None: no restart uses this log.
             segment_size: bytes.
+            is_used: the replica has given a promise, so the log exists.
 
         Raises:
             CorruptFileError: durable bytes or files are damaged or missing.
@@ -162,15 +164,15 @@ class Log:
             disk.open_append(paths[-1]).close()  # drops bytes that only the page cache has
         segments = _read_headers(disk, paths, floor)
         if not segments:
-            if floor:
-                why = f"the log has no segments; entry {floor} was durable"
-                raise CorruptFileError(directory, 0, why)
+            if floor or is_used:
+                raise no_segments(directory, floor)
             born, file = _create(disk, directory, Header(LogIndex(1), Epoch(0), LogIndex(0)))
             file.close()
             segments = [born]
         first = segments[0].header.first
         if committed_floor is not None and first > committed + 1:
             why = f"the log begins with entry {first}; entry {committed + 1} is missing"
+            why += "" if committed else ", and there is no manifest"
             raise CorruptFileError(segments[0].path, 0, why)
         view, end = _recover(disk, segments, committed_floor=committed, floor=floor)
         if marked.damaged:  # replaced: a bad sector may refuse writes
@@ -556,13 +558,19 @@ def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> No
     disk.make_dir(directory)
     for name in disk.list_dir(directory):
         disk.remove(directory / name)
-    disk.sync_dir(directory)
+    disk.write_atomic(directory / MARK_NAME, _encode_mark(DurableMark(after)))
     _, file = _create(disk, directory, Header(LogIndex(after + 1), epoch, LogIndex(0)))
     file.close()
 
 
+def no_segments(directory: Path, floor: LogIndex) -> CorruptFileError:
+    """Return the error for a used log without files. `floor`: a durable entry; 0: unknown."""
+    lost = f"entry {floor} was durable" if floor else "the replica has followed a leader"
+    return CorruptFileError(directory, 0, f"the log has no segments; {lost}")
+
+
 class DurableMark(NamedTuple):
-    """Content of the mark. Zeros if the file is absent or, with `damaged`, can't be read."""
+    """Content of the mark. Zeros, with `damaged`, if the file is absent or can't be read."""
 
     durable: LogIndex = LogIndex(0)
     was_cut: bool = False
@@ -578,7 +586,7 @@ def _encode_mark(mark: DurableMark) -> bytes:
 def read_mark(disk: Disk, path: Path) -> DurableMark:
     """Return the content of the mark.
 
-    A damaged mark is no error: without it the replica is unsure, which is safe.
+    A damaged or missing mark is no error: without it the replica is unsure, which is safe.
 
     Raises:
         UnknownVersionError: the mark is undamaged and of another version.
@@ -587,8 +595,6 @@ def read_mark(disk: Disk, path: Path) -> DurableMark:
         data = disk.read(path) if disk.exists(path) else b""
     except CorruptFileError:
         return DurableMark(damaged=True)
-    if not data:
-        return DurableMark()
     # Every version ends in its checksum, so another version and damage can be told apart.
     if data[:8] != _MARK_MAGIC or data[-4:] != _CRC.pack(zlib.crc32(data[:-4])):
         return DurableMark(damaged=True)

@@ -7,7 +7,7 @@
     segment                           frame by frame; each ends where the next begins; the first
                                       begins at the manifest's end or before; if the node is
                                       stopped, the last reaches the durable index and the manifest
-    `durable`                         its own checksum
+    `durable`                         its own checksum; it exists if the log has entries
 
 Nothing is written, so a scrub may run in a thread beside a node's work. After each step it calls
 `pace` with the number of bytes read. `pace` may sleep, or raise to end the scrub. The node replaces
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from timer.entries.entry_frame import Damage
 from timer.files import segment
 from timer.files.disk import Disk
-from timer.files.log import MARK_NAME, read_mark
+from timer.files.log import MARK_NAME, no_segments, read_mark
 from timer.files.segment import Header
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import Epoch, LogIndex
@@ -77,13 +77,15 @@ def extent(disk: Disk, *, state: Path, log: Path) -> tuple[int, int]:
     return len(paths), size
 
 
-def verify(disk: Disk, *, state: Path, log: Path) -> Iterator[Checked]:
-    """Yield every file of a stopped node's state and log."""
-    for path, check in _checks(disk, state, log, sealed_only=False).items():
+def verify(disk: Disk, *, state: Path, log: Path, is_used: bool = False) -> Iterator[Checked]:
+    """Yield every file of a stopped node's state and log. `is_used`: see `Log.open`."""
+    for path, check in _checks(disk, state, log, sealed_only=False, is_used=is_used).items():
         yield _checked(path, check, unpaced)
 
 
-def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Path, Check]:
+def _checks(
+    disk: Disk, state: Path, log: Path, *, sealed_only: bool, is_used: bool = False
+) -> dict[Path, Check]:
     """Return the checks of the files that are in use now."""
     # Listed before the manifest is read: segments after it are never dropped.
     paths = segment.paths(disk, log) if disk.exists(log) else []
@@ -100,17 +102,17 @@ def _checks(disk: Disk, state: Path, log: Path, *, sealed_only: bool) -> dict[Pa
         if first is not None and first > applied + 1:
             missing = paths[0] if said is not None else state / manifest.NAME
             why = f"the log begins with entry {first}; entry {applied + 1} is missing"
-            checks[missing] = lambda _: _missing(missing, why)
+            checks[missing] = lambda _: _raise(CorruptFileError(missing, 0, why))
         checks |= mine
-    end = {} if sealed_only else _end_checks(disk, log, paths, applied)
+    end = {} if sealed_only else _end_checks(disk, log, paths, applied, is_used=is_used)
     sealed = {path: _sealed_check(disk, path, after) for path, after in itertools.pairwise(paths)}
     for path, check in (sealed | end).items():
         checks.setdefault(path, check)
     return checks
 
 
-def _missing(path: Path, why: str) -> int:
-    raise CorruptFileError(path, 0, why)
+def _raise(damage: CorruptFileError) -> int:
+    raise damage
 
 
 def _checked(path: Path, check: Check, pace: Pace) -> Checked:
@@ -175,14 +177,16 @@ def _spill_check(disk: Disk, path: Path, refs: list[SpillRef]) -> dict[Path, Che
 # ---- log
 
 
-def _end_checks(disk: Disk, log: Path, paths: list[Path], applied: LogIndex) -> dict[Path, Check]:
+def _end_checks(
+    disk: Disk, log: Path, paths: list[Path], applied: LogIndex, *, is_used: bool
+) -> dict[Path, Check]:
     """Return the checks of a stopped node's mark, and of its last segment or the lack of segments.
 
     A segment whose header a crash left incomplete is no damage. It is removed from `paths`.
     """
     checks: dict[Path, Check] = {}
     floor, mark = applied, log / MARK_NAME
-    if disk.exists(mark):
+    if disk.exists(mark) or any(disk.size(path) > segment.HEADER_SIZE for path in paths):
         checks[mark] = lambda _: _check_mark(disk, mark)
         with contextlib.suppress(UnknownVersionError):
             floor = max(floor, read_mark(disk, mark).durable)
@@ -191,8 +195,8 @@ def _end_checks(disk: Disk, log: Path, paths: list[Path], applied: LogIndex) -> 
     if paths:
         last = paths[-1]
         checks[last] = lambda pace: _check_end(disk, last, floor, pace)
-    elif floor:
-        checks[log] = lambda _: _no_segments(log, floor)
+    elif floor or is_used:
+        checks[log] = lambda _: _raise(no_segments(log, floor))
     return checks
 
 
@@ -208,10 +212,6 @@ def _is_unborn(disk: Disk, path: Path, floor: LogIndex) -> bool:
     except UnknownVersionError:
         pass  # its check reports this
     return False
-
-
-def _no_segments(log: Path, floor: LogIndex) -> int:
-    raise CorruptFileError(log, 0, f"the log has no segments; entry {floor} was durable")
 
 
 def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
@@ -239,10 +239,20 @@ def _check_end(disk: Disk, path: Path, floor: LogIndex, pace: Pace) -> int:
     return end
 
 
+def last_epoch(disk: Disk, log: Path) -> Epoch:
+    """Return the epoch of a stopped node's last entry. 0: none, or the last segment is damaged."""
+    paths = segment.paths(disk, log) if disk.exists(log) else []
+    try:
+        return _walk(disk, paths[-1], unpaced)[2][0] if paths else Epoch(0)
+    except (CorruptFileError, UnknownVersionError):
+        return Epoch(0)
+
+
 def _check_mark(disk: Disk, path: Path) -> int:
+    size = disk.size(path)
     if read_mark(disk, path).damaged:
         raise CorruptFileError(path, 0, "checksum mismatch")
-    return disk.size(path)
+    return size
 
 
 def _header(disk: Disk, path: Path) -> Header:

@@ -193,6 +193,7 @@ class SimNode:
             LOG_PATH,
             committed_floor=floor,
             segment_size=world.options.segment_bytes,
+            is_used=PromiseFile.load(self.disk, PROMISE_PATH).is_given,
         )
         if self.log.last_index < kept_to:
             raise Broken(
