@@ -6,7 +6,7 @@ reports and links, and takes five decisions:
     appoint      the leader is gone, stalls or was refused; or an operator requests another
     adopt        a node leads a higher epoch than the known one, because Raft's files were lost:
                  note that epoch
-    relieve      the leader serves poorly, and another would serve better: appoint that one
+    relieve      the leader serves poorly or not yet, and another would serve better: appoint it
     raise level  all nodes support a higher feature level: the next appointment raises it. If none
                  comes, the leader is appointed again
     hand over    the controller leads the log, too: give Raft's leadership to another node, so that
@@ -85,9 +85,12 @@ class ControllerConfig:
     close_entries: int = 256
     """Logs with the same last epoch and a smaller difference count as equal: reports are up to
     0.1 s old."""
-    lag_entries: int = 1_024
-    """Candidates are compared by their unapplied entries in steps of this: 0.2 s each. A follower
-    applies every 50 ms, so it has fewer, except shortly after its start."""
+    lag_entries: int = 16
+    """Fewer unapplied entries count as none. A follower applies every 50 ms, so it has few, except
+    shortly after its start or under load."""
+    late_ms: int = 1_000
+    """A leader that has applied entries for longer, and does not serve yet, gives way to a node
+    that has applied them."""
     propose_timeout_ms: int = 2_500
     """Propose again if a proposal has no outcome by then; longer than the shell's deadline."""
     refused_wait_ms: int = 1_000
@@ -188,6 +191,8 @@ class Controller:
     """Time since which this node has led Raft with the same appointed leader."""
     _served: bool = False
     """The appointee was seen serving in this epoch."""
+    _serves_from: LogIndex | None = None
+    """The leader answers clients once it has applied this entry. None: it does not lead the log."""
     _service: ServiceRecord = field(default_factory=ServiceRecord)
     """The service of the appointed leader in this epoch."""
     _unfit: UnfitReplicas = field(default_factory=UnfitReplicas)
@@ -304,6 +309,8 @@ class Controller:
         if leads and report.serving:
             self._served, self._stalls = True, 0
             self._refusals, self._wait_until_ms = 0, _NEVER
+            if self._serves_from is None:
+                self._serves_from = report.last_index
             self._note_service(now_ms, report)
         if leads and not report.lease_ok:
             self._lease_bad_since_ms = self._lease_bad_since_ms or now_ms
@@ -360,7 +367,7 @@ class Controller:
     def _watch(self, now_ms: MonoMs) -> None:
         """Forget all observations of the earlier leader."""
         self._watched_since_ms = now_ms
-        self._served = False
+        self._served, self._serves_from = False, None
         self._service = ServiceRecord()
         self._lease_bad_since_ms = None
         self._promise_above_since_ms = None
@@ -399,8 +406,12 @@ class Controller:
         return self._appoint(now_ms, successor, f"{self._leader_name()}: {loss}")
 
     def _relieve(self, now_ms: MonoMs) -> ControllerEffects | None:
-        """Appoint a better leader in the place of one that serves poorly, once it is caught up."""
-        reason, leader = self._service.why_poor(), self._leader()
+        """Appoint a better leader in the place of one that serves poorly, once it is caught up.
+
+        Also in the place of one that still applies entries, and so does not serve at all.
+        """
+        poor, leader = self._service.why_poor(), self._leader()
+        reason = poor or self._why_late(now_ms)
         if reason is None or leader is None or not self._served:
             return None
         fresh, unfit = self._fresh(now_ms), self._unfit.at(now_ms)
@@ -417,8 +428,18 @@ class Controller:
         successor = self._best(now_ms, better, may_lead_again=False)
         if successor is None:
             return None
-        unfit |= {leader.replica_id}
+        unfit |= {leader.replica_id} if poor else set()
         return self._appoint(now_ms, successor, f"{leader.name}: {reason}", unfit=unfit)
+
+    def _why_late(self, now_ms: MonoMs) -> str | None:
+        """Return why the leader of the log answers no client yet. None: it does, or may soon."""
+        leader, from_index = self._leader(), self._serves_from
+        if leader is None or leader.report is None or from_index is None:
+            return None
+        left = from_index - leader.report.applied_index
+        if left <= 0 or now_ms - self._watched_since_ms < self.config.late_ms:
+            return None
+        return f"it does not serve yet: it has {left} entries to apply"
 
     def _raise_level(self, now_ms: MonoMs) -> ControllerEffects | None:
         """Appoint the leader again, if no other appointment has raised the feature level."""
@@ -582,8 +603,16 @@ class Controller:
                 if node.report is not None
             ],
             self.config,
+            self._second_entries(),
         )
         return self._nodes[chosen.report.name] if chosen is not None else None
+
+    def _second_entries(self) -> int:
+        """Return how many entries the leader appended in a second, by its latest reports."""
+        if len(self._ends) <= 1:
+            return 0
+        (began_ms, first), (ended_ms, last) = self._ends[0], self._ends[-1]
+        return 1_000 * max(0, last - first) // max(1, ended_ms - began_ms)
 
     def _appoint(
         self,

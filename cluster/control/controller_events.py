@@ -30,7 +30,8 @@ class ReplicaReport:
     epoch: Epoch
     """The epoch that the replica leads, is being promoted to, or follows."""
     serving: bool
-    """The replica leads `epoch`, and its promotion is complete: it answers clients."""
+    """The replica leads `epoch`, and its EPOCH entry is committed. It answers clients once it has
+    applied this entry."""
     lease_ok: bool
     """On a leader: a majority has answered within the lease."""
     last_epoch: Epoch

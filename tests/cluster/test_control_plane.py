@@ -92,7 +92,7 @@ class Node:
         self.history.note(state, UnixMs(1), earlier=not self.plane.is_current)
         if state.epoch <= self.report.highest_promise:
             return
-        leads = state.leader == VOTERS[self.name]
+        leads, end = state.leader == VOTERS[self.name], LogIndex(self.report.last_index + 1)
         if leads:
             self.led.append(state.epoch)
         self.report = replace(
@@ -103,7 +103,8 @@ class Node:
             lease_ok=leads,
             highest_promise=state.epoch,
             last_epoch=state.epoch,
-            last_index=LogIndex(self.report.last_index + 1),
+            last_index=end,
+            applied_index=end,
         )
         self.plane.report_now()
 

@@ -488,7 +488,7 @@ def test_without_a_majority_nobody_is_appointed() -> None:
             "a",
         ),
         (
-            follower("a", epoch=5, index=99 + CONFIG.close_entries),
+            follower("a", epoch=5, index=99 + CONFIG.lag_entries),
             follower("c", epoch=5, index=100),
             "c",
         ),
@@ -602,7 +602,7 @@ def test_transfer_to_a_target_that_lags_too_far_is_refused_and_says_by_how_much(
     ("changes", "why"),
     [
         ({"last_epoch": Epoch(4), "last_index": LogIndex(900)}, "has no entry of epoch 5"),
-        ({"last_index": LogIndex(9_000)}, "has 8900 entries to apply"),
+        ({"last_index": LogIndex(130)}, "has 30 entries to apply"),
     ],
     ids=["log of an earlier epoch", "not applied"],
 )
@@ -610,8 +610,9 @@ def test_transfer_waits_for_a_target_that_could_not_serve_at_once(
     changes: dict[str, Any], why: str
 ) -> None:
     play = in_service()
+    play.reports["b"] = replace(play.reports["b"], last_index=LogIndex(130))
     play.reports["c"] = replace(play.reports["c"], **changes)
-    play.run(STEP_MS)
+    play.run(1_000)
     play.do(TransferAsked(VOTERS["c"]))
     assert play.appointed == []
     assert play.refusal is not None

@@ -20,7 +20,7 @@ from cluster.control.controller_events import (
 from cluster.control.leader_fitness import UNFIT_MS
 from cluster.rpc import open_files
 from tests.cluster.test_controller import CONFIG, STEP_MS, VOTERS, Play, follower, in_service
-from timer.model.units import MonoMs
+from timer.model.units import LogIndex, MonoMs
 
 Limps = Callable[[str, ReplicaReport, int], ReplicaReport]
 """Returns a leader's report, from its name, a healthy leader's report and the time."""
@@ -125,6 +125,35 @@ def test_leader_that_can_take_no_connections_is_relieved_by_a_node_that_can() ->
         everywhere.reports[name] = replace(report, accepts=False)
     everywhere.run(A_WHILE_MS)
     assert everywhere.appointed == [], "the others could not take any, either"
+
+
+def test_leader_that_still_applies_entries_gives_way_to_a_node_that_has_applied_them() -> None:
+    def applying(name: str, report: ReplicaReport, now: int) -> ReplicaReport:
+        left = max(0, 60 - (now - 1_000_000) // 100)  # it would be done after six seconds
+        return replace(report, applied_index=LogIndex(report.last_index - left))
+
+    play = limping(applying)
+    took_ms = play.live(10_000)
+    assert took_ms is not None
+    assert took_ms <= CONFIG.late_ms + STEP_MS
+    assert play.appointed == [(6, "c")]
+    assert "b: it does not serve yet: it has 51 entries to apply" in play.reason
+    (appoint,) = play.proposed
+    assert isinstance(appoint, Appoint)
+    assert appoint.unfit == (), "it was late, and served no worse than the others"
+
+
+def test_leader_that_still_applies_entries_stays_while_the_others_apply_them_too() -> None:
+    healthy = in_service()
+    play = Play(dict(healthy.reports), healthy.state)
+    for name, applied in ({"a": 30, "b": 40, "c": 50}).items():
+        play.reports[name] = replace(play.reports[name], applied_index=LogIndex(applied))
+    play.lead()
+    play.run(A_WHILE_MS)
+    assert play.appointed == []
+    play.reports["c"] = follower("c", epoch=5)
+    play.run(STEP_MS)
+    assert play.appointed == [(6, "c")]
 
 
 def test_process_at_its_limit_of_open_files_has_no_spare_one() -> None:

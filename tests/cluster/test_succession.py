@@ -21,14 +21,17 @@ END: Final = 100_000
 WORSE: Final[dict[str, dict[str, Any]]] = {
     "is_bound_above": {"is_bound_above": True},
     "stalled_in": {"stalled_in": Epoch(1)},
+    "seconds_behind": {"applied_index": LogIndex(END - 10 * LIMITS.lag_entries)},
     "led_poorly": {"led_poorly": True},
     "is_impaired": {"is_slow": True},
-    "unapplied": {"applied_index": LogIndex(END - 10 * LIMITS.lag_entries)},
+    "unapplied": {"applied_index": LogIndex(END - 2 * LIMITS.lag_entries)},
     "is_controller": {"is_controller": True},
     "missing": {"last_index": LogIndex(END - 1)},
     "replica_id": {"replica_id": ReplicaId(9)},
 }
 """Changes that make a candidate worse in one field of its rank."""
+SECOND_ENTRIES: Final = 4 * LIMITS.lag_entries
+"""Entries that the last leader appended in a second."""
 
 
 def candidate(**changes: Any) -> Candidate:
@@ -66,8 +69,8 @@ def test_field_of_the_rank_outweighs_all_that_come_after_it(field: str) -> None:
     for each in after:
         changes |= WORSE[each]
     better = candidate(**changes)
-    assert best([worse, better], LIMITS) is better
-    assert best([better, worse], LIMITS) is better
+    assert best([worse, better], LIMITS, SECOND_ENTRIES) is better
+    assert best([better, worse], LIMITS, SECOND_ENTRIES) is better
 
 
 def test_node_that_takes_no_connections_is_as_bad_as_one_with_a_slow_disk() -> None:
