@@ -125,7 +125,7 @@ def test_key_file_whose_filter_denies_a_key_is_told(run: RunFolder, tmp_path: Pa
 def _entries(keys: KeyRows) -> np.ndarray:
     found = key_file.KeyFile(DISK, Path(keys.path))
     pages = range(-(-found.entries // key_file.PAGE_ENTRIES))
-    return np.frombuffer(bytearray(b"".join(map(found._page, pages))), key_file.ENTRY)
+    return np.frombuffer(bytearray(b"".join(found._read(pages))), key_file.ENTRY)
 
 
 def garbage_keys(state: Path) -> None:

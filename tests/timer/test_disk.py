@@ -112,6 +112,9 @@ def test_read_of_a_range_ends_where_the_file_does(
     assert DISK.read(tmp_path / "a", 8, 4) == b"89"
     assert DISK.read(tmp_path / "a", 12, 4) == b""
     assert DISK.read(tmp_path / "a", 4) == b"456789"
+    for disk in (DISK, FreshDisk()):
+        parts = disk.read_parts(tmp_path / "a", [(3, 4), (8, 4), (12, 4), (0, 10)])
+        assert parts == [b"3456", b"89", b"", b"0123456789"]
     assert DISK.size(tmp_path / "a") == 10
 
 

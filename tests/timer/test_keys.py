@@ -1,7 +1,9 @@
 """Keys are found by hash, in memory and in key files, as a plain table would find them."""
 
+import os
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -126,6 +128,17 @@ def test_file_finds_every_row_of_a_hash(tmp_path: Path, n: int, distinct: int) -
         rows = np.flatnonzero(hashes == hashed)
         assert sorted(found["seq"][which == number].tolist()) == rows.tolist()
         assert sorted(found["due_ms"][which == number].tolist()) == (3 * rows).tolist()
+
+
+def test_many_keys_are_found_with_one_open_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An open takes longer than the read of a page, and a batch may have a thousand keys.
+    hashes = mix(np.arange(20 * PAGE_ENTRIES, dtype=np.uint64))
+    file, opens = written(tmp_path / "k", hashes), Mock(wraps=os.open)
+    monkeypatch.setattr(os, "open", opens)
+    which, _ = file.find(hashes)
+    assert (len(which), opens.call_count) == (len(hashes), 1)
 
 
 def test_filter_passes_few_that_are_not_there(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from timer.files.disk import MARK_SIZE_MAX, AppendFile, Bytes, DiskRefusal, FileLock, MarkFile
+from timer.files.disk import MARK_SIZE_MAX, AppendFile, Bytes, Disk, DiskRefusal, FileLock, MarkFile
 from timer.model.timer_errors import UnreadableFileError, WrongDirectoryError
 
 
@@ -114,7 +114,7 @@ _Names: TypeAlias = dict[Path, _File | None]
 """Path -> file; None for a directory."""
 
 
-class SimDisk:
+class SimDisk(Disk):
     """A simulated disk. It implements timer.files.disk.Disk and has a method per fault."""
 
     def __init__(self, *, capacity_bytes: int | None = None) -> None:

@@ -28,7 +28,7 @@ at `key_at`.
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -160,7 +160,7 @@ class KeyFile:
         """
         pace(self._pages_at)
         for number in range(len(self._fences)):
-            self._page(number)
+            self._read([number])
             if (number + 1) % _PAGES_AT_ONCE == 0:
                 pace(_PAGES_AT_ONCE * _PAGE_SIZE)
         pace(len(self._fences) % _PAGES_AT_ONCE * _PAGE_SIZE)
@@ -201,18 +201,27 @@ class KeyFile:
         first = np.maximum(self._fences.searchsorted(wanted, "left") - 1, 0)
         last = np.maximum(self._fences.searchsorted(wanted, "right") - 1, 0)
         pages = np.unique(spans(first, last - first + 1))
-        entries = np.frombuffer(b"".join([self._page(page) for page in pages.tolist()]), ENTRY)
+        entries = np.frombuffer(b"".join(self._read(pages.tolist())), ENTRY)
         known = np.ascontiguousarray(entries["hash"])
         low = known.searchsorted(wanted, "left")
         count = known.searchsorted(wanted, "right") - low
         return np.repeat(hit, count), entries[spans(low, count)]
 
-    def _page(self, number: int) -> bytes:
-        """Return one page's entries, checked."""
-        size = min(PAGE_ENTRIES, self.entries - number * PAGE_ENTRIES) * ENTRY.itemsize
-        position = self._pages_at + number * _PAGE_SIZE
-        read = self._disk.read(self._path, position, _SUM.size + size)
-        data = read[_SUM.size :]
-        if len(data) < size or _SUM.pack(zlib.crc32(data)) != read[: _SUM.size]:
-            raise CorruptFileError(self._path, position, "checksum mismatch of a page")
-        return data
+    def _read(self, pages: Sequence[int]) -> list[bytes]:
+        """Return the entries of each page, checked."""
+        parts = [
+            (
+                self._pages_at + page * _PAGE_SIZE,
+                _SUM.size + min(PAGE_ENTRIES, self.entries - page * PAGE_ENTRIES) * ENTRY.itemsize,
+            )
+            for page in pages
+        ]
+        found: list[bytes] = []
+        for (position, size), read in zip(
+            parts, self._disk.read_parts(self._path, parts), strict=True
+        ):
+            data = read[_SUM.size :]
+            if len(read) < size or _SUM.pack(zlib.crc32(data)) != read[: _SUM.size]:
+                raise CorruptFileError(self._path, position, "checksum mismatch of a page")
+            found.append(data)
+        return found

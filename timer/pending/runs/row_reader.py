@@ -62,27 +62,25 @@ def in_run(
     number, entries = run.keys.find(hashes)
     if not len(number):  # the usual case
         return number, np.empty(0, ROW)
-    ends = np.cumsum(keys.sizes, dtype=np.int64)
-    same = np.ones(len(number), np.bool_)
-    for at in range(len(number)):
-        end = int(ends[number[at]])
-        wanted = keys.blob[end - int(keys.sizes[number[at]]) : end]
-        same[at] = _has(run, entries[at], int(topic[number[at]]), wanted)
+    ends = np.cumsum(keys.sizes, dtype=np.int64)[number]
+    starts = ends - keys.sizes[number]
+    parts = list(zip(entries["key_at"].tolist(), entries["key_size"].tolist(), strict=True))
+    same = entries["topic"] == topic[number]
+    wanted = zip(starts.tolist(), ends.tolist(), strict=True)
+    for at, (data, (start, end)) in enumerate(zip(run.read_parts(parts), wanted, strict=True)):
+        if not same[at] or data != keys.blob[start:end]:
+            same[at] = False
+            _check_key(run, entries[at], data)
     return number[same], _rows_of(entries[same])
 
 
-def _has(run: Run, entry: np.void, topic: int, wanted: bytes | memoryview) -> bool:
-    """Return whether the row has this topic and key. The key's hash is its checksum."""
-    at, size = int(entry["key_at"]), int(entry["key_size"])
-    data = run.read(at, size)
-    if int(entry["topic"]) == topic and data == wanted:
-        return True
-    [hashed] = run.hasher(
-        np.array([entry["topic"]], np.uint32), Binary(sizes=np.array([size], np.uint32), blob=data)
-    )
+def _check_key(run: Run, entry: np.void, key: bytes) -> None:
+    """Check the key of a row against its hash, which is its checksum."""
+    sizes = np.array([len(key)], np.uint32)
+    [hashed] = run.hasher(np.array([entry["topic"]], np.uint32), Binary(sizes=sizes, blob=key))
     if hashed != entry["hash"]:
-        raise CorruptFileError(run.path, at, "the key does not match its hash in the key file")
-    return False
+        why = "the key does not match its hash in the key file"
+        raise CorruptFileError(run.path, int(entry["key_at"]), why)
 
 
 def _rows_of(entries: Entries) -> RowArray:

@@ -21,7 +21,7 @@ rename. A change of this format needs VERSION += 1 and a reader for the old vers
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -362,11 +362,20 @@ class Run:
         Raises:
             CorruptFileError: the file is shorter.
         """
-        data = self._disk.read(self._path, start, size)
-        if len(data) != size:
-            why = f"{len(data)} bytes are left of {size} that were written"
-            raise CorruptFileError(self._path, start, why)
-        return data
+        return self.read_parts([(start, size)])[0]
+
+    def read_parts(self, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return several parts (start, size) of the file, unchecked.
+
+        Raises:
+            CorruptFileError: the file is shorter.
+        """
+        found = self._disk.read_parts(self._path, parts)
+        for (start, size), data in zip(parts, found, strict=True):
+            if len(data) != size:
+                why = f"{len(data)} bytes are left of {size} that were written"
+                raise CorruptFileError(self._path, start, why)
+        return found
 
 
 class Cursor:
