@@ -25,7 +25,7 @@ from timer.model.timer_errors import (
     WrongDirectoryError,
 )
 from timer.model.units import Epoch
-from timer.recovery import scrub
+from timer.recovery import manifest, scrub
 from timer.recovery.scrub import Checked
 from timer.recovery.snapshot import SnapshotPart, crc32_of
 from timer.recovery.snapshot_receiver import ready
@@ -112,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
         for each in damaged:
             print(each.damage)  # noqa: T201
         print(f"{len(found)} files, {size} bytes: {len(damaged) or 'none'} damaged")  # noqa: T201
+        if manifest.NAME not in {each.path.name for each in found}:
+            print("There is no manifest: the next start applies the log from entry 1.")  # noqa: T201
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     return DAMAGED if damaged else 0

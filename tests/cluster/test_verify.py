@@ -96,6 +96,11 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
             assert [each["file"] for each in told] == [str(path)]
             path.write_bytes(whole[path])
         assert timerctl("--data", str(data)) == 0
+        assert "There is no manifest" not in capsys.readouterr().out
+        (data / "state" / "manifest").rename(data / "kept")
+        assert timerctl("--data", str(data)) == 0, "the log holds all"
+        assert "There is no manifest" in capsys.readouterr().out
+        (data / "kept").rename(data / "state" / "manifest")
         assert timerctl("--data", str(tmp_path)) == DAMAGED
         assert "it is not a data directory of timerd" in capsys.readouterr().err
         (data / "log").rename(data / "lost")
