@@ -62,15 +62,15 @@ class Space:
         self._refusal = ""
 
     async def run(self) -> None:
-        """Read the free space, and look for the log's files, every LOOK_S.
+        """Read the free space, and look for the log's active segment, every LOOK_S.
 
         Raises:
-            CorruptFileError: a file of the log was removed or cut: entries in it must not count.
+            CorruptFileError: the segment was removed or cut: the node must acknowledge no entry.
             DiskFailedError: the free space cannot be read.
         """
         while True:
             free = await asyncio.to_thread(self._disk.free_bytes, self._path)
-            await asyncio.to_thread(self._replica.check_files)
+            await asyncio.to_thread(self._replica.check_log)
             self._look(free)
             await asyncio.sleep(LOOK_S)
 

@@ -225,9 +225,9 @@ class Replica:
         found = self._log.read(first, size_max, last)
         return [entry for frame in found for entry in frames(memoryview(frame))]
 
-    def check_files(self) -> None:
-        """See `Log.check_files`. Call on a thread: this blocks."""
-        self._log.check_files()
+    def check_log(self) -> None:
+        """See `Log.check_active`. Call on a thread: this blocks."""
+        self._log.check_active()
 
     async def synced(self, index: LogIndex) -> None:
         """Return once this disk has the log up to `index`, which is committed."""

@@ -66,26 +66,27 @@ def test_segment_that_is_gone_already_is_dropped(disk: Disk, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("left", [None, 0, 60])
-def test_file_that_another_program_removes_or_cuts_is_found(
+def test_active_segment_that_another_program_removes_or_cuts_is_found(
     tmp_path: Path, left: int | None
 ) -> None:
     log = open_log(RealDisk(), tmp_path)
-    log.append(frames(1, 11))
-    log.check_files()
-    for path in segment.paths(RealDisk(), tmp_path):
-        whole = path.read_bytes()
-        path.unlink()
-        if left is not None:
-            path.write_bytes(whole[:left])
-        with pytest.raises(CorruptFileError, match=f"{path}.* missing or cut"):
-            log.check_files()
-        path.write_bytes(whole)
-        log.check_files()
+    for index in range(1, 12):
+        log.append([frame(index)])
+        log.check_active()
+    *sealed, path = segment.paths(RealDisk(), tmp_path)
+    sealed[-1].unlink()  # the scrub finds it: it waits until the others can go on without the node
+    log.check_active()
+    whole = path.read_bytes()
+    path.unlink()
+    if left is not None:
+        path.write_bytes(whole[:left])
+    with pytest.raises(CorruptFileError, match=f"{path}.* missing or cut"):
+        log.check_active()
     log.close()
 
 
-@pytest.mark.parametrize("kept", [range(1, 8), range(8, 12), range(1, 12)])
-def test_file_that_the_writer_shortens_meanwhile_is_no_damage(
+@pytest.mark.parametrize("kept", [range(1, 8), range(1, 11), range(8, 12)])
+def test_active_segment_that_the_writer_shortens_meanwhile_is_no_damage(
     kept: range, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk()
@@ -96,10 +97,10 @@ def test_file_that_the_writer_shortens_meanwhile_is_no_damage(
         monkeypatch.undo()
         log.drop_before(LogIndex(kept[0]))
         log.truncate_after(LogIndex(kept[-1]))
-        log.append(frames(kept[-1] + 1, 30))
         return disk.size(path)
 
     monkeypatch.setattr(disk, "size", size)
-    log.check_files()
-    assert log.last_index == 30
-    log.check_files()
+    log.check_active()
+    assert log.last_index == kept[-1]
+    log.append(frames(kept[-1] + 1, 30))
+    log.check_active()

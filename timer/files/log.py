@@ -317,25 +317,22 @@ class Log:
             raise CorruptFileError(each.path, position, f"entry {first} is missing")
         return found
 
-    def check_files(self) -> None:
-        """Check that each segment is there, with all bytes that were written to it.
+    def check_active(self) -> None:
+        """Check that the active segment is there, with all bytes that were written to it.
 
-        Another program may have removed, cut or replaced a file. Appends to a removed file succeed.
+        Another program may have removed, cut or replaced it. Appends to a removed file succeed.
 
         Raises:
-            CorruptFileError: a segment is missing or too short.
+            CorruptFileError: it is missing or too short.
             DiskFailedError: the disk failed an operation.
         """
-        removals, view = self._removals, self._view
-        for each in view.segments:
-            written, found = each.size, 0  # read in this order: files grow meanwhile
-            with suppress(FileNotFoundError):
-                found = self._disk.size(each.path)
-            if found < written and removals == self._removals:
-                why = (
-                    f"the file is missing or cut: it has {found} bytes, and {written} were written"
-                )
-                raise CorruptFileError(each.path, found, why)
+        removals, active = self._removals, self._view.segments[-1]
+        written, found = active.size, 0  # read in this order: the file grows meanwhile
+        with suppress(FileNotFoundError):
+            found = self._disk.size(active.path)
+        if found < written and removals == self._removals:
+            why = f"the file is missing or cut: it has {found} bytes, and {written} were written"
+            raise CorruptFileError(active.path, found, why)
 
     def _segment_with(self, view: _View, index: LogIndex) -> tuple[_Segment, LogIndex]:
         """Return the segment with `index`, its positions loaded, and its last index."""
