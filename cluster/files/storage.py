@@ -1,9 +1,10 @@
 """A node's files at start: it opens them, installs a snapshot, or reports damage.
 
 damaged file                                       effect
-identity, promise, Raft's files, install order     the process ends with status 66: no other node
-                                                   has a copy of the identity or of the promise
-state (manifest, runs, spill files) or log         `Damaged`: the node fetches state and log again
+identity, promise                                  the node waits to be replaced: no other node
+                                                   has a copy
+state (manifest, runs, spill files), log, install  `Damaged`: the node fetches state and log again
+order
 the same, found while the node ran                 a note in the file `damaged`; the next start
                                                    fetches them again
 """
@@ -166,12 +167,12 @@ def _open(
     directory: DataDirectory,
     observe: Callable[[Entry, Applied], None],
 ) -> NodeFiles:
-    installed = _prepared(disk, directory)
-    if installed is not None:
-        logger.info("installed the snapshot", extra={"log_index": installed.index})
     # First: without it the node can't heal.
     is_used = PromiseFile.load(disk, directory.promise).is_given
     try:
+        installed = _prepared(disk, directory)
+        if installed is not None:
+            logger.info("installed the snapshot", extra={"log_index": installed.index})
         _check_note(disk, directory.damaged)
         secret = secrets.token_bytes(SECRET_SIZE)
         engine = Engine(disk, directory.state, leader_config(config), observe, secret)

@@ -153,6 +153,21 @@ def test_page_that_can_not_be_read_is_damage(name: str) -> None:
         opened(disk)
 
 
+def test_install_order_that_is_damaged_is_fetched_again() -> None:
+    disk, source, log = SimDisk(), SimDisk(), busy_log()
+    lived(disk, log)
+    lived(source, log)
+    incoming, _ = half_fetched(disk, source, -1)
+    incoming.finish()
+    disk.flip(DATA / "incoming/ready", 9)
+    with pytest.raises(Damaged, match="the install order is damaged"):
+        opened(disk)
+    incoming, there = half_fetched(disk, source, -1)
+    incoming.finish()
+    storage = opened(disk)
+    assert storage.engine.manifest_index == there.index
+
+
 def half_fetched(disk: SimDisk, source: SimDisk, limit: int) -> tuple[Incoming, Snapshot]:
     """Begin to receive a snapshot of `source`'s; stop after some chunks."""
     there = take(source, DATA / "state", Path("/pinned"))
