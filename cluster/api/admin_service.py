@@ -286,6 +286,16 @@ class AdminService(Service, rpc.AdminServiceServicer):
         return answer
 
     @answered
+    async def RedriveLetters(  # noqa: N802
+        self, request: pb.RedriveLettersRequest, context: Context
+    ) -> pb.RedriveLettersResponse:
+        """Send chosen dead letters back to their topics."""
+        work = self._groups.redrive_letters(request.topic, request.offsets)
+        answer = await within(work, context)
+        assert isinstance(answer, pb.RedriveLettersResponse)
+        return answer
+
+    @answered
     async def TransferLeadership(  # noqa: N802
         self, request: pb.TransferLeadershipRequest, context: Context
     ) -> pb.TransferLeadershipResponse:

@@ -5,10 +5,12 @@ Delivery to groups is in timer/leader/groups/group_dispatch.py.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from cluster.api import wire_rows
+import numpy as np
+
+from cluster.api import message_peek, wire_rows
 from cluster.api.timer_service import TimerService
 from cluster.rpc import grpc_errors
 from cluster.rpc.rpc_caller import CALLER
@@ -16,11 +18,13 @@ from cluster.settings.config import Groups
 from cluster.state.host import Host
 from timer.entries.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, GroupStart
 from timer.leader.groups import dead_letters
+from timer.leader.groups.exits import DELIVERY_BYTES
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Leader
+from timer.model.columns import U64
 from timer.model.timer_errors import (
     AlreadyExistsError,
     EngineError,
@@ -242,59 +246,81 @@ class GroupDesk:
         """
         if not 0 <= messages <= REDRIVE_MAX:
             raise InvalidRequestError("max_messages", messages, f"must be at most {REDRIVE_MAX}")
+        leader, of, group = self._letters(topic)
+        answer = pb.RedriveResponse()
+        if group.unacked(of.queue.end):
+            moves = _Moves(self._host, leader)
+            if await self._lease_and_move(leader, group, messages or REDRIVE_MAX, moves):
+                await moves.answered
+            answer.left = group.unacked(of.queue.end)
+            moves.report(answer)
+        return answer
+
+    async def redrive_letters(
+        self, topic: str, offsets: Sequence[int]
+    ) -> pb.RedriveLettersResponse:
+        """Send the dead letters at these queue offsets back, otherwise as `redrive`.
+
+        Letters that a consumer has stay. Sends about a megabyte; a further call with the offsets
+        from `next_offset` on sends the others. Offsets of letters that are gone have no effect.
+
+        Raises:
+            InvalidRequestError: none, too many, or an offset is beyond the end of the topic.
+            NotFoundError: the topic has no dead letters.
+            NotReadyError: the letters were not read from disk in time.
+            EngineError: no dead letter is known to have been sent.
+        """
+        if not 1 <= len(offsets) <= REDRIVE_MAX:
+            limit = f"must be 1 to {REDRIVE_MAX}"
+            raise InvalidRequestError("offsets", len(offsets), limit)
+        wanted = np.unique(np.array(offsets, np.uint64))
+        until_s = asyncio.get_running_loop().time() + REDRIVE_WAIT_S
+        while True:
+            leader, of, group = self._letters(topic)
+            if wanted[-1] >= of.queue.end:
+                limit = f"must be below {of.queue.end}, the end of the topic"
+                raise InvalidRequestError("offsets", int(wanted[-1]), limit)
+            letters = wanted[~group.is_acked(wanted)]
+            states = leader.groups.states(group, letters)
+            free = letters[states.free | states.waiting]
+            if not len(free) or (there := of.queue.at_hand(free)):
+                break
+            await message_peek.wait_for_disk(self._host, until_s)
+        answer = pb.RedriveLettersResponse(leased=len(letters) - len(free))
+        if len(free):
+            sent = free[: of.queue.fitting(free[:there], DELIVERY_BYTES)]
+            if len(sent) < len(free):
+                answer.next_offset = int(free[len(sent)])
+                answer.leased = int(np.count_nonzero(letters < free[len(sent)])) - len(sent)
+            moves = _Moves(self._host, leader)
+            moves.begin(group, sent)
+            self._host.kick()
+            await moves.answered
+            moves.report(answer)
+        return answer
+
+    def _letters(self, topic: str) -> tuple[Leader, Topic, Group]:
+        """Return the leader, a topic of dead letters and the group of its letters, as `find`."""
         leader, of, group = self.find(topic, dead_letters.GROUP)
         if leader.full is not None:
             raise leader.full
-        answer, why = pb.RedriveResponse(), None
-        if group.unacked(of.queue.end):
-            why = await self._redrive(leader, group, messages or REDRIVE_MAX, answer)
-        answer.left = group.unacked(of.queue.end)
-        if why is not None:
-            if not answer.redriven:
-                raise why
-            answer.error.CopyFrom(grpc_errors.to_wire(why))
-        return answer
+        return leader, of, group
 
-    async def _redrive(
-        self, leader: Leader, group: Group, messages: int, answer: pb.RedriveResponse
-    ) -> EngineError | None:
-        """Count the messages sent back in `answer`; return the error of the others. None: no error.
-
-        They are sent by topic, one op each.
-        """
-        loop = asyncio.get_running_loop()
-        caller = CALLER.get()  # here: `take` runs in the leader's step
-        permitted: Callable[[str], bool] = caller.may_produce if caller else lambda _: True
-        reached: asyncio.Future[None] = loop.create_future()
-        answered, answer_with = self._host.expect()
-        moved: list[MoveApplied] = []
-        failed: list[EngineError] = []
-        waiting = 0
+    async def _lease_and_move(
+        self, leader: Leader, group: Group, messages: int, moves: "_Moves"
+    ) -> bool:
+        """Begin to move the oldest letters; return whether some came in time."""
+        reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take(delivery: Delivery) -> None:
-            nonlocal waiting
             if reached.done():
                 return
             try:  # at once: later they may have expired, or left memory
-                moves = leader.groups.redrive(delivery, one, permitted)
-                at_home = sum(len(move.offsets) for move in moves)
-                answer.homeless = len(delivery.lease.offsets) - at_home
+                moves.begin(group, delivery.lease.offsets)
             except Exception as why:  # noqa: BLE001 - it ends this RPC, and is logged there
                 reached.set_exception(why)  # it must not end the leader's step
                 return
-            waiting = len(moves)
             reached.set_result(None)
-            if not waiting:
-                answer_with(None)
-
-        def one(result: object) -> None:
-            if isinstance(result, EngineError):
-                failed.append(result)
-            else:
-                assert isinstance(result, MoveApplied), result
-                moved.append(result)
-            if len(moved) + len(failed) == waiting:
-                answer_with(None if moved else failed[0])
 
         def end(why: EngineError) -> None:
             if not reached.done():
@@ -307,7 +333,7 @@ class GroupDesk:
             self._host.kick()
             await asyncio.wait([reached], timeout=REDRIVE_WAIT_S)
         except asyncio.CancelledError:
-            answered.cancel()  # a redrive that was begun in this turn gets a line of the audit log
+            moves.answered.cancel()  # a redrive that was begun here gets a line of the audit log
             raise
         finally:
             # The other messages stay leased a while, so that the next call gets different ones.
@@ -316,11 +342,52 @@ class GroupDesk:
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             self._host.kick()
         if reached.cancelled():
-            return None
+            return False
         reached.result()
-        await answered
-        answer.redriven = sum(int(each.new.sum()) for each in moved)
-        return failed[0] if failed else None
+        return True
+
+
+class _Moves:
+    """The MOVE ops of one redrive, one for each topic of origin, and their results."""
+
+    def __init__(self, host: Host, leader: Leader) -> None:
+        self.answered, self._answer_with = host.expect()
+        """Ends with the last result; fails if no op succeeds."""
+        self._leader, self._caller = leader, CALLER.get()  # `begin` runs in the leader's step
+        self._moved: list[MoveApplied] = []
+        self._failed: list[EngineError] = []
+        self._waiting = self._homeless = 0
+
+    def begin(self, group: Group, letters: U64) -> None:
+        """Append the ops; see `redrive` of the group dispatch."""
+        permitted = self._caller.may_produce if self._caller else bool
+        moves = self._leader.groups.redrive(group, letters, self._one, permitted)
+        self._homeless = len(letters) - sum(len(move.offsets) for move in moves)
+        self._waiting = len(moves)
+        if not moves:
+            self._answer_with(None)
+
+    def _one(self, result: object) -> None:
+        if isinstance(result, EngineError):
+            self._failed.append(result)
+        else:
+            assert isinstance(result, MoveApplied), result
+            self._moved.append(result)
+        if len(self._moved) + len(self._failed) == self._waiting:
+            self._answer_with(None if self._moved else self._failed[0])
+
+    def report(self, answer: pb.RedriveResponse | pb.RedriveLettersResponse) -> None:
+        """Put the results into the answer.
+
+        Raises:
+            EngineError: that of an op, if no letter was sent.
+        """
+        answer.redriven = sum(int(each.new.sum()) for each in self._moved)
+        answer.homeless = self._homeless
+        if self._failed:
+            if not answer.redriven:
+                raise self._failed[0]
+            answer.error.CopyFrom(grpc_errors.to_wire(self._failed[0]))
 
 
 def check_start(start: int) -> None:

@@ -301,6 +301,12 @@ ADMIN_ROUTES: Final = (
         rpc="Redrive",
         summary="Send dead letters back to the topics from which they came",
     ),
+    HttpRoute(
+        verb="POST",
+        path=f"{_TOPIC}/redrive/letters",
+        rpc="RedriveLetters",
+        summary="Send chosen dead letters back to the topics from which they came",
+    ),
 )
 """Answered by the methods of the public services: the administration."""
 APPLICATION_ROUTES: Final = (

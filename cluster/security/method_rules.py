@@ -148,6 +148,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.AdminService/SeekGroup": MethodRule(_P.MANAGE, _group),
     "/timer.v1.AdminService/DeleteGroup": MethodRule(_P.MANAGE, _group),
     "/timer.v1.AdminService/Redrive": MethodRule(_P.MANAGE, _topic),
+    "/timer.v1.AdminService/RedriveLetters": MethodRule(_P.MANAGE, _topic),
     "/timer.v1.AdminService/AlterPolicies": MethodRule(_P.MANAGE, _scope_and_groups),
     "/timer.v1.AdminService/TransferLeadership": MethodRule(_P.OPERATE),
     "/timer.v1.AdminService/ChangeMembers": MethodRule(_P.OPERATE),

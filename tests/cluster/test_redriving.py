@@ -19,8 +19,14 @@ from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
 from timer.entries.payloads import Move, Op
 from timer.leader.groups import dead_letters
+from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.columns import Binary, encode_headers
-from timer.model.timer_errors import EngineError, LeadershipLostError, TopicDeletedError
+from timer.model.timer_errors import (
+    EngineError,
+    InvalidRequestError,
+    LeadershipLostError,
+    TopicDeletedError,
+)
 from timerclient.proto import timer_pb2 as pb
 
 LETTERS = 5
@@ -82,6 +88,48 @@ async def test_redrive_sends_back_what_is_there() -> None:
     assert host.engine.machine.topic_by_name["t"].queue.end == LETTERS
 
 
+async def letters(host: Handing, *offsets: int) -> pb.RedriveLettersResponse:
+    any_host: Any = host
+    return await GroupDesk(any_host, any_host, any_host, 100).redrive_letters("letters", offsets)
+
+
+async def test_chosen_letters_go_back_alone_though_none_was_ever_reserved() -> None:
+    host = Handing()
+    machine, group = host.engine.machine, host.engine.machine.topic_by_name["letters"].groups
+    assert (await letters(host, 3, 1, 3)).redriven == 2
+    assert machine.topic_by_name["t"].queue.end == 2
+    assert group[dead_letters.GROUP].reach == 4
+    assert (await letters(host, 1, 2)).redriven == 1, "the first one is gone already"
+    assert await letters(host, 1) == pb.RedriveLettersResponse()
+    assert await redriven(host) == (1, 1), "the other one is beyond the reserved offsets"
+    for wrong, text in (((), "offsets = 0: must be 1 to 256"), ((5,), "must be below 5, the end")):
+        with pytest.raises(InvalidRequestError, match=text):
+            await letters(host, *wrong)
+
+
+async def test_chosen_letter_that_a_consumer_has_stays() -> None:
+    host, had = Handing(), list[Any]()
+    group = host.engine.machine.topic_by_name["letters"].groups[dead_letters.GROUP]
+    consumer = ConsumerStream("c", 30_000, had.append, once=True)
+    host.leader.groups.join(group, consumer)
+    host.leader.groups.credit(group, consumer, 2)
+    host.step()
+    [delivery] = had
+    assert delivery.lease.offsets.tolist() == [0, 1]
+    answer = await letters(host, 1, 2, 3)
+    assert (answer.redriven, answer.leased, answer.homeless) == (2, 1, 0)
+
+
+async def test_chosen_letters_of_more_than_a_megabyte_take_several_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_admin, "DELIVERY_BYTES", 1)
+    host = Handing()
+    answer = await letters(host, 0, 2, 4)
+    assert (answer.redriven, answer.next_offset) == (1, 2)
+    assert (await letters(host, 4)).next_offset == 0
+
+
 async def test_redrive_moves_letters_only_to_topics_that_its_caller_may_produce_to() -> None:
     host: Any = Handing()
     text = '[[rule]]\nwho = ["client/a"]\nmay = ["manage"]\n'
@@ -115,9 +163,9 @@ async def test_redrive_of_which_some_fails_says_how_many_went_back_and_why_no_mo
     real = host.leader.groups.redrive
 
     def half(
-        delivery: Any, done: Callable[[object], None], permitted: Any = lambda _: True
+        group: Any, offsets: Any, done: Callable[[object], None], permitted: Any = bool
     ) -> list[Move]:
-        moves = real(delivery, done, permitted)
+        moves = real(group, offsets, done, permitted)
         done(LeadershipLostError("the leader was deposed"))  # an op for another topic
         return [*moves, replace(moves[0], offsets=moves[0].offsets[:0])]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.running import WAIT_S
 from tests.conformance.worlds import World, refusal
-from timerclient import AckResult, ExtendResult, LeaseLost, NackResult, NotFound
+from timerclient import AckResult, ExtendResult, InvalidRequest, LeaseLost, NackResult, NotFound
 from timerclient.proto import timer_pb2 as pb
 
 
@@ -263,6 +263,36 @@ def test_redriven_dead_letters_come_once_where_they_came_from(world: World, topi
     assert [(m.attempt, m.headers) for m in back] == [(1, {"mine": "1"})] * 30
     with pytest.raises(NotFound):
         client.redrive(topic)
+
+
+def test_dead_letters_of_ones_choice_are_redriven_alone(world: World, topic: str) -> None:
+    client, dead, other = world.client, f"{topic}.dead", f"{topic}.other"
+    for name in (topic, other):
+        client.create_group(name, "g", max_attempts=1, dead_letter_topic=dead)
+        client.schedule_batch(name, [b"%d" % number for number in range(600)])
+        with client.consumer(name, "g") as consumer:
+            for message in world.receive(consumer, 600):
+                _ = message.nack()
+            consumer.flush()
+        world.until(lambda: world.unacked(name, "g") == 0)  # noqa: B023
+    world.until(lambda: world.unacked(dead, "dead-letters") == 1_200)
+    assert client.redrive(dead, offsets=[3, 1_100, 500, 3]) == 3
+    client.delete_topic(other)
+    done = client.redrive(dead, offsets=range(300, 700))  # two requests
+    assert (done, done.homeless, done.leased, done.exact) == (299, 100, 0, True)
+    assert client.redrive(dead, offsets=[3]) == 0
+    with client.consumer(dead, "dead-letters", max_messages=1) as consumer:
+        [letter] = world.receive(consumer, 1)
+        assert letter.queue_offset == 0
+        held = client.redrive(dead, offsets=[0, 1])
+        assert (held, held.leased) == (1, 1)
+    with client.consumer(topic, "g") as consumer:
+        back = {message.payload for message in world.take(consumer, 302)}
+    assert back == {b"%d" % number for number in (1, 3, *range(300, 600))}
+    assert world.unacked(dead, "dead-letters") == 1_200 - 303
+    for options in ({"offsets": [1_200]}, {"offsets": [-1]}, {"offsets": [1], "max_messages": 1}):
+        with pytest.raises(InvalidRequest):
+            client.redrive(dead, **options)
 
 
 def test_dead_letters_whose_topic_is_gone_stay_and_hold_up_no_others(

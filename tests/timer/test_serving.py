@@ -513,14 +513,14 @@ def letters_of(play: Play, letters: Group) -> Delivery:
 def test_dead_letters_stay_where_their_topic_is_being_deleted() -> None:
     play = Play()
     letters = buried(play).groups[deadletters.GROUP]
-    delivery, told = letters_of(play, letters), list[object]()
-    assert len(play.leader.groups.redrive(delivery, told.append)) == 1
+    offsets, told = letters_of(play, letters).lease.offsets, list[object]()
+    assert len(play.leader.groups.redrive(letters, offsets, told.append)) == 1
     play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
     assert [str(each) for each in told] == [str(NotReadyError("the topic is being deleted; retry"))]
     with pytest.raises(NotReadyError):
-        play.leader.groups.redrive(delivery, told.append)
+        play.leader.groups.redrive(letters, offsets, told.append)
     play.settle()
-    assert play.leader.groups.redrive(delivery, told.append) == []
+    assert play.leader.groups.redrive(letters, offsets, told.append) == []
     play.settle()
     assert play.answers["delete"].topic is not None
     assert "a" not in play.machine.topic_by_name
@@ -536,7 +536,8 @@ def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
     play.settle()
     moved: list[object] = []
     letters = dead.groups[deadletters.GROUP]
-    assert len(play.leader.groups.redrive(letters_of(play, letters), moved.append)) == 1
+    offsets = letters_of(play, letters).lease.offsets
+    assert len(play.leader.groups.redrive(letters, offsets, moved.append)) == 1
     play.settle()
     assert [m.new.tolist() for m in moved if isinstance(m, MoveApplied)] == [[True, True]]
     assert [m[0] for m in play.messages("a")] == [b"x", b"x"]

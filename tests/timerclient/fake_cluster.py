@@ -1,8 +1,7 @@
 """A cluster in memory that serves the API over loopback, with errors that a test sets.
 
 Its nodes share one state, as if every entry were committed at once; only the leader serves. It has
-producer tables, timers, a queue per topic and leases per group. It ignores time: a scheduled timer
-is delivered at once.
+producers, timers, queues of topics and leases. It ignores time: a timer is delivered at once.
 """
 
 import asyncio
@@ -635,7 +634,8 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def _unserved(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    CreateSeries = AlterSeries = DeleteSeries = GetSeries = ListSeries = ScheduleTimer = _unserved
+    CreateSeries = AlterSeries = DeleteSeries = GetSeries = ListSeries = _unserved
+    ScheduleTimer = RedriveLetters = _unserved
 
     async def TellStory(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
         await self._must_lead(context)

@@ -67,6 +67,22 @@ def test_a_peek_shows_the_present_letters_only(
     assert run(capsys, "peek", DEAD)[:2] == (0, "no messages\n")
 
 
+def test_letters_are_redriven_by_their_offsets(
+    fake: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ("redrive", DEAD, "--offset", "2", "--offset", "0")
+    assert run(capsys, *chosen)[:2] == (0, "2 redriven\n")
+    assert run(capsys, *chosen)[1] == "0 redriven; 2 of the offsets have no letter any more\n"
+    assert json.loads(run(capsys, *chosen, "-o", "json")[1])["leased"] == 0
+    assert [
+        each["letters"] for each in json.loads(run(capsys, "list", "-o", "json")[1])["topics"]
+    ] == [1]
+    code, _, err = run(capsys, "redrive", DEAD, "--offset", "9")
+    assert (code, "must be below 3, the end of the topic" in err) == (2, True), err
+    code, _, err = run(capsys, "redrive", DEAD, "--offset", "1", "--limit", "1")
+    assert (code, "not allowed with argument" in err) == (2, True), err
+
+
 def test_a_purge_deletes_the_letters_that_it_counted_and_no_later_one(
     fake: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:

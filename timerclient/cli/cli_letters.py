@@ -2,7 +2,7 @@
 
 deadletters list [T]
 deadletters peek T [--offset N] [--limit N]
-deadletters redrive T [--limit N]
+deadletters redrive T [--limit N | --offset N …]
 deadletters purge T [--yes]
 """
 
@@ -73,7 +73,16 @@ class LetterCommands(Commands):
         redrive = add(
             "redrive", self._redrive, "send dead letters back to their topics, each exactly once"
         )
-        redrive.add_argument("--limit", metavar="N", type=int, help="default: all")
+        which = redrive.add_mutually_exclusive_group()
+        which.add_argument("--limit", metavar="N", type=int, help="default: all")
+        which.add_argument(
+            "--offset",
+            metavar="N",
+            dest="offsets",
+            type=int,
+            action="append",
+            help="queue offset of a letter, as `peek` shows it; may be repeated",
+        )
         purge = add("purge", self._purge, "delete the present dead letters of a topic")
         purge.description = (
             "Delete the dead letters that a topic has now: its group `dead-letters` moves behind "
@@ -118,12 +127,19 @@ class LetterCommands(Commands):
 
     def _redrive(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client, _letters_needed(args.topic):
-            count = client.redrive(args.topic, args.limit)
+            count = client.redrive(args.topic, args.limit, offsets=args.offsets)
         least = "" if count.exact else "at least "
         text = f"{least}{count} redriven"
         if count.homeless:
             text += f"; {count.homeless} stay: their headers name no topic to produce to"
         document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
+        if args.offsets is not None:
+            gone = len({*args.offsets}) - count - count.homeless - count.leased
+            text += f"; {count.leased} stay: a consumer has them" if count.leased else ""
+            text += (
+                f"; {gone} of the offsets have no letter any more" if gone and count.exact else ""
+            )
+            document["leased"] = count.leased
         self._put(args, document, text)
         return OK
 

@@ -1,5 +1,6 @@
 """The client's calls about consumer groups and their dead letters."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, Literal, TypedDict, TypeVar, Unpack
 
@@ -180,25 +181,30 @@ class GroupCalls(Existing):
             if not doubts:  # else an earlier attempt has deleted it, and its answer was lost
                 raise
 
-    async def redrive(self, topic: str, max_messages: int | None = None) -> Redriven:
+    async def redrive(
+        self, topic: str, max_messages: int | None = None, *, offsets: Iterable[int] | None = None
+    ) -> Redriven:
         """Send dead letters of `topic` back to the topics from which they came, each exactly once.
 
         Sends the letters that exist at the begin of the call, at most `max_messages` (None: no
-        limit), and returns how many were sent. Letters that a consumer of the group `dead-letters`
-        has leased are not sent.
+        limit), or those with the queue `offsets`, and returns how many were sent. Letters that a
+        consumer of the group `dead-letters` has leased are not sent.
 
-        `homeless` of the result counts letters that stay. Their headers name no topic, a deleted
-        topic, `topic` itself, or a topic to which the caller may not produce. After a deleted topic
-        is created again, its letters can be redriven.
+        `homeless` of the result counts letters that stay: their headers name no topic, `topic`
+        itself, a topic to which the caller may not produce, or a deleted topic.
 
-        If the call fails, the error's `done` is the number of letters sent; a further call sends
-        none of these again. With `max_messages`, a request with a lost answer is not retried,
-        because a retry would send further letters.
+        If the call fails, the error's `done` is the number of letters sent; no call sends these
+        again. With `max_messages`, a request without an answer is not retried: it may send others.
 
         Raises:
             NotFound: There is no such topic, or it has no dead letters.
             OutcomeUnknown: An answer was lost; its letters may have been sent, too.
         """
+        if offsets is not None:
+            if max_messages is not None:
+                limit = "give max_messages or offsets, not both"
+                raise InvalidRequest.of("max_messages", max_messages, limit)
+            return await self._redrive_letters(topic, offsets)
         if max_messages is not None:
             rows.whole("max_messages", max_messages, 0, rows.UINT64_MAX)
         name = rows.utf8("topic", topic).decode()
@@ -233,6 +239,41 @@ class GroupCalls(Existing):
         redriven = Redriven.of(sent, exact=not doubts)
         redriven.homeless = min(homeless, left)
         return redriven
+
+    async def _redrive_letters(self, topic: str, offsets: Iterable[int]) -> Redriven:
+        wanted = rows.listed("offsets", offsets)
+        left = sorted({rows.whole("offsets", each, 0, rows.UINT64_MAX) for each in wanted})
+        name = rows.utf8("topic", topic).decode()
+        doubts: list[None] = []
+        sent = homeless = leased = 0
+        while left:
+            some = left[:REDRIVE_MAX]
+            request = pb.RedriveLettersRequest(topic=name, offsets=some)
+            with part_of(sent, sent):
+                answer = await self._redrive_some(request, doubts)
+            sent += answer.redriven
+            if answer.HasField("error"):
+                error = from_wire(answer.error)
+                doubts += [] if error.outcome_known else [None]
+                if not error.retryable:
+                    with part_of(sent, sent):
+                        raise error
+                continue  # sends no letter twice
+            homeless += answer.homeless
+            leased += answer.leased
+            left = [each for each in left if each >= (answer.next_offset or some[-1] + 1)]
+        redriven = Redriven.of(sent, exact=not doubts)
+        redriven.homeless, redriven.leased = homeless, leased
+        return redriven
+
+    async def _redrive_some(
+        self, request: pb.RedriveLettersRequest, doubts: list[None]
+    ) -> pb.RedriveLettersResponse:
+        return await self.nodes().call(
+            lambda node, left_s: node.admin.RedriveLetters(request, timeout=left_s),
+            within_s=self.within_s(None),
+            on_doubt=lambda: doubts.append(None),
+        )
 
     async def _redrive(
         self, request: pb.RedriveRequest, doubts: list[None], *, repeatable: bool

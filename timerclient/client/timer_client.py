@@ -589,26 +589,26 @@ class TimerClient(ThreadClient):
         """
         self._call(self._client.delete_group(topic, group))
 
-    def redrive(self, topic: str, max_messages: int | None = None) -> Redriven:
+    def redrive(
+        self, topic: str, max_messages: int | None = None, *, offsets: Iterable[int] | None = None
+    ) -> Redriven:
         """Send dead letters of `topic` back to the topics from which they came, each exactly once.
 
         Sends the letters that exist at the begin of the call, at most `max_messages` (None: no
-        limit), and returns how many were sent. Letters that a consumer of the group `dead-letters`
-        has leased are not sent.
+        limit), or those with the queue `offsets`, and returns how many were sent. Letters that a
+        consumer of the group `dead-letters` has leased are not sent.
 
-        `homeless` of the result counts letters that stay. Their headers name no topic, a deleted
-        topic, `topic` itself, or a topic to which the caller may not produce. After a deleted topic
-        is created again, its letters can be redriven.
+        `homeless` of the result counts letters that stay: their headers name no topic, `topic`
+        itself, a topic to which the caller may not produce, or a deleted topic.
 
-        If the call fails, the error's `done` is the number of letters sent; a further call sends
-        none of these again. With `max_messages`, a request with a lost answer is not retried,
-        because a retry would send further letters.
+        If the call fails, the error's `done` is the number of letters sent; no call sends these
+        again. With `max_messages`, a request without an answer is not retried: it may send others.
 
         Raises:
             NotFound: There is no such topic, or it has no dead letters.
             OutcomeUnknown: An answer was lost; its letters may have been sent, too.
         """
-        return self._call(self._client.redrive(topic, max_messages))
+        return self._call(self._client.redrive(topic, max_messages, offsets=at_hand(offsets)))
 
     def set_log_level(self, level: str, *, node: str = "", logger: str = "") -> str:
         """Set the level of a logger of one node, until it restarts; return the level before.

@@ -4129,6 +4129,69 @@ class RedriveResponse(_message.Message):
 Global___RedriveResponse: _TypeAlias = RedriveResponse  # noqa: Y015
 
 @_typing.final
+class RedriveLettersRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """of the dead letters"""
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """their queue offsets, 1 to 256. An offset without a letter has no effect"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveLettersRequest: _TypeAlias = RedriveLettersRequest  # noqa: Y015
+
+@_typing.final
+class RedriveLettersResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDRIVEN_FIELD_NUMBER: _builtins.int
+    HOMELESS_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    redriven: _builtins.int
+    homeless: _builtins.int
+    """as in RedriveResponse"""
+    leased: _builtins.int
+    """letters that stay because a consumer has them"""
+    next_offset: _builtins.int
+    """A call redrives at most about a megabyte: call again with the offsets from this one on. 0: done."""
+    @_builtins.property
+    def error(self) -> Global___Error:
+        """as in RedriveResponse"""
+
+    def __init__(
+        self,
+        *,
+        redriven: _builtins.int = ...,
+        homeless: _builtins.int = ...,
+        leased: _builtins.int = ...,
+        next_offset: _builtins.int = ...,
+        error: Global___Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "homeless", b"homeless", "leased", b"leased", "next_offset", b"next_offset", "redriven", b"redriven"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RedriveLettersResponse: _TypeAlias = RedriveLettersResponse  # noqa: Y015
+
+@_typing.final
 class DeleteTopicRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -1172,6 +1172,11 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.RedriveRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.RedriveResponse.FromString,
                 _registered_method=True)
+        self.RedriveLetters = channel.unary_unary(
+                '/timer.v1.AdminService/RedriveLetters',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.RedriveLettersRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.RedriveLettersResponse.FromString,
+                _registered_method=True)
         self.TransferLeadership = channel.unary_unary(
                 '/timer.v1.AdminService/TransferLeadership',
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.TransferLeadershipRequest.SerializeToString,
@@ -1324,6 +1329,13 @@ class AdminServiceServicer:
 
     def Redrive(self, request, context):
         """Sends dead letters back to the topics from which they came, each exactly once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RedriveLetters(self, request, context):
+        """The same for chosen dead letters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1502,6 +1514,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Redrive,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.RedriveRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.RedriveResponse.SerializeToString,
+            ),
+            'RedriveLetters': grpc.unary_unary_rpc_method_handler(
+                    servicer.RedriveLetters,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.RedriveLettersRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.RedriveLettersResponse.SerializeToString,
             ),
             'TransferLeadership': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferLeadership,
@@ -1856,6 +1873,33 @@ class AdminService:
             '/timer.v1.AdminService/Redrive',
             timerclient_dot_proto_dot_timer__pb2.RedriveRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.RedriveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RedriveLetters(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/RedriveLetters',
+            timerclient_dot_proto_dot_timer__pb2.RedriveLettersRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.RedriveLettersResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -416,6 +416,8 @@ class AdminServiceStub:
     """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
     Redrive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]
     """Sends dead letters back to the topics from which they came, each exactly once."""
+    RedriveLetters: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RedriveLettersRequest, _timer_pb2.RedriveLettersResponse]
+    """The same for chosen dead letters."""
     TransferLeadership: _grpc.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]
     """Transfers the data plane's leadership to another node. The target first catches up while the
     leader serves. A target that lags too far is rejected. Answered when the successor serves.
@@ -493,6 +495,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
     Redrive: _aio.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]  # type: ignore[assignment]
     """Sends dead letters back to the topics from which they came, each exactly once."""
+    RedriveLetters: _aio.UnaryUnaryMultiCallable[_timer_pb2.RedriveLettersRequest, _timer_pb2.RedriveLettersResponse]  # type: ignore[assignment]
+    """The same for chosen dead letters."""
     TransferLeadership: _aio.UnaryUnaryMultiCallable[_timer_pb2.TransferLeadershipRequest, _timer_pb2.TransferLeadershipResponse]  # type: ignore[assignment]
     """Transfers the data plane's leadership to another node. The target first catches up while the
     leader serves. A target that lags too far is rejected. Answered when the successor serves.
@@ -627,6 +631,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.RedriveResponse, _abc.Awaitable[_timer_pb2.RedriveResponse]]:
         """Sends dead letters back to the topics from which they came, each exactly once."""
+
+    @_abc_1.abstractmethod
+    def RedriveLetters(
+        self,
+        request: _timer_pb2.RedriveLettersRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.RedriveLettersResponse, _abc.Awaitable[_timer_pb2.RedriveLettersResponse]]:
+        """The same for chosen dead letters."""
 
     @_abc_1.abstractmethod
     def TransferLeadership(

@@ -129,6 +129,8 @@ class Redriven(Changed):
 
     homeless: int = 0
     """Letters that stay, because their headers name no existing topic to which you may produce."""
+    leased: int = 0
+    """Letters of your choice that stay, because a consumer has them."""
 
 
 def where(topic: str, what: Where) -> pb.TimerFilter:

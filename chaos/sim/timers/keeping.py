@@ -96,11 +96,17 @@ class KeeperCalls:
         if leader is None or group is None:
             return
         took: list[Delivery] = []
+        queue = self.engine.machine.topics[group.topic].queue
+        last = np.array([queue.end - 1]).astype(np.uint64)
+        free = group.unacked(queue.end) and leader.groups.states(group, last).free[0]
+        if most == 1 and free and not group.is_acked(last)[0] and queue.at_hand(last):
+            with suppress(EngineError):  # the youngest letter, by its offset
+                leader.groups.redrive(group, last, lambda _: None)
 
         def take(delivery: Delivery) -> None:
             took.append(delivery)
             with suppress(EngineError):
-                leader.groups.redrive(delivery, lambda _: None)
+                leader.groups.redrive(group, delivery.lease.offsets, lambda _: None)
 
         def over() -> None:
             if self.engine.leader is leader:

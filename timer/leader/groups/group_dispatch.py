@@ -621,28 +621,30 @@ class Serving:
         return bool(len(offsets)) or leases.unfinished
 
     def redrive(
-        self, delivery: Delivery, done: Done, permitted: Callable[[str], bool] = lambda _: True
+        self, group: Group, offsets: U64, done: Done, permitted: Callable[[str], bool] = bool
     ) -> list[Move]:
-        """Move delivered dead letters back to the topics that they came from.
+        """Move dead letters, which are in memory, back to the topics that they came from.
 
         Returns the MOVE ops; `done` gets each MoveApplied. Dead letters whose headers name no
-        existing topic, or none that is `permitted`, are left out.
+        existing topic, or none that is `permitted`, are left out. `offsets` ascend.
 
         Raises:
             EngineError: the leadership is over or ends, the group was deleted, or a topic is
             being deleted.
         """
-        queue, offsets = delivery.topic.queue, delivery.lease.offsets
-        self._check_group(delivery.group)
+        self._check_group(group)
+        topic = self.machine.topics[group.topic]
         due_ms, known = self.machine.last_read_time_ms, self.machine.topic_by_name
 
         def goes(name: str) -> bool:
-            if name not in known or known[name] is delivery.topic or not permitted(name):
+            if name not in known or known[name] is topic or not permitted(name):
                 return False
             self.check_topic(known[name].topic_id)
             return True
 
-        moves = dead_letters.redrive(delivery.group, queue, offsets, due_ms, goes)
+        moves = dead_letters.redrive(group, topic.queue, offsets, due_ms, goes)
+        if moves and offsets[-1] >= group.reach:  # an op takes no message beyond
+            self._batch.add(GroupOp(Op.RESERVE, group.topic, group.group_id, offsets[-1:] + 1))
         self._batch.asked += [PendingOp(move, done) for move in moves]
         return moves
 
