@@ -39,6 +39,7 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
 
     Raises:
         WrongDirectoryError: it is not a data directory, or a process has locked it.
+        DiskFailedError: a file or directory cannot be opened, which ends a start, too.
     """
     if not disk.exists(data / IDENTITY_NAME):
         raise WrongDirectoryError(
@@ -48,6 +49,9 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
     try:
         yield _checked(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
         state, log, incoming = data / "state", data / "log", data / "incoming"
+        for path in (state, log, data / "raft"):
+            if disk.exists(path):
+                disk.list_dir(path)
         # The next start replaces the state, and a damaged log.
         is_ordered = disk.exists(incoming / "ready")
         promise, epoch = data / "promise", Epoch(0) if is_ordered else scrub.last_epoch(disk, log)

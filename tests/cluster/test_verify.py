@@ -108,6 +108,12 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
         assert (
             f"{data / 'log'}: corrupt at byte 0: the log has no segments" in capsys.readouterr().out
         )
+        (data / "raft").rename(data / "kept")
+        (data / "raft").touch()
+        assert timerctl("--data", str(data)) == DAMAGED
+        assert f"{data / 'raft'}: list failed: ENOTDIR" in capsys.readouterr().err
+        (data / "raft").unlink()
+        (data / "kept").rename(data / "raft")
         order = data / "incoming" / "ready"
         order.parent.mkdir(exist_ok=True)
         order.write_bytes(b"no order")
