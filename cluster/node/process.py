@@ -122,13 +122,14 @@ def _as_damage(data: Path, error: BaseException) -> BaseException:
     """Return a missing file of the data directory as damage; another error as it is.
 
     Threads that read on during a merge expect files to go. A missing file that ends the process is
-    in use: something else removed it.
+    in use: something else removed it, or its directory before an append to the log.
     """
-    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
+    missing = error.__cause__ if isinstance(error, DiskFailedError) else error
+    if not isinstance(missing, FileNotFoundError) or not isinstance(missing.filename, str):
         return error
-    if not Path(error.filename).is_relative_to(data):
+    if not Path(missing.filename).is_relative_to(data):
         return error
-    damage = CorruptFileError(error.filename, 0, "the file is missing")
+    damage = CorruptFileError(missing.filename, 0, "the file is missing")
     damage.__cause__ = error
     return damage
 

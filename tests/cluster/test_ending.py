@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from cluster.node import process
 from cluster.node.python_garbage import Sweeper
 from cluster.settings.config import load_config
+from tests.timer.test_log import frames
+from timer.files.disk import RealDisk
+from timer.files.log import Log
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnreadableFileError
 
 Act = Callable[["FakeNode"], Awaitable[None]]
@@ -140,6 +144,22 @@ def test_node_whose_directory_is_gone_ends(run: Run, tmp_path: Path) -> None:
 
     with pytest.raises(Exited, match="66"):
         run(remove, nothing)
+
+
+def test_append_after_the_removal_of_the_log_is_healed(run: Run, tmp_path: Path) -> None:
+    """The disk works: the append creates the next segment, and its directory is gone."""
+
+    async def append(node: FakeNode) -> None:
+        log = Log.open(RealDisk(), tmp_path / "data" / "log", segment_size=60)
+        log.append(frames(1, 1))
+        shutil.rmtree(tmp_path / "data" / "log")
+        with pytest.raises(DiskFailedError, match="append failed: ENOENT") as failed:
+            log.append(frames(2, 2))
+        node.fatal(failed.value)
+
+    with pytest.raises(Replaced):
+        run(append, nothing)
+    assert "the file is missing" in (tmp_path / "data" / "damaged").read_text()
 
 
 def test_damage_met_while_the_node_stops_is_noted_and_ends_it(run: Run, tmp_path: Path) -> None:
