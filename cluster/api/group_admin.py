@@ -272,7 +272,7 @@ class GroupDesk:
         """
         if not 1 <= len(offsets) <= REDRIVE_MAX:
             limit = f"must be 1 to {REDRIVE_MAX}"
-            raise InvalidRequestError("offsets", len(offsets), limit)
+            raise InvalidRequestError("offsets", f"{len(offsets)} of them", limit)
         wanted = np.unique(np.array(offsets, np.uint64))
         until_s = asyncio.get_running_loop().time() + REDRIVE_WAIT_S
         while True:

@@ -114,7 +114,8 @@ class SeriesDesk:
         now = self._host.now()
         changes = leader.series.find(known).spec.changes_to(spec, now.clock_ms)
         if changes and not request.alter:
-            limit = "it differs; on_conflict = alter gives it this definition"
+            limit = f"it differs in {', '.join(sorted(changes))}"
+            limit += "; on_conflict = alter gives it this definition"
             raise AlreadyExistsError("series", request.key, limit)
         if changes:
             await self._alter(leader, known, changes, name)

@@ -102,7 +102,10 @@ async def test_chosen_letters_go_back_alone_though_none_was_ever_reserved() -> N
     assert (await letters(host, 1, 2)).redriven == 1, "the first one is gone already"
     assert await letters(host, 1) == pb.RedriveLettersResponse()
     assert await redriven(host) == (1, 1), "the other one is beyond the reserved offsets"
-    for wrong, text in (((), "offsets = 0: must be 1 to 256"), ((5,), "must be below 5, the end")):
+    for wrong, text in (
+        ((), "offsets = '0 of them': must be 1 to 256"),
+        ((5,), "must be below 5, the end"),
+    ):
         with pytest.raises(InvalidRequestError, match=text):
             await letters(host, *wrong)
 

@@ -70,8 +70,8 @@ def test_repeated_creation_returns_the_series_and_another_definition_is_refused(
     client = world.client
     first = client.create_series(topic, "k", json={"a": 1}, every=60)
     assert client.create_series(topic, "k", json={"a": 1}, every=60).id == first.id
-    with pytest.raises(AlreadyExists):
-        client.create_series(topic, "k", json={"a": 2}, every=60)
+    with pytest.raises(AlreadyExists, match="it differs in max_count, payload; on_conflict"):
+        client.create_series(topic, "k", json={"a": 2}, every=60, max_count=1)
     client.schedule(topic, b"single", key="k", delay=3600)  # keys of single timers are others
     client.create_series(topic, "other", every=60)
     assert [each.key for each in client.list_series(topic)] == ["k", "other"]

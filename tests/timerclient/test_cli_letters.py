@@ -72,7 +72,7 @@ def test_letters_are_redriven_by_their_offsets(
 ) -> None:
     chosen = ("redrive", DEAD, "--offset", "2", "--offset", "0")
     assert run(capsys, *chosen)[:2] == (0, "2 redriven\n")
-    assert run(capsys, *chosen)[1] == "0 redriven; 2 of the offsets have no letter any more\n"
+    assert run(capsys, *chosen)[1] == "0 redriven; offsets without a letter: 2\n"
     assert json.loads(run(capsys, *chosen, "-o", "json")[1])["leased"] == 0
     assert [
         each["letters"] for each in json.loads(run(capsys, "list", "-o", "json")[1])["topics"]

@@ -36,6 +36,16 @@ def test_series_is_created_shown_changed_paused_resumed_and_deleted(
     assert (len(document["next"]), document["next"][0]) == (2, series["next"])
     code, _, err = run(capsys, "create", "orders", "k", "q", "--every", "90s")
     assert (code, "on_conflict = alter gives" in err) == (1, True), err
+    bounds = ("--max-count", "9", "--end", "2100-01-01T00:00Z")
+    assert run(capsys, "alter", "orders", "k", *bounds)[0] == 0
+    bounded = json.loads(run(capsys, "describe", "orders", "k", "-o", "json")[1])["series"][0]
+    assert (bounded["max_count"], bounded["end"]) == (9, "2100-01-01T00:00:00.000Z")
+    assert run(capsys, "alter", "orders", "k", "--max-count", "none", "--end", "none")[0] == 0
+    shown = run(capsys, "describe", "orders", "k", "-o", "wide")[1].splitlines()[1]
+    assert shown.split()[-4:] == ["fire_once", "-", "-", "p"]
+    for wrong, why in (((), "give at least one"), (("--max-count", "x"), "invalid int value: 'x'")):
+        code, _, err = run(capsys, "alter", "orders", "k", *wrong)
+        assert (code, why in err) == (2, True), err
     altered = (
         "create",
         "orders",

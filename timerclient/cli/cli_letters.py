@@ -136,9 +136,7 @@ class LetterCommands(Commands):
         if args.offsets is not None:
             gone = len({*args.offsets}) - count - count.homeless - count.leased
             text += f"; {count.leased} stay: a consumer has them" if count.leased else ""
-            text += (
-                f"; {gone} of the offsets have no letter any more" if gone and count.exact else ""
-            )
+            text += f"; offsets without a letter: {gone}" if gone and count.exact else ""
             document["leased"] = count.leased
         self._put(args, document, text)
         return OK

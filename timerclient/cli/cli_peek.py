@@ -71,7 +71,11 @@ class PeekCommands(Commands):
                 args.topic, args.group or "", max_messages=args.limit, from_offset=args.offset
             )
         rows = [
-            (*_row(message), *(text(message) for text in more.values()), _payload(message))
+            (
+                *_row(message),
+                *(text(message) for text in more.values()),
+                shown_payload(message.payload),
+            )
             for message in found.messages
         ]
         headings = (*_HEADINGS, *more, "PAYLOAD")
@@ -93,6 +97,7 @@ def _row(message: PeekedMessage) -> tuple[Any, ...]:
     )
 
 
-def _payload(message: PeekedMessage) -> str:
-    [payload] = payload_fields(message.payload).values()
-    return payload if len(payload) <= 40 else payload[:39] + "…"
+def shown_payload(payload: bytes) -> str:
+    """Return the beginning of a payload, for a table."""
+    [text] = payload_fields(payload).values()
+    return text if len(text) <= 40 else text[:39] + "…"

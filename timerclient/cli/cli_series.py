@@ -13,26 +13,30 @@ recurring delete TOPIC KEY [--yes]
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args
-from timerclient.cli.cli_args import Commands, aware, duration, duration_text
+from timerclient.cli.cli_args import Commands, UsageError, aware, duration, duration_text
 from timerclient.cli.cli_errors import FAILED, OK
+from timerclient.cli.cli_peek import shown_payload
 from timerclient.rows.message_json import payload_fields
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from timerclient.rows.series_fields import Series
 
 TIMES: Final = 5
 HEADINGS: Final = (
     *("TOPIC", "KEY", "SERIES", "TIMES", "ENDED", "NEXT", "STATE"),
-    *("MISFIRE", "END", "COUNT"),
+    *("MISFIRE", "END", "COUNT", "PAYLOAD"),
 )
-WIDE_ONLY: Final = frozenset(("SERIES", "MISFIRE", "END", "COUNT"))
+WIDE_ONLY: Final = frozenset(("SERIES", "MISFIRE", "END", "COUNT", "PAYLOAD"))
+NO_LIMIT: Final = "none"
+"""Removes the end or the count of a series."""
 _OPTIONS: Final = ("every", "cron", "zone", "start", "end", "max_count", "misfire")
 
 
@@ -102,9 +106,13 @@ class SeriesCommands(Commands):
         return OK
 
     def _alter(self, args: argparse.Namespace) -> int:
-        payload = None if args.payload is None else os.fsencode(args.payload)
+        payload, changes = None, _definition(args)
+        if args.payload is not None:
+            payload = os.fsencode(args.payload)
+        elif not changes:
+            raise UsageError("give at least one option that changes the series")
         with self._connect(args) as client:
-            series = client.alter_series(args.topic, args.key, payload, **_definition(args))
+            series = client.alter_series(args.topic, args.key, payload, **changes)
         self._show(args, [series])
         return OK
 
@@ -134,7 +142,7 @@ class SeriesCommands(Commands):
             (
                 *(each.topic, each.key, each.id, _times_of(each), each.ended),
                 *(_instant(each.next), _state(each), each.misfire),
-                *(_instant(each.end), each.max_count or ""),
+                *(_instant(each.end), each.max_count or "", shown_payload(each.payload)),
             )
             for each in found
         ]
@@ -155,8 +163,12 @@ def _add_definition(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--zone", help="IANA time zone of --cron; default: UTC")
     command.add_argument("--start", type=aware, metavar="TIME", help="ISO 8601, with its zone")
-    command.add_argument("--end", type=aware, metavar="TIME", help="likewise: none is later")
-    command.add_argument("--max-count", type=int, metavar="COUNT", help="occurrences at most")
+    command.add_argument(
+        "--end", type=_or_none(aware), metavar="TIME", help="likewise: none is later; or none"
+    )
+    command.add_argument(
+        "--max-count", type=_or_none(int), metavar="COUNT", help="occurrences at most; or none"
+    )
     command.add_argument(
         "--misfire",
         choices=("fire_once", "fire_all", "skip"),
@@ -166,7 +178,21 @@ def _add_definition(command: argparse.ArgumentParser) -> None:
 
 def _definition(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in _OPTIONS}
-    return {name: value for name, value in given.items() if value is not None}
+    return {
+        name: None if value == NO_LIMIT else value
+        for name, value in given.items()
+        if value is not None
+    }
+
+
+def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a type of an argument that may also be `none`."""
+
+    @functools.wraps(kind, updated=())
+    def read(text: str) -> Any:
+        return text if text == NO_LIMIT else kind(text)
+
+    return read
 
 
 def _times_of(series: Series) -> str:
