@@ -1,6 +1,7 @@
 """Snapshots over gRPC: offered by leaders alone, resumed, checked, refused when wrong."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -181,6 +182,16 @@ async def test_fetch_goes_on_after_the_source_forgot_and_flushed(tmp_path: Path)
     assert found.index > there.index
     engine = installed(tmp_path / "in", tmp_path / "b")
     assert state_of(engine.machine) == state_of(source.engine.machine)
+
+
+async def test_links_that_another_program_removes_are_made_again(tmp_path: Path) -> None:
+    """They are no damage: the files of the state are there."""
+    async with Source(tmp_path / "a").served() as source:
+        there = source.outgoing.offer()
+        shutil.rmtree(tmp_path / "a" / "outgoing")
+        source.outgoing.check(there.parts[-1].path)
+        assert await fetch_from(source, tmp_path / "in").run() == there
+        assert not source.fatal
 
 
 async def test_what_is_asked_for_and_never_read_is_let_go_of(tmp_path: Path) -> None:

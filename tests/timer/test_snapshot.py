@@ -147,6 +147,14 @@ def test_take_begins_again_when_what_it_pins_is_gone() -> None:
     check_installed(disk2, log, there)
 
 
+def test_take_names_the_file_that_is_lost() -> None:
+    source, there, _ = taken()
+    part = there.parts[-1]
+    source.remove(STATE / part.path)
+    with pytest.raises(NotReadyError, match=f"{STATE / part.path} is missing"):
+        take(source, STATE, PINNED)
+
+
 def test_take_without_a_manifest_is_not_ready() -> None:
     disk = SimDisk()
     engine_on(disk)

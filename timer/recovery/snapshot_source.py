@@ -4,6 +4,7 @@ One snapshot at a time, by hard links in a directory of its own. timer/recovery/
 drawing.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -26,23 +27,25 @@ def take(disk: Disk, state: Path, into: Path) -> Snapshot:
     Reads the files for which the manifest has no checksum. May run beside flushes.
 
     Raises:
-        NotReadyError: there is no manifest yet, or each attempt met a newer manifest.
+        NotReadyError: there is no manifest yet, or each attempt missed a file.
         CorruptFileError: a file differs from the manifest's description.
     """
     if not disk.exists(state / manifest.NAME):
         raise NotReadyError("the node has not written its first manifest yet; retry later")
+    missing = ""
     for _ in range(TAKE_TRIES):
         remove_files(disk, into)
         try:
             return _take(disk, state, into)
-        except FileNotFoundError:
-            continue  # a newer manifest was written, and files of the old one are removed
+        except FileNotFoundError as gone:
+            missing = gone.filename  # as a rule after a newer manifest, which does not name it
         except CorruptFileError as found:
             path = Path(str(found.path))
             if path.is_relative_to(into):  # a link: report the original's path
                 path = state / path.relative_to(into)
             raise CorruptFileError(path, found.position, found.why) from None
-    raise NotReadyError(f"{TAKE_TRIES} attempts each met a newer manifest; retry later")
+    why = "a newer manifest was written at each attempt, or the file is lost; retry later"
+    raise NotReadyError(f"{missing} is missing: {why}")
 
 
 def _take(disk: Disk, state: Path, into: Path) -> Snapshot:
@@ -110,7 +113,11 @@ class OfferedSnapshot:
         if not self.holds(part):
             return None
         self._used = True
-        return self._disk.read(self._directory / part.path, offset, size)
+        try:
+            return self._disk.read(self._directory / part.path, offset, size)
+        except FileNotFoundError:  # another program removed the link; the next offer pins anew
+            self.pinned = None
+            return None
 
     def holds(self, part: SnapshotPart) -> bool:
         """Return whether a part is pinned. For any thread."""
@@ -124,8 +131,9 @@ class OfferedSnapshot:
             CorruptFileError: this node's file is damaged.
         """
         for part in self.pinned.parts if self.pinned is not None else ():
-            if part.path == path and crc32_of(self._disk, self._directory / path) != part.crc32:
-                raise CorruptFileError(self._state / path, 0, "checksum mismatch")
+            with suppress(FileNotFoundError):  # as in `read`
+                if part.path == path and crc32_of(self._disk, self._directory / path) != part.crc32:
+                    raise CorruptFileError(self._state / path, 0, "checksum mismatch")
 
     def expire(self, now_ms: MonoMs) -> None:
         """Unpin a snapshot that was not read within PINNED_MS. Call it now and then.
