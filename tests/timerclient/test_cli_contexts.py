@@ -109,7 +109,7 @@ def test_contexts_that_could_not_work_are_not_kept(ctl: Ctl, file: Path, tmp_pat
         ((*add, "a:1,b"), "--endpoints = 'b': must be HOST:PORT"),
         (("context", "add", "none", "--endpoints", "a:1"), "context = 'none': must be"),
         (("context", "add", "../p", "--endpoints", "a:1"), "context = '../p': must be"),
-        ((*add, "a:1", "--tls-ca", str(pem)), "TLS needs --tls-cert and --tls-key, too"),
+        ((*add, "a:1", "--tls-ca", str(pem)), "TLS also needs --tls-cert and --tls-key"),
         (
             (*add, "a:1", "--tls-ca", str(pem), "--tls-cert", str(pem), "--tls-key", "absent"),
             "--tls-key = 'absent': no such file",

@@ -101,13 +101,13 @@ def tls_of(args: argparse.Namespace) -> "ClientTls | None":
     token = token_of(args)
     if not (args.tls_ca or args.tls_cert or args.tls_key):
         if token is not None:
-            raise UsageError("a token is sent over TLS only: give --tls-ca, too")
+            raise UsageError("a token is sent over TLS only, which needs --tls-ca")
         return None
     bare = token is not None and not (args.tls_cert or args.tls_key)
     needed = ("ca",) if bare else ("ca", "cert", "key")
     missing = [f"--tls-{name}" for name in needed if not vars(args)[f"tls_{name}"]]
     if missing:
-        raise UsageError(f"TLS needs {' and '.join(missing)}, too")
+        raise UsageError(f"TLS also needs {' and '.join(missing)}")
     from timerclient.values.client_tls import ClientTls
 
     return ClientTls(

@@ -196,7 +196,7 @@ class CheckCommands(Commands):
             metavar="TOPIC",
             action="append",
             default=[],
-            help="check its overdue timers and its groups' unacked messages, too; may be repeated",
+            help="also check its overdue timers and its groups' unacked messages; may be repeated",
         )
         for word, at in (("warning", timedelta(seconds=10)), ("critical", timedelta(minutes=1))):
             check.add_argument(

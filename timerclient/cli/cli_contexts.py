@@ -35,7 +35,7 @@ class ContextCommands(Commands):
             "Example: timerctl context add prod --endpoints 10.0.0.1:7401,10.0.0.2:7401 --use"
         )
         new.add_argument("name", metavar="NAME")
-        new.add_argument("--use", action="store_true", help="make it the current context, too")
+        new.add_argument("--use", action="store_true", help="also make it the current context")
         new.add_argument("--replace", action="store_true", help="replace a context of that name")
         use = add("use", self._use, "make a context the current one; none: use no context")
         use.add_argument("name", metavar="NAME")
@@ -138,9 +138,9 @@ def _given(args: argparse.Namespace) -> dict[str, str]:
         needed = _FILES[:1] if bare else _FILES
         missing = [f"--{key.replace('_', '-')}" for key in needed if key not in own]
         if missing:
-            raise UsageError(f"TLS needs {' and '.join(missing)}, too")
+            raise UsageError(f"TLS also needs {' and '.join(missing)}")
     if "token_file" in own and "tls_ca" not in own:
-        raise UsageError("a token is sent over TLS only: give --tls-ca, too")
+        raise UsageError("a token is sent over TLS only, which needs --tls-ca")
     for key in (*_FILES, "token_file"):
         if key in own:
             path = Path(own[key]).absolute()

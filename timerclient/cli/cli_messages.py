@@ -158,9 +158,9 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="source",
         metavar="FILE",
-        help="schedule a message for each line, a JSON object: payload or payload_base64; delay, "
-        "delay_level, due or due_ms, else the option's; key, ordering_key, priority, headers, "
-        "request_id; - reads standard input. With -o json one line for each",
+        help="schedule one message per line of FILE (-: standard input). A line is a JSON object: "
+        "payload or payload_base64; delay, delay_level, due or due_ms (default: the option); key, "
+        "ordering_key, priority, headers, request_id. -o json prints one line for each",
     )
     parser.add_argument(
         "--skip", metavar="N", type=int, default=0, help="with --from: leave out the first N lines"
@@ -171,13 +171,13 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
         "--ordering-key",
         metavar="KEY",
         type=some,
-        help="key_shared groups keep the order of messages with one; default: the key's",
+        help="key_shared groups keep the order of messages with this key; default: --key",
     )
     parser.add_argument(
         "--priority",
         metavar="0..9",
         type=int,
-        help="shared groups deliver ready messages of a higher one first; default: 4",
+        help="shared groups deliver ready messages of higher priority first; default: 4",
     )
     parser.add_argument(
         "--on-conflict",
@@ -188,8 +188,8 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--request-id",
         type=some,
-        help="within five minutes the same command with the same id schedules nothing more; with "
-        "--from: of the whole file",
+        help="a repeated command with the same id schedules nothing, for five minutes; with --from "
+        "the id is that of the whole file",
     )
     parser.add_argument(
         "--header",
@@ -205,12 +205,12 @@ def _add_schedule(parser: argparse.ArgumentParser) -> None:
 def _add_consume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", metavar="TOPIC", help="created if it does not exist")
     parser.add_argument("--group", required=True, help="created if it does not exist")
-    parser.add_argument("--count", metavar="N", type=int, help="stop after so many messages")
+    parser.add_argument("--count", metavar="N", type=int, help="stop after N messages")
     parser.add_argument(
         "--idle",
         metavar="DURATION",
         type=duration,
-        help="stop if no message comes for so long; default: with --count as --timeout, else never",
+        help="stop after this time without a message; default: with --count --timeout, else never",
     )
     parser.add_argument(
         "--no-ack",
@@ -226,7 +226,7 @@ def _add_consume(parser: argparse.ArgumentParser) -> None:
         dest="start",
         choices=("earliest", "latest"),
         default="earliest",
-        help="where the group begins if this command makes it; default: earliest",
+        help="where the group begins if this command creates it; default: earliest",
     )
 
 

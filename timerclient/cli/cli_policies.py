@@ -196,7 +196,8 @@ def field_value(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or name not in policy_names.FIELDS:
         scopes = "" if equals else " Give the scope with --topic, --namespace or --cluster."
-        msg = f"{text!r} is not FIELD=VALUE with one of {', '.join(policy_names.FIELDS)}.{scopes}"
+        names = ", ".join(policy_names.FIELDS)
+        msg = f"{text!r} is not FIELD=VALUE with one of these fields: {names}.{scopes}"
         raise argparse.ArgumentTypeError(msg)
     if name in policy_names.TEXTS:
         return name, value

@@ -68,14 +68,14 @@ class SeriesCommands(Commands):
             "--next", type=int, default=TIMES, metavar="COUNT", help=f"next times, default {TIMES}"
         )
         create.add_argument(
-            "--preview", type=int, metavar="COUNT", help="show so many next times; create nothing"
+            "--preview", type=int, metavar="COUNT", help="show the next COUNT times; create nothing"
         )
         create.add_argument(
             "--on-conflict",
             choices=("reject", "alter"),
             default="reject",
-            help="if a series of another definition has the key: reject (the default), or alter "
-            "that series to be this one",
+            help="if the key has a series with another definition: reject (the default), or alter "
+            "it to this definition",
         )
         delete.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
@@ -162,12 +162,17 @@ def _add_definition(command: argparse.ArgumentParser) -> None:
         "--cron", metavar="EXPRESSION", help="five fields, or six with seconds first, in quotes"
     )
     command.add_argument("--zone", help="IANA time zone of --cron; default: UTC")
-    command.add_argument("--start", type=aware, metavar="TIME", help="ISO 8601, with its zone")
     command.add_argument(
-        "--end", type=_or_none(aware), metavar="TIME", help="likewise: none is later; or none"
+        "--start", type=aware, metavar="TIME", help="earliest time, ISO 8601 with an offset"
     )
     command.add_argument(
-        "--max-count", type=_or_none(int), metavar="COUNT", help="occurrences at most; or none"
+        "--end", type=_or_none(aware), metavar="TIME", help="latest time, likewise; or none"
+    )
+    command.add_argument(
+        "--max-count",
+        type=_or_none(int),
+        metavar="COUNT",
+        help="greatest number of occurrences; or none",
     )
     command.add_argument(
         "--misfire",

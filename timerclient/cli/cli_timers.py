@@ -50,7 +50,7 @@ class TimerCommands(Commands):
         listing.add_argument("topic", metavar="TOPIC")
         _add_where(listing)
         listing.add_argument(
-            "--limit", metavar="N", type=int, help=f"default: {LIMIT}, with --lines all"
+            "--limit", metavar="N", type=int, help=f"default: {LIMIT}; with --lines: all"
         )
         listing.add_argument(
             "--lines",
@@ -230,9 +230,15 @@ def cancel_output(
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
     moment = "ISO 8601 with an offset, or Unix milliseconds"
-    parser.add_argument("--from", dest="due_from", metavar="TIME", type=_instant, help=moment)
     parser.add_argument(
-        "--to", dest="due_to", metavar="TIME", type=_instant, help=f"{moment}; exclusive"
+        "--from",
+        dest="due_from",
+        metavar="TIME",
+        type=_instant,
+        help=f"due then or later: {moment}",
+    )
+    parser.add_argument(
+        "--to", dest="due_to", metavar="TIME", type=_instant, help=f"due earlier: {moment}"
     )
     parser.add_argument("--key-prefix", metavar="TEXT", default="", help="prefix of the key")
 

@@ -38,7 +38,7 @@ class VerifyCommands(Commands):
     def register_verify(self, verify: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `verify`."""
         verify.set_defaults(run=self.verify)
-        text = "default: all nodes; their states are compared, too"
+        text = "default: all nodes, whose states are also compared"
         verify.add_argument("node", metavar="NODE", nargs="?", default="", help=text)
         text = "end after so long with status 3, while nodes read on; default: no limit"
         verify.add_argument("--wait", metavar="DURATION", type=duration, help=text)

@@ -78,7 +78,7 @@ class WorkerCommands(Commands):
             "--log-level",
             choices=("debug", "info", "warning", "error"),
             default="info",
-            help="of an application that sets no log of its own; debug: with the stacks of "
+            help="if the application does not configure logging; debug: with the stacks of "
             "handlers' errors; default: info",
         )
         parser.set_defaults(run=self._run)

@@ -153,7 +153,7 @@ _COMMANDS: Final = {
     "dump": "show the stacks of a node's threads and tasks",
     "rolling-restart": "restart all nodes, one after the other",
     "members": "show or change the voters and learners",
-    "context": "keep the settings of connections",
+    "context": "keep named settings of connections",
     "completion": "print a script that completes commands in a shell",
 }
 """Name -> help."""
