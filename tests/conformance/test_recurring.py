@@ -87,9 +87,10 @@ def test_declaration_alters_a_series_that_differs_and_keeps_an_equal_one(
         return client.create_series(topic, "k", payload, on_conflict="alter", **options)
 
     daily: SeriesOptions = {"cron": "0 7 * * *", "zone": "Europe/Berlin"}
-    bounded: SeriesOptions = {**daily, "headers": {"h": "v"}, "max_count": 9}
+    bounded: SeriesOptions = {**daily, "headers": {"h": "v", "i": "w"}, "max_count": 9}
     first = declare(b"a", **bounded)
     timer_id = planned(world, topic)
+    bounded["headers"] = {"i": "w", "h": "v"}
     assert declare(b"a", **bounded).timer_id == timer_id
     client.pause_series(topic, "k")
     after = declare(b"b", **daily)  # without the other options: their defaults

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Protocol
 
+from timer.model.columns import decode_headers
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import DUE_MS_MAX, UnixMs
 
@@ -158,6 +159,8 @@ class SeriesSpec:
             if (value := getattr(wanted, each.name)) != getattr(self, each.name)
         }
         found.pop("paused", None)
+        if decode_headers(self.headers) == decode_headers(wanted.headers):  # in another order
+            found.pop("headers", None)
         if not wanted.start_ms:
             found.pop("start_ms", None)
             if TIMING & found.keys() and self.start_ms > now_ms:
