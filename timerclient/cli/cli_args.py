@@ -57,7 +57,7 @@ def variable_of(option: str) -> str:
     return f"TIMERCTL_{option.upper().replace('-', '_')}"
 
 
-def add_connection(parser: argparse.ArgumentParser, default: str | None) -> None:
+def add_connection(parser: argparse._ActionsContainer, default: str | None) -> None:
     """Add the options of the connection. `default`: of all: None or SUPPRESS.
 
     The function `apply_context` gives the absent ones a value.
@@ -263,7 +263,7 @@ class Commands:
         return add
 
 
-def add_output(parser: argparse.ArgumentParser, default: str = argparse.SUPPRESS) -> None:
+def add_output(parser: argparse._ActionsContainer, default: str = argparse.SUPPRESS) -> None:
     """Add the option -o. `default`: SUPPRESS: that of the outer parser stays."""
     parser.add_argument(
         "-o",

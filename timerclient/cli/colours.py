@@ -22,7 +22,7 @@ _STATES: Final = {
 }
 
 
-def add_color(parser: argparse.ArgumentParser, default: str) -> None:
+def add_color(parser: argparse._ActionsContainer, default: str) -> None:
     """Add the option --color. `default`: SUPPRESS: that of the outer parser stays."""
     parser.add_argument(
         "--color",

@@ -255,9 +255,10 @@ def _fill_common(parser: argparse.ArgumentParser) -> None:
 def _add_common(parser: argparse.ArgumentParser, *, inner: bool) -> None:
     """Add the options of every command. `inner`: absent ones keep the outer parser's values."""
     absent = argparse.SUPPRESS if inner else None
-    add_connection(parser, absent)
-    add_output(parser, absent or "table")
-    parser.add_argument(
+    group = parser.add_argument_group("connection and output")
+    add_connection(group, absent)
+    add_output(group, absent or "table")
+    group.add_argument(
         "--timeout",
         metavar="DURATION",
         type=duration,
