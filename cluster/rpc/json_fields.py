@@ -67,7 +67,7 @@ def text(fields: Fields, name: str, default: str = "") -> str:
     if value is None:
         return default
     if not isinstance(value, str):
-        raise refused(name, value, "must be a text")
+        raise refused(name, value, "must be a string")
     utf8(name, value)
     return value
 

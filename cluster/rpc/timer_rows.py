@@ -95,7 +95,7 @@ def content_of(fields: Fields) -> tuple[bytes | None, bytes | None]:
     """
     headers = fields.get("headers")
     if headers is not None and not isinstance(headers, dict):
-        raise refused("headers", headers, "must be an object of texts")
+        raise refused("headers", headers, "must be an object of strings")
     payload = None
     given = [name for name in PAYLOADS if fields.get(name) is not None]
     if not given and "json" in fields:
@@ -120,13 +120,13 @@ def _of_json(value: Any) -> bytes:
 
 def _of_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise refused("payload", value, "must be a text; any other value is `json`")
+        raise refused("payload", value, "must be a string; any other value is `json`")
     return utf8("payload", value)
 
 
 def _of_base64(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise refused("payload_base64", value, "must be a text")
+        raise refused("payload_base64", value, "must be a string")
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -167,7 +167,7 @@ def _headers(headers: dict[str, Any]) -> bytes:
     for name, value in headers.items():
         for field, each in (("headers", name), (f"headers.{name[:SHOWN_MAX]}", value)):
             if not isinstance(each, str):
-                raise refused(field, each, "must be a text")
+                raise refused(field, each, "must be a string")
             encoded = utf8(field, each)
             if len(encoded) > TEXT_SIZE_MAX:
                 limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"

@@ -193,7 +193,7 @@ def _rule(key: str, table: Any) -> AccessRule:
 
 def _check_texts(key: str, values: Any) -> None:
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-        raise ConfigError(key, values, "a list of texts")
+        raise ConfigError(key, values, "a list of strings")
     for each in values:
         if set(each) & set("?["):
             raise ConfigError(key, each, "no ? and no [: the only wildcard is *")

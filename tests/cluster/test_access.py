@@ -134,7 +134,7 @@ def test_a_rule_without_topics_covers_the_cluster() -> None:
         ('[[rule]]\nwho = ["node/n1"]\nmay = ["operate"]', "client/NAME, admin/NAME or token/NAME"),
         ('[[rule]]\nwho = ["client/?"]\nmay = ["produce"]', "the only wildcard"),
         ('[[rule]]\nwho = ["client/a"]\nmay = ["produce"]\ntopics = ["[ab]"]', "rule 1: topics"),
-        ('[[rule]]\nwho = "client/a"\nmay = ["produce"]', "a list of texts"),
+        ('[[rule]]\nwho = "client/a"\nmay = ["produce"]', "a list of strings"),
         ('[[rule]]\nwho = ["client/a"]\nmay = ["produce"]\ntopic = ["a"]', "rule 1 = 'topic'"),
     ],
 )

@@ -77,7 +77,7 @@ def test_an_option_precedes_a_variable_a_variable_a_context_a_context_the_defaul
         ("[]", "the file = []: must be an object"),
         ('{"context": {}}', "the file: unknown key 'context'; known: current, contexts"),
         ('{"contexts": {"p": {"endpoint": "x"}}}', "contexts.p: unknown key 'endpoint'"),
-        ('{"contexts": {"p": {"endpoints": 1}}}', "contexts.p.endpoints = 1: must be a text"),
+        ('{"contexts": {"p": {"endpoints": 1}}}', "contexts.p.endpoints = 1: must be a string"),
         ('{"current": "q", "contexts": {}}', "current = 'q': must be the name of a context"),
         ("", "is not JSON"),
     ],

@@ -46,7 +46,7 @@ AT_ONCE: Final = 16
 _DUE: Final = ("due", "due_ms", "delay", "delay_level")
 _PAYLOADS: Final = ("payload", "payload_base64")
 _FIELDS: Final = (*(*_PAYLOADS, *_DUE, "key", "ordering_key", "priority", "headers", "request_id"),)
-_LIMITS: Final = {"due": "a text", "delay": "a text or a number of seconds"}
+_LIMITS: Final = {"due": "a string", "delay": "a string or a number of seconds"}
 SHOWN: Final = 40
 """Characters of a value in an error."""
 _DONE: Final = (ScheduleResult.SCHEDULED, ScheduleResult.REPLACED, ScheduleResult.KEPT)
@@ -111,9 +111,9 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
     ordering_key, priority = said.get("ordering_key"), said.get("priority")
     for name, value in (("key", key), ("ordering_key", ordering_key), ("request_id", own_id)):
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"{name} = {_shown(value)}: must be a text")
+            raise ValueError(f"{name} = {_shown(value)}: must be a string")
     if headers is not None and not _are_texts(headers):
-        raise ValueError(f"headers = {_shown(headers)}: must be an object of texts")
+        raise ValueError(f"headers = {_shown(headers)}: must be an object of strings")
     if priority is not None and type(priority) is not int:
         raise ValueError(f"priority = {_shown(priority)}: must be a whole number")
     when = _when(said) or {**when_of(args)}
@@ -162,7 +162,7 @@ def _payload(said: dict[str, Any]) -> bytes:
         raise ValueError("give one of payload and payload_base64")
     value = said[given[0]]
     if not isinstance(value, str):
-        raise ValueError(f"{given[0]} = {_shown(value)}: must be a text")
+        raise ValueError(f"{given[0]} = {_shown(value)}: must be a string")
     if given == ["payload"]:
         return value.encode()
     try:

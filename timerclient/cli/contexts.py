@@ -121,7 +121,7 @@ def load() -> Contexts:
     for name, settings in named.items():
         for key, value in _object(path, f"contexts.{name}", settings, SETTINGS).items():
             if not isinstance(value, str):
-                raise UsageError(f"{path}: contexts.{name}.{key} = {value!r}: must be a text")
+                raise UsageError(f"{path}: contexts.{name}.{key} = {value!r}: must be a string")
     current = top.get("current") or ""
     if not isinstance(current, str) or (current and current not in named):
         raise UsageError(f"{path}: current = {current!r}: must be the name of a context, or null")
