@@ -89,7 +89,7 @@ class ControllerConfig:
     """Fewer unapplied entries count as none. A follower applies every 50 ms, so it has few, except
     shortly after its start or under load."""
     late_ms: int = 1_000
-    """A leader that has applied entries for longer, and does not serve yet, gives way to a node
+    """A leader that does not serve for longer, and has `lag_entries` to apply, gives way to a node
     that has applied them."""
     propose_timeout_ms: int = 2_500
     """Propose again if a proposal has no outcome by then; longer than the shell's deadline."""
@@ -437,7 +437,8 @@ class Controller:
         if leader is None or leader.report is None or from_index is None:
             return None
         left = from_index - leader.report.applied_index
-        if left <= 0 or now_ms - self._watched_since_ms < self.config.late_ms:
+        # A leader that reports between commit and apply has its EPOCH entry left, at any time.
+        if left < self.config.lag_entries or now_ms - self._watched_since_ms < self.config.late_ms:
             return None
         return f"it does not serve yet: it has {left} entries to apply"
 

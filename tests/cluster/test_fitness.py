@@ -156,6 +156,21 @@ def test_leader_that_still_applies_entries_stays_while_the_others_apply_them_too
     assert play.appointed == [(6, "c")]
 
 
+def test_leader_that_has_only_the_entry_of_its_epoch_to_apply_stays() -> None:
+    # Each leader waits two seconds for the end of the last lease, and reports before it applies.
+    def waiting(name: str, report: ReplicaReport, now: int) -> ReplicaReport:
+        del name
+        waited_ms = now - play.core._watched_since_ms
+        if waited_ms < 2_000:
+            return replace(report, role=ReportedRole.PROMOTING, serving=False, lease_ok=False)
+        end = LogIndex(report.last_index + 1)
+        applied = report.last_index if waited_ms < 2_200 else end
+        return replace(report, last_index=end, applied_index=applied)
+
+    play = limping(waiting)
+    assert play.live(A_WHILE_MS) is None, play.reason
+
+
 def test_process_at_its_limit_of_open_files_has_no_spare_one() -> None:
     assert open_files.has_spare()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
