@@ -4,8 +4,10 @@ All client input about series is checked here and at the leader
 (timer/leader/intake/series_intake.py). An error names field, value and limit.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -82,6 +84,7 @@ class SeriesDesk:
         """`topic`: returns a topic by its name, and creates it if the settings allow that."""
         self._host, self._topic, self._limits, self._salt = host, topic, limits, salt
         self._calendar = CronCalendar()
+        self._declaring = WeakValueDictionary[int, asyncio.Lock]()
 
     async def create(self, request: pb.CreateSeriesRequest) -> pb.CreateSeriesResponse:
         """Create a series, or return an equal one that has the key; `alter` makes it equal.
@@ -111,14 +114,16 @@ class SeriesDesk:
                 _check(applied, name)
                 return pb.CreateSeriesResponse(series=self._shown(leader.machine, applied.series))
             known = applied.series
-        now = self._host.now()
-        changes = leader.series.find(known).spec.changes_to(spec, now.clock_ms)
-        if changes and not request.alter:
-            limit = f"it differs in {', '.join(sorted(changes))}"
-            limit += "; on_conflict = alter gives it this definition"
-            raise AlreadyExistsError("series", request.key, limit)
-        if changes:
-            await self._alter(leader, known, changes, name)
+        # What differs is known once an earlier declaration is applied.
+        async with self._declaring.setdefault(known, asyncio.Lock()):
+            now = self._host.now()
+            changes = leader.series.find(known).spec.changes_to(spec, now.clock_ms)
+            if changes and not request.alter:
+                limit = f"it differs in {', '.join(sorted(changes))}"
+                limit += "; on_conflict = alter gives it this definition"
+                raise AlreadyExistsError("series", request.key, limit)
+            if changes:
+                await self._alter(leader, known, changes, name)
         return pb.CreateSeriesResponse(series=self._shown(leader.machine, known), existed=True)
 
     async def alter(self, request: pb.AlterSeriesRequest) -> pb.AlterSeriesResponse:

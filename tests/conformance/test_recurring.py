@@ -1,5 +1,6 @@
 """Recurring timers: series, their occurrences, changes and misfire policies."""
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Unpack
 
@@ -107,6 +108,20 @@ def test_declaration_alters_a_series_that_differs_and_keeps_an_equal_one(
         assert series.next is not None
         assert timedelta(0) <= series.next - now - span < timedelta(minutes=1), "begins anew"
     assert declare(every=3600).start == hourly.start
+
+
+def test_declarations_at_the_same_time_leave_one_of_them(world: World, topic: str) -> None:
+    def declare(wanted: tuple[int, bytes]) -> tuple[int, bytes]:
+        every_s, payload = wanted
+        made = world.client.create_series(topic, "k", payload, every=every_s, on_conflict="alter")
+        assert made.every is not None
+        return int(made.every.total_seconds()), made.payload
+
+    wanted = [(3600, b"new"), (7200, b"old")]  # each differs in another field
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(10):
+            assert declare((3600, b"old")) == (3600, b"old")
+            assert set(threads.map(declare, wanted)) <= {*wanted}
 
 
 @pytest.mark.parametrize(("misfire", "at_once"), [("fire_once", 1), ("fire_all", 3), ("skip", 0)])
