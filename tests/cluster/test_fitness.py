@@ -156,6 +156,16 @@ def test_leader_that_still_applies_entries_stays_while_the_others_apply_them_too
     assert play.appointed == [(6, "c")]
 
 
+def test_successor_that_still_applies_entries_gives_way_as_the_first_leader_does() -> None:
+    play = in_service()
+    play.do(TransferAsked(VOTERS["c"]))
+    late = replace(follower("c", epoch=6, index=200), applied_index=LogIndex(140))
+    late = replace(late, role=ReportedRole.LEADER, serving=True, lease_ok=True)
+    play.reports |= {name: follower(name, epoch=6, index=200) for name in "ab"} | {"c": late}
+    play.run(CONFIG.late_ms + STEP_MS)
+    assert play.appointed == [(6, "c"), (7, "b")]
+
+
 def test_leader_that_has_only_the_entry_of_its_epoch_to_apply_stays() -> None:
     # Each leader waits two seconds for the end of the last lease, and reports before it applies.
     def waiting(name: str, report: ReplicaReport, now: int) -> ReplicaReport:
@@ -246,3 +256,30 @@ def test_what_is_slow_grows_with_the_lease() -> None:
     play = limping(b=500)
     play.core.config = config
     assert play.live(A_WHILE_MS) is None
+
+
+def loaded(play: Play, entries: int, **unapplied: int) -> None:
+    """Let b append this many entries; the others hold them, except those that they don't apply."""
+    for name, report in play.reports.items():
+        end = LogIndex(play.reports["b"].last_index + entries)
+        applied = LogIndex(end - unapplied.get(name, 0))
+        play.reports[name] = replace(report, last_index=end, applied_index=applied)
+    play.run(STEP_MS)
+
+
+def test_transfer_under_load_needs_a_target_that_applied_the_log_of_a_moment_ago() -> None:
+    play = in_service()
+    for _ in range(CONFIG.caught_up_ms // STEP_MS + 2):
+        loaded(play, 50, c=100)
+    play.do(TransferAsked(VOTERS["c"]))
+    assert (play.refusal, play.appointed) == (None, [(6, "c")])
+
+
+def test_lag_below_a_second_of_the_leaders_load_is_better_than_a_slow_disk() -> None:
+    play = in_service()
+    play.reports["a"] = replace(play.reports["a"], disk_ms=CONFIG.lease_ms)
+    for _ in range(CONFIG.caught_up_ms // STEP_MS + 2):
+        loaded(play, 50, c=100)
+    play.lose("b")
+    play.run(1_000)
+    assert play.appointed == [(6, "c")]

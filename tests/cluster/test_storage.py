@@ -10,6 +10,7 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from cluster.files import verify
 from cluster.files.disk_room import wait_for_room
+from cluster.files.recover import stopped
 from cluster.files.storage import Damaged, NodeFiles, give_back, open_storage
 from cluster.node import process
 from cluster.settings.config import NodeConfig, build_config
@@ -123,6 +124,9 @@ def test_log_that_is_lost_before_the_first_manifest_is_damage() -> None:
     with pytest.raises(Damaged) as error:
         opened(disk)
     assert str(error.value) == found
+    with pytest.raises(CorruptFileError) as refused, stopped(disk, DATA):
+        pass  # `timerctl recover` would make a cluster of its own of an empty log
+    assert str(refused.value) == found
 
 
 def test_promise_older_than_the_log_is_found_before_the_start_that_it_prevents() -> None:

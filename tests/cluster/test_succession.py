@@ -92,3 +92,9 @@ def test_unsure_log_is_chosen_only_if_all_are_unsure() -> None:
     assert best([unsure, sure], LIMITS) is sure
     assert best([unsure], LIMITS) is unsure
     assert best([], LIMITS) is None
+
+
+def test_entries_that_a_candidate_lacks_count_as_those_that_it_has_yet_to_apply() -> None:
+    lacks = candidate(last_index=LogIndex(END - 100), applied_index=LogIndex(END - 100))
+    holds = candidate(applied_index=LogIndex(END - 40))
+    assert best([lacks, holds], LIMITS, SECOND_ENTRIES) is holds

@@ -104,3 +104,19 @@ def test_active_segment_that_the_writer_shortens_meanwhile_is_no_damage(
     assert log.last_index == kept[-1]
     log.append(frames(kept[-1] + 1, 30))
     log.check_active()
+
+
+def test_active_segment_that_grows_meanwhile_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    log = open_log(disk)
+    log.append(frames(1, 2))
+
+    def size(path: Path) -> int:
+        monkeypatch.undo()
+        found = disk.size(path)
+        log.append([frame(3)])
+        return found
+
+    monkeypatch.setattr(disk, "size", size)
+    log.check_active()
+    assert log.last_index == 3
