@@ -262,6 +262,21 @@ def test_text_of_a_rejection_is_cut_and_left_out_where_the_headers_have_no_room(
     assert "dead-letter-detail" not in letter.headers
 
 
+def test_rejection_without_a_readable_text_is_a_dead_letter(timer_app: Run) -> None:
+    class Unreadable(Reject):
+        def __str__(self) -> str:
+            raise AttributeError
+
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.fails = Unreadable()
+    shop.cancel_unpaid.schedule_sync(order_id=1)
+    timers.settle()
+    with timers.cluster.client() as client:
+        [letter] = client.peek(LETTERS).messages
+    assert letter.headers["dead-letter-reason"] == "rejected"
+
+
 def test_generator_that_ends_in_a_handler_is_an_error_like_others(timer_app: Run) -> None:
     app = TimerApp()
 

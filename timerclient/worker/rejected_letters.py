@@ -44,7 +44,10 @@ def letter_headers(message: Message, group: str) -> dict[str, str]:
 
 def detail_of(reason: Exception) -> dict[str, str]:
     """Return the header with the text of a rejection, which is cut; none if there is no text."""
-    data = str(reason).encode(errors="replace")
+    try:
+        data = str(reason).encode(errors="replace")
+    except Exception:  # noqa: BLE001 -- an edge: the application's own `__str__`
+        return {}
     if len(data) > DETAIL_BYTES_MAX:
         data = data[: DETAIL_BYTES_MAX - 3] + "…".encode()
     return {f"{PREFIX}detail": data.decode(errors="ignore")} if data else {}
