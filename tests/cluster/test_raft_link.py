@@ -274,7 +274,9 @@ def test_peer_that_is_only_reached_is_told_once(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.INFO):
         asyncio.run(scenario())
     [told] = [each for each in caplog.records if each.message == "the link broke"]
-    assert (told.levelname, told.__dict__["error"]) == ("INFO", "silence")
+    assert told.levelname == "INFO"
+    # On a busy machine, a write may take as long as the silence that is allowed.
+    assert told.__dict__["error"] in {"silence", "the peer does not read"}
 
 
 def test_node_of_another_cluster_is_refused() -> None:

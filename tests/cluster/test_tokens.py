@@ -197,7 +197,7 @@ def test_a_command_takes_a_token_of_its_environment_only_with_tls(
     monkeypatch.setenv("TIMERCTL_TOKEN", SECRET)
     assert main(["status"]) == 2
     said = capsys.readouterr().err
-    assert "over TLS only: give --tls-ca" in said
+    assert "over TLS only, which needs --tls-ca" in said
     assert SECRET not in said
 
 
