@@ -114,7 +114,7 @@ class SeriesDesk:
                 _check(applied, name)
                 return pb.CreateSeriesResponse(series=self._shown(leader.machine, applied.series))
             known = applied.series
-        # What differs is known once an earlier declaration is applied.
+        # An earlier declaration may still be on its way to the log: its effect counts.
         async with self._declaring.setdefault(known, asyncio.Lock()):
             now = self._host.now()
             changes = leader.series.find(known).spec.changes_to(spec, now.clock_ms)

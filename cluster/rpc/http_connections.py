@@ -115,7 +115,7 @@ class HttpConnections:
         return made
 
     def forget(self, protocol: RequestHandler) -> None:
-        """Forget a connection whose handshake failed, so that its socket is held no longer."""
+        """Forget a connection after a failed handshake: its socket is no longer held."""
         self._all.pop(protocol, None)
 
     def opened(self) -> Sequence[HttpConnection]:
@@ -127,7 +127,7 @@ class HttpConnections:
 
     @web.middleware
     async def deliver(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Write the handler's answer, whose bytes count meanwhile."""
+        """Write the handler's answer. Its bytes count meanwhile."""
         protocol = request.protocol
         if (connection := self._all.get(protocol)) is None:
             return await self._answered(request, handler)
@@ -180,7 +180,7 @@ class HttpConnections:
             self.look(loop.time())
 
     def look(self, now_s: float) -> None:
-        """End the connections whose clients are too slow. `now_s`: monotonic time."""
+        """End the connections of clients that are too slow. `now_s`: monotonic time."""
         self.opened()  # without closed ones
         for protocol, each in list(self._all.items()):
             if each.transport is None:
