@@ -100,7 +100,9 @@ async def test_chosen_letters_go_back_alone_though_none_was_ever_reserved() -> N
     assert machine.topic_by_name["t"].queue.end == 2
     assert group[dead_letters.GROUP].reach == 4
     assert (await letters(host, 1, 2)).redriven == 1, "the first one is gone already"
+    before = machine.applied_index
     assert await letters(host, 1) == pb.RedriveLettersResponse()
+    assert machine.applied_index == before, "no entry tells of a letter that is gone"
     assert await redriven(host) == (1, 1), "the other one is beyond the reserved offsets"
     for wrong, text in (
         ((), "offsets = '0 of them': must be 1 to 256"),
