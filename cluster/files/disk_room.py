@@ -68,10 +68,14 @@ class Space:
             CorruptFileError: the segment was removed or cut: the node must acknowledge no entry.
             DiskFailedError: the free space cannot be read.
         """
+
+        def read() -> int:
+            free = self._disk.free_bytes(self._path)
+            self._replica.check_log()
+            return free
+
         while True:
-            free = await asyncio.to_thread(self._disk.free_bytes, self._path)
-            await asyncio.to_thread(self._replica.check_log)
-            self._look(free)
+            self._look(await asyncio.to_thread(read))
             await asyncio.sleep(LOOK_S)
 
     def _look(self, free: int) -> None:

@@ -8,7 +8,7 @@ loop. The measured value is at most one interval too small, and never too large.
 functions of which a node's own steps consist, and so names the longest. Use the profiler for the
 rest. A machine without spare CPU also delays the callback; then no function took that long, and the
 loop's thread worked for less than half of the delay. Until the loop's own work delays the callback,
-the callback runs less often: such wake-ups were half of an idle node's work.
+the callback runs less often, and on an idle node rarely: such wake-ups were half of its work.
 """
 
 import logging
@@ -20,6 +20,12 @@ INTERVAL_S: Final = 0.005
 """A measured hold is too short by up to this."""
 QUIET_INTERVAL_S: Final = 0.02
 """The interval after QUIET_AFTER callbacks on time, until the loop's own work makes one late."""
+IDLE_INTERVAL_S: Final = 0.1
+"""The interval while the callbacks are also on time and the loop's thread works little."""
+IDLE_SHARE: Final = 0.1
+"""A loop whose thread works for less than this share of the time is idle."""
+SHARE_OVER: Final = 16
+"""Callbacks over which that share is averaged."""
 QUIET_AFTER: Final = 100
 """Callbacks in a row that no work of the loop made late."""
 ON_TIME_S: Final = 0.005
@@ -104,8 +110,10 @@ class LoopWatch:
         self._steps = steps or Steps()
         self._worked = worked
         self._worked_s = 0.0
+        self._share = 1.0
+        """Share of the time for which the loop's thread works, of late."""
         self._handle: Handle | None = None
-        self._due_s = 0.0
+        self._armed_s = self._due_s = 0.0
         self._on_time = 0
         self.longest_s = 0.0
         """Seconds of the longest hold so far."""
@@ -122,15 +130,20 @@ class LoopWatch:
             self._handle = None
 
     def _arm(self) -> None:
-        quiet = self._on_time >= QUIET_AFTER
-        self._due_s = self._loop.time() + (QUIET_INTERVAL_S if quiet else INTERVAL_S)
+        interval_s = INTERVAL_S
+        if self._on_time >= QUIET_AFTER:
+            interval_s = IDLE_INTERVAL_S if self._share < IDLE_SHARE else QUIET_INTERVAL_S
+        self._armed_s = self._loop.time()
+        self._due_s = self._armed_s + interval_s
         self._worked_s = self._worked()
         self._handle = self._loop.call_at(self._due_s, self._tick)
 
     def _tick(self) -> None:
-        held_s = max(0.0, self._loop.time() - self._due_s)
-        on_time = held_s <= ON_TIME_S or 2 * (self._worked() - self._worked_s) < held_s
+        now_s, worked_s = self._loop.time(), self._worked() - self._worked_s
+        held_s = max(0.0, now_s - self._due_s)
+        on_time = held_s <= ON_TIME_S or 2 * worked_s < held_s
         self._on_time = self._on_time + 1 if on_time else 0
+        self._share += (worked_s / (now_s - self._armed_s) - self._share) / SHARE_OVER
         self._observe(held_s)
         self.longest_s = max(self.longest_s, held_s)
         step = self._steps.held_by(held_s)

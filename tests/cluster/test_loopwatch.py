@@ -9,6 +9,8 @@ import pytest
 import uvloop
 
 from cluster.state.loop_watch import (
+    IDLE_INTERVAL_S,
+    IDLE_SHARE,
     INTERVAL_S,
     LOG_ABOVE_S,
     ON_TIME_S,
@@ -72,11 +74,29 @@ def test_loop_is_looked_at_less_often_until_its_own_work_makes_it_late() -> None
         loop.run_next(late_s=late_s)
         return loop.calls[0][0] - loop.now_s
 
-    intervals = [interval_after(0.0) for _ in range(QUIET_AFTER + 1)]
+    work_s = 2 * IDLE_SHARE * INTERVAL_S
+    intervals = [interval_after(0.0, work_s) for _ in range(QUIET_AFTER + 1)]
     assert intervals[:-2] == pytest.approx([INTERVAL_S] * (QUIET_AFTER - 1))
     assert intervals[-2:] == pytest.approx([QUIET_INTERVAL_S] * 2)
     assert interval_after(0.1, 0.04) == pytest.approx(QUIET_INTERVAL_S), "no processor was free"
     assert interval_after(2 * ON_TIME_S, 2 * ON_TIME_S) == pytest.approx(INTERVAL_S)
+
+
+def test_idle_loop_is_looked_at_rarely_until_it_works() -> None:
+    loop, worked_s = FakeLoop(), 0.0
+    LoopWatch(loop, lambda held_s: None, worked=lambda: worked_s).start()
+
+    def interval_after(share: float, late_s: float = 0.0) -> float:
+        nonlocal worked_s
+        worked_s += share * (loop.calls[0][0] + late_s - loop.now_s)
+        loop.run_next(late_s=late_s)
+        return loop.calls[0][0] - loop.now_s
+
+    intervals = [interval_after(IDLE_SHARE / 2) for _ in range(QUIET_AFTER)]
+    assert intervals == pytest.approx([INTERVAL_S] * (QUIET_AFTER - 1) + [IDLE_INTERVAL_S])
+    busy = [interval_after(0.5) for _ in range(4)]
+    assert busy[-1] == pytest.approx(QUIET_INTERVAL_S)
+    assert interval_after(0.9, 2 * ON_TIME_S) == pytest.approx(INTERVAL_S)
 
 
 def test_callback_that_runs_early_counts_as_no_hold() -> None:
