@@ -75,18 +75,20 @@ class BackupDesk:
         bytes_per_s: int,
         mono_ms: Callable[[], MonoMs],
         wall_ms: Callable[[], UnixMs],
+        failed: Callable[[BaseException], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Remove the files that an earlier process pinned in `directory`.
 
-        `bytes_per_s`: maximum rate of all fetches. `fatal`: called if this node's own files are
-        damaged.
+        `bytes_per_s`: maximum rate of all fetches. `failed`: called with an error of a read; the
+        node repairs damaged files, and ends by any other error. `fatal` ends the process.
         """
         self.replica_id: Final = replica_id
         self.completed_ms = UnixMs(0)
         """When the last complete backup ended, since the start; 0: none did."""
         self._disk, self._state, self._source = disk, state, source
-        self._mono_ms, self._wall_ms, self._fatal = mono_ms, wall_ms, fatal
+        self._mono_ms, self._wall_ms = mono_ms, wall_ms
+        self._failed, self._fatal = failed, fatal
         self._pace = SendRate(bytes_per_s)
         self._open: dict[int, _OpenBackup] = {}
         self._free = pin_directories(directory)
@@ -140,7 +142,7 @@ class BackupDesk:
         except NotReadyError:
             raise
         except Exception as error:
-            self._fatal(error)
+            self._failed(error)
             raise
 
     async def fetch(self, backup_id: int, path: str, offset: int) -> bytes:

@@ -13,11 +13,11 @@ With others a pass ends at the first damage: the repair replaces all files.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from cluster.settings.config import NodeConfig
 from cluster.state.write_pace import Abandoned, Pacer
@@ -76,18 +76,21 @@ class Scrubber:
         others: Callable[[], Awaitable[list[pb.NodeStatus]]],
         hand_over: Callable[[str], Awaitable[bool]],
         wall_ms: Callable[[], UnixMs],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         """`others` requests the other nodes' status. `fatal` ends the process for a repair.
 
         `hand_over` gives the leadership to the node with a name; "": to any. False: not the leader.
+        `spawn` runs a coroutine as a task of the node.
         """
         self._disk, self._directory, self._replica = disk, directory, replica
         self._name, self._rate = config.name, config.storage.scrub_bytes_per_s
         self._interval_s = config.storage.scrub_interval_ms / 1000
         self._alone = len(config.peers) == 1
         self._others, self._hand_over = others, hand_over
-        self._wall_ms, self._fatal = wall_ms, fatal
+        self._wall_ms, self._spawn, self._fatal = wall_ms, spawn, fatal
+        self._healing = False
         self._pacer = Pacer(lambda: self._rate or ASKED_RATE)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub")
         self._asked = asyncio.Event()
@@ -127,6 +130,18 @@ class Scrubber:
             repair=self._repair,
         )
 
+    def failed(self, error: BaseException) -> None:
+        """Take an error of work that only reads this node's files, such as an offer of a snapshot.
+
+        Damage is repaired as that of a pass: the node may be the one that the others need now. Any
+        other error ends the process.
+        """
+        if not isinstance(error, CorruptFileError | UnknownVersionError):
+            self._fatal(error)
+        elif not self.damage:
+            self._note(error)
+            self._spawn(self._heal(error))
+
     async def run(self) -> None:
         """Scrub again and again; if `scrub_bytes_per_s` is 0, only when `begin` asks."""
         loop = asyncio.get_running_loop()
@@ -136,18 +151,18 @@ class Scrubber:
             next_s = loop.time() + self._interval_s
             if self._last is None or self._last.ended_ms:
                 self._last = ScrubPass(self._wall_ms())
-            last, self._repair = self._last, ""
+            last = self._last
+            if not self._healing:
+                self._repair = ""
             await loop.run_in_executor(self._thread, self._pass, last)
             last.ended_ms = self._wall_ms()
-            self.damage = str(last.damages[0][1]) if last.damages else ""
+            if not self._healing:
+                self.damage = ""
             for _, damage in last.damages:
-                hope = "with no other node to heal it from" if self._alone else "to be healed"
-                logger.error("the scrub found damage, %s", hope, extra={"error": damage})
+                self._note(damage)
             if last.damages:
-                damage = last.damages[0][1]
-                self._repair = self._cure(damage)
                 await asyncio.sleep(TELL_S if last.is_asked else 0.0)
-                await self._heal(damage)
+                await self._heal(last.damages[0][1])
             pause_s = max(SHOWN_S if last.is_asked else 0.0, next_s - loop.time())
 
     async def _pause(self, seconds: float) -> None:
@@ -192,10 +207,18 @@ class Scrubber:
             return "the node fetches its state and its log from the leader"
         return "the node ends: its release does not know the format of the file"
 
+    def _note(self, damage: Damage) -> None:
+        """Report damage; `damage` has the first one."""
+        hope = "with no other node to heal it from" if self._alone else "to be healed"
+        logger.error("a file is damaged, %s", hope, extra={"error": damage})
+        if not self.damage:
+            self.damage, self._repair = str(damage), self._cure(damage)
+
     async def _heal(self, damage: Damage) -> None:
         """End the process when the others can go on without this node; never if it is alone."""
-        if self._alone:
+        if self._alone or self._healing:
             return
+        self._healing = True
         now, said = asyncio.get_running_loop().time, ""
         give_away_s, pause_s = now(), ASK_AGAIN_S
         while why := self._why_wait(others := await self._others()):

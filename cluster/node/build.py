@@ -275,6 +275,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         others=lambda: ask_all(planes.view.peers(), status_of),
         hand_over=hand_over,
         wall_ms=basis.wall_ms,
+        spawn=node.spawn,
         fatal=node.fatal,
     )
     view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
@@ -294,7 +295,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             flush=host.flush,
             mono_ms=mono_ms,
             identify=basis.endpoints.identify,
-            fatal=node.fatal,
+            failed=scrubber.failed,
         ),
         backups=BackupDesk(
             FreshDisk(),
@@ -305,6 +306,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             bytes_per_s=config.storage.snapshot_bytes_per_s,
             mono_ms=mono_ms,
             wall_ms=basis.wall_ms,
+            failed=scrubber.failed,
             fatal=node.fatal,
         ),
         scrubber=scrubber,

@@ -136,9 +136,9 @@ class SnapshotFetch:
             suspect=self._suspect,
             known=self._known(),
         )
-        self._suspect = ""
         open_: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(OPEN)
         answer = await open_(asked.SerializeToString(), timeout=OPEN_TIMEOUT_S)
+        self._suspect = ""  # the leader has checked it; a node that refused has not
         snapshot, under = decode_offer(answer)
         logger.info(
             "%s offers a snapshot at %d: %d files, %d bytes",

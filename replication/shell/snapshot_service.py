@@ -28,7 +28,7 @@ from replication.core.promise import Promise
 from replication.proto import snapshot_pb2 as pb
 from replication.shell.send_rate import SendRate
 from replication.shell.transport import Identify
-from timer.model.timer_errors import NotReadyError
+from timer.model.timer_errors import NotReadyError, StorageError
 from timer.model.units import LogIndex, MonoMs
 from timer.recovery.snapshot import Snapshot, SnapshotPart
 from timer.recovery.snapshot_source import OfferedSnapshot
@@ -56,19 +56,20 @@ class Snapshots:
         flush: Callable[[], Awaitable[None]],
         mono_ms: Callable[[], MonoMs],
         identify: Identify | None = None,
-        fatal: Callable[[BaseException], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         """Args:
         bytes_per_s: Maximum rate over all receivers.
         leads: Returns the promise that this node leads under; None if its lease does not hold.
         flush: Writes a manifest.
         identify: See Transport.
-        fatal: Called if this node's own files are damaged.
+        failed: Called with the error of an offer or a read, if a later attempt would not help. The
+            node repairs damaged files, and ends by any other error.
         """
         self._outgoing = outgoing
         self._cluster_id = cluster_id
         self._leads, self._flush = leads, flush
-        self._mono_ms, self._fatal = mono_ms, fatal
+        self._mono_ms, self._failed = mono_ms, failed
         self._identify = identify
         self._pace = SendRate(bytes_per_s)
         self._lock = asyncio.Lock()
@@ -122,6 +123,8 @@ class Snapshots:
             snapshot = await self._to_its_end(self._offer(asked.suspect, LogIndex(asked.known)))
         except NotReadyError as error:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
+        except StorageError as error:
+            await _refuse(context, grpc.StatusCode.DATA_LOSS, str(error))
         under = self._leads()  # the leadership may have ended during the offer
         if under is None:
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "not the leader any more")
@@ -155,7 +158,7 @@ class Snapshots:
         """Await `work`. It continues if the caller is cancelled, as threads can't be cancelled.
 
         Raises:
-            NotReadyError: from `work`. Any other exception of `work` is fatal to the node.
+            NotReadyError: from `work`. Any other exception is passed to `failed` first.
         """
 
         async def to_end() -> _T:
@@ -164,7 +167,7 @@ class Snapshots:
             except NotReadyError:
                 raise
             except Exception as error:
-                self._fatal(error)
+                self._failed(error)
                 raise
 
         task = asyncio.create_task(to_end())
@@ -183,7 +186,10 @@ class Snapshots:
             if not self._outgoing.holds(part):  # refused before it uses up the shared rate
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
-            found = await self._alone(self._outgoing.read, part, offset, CHUNK_SIZE)
+            try:
+                found = await self._alone(self._outgoing.read, part, offset, CHUNK_SIZE)
+            except StorageError as error:
+                await _refuse(context, grpc.StatusCode.DATA_LOSS, str(error))
             if not found:
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             yield pb.SnapshotChunk(data=found, crc32=zlib.crc32(found)).SerializeToString()

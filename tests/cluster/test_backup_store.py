@@ -347,6 +347,7 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
         bytes_per_s=1 << 30,
         mono_ms=lambda: MonoMs(now[0]),
         wall_ms=lambda: UnixMs(START_MS),
+        failed=failed.append,
         fatal=failed.append,
     )
     opened = await desk.open(1, index)

@@ -158,6 +158,23 @@ def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
     until(lambda: not (data / "damaged").exists())
 
 
+def test_leader_that_finds_damage_while_a_node_heals_from_it_hands_over(cluster: Running) -> None:
+    leader = cluster.up()
+    healing, _ = cluster.followers()
+    with cluster.client() as client:
+        client.schedule("far", b"x" * 20_000, delay=3600)
+        until(lambda: kept_runs(cluster.directory / leader), WAIT_S)
+        before = {name: installs(cluster, name) for name in (leader, healing)}
+        cluster.kill(healing)
+        flip(min((cluster.directory / healing / "log").glob("*.log")), 60)
+        flip(kept_runs(cluster.directory / leader)[-1])
+        cluster._spawn(cluster.node(healing))
+        until(lambda: all(installs(cluster, each) > was for each, was in before.items()), WAIT_S)
+        client.schedule("far", b"after", delay=3600)
+    assert "a file is damaged, to be healed" in cluster.log(leader)
+    cluster.digests_agree()
+
+
 @pytest.mark.parametrize("what", ["log", "segment"])
 def test_node_whose_log_is_removed_while_it_runs_heals_by_itself(
     cluster: Running, what: str

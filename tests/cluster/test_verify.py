@@ -136,7 +136,7 @@ def test_damage_that_nobody_reads_is_found_and_healed_under_the_same_pid(cluster
         before = installs(cluster, leader)
         flip(path, path.stat().st_size // 2)
         until(lambda: installs(cluster, leader) > before, WAIT_S)
-        assert "found damage, to be healed" in cluster.log(leader)
+        assert "a file is damaged, to be healed" in cluster.log(leader)
         assert f"{path}: corrupt at byte" in cluster.log(leader)
         assert cluster.node(leader).pid == pid
         cluster.start(timeout_s=WAIT_S)  # waits until it is ready
@@ -171,6 +171,8 @@ def scrubber(
     class Replica:
         voters = frozenset({1, 2, 3})
 
+    tasks: list[asyncio.Future[None]] = []
+
     async def asked() -> list[pb.NodeStatus]:
         return others
 
@@ -186,6 +188,7 @@ def scrubber(
         others=asked,
         hand_over=nothing,
         wall_ms=lambda: UnixMs(1),
+        spawn=lambda work: tasks.append(asyncio.ensure_future(work)),
         fatal=ended.append,
     )
 
@@ -223,6 +226,26 @@ def test_damaged_node_leaves_only_if_the_others_can_go_on(
         error = CorruptFileError("a", 0, "b")
         asyncio.run(damaged._heal(error))
         assert ended == [error]
+    damaged.stop()
+
+
+async def test_damage_that_an_offer_finds_waits_until_the_others_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.files.scrubber.ASK_AGAIN_S", 0.0)
+    healed = [status(1), status(3, unsure=True)]
+    ended: list[BaseException] = []
+    damaged = scrubber(formatted(tmp_path), healed, ended)
+    error = CorruptFileError("runs/1", 0, "checksum mismatch")
+    for each in (error, CorruptFileError("runs/1", 0, "a later attempt")):
+        damaged.failed(each)
+    await so(lambda: "would be left" in damaged.last_pass().repair)
+    assert (damaged.damage, ended) == (str(error), [])
+    healed[1] = status(3)
+    await so(lambda: ended)
+    assert ended == [error], "the node ends once"
+    damaged.failed(OSError("no damage"))
+    assert isinstance(ended[1], OSError), "at once"
     damaged.stop()
 
 

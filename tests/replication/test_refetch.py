@@ -51,7 +51,7 @@ class Source:
         self.flushes = 0
         self.may_flush = asyncio.Event()
         self.may_flush.set()
-        self.fatal: list[BaseException] = []
+        self.failed: list[BaseException] = []
         self.port = 0
         self.outgoing = OfferedSnapshot(DISK, directory / "state", directory / "outgoing")
         self.now_ms = 0
@@ -70,7 +70,7 @@ class Source:
             leads=lambda: UNDER if self.leads else None,
             flush=self._flush,
             mono_ms=lambda: MonoMs(self.now_ms),
-            fatal=self.fatal.append,
+            failed=self.failed.append,
         )
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self.snapshots.handler(),))
@@ -191,7 +191,7 @@ async def test_links_that_another_program_removes_are_made_again(tmp_path: Path)
         shutil.rmtree(tmp_path / "a" / "outgoing")
         source.outgoing.check(there.parts[-1].path)
         assert await fetch_from(source, tmp_path / "in").run() == there
-        assert not source.fatal
+        assert not source.failed
 
 
 async def test_what_is_asked_for_and_never_read_is_let_go_of(tmp_path: Path) -> None:
@@ -227,19 +227,22 @@ def _never() -> None:
 
 
 async def test_source_finds_its_own_damage_when_a_part_arrives_wrong(tmp_path: Path) -> None:
-    async with Source(tmp_path / "a").served() as source:
+    async with Source(tmp_path / "a").served() as source, Source(tmp_path / "b").served() as other:
+        other.leads = False
         there = source.outgoing.offer()
         run = next(part for part in there.parts if part.path.startswith("runs/"))
         path = source.directory / "state" / run.path
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)  # the same file as the pinned one
-        work = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
-        await soon(lambda: source.fatal)
+        refetch = fetch_from(source, tmp_path / "in")
+        refetch._dials = {"n0": other.dial, **refetch._dials}  # it is asked before the leader
+        work = asyncio.ensure_future(refetch.run())
+        await soon(lambda: f"{run.path}: corrupt at byte" in refetch.status)
         work.cancel()
         await asyncio.wait({work})
-    assert isinstance(source.fatal[0], CorruptFileError)
-    assert run.path in str(source.fatal[0])
+    assert isinstance(source.failed[0], CorruptFileError)
+    assert run.path in str(source.failed[0])
 
 
 async def test_damaged_snapshot_is_thrown_away(
@@ -286,7 +289,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
         may_go.set()
         found = await second
     assert found is not None
-    assert (len(took), source.fatal) == (1, [])
+    assert (len(took), source.failed) == (1, [])
 
 
 async def test_manifest_that_an_asker_wanted_is_written_without_it(tmp_path: Path) -> None:

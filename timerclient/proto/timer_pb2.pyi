@@ -3156,7 +3156,7 @@ class NodeStatus(_message.Message):
     disk_low: _builtins.bool
     """disk_free_bytes is below disk_reserve_bytes"""
     damage: _builtins.str
-    """a file that the scrub found damaged: name, offset, cause"""
+    """a file that was found damaged: name, offset, cause"""
     scrubbed_bytes: _builtins.int
     """read by the scrub since the node's start"""
     scrubbed_at_ms: _builtins.int

@@ -95,7 +95,7 @@ class SimSnapshotFetch:
         world = self._node.world
         others = [node for node in world.nodes if node is not self._node]
         self._source = source = world.rng.choice(others)
-        suspect, self._suspect = self._suspect, ""
+        suspect = self._suspect
         known = self._node.core.commit_index if self._node.alive else LogIndex(0)
         self._send(source, offer, (suspect, known), self._offered, again=self._ask)
 
@@ -103,7 +103,7 @@ class SimSnapshotFetch:
         if found is None:
             self._node.world.timeline.after(50_000, self._run, self._ask)
             return
-        self._offer = found
+        self._offer, self._suspect = found, ""
         self._tries = 0
         if self._is_needless():
             return
