@@ -195,7 +195,7 @@ class LookingIn:
         """Look timers up in the runs, in a thread; yield the store, whose reads then do not wait.
 
         Raises:
-            StorageError: this node's files are damaged; the process ends.
+            StorageError: this node's files are damaged; see Host.read_failed.
         """
         prefetch = self._host.require_lease().machine.store.prefetch_of(target)
         if prefetch is not None:
@@ -206,7 +206,7 @@ class LookingIn:
             with store.prefetched(prefetch):
                 yield store
         except StorageError as error:
-            self._host.fatal(error)
+            self._host.read_failed(error)
             raise
 
     def _target(self, leader: Leader, request: pb.GetTimerRequest) -> Targets:
@@ -297,7 +297,7 @@ class LookingIn:
         Raises:
             NotReadyError: this node has no valid lease, or merges deleted files of each cut.
             OverloadedError: too many queries wait already.
-            StorageError: this node's files are damaged; the process ends.
+            StorageError: this node's files are damaged; see Host.read_failed.
         """
         async with self._turn():
             for _ in range(CUTS_MAX):
@@ -311,7 +311,7 @@ class LookingIn:
 
         Raises:
             OverloadedError: too many queries wait already.
-            StorageError: this node's files are damaged; the process ends.
+            StorageError: this node's files are damaged; see Host.read_failed.
         """
         async with self._turn():
             return await self._in_thread(work)
@@ -335,7 +335,7 @@ class LookingIn:
             try:
                 return work()
             except StorageError as error:  # reported even if the caller has given up
-                loop.call_soon_threadsafe(self._host.fatal, error)
+                loop.call_soon_threadsafe(self._host.read_failed, error)
                 raise
 
         return await loop.run_in_executor(self._threads, run)

@@ -265,8 +265,6 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         return leads
 
     replica = _replica(basis, needed_from=lambda: planes.snapshots.kept_from)
-    host = _host(basis, replica, handed_out=handed_out, leader_address=leader_address)
-    control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
     scrubber = Scrubber(
         FreshDisk(),
         config,
@@ -278,6 +276,14 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         spawn=node.spawn,
         fatal=node.fatal,
     )
+    host = _host(
+        basis,
+        replica,
+        handed_out=handed_out,
+        leader_address=leader_address,
+        read_failed=scrubber.failed,
+    )
+    control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
     view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
     view.backup_completed_ms = lambda: planes.backups.completed_ms
     view.not_after_s = basis.telemetry.certificates.not_after_s
@@ -355,6 +361,7 @@ def _host(
     *,
     handed_out: Callable[[Delivery], None],
     leader_address: Callable[[], str | None],
+    read_failed: Callable[[BaseException], None],
 ) -> Host:
     storage, telemetry = basis.config.storage, basis.telemetry
 
@@ -382,6 +389,7 @@ def _host(
         on_committed=committed,
         steps=Steps(telemetry.observe_step),
         hops=basis.hops,
+        read_failed=read_failed,
         fatal=basis.node.fatal,
     )
 

@@ -50,7 +50,7 @@ class DueHistogram:
 
         Raises:
             NotReadyError: merges deleted files of each cut.
-            StorageError: this node's files are damaged; the process ends.
+            StorageError: this node's files are damaged; see Host.read_failed.
         """
         clock_ms = self._host.now().clock_ms
         until = [*(min(clock_ms + 1_000 * bound, DUE_MS_MAX) for bound in BUCKETS_S), DUE_MS_MAX]
@@ -82,6 +82,6 @@ class DueHistogram:
         try:
             within, exact = cut.count_all(until)
         except StorageError as error:  # reported even if the caller has given up
-            loop.call_soon_threadsafe(self._host.fatal, error)
+            loop.call_soon_threadsafe(self._host.read_failed, error)
             raise
         return within, exact, 1_000 * (time.thread_time() - began_s)

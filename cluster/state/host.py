@@ -52,6 +52,7 @@ class Host:
         on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None,
         steps: Steps | None = None,
         hops: HopRecorder | None = None,
+        read_failed: Callable[[BaseException], None] | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Args:
@@ -61,6 +62,9 @@ class Host:
             seconds from append to commit.
         steps: Times the steps of the event loop. None: they are timed, and not reported.
         hops: Records the hops of requests while it is on. None: one of this host's own.
+        read_failed: Called with an error of a query or of a merge. They change no state, so the
+            node goes on if the error is damage, until the others can do without it. None: as
+            `fatal`.
         """
         self.engine, self.log = engine, log
         self.leader_address = leader_address
@@ -69,6 +73,8 @@ class Host:
         self.draw_id = draw_id
         """Returns so many random bits, which no client can guess."""
         self._failed = fatal
+        self.read_failed = read_failed or self.fatal
+        """Takes an error of work that only reads the node's files."""
         self._loop = asyncio.get_running_loop()
         self._flushes: set[asyncio.Future[None]] = set()
         """Callers that wait for the end of a flush."""
@@ -85,6 +91,7 @@ class Host:
             on_leading=on_leading,
             on_committed=on_committed,
             steps=self.steps,
+            read_failed=self.read_failed,
             fatal=self.fatal,
         )
         limits = FlushLimits(

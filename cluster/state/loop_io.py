@@ -88,6 +88,7 @@ class LoopIo:
         on_leading: Callable[[], None],
         on_committed: Callable[[EntryKind, float], None],
         steps: Steps,
+        read_failed: Callable[[BaseException], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.make_clock, self.samples = make_clock, samples
@@ -95,7 +96,8 @@ class LoopIo:
         self.draw_share = draw_share
         self.handed_out = handed_out
         self.leader_address, self.leading_changed = leader_address, on_leading
-        self._on_committed, self._steps, self._fatal = on_committed, steps, fatal
+        self._on_committed, self._steps = on_committed, steps
+        self._read_failed, self._fatal = read_failed, fatal
         self.flush_pace = Pacer(self._flush_rate)
         self._ingest = IngestRate(asyncio.get_running_loop().time())
         self.merge_pace = Pacer(self._ingest.writing)
@@ -148,17 +150,23 @@ class LoopIo:
         return self._steps.run(work, *args, **kwargs)
 
     def run(self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
-        """See StateIo. A merge that the end of the process abandons is not done."""
-        del kind
-        self._spawn(self._run(work, done))
+        """See StateIo. A merge that fails, or that the end of the process abandons, is not done."""
+        self._spawn(self._run(kind, work, done))
 
-    async def _run(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
+    async def _run(
+        self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]
+    ) -> None:
         future = self._loop.run_in_executor(None, work)
         self.in_threads.add(future)
         future.add_done_callback(self.in_threads.discard)
         try:
             result = await asyncio.shield(future)
         except Abandoned:
+            return
+        except Exception as error:
+            if kind is not ThreadWork.MERGE:
+                raise
+            self._read_failed(error)
             return
         done(result)
 

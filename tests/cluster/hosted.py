@@ -51,6 +51,8 @@ class Hosted:
     def fatal(self, error: BaseException) -> None:
         raise error
 
+    read_failed = fatal
+
     def kick(self) -> None:
         self._loop.call_soon(self.step)
 

@@ -11,13 +11,18 @@ import pytest
 
 from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
-from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE
+from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE, ThreadWork
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
 from timer.leader.intake.cluster_clock import ClusterClock
 from timer.leader.intake.disk_reserve import Room
-from timer.model.timer_errors import DiskFailedError, EngineError, NotReadyError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    DiskFailedError,
+    EngineError,
+    NotReadyError,
+)
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
 from timer.pending.runs.run_writer import Pace, unpaced
 from timer.recovery import manifest
@@ -372,3 +377,21 @@ async def test_memtable_whose_rows_are_mostly_dead_is_flushed_soon(tmp_path: Pat
     assert host.engine.machine.store.pending == 1
     await host.stop()
     assert errors == []
+
+
+@pytest.mark.parametrize("kind", ThreadWork)
+async def test_merge_that_meets_damage_does_not_end_the_node(
+    tmp_path: Path, kind: ThreadWork
+) -> None:
+    errors, passed_on = list[BaseException](), list[BaseException]()
+    host = host_on(tmp_path, Follower(Log()), errors, read_failed=passed_on.append)
+    damage = CorruptFileError("runs/1", 0, "planted")
+
+    def meet() -> None:
+        raise damage
+
+    host._io.run(kind, meet, lambda result: None)
+    while host._io._tasks:
+        await asyncio.wait(host._io._tasks)
+    merges = kind is ThreadWork.MERGE
+    assert (errors, passed_on) == (([], [damage]) if merges else ([damage], []))

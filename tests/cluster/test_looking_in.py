@@ -32,7 +32,7 @@ class Leading:
     def __init__(self, engine: Engine) -> None:
         self._leader = SimpleNamespace(machine=engine.machine)
         self.failures: list[BaseException] = []
-        self.fatal = self.failures.append
+        self.read_failed = self.failures.append
 
     def require_lease(self) -> Any:
         return self._leader
@@ -84,7 +84,7 @@ ASKED: list[Callable[[LookingIn], Any]] = [
 
 
 @pytest.mark.parametrize("ask", ASKED)
-async def test_damage_that_a_look_meets_is_fatal(ask: Callable[[LookingIn], Any]) -> None:
+async def test_damage_that_a_look_meets_is_passed_on(ask: Callable[[LookingIn], Any]) -> None:
     _, disk, engine = filled("run")
     look, host = looking(engine)
     damage(engine, disk, b"p0p1p2")
@@ -163,7 +163,7 @@ async def test_damage_is_told_though_nobody_waits_for_the_look(gate: threading.E
     _, _, engine = filled("memtable")
     look, host = looking(engine)
     told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    host.fatal = told.set_result
+    host.read_failed = told.set_result
     damage = CorruptFileError("a run", 7, "why")
 
     def meet(cut: Cut) -> None:

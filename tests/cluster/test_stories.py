@@ -47,7 +47,9 @@ class Teller:
         self.host: Any = Hosted()
         self.log = self.host.log
         self.kept = Kept(self.host)
-        fields = {name: getattr(self.host, name) for name in ("require_lease", "now", "fatal")}
+        fields = {
+            name: getattr(self.host, name) for name in ("require_lease", "now", "read_failed")
+        }
         host: Any = SimpleNamespace(**fields, log=self.kept)
         self.looking_in = LookingIn(host, salt=SALT, key_bytes_max=100)
         self.stories = Stories(host, self.looking_in, salt=SALT)
