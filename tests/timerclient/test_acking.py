@@ -1,4 +1,4 @@
-"""The future of an ack, whose parts are made at the first wait or callback."""
+"""The future of an ack, whose parts are made at the first wait of a thread."""
 
 import asyncio
 import concurrent.futures
@@ -124,6 +124,39 @@ async def test_it_is_awaited_before_and_after_its_outcome() -> None:
     assert await acked() is AckResult.ACKED
     with pytest.raises(LeaseLost):
         await failed()
+
+
+@pytest.mark.usefixtures("nervous")
+async def test_outcome_from_another_thread_wakes_all_that_await_it() -> None:
+    async def outcome(acking: Acking[AckResult]) -> AckResult:
+        return await acking
+
+    ackings = [Acking[AckResult]() for _ in range(500)]
+    waiting = [asyncio.ensure_future(outcome(each)) for each in ackings for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+
+    def settle() -> None:
+        for acking in ackings:
+            acking.set_result(AckResult.ACKED)
+
+    thread = threading.Thread(target=settle)
+    thread.start()
+    async with asyncio.timeout(DEADLINE_S):
+        cancelled, *others = await asyncio.gather(*waiting, return_exceptions=True)
+    thread.join()
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert others == [AckResult.ACKED] * (len(waiting) - 1)
+    assert not any(acking._has_parts for acking in ackings)
+
+
+def test_outcome_after_the_end_of_the_loop_that_awaited_it_reaches_the_callbacks() -> None:
+    acking, called = Acking[AckResult](), list[Future[Any]]()
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(acking, 0.001))
+    acking.add_done_callback(called.append)
+    acking.set_result(AckResult.ACKED)
+    assert called == [acking]
 
 
 @pytest.mark.usefixtures("nervous")

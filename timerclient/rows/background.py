@@ -47,12 +47,17 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
 
 
-def is_here() -> bool:
-    """Return whether this is the thread of the clients' loop, which must not block."""
+def is_running(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Return whether this thread runs `loop` now."""
     try:
-        return asyncio.get_running_loop() is _loops.get(os.getpid())
+        return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+def is_here() -> bool:
+    """Return whether this is the thread of the clients' loop, which must not block."""
+    return is_running(_loops.get(os.getpid()))
 
 
 def check_process(pid: int) -> None:
@@ -85,6 +90,11 @@ class GuardedFuture(Future[T]):
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call `fn` with the future once it is done. An error that `fn` raises is logged."""
+        super().add_done_callback(self._guarded(fn))
+
+    @staticmethod
+    def _guarded(fn: Callable[[Future[T]], object]) -> Callable[[Future[T]], object]:
+        """Return `fn` without errors that would end the clients' own thread."""
 
         def called(future: Future[T]) -> None:
             try:
@@ -96,7 +106,7 @@ class GuardedFuture(Future[T]):
                     raise
                 _LOG.exception("a future's callback wanted to end the clients' thread")
 
-        super().add_done_callback(called)
+        return called
 
     def result(self, timeout: float | None = None) -> T:
         """Return the result; see concurrent.futures.

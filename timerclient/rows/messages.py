@@ -13,10 +13,10 @@ from concurrent.futures._base import FINISHED, PENDING
 from datetime import datetime, timedelta
 from enum import IntEnum
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.background import GuardedFuture
+from timerclient.rows.background import GuardedFuture, is_running
 from timerclient.rows.rows import (
     PRIORITY_DEFAULT,
     decode_headers,
@@ -57,9 +57,9 @@ class Acking(GuardedFuture[T]):
     `result(timeout)` waits in a thread, `await acking` on an event loop. Waiting is optional: an
     ack is sent at once, and `flush` or `close` of the consumer waits for all.
 
-    A Future has a dozen objects, and most applications never look at that of an ack. So the objects
-    are made at the first wait or callback. Otherwise the garbage collector takes half of the time
-    of an application that acks message by message.
+    A Future has a dozen objects, and only a thread that waits needs most of them. So they are made
+    at the first wait of a thread. Otherwise the garbage collector takes half of the time of an
+    application that acks message by message.
     """
 
     counts = False
@@ -69,6 +69,7 @@ class Acking(GuardedFuture[T]):
     _state = PENDING
     _result = None
     _exception = None
+    _done_callbacks: "Sequence[Callable[[Future[Any]], object]]" = ()
 
     def __init__(self) -> None:
         """Make a future without its parts."""
@@ -97,6 +98,8 @@ class Acking(GuardedFuture[T]):
                 self._state = FINISHED
         if whole:
             super().set_result(result)
+        elif self._done_callbacks:
+            self._invoke_callbacks()
         if self._on_failure is not None and self._is_late():
             self.add_done_callback(self._on_failure)
 
@@ -109,8 +112,32 @@ class Acking(GuardedFuture[T]):
                 self._state = FINISHED
         if whole:
             super().set_exception(exception)
+        elif self._done_callbacks:
+            self._invoke_callbacks()
         if self._on_failure is not None:
             self.add_done_callback(self._on_failure)
+
+    def add_done_callback(self, fn: "Callable[[Future[T]], object]") -> None:
+        """Call `fn` with the future once it is done. An error that `fn` raises is logged."""
+        with _step:
+            if not self._has_parts and not self.done():
+                self._done_callbacks = [*self._done_callbacks, self._guarded(fn)]
+                return
+        super().add_done_callback(fn)
+
+    def result(self, timeout: float | None = None) -> T:
+        """Return the result; see GuardedFuture."""
+        if self.done() and self._exception is None:
+            return cast("T", self._result)
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, or None; see GuardedFuture."""
+        return self._exception if self.done() else super().exception(timeout)
+
+    def cancelled(self) -> bool:
+        """Return False: see `cancel`."""
+        return False
 
     def add_failure_callback(self, fn: "Callable[[Future[Any]], object]") -> None:
         """Call `fn` with the future of an ack if the message is not acked; for one callback.
@@ -136,9 +163,23 @@ class Acking(GuardedFuture[T]):
 
     def __await__(self) -> Generator[object, None, T]:
         """Wait on the running event loop."""
-        if self.done():
-            return self.result()
-        return (yield from asyncio.wrap_future(self).__await__())
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            told: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                if not told.done():
+                    told.set_result(None)
+
+            def tell(_: "Future[T]") -> None:
+                if is_running(loop):
+                    wake()
+                elif not loop.is_closed():
+                    loop.call_soon_threadsafe(wake)
+
+            self.add_done_callback(tell)
+            yield from told.__await__()
+        return self.result()
 
 
 class Word(NamedTuple):
