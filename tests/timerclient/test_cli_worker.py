@@ -7,6 +7,7 @@ import pytest
 
 from tests.timerclient.conftest import Ctl
 from timerclient import InvalidRequest, TimerApp, Worker
+from timerclient.cli.cli_args import UsageError
 from timerclient.cli.cli_errors import USAGE
 from timerclient.cli.cli_worker import chosen_handlers
 
@@ -33,8 +34,9 @@ def f() -> None: ...
         ("shop_lacks:app", "can't import shop_lacks: ModuleNotFoundError: No module named 'shop_x"),
         ("shop_app:app --concurrency 0", "concurrency = 0: must be in 1 .. 10000"),
         ("shop_app:app --port 70000", "--port 70000: must be in 0 .. 65535"),
-        ("shop_app:app --topic u", "--topic u: no handler has it, only t (group g)"),
-        ("shop_app:app --topic t --group h", "--group h: no handler has it, only t (group g)"),
+        ("shop_app:app --topic u", "--topic u: no handler has it: the handlers are t (group g)"),
+        ("shop_app:app --topic t --group h", "no handler has it in these topics and groups: "),
+        ("shop_app:empty --topic t", "--topic t: no handler has it: the app has no handlers"),
         ("shop_app:app --topic default/t --group g", "must be host:port"),
         ("shop_app:app", "must be host:port"),
     ],
@@ -70,6 +72,8 @@ def test_worker_runs_the_handlers_of_the_topics_and_groups_that_are_named() -> N
     ):
         worker = Worker(app, handlers=chosen_handlers(app, topics, groups))
         assert [(each.metrics.topic, each.metrics.group) for each in worker.runners] == chosen
+    with pytest.raises(UsageError, match="--topic b: no handler has it in these topics"):
+        chosen_handlers(app, ["a", "b"], ["h"])
     foreign = TimerApp().timer("a", group="g")(lambda: None)
     for wrong in ([], [foreign]):
         with pytest.raises(InvalidRequest, match="must be handlers of the app, at least one"):

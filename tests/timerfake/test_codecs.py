@@ -135,3 +135,19 @@ def test_payload_that_is_no_json_is_one_error(payload: bytes) -> None:
 
     with pytest.raises(UndecodablePayload, match="is not application/json"):
         Given().json()
+
+
+def test_codec_whose_error_has_no_text_fails_as_others_do() -> None:
+    class Mute(ValueError):
+        def __str__(self) -> str:
+            raise KeyError
+
+    class Broken(Numbers):
+        def decode(self, payload: bytes) -> Any:
+            raise Mute
+
+    class Given(PayloadReader):
+        payload, headers = b"12", None
+
+    with pytest.raises(UndecodablePayload, match=r"a payload of 2 bytes is not .*: Mute$"):
+        Given().decode(Broken())

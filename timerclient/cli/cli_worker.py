@@ -143,16 +143,23 @@ def chosen_handlers(
     """Return the app's handlers that have one of the topics and one of the groups. Empty: all.
 
     Raises:
-        UsageError: There is none, or none of a topic or a group.
+        UsageError: None of them has a topic or a group that is named.
     """
-    found = app.handlers
+    chosen = app.handlers
+    for option, wanted in (("topic", topics), ("group", groups)):
+        chosen = [each for each in chosen if not wanted or _has(each, option, wanted)]
     for option, wanted in (("topic", topics), ("group", groups)):
         for name in wanted:
-            if not any(_has(each, option, [name]) for each in found):
-                places = (f"{each.options.topic} (group {each.options.group})" for each in found)
-                raise UsageError(f"--{option} {name}: no handler has it, only {', '.join(places)}")
-        found = [each for each in found if not wanted or _has(each, option, wanted)]
-    return found
+            if not any(_has(each, option, [name]) for each in chosen):
+                places = [
+                    f"{each.options.topic} (group {each.options.group})" for each in app.handlers
+                ]
+                are = (
+                    f"the handlers are {', '.join(places)}" if places else "the app has no handlers"
+                )
+                more = " in these topics and groups" if topics and groups else ""
+                raise UsageError(f"--{option} {name}: no handler has it{more}: {are}")
+    return chosen
 
 
 def _has(handler: "TimerHandler[..., Any]", option: str, wanted: Sequence[str]) -> bool:

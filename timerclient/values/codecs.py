@@ -174,5 +174,8 @@ def _decoded(codec: Codec, payload: bytes | None) -> Any:
 
 def reason_of(error: Exception) -> str:
     """Return the type and the beginning of the text of an error, in one line."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 -- an edge: the `__str__` of an application's error
+        text = ""
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
