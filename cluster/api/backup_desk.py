@@ -7,6 +7,9 @@
 Each backup has a directory of its own, so several clients don't share one. A pinned file that a
 merge has replaced still uses room on the disk. So their number is bounded, and a node with little
 room opens none. The log is not pinned: a restored cluster begins a new one after the index.
+
+Damage of the node's files goes to its healer, which ends the process only if the other nodes can go
+on without it. The client calls again meanwhile.
 """
 
 import asyncio
@@ -18,7 +21,14 @@ from typing import Final, Protocol
 
 from replication.shell.send_rate import SendRate
 from timer.files.disk import Disk
-from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    FileDamage,
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+    UnknownVersionError,
+)
 from timer.model.units import LogIndex, MonoMs, ReplicaId, UnixMs
 from timer.recovery.snapshot import Snapshot, SnapshotPart, remove_files
 from timer.recovery.snapshot_source import PINNED_MS, take
@@ -75,20 +85,20 @@ class BackupDesk:
         bytes_per_s: int,
         mono_ms: Callable[[], MonoMs],
         wall_ms: Callable[[], UnixMs],
-        failed: Callable[[BaseException], None],
+        damaged: Callable[[FileDamage], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Remove the files that an earlier process pinned in `directory`.
 
-        `bytes_per_s`: maximum rate of all fetches. `failed`: called with an error of a read; the
-        node repairs damaged files, and ends by any other error. `fatal` ends the process.
+        `bytes_per_s`: maximum rate of all fetches. `damaged`: called with damage of this node's
+        own files, each time that a request meets it. `fatal`: called with any other error.
         """
         self.replica_id: Final = replica_id
         self.completed_ms = UnixMs(0)
         """When the last complete backup ended, since the start; 0: none did."""
         self._disk, self._state, self._source = disk, state, source
         self._mono_ms, self._wall_ms = mono_ms, wall_ms
-        self._failed, self._fatal = failed, fatal
+        self._damaged, self._fatal = damaged, fatal
         self._pace = SendRate(bytes_per_s)
         self._open: dict[int, _OpenBackup] = {}
         self._free = pin_directories(directory)
@@ -101,8 +111,8 @@ class BackupDesk:
 
         Raises:
             InvalidRequestError: the id is 0.
-            NotReadyError: the disk has little room, too many backups are open, or the index did
-                not come in time.
+            NotReadyError: the disk has little room, too many backups are open, the index did not
+                come in time, or a file is damaged.
         """
         if not backup_id:
             raise InvalidRequestError("backup_id", 0, "must be a random number, not 0")
@@ -141,15 +151,22 @@ class BackupDesk:
             return await asyncio.to_thread(take, self._disk, self._state, directory)
         except NotReadyError:
             raise
+        except (CorruptFileError, UnknownVersionError) as error:
+            raise self._to_be_healed(error) from error
         except Exception as error:
-            self._failed(error)
+            self._fatal(error)
             raise
+
+    def _to_be_healed(self, damage: FileDamage) -> NotReadyError:
+        self._damaged(damage)
+        return NotReadyError(f"this node has damaged files: {damage}")
 
     async def fetch(self, backup_id: int, path: str, offset: int) -> bytes:
         """Return up to CHUNK_SIZE bytes of a part from `offset` on; none after its end.
 
         Raises:
             NotFoundError: the backup is not open here, or has no such part.
+            NotReadyError: the part is damaged.
         """
         backup, part = self._part(backup_id, path)
         size = max(0, min(CHUNK_SIZE, part.size - offset))
@@ -162,6 +179,8 @@ class BackupDesk:
             return await asyncio.to_thread(self._disk.read, backup.directory / path, offset, size)
         except FileNotFoundError:
             raise NotFoundError("open backup", f"{backup_id:016x}") from None
+        except (CorruptFileError, UnknownVersionError) as error:
+            raise self._to_be_healed(error) from error
 
     def _part(self, backup_id: int, path: str) -> tuple[_OpenBackup, SnapshotPart]:
         backup = self._open.get(backup_id)

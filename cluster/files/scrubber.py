@@ -8,23 +8,27 @@ timer/recovery/scrub.py reads; cluster/files/repair.py repairs. Reads bypass the
 the bytes on the disk are checked. A node without others cannot be repaired: it reports all damage
 and continues. A leader with damage can't send all of its state, so others can't be healed from it.
 With others a pass ends at the first damage: the repair replaces all files.
+
+Reads for a snapshot or a backup meet damage, too. **It ends the node as damage of a pass does, and
+in no other way.** A node that asks for a snapshot is not healed yet: if its leader ended at once,
+the rest could be no majority.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from cluster.settings.config import NodeConfig
 from cluster.state.write_pace import Abandoned, Pacer
 from replication.shell.replica import Replica
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk
-from timer.model.timer_errors import CorruptFileError, EngineError, UnknownVersionError
+from timer.model.timer_errors import CorruptFileError, EngineError, FileDamage
 from timer.model.units import UnixMs
 from timer.recovery.scrub import extent, scrub
 from timerclient.proto import timer_pb2 as pb
@@ -44,8 +48,6 @@ SHOWN_S: Final = 10.0
 ASKED_RATE: Final = 4 << 20
 """Bytes per second of a pass that is asked for, if `scrub_bytes_per_s` is 0."""
 
-Damage: TypeAlias = CorruptFileError | UnknownVersionError
-
 
 @dataclass(slots=True)
 class ScrubPass:
@@ -58,7 +60,7 @@ class ScrubPass:
     bytes: int = 0
     extent: tuple[int, int] = 0, 0
     """Files and bytes that there were at the begin."""
-    damages: list[tuple[Path, Damage]] = field(default_factory=list)
+    damages: list[tuple[Path, FileDamage]] = field(default_factory=list)
     is_asked: bool = False
     """`begin` was called during the pass or for it."""
 
@@ -76,21 +78,18 @@ class Scrubber:
         others: Callable[[], Awaitable[list[pb.NodeStatus]]],
         hand_over: Callable[[str], Awaitable[bool]],
         wall_ms: Callable[[], UnixMs],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         """`others` requests the other nodes' status. `fatal` ends the process for a repair.
 
         `hand_over` gives the leadership to the node with a name; "": to any. False: not the leader.
-        `spawn` runs a coroutine as a task of the node.
         """
         self._disk, self._directory, self._replica = disk, directory, replica
         self._name, self._rate = config.name, config.storage.scrub_bytes_per_s
         self._interval_s = config.storage.scrub_interval_ms / 1000
         self._alone = len(config.peers) == 1
         self._others, self._hand_over = others, hand_over
-        self._wall_ms, self._spawn, self._fatal = wall_ms, spawn, fatal
-        self._healing = False
+        self._wall_ms, self._fatal = wall_ms, fatal
         self._pacer = Pacer(lambda: self._rate or ASKED_RATE)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub")
         self._asked = asyncio.Event()
@@ -114,6 +113,22 @@ class Scrubber:
             self._asked.set()
         self._last.is_asked = True
 
+    def found(self, damage: FileDamage) -> None:
+        """Heal damage that another reader of the files met, as the first damage of a pass.
+
+        The pass that runs ends with it, else one that begins now. No effect if that pass or the
+        last one has damage: a node heals once. A node without others reads on. For the event loop.
+        """
+        if self._last is None or (self._last.ended_ms and not self._last.damages):
+            self._last = ScrubPass(self._wall_ms())
+            self._asked.set()
+        if self._last.damages:
+            return
+        self._last.damages.append((Path(str(damage.path)), damage))
+        self.damage = str(damage)
+        if not self._alone:
+            self._pacer.abandon()  # no other pass follows
+
     def last_pass(self) -> pb.NodeVerification:
         """Return the pass that runs, else the last one."""
         last = self._last or ScrubPass(UnixMs(0))
@@ -130,18 +145,6 @@ class Scrubber:
             repair=self._repair,
         )
 
-    def failed(self, error: BaseException) -> None:
-        """Take an error of work that only reads this node's files, such as an offer of a snapshot.
-
-        Damage is repaired as that of a pass: the node may be the one that the others need now. Any
-        other error ends the process.
-        """
-        if not isinstance(error, CorruptFileError | UnknownVersionError):
-            self._fatal(error)
-        elif not self.damage:
-            self._note(error)
-            self._spawn(self._heal(error))
-
     async def run(self) -> None:
         """Scrub again and again; if `scrub_bytes_per_s` is 0, only when `begin` asks."""
         loop = asyncio.get_running_loop()
@@ -151,18 +154,18 @@ class Scrubber:
             next_s = loop.time() + self._interval_s
             if self._last is None or self._last.ended_ms:
                 self._last = ScrubPass(self._wall_ms())
-            last = self._last
-            if not self._healing:
-                self._repair = ""
+            last, self._repair = self._last, ""
             await loop.run_in_executor(self._thread, self._pass, last)
             last.ended_ms = self._wall_ms()
-            if not self._healing:
-                self.damage = ""
+            self.damage = str(last.damages[0][1]) if last.damages else ""
             for _, damage in last.damages:
-                self._note(damage)
+                hope = "with no other node to heal it from" if self._alone else "to be healed"
+                logger.error("a file is damaged, %s", hope, extra={"error": damage})
             if last.damages:
+                damage = last.damages[0][1]
+                self._repair = self._cure(damage)
                 await asyncio.sleep(TELL_S if last.is_asked else 0.0)
-                await self._heal(last.damages[0][1])
+                await self._heal(damage)
             pause_s = max(SHOWN_S if last.is_asked else 0.0, next_s - loop.time())
 
     async def _pause(self, seconds: float) -> None:
@@ -192,14 +195,15 @@ class Scrubber:
             for checked in scrub(self._disk, state=state, log=log, pace=step):
                 size += checked.size
                 mine.files, mine.bytes = mine.files + 1, size  # steps count small frames as more
-                if checked.damage is not None:
+                known = (path for path, _ in mine.damages)  # see `found`
+                if checked.damage is not None and checked.path not in known:
                     mine.damages.append((checked.path, checked.damage))
                     if not self._alone:
                         return
             self.passes += 1
             self.ended_ms = self._wall_ms()
 
-    def _cure(self, damage: Damage) -> str:
+    def _cure(self, damage: FileDamage) -> str:
         """Return the repair of a damage, in words."""
         if self._alone:
             return "none: there is no other node to heal it from"
@@ -207,18 +211,10 @@ class Scrubber:
             return "the node fetches its state and its log from the leader"
         return "the node ends: its release does not know the format of the file"
 
-    def _note(self, damage: Damage) -> None:
-        """Report damage; `damage` has the first one."""
-        hope = "with no other node to heal it from" if self._alone else "to be healed"
-        logger.error("a file is damaged, %s", hope, extra={"error": damage})
-        if not self.damage:
-            self.damage, self._repair = str(damage), self._cure(damage)
-
-    async def _heal(self, damage: Damage) -> None:
+    async def _heal(self, damage: FileDamage) -> None:
         """End the process when the others can go on without this node; never if it is alone."""
-        if self._alone or self._healing:
+        if self._alone:
             return
-        self._healing = True
         now, said = asyncio.get_running_loop().time, ""
         give_away_s, pause_s = now(), ASK_AGAIN_S
         while why := self._why_wait(others := await self._others()):
@@ -260,6 +256,6 @@ class Scrubber:
         return f"{first} is healed first" if first < self._name else ""
 
 
-def _shown(path: Path, damage: Damage) -> pb.NodeVerification.Damage:
+def _shown(path: Path, damage: FileDamage) -> pb.NodeVerification.Damage:
     position = damage.position if isinstance(damage, CorruptFileError) else 0
     return pb.NodeVerification.Damage(file=str(path), byte=position, what=str(damage))

@@ -73,7 +73,7 @@ from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
 from timer.leader.leader import Delivery
 from timer.model import timer_id
-from timer.model.timer_errors import EngineError, PermissionDeniedError
+from timer.model.timer_errors import EngineError, FileDamage, PermissionDeniedError
 from timer.model.units import LogIndex, MonoMs, Nonce, UnixMs
 from timer.recovery.engine import Engine
 from timer.state.apply_results import Applied, Checkpoint
@@ -273,7 +273,6 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         others=lambda: ask_all(planes.view.peers(), status_of),
         hand_over=hand_over,
         wall_ms=basis.wall_ms,
-        spawn=node.spawn,
         fatal=node.fatal,
     )
     host = _host(
@@ -281,7 +280,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         replica,
         handed_out=handed_out,
         leader_address=leader_address,
-        read_failed=scrubber.failed,
+        damaged=scrubber.found,
     )
     control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
     view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
@@ -301,7 +300,8 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             flush=host.flush,
             mono_ms=mono_ms,
             identify=basis.endpoints.identify,
-            failed=scrubber.failed,
+            damaged=scrubber.found,
+            fatal=node.fatal,
         ),
         backups=BackupDesk(
             FreshDisk(),
@@ -312,7 +312,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             bytes_per_s=config.storage.snapshot_bytes_per_s,
             mono_ms=mono_ms,
             wall_ms=basis.wall_ms,
-            failed=scrubber.failed,
+            damaged=scrubber.found,
             fatal=node.fatal,
         ),
         scrubber=scrubber,
@@ -361,7 +361,7 @@ def _host(
     *,
     handed_out: Callable[[Delivery], None],
     leader_address: Callable[[], str | None],
-    read_failed: Callable[[BaseException], None],
+    damaged: Callable[[FileDamage], None],
 ) -> Host:
     storage, telemetry = basis.config.storage, basis.telemetry
 
@@ -389,7 +389,7 @@ def _host(
         on_committed=committed,
         steps=Steps(telemetry.observe_step),
         hops=basis.hops,
-        read_failed=read_failed,
+        damaged=damaged,
         fatal=basis.node.fatal,
     )
 

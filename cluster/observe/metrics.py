@@ -176,7 +176,7 @@ class Levels:
     scrubbed_bytes: int = 0
     scrub_passes: int = 0
     damaged: bool = False
-    """The scrub has found a damaged file."""
+    """The node has found a damaged file, and is not healed yet."""
     concerns: int = 0
     """States of this node that an operator has to end."""
     backup_completed_ms: int = 0
@@ -202,7 +202,7 @@ _GAUGES: Final = {
     "disk_free_bytes": "Free space on the disk of this node's data",
     "disk_reserve_bytes": "Free space below which new work is rejected: storage.reserve_bytes",
     "disk_low": "1: free space is below the reserve",
-    "damaged": "1: the scrub has found a damaged file",
+    "damaged": "1: the node has found a damaged file, and is not healed yet",
     "concerns": "States of this node that an operator has to end; its status names them",
     "unplanned_series": "Series whose cron expression or time zone this leader does not know",
     "refusing": "1: this leader rejects new timers because disks have too little free space",

@@ -22,7 +22,7 @@ from timer.entries.entry_frame import EntryKind
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
 from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import Delivery, Leader, Now
-from timer.model.timer_errors import EngineError, NotReadyError
+from timer.model.timer_errors import EngineError, FileDamage, NotReadyError
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
 from timer.recovery.engine import Engine
 
@@ -52,7 +52,7 @@ class Host:
         on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None,
         steps: Steps | None = None,
         hops: HopRecorder | None = None,
-        read_failed: Callable[[BaseException], None] | None = None,
+        damaged: Callable[[FileDamage], None] | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Args:
@@ -62,9 +62,8 @@ class Host:
             seconds from append to commit.
         steps: Times the steps of the event loop. None: they are timed, and not reported.
         hops: Records the hops of requests while it is on. None: one of this host's own.
-        read_failed: Called with an error of a query or of a merge. They change no state, so the
-            node goes on if the error is damage, until the others can do without it. None: as
-            `fatal`.
+        damaged: Called with damage that a query or a merge meets. They change no state, so the
+            node can go on. None: such damage ends the process.
         """
         self.engine, self.log = engine, log
         self.leader_address = leader_address
@@ -73,8 +72,7 @@ class Host:
         self.draw_id = draw_id
         """Returns so many random bits, which no client can guess."""
         self._failed = fatal
-        self.read_failed = read_failed or self.fatal
-        """Takes an error of work that only reads the node's files."""
+        self._damaged = damaged
         self._loop = asyncio.get_running_loop()
         self._flushes: set[asyncio.Future[None]] = set()
         """Callers that wait for the end of a flush."""
@@ -107,6 +105,13 @@ class Host:
         """End the process: its state can't be trusted any more."""
         self._failed(error)
         self._end_waiting()
+
+    def read_failed(self, error: BaseException) -> None:
+        """Take an error of work that only reads the node's files."""
+        if self._damaged is not None and isinstance(error, FileDamage):
+            self._damaged(error)
+        else:
+            self.fatal(error)
 
     # ---- for the node and services
 

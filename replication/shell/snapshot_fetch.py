@@ -73,7 +73,8 @@ class SnapshotFetch:
         self._incoming = Incoming(disk, directory)
         self._cluster_id, self._name, self._dials = cluster_id, name, dials
         self._check, self._known, self._fall_silent = check, known, fall_silent
-        self._suspect = ""
+        self._suspects: dict[str, str] = {}
+        """Name of a peer -> the part that arrived damaged from it; its next request names it."""
         self._refusals: dict[str, str] = {}
         self._from = ""
         self.moved_s = asyncio.get_running_loop().time()
@@ -133,7 +134,7 @@ class SnapshotFetch:
             version=VERSION,
             cluster_id=self._cluster_id,
             name=self._name,
-            suspect=self._suspect,
+            suspect=self._suspects.pop(name, ""),
             known=self._known(),
         )
         open_: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(OPEN)
@@ -157,7 +158,7 @@ class SnapshotFetch:
             if snapshot.index <= self._known():
                 return snapshot  # the log has caught up
             self._from = f"{name} sends {wanted[0].path} of the snapshot at {snapshot.index}"
-            await self._fetch(channel, *wanted)
+            await self._fetch(name, channel, *wanted)
         self._from = f"the snapshot at {snapshot.index} from {name} is being checked"
         try:
             await asyncio.to_thread(self._check, self._directory)
@@ -167,8 +168,10 @@ class SnapshotFetch:
             raise UnusableAnswer(f"its snapshot can't be used: {error}") from error
         return snapshot
 
-    async def _fetch(self, channel: grpc.aio.Channel, part: SnapshotPart, offset: int) -> None:
-        """Fetch one file from `offset` to its end."""
+    async def _fetch(
+        self, name: str, channel: grpc.aio.Channel, part: SnapshotPart, offset: int
+    ) -> None:
+        """Fetch one file from `offset` to its end, from the peer with a name."""
         asked = pb.SnapshotFetch(offset=offset)
         asked.part.CopyFrom(pb.SnapshotPart(path=part.path, size=part.size, crc32=part.crc32))
         fetch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH)
@@ -182,7 +185,7 @@ class SnapshotFetch:
                 assert isinstance(data, bytes), data
                 chunk = _chunk(data, part.size - offset)
                 if not await asyncio.to_thread(self._incoming.put, part, offset, chunk):
-                    self._suspect = part.path
+                    self._suspects[name] = part.path
                     raise UnusableAnswer(f"the checksum of {part.path} is wrong")
                 offset += len(chunk)
                 self.moved_s = asyncio.get_running_loop().time()

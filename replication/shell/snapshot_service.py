@@ -12,6 +12,11 @@ state. A damaged replica therefore waits for a leader elected without its vote. 
 damaged there is none. The damaged replicas then wait, report this, and stop. No data was discarded,
 and an operator decides.
 
+**Damage of the leader's own files is no reason to end at once.** The node that asks is not healed
+yet, so the others may not be a majority without the leader. The damage goes to the node's healer,
+which waits, and hands the leadership over. The request is refused as not ready: the receiver asks
+the nodes in turn again, and finds the next leader.
+
 The sender is paced, so that the load on clients and followers stays small. While a snapshot is
 pinned, the log after it is kept.
 """
@@ -28,7 +33,7 @@ from replication.core.promise import Promise
 from replication.proto import snapshot_pb2 as pb
 from replication.shell.send_rate import SendRate
 from replication.shell.transport import Identify
-from timer.model.timer_errors import NotReadyError, StorageError
+from timer.model.timer_errors import FileDamage, NotReadyError
 from timer.model.units import LogIndex, MonoMs
 from timer.recovery.snapshot import Snapshot, SnapshotPart
 from timer.recovery.snapshot_source import OfferedSnapshot
@@ -56,20 +61,21 @@ class Snapshots:
         flush: Callable[[], Awaitable[None]],
         mono_ms: Callable[[], MonoMs],
         identify: Identify | None = None,
-        failed: Callable[[BaseException], None],
+        damaged: Callable[[FileDamage], None],
+        fatal: Callable[[BaseException], None],
     ) -> None:
         """Args:
         bytes_per_s: Maximum rate over all receivers.
         leads: Returns the promise that this node leads under; None if its lease does not hold.
         flush: Writes a manifest.
         identify: See Transport.
-        failed: Called with the error of an offer or a read, if a later attempt would not help. The
-            node repairs damaged files, and ends by any other error.
+        damaged: Called with damage of this node's own files, each time that a request meets it.
+        fatal: Called with any other error.
         """
         self._outgoing = outgoing
         self._cluster_id = cluster_id
         self._leads, self._flush = leads, flush
-        self._mono_ms, self._failed = mono_ms, failed
+        self._mono_ms, self._damaged, self._fatal = mono_ms, damaged, fatal
         self._identify = identify
         self._pace = SendRate(bytes_per_s)
         self._lock = asyncio.Lock()
@@ -123,8 +129,6 @@ class Snapshots:
             snapshot = await self._to_its_end(self._offer(asked.suspect, LogIndex(asked.known)))
         except NotReadyError as error:
             await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
-        except StorageError as error:
-            await _refuse(context, grpc.StatusCode.DATA_LOSS, str(error))
         under = self._leads()  # the leadership may have ended during the offer
         if under is None:
             await _refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "not the leader any more")
@@ -158,7 +162,8 @@ class Snapshots:
         """Await `work`. It continues if the caller is cancelled, as threads can't be cancelled.
 
         Raises:
-            NotReadyError: from `work`. Any other exception is passed to `failed` first.
+            NotReadyError: from `work`, or `work` found damage, which the node heals. Any other
+                exception of `work` is fatal to the node.
         """
 
         async def to_end() -> _T:
@@ -167,7 +172,10 @@ class Snapshots:
             except NotReadyError:
                 raise
             except Exception as error:
-                self._failed(error)
+                if isinstance(error, FileDamage):
+                    self._damaged(error)
+                    raise NotReadyError(f"this node has damaged files: {error}") from error
+                self._fatal(error)
                 raise
 
         task = asyncio.create_task(to_end())
@@ -188,8 +196,8 @@ class Snapshots:
             await self._pace.spend(min(CHUNK_SIZE, part.size - offset))
             try:
                 found = await self._alone(self._outgoing.read, part, offset, CHUNK_SIZE)
-            except StorageError as error:
-                await _refuse(context, grpc.StatusCode.DATA_LOSS, str(error))
+            except NotReadyError as error:
+                await _refuse(context, grpc.StatusCode.UNAVAILABLE, str(error))
             if not found:
                 await _refuse(context, grpc.StatusCode.NOT_FOUND, f"{part.path} is not pinned here")
             yield pb.SnapshotChunk(data=found, crc32=zlib.crc32(found)).SerializeToString()

@@ -28,7 +28,7 @@ from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
 from timer.files.log import Log as TimerLog
 from timer.model.columns import Binary, encode_headers
-from timer.model.timer_errors import NotFoundError, NotReadyError
+from timer.model.timer_errors import NotFoundError, NotReadyError, UnreadableFileError
 from timer.model.timer_id import decode, from_text, salt_of
 from timer.model.units import LogIndex, MonoMs, ReplicaId, TopicId, UnixMs
 from timer.recovery import manifest
@@ -347,7 +347,7 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
         bytes_per_s=1 << 30,
         mono_ms=lambda: MonoMs(now[0]),
         wall_ms=lambda: UnixMs(START_MS),
-        failed=failed.append,
+        damaged=failed.append,
         fatal=failed.append,
     )
     opened = await desk.open(1, index)
@@ -383,6 +383,44 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
         desk.close(1, complete=True)
         assert desk.completed_ms == START_MS
     assert failed == []
+
+
+async def test_damage_that_a_backup_meets_is_healed_by_the_node_and_refused(
+    node: OneNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node may lead, or be needed by another that is being healed: it must not end at once."""
+    index, damages, failed = engine_on(DISK, node.state).manifest_index, list[Any](), list[Any]()
+    disk = RealDisk()
+    desk = BackupDesk(
+        disk,
+        node.state,
+        tmp_path / "backups",
+        Source(index),
+        replica_id=ReplicaId(7),
+        bytes_per_s=1 << 30,
+        mono_ms=lambda: MonoMs(0),
+        wall_ms=lambda: UnixMs(START_MS),
+        damaged=damages.append,
+        fatal=failed.append,
+    )
+    part = (await desk.open(1, index)).parts[0]
+    unreadable = UnreadableFileError("part", 3, "EIO")
+
+    def fails(*_: object) -> bytes:
+        raise unreadable
+
+    monkeypatch.setattr(disk, "read", fails)
+    with pytest.raises(NotReadyError, match="this node has damaged files: part: corrupt at byte 3"):
+        await desk.fetch(1, part.path, 0)
+    monkeypatch.undo()
+    head = node.state / manifest.NAME
+    head.write_bytes(head.read_bytes()[:-1])
+    with pytest.raises(NotReadyError, match=r"this node has damaged files: .*manifest"):
+        await desk.open(2, index)
+    assert damages[0] is unreadable
+    assert [damage.path for damage in damages[1:]] == [head]
+    assert failed == []
+    await asyncio.wait(desk._ending)
 
 
 def test_catalogue_is_a_document_for_programs(node: OneNode, store: BackupStore) -> None:

@@ -82,7 +82,7 @@ def outgrow(cluster: Running, leader: str) -> None:
         until(outgrown, WAIT_S)
 
 
-# The first has nodes of its own: none of the others run beside them.
+# The first two have nodes of their own: none of the others run beside them.
 
 
 @pytest.mark.long  # all nodes start twice
@@ -116,6 +116,36 @@ def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path)
         cluster.stop()
     finally:
         cluster.kill_together(*cluster.nodes)
+
+
+def test_leader_that_meets_damage_while_a_follower_is_being_healed_hands_over_first(
+    tmp_path: Path,
+) -> None:
+    """Its end would leave one node. The follower would wait for a leader, and so would it."""
+    with Rotting(tmp_path, SETTINGS).cleaned() as cluster:  # no older snapshot is pinned
+        leader = cluster.up()
+        healing, _ = cluster.followers()
+        data = cluster.directory / leader
+        pid = cluster.node(leader).pid
+        with cluster.client() as client:
+            client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
+            (run, *_) = until(lambda: kept_runs(data), WAIT_S)
+            until(lambda: kept_runs(cluster.directory / healing), WAIT_S)
+            cluster.kill(healing)
+            flip(cluster.directory / healing / "state" / "manifest")
+            flip(run, run.stat().st_size // 2)
+            before = {name: installs(cluster, name) for name in (leader, healing)}
+            cluster.start(healing, timeout_s=WAIT_S)
+            until(
+                lambda: all(installs(cluster, each) > was for each, was in before.items()), WAIT_S
+            )
+            assert f"{run}: corrupt at byte" in cluster.log(leader)
+            assert "a file is damaged, to be healed" in cluster.log(leader)
+            assert "the leadership is over" in cluster.log(leader)
+            assert cluster.node(leader).pid == pid
+            cluster.start(timeout_s=WAIT_S)  # waits until it is ready
+            client.schedule("far", b"after", delay=3600)
+        cluster.digests_agree()
 
 
 @pytest.mark.long  # outgrows a segment of 64 MiB under load; damaged nodes fetch snapshots, too
@@ -156,23 +186,6 @@ def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
         client.schedule("far", b"after", delay=3600)
     cluster.digests_agree()
     until(lambda: not (data / "damaged").exists())
-
-
-def test_leader_that_finds_damage_while_a_node_heals_from_it_hands_over(cluster: Running) -> None:
-    leader = cluster.up()
-    healing, _ = cluster.followers()
-    with cluster.client() as client:
-        client.schedule("far", b"x" * 20_000, delay=3600)
-        until(lambda: kept_runs(cluster.directory / leader), WAIT_S)
-        before = {name: installs(cluster, name) for name in (leader, healing)}
-        cluster.kill(healing)
-        flip(min((cluster.directory / healing / "log").glob("*.log")), 60)
-        flip(kept_runs(cluster.directory / leader)[-1])
-        cluster._spawn(cluster.node(healing))
-        until(lambda: all(installs(cluster, each) > was for each, was in before.items()), WAIT_S)
-        client.schedule("far", b"after", delay=3600)
-    assert "a file is damaged, to be healed" in cluster.log(leader)
-    cluster.digests_agree()
 
 
 @pytest.mark.parametrize("what", ["log", "segment"])

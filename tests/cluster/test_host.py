@@ -384,7 +384,7 @@ async def test_merge_that_meets_damage_does_not_end_the_node(
     tmp_path: Path, kind: ThreadWork
 ) -> None:
     errors, passed_on = list[BaseException](), list[BaseException]()
-    host = host_on(tmp_path, Follower(Log()), errors, read_failed=passed_on.append)
+    host = host_on(tmp_path, Follower(Log()), errors, damaged=passed_on.append)
     damage = CorruptFileError("runs/1", 0, "planted")
 
     def meet() -> None:

@@ -171,8 +171,6 @@ def scrubber(
     class Replica:
         voters = frozenset({1, 2, 3})
 
-    tasks: list[asyncio.Future[None]] = []
-
     async def asked() -> list[pb.NodeStatus]:
         return others
 
@@ -188,7 +186,6 @@ def scrubber(
         others=asked,
         hand_over=nothing,
         wall_ms=lambda: UnixMs(1),
-        spawn=lambda work: tasks.append(asyncio.ensure_future(work)),
         fatal=ended.append,
     )
 
@@ -226,26 +223,6 @@ def test_damaged_node_leaves_only_if_the_others_can_go_on(
         error = CorruptFileError("a", 0, "b")
         asyncio.run(damaged._heal(error))
         assert ended == [error]
-    damaged.stop()
-
-
-async def test_damage_that_an_offer_finds_waits_until_the_others_can_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cluster.files.scrubber.ASK_AGAIN_S", 0.0)
-    healed = [status(1), status(3, unsure=True)]
-    ended: list[BaseException] = []
-    damaged = scrubber(formatted(tmp_path), healed, ended)
-    error = CorruptFileError("runs/1", 0, "checksum mismatch")
-    for each in (error, CorruptFileError("runs/1", 0, "a later attempt")):
-        damaged.failed(each)
-    await so(lambda: "would be left" in damaged.last_pass().repair)
-    assert (damaged.damage, ended) == (str(error), [])
-    healed[1] = status(3)
-    await so(lambda: ended)
-    assert ended == [error], "the node ends once"
-    damaged.failed(OSError("no damage"))
-    assert isinstance(ended[1], OSError), "at once"
     damaged.stop()
 
 
@@ -405,6 +382,53 @@ def test_transfers_that_fail_or_do_not_last_are_asked_for_at_growing_intervals(
     assert max(pauses) == GIVE_AWAY_S_MAX
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runs: bool
+) -> None:
+    """A follower that fetches a snapshot meets it again and again."""
+    config, others, ended = formatted(tmp_path), [status(3)], list[BaseException]()
+    config = replace(config, storage=replace(config.storage, scrub_bytes_per_s=1 if runs else 0))
+    damaged, targets = scrubber(config, others, ended), list[str]()
+    error = CorruptFileError("state/runs/1", 7, "why")
+
+    def scrub(*_: object, pace: Callable[[int], None], **__: object) -> Iterator[Checked]:
+        pace(1 << 20)  # for days, at a byte a second
+        pace(1)
+        yield Checked(Path("whole"), 7, None)
+
+    async def hand_over(target: str) -> bool:
+        targets.append(target)
+        return True
+
+    async def meet() -> None:
+        work = asyncio.create_task(damaged.run())
+        if runs:
+            damaged.begin()
+            await so(lambda: damaged.bytes_read)
+        for _ in range(2):
+            damaged.found(error)
+            assert damaged.damage == str(error)
+        await so(lambda: damaged.last_pass().repair == "waits: 1 of 3 voters would be left")
+        damaged.found(error)
+        damaged.found(CorruptFileError("another", 0, "why"))
+        (shown,) = damaged.last_pass().damages
+        assert (shown.file, shown.byte, shown.what) == ("state/runs/1", 7, str(error))
+        assert (targets[:1], ended) == (["n3"], [])
+        others.append(status(1))
+        await so(lambda: ended)
+        assert not damaged._asked.is_set()
+        work.cancel()
+
+    monkeypatch.setattr(scrubbing, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(scrubbing, "TELL_S", 0.0)
+    monkeypatch.setattr(scrubbing, "scrub", scrub)
+    monkeypatch.setattr(damaged, "_hand_over", hand_over)
+    asyncio.run(meet())
+    damaged.stop()
+    assert ended == [error]
+
+
 def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +449,33 @@ def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
 
     asyncio.run(ask())
     alone.stop()
+
+
+def test_alone_node_reads_all_files_after_damage_that_a_backup_met_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, ended, passes = formatted(tmp_path), list[BaseException](), [0]
+    config = replace(config, peers={"n2": config.peers["n2"]})
+    alone = scrubber(config, [], ended)
+    errors = {name: CorruptFileError(name, 1, "why") for name in ("a", "b")}
+
+    def scrub(*_: object, **__: object) -> Iterator[Checked]:
+        passes[0] += 1
+        yield from (Checked(Path(name), 0, error) for name, error in errors.items())
+
+    async def ask() -> None:
+        work = asyncio.create_task(alone.run())
+        for _ in range(2):
+            alone.found(errors["b"])
+            await so(lambda: alone.last_pass().repair.startswith("none"))
+            assert sorted(each.file for each in alone.last_pass().damages) == ["a", "b"]
+            assert not alone._asked.is_set(), "the damage is known"
+        work.cancel()
+
+    monkeypatch.setattr(scrubbing, "scrub", scrub)
+    asyncio.run(ask())
+    alone.stop()
+    assert (passes, ended) == ([1], [])
 
 
 # ---- of a running cluster

@@ -19,7 +19,7 @@ from replication.shell.snapshot_service import FETCH, Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
 from timer.files.disk import Disk, RealDisk
-from timer.model.timer_errors import CorruptFileError
+from timer.model.timer_errors import CorruptFileError, FileDamage, UnreadableFileError
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
 from timer.recovery import snapshot_receiver, snapshot_source
 from timer.recovery.engine import Engine
@@ -51,7 +51,8 @@ class Source:
         self.flushes = 0
         self.may_flush = asyncio.Event()
         self.may_flush.set()
-        self.failed: list[BaseException] = []
+        self.damages: list[FileDamage] = []
+        self.fatal: list[BaseException] = []
         self.port = 0
         self.outgoing = OfferedSnapshot(DISK, directory / "state", directory / "outgoing")
         self.now_ms = 0
@@ -70,7 +71,8 @@ class Source:
             leads=lambda: UNDER if self.leads else None,
             flush=self._flush,
             mono_ms=lambda: MonoMs(self.now_ms),
-            failed=self.failed.append,
+            damaged=self.damages.append,
+            fatal=self.fatal.append,
         )
         server = grpc.aio.server()
         server.add_generic_rpc_handlers((self.snapshots.handler(),))
@@ -191,7 +193,7 @@ async def test_links_that_another_program_removes_are_made_again(tmp_path: Path)
         shutil.rmtree(tmp_path / "a" / "outgoing")
         source.outgoing.check(there.parts[-1].path)
         assert await fetch_from(source, tmp_path / "in").run() == there
-        assert not source.failed
+        assert not source.fatal
 
 
 async def test_what_is_asked_for_and_never_read_is_let_go_of(tmp_path: Path) -> None:
@@ -226,9 +228,24 @@ def _never() -> None:
     raise KeyError
 
 
-async def test_source_finds_its_own_damage_when_a_part_arrives_wrong(tmp_path: Path) -> None:
+async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end would leave no majority: the node that asks is not healed yet.
+
+    It learns of the damaged part although another node is asked before it.
+    """
+    monkeypatch.setattr(receiving, "AGAIN_S", 0.01)
+    sent: list[str] = []
+
+    def reading(part: SnapshotPart, offset: int, size: int) -> bytes | None:
+        sent.append(part.path)
+        return read(part, offset, size)
+
     async with Source(tmp_path / "a").served() as source, Source(tmp_path / "b").served() as other:
         other.leads = False
+        read = source.outgoing.read
+        monkeypatch.setattr(source.outgoing, "read", reading)
         there = source.outgoing.offer()
         run = next(part for part in there.parts if part.path.startswith("runs/"))
         path = source.directory / "state" / run.path
@@ -236,13 +253,50 @@ async def test_source_finds_its_own_damage_when_a_part_arrives_wrong(tmp_path: P
         data[len(data) // 2] ^= 1
         path.write_bytes(data)  # the same file as the pinned one
         refetch = fetch_from(source, tmp_path / "in")
-        refetch._dials = {"n0": other.dial, **refetch._dials}  # it is asked before the leader
+        refetch._dials = {"n0": other.dial, "n1": source.dial}
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: f"{run.path}: corrupt at byte" in refetch.status)
+        await soon(lambda: len(source.damages) == 3)  # the receiver asks again
+        assert refetch.status.endswith(f"this node has damaged files: {source.damages[0]})")
         work.cancel()
         await asyncio.wait({work})
-    assert isinstance(source.failed[0], CorruptFileError)
-    assert run.path in str(source.failed[0])
+        assert not source.outgoing.holds(run)
+    assert {str(found) for found in source.damages} == {
+        f"{path}: corrupt at byte 0: checksum mismatch"
+    }
+    assert (sent.count(run.path), source.fatal) == (1, [])
+
+
+async def test_damage_found_by_an_offer_or_a_read_is_refused_and_another_error_is_fatal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "AGAIN_S", 0.01)
+
+    async def met(error: Exception, method: str, reason: str) -> None:
+        def failing(*_: object) -> None:
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(source.outgoing, method, failing)
+            refetch = fetch_from(source, tmp_path / "in")
+            work = asyncio.ensure_future(refetch.run())
+            await soon(lambda: reason in refetch.status)
+            work.cancel()
+            await asyncio.wait({work})
+
+    async with Source(tmp_path / "a").served() as source:
+        for damage, method in (
+            (CorruptFileError("m", 7, "b"), "offer"),
+            (
+                UnreadableFileError("r", 9, "EIO"),
+                "read",
+            ),
+        ):
+            await met(damage, method, f"this node has damaged files: {damage}")
+            assert damage in source.damages
+        assert source.fatal == []
+        await met(OSError("planted"), "offer", "planted")
+        assert str(source.fatal[0]) == "planted"
+        assert await fetch_from(source, tmp_path / "in").run() is not None
 
 
 async def test_damaged_snapshot_is_thrown_away(
@@ -289,7 +343,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
         may_go.set()
         found = await second
     assert found is not None
-    assert (len(took), source.failed) == (1, [])
+    assert (len(took), source.fatal) == (1, [])
 
 
 async def test_manifest_that_an_asker_wanted_is_written_without_it(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ EngineError
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
 from timer.model.units import Epoch
@@ -270,6 +270,7 @@ class UnknownVersionError(StorageError):
 
     def __init__(self, path: object, version: int, known: int) -> None:
         super().__init__(f"{path}: format version {version}; this program knows {known}")
+        self.path = path
 
 
 class UnsupportedLevelError(UnknownVersionError):
@@ -282,6 +283,11 @@ class UnsupportedLevelError(UnknownVersionError):
             f"{where}: feature level {level}; this program supports {LEVEL_MIN} to {LEVEL_MAX}:"
             f" start {other} release (docs/upgrade.md)",
         )
+        self.path = where
+
+
+FileDamage: TypeAlias = CorruptFileError | UnknownVersionError
+"""Damage of a file of state or log, of which the other nodes have copies."""
 
 
 class PromiseLostError(StorageError):

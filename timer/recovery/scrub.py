@@ -26,7 +26,7 @@ from timer.files import segment
 from timer.files.disk import Disk
 from timer.files.log import MARK_NAME, no_segments, read_mark
 from timer.files.segment import Header
-from timer.model.timer_errors import CorruptFileError, UnknownVersionError
+from timer.model.timer_errors import CorruptFileError, FileDamage, UnknownVersionError
 from timer.model.units import Epoch, LogIndex
 from timer.pending.runs.key_file import KeyFile
 from timer.pending.runs.run import Run, RunMeta
@@ -49,7 +49,7 @@ class Checked(NamedTuple):
     path: Path
     size: int
     """Bytes. 0: unknown."""
-    damage: CorruptFileError | UnknownVersionError | None
+    damage: FileDamage | None
 
 
 def scrub(disk: Disk, *, state: Path, log: Path, pace: Pace = unpaced) -> Iterator[Checked]:

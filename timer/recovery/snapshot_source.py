@@ -90,6 +90,8 @@ class OfferedSnapshot:
         self._used = False
         """Read or pinned since the last `expire`."""
         self._used_ms = MonoMs(0)
+        self._damaged: set[SnapshotPart] = set()
+        """Parts that `check` found damaged. They are not sent."""
         self.pinned: Snapshot | None = None
         """The pinned snapshot. A receiver that installs it needs the log after its index."""
         remove_files(disk, directory)
@@ -100,12 +102,16 @@ class OfferedSnapshot:
         A read keeps it pinned, an offer does not: a receiver without room would retry for ever.
 
         Raises:
-            NotReadyError, CorruptFileError: see `take`.
+            NotReadyError: see `take`.
+            CorruptFileError: see `take`; or `check` has found a part damaged.
         """
         if self.pinned is None or self.pinned.index <= known:
             self.pinned = None
             self.pinned = take(self._disk, self._state, self._directory)
             self._used = True
+        for part in self.pinned.parts:
+            if part in self._damaged:
+                raise self._mismatch(part)
         return self.pinned
 
     def read(self, part: SnapshotPart, offset: int, size: int) -> bytes | None:
@@ -120,9 +126,9 @@ class OfferedSnapshot:
             return None
 
     def holds(self, part: SnapshotPart) -> bool:
-        """Return whether a part is pinned. For any thread."""
+        """Return whether a part is pinned and can be sent. For any thread."""
         pinned = self.pinned
-        return pinned is not None and part in pinned.parts
+        return pinned is not None and part in pinned.parts and part not in self._damaged
 
     def check(self, path: str) -> None:
         """Read a part that a receiver found damaged.
@@ -132,8 +138,17 @@ class OfferedSnapshot:
         """
         for part in self.pinned.parts if self.pinned is not None else ():
             with suppress(FileNotFoundError):  # as in `read`
-                if part.path == path and crc32_of(self._disk, self._directory / path) != part.crc32:
-                    raise CorruptFileError(self._state / path, 0, "checksum mismatch")
+                if part.path == path and not self._is_whole(part):
+                    self._damaged.add(part)
+                    raise self._mismatch(part)
+
+    def _is_whole(self, part: SnapshotPart) -> bool:
+        if part in self._damaged:
+            return False
+        return crc32_of(self._disk, self._directory / part.path) == part.crc32
+
+    def _mismatch(self, part: SnapshotPart) -> CorruptFileError:
+        return CorruptFileError(self._state / part.path, 0, "checksum mismatch")
 
     def expire(self, now_ms: MonoMs) -> None:
         """Unpin a snapshot that was not read within PINNED_MS. Call it now and then.

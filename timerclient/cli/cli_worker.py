@@ -151,14 +151,12 @@ def chosen_handlers(
     for option, wanted in (("topic", topics), ("group", groups)):
         for name in wanted:
             if not any(_has(each, option, [name]) for each in chosen):
-                places = [
-                    f"{each.options.topic} (group {each.options.group})" for each in app.handlers
-                ]
-                are = (
-                    f"the handlers are {', '.join(places)}" if places else "the app has no handlers"
-                )
                 more = " in these topics and groups" if topics and groups else ""
-                raise UsageError(f"--{option} {name}: no handler has it{more}: {are}")
+                places = (
+                    f"{each.options.topic} (group {each.options.group})" for each in app.handlers
+                )
+                text = f"no handler has it{more}, only: {', '.join(places)}"
+                raise UsageError(f"--{option} {name}: {text}")
     return chosen
 
 

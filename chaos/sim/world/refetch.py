@@ -78,7 +78,7 @@ class SimSnapshotFetch:
         self._incoming = Incoming(node.disk, INCOMING_PATH, room_bytes=0)
         self._offer: Offer | None = None
         self._source: SimNode | None = None
-        self._suspect = ""
+        self._suspects: dict[SimNode | None, str] = {}
         self._question = 0
         """Number of the last question. Answers to earlier questions are ignored."""
         self._tries = 0
@@ -95,7 +95,7 @@ class SimSnapshotFetch:
         world = self._node.world
         others = [node for node in world.nodes if node is not self._node]
         self._source = source = world.rng.choice(others)
-        suspect = self._suspect
+        suspect = self._suspects.pop(source, "")
         known = self._node.core.commit_index if self._node.alive else LogIndex(0)
         self._send(source, offer, (suspect, known), self._offered, again=self._ask)
 
@@ -103,7 +103,7 @@ class SimSnapshotFetch:
         if found is None:
             self._node.world.timeline.after(50_000, self._run, self._ask)
             return
-        self._offer, self._suspect = found, ""
+        self._offer = found
         self._tries = 0
         if self._is_needless():
             return
@@ -139,7 +139,7 @@ class SimSnapshotFetch:
             return
         self._tries = 0
         if not self._incoming.put(*wanted, data):
-            self._suspect = wanted[0].path
+            self._suspects[self._source] = wanted[0].path
             self._ask()
             return
         self._fetch()
