@@ -8,8 +8,8 @@ Each backup has a directory of its own, so several clients don't share one. A pi
 merge has replaced still uses room on the disk. So their number is bounded, and a node with little
 room opens none. The log is not pinned: a restored cluster begins a new one after the index.
 
-Damage of the node's files goes to its healer, which ends the process only if the other nodes can go
-on without it. The client calls again meanwhile.
+Damage of the node's files goes to its scrubber, which ends the process only if the other nodes can
+go on without it. The client calls again meanwhile.
 """
 
 import asyncio

@@ -9,9 +9,9 @@ the bytes on the disk are checked. A node without others cannot be repaired: it 
 and continues. A leader with damage can't send all of its state, so others can't be healed from it.
 With others a pass ends at the first damage: the repair replaces all files.
 
-Reads for a snapshot or a backup meet damage, too. **It ends the node as damage of a pass does, and
-in no other way.** A node that asks for a snapshot is not healed yet: if its leader ended at once,
-the rest could be no majority.
+Snapshots, backups, queries, merges and reading ahead open files, too. **Damage that they meet ends
+the node as damage of a pass does, and in no other way** (`found`). A node that fetches a snapshot
+is not healed yet: if its leader ended at once, the rest could be no majority.
 """
 
 import asyncio

@@ -13,9 +13,9 @@ damaged there is none. The damaged replicas then wait, report this, and stop. No
 and an operator decides.
 
 **Damage of the leader's own files is no reason to end at once.** The node that asks is not healed
-yet, so the others may not be a majority without the leader. The damage goes to the node's healer,
-which waits, and hands the leadership over. The request is refused as not ready: the receiver asks
-the nodes in turn again, and finds the next leader.
+yet, so the others may not be a majority without the leader. The damage goes to the node's scrubber,
+which hands the leadership over and waits. The request is refused as not ready: the receiver asks
+all nodes again, and finds the next leader.
 
 The sender is paced, so that the load on clients and followers stays small. While a snapshot is
 pinned, the log after it is kept.
