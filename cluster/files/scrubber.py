@@ -9,9 +9,10 @@ the bytes on the disk are checked. A node without others cannot be repaired: it 
 and continues. A leader with damage can't send all of its state, so others can't be healed from it.
 With others a pass ends at the first damage: the repair replaces all files.
 
-Snapshots, backups, queries, merges and reading ahead open files, too. **Damage that they meet ends
-the node as damage of a pass does, and in no other way** (`found`). A node that fetches a snapshot
-is not healed yet: if its leader ended at once, the rest could be no majority.
+Snapshots, backups, queries, merges and reading ahead open files, too. Damage that they meet goes to
+`found`, and is healed like that of a pass. A node that fetches a snapshot is not healed yet: if its
+leader ended at once, the rest could be no majority. If a flush, a firing or a delivery needs the
+damaged bytes earlier, the process ends at once.
 """
 
 import asyncio
@@ -116,8 +117,9 @@ class Scrubber:
     def found(self, damage: FileDamage) -> None:
         """Heal damage that another reader of the files met, as the first damage of a pass.
 
-        The pass that runs ends with it, else one that begins now. No effect if that pass or the
-        last one has damage: a node heals once. A node without others reads on. For the event loop.
+        The damage ends the pass that runs. If none runs, a new pass begins and ends with it. If the
+        pass that runs, or the last one, has damage already, the call has no effect. A node without
+        others reads all files to the end. For the event loop.
         """
         if self._last is None or (self._last.ended_ms and not self._last.damages):
             self._last = ScrubPass(self._wall_ms())
@@ -127,7 +129,7 @@ class Scrubber:
         self._last.damages.append((Path(str(damage.path)), damage))
         self.damage = str(damage)
         if not self._alone:
-            self._pacer.abandon()  # no other pass follows
+            self._pacer.abandon()  # `_heal` ends the process
 
     def last_pass(self) -> pb.NodeVerification:
         """Return the pass that runs, else the last one."""

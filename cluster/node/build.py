@@ -280,7 +280,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         replica,
         handed_out=handed_out,
         leader_address=leader_address,
-        damaged=scrubber.found,
+        damaged=scrubber.found if len(config.peers) > 1 else None,
     )
     control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
     view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
@@ -361,7 +361,7 @@ def _host(
     *,
     handed_out: Callable[[Delivery], None],
     leader_address: Callable[[], str | None],
-    damaged: Callable[[FileDamage], None],
+    damaged: Callable[[FileDamage], None] | None,
 ) -> Host:
     storage, telemetry = basis.config.storage, basis.telemetry
 

@@ -63,7 +63,7 @@ class Host:
         steps: Times the steps of the event loop. None: they are timed, and not reported.
         hops: Records the hops of requests while it is on. None: one of this host's own.
         damaged: Called with damage that a query, a merge or reading ahead meets. They change no
-            state, so the node can go on. None: such damage ends the process.
+            state, so the node can go on until it is healed. None: such damage ends the process.
         """
         self.engine, self.log = engine, log
         self.leader_address = leader_address

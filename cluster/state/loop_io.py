@@ -23,8 +23,8 @@ from timer.model.units import LogIndex, MonoMs, UnixMs
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-READS_ONLY: Final = (ThreadWork.MERGE, ThreadWork.READ_AHEAD)
-"""Work whose failure leaves the state as it was."""
+HARMLESS: Final = (ThreadWork.MERGE, ThreadWork.READ_AHEAD)
+"""Work whose failure leaves the state as it was. No other work of the kind follows a failure."""
 SHARE_MIN: Final = 0.75
 """Of the flush limits. Replicas apply the same entries, and should not all write at once."""
 
@@ -152,7 +152,7 @@ class LoopIo:
         return self._steps.run(work, *args, **kwargs)
 
     def run(self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
-        """See StateIo. Work of READS_ONLY that fails is not done, nor is an abandoned merge."""
+        """See StateIo. `done` is not called if work of HARMLESS fails, or a merge is abandoned."""
         self._spawn(self._run(kind, work, done))
 
     async def _run(
@@ -166,7 +166,7 @@ class LoopIo:
         except Abandoned:
             return
         except Exception as error:
-            if kind not in READS_ONLY:
+            if kind not in HARMLESS:
                 raise
             self._read_failed(error)
             return

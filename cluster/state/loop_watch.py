@@ -17,13 +17,15 @@ from collections.abc import Callable
 from typing import Final, ParamSpec, Protocol, TypeVar
 
 INTERVAL_S: Final = 0.005
-"""A measured hold is too short by up to this."""
+"""A measured hold is too short by up to the interval, on a busy loop this one."""
 QUIET_INTERVAL_S: Final = 0.02
 """The interval after QUIET_AFTER callbacks on time, until the loop's own work makes one late."""
 IDLE_INTERVAL_S: Final = 0.1
 """The interval while the callbacks are also on time and the loop's thread works little."""
 IDLE_SHARE: Final = 0.1
 """A loop whose thread works for less than this share of the time is idle."""
+IDLE_WORK_S: Final = 0.02
+"""Work of the thread in IDLE_INTERVAL_S that ends the longer intervals: it may be one step."""
 SHARE_OVER: Final = 16
 """Callbacks over which that share is averaged."""
 QUIET_AFTER: Final = 100
@@ -142,6 +144,8 @@ class LoopWatch:
         now_s, worked_s = self._loop.time(), self._worked() - self._worked_s
         held_s = max(0.0, now_s - self._due_s)
         on_time = held_s <= ON_TIME_S or 2 * worked_s < held_s
+        if self._due_s - self._armed_s > IDLE_INTERVAL_S / 2 and worked_s > IDLE_WORK_S:
+            on_time = False
         self._on_time = self._on_time + 1 if on_time else 0
         self._share += (worked_s / (now_s - self._armed_s) - self._share) / SHARE_OVER
         self._observe(held_s)

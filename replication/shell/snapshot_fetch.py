@@ -74,7 +74,7 @@ class SnapshotFetch:
         self._cluster_id, self._name, self._dials = cluster_id, name, dials
         self._check, self._known, self._fall_silent = check, known, fall_silent
         self._suspects: dict[str, str] = {}
-        """Name of a peer -> the part that arrived damaged from it; its next request names it."""
+        """Name of a peer -> the part that arrived damaged from it."""
         self._refusals: dict[str, str] = {}
         self._from = ""
         self.moved_s = asyncio.get_running_loop().time()
@@ -134,12 +134,12 @@ class SnapshotFetch:
             version=VERSION,
             cluster_id=self._cluster_id,
             name=self._name,
-            suspect=self._suspects.pop(name, ""),
+            suspect=self._suspects.get(name, ""),
             known=self._known(),
         )
         open_: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(OPEN)
         answer = await open_(asked.SerializeToString(), timeout=OPEN_TIMEOUT_S)
-        self._suspect = ""  # the leader has checked it; a node that refused has not
+        self._suspects.pop(name, None)  # it has checked the part
         snapshot, under = decode_offer(answer)
         logger.info(
             "%s offers a snapshot at %d: %d files, %d bytes",

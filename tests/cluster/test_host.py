@@ -390,8 +390,14 @@ async def test_work_that_only_reads_and_meets_damage_does_not_end_the_node(
     def meet() -> None:
         raise damage
 
-    host._io.run(kind, meet, lambda result: None)
+    def done(result: None) -> None:
+        raise AssertionError("it is not done")
+
+    host._io.run(kind, meet, done)
     while host._io._tasks:
         await asyncio.wait(host._io._tasks)
-    reads_only = kind in (ThreadWork.MERGE, ThreadWork.READ_AHEAD)
-    assert (errors, passed_on) == (([], [damage]) if reads_only else ([damage], []))
+    harmless = kind in (ThreadWork.MERGE, ThreadWork.READ_AHEAD)
+    assert (errors, passed_on) == (([], [damage]) if harmless else ([damage], []))
+    failed = DiskFailedError("planted")
+    host.read_failed(failed)
+    assert errors[-1] is failed

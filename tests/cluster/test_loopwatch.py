@@ -94,9 +94,8 @@ def test_idle_loop_is_looked_at_rarely_until_it_works() -> None:
 
     intervals = [interval_after(IDLE_SHARE / 2) for _ in range(QUIET_AFTER)]
     assert intervals == pytest.approx([INTERVAL_S] * (QUIET_AFTER - 1) + [IDLE_INTERVAL_S])
-    busy = [interval_after(0.5) for _ in range(4)]
-    assert busy[-1] == pytest.approx(QUIET_INTERVAL_S)
-    assert interval_after(0.9, 2 * ON_TIME_S) == pytest.approx(INTERVAL_S)
+    assert interval_after(IDLE_SHARE) == pytest.approx(IDLE_INTERVAL_S)
+    assert interval_after(0.3) == pytest.approx(INTERVAL_S), "the work may have been one step"
 
 
 def test_callback_that_runs_early_counts_as_no_hold() -> None:

@@ -124,6 +124,13 @@ async def test_it_is_awaited_before_and_after_its_outcome() -> None:
     assert await acked() is AckResult.ACKED
     with pytest.raises(LeaseLost):
         await failed()
+    lost: Acking[AckResult] = Acking()
+    waiting = asyncio.ensure_future(asyncio.wait_for(lost, DEADLINE_S))
+    await asyncio.sleep(0)
+    lost.set_exception(LeaseLost.of([7], 1))
+    with pytest.raises(LeaseLost):
+        await waiting
+    assert not pending._has_parts
 
 
 @pytest.mark.usefixtures("nervous")

@@ -119,9 +119,11 @@ class Acking(GuardedFuture[T]):
 
     def add_done_callback(self, fn: "Callable[[Future[T]], object]") -> None:
         """Call `fn` with the future once it is done. An error that `fn` raises is logged."""
-        with _step:
+        called = self._guarded(fn)
+        first: list[Callable[[Future[Any]], object]] = []
+        with _step:  # the objects are made before: a finalizer that runs then may settle this one
             if not self._has_parts and not self.done():
-                self._done_callbacks = [*self._done_callbacks, self._guarded(fn)]
+                vars(self).setdefault("_done_callbacks", first).append(called)
                 return
         super().add_done_callback(fn)
 
