@@ -121,7 +121,7 @@ def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path)
 def test_leader_that_meets_damage_while_a_follower_is_being_healed_hands_over_first(
     tmp_path: Path,
 ) -> None:
-    """Its end would leave one node. The follower would wait for a leader, and so would it."""
+    """If the leader ended, one whole node of three would be left, and no node could lead."""
     with Rotting(tmp_path, SETTINGS).cleaned() as cluster:  # no older snapshot is pinned
         leader = cluster.up()
         healing, _ = cluster.followers()

@@ -386,7 +386,7 @@ def test_transfers_that_fail_or_do_not_last_are_asked_for_at_growing_intervals(
 def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runs: bool
 ) -> None:
-    """A follower that fetches a snapshot meets it again and again."""
+    """A follower that fetches a snapshot lets the leader meet its damage again and again."""
     config, others, ended = formatted(tmp_path), [status(3)], list[BaseException]()
     config = replace(config, storage=replace(config.storage, scrub_bytes_per_s=1 if runs else 0))
     damaged, targets = scrubber(config, others, ended), list[str]()

@@ -231,9 +231,9 @@ def _never() -> None:
 async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its end would leave no majority: the node that asks is not healed yet.
+    """The end of the source would leave no majority: the node that asks is not healed yet.
 
-    It learns of the damaged part although another node is asked before it.
+    The source learns of the damaged part, although the receiver asks another node first.
     """
     monkeypatch.setattr(receiving, "AGAIN_S", 0.01)
     sent: list[str] = []
@@ -286,10 +286,7 @@ async def test_damage_found_by_an_offer_or_a_read_is_refused_and_another_error_i
     async with Source(tmp_path / "a").served() as source:
         for damage, method in (
             (CorruptFileError("m", 7, "b"), "offer"),
-            (
-                UnreadableFileError("r", 9, "EIO"),
-                "read",
-            ),
+            (UnreadableFileError("r", 9, "EIO"), "read"),
         ):
             await met(damage, method, f"this node has damaged files: {damage}")
             assert damage in source.damages

@@ -23,7 +23,7 @@ EngineError
 +-- LeaseLostError            the message is leased to another consumer, or acked
 +-- GroupHeldError            an exclusive group has a consumer; try again when it has left
 +-- ShuttingDownError         the node drains; another node will lead
-+-- StorageError              this node's disk or files failed; the process stops
++-- StorageError              this node's disk or files failed; it stops or heals
     +-- CorruptFileError      bytes that were durable are damaged; fetch them from a replica
     +-- UnknownVersionError   a file of another format version
     |   +-- UnsupportedLevelError   a feature level that another release supports
@@ -250,7 +250,7 @@ class ShuttingDownError(EngineError):
 
 
 class StorageError(EngineError):
-    """This node's disk or files failed. The process stops."""
+    """This node's disk or files failed. The process stops; after damage it heals."""
 
 
 class CorruptFileError(StorageError):

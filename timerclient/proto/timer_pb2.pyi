@@ -75,7 +75,7 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     UNAVAILABLE: the node is stopping and accepts no new requests
     """
     REASON_STORAGE_FAILED: _Reason.ValueType  # 14
-    """INTERNAL: the node's disk failed; the node stops"""
+    """INTERNAL: the node's disk or files failed; it stops or heals"""
     REASON_FENCED: _Reason.ValueType  # 15
     """ABORTED: between nodes only"""
     REASON_CONFIG: _Reason.ValueType  # 16
@@ -133,7 +133,7 @@ REASON_SHUTTING_DOWN: Reason.ValueType  # 13
 UNAVAILABLE: the node is stopping and accepts no new requests
 """
 REASON_STORAGE_FAILED: Reason.ValueType  # 14
-"""INTERNAL: the node's disk failed; the node stops"""
+"""INTERNAL: the node's disk or files failed; it stops or heals"""
 REASON_FENCED: Reason.ValueType  # 15
 """ABORTED: between nodes only"""
 REASON_CONFIG: Reason.ValueType  # 16

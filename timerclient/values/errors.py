@@ -261,7 +261,7 @@ class NotDelivered(TimerError):
 
 
 class StorageFailed(TimerError):
-    """A node's disk failed; the node stops."""
+    """The disk or the files of a node failed; the node stops or heals."""
 
     reason = Reason.STORAGE_FAILED
 
