@@ -266,6 +266,34 @@ async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part
     assert (sent.count(run.path), source.fatal) == (1, [])
 
 
+async def test_refused_request_does_not_end_the_suspicion_of_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "AGAIN_S", 0.01)
+
+    def reading(*_: object) -> None:
+        raise AssertionError("a part that is known as damaged")
+
+    async with Source(tmp_path / "a").served() as source:
+        there = source.outgoing.offer()
+        run = next(part for part in there.parts if part.path.startswith("runs/"))
+        path = source.directory / "state" / run.path
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        source.leads = False
+        monkeypatch.setattr(source.outgoing, "read", reading)
+        refetch = fetch_from(source, tmp_path / "in")
+        refetch._suspects["n1"] = run.path
+        work = asyncio.ensure_future(refetch.run())
+        await soon(lambda: "lease does not hold" in refetch.status)
+        source.leads = True
+        await soon(lambda: source.damages or source.fatal)
+        work.cancel()
+        await asyncio.wait({work})
+        assert source.fatal == []
+
+
 async def test_damage_found_by_an_offer_or_a_read_is_refused_and_another_error_is_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,13 +124,24 @@ async def test_it_is_awaited_before_and_after_its_outcome() -> None:
     assert await acked() is AckResult.ACKED
     with pytest.raises(LeaseLost):
         await failed()
-    lost: Acking[AckResult] = Acking()
-    waiting = asyncio.ensure_future(asyncio.wait_for(lost, DEADLINE_S))
+
+
+async def test_outcomes_reach_those_who_await_them_already_and_need_no_parts() -> None:
+    async def outcome(acking: Acking[AckResult]) -> AckResult:
+        return await acking
+
+    well, lost = Acking[AckResult](), Acking[AckResult]()
+    waiting = [asyncio.ensure_future(outcome(each)) for each in (well, lost)]
     await asyncio.sleep(0)
+    assert well._done_callbacks
+    assert lost._done_callbacks
+    well.set_result(AckResult.ACKED)
     lost.set_exception(LeaseLost.of([7], 1))
-    with pytest.raises(LeaseLost):
-        await waiting
-    assert not pending._has_parts
+    async with asyncio.timeout(DEADLINE_S):
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert results[0] is AckResult.ACKED
+    assert isinstance(results[1], LeaseLost)
+    assert not well._has_parts
 
 
 @pytest.mark.usefixtures("nervous")
