@@ -17,14 +17,13 @@ from replication.core.promise import Promise, PromiseFile
 from replication.proto import replication_pb2 as pb
 from replication.shell.tcp_stream import HALF, KEY_SIZE
 from replication.shell.transport import METHOD, VERSION
-from tests.cluster.running import RPC_S, Running, code_of, now_ms
+from tests.cluster.running import RPC_S, Running, code_of, now_ms, until
 from timer.files.data_directory import Identity, read_identity
 from timer.files.disk import RealDisk
 from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
 from timer.model.units import UnixMs
 
 Queue = SimpleQueue[bytes | None]
-TRIES = 20
 
 
 class Attacker:
@@ -79,18 +78,18 @@ class Attacker:
         return self._stream(to, raft_link.METHOD, [hello, *messages])
 
     def _stream(self, to: str, method: str, messages: Sequence[bytes]) -> str:
-        failed: Any = None
-        for _ in range(TRIES):
-            with self._call(to, method) as (call, queue):
-                for message in messages:
-                    queue.put(message)
-                with pytest.raises(grpc.RpcError) as ended:
-                    _ = [*call]
-            failed = ended.value
-            if code_of(failed) is not grpc.StatusCode.ABORTED:  # by the true node's own stream
-                break
+        failed = until(lambda: self._failure_of(to, method, messages))
         assert code_of(failed) is grpc.StatusCode.INVALID_ARGUMENT, failed
         return str(failed.details())
+
+    def _failure_of(self, to: str, method: str, messages: Sequence[bytes]) -> Any:
+        """Return the error that ended a stream; None if the true node's own stream ended it."""
+        with self._call(to, method) as (call, queue):
+            for message in messages:
+                queue.put(message)
+            with pytest.raises(grpc.RpcError) as ended:
+                _ = [*call]
+        return None if code_of(ended.value) is grpc.StatusCode.ABORTED else ended.value
 
     @contextlib.contextmanager
     def _call(self, to: str, method: str) -> Iterator[tuple[Any, Queue]]:
