@@ -136,6 +136,27 @@ def test_batch_of_unequal_or_wrong_columns_is_refused(
         batch(payloads, **more)
 
 
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"payloads": [b"a", b"b", "c"]}, "payload[2] = 'str of 1': must be bytes"),
+        ({"delay": [1, 2, -3]}, "delay[2] = -3: must be 0 to"),
+        ({"due_ms": [10**12, 10**12, 10**9]}, "due_ms[2] = 1000000000: must be Unix milliseconds"),
+        ({"keys": ["a", None, 5]}, "keys[2] = 5: must be str"),
+        ({"ordering_keys": ["a", None, 5]}, "ordering_keys[2] = 5: must be str"),
+        ({"priorities": [0, None, 10]}, "priority[2] = 10: must be in 0 .. 9"),
+        ({"headers": [{}, None, {"n": 1}]}, "headers[2] = 1: must be str"),
+    ],
+)
+def test_wrong_row_of_a_batch_is_named(more: dict[str, Any], text: str) -> None:
+    columns = {name: more.pop(name) for name in more.keys() - {"delay", "due_ms"}}
+    given = {"payloads": [b"a", b"b", b"c"], "keys": None, "headers": None} | columns
+    with pytest.raises(InvalidRequest) as refused:
+        rows.encode_batch("orders", when=more, **given)
+    assert str(refused.value).startswith(text)
+    assert refused.value.field == text.split()[0]
+
+
 def test_batch_over_the_message_limit_is_refused_before_it_is_sent() -> None:
     with pytest.raises(InvalidRequest, match="at most"):
         batch([bytes(rows.REQUEST_SIZE_MAX)])

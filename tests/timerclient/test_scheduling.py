@@ -490,9 +490,13 @@ async def test_one_text_is_no_list_of_keys(
 @pytest.mark.parametrize(
     ("call", "options", "text"),
     [
-        ("schedule_all", {"timers": [b"x"]}, "timers = 'bytes of 1': each must be a NewTimer"),
+        ("schedule_all", {"timers": [b"x"]}, "timers[0] = 'bytes of 1': must be a NewTimer"),
         ("schedule_all", {"timers": 5}, "timers = 'int': must be a sequence"),
-        ("schedule_all", {"timers": [NewTimer("a", json=1, headers=["b"])]}, "headers = 'list'"),  # type: ignore[arg-type]
+        (
+            "schedule_all",
+            {"timers": [NewTimer("a", json=1, headers=["b"])]},  # type: ignore[arg-type]
+            "timers[0].headers = 'list'",
+        ),
         (
             "schedule",
             {"topic": "a", "json": 1, "headers": ["b"]},

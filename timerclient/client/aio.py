@@ -112,28 +112,27 @@ def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tupl
         InvalidRequest: There is no timer, or one exceeds a limit.
     """
     mode = rows.conflict_mode(on_conflict)
-    made = [
-        make_row(
-            *(t.topic, payload_of(t.payload, t.json), t.key, t.headers, on_conflict, t.when),
-            *(t.ordering_key, t.priority),
-        )
-        for t in map(_new_timer, rows.listed("timers", timers))
-    ]
+    given = enumerate(rows.listed("timers", timers))
+    made = [_nth_row(at, each, on_conflict) for at, each in given]
     if not made:
         raise InvalidRequest.of("timers", "none", "give at least one")
     body, order = encode_rows(made, mode)
     return rows.checked(body), order
 
 
-def _new_timer(value: object) -> NewTimer:
-    """Return an element of the argument `timers`.
+def _nth_row(at: int, t: object, on_conflict: OnConflict) -> SingleRow:
+    """Return the row of an element of the argument `timers`.
 
     Raises:
-        InvalidRequest: It is no NewTimer.
+        InvalidRequest: It is no NewTimer, or it exceeds a limit; the field has its index.
     """
-    if not isinstance(value, NewTimer):
-        raise InvalidRequest.of("timers", rows.kind_of(value), "each must be a NewTimer")
-    return value
+    if not isinstance(t, NewTimer):
+        raise InvalidRequest.of(f"timers[{at}]", rows.kind_of(t), "must be a NewTimer")
+    try:
+        payload, more = payload_of(t.payload, t.json), (t.ordering_key, t.priority)
+        return make_row(t.topic, payload, t.key, t.headers, on_conflict, t.when, *more)
+    except InvalidRequest as refused:
+        raise refused.with_field(f"timers[{at}].{refused.field}") from None
 
 
 def in_order(order: Sequence[int], keys: Sequence[str | None], outcome: RequestOutcome) -> Timers:

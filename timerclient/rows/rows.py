@@ -137,11 +137,25 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
     if n is None or isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         return Moment(way, (convert(value),))
     checked = name == "due_ms" and _all_in_range(value)
-    values = cast("list[int]", value) if checked else [convert(one) for one in value]
+    values = cast("list[int]", value) if checked else converted(value, convert)
     if len(values) != n:
         limit = f"must have {n}, one for each; a value without a list is for all"
         raise InvalidRequest.of(name, f"a list of {len(values)}", limit)
     return Moment(way, values)
+
+
+def converted(values: Iterable[Any], convert: Callable[[Any], T]) -> list[T]:
+    """Return `convert` of each value.
+
+    Raises:
+        InvalidRequest: A value is rejected; the field has its index, such as `delay[7]`.
+    """
+    found: list[T] = []
+    try:
+        found.extend(map(convert, values))  # those before the rejected one are kept
+    except InvalidRequest as refused:
+        raise refused.with_field(f"{refused.field}[{len(found)}]") from None
+    return found
 
 
 def _all_in_range(values: Any) -> bool:
@@ -456,7 +470,7 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
         header_list = [encode_headers(headers)] * n
     else:
         rows = [] if headers is None else listed("headers", headers)
-        header_list = [encode_headers(row) for row in rows]
+        header_list = converted(rows, encode_headers)
     orders = [] if ordering_keys is None else _keys("ordering_keys", ordering_keys)
     levels = _priorities(priorities, n)
     columns: dict[str, Sequence[object]] = {"keys": key_list, "headers": header_list}
@@ -471,7 +485,7 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
 
 
 def _keys(name: str, keys: Iterable[str | None]) -> list[bytes]:
-    return [utf8(name, "" if key is None else key) for key in texts(name, keys)]
+    return converted(texts(name, keys), lambda key: utf8(name, "" if key is None else key))
 
 
 def priority(value: int | None) -> int:
@@ -485,7 +499,7 @@ def priority(value: int | None) -> int:
 
 def _priorities(values: Iterable[int | None] | int | None, n: int) -> list[int]:
     if isinstance(values, Iterable):
-        return [priority(value) for value in listed("priorities", values)]
+        return converted(listed("priorities", values), priority)
     return [] if values is None else [priority(values)] * n
 
 
@@ -535,8 +549,7 @@ def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:
             blob = to.payloads = b"".join(rows)
             sizes = list(map(len, rows))
         except TypeError:
-            for row in rows:
-                payload_bytes(row, "")
+            converted(rows, lambda row: payload_bytes(row, ""))
             raise
         if sum(sizes) != len(blob):  # views of wider items
             sizes = [memoryview(row).nbytes for row in rows]

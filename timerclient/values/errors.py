@@ -74,6 +74,12 @@ class InvalidRequest(TimerError, ValueError):
         error.field, error.limit = field, limit
         return error
 
+    def with_field(self, field: str) -> "InvalidRequest":
+        """Return the error with another name of its field, such as one with the row of a batch."""
+        error = InvalidRequest(field + str(self).removeprefix(self.field))
+        error.field, error.limit = field, self.limit
+        return error
+
 
 class NotFound(TimerError):
     """The named thing does not exist."""
