@@ -16,6 +16,7 @@ from cluster.api.row_messages import lease_in
 from cluster.rpc import grpc_errors
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.lease_table import ConsumerStream
+from timer.leader.groups.nack_details import DETAIL_BYTES_MAX
 from timer.leader.leader import Leader
 from timer.model.columns import I64
 from timer.model.timer_errors import EngineError, InvalidRequestError
@@ -78,7 +79,7 @@ def settle_all(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> 
     """Pass a consumer's request to the leader; `done` gets a verdict per offset or lease.
 
     Raises:
-        InvalidRequestError: the number of messages, a lease or a time is out of range.
+        InvalidRequestError: the number of messages, a lease, a time or a text is out of range.
         EngineError: the leader refused the request.
     """
     if not request.leases:
@@ -105,7 +106,7 @@ def settle(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> None
     """Pass a request about one lease to the leader; `done` gets a verdict per offset.
 
     Raises:
-        InvalidRequestError: the number of offsets or a time is out of range.
+        InvalidRequestError: the number of offsets, a time or a text is out of range.
         EngineError: the leader refused the request.
     """
     leader, group, desk = asker.leader, asker.group, asker.desk
@@ -128,7 +129,10 @@ def settle(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> None
             delay_ms = request.delay_ms if request.HasField("delay_ms") else None
             if (delay_ms or 0) > DELAY_MS_MAX:
                 raise InvalidRequestError("delay_ms", delay_ms, f"must be at most {DELAY_MS_MAX}")
-            leader.groups.nack(group, *held, delay_ms, now, done)
+            if (size := len(request.detail.encode())) > DETAIL_BYTES_MAX:
+                limit = f"must have at most {DETAIL_BYTES_MAX} bytes"
+                raise InvalidRequestError("detail", f"{size} bytes", limit)
+            leader.groups.nack(group, *held, delay_ms, now, done, request.detail)
         case _:
             desk.check_lease(request.lease_ms)
             lease_ms = request.lease_ms or group.settings.lease_ms

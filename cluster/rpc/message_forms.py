@@ -139,6 +139,7 @@ def _nack(fields: Fields) -> pb.NackRequest:
     request.unseen = json_fields.flag(fields, "unseen")
     if (delay_ms := json_fields.span_ms(fields, "delay")) is not None:
         request.delay_ms = delay_ms
+    request.detail = json_fields.text(fields, "detail")
     return request
 
 
@@ -239,6 +240,8 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         {
             "delay": span("default: the group's backoff"),
             "unseen": FLAG | {"description": "the failure does not count"},
+            "detail": TEXT
+            | {"description": "the reason, for the header dead-letter-detail; up to 1,024 bytes"},
         },
         NackResult,
     ),

@@ -122,6 +122,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "no offset": ("Nack", pb.NackRequest(), "offsets"),
     "too many offsets": ("Nack", pb.NackRequest(offsets=range(16_385)), "offsets"),
     "too long a delay": ("Nack", pb.NackRequest(offsets=[1], delay_ms=1 << 40), "delay_ms"),
+    "too long a text": ("Nack", pb.NackRequest(offsets=[1], detail="é" * 513), "detail"),
     "too long a lease": ("Extend", pb.ExtendRequest(offsets=[1], lease_ms=1 << 31), "lease_ms"),
 }
 

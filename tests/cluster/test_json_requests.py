@@ -152,7 +152,8 @@ def test_durations_of_consumers_are_seconds_or_iso() -> None:
     assert (asked.max_messages, asked.wait_ms, asked.lease_ms) == (5, 20_000, 1_500)
     assert settled("ReceiveMessages", {"start": "latest"}).start == pb.GROUP_START_LATEST
     held = {"lease_id": "3-4611686018427387903", "offsets": ["0", 18_446_744_073_709_551_615]}
-    nack = settled("NackMessages", held | {"delay": "P1D"})
+    nack = settled("NackMessages", held | {"delay": "P1D", "detail": "no stock"})
+    assert nack.detail == "no stock"
     assert (nack.epoch, nack.lease_id, nack.delay_ms) == (3, (1 << 62) - 1, 86_400_000)
     assert [*nack.offsets] == [0, (1 << 64) - 1]
     assert not settled("NackMessages", held).HasField("delay_ms")
@@ -169,6 +170,7 @@ def test_durations_of_consumers_are_seconds_or_iso() -> None:
         ("ReceiveMessages", {"start": "middle"}, "start"),
         ("ReceiveMessages", {"group": "other"}, "group"),
         ("AckMessages", {"offsets": [1]}, "lease_id"),
+        ("NackMessages", {"lease_id": "1-1", "offsets": [1], "detail": 7}, "detail"),
         ("AckMessages", {"lease_id": 7, "offsets": [1]}, "lease_id"),
         ("AckMessages", {"lease_id": "7", "offsets": [1]}, "lease_id"),
         ("AckMessages", {"lease_id": "1-1"}, "offsets"),

@@ -164,10 +164,11 @@ class Play:
         delivery: Delivery,
         offsets: list[int] | None = None,
         delay_ms: int | None = None,
+        detail: str = "",
     ) -> None:
         chosen = delivery.lease.offsets if offsets is None else u64(offsets)
         held = delivery.group, delivery.epoch, delivery.lease.lease_id, chosen
-        self.leader.groups.nack(*held, delay_ms, self.now, self.done(name))
+        self.leader.groups.nack(*held, delay_ms, self.now, self.done(name), detail)
 
     def restart(self) -> None:
         """Begin another epoch with a new leader over the same state."""

@@ -7,7 +7,7 @@ from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import u64
 from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.leader.groups import dead_letters as deadletters
-from timer.leader.groups import group_dispatch
+from timer.leader.groups import group_dispatch, nack_details
 from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
@@ -16,6 +16,7 @@ from timer.leader.groups.group_leases import (
     NOT_DELIVERED,
 )
 from timer.leader.groups.lease_table import ConsumerStream
+from timer.leader.groups.nack_details import NackDetails
 from timer.leader.leader import Delivery, LeaderConfig
 from timer.model import timer_id
 from timer.model.columns import ROW
@@ -280,6 +281,56 @@ def test_message_that_failed_too_often_goes_to_the_dead_letters_once() -> None:
     assert (seq.tolist(), genuine.tolist()) == ([2], [True])
     counts = play.machine.counts
     assert (counts.scheduled, counts.fired, counts.pending) == (4, 4, 0)
+
+
+def details(play: Play) -> list[str | None]:
+    return [headers.get(deadletters.DETAIL) for _, _, headers in play.messages("a.g.dead")]
+
+
+def test_dead_letter_has_the_text_of_the_nack_that_was_its_last_failure() -> None:
+    play = Play()
+    dead_letters(play)
+    play.nack("n1", play.deliveries[-1], delay_ms=0, detail="first")
+    play.settle()
+    play.nack("n2", play.deliveries[-1], [0], delay_ms=10**6, detail="OSError: ünreachable")
+    play.settle()
+    play.wait(LEASE_MS)  # the other message fails without a nack
+    play.settle()
+    assert details(play) == ["OSError: ünreachable", None]
+
+
+def test_dead_letter_has_no_text_of_an_earlier_nack() -> None:
+    play = Play()
+    group = dead_letters(play)
+    play.alter(group, max_attempts=1)
+    play.nack("n1", play.deliveries[-1], delay_ms=0, detail="not the last one any more")
+    play.alter(group, max_attempts=2)
+    play.nack("n2", play.deliveries[-1], [0], delay_ms=0)
+    play.wait(LEASE_MS)
+    play.settle()
+    assert details(play) == [None, None]
+
+
+def test_text_of_a_nack_is_lost_with_the_leader() -> None:
+    play = Play()
+    group = dead_letters(play)
+    play.alter(group, max_attempts=1)
+    play.nack("n", play.deliveries[-1], delay_ms=0, detail="lost")
+    play.step()
+    play.commit()
+    play.restart()
+    play.join(group)
+    play.settle()
+    assert details(play) == [None, None]
+
+
+def test_leader_keeps_the_newest_texts_of_nacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nack_details, "DETAILS_MAX", 2)
+    group, kept = Play().make_group(max_attempts=1), NackDetails()
+    kept.note(group, u64([0, 1]), "a")
+    kept.note(group, u64([2, 1]), "b")
+    assert kept.take(group, u64([0, 1, 2])) == ["", "b", "b"]
+    assert kept.take(group, u64([1])) == [""]
 
 
 @pytest.mark.parametrize("when", ["after the move", "while it is on its way", "by another leader"])

@@ -2475,6 +2475,7 @@ class NackRequest(_message.Message):
     UNSEEN_FIELD_NUMBER: _builtins.int
     ENDS_CREDIT_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     request_no: _builtins.int
     lease_id: _builtins.int
     epoch: _builtins.int
@@ -2489,6 +2490,8 @@ class NackRequest(_message.Message):
     commit
     the leader drops the stream's unused credit. Ignored in a unary Nack
     """
+    detail: _builtins.str
+    """the reason, for people; at most 1024 bytes. If this is the last of"""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -2508,10 +2511,11 @@ class NackRequest(_message.Message):
         unseen: _builtins.bool = ...,
         ends_credit: _builtins.bool = ...,
         leases: _abc.Iterable[_builtins.bytes] | None = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "ends_credit", b"ends_credit", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "leases", b"leases", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic", "unseen", b"unseen"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "detail", b"detail", "ends_credit", b"ends_credit", "epoch", b"epoch", "group", b"group", "lease_id", b"lease_id", "leases", b"leases", "offsets", b"offsets", "request_no", b"request_no", "topic", b"topic", "unseen", b"unseen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
     _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015

@@ -14,7 +14,7 @@ because a replica may have them only on disk, and apply reads no file.
 Pure functions, called by the leader (timer/leader/groups/group_dispatch.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -47,7 +47,7 @@ TIMER_ID: Final = "dead-letter-timer-id"
 OFFSET: Final = "dead-letter-offset"
 ATTEMPTS: Final = "dead-letter-attempts"
 DETAIL: Final = "dead-letter-detail"
-"""Text with which a worker's handler rejected the message. Only workers write it."""
+"""Text of the nack that was the last failure, or of the rejection by a worker's handler."""
 HEADERS: Final = (REASON, TOPIC, FROM_GROUP, TIMER_ID, OFFSET, ATTEMPTS, DETAIL)
 PRIOR: Final = "prior-"
 """Prefix of a header of an earlier death, once for each death since."""
@@ -65,10 +65,19 @@ def topic_of(topic: str, group: str, wanted: str = "") -> str:
     return wanted or f"{topic}.{group}.dead"
 
 
-def bury(group: Group, topic: str, queue: Queue, offsets: U64, due_ms: UnixMs, salt: int) -> Move:
+def bury(  # noqa: PLR0913 -- the source of each header
+    group: Group,
+    topic: str,
+    queue: Queue,
+    offsets: U64,
+    due_ms: UnixMs,
+    salt: int,
+    details: Sequence[str],
+) -> Move:
     """Return the op that makes dead letters of messages, which must be in memory.
 
-    `due_ms` must not be after the read time, so that they fire when the op is applied.
+    `due_ms` must not be after the read time, so that they fire when the op is applied. `details`:
+    of each message, see NackDetails.
     """
     rows, bufs = _rows(queue, offsets)
     raw = timer_id.encode(rows["due_ms"], rows["seq"], salt)
@@ -76,7 +85,7 @@ def bury(group: Group, topic: str, queue: Queue, offsets: U64, due_ms: UnixMs, s
     nacked = (group.not_before(offsets) > 0).tolist()
 
     def marked(headers: dict[str, str], at: int) -> dict[str, str]:
-        return _put_off(headers) | {
+        death = {
             REASON: NACKED if nacked[at] else LEASE_ENDED,
             TOPIC: topic,
             FROM_GROUP: group.name,
@@ -84,6 +93,9 @@ def bury(group: Group, topic: str, queue: Queue, offsets: U64, due_ms: UnixMs, s
             OFFSET: str(int(offsets[at])),
             ATTEMPTS: str(attempts[at]),
         }
+        if nacked[at] and details[at]:
+            death[DETAIL] = details[at]
+        return _put_off(headers) | death
 
     to = topic_of(topic, group.name, group.settings.dead_letter_topic)
     body = _encode(rows, bufs, due_ms, marked)

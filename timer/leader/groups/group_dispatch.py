@@ -38,6 +38,7 @@ from timer.leader.groups.group_batch import Acks, Done, GroupBatch, PendingOp, T
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_leases import ACCEPT, DEAD_LETTERED, ENDS_MAX, LEASE_LOST, Leases
 from timer.leader.groups.lease_table import FREE, ConsumerStream, Lease, OffsetStates
+from timer.leader.groups.nack_details import NackDetails
 from timer.leader.groups.turns import LEASE_WORK, Next, TurnResult, Turns
 from timer.leader.intake.count_limits import (
     CountLimits,
@@ -45,8 +46,8 @@ from timer.leader.intake.count_limits import (
     check_consumer,
     check_group,
     check_group_id,
-    check_topic,
     has_ids,
+    may_have_topic,
 )
 from timer.model.columns import I64, U64
 from timer.model.timer_errors import (
@@ -54,7 +55,6 @@ from timer.model.timer_errors import (
     GroupDeletedError,
     GroupHeldError,
     InvalidRequestError,
-    LimitReachedError,
     NotFoundError,
     NotReadyError,
     OverloadedError,
@@ -131,6 +131,7 @@ class Serving:
         self._making: set[GroupName] = set()
         """Groups that are being created: the op is gathered or in flight."""
         self._batch = GroupBatch()
+        self._details = NackDetails()
         self._acks_waiting = 0
         """Offsets in the acks of `_batch`."""
         self._in_flight = 0
@@ -407,13 +408,14 @@ class Serving:
         for piece in pieces:
             self._gather(group, np.full(len(piece), ACCEPT, np.uint8), piece, None, one)
 
-    def nack(  # noqa: PLR0913 -- the arguments of `ack`, and the delay and time
+    def nack(  # noqa: PLR0913 -- the arguments of `ack`, and those of the failure
         self, group: Group, epoch: Epoch, lease_id: LeaseId, offsets: U64, delay_ms: int | None,
-        now: Now, done: Told,
+        now: Now, done: Told, detail: str = "",
     ) -> None:  # fmt: skip
         """Return messages for redelivery after `delay_ms`. None: the group's backoff decides.
 
-        `done` gets the verdict per offset as in `Leases.nack`, once committed.
+        `done` gets the verdict per offset as in `Leases.nack`, once committed. `detail`: see
+        NackDetails.
 
         Raises:
             OverloadedError: too many offsets wait already; none of these was accepted.
@@ -422,6 +424,7 @@ class Serving:
         delays = group.backoff_ms(offsets) if delay_ms is None else np.full(len(offsets), delay_ms)
         not_before = np.minimum(now.clock_ms + delays, DUE_MS_MAX).astype(np.int64)
         verdict = leases.nack(epoch, lease_id, offsets)
+        self._details.note(group, offsets[verdict == ACCEPT], detail)
         self._batch.add(leases.recall())
         self._gather(group, verdict, offsets, not_before, done)
 
@@ -603,20 +606,17 @@ class Serving:
     def _may_bury(self, group: Group, topic: Topic) -> bool:
         """Return whether a group's dead letter topic exists or may be created."""
         to = dead_letters.topic_of(topic.name, group.name, group.settings.dead_letter_topic)
-        if to in self.machine.topic_by_name:
-            return True
-        try:
-            check_topic(self._limits, self.machine, to)
-        except LimitReachedError:
-            return False
-        return True
+        return may_have_topic(self._limits, self.machine, to)
 
     def _bury(self, leases: Leases, topic: Topic) -> bool:
         """Gather a MOVE op for dead letters; return whether there may be more."""
         offsets = leases.take_dead(topic.queue)
         if len(offsets):
             group, due_ms = leases.group, self.machine.last_read_time_ms
-            move = dead_letters.bury(group, topic.name, topic.queue, offsets, due_ms, self._id_salt)
+            move = dead_letters.bury(
+                *(group, topic.name, topic.queue, offsets, due_ms, self._id_salt),
+                self._details.take(group, offsets),
+            )
             self._batch.asked.append(PendingOp(move))
         return bool(len(offsets)) or leases.unfinished
 

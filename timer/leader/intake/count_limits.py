@@ -77,6 +77,16 @@ def check_topic(
     _check("namespace_topics_max", limits.namespace_topics_max, whose, there)
 
 
+def may_have_topic(limits: CountLimits, machine: Machine, name: str) -> bool:
+    """Return whether a topic exists or may be created."""
+    try:
+        if name not in machine.topic_by_name:
+            check_topic(limits, machine, name)
+    except LimitReachedError:
+        return False
+    return True
+
+
 def check_group(
     limits: CountLimits, machine: Machine, topic: Topic, on_the_way: Collection[GroupName] = ()
 ) -> None:
