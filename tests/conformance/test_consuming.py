@@ -198,7 +198,8 @@ def test_message_that_fails_too_often_becomes_a_dead_letter_that_says_why(
         for attempt in (1, 2):
             [message] = world.receive(consumer, 1)
             assert message.attempt == attempt
-            assert message.nack(delay=0).result(WAIT_S) is NackResult.NACKED
+            nacking = message.nack(delay=0, detail=f"ValueError: failure {attempt}")
+            assert nacking.result(WAIT_S) is NackResult.NACKED
         world.nothing_waits(consumer, topic)
     with client.consumer(dead, "look") as consumer:
         [letter] = world.take(consumer, 1)
@@ -206,6 +207,7 @@ def test_message_that_fails_too_often_becomes_a_dead_letter_that_says_why(
     said = {k: v for k, v in letter.headers.items() if k.startswith("dead-letter-")}
     assert said == {
         "dead-letter-reason": "nacked",
+        "dead-letter-detail": "ValueError: failure 2",
         "dead-letter-topic": topic,
         "dead-letter-group": "g",
         "dead-letter-timer-id": timer.id,

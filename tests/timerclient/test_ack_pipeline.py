@@ -10,7 +10,13 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import ACK, ACK_UP_TO, SHED, Acking, Batch, extend_by, nack_after
 from timerclient.streams.ack_pipeline import AckPipeline
 from timerclient.streams.acks import AckCall, Heard, QueuedAck
-from timerclient.values.errors import ConnectionLost, NotFound, OutcomeUnknown, TimerError
+from timerclient.values.errors import (
+    ConnectionLost,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    TimerError,
+)
 from timerclient.values.results import AckResult
 
 OFFSETS_MAX, REQUESTS_MAX = 3, 2
@@ -153,3 +159,21 @@ def test_answer_of_another_length_breaks_the_stream_and_loses_no_ack() -> None:
     play.send()
     play.answer(0)
     assert acked.result(0) is AckResult.ACKED
+
+
+def test_nacks_with_one_text_share_a_request_and_the_text_is_cut_to_its_limit() -> None:
+    play = Play()
+    batch, texts = play.batches[0], ["no stock", "no stock", "é" * 1_000, "\ud800"]
+    for offset, text in zip(batch.queue_offsets, texts, strict=False):
+        play.pipeline.put(batch, [offset], Acking[Any](), nack_after(None, text))
+    requests = []
+    while (call := play.pipeline.send(0.0)) is not None:
+        assert isinstance(call.request, pb.NackRequest)
+        requests.append(call.request)
+        play.pipeline.answered(call.request.request_no, [5] * len(call.request.offsets))
+    assert [(each.detail, len(each.offsets)) for each in requests] == [
+        *[("no stock", 2), ("é" * 510 + "…", 1)],
+        ("?", 1),
+    ]
+    with pytest.raises(InvalidRequest, match="detail = 'ValueError': must be a str"):
+        nack_after(None, ValueError("no stock"))  # type: ignore[arg-type]

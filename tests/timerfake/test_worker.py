@@ -172,6 +172,9 @@ def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
     assert "test_worker.py:" in lines[1]
     shop.fails = None
     with timers.cluster.client() as client:
+        [letter] = client.peek(LETTERS).messages
+        assert letter.headers["dead-letter-reason"] == "nacked"
+        assert letter.headers["dead-letter-detail"] == "ValueError: no such\norder"
         assert client.redrive("orders.billing.dead") == 1
     timers.advance(0)
     assert len(shop.calls) == 5
@@ -402,6 +405,11 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
     async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, begun, ended, go = TimerApp(), [], [], asyncio.Event()
+    details, nack = list[str](), Message.nack
+
+    def noted(message: Message, delay: float | None = None, *, detail: str = "") -> Any:
+        details.append(detail)
+        return nack(message, delay, detail=detail)
 
     def on_info(text: str, *_: object) -> None:
         if text.startswith("draining"):
@@ -427,8 +435,10 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
         while len(begun) < 2:
             await timers.cluster.settle()
         monkeypatch.setattr(LOG, "info", on_info)
+        monkeypatch.setattr(Message, "nack", noted)
         worker.stop()
         await running
+        assert details == ["the worker stopped before the handler ended"]
         assert (begun, ended, worker.left_running) == ([0, 1], [0], 1)
         [topic] = await client.topics()
         assert (topic.groups[0].unacked, topic.groups[0].leased) == (2, 0)

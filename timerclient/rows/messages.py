@@ -27,6 +27,7 @@ from timerclient.rows.rows import (
 from timerclient.rows.series_fields import Occurrence, occurrence_of
 from timerclient.values import ids
 from timerclient.values.codecs import PayloadReader
+from timerclient.values.errors import InvalidRequest
 from timerclient.values.results import AckResult, ExtendResult, NackResult
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 _PARTS: Final = vars(Future()).keys() - {"_state", "_result", "_exception"}
 """Attributes of a Future that only a wait or a callback needs."""
+DETAIL_BYTES_MAX: Final = 1_024
+"""Bytes of the text of a nack or a rejection, in UTF-8. Longer ones are cut."""
 _LATE: Final = (AckResult.EXPIRED, AckResult.DEAD_LETTERED)
 _step = threading.RLock()
 """Held while any Acking gets its parts or its outcome. The thread that holds it may be interrupted
@@ -199,6 +202,8 @@ class Word(NamedTuple):
     """Of a nack: the application has not seen the messages."""
     own: bool = False
     """It is from the consumer, not the application. It has no use on another stream."""
+    detail: str = ""
+    """Of a nack: the reason, for the dead letter."""
 
 
 ACK = Word("ack", AckResult)
@@ -212,13 +217,24 @@ def renewal(lease_s: float) -> Word:
     return Word("extend", ExtendResult, max(1, round(lease_s * 1000)), own=True)
 
 
-def nack_after(delay: float | timedelta | None) -> Word:
-    """Return a nack.
+def nack_after(delay: float | timedelta | None, detail: str = "") -> Word:
+    """Return a nack. A long `detail` is cut.
 
     Raises:
-        InvalidRequest: The delay is negative, or too long.
+        InvalidRequest: The delay is negative, or too long; or `detail` is no text.
     """
-    return Word("nack", NackResult, None if delay is None else span_ms("delay", delay))
+    if not isinstance(detail, str):
+        raise InvalidRequest.of("detail", type(detail).__name__, "must be a str")
+    ms = None if delay is None else span_ms("delay", delay)
+    return Word("nack", NackResult, ms, detail=cut_detail(detail))
+
+
+def cut_detail(text: str) -> str:
+    """Return the beginning of a text, at most DETAIL_BYTES_MAX bytes, without lone surrogates."""
+    data = text[: DETAIL_BYTES_MAX + 1].encode(errors="replace")
+    if len(data) > DETAIL_BYTES_MAX:
+        data = data[: DETAIL_BYTES_MAX - 3] + "…".encode()
+    return data.decode(errors="ignore")
 
 
 def extend_by(lease: float | timedelta | None) -> Word:
@@ -370,15 +386,20 @@ class Message(PayloadReader):
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK_UP_TO)
         return acking
 
-    def nack(self, delay: float | timedelta | None = None) -> Acking[NackResult]:
+    def nack(
+        self, delay: float | timedelta | None = None, *, detail: str = ""
+    ) -> Acking[NackResult]:
         """Return the message to the group, which receives it again. This counts as a failure.
 
         The message is delivered again after `delay` (a timedelta, or seconds; 0: at once; None: the
         group's backoff), to any consumer of the group. The future, returned at once, raises
         LeaseLost if the lease had ended, and OutcomeUnknown if the connection was lost.
+
+        `detail`: the reason, for people. If this nack makes the message a dead letter, the header
+        `dead-letter-detail` has up to 1,024 bytes of it.
         """
         acking: Acking[NackResult] = Acking()
-        word = nack_after(delay)
+        word = nack_after(delay, detail)
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, word)
         return acking
 
@@ -550,14 +571,14 @@ class Batch(Sequence[Message]):
         self.send_ack(self, self.queue_offsets, acking, ACK)
         return acking
 
-    def nack(self, delay: float | timedelta | None = None) -> Acking[int]:
+    def nack(self, delay: float | timedelta | None = None, *, detail: str = "") -> Acking[int]:
         """Return all messages to the group; see `Message.nack`.
 
         The future's result is the number of messages, without those that were acked before, had
         expired or are dead letters. If some leases have ended, it raises LeaseLost with their
         offsets; the others are nacked.
         """
-        return self._say(nack_after(delay))
+        return self._say(nack_after(delay, detail))
 
     def give_back(self) -> Acking[int]:
         """Return all messages as unseen; see `Message.give_back`. Otherwise as `nack`."""

@@ -144,6 +144,7 @@ class AckCall:
         elif isinstance(self.request, pb.NackRequest):
             self.request.unseen = word.unseen
             self.request.ends_credit = word.unseen and word.own
+            self.request.detail = word.detail
             if word.ms is not None:
                 self.request.delay_ms = word.ms
         elif isinstance(self.request, pb.ExtendRequest):

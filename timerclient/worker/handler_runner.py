@@ -26,7 +26,7 @@ from timerclient.client.group_calls import GroupOptions, encode_options
 from timerclient.rows.messages import Message
 from timerclient.values.codecs import reason_of
 from timerclient.values.errors import LeaseLost, PermissionDenied, TimerError
-from timerclient.worker.rejected_letters import letters_topic, write_letter
+from timerclient.worker.rejected_letters import failure_text, letters_topic, write_letter
 from timerclient.worker.retry_policy import Backoff, Reject, Retry
 from timerclient.worker.timer_app import CONTEXT, TimerContext, TimerHandler
 from timerclient.worker.worker_metrics import HandlerMetrics, Outcome
@@ -34,6 +34,8 @@ from timerclient.worker.worker_metrics import HandlerMetrics, Outcome
 LOG: Final = logging.getLogger("timerclient.worker")
 PAUSE_S_MAX: Final = 30.0
 """Longest pause before a consumer that ended with an error is opened again."""
+INTERRUPTED: Final = "the worker stopped before the handler ended"
+"""Detail of the nack of a message whose handler the drain cut off."""
 UNSET: Final = Backoff(1, max=60, attempts=0)
 """Pauses for a group without a backoff: what always fails must not loop at full speed."""
 
@@ -173,7 +175,7 @@ class HandlerRunner:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                self._nack(message, 0)
+                self._nack(message, 0, INTERRUPTED)
                 return Outcome.INTERRUPTED
             return self._return(message, error, Outcome.FAILED)  # the function's own
         except (Exception, SystemExit) as error:  # noqa: BLE001 -- an edge: any code of a user
@@ -193,14 +195,14 @@ class HandlerRunner:
         pause_s = None if self._paces is None else self._paces.delay_s(message.failures)
         if isinstance(error, Retry):
             pause_s = error.delay_s
-        self._nack(message, pause_s)
+        self._nack(message, pause_s, failure_text(error))
         self._log(outcome, message, error)
         return outcome
 
     @staticmethod
-    def _nack(message: Message, pause_s: float | None) -> None:
+    def _nack(message: Message, pause_s: float | None, detail: str) -> None:
         with contextlib.suppress(TimerError):  # the lease is lost: the message comes again
-            _ = message.nack(pause_s)
+            _ = message.nack(pause_s, detail=detail)
 
     async def _reject(self, message: Message, error: Reject) -> Outcome:
         client, group = self.handler.app.client, self.handler.options.group

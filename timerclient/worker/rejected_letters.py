@@ -1,4 +1,4 @@
-"""Dead letters of rejected messages, written by a worker.
+"""Dead letters of rejected messages, written by a worker; the texts of failures.
 
 A cluster moves a message to its dead-letter topic after `max_attempts` failures, in one step. A
 rejection comes before, so the worker writes the letter as a new message, with the headers that the
@@ -9,15 +9,13 @@ is delivered again, and a second letter may follow: for some minutes the request
 from typing import Final
 
 from timerclient.client.aio import AsyncTimerClient
-from timerclient.rows.messages import Message
+from timerclient.rows.messages import Message, cut_detail
 from timerclient.values.errors import InvalidRequest
 
 LETTERS: Final = "dead-letters"
 """The group that keeps the letters of a dead-letter topic, and that a redrive reads."""
 PREFIX: Final = "dead-letter-"
 PRIOR: Final = "prior-"
-DETAIL_BYTES_MAX: Final = 1_024
-"""Of the text of a rejection."""
 
 
 def letters_topic(topic: str, group: str, wanted: str) -> str:
@@ -44,13 +42,22 @@ def letter_headers(message: Message, group: str) -> dict[str, str]:
 
 def detail_of(reason: Exception) -> dict[str, str]:
     """Return the header with the text of a rejection, which is cut; none if there is no text."""
+    text = _text_of(reason)
+    return {f"{PREFIX}detail": cut_detail(text)} if text else {}
+
+
+def failure_text(error: BaseException) -> str:
+    """Return an exception's type and text, for the dead letter of a nacked message."""
+    text = _text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an exception's text; empty if its `__str__` fails."""
     try:
-        data = str(reason).encode(errors="replace")
+        return str(error)
     except Exception:  # noqa: BLE001 -- an edge: the application's own `__str__`
-        return {}
-    if len(data) > DETAIL_BYTES_MAX:
-        data = data[: DETAIL_BYTES_MAX - 3] + "…".encode()
-    return {f"{PREFIX}detail": data.decode(errors="ignore")} if data else {}
+        return ""
 
 
 async def write_letter(
