@@ -34,6 +34,15 @@ STEPS_MAX: Final = 10_000
 """Times of an expression that one look passes, because they lie before `after_ms`: those of the
 doubled hour."""
 _FORMS: Final = "must have five fields (minute hour day month weekday), or six with seconds first"
+_RANGES: Final = {
+    "Bad second": "0 to 59",
+    "Bad minute": "0 to 59",
+    "Bad hour": "0 to 23",
+    "Bad day-of-month": "1 to 31, in a month that has the day, or L or LW",
+    "Bad month": "1 to 12, or JAN to DEC",
+    "Bad day-of-week": "0 to 7, or SUN to SAT, or such as FRI#2 or 5L",
+}
+"""Error of the library -> values of the field that it names."""
 
 
 class CronCalendar:
@@ -90,6 +99,10 @@ def _next(cron: str, zone: str, after_ms: int) -> UnixMs | None:
         return None
     except (CronSimError, AssertionError, TypeError, ValueError, RecursionError) as error:
         # The library asserts on some combinations that it does not parse, such as "5L/2".
-        why = f"{error}; it " if isinstance(error, CronSimError) else ""
-        raise InvalidRequestError("cron", cron, why + _FORMS) from None
+        limit = _FORMS
+        if isinstance(error, CronSimError):
+            values = _RANGES.get(str(error))
+            takes = f"must be {values}; *, lists, ranges and steps may combine these"
+            limit = f"{error}; it {takes if values else _FORMS}"
+        raise InvalidRequestError("cron", cron, limit) from None
     return None

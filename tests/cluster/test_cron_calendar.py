@@ -71,7 +71,12 @@ def test_latest_missed_time_is_found_by_halves() -> None:
     ("cron", "zone", "begin", "end"),
     [
         ("* * * *", "", "cron = '* * * *': Wrong number of fields; it must have five fields", ""),
-        ("61 * * * *", "", "cron = '61 * * * *': Bad minute; it must have five fields", ""),
+        ("61 * * * *", "", "cron = '61 * * * *': Bad minute; it must be 0 to 59; ", ""),
+        ("60 * * * * *", "", "cron = '60 * * * * *': Bad second; it must be 0 to 59; ", ""),
+        ("0 24 * * *", "", "cron = '0 24 * * *': Bad hour; it must be 0 to 23; ", ""),
+        ("0 7 31 2 *", "", "cron = '0 7 31 2 *': Bad day-of-month; it must be 1 to 31, in a ", ""),
+        ("0 7 * 13 *", "", "cron = '0 7 * 13 *': Bad month; it must be 1 to 12, or JAN to ", ""),
+        ("0 7 * * FUN", "", "cron = '0 7 * * FUN': Bad day-of-week; it must be 0 to 7, or ", ""),
         ("* * * * 5L/2", "", "cron = '* * * * 5L/2': Bad day-of-week; ", ""),
         ("²,1 * * * *", "", "cron = '²,1 * * * *': Bad minute; ", ""),
         ("* * */20 * 1L", "", "cron = ", "must occur at least once in fifty years"),
