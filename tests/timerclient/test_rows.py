@@ -3,7 +3,7 @@
 import array
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,12 @@ def test_wrong_row_of_a_batch_is_named(more: dict[str, Any], text: str) -> None:
         rows.encode_batch("orders", when=more, **given)
     assert str(refused.value).startswith(text)
     assert refused.value.field == text.split()[0]
+
+
+@pytest.mark.parametrize("value", ["2030-01-01", date(2030, 1, 1), 1.5, None])
+def test_time_of_another_type_names_both_that_are_taken(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match="an aware datetime, or Unix milliseconds"):
+        rows.instant_ms("start", value)
 
 
 def test_batch_over_the_message_limit_is_refused_before_it_is_sent() -> None:

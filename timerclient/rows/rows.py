@@ -357,6 +357,8 @@ def instant_ms(field: str, value: datetime | int) -> int:
     Raises:
         InvalidRequest: It is naive, of another type, or out of range; names `field`.
     """
+    if not isinstance(value, datetime) and not hasattr(value, "__index__"):
+        raise InvalidRequest.of(field, value, "must be an aware datetime, or Unix milliseconds")
     try:
         return _of_due(value) if isinstance(value, datetime) else _of_due_ms(value)
     except InvalidRequest as refused:
