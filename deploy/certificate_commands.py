@@ -96,7 +96,7 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
         except BrokenPipeError:  # of our own output: timerctl ends quietly
             raise
         except (CertificateError, OSError) as error:
-            return put_failure(args, "CERTIFICATE", str(error))
+            return put_failure(args, "CERTIFICATE", error)
 
     return command
 

@@ -131,7 +131,7 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
             raise
         except (LaunchError, OSError) as error:
             code = USAGE if isinstance(error, WrongPlanError) else FAILED
-            put_failure(args, "LAUNCH", str(error), code)
+            put_failure(args, "LAUNCH", error, code)
         return code
 
     return command

@@ -107,6 +107,11 @@ def test_a_wrong_start_makes_no_cluster(local: Run, folder: Path) -> None:
     assert not (folder / "cluster.json").exists()
 
 
+def test_directory_that_is_a_file_is_named(local: Run, folder: Path) -> None:
+    folder.touch()
+    assert local("up") == (1, "", f"timerctl: {folder}: File exists\n")
+
+
 def test_wrong_names_and_numbers_are_errors(local: Run, folder: Path) -> None:
     for command in (("kill", "n1"), ("restart", "n1"), ("logs", "n1")):
         code, out, err = local(*command)

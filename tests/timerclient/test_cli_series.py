@@ -82,5 +82,7 @@ def test_preview_shows_times_and_wrong_values_are_refused(
     assert (code, "needs a UTC offset" in err) == (2, True)
     code, _, err = run(capsys, "create", "t", "k", "--every", "60", "--end", "soon")
     assert (code, "--end: 'soon' is not an ISO 8601 time" in err) == (2, True)
+    code, _, err = run(capsys, "create", "t", "k", "p")
+    assert (code, "one of the arguments --every --cron is required" in err) == (2, True), err
     code, _, err = run(capsys, "describe", "t", "absent")
     assert (code, "no such topic" in err) == (1, True)

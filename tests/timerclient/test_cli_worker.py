@@ -32,6 +32,8 @@ def f() -> None: ...
         ("shop_app:empty", "has no handler: decorate a function with @empty.timer"),
         ("shop_broken:app", "can't import shop_broken: ZeroDivisionError: division by zero ("),
         ("shop_lacks:app", "can't import shop_lacks: ModuleNotFoundError: No module named 'shop_x"),
+        ("shop_typo:app", "shop_typo: SyntaxError: invalid syntax ({}/shop_typo.py:2)"),
+        ("shop_app.py:app", "no module 'shop_app.py' in {} or on PYTHONPATH; write MODULE with"),
         ("shop_app:app --concurrency 0", "concurrency = 0: must be in 1 .. 10000"),
         ("shop_app:app --port 70000", "--port 70000: must be in 0 .. 65535"),
         ("shop_app:app --topic u", "--topic u: no handler has it, only: t (group g)"),
@@ -49,6 +51,7 @@ def test_worker_that_can_not_start_says_why(
     (tmp_path / "shop_app.py").write_text(APP.format(url="timers://nonsense"))
     (tmp_path / "shop_broken.py").write_text("1 / 0\n")
     (tmp_path / "shop_lacks.py").write_text("import shop_x\n")
+    (tmp_path / "shop_typo.py").write_text("app = 1\ndef f(:\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("shop_app", "shop_broken", "shop_lacks"):
@@ -57,7 +60,7 @@ def test_worker_that_can_not_start_says_why(
     code, out, err = ctl("worker", *place.split())
     sys.modules.pop("shop_app", None)
     assert (code, out) == (USAGE, "")
-    assert text in err
+    assert text.format(tmp_path) in err
     assert "Traceback" not in err
 
 

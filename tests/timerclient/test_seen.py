@@ -113,6 +113,15 @@ def test_timerctl_shows_stories_and_producers(
     assert again.strip() == f"{text.strip()}  repeated"
 
 
+@pytest.mark.parametrize("name", ["nope", "0x00000000000005", "5" * 17])
+def test_name_that_no_producer_has_is_a_wrong_command_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert timerctl.main(["producers", "describe", name]) == 2
+    said = f"argument PRODUCER: {name!r}: must be 16 hexadecimal digits, as `producers list` prints"
+    assert said in capsys.readouterr().err
+
+
 def test_every_event_of_a_story_is_explained() -> None:
     text = (Path(__file__).parents[2] / "docs/looking.md").read_text()
     missing = [name for name in short_names(pb.StoryEvent.What.DESCRIPTOR) if name not in text]

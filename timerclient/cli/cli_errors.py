@@ -125,11 +125,16 @@ def print_error(
     sys.stderr.write(f"timerctl: {text}{before}\n{more}")
 
 
-def put_failure(args: argparse.Namespace, code: str, text: str, status: int = FAILED) -> int:
+def put_failure(
+    args: argparse.Namespace, code: str, error: Exception | str, status: int = FAILED
+) -> int:
     """Print the error of a command that asks no cluster; return the exit status.
 
     `code`: the `reason` of the JSON document, for `-o json`.
     """
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
     if getattr(args, "output", "table") == "json":
         document = {"reason": code, "message": text, "exit_code": status}
         sys.stderr.write(output.to_json({"error": document}) + "\n")

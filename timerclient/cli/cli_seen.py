@@ -9,6 +9,7 @@ producers describe ID
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,6 +76,9 @@ class ProducerCommands(Commands):
 
 def _producer(text: str) -> int:
     """Return a producer's public name from its 16 hexadecimal digits."""
+    if not re.fullmatch("[0-9a-fA-F]{16}", text):
+        limit = "must be 16 hexadecimal digits, as `producers list` prints them"
+        raise argparse.ArgumentTypeError(f"{text!r}: {limit}")
     return int(text, 16)
 
 

@@ -63,7 +63,7 @@ class SeriesCommands(Commands):
         create.add_argument("payload", metavar="PAYLOAD", nargs="?", help="of each occurrence")
         alter.add_argument("--payload", metavar="PAYLOAD", help="another payload")
         for command in (create, alter):
-            _add_definition(command)
+            _add_definition(command, new=command is create)
         describe.add_argument(
             "--next", type=int, default=TIMES, metavar="COUNT", help=f"next times, default {TIMES}"
         )
@@ -155,8 +155,8 @@ class SeriesCommands(Commands):
         self._put(args, document, text)
 
 
-def _add_definition(command: argparse.ArgumentParser) -> None:
-    way = command.add_mutually_exclusive_group()
+def _add_definition(command: argparse.ArgumentParser, *, new: bool) -> None:
+    way = command.add_mutually_exclusive_group(required=new)
     way.add_argument("--every", type=duration, metavar="DURATION", help="interval, such as 10s")
     way.add_argument(
         "--cron", metavar="EXPRESSION", help="five fields, or six with seconds first, in quotes"

@@ -197,10 +197,14 @@ def _imported(module: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module}.".startswith(f"{missing}."):
             text = f"no module {missing!r} in {os.getcwd()} or on PYTHONPATH"
+            if module.endswith(".py"):
+                text += "; write MODULE without .py"
             raise UsageError(text) from error
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.filename}:{frame.lineno}"
-        text = f"can't import {module}: {type(error).__name__}: {error} ({where})"
+        where, why = f"{frame.filename}:{frame.lineno}", str(error)
+        if isinstance(error, SyntaxError):  # the frame is that of the import
+            where, why = f"{error.filename}:{error.lineno}", error.msg
+        text = f"can't import {module}: {type(error).__name__}: {why} ({where})"
         raise UsageError(text) from error
 
 
