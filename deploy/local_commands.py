@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from timerclient.cli import cli_args, contexts, output
 from timerclient.cli.cli_args import DEFAULT_ENDPOINTS, ENDPOINTS_VARIABLE, UsageError
 from timerclient.cli.cli_errors import FAILED, USAGE, put_failure
+from timerclient.cli.missing_modules import why_missing
 
 if TYPE_CHECKING:
     from deploy.local import LocalCluster
@@ -129,6 +130,8 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
             code = run(made, args) or 0
         except BrokenPipeError:  # of our own output: timerctl ends quietly
             raise
+        except ModuleNotFoundError as missing:  # --tls makes certificates
+            return put_failure(args, "LAUNCH", why_missing(missing, "server,certs"))
         except (LaunchError, OSError) as error:
             code = USAGE if isinstance(error, WrongPlanError) else FAILED
             put_failure(args, "LAUNCH", error, code)

@@ -112,6 +112,18 @@ def test_directory_that_is_a_file_is_named(local: Run, folder: Path) -> None:
     assert local("up") == (1, "", f"timerctl: {folder}: File exists\n")
 
 
+def test_tls_without_its_package_names_the_extra(
+    local: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "deploy.certificate_store", raising=False)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    code, _, err = local("up", "--tls")
+    assert (
+        code,
+        err.startswith("timerctl: needs cryptography: pip install '.[server,certs]'"),
+    ) == (1, True)
+
+
 def test_wrong_names_and_numbers_are_errors(local: Run, folder: Path) -> None:
     for command in (("kill", "n1"), ("restart", "n1"), ("logs", "n1")):
         code, out, err = local(*command)
