@@ -89,7 +89,7 @@ class Host:
             on_leading=on_leading,
             on_committed=on_committed,
             steps=self.steps,
-            read_failed=self.read_failed,
+            damaged=self.read_failed,
             fatal=self.fatal,
         )
         limits = FlushLimits(

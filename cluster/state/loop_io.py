@@ -18,13 +18,12 @@ from cluster.state.write_pace import Abandoned, IngestRate, Pacer
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
 from timer.leader.leader import Delivery
+from timer.model.timer_errors import FileDamage
 from timer.model.units import LogIndex, MonoMs, UnixMs
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-HARMLESS: Final = (ThreadWork.MERGE, ThreadWork.READ_AHEAD)
-"""Work whose failure leaves the state as it was. No other work of the kind follows a failure."""
 SHARE_MIN: Final = 0.75
 """Of the flush limits. Replicas apply the same entries, and should not all write at once."""
 
@@ -90,7 +89,7 @@ class LoopIo:
         on_leading: Callable[[], None],
         on_committed: Callable[[EntryKind, float], None],
         steps: Steps,
-        read_failed: Callable[[BaseException], None],
+        damaged: Callable[[FileDamage], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.make_clock, self.samples = make_clock, samples
@@ -99,7 +98,7 @@ class LoopIo:
         self.handed_out = handed_out
         self.leader_address, self.leading_changed = leader_address, on_leading
         self._on_committed, self._steps = on_committed, steps
-        self._read_failed, self._fatal = read_failed, fatal
+        self.damaged, self._fatal = damaged, fatal
         self.flush_pace = Pacer(self._flush_rate)
         self._ingest = IngestRate(asyncio.get_running_loop().time())
         self.merge_pace = Pacer(self._ingest.writing)
@@ -152,23 +151,16 @@ class LoopIo:
         return self._steps.run(work, *args, **kwargs)
 
     def run(self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
-        """See StateIo. `done` is not called if work of HARMLESS fails, or a merge is abandoned."""
-        self._spawn(self._run(kind, work, done))
+        """See StateIo. `done` is not called if a merge is abandoned."""
+        self._spawn(self._run(work, done))
 
-    async def _run(
-        self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]
-    ) -> None:
+    async def _run(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
         future = self._loop.run_in_executor(None, work)
         self.in_threads.add(future)
         future.add_done_callback(self.in_threads.discard)
         try:
             result = await asyncio.shield(future)
         except Abandoned:
-            return
-        except Exception as error:
-            if kind not in HARMLESS:
-                raise
-            self._read_failed(error)
             return
         done(result)
 

@@ -26,7 +26,14 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
 from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import Delivery, Leader, Now
-from timer.model.timer_errors import NotLeaderError, NotReadyError, ShuttingDownError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    FileDamage,
+    NotLeaderError,
+    NotReadyError,
+    ShuttingDownError,
+    UnknownVersionError,
+)
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
 from timer.pending.prefetch import Prefetch
 from timer.pending.runs.merge import Merge
@@ -60,7 +67,11 @@ SAMPLE_MS: Final = 100
 
 
 class ThreadWork(enum.Enum):
-    """The kinds of work that a thread does for the state plane."""
+    """The kinds of work that a thread does for the state plane.
+
+    A merge and reading ahead leave the state as it was if they meet damage. They go on with the
+    other files then, until the node is healed. Damage that the others meet ends the process.
+    """
 
     PREFETCH = enum.auto()
     FLUSH = enum.auto()
@@ -155,6 +166,9 @@ class StateIo(Protocol):
 
     def leading_changed(self) -> None:
         """Leadership began or ended."""
+
+    def damaged(self, damage: FileDamage, /) -> None:
+        """A merge or reading ahead met a damaged file. The node must be healed."""
 
 
 class StatePlane:
@@ -501,11 +515,15 @@ class StatePlane:
             self._merging = False
             return
 
-        def done(windows: list[ReadWindow]) -> None:
-            self._io.timed(store.install_merge, merge, windows)
+        def done(windows: list[ReadWindow] | FileDamage) -> None:
+            if isinstance(windows, FileDamage):
+                self._io.timed(store.leave_out, windows, merge)
+                self._io.damaged(windows)
+            else:
+                self._io.timed(store.install_merge, merge, windows)
             self._merge()
 
-        work = functools.partial(store.write_merge, merge, self._io.merge_pace)
+        work = functools.partial(_or_damage, store.write_merge, merge, self._io.merge_pace)
         self._io.run(ThreadWork.MERGE, work, done)
 
     # ---- reading
@@ -517,11 +535,17 @@ class StatePlane:
         ahead = self.engine.machine.store.begin_ahead(now.clock_ms)
         if ahead is not None:
             self._reading = True
-            self._io.run(ThreadWork.READ_AHEAD, ahead.read, functools.partial(self._read, ahead))
+            work = functools.partial(_or_damage, ahead.read)
+            self._io.run(ThreadWork.READ_AHEAD, work, functools.partial(self._read, ahead))
 
-    def _read(self, ahead: ReadAhead, _: None) -> None:
-        self._io.timed(self.engine.machine.store.end_ahead, ahead)
+    def _read(self, ahead: ReadAhead, damage: FileDamage | None) -> None:
+        store = self.engine.machine.store
         self._reading = False
+        if damage is None:
+            self._io.timed(store.end_ahead, ahead)
+        else:
+            self._io.timed(store.leave_out, damage)
+            self._io.damaged(damage)
 
     def _maybe_fetch(self) -> None:
         fetch = None if self._fetching else self.engine.begin_fetch()
@@ -563,6 +587,14 @@ class StatePlane:
         self.stopped = True
         if self._settling is not None:
             self._settling()
+
+
+def _or_damage(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T | FileDamage:
+    """Call, and return the damage that the call meets in place of a result."""
+    try:
+        return work(*args, **kwargs)
+    except (CorruptFileError, UnknownVersionError) as damage:
+        return damage
 
 
 def _nothing(*_: Any) -> None:

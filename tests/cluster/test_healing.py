@@ -148,6 +148,22 @@ def test_leader_that_meets_damage_while_a_follower_is_being_healed_hands_over_fi
         cluster.digests_agree()
 
 
+def test_query_that_meets_damage_is_answered_by_the_next_leader(cluster: Running) -> None:
+    leader = cluster.up()
+    data = cluster.directory / leader
+    with cluster.client() as client:
+        ids = {timer.id for timer in client.schedule_batch("asked", [b"x" * 20_000] * 9, delay=9e4)}
+        until(lambda: kept_runs(data), WAIT_S)
+        before = installs(cluster, leader)
+        for run in kept_runs(data):
+            flip(run, run.stat().st_size // 2)
+        assert {timer.id for timer in client.list_timers("asked")} == ids
+        until(lambda: installs(cluster, leader) > before, WAIT_S)
+    cluster.digests_agree()
+    assert "corrupt at byte" in cluster.log(leader)
+    assert "the leadership is over" in cluster.log(leader)
+
+
 @pytest.mark.long  # outgrows a segment of 64 MiB under load; damaged nodes fetch snapshots, too
 def test_node_that_fell_behind_the_kept_log_gets_a_snapshot_while_load_goes_on(
     cluster: Running,

@@ -379,12 +379,22 @@ async def test_memtable_whose_rows_are_mostly_dead_is_flushed_soon(tmp_path: Pat
     assert errors == []
 
 
-@pytest.mark.parametrize("kind", ThreadWork)
-async def test_work_that_only_reads_and_meets_damage_does_not_end_the_node(
-    tmp_path: Path, kind: ThreadWork
-) -> None:
+async def test_damage_that_a_query_meets_does_not_end_the_node(tmp_path: Path) -> None:
     errors, passed_on = list[BaseException](), list[BaseException]()
     host = host_on(tmp_path, Follower(Log()), errors, damaged=passed_on.append)
+    alone = host_on(tmp_path / "alone", Follower(Log()), errors)
+    damage, failed = CorruptFileError("runs/1", 0, "planted"), DiskFailedError("planted")
+    host.read_failed(damage)
+    assert (errors, passed_on) == ([], [damage])
+    host.read_failed(failed)
+    alone.read_failed(damage)
+    assert (errors, passed_on) == ([failed, damage], [damage])
+
+
+@pytest.mark.parametrize("kind", ThreadWork)
+async def test_error_of_a_thread_ends_the_node(tmp_path: Path, kind: ThreadWork) -> None:
+    errors = list[BaseException]()
+    host = host_on(tmp_path, Follower(Log()), errors, damaged=errors.clear)
     damage = CorruptFileError("runs/1", 0, "planted")
 
     def meet() -> None:
@@ -396,8 +406,4 @@ async def test_work_that_only_reads_and_meets_damage_does_not_end_the_node(
     host._io.run(kind, meet, done)
     while host._io._tasks:
         await asyncio.wait(host._io._tasks)
-    harmless = kind in (ThreadWork.MERGE, ThreadWork.READ_AHEAD)
-    assert (errors, passed_on) == (([], [damage]) if harmless else ([damage], []))
-    failed = DiskFailedError("planted")
-    host.read_failed(failed)
-    assert errors[-1] is failed
+    assert errors == [damage]

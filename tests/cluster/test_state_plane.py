@@ -7,19 +7,29 @@ from typing import Any
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from cluster.state.state_plane import UNSPILLED_FACTOR, FlushLimits, StatePlane, ThreadWork
-from tests.timer.machines import START_MS, Log, engine_on, part_of
+from cluster.state.state_plane import (
+    READ_AHEAD_MS,
+    UNSPILLED_FACTOR,
+    FlushLimits,
+    StatePlane,
+    ThreadWork,
+)
+from tests.timer.machines import START_MS, STATE, Log, engine_on, part_of
+from tests.timer.test_lookup import flip
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
 from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import Delivery
 from timer.model.timer_errors import (
+    CorruptFileError,
+    FileDamage,
     NotLeaderError,
     NotReadyError,
     OverloadedError,
     ShuttingDownError,
 )
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
+from timer.pending.runs import run_set
 from timer.pending.runs.run_writer import unpaced
 
 NEVER = 1 << 40
@@ -40,6 +50,7 @@ class Turns:
         self.folds = 0
         self.waits_ms: list[int] = []
         self.now_ms = 0
+        self.damages: list[FileDamage] = []
 
     def mono_ms(self) -> MonoMs:
         return MonoMs(self.now_ms)
@@ -109,6 +120,9 @@ class Turns:
     def leading_changed(self) -> None:
         """Nothing to do."""
 
+    def damaged(self, damage: FileDamage, /) -> None:
+        self.damages.append(damage)
+
     # ---- for tests
 
     def turn(self) -> None:
@@ -123,10 +137,10 @@ class Turns:
         done(work())
 
 
-def plane_of(log: Log, **limits: int) -> tuple[StatePlane, Turns]:
+def plane_of(log: Log, disk: SimDisk | None = None, **limits: int) -> tuple[StatePlane, Turns]:
     io = Turns(log)
     given = dict.fromkeys(("memtable_bytes", "log_bytes", "log_entries", "interval_ms"), NEVER)
-    return StatePlane(engine_on(SimDisk()), FlushLimits(**given | limits), io), io
+    return StatePlane(engine_on(disk or SimDisk()), FlushLimits(**given | limits), io), io
 
 
 def log_of(timers: int, size: int = 1, delay_ms: int = 10**9) -> Log:
@@ -360,3 +374,82 @@ def test_drain_is_over_when_all_requests_are_answered_and_a_checkpoint_is_commit
     assert last_kind(log) is EntryKind.CHECKPOINT
     plane.on_commit(end(log))
     assert plane.is_drained()
+
+
+class Runs:
+    """A plane with a run for each of the timers; the first run is damaged."""
+
+    def __init__(self, delays_ms: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
+        disk = SimDisk()
+        self.log = log_of(0)
+        self.plane, self.io = plane_of(self.log, disk)
+        self.store = self.plane.engine.machine.store
+        monkeypatch.setattr(run_set, "plan", lambda sketches: ())
+        for delay_ms in delays_ms:
+            self.write(delay_ms)
+        path = STATE / "runs" / self.store.runs[0].name
+        flip(disk, path, disk.read(path).index(b"p0p1p2"))
+
+    def write(self, delay_ms: int) -> None:
+        self.log.schedule(part_of([(1, START_MS + delay_ms, b"p0p1p2")]))
+        self.plane.on_commit(end(self.log))
+        self.plane.fold_later()
+        self.plane.flush()
+        self.io.turn()
+        self.io.syncs.popleft()()
+        self.io.finish(ThreadWork.FLUSH)
+        self.io.turn()
+
+    @property
+    def numbers(self) -> list[int]:
+        return [run.number for run in self.store.runs]
+
+    def assert_told_once(self) -> None:
+        damaged = STATE / "runs" / self.store.runs[0].name
+        assert [damage.path for damage in self.io.damages] == [damaged]
+
+
+def test_merge_that_meets_damage_is_given_up_and_other_runs_are_merged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = Runs([10**9] * 2, monkeypatch)
+    monkeypatch.setattr(run_set, "plan", lambda each: range(2 if len(each) > 1 else 0))
+    runs.write(10**9)
+    before = runs.numbers
+    runs.io.finish(ThreadWork.MERGE)
+    runs.assert_told_once()
+    assert runs.numbers == before
+    runs.io.finish(ThreadWork.MERGE)
+    assert runs.numbers[0] == before[0]
+    assert len(runs.numbers) == 2
+    assert not {*runs.numbers[1:]} & {*before}
+    assert not runs.io.threads
+    runs.write(10**9)
+    runs.io.finish(ThreadWork.MERGE)
+    runs.assert_told_once()
+    assert runs.store.pending == 4
+
+
+def test_merge_that_meets_damage_in_none_of_its_runs_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = Runs([10**9] * 2, monkeypatch)
+    monkeypatch.setattr(run_set, "plan", lambda each: range(len(each)))
+    merge = runs.store.begin_merge()
+    runs.store.leave_out(CorruptFileError(STATE / "runs" / "a part", 0, "planted"), merge)
+    assert runs.store.begin_merge() is None
+
+
+def test_reading_ahead_that_meets_damage_goes_on_with_other_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = Runs([8_000, 8_000, 10**9], monkeypatch)
+    runs.io.now_ms = 7_500
+    for _ in range(4):
+        runs.io.now_ms += READ_AHEAD_MS
+        runs.plane.kick()
+        runs.io.turn()
+        if runs.io.threads:
+            runs.io.finish(ThreadWork.READ_AHEAD)
+    runs.assert_told_once()
+    assert [window.size > 0 for window in runs.store._runs._windows] == [False, True, False]

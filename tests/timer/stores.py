@@ -163,7 +163,6 @@ class Node:
 
     def restart(self) -> None:
         """Recover from the manifest and apply the log after it; check that results are the same."""
-        self.store.close()
         manifest = copy.copy(self.manifest)
         runs = [RunMeta.unpack(meta.pack()) for meta in manifest.runs]
         assert runs == manifest.runs

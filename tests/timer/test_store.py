@@ -3,7 +3,6 @@
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -136,11 +135,10 @@ def test_leader_follower_and_model_agree_on_long_programs(seed: int, tmp_path: P
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path) -> Store:
     store = Store(RealDisk(), tmp_path)
     store.fire(UnixMs(NOW), 1, 1)
-    yield store
-    store.close()
+    return store
 
 
 def flush(store: Store) -> RunMeta | None:

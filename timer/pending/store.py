@@ -45,6 +45,7 @@ from timer.model.columns import (
     taken,
 )
 from timer.model.firing_order import START, Position, after, concat, raw
+from timer.model.timer_errors import FileDamage
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import TopicId, UnixMs
 from timer.pending.fire_limits import FiredRows, within
@@ -696,6 +697,10 @@ class Store:
         """Replace the merged runs by the parts, and retire the runs."""
         self._runs.end_merge(merge, windows, self._position)
 
+    def leave_out(self, damage: FileDamage, merge: Merge | None = None) -> None:
+        """Merge and read ahead without the damaged run. `merge` met the damage: it is over."""
+        self._runs.leave_out(damage, merge)
+
     def remove(self, retired: Sequence[RunMeta]) -> None:
         """Remove the files of retired runs. For a thread. No durable manifest names the runs."""
         self._runs.remove(retired)
@@ -703,11 +708,6 @@ class Store:
     def forget(self, retired: Sequence[RunMeta]) -> None:
         """Drop these runs from `retired`, once their files are removed."""
         self._runs.forget(retired)
-
-    def close(self) -> None:
-        """Free all memory. No other call may follow."""
-        self._memtable = Memtable(self._position, capacity=1)
-        self._frozen = None
 
     # ---- inside
 

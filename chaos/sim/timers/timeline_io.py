@@ -14,6 +14,7 @@ from cluster.state.state_plane import ThreadWork
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
 from timer.leader.leader import Delivery
+from timer.model.timer_errors import FileDamage
 from timer.model.units import LogIndex, MonoMs, UnixMs
 from timer.pending.runs.run_writer import Pace, unpaced
 
@@ -40,6 +41,8 @@ SLOW_FILES_US: Final = 8_000_000
 """Longest delay of a result; longer than a new run is loaded ahead of its use
 (timer/pending/runs/run_set.py)."""
 SLOW_FILES: Final = (ThreadWork.FLUSH, ThreadWork.MERGE, ThreadWork.READ_AHEAD)
+HEAL_US: Final = 5_000_000
+"""Longest time from damage that a merge or reading ahead met to the repair."""
 INSTALLS: Final = ("end_flush", "install_merge", "end_ahead")
 """Names of the calls that bring new rows of files into use."""
 
@@ -176,3 +179,7 @@ class TimelineIo:
 
     def leading_changed(self) -> None:
         """See StateIo."""
+
+    def damaged(self, damage: FileDamage) -> None:
+        """See StateIo. The repair begins later: the product waits for the other nodes."""
+        self._node.later(self._rng.randrange(HEAL_US), self._node.damage_found, damage)

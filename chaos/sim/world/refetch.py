@@ -147,7 +147,7 @@ class SimSnapshotFetch:
     def _finish(self) -> None:
         node = self._node
         try:
-            node.app_check(node.disk, INCOMING_PATH)
+            node.world.app_type.check(node.disk, INCOMING_PATH)
         except CorruptFileError as error:
             node.world.timeline.note(f"node {node.replica}", error)
             self._incoming.forget()

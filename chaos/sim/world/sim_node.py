@@ -111,7 +111,8 @@ class SimNode:
         """Number of starts and ends of processes so far."""
         self._committed = LogIndex(0)
         """Index of the last entry that the application received."""
-        self._paused = False
+        self.paused = False
+        """Whether the process is stopped by SIGSTOP."""
         self._backlog: list[tuple[Callable[..., object], tuple[object, ...]]] = []
         self._orders: list[Order] = []
         self._writing = False
@@ -140,7 +141,7 @@ class SimNode:
         world = self.world
         world.timeline.note(f"node {self.replica}", "starts")
         self.life += 1
-        self.alive, self._paused = True, False
+        self.alive, self.paused = True, False
         self._orders, self._backlog = [], []
         self._writing = False
         self._wake_ms = self._alarm_us = None
@@ -154,7 +155,7 @@ class SimNode:
             self.fail(error)
             return
         except StorageError as error:
-            self._damage_found(error)
+            self.damage_found(error)
             return
         self.commit_seen = self.core.commit_index
         for peer in world.nodes:
@@ -233,7 +234,7 @@ class SimNode:
         held = self.log.epoch_at(there.index) == there.epoch  # as an earlier process saw it
         return self.log.durable_index if held else LogIndex(0)
 
-    def _damage_found(self, error: StorageError) -> None:
+    def damage_found(self, error: StorageError) -> None:
         """Fetch a snapshot, or stay down if the damage is outside of CURABLE."""
         disk_loss.check_refusal(self, error)
         self.world.timeline.note(f"node {self.replica}", error)
@@ -306,28 +307,19 @@ class SimNode:
         self.stop()
         self.world.timeline.after(RESTART_MS * 1000, self.start)
 
-    def app_check(self, disk: SimDisk, directory: Path) -> None:
-        """Raise CorruptFileError if no process could start from the state in `directory`."""
-        self.world.app_type.check(disk, directory)
-
     def saved_index(self) -> LogIndex:
         """Return the index of the state on this disk; the log is needed only beyond it."""
         return self._make_app(self).applied_index
 
-    @property
-    def paused(self) -> bool:
-        """Whether the process is stopped by SIGSTOP."""
-        return self._paused
-
     def pause(self) -> None:
         """Stop the process as SIGSTOP does; the world around it continues."""
-        self._paused = True
+        self.paused = True
 
     def resume(self) -> None:
         """Continue the process and run the calls that came while it was stopped."""
-        if not self._paused:
+        if not self.paused:
             return
-        self._paused = False
+        self.paused = False
         backlog, self._backlog = self._backlog, []
         for call, args in backlog:
             self._run(self.life, call, *args)
@@ -343,7 +335,7 @@ class SimNode:
     def _run(self, life: int, call: Callable[..., object], *args: object) -> None:
         if life != self.life or not self.alive:
             return
-        if self._paused:
+        if self.paused:
             self._backlog.append((call, args))
             return
         try:
@@ -355,7 +347,7 @@ class SimNode:
             self.fail(error)
             return
         except StorageError as error:
-            self._damage_found(error)
+            self.damage_found(error)
             return
         if life != self.life or not self.alive:
             return

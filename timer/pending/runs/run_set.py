@@ -24,6 +24,7 @@ import numpy.typing as npt
 from timer.files.disk import Disk
 from timer.model.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
 from timer.model.firing_order import Position, after, find
+from timer.model.timer_errors import FileDamage
 from timer.model.units import UnixMs
 from timer.pending.memory.deleted_topics import NONE, DeletedTopics
 from timer.pending.memory.held_rows import ASIDE
@@ -121,6 +122,8 @@ class Runs:
         """For look-ups on the event loop."""
         self._prefetched: PrefetchedTimers | None = None
         self._merge: Merge | None = None
+        self._damaged: set[int] = set()
+        """Numbers of runs that are neither merged nor read ahead any more."""
         self.gone: DeletedTopics = NONE
         """The deleted topics. `peeks` still returns their rows."""
         self._next_due: int | None = None
@@ -375,10 +378,11 @@ class Runs:
     def begin_ahead(self, now_ms: UnixMs) -> ReadAhead | None:
         """Return the rows that a thread should load for the next two seconds; None: none now."""
         room = LOADED_SIZE_MAX - self.loaded_size
-        if room <= 0 or not any(window.wants(now_ms + AGAIN_MS) for window in self._windows):
+        sound = [w for w in self._windows if w.run.meta.number not in self._damaged]
+        if room <= 0 or not any(window.wants(now_ms + AGAIN_MS) for window in sound):
             return None
         until_ms = now_ms + AHEAD_MS
-        return ReadAhead([w for w in self._windows if w.wants(until_ms)], until_ms, room)
+        return ReadAhead([w for w in sound if w.wants(until_ms)], until_ms, room)
 
     def end_ahead(self, ahead: ReadAhead) -> None:
         """Use the rows that were loaded."""
@@ -470,7 +474,8 @@ class Runs:
         """
         if self._merge is not None:
             return None
-        live = [window.run for window in self._windows if window.run.meta.last > position]
+        live = [run for run in self.runs if run.meta.last > position]
+        live = [run for run in live if run.meta.number not in self._damaged]
         sketches = [_sketch(run, position, self._gone_rows(run.meta)) for run in live]
         places = plan(sketches)
         chosen = tuple(live[number] for number in places)
@@ -498,6 +503,16 @@ class Runs:
         runs = {id(run) for run in merge.runs}
         self._retire([window for window in self._windows if id(window.run) in runs])
         self.use(windows, position)
+
+    def leave_out(self, damage: FileDamage, merge: Merge | None) -> None:
+        """Merge and read ahead without the damaged run. `merge` met the damage: it is over."""
+        name = Path(str(damage.path)).name
+        damaged = {run.meta.number for run in self.runs if name in run.meta.names}
+        if merge is not None:
+            assert merge is self._merge
+            self._merge = None
+            damaged = damaged or {run.meta.number for run in merge.runs}  # one of the parts
+        self._damaged |= damaged
 
 
 def _sketch(run: Run, position: Position, gone: int) -> Sketch:
