@@ -8,8 +8,8 @@ import pytest
 
 from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.checks.policybook import LEVELS_MS, PolicyBook, TakenRequest
+from chaos.sim.timers.operators import POLICIES
 from chaos.sim.timers.timers import TimerWorld
-from chaos.sim.timers.town import POLICIES
 from chaos.sim.world.options import WorldOptions
 from chaos.sim.world.referee import Broken
 from tests.chaos.planted.planted import calm

@@ -9,8 +9,8 @@ from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.checks.keybook import weigh
 from chaos.sim.checks.policybook import PolicyBook
 from chaos.sim.checks.quotabook import QuotaBook
+from chaos.sim.timers import operators
 from chaos.sim.timers.timers import TimerWorld
-from chaos.sim.timers.warden import VALUES
 from chaos.sim.world.options import WorldOptions
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.simdisk import SimDisk
@@ -35,13 +35,13 @@ def test_quotas_are_reached_refuse_and_are_lifted(seed: int) -> None:
     book = world.town.book
     assert book.quotas.refused > 3
     said = [json.loads(fields) for _, _, fields in book.fates.story.policies]
-    assert {name for each in said for name, v in each.items() if v is not None} == set(VALUES)
+    assert {name for each in said for name, v in each.items() if v is not None} == {*QUOTAS}
     last = {scope: fields for scope, _, fields in book.fates.story.policies}
     assert {value for each in last.values() for value in json.loads(each).values()} == {None}
 
 
 def test_all_quotas_are_drawn() -> None:
-    assert {*VALUES} == {*QUOTAS}
+    assert {*operators.QUOTAS} == {*QUOTAS}
 
 
 # ---- the book

@@ -9,6 +9,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.checks.requestbook import NamedRequest
+from chaos.sim.timers.operators import SimOperator
 from timer.model.timer_errors import EngineError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -23,31 +24,29 @@ OTHER: Final = 0.1
 """Share of new requests that get an id used before, if there is one."""
 
 
-class SimCaller:
+class SimCaller(SimOperator):
     """One simple client."""
 
-    def __init__(self, town: "Town", name: bytes, rng: random.Random) -> None:
-        self._town = town
-        self._name = name
-        self._rng = rng
+    def __init__(self, town: "Town", name: str, rng: random.Random) -> None:
+        super().__init__(town, name, rng)
         self._made = 0
         self.waiting: list[NamedRequest] = []
         self._past: list[NamedRequest] = []
 
     def act(self) -> None:
         """Send a new request, or an old one again."""
-        app, rng = self._town.leader(), self._rng
+        app, rng = self.town.leader(), self.rng
         if app is None:
             return
-        now_us = self._town.world.timeline.now_us
+        now_us = self.town.world.timeline.now_us
         if self.waiting and now_us - self.waiting[0].sent_us > RESEND_US:
             call = self.waiting[0]
-            if rng.random() < 0.1 and not self._town.closing:
+            if rng.random() < 0.1 and not self.town.closing:
                 self.waiting.remove(call)  # the client died; the outcome stays unknown
                 self._past.append(call)
             else:
                 self._send(app, call)
-        elif self._town.closing:
+        elif self.town.closing:
             return
         elif self._past and rng.random() < 0.3:
             self._send(app, rng.choice(self._past[-6:]))
@@ -55,9 +54,9 @@ class SimCaller:
             self._new(app)
 
     def _new(self, app: "EngineApp") -> None:
-        rng = self._rng
+        rng = self.rng
         self._made += 1
-        text, window_ms = b"%s-%d" % (self._name, self._made), LONG_MS
+        text, window_ms = b"%s-%d" % (self.name.encode(), self._made), LONG_MS
         body = 0
         if rng.random() < 0.2:
             window_ms = SHORT_MS
@@ -66,33 +65,33 @@ class SimCaller:
             text, body = old.text, self._made
         count = rng.choice((1, 2, 5))
         rows = [
-            (rng.choice(self._town.topics), int(rng.choice((0, 50, 3_000)) * rng.random()))
+            (rng.choice(self.town.topics), int(rng.choice((0, 50, 3_000)) * rng.random()))
             for _ in range(count)
         ]
         call = NamedRequest(text, body, rows, window_ms)
-        self._town.book.asked(call.payloads)
+        self.town.book.asked(call.payloads)
         if window_ms == SHORT_MS:
-            self._town.book.repeatable.update(call.payloads)
+            self.town.book.repeatable.update(call.payloads)
         else:
-            self._town.book.whole.append(call.payloads)
+            self.town.book.whole.append(call.payloads)
         self.waiting.append(call)
         self._send(app, call)
 
     def _send(self, app: "EngineApp", call: NamedRequest) -> None:
-        call.sent_us = self._town.world.timeline.now_us
-        reply = self._town.reply(lambda result: self._answered(call, result))
-        self._town.line.ask(app, app.call, call, reply)
+        call.sent_us = self.town.world.timeline.now_us
+        reply = self.town.reply(lambda result: self._answered(call, result))
+        self.town.line.ask(app, app.call, call, reply)
 
     def _answered(self, call: NamedRequest, result: object) -> None:
         if isinstance(result, InvalidRequestError):  # by policy, or another request has the id
-            if self._town.operator is None:
-                self._town.book.requests.refusal(call.text, call.body)
+            if not self.town.world.options.policies:
+                self.town.book.requests.refusal(call.text, call.body)
             if call in self.waiting:
                 self.waiting.remove(call)
         if isinstance(result, EngineError):
             return  # act() sends it again after RESEND_US
         assert isinstance(result, list)
-        book = self._town.book
+        book = self.town.book
         if call.window_ms == LONG_MS and call.names is not None:
             book.answered_again(call.names, result)
         if call.names is None or call.window_ms == SHORT_MS:

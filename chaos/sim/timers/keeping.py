@@ -4,7 +4,8 @@ A part of chaos/sim/timers/timers.py. The calls return no answer, because the lo
 effects and the book (chaos/sim/checks/book.py) reads them from the log.
 """
 
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,9 +16,10 @@ from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import Leader
-from timer.model.timer_errors import EngineError
+from timer.model.timer_errors import EngineError, NotLeaderError
 from timer.model.units import Now, QueueOffset, UnixMs
 from timer.ready.group import Group
+from timer.ready.topic import Topic
 from timer.recovery.engine import Engine
 
 if TYPE_CHECKING:
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 REDRIVE_WAIT_US: Final = 2_000_000
 """Time after which a redrive ends."""
 REDRIVE_LEASE_MS: Final = 2_000
+
+
+def unanswered(result: object) -> None:
+    """Drop an answer."""
 
 
 class KeeperCalls:
@@ -40,23 +46,58 @@ class KeeperCalls:
     def _kick(self) -> None:
         raise NotImplementedError
 
+    @contextmanager
+    def _taking(
+        self, reply: Callable[[object], None] = unanswered, *, kick: bool = True
+    ) -> Iterator[None]:
+        """Take a request in the block, then let the plane step. `reply` gets the error, if any."""
+        try:
+            yield
+        except NotLeaderError as refused:
+            reply(refused)
+            return
+        except EngineError as refused:
+            reply(refused)
+        if kick:
+            self._kick()
+
+    def _leading(self) -> Leader:
+        """Return the leader.
+
+        Raises:
+            NotLeaderError: the node does not lead.
+        """
+        if self.engine.leader is None:
+            raise NotLeaderError(None)
+        return self.engine.leader
+
+    def _topic(self, name: str) -> Topic:
+        """Return a topic. Raises NotLeaderError if there is none: a client tries again."""
+        topic = self.engine.machine.topic_by_name.get(name)
+        if topic is None:
+            raise NotLeaderError(None)
+        return topic
+
+    def _group(self, topic: str, name: str) -> Group:
+        """Return a group. Raises NotLeaderError as `_topic`."""
+        group = self._topic(topic).groups.get(name)
+        if group is None:
+            raise NotLeaderError(None)
+        return group
+
     def recur(self, method: str, *args: Any) -> None:
         """Change a series, or cancel or move an occurrence; no answer."""
-        leader = self.engine.leader
-        if leader is None:
-            return
-        with suppress(EngineError):
+        with self._taking():
+            leader = self._leading()
             if method in ("cancel", "move"):
                 due_ms, seq = np.array(args[:1]), np.array(args[1:], np.uint64)
                 if method == "cancel":
-                    leader.cancel(due_ms, seq, lambda _: None)
+                    leader.cancel(due_ms, seq, unanswered)
                 else:
                     when = WantedTimes("delay_ms", np.array([700]))
-                    ids = Ids(due_ms, seq)
-                    leader.reschedule(ids, None, when, self._now(), lambda _: None)
+                    leader.reschedule(Ids(due_ms, seq), None, when, self._now(), unanswered)
             else:
-                getattr(leader.series, method)(*args, self._now(), lambda _: None)
-        self._kick()
+                getattr(leader.series, method)(*args, self._now(), unanswered)
 
     def seek_group(self, topic: str, name: str, by: str, where: float) -> None:
         """Seek a group to an offset or a time.
@@ -68,74 +109,56 @@ class KeeperCalls:
             where: 0 to 1; by offset, a fraction of the queue's range; by time, 10 s before now
                 times this
         """
-        leader, group = self._group(topic, name)
-        if leader is None or group is None:
-            return
-        queue, now_ms = self.engine.machine.topics[group.topic].queue, self._now().clock_ms
-        offset = queue.begin + round(where * (queue.end - queue.begin))
-        with suppress(EngineError):
+        with self._taking():
+            leader, group = self._leading(), self._group(topic, name)
+            queue, now_ms = self.engine.machine.topics[group.topic].queue, self._now().clock_ms
+            offset = queue.begin + round(where * (queue.end - queue.begin))
             if by == "offset":
-                leader.groups.seek(group, QueueOffset(offset), lambda _: None)
+                leader.groups.seek(group, QueueOffset(offset), unanswered)
             else:
                 time_ms = UnixMs(now_ms - int(where * 10_000))
-                leader.groups.seek_time(group, time_ms, lambda _: None)
-        self._kick()
+                leader.groups.seek_time(group, time_ms, unanswered)
 
     def alter_group(self, topic: str, name: str, changes: dict[str, int]) -> None:
         """Change settings of a group."""
-        leader, group = self._group(topic, name)
-        if leader is not None and group is not None:
-            with suppress(EngineError):
-                alter = AlterGroup(group.topic, group.group_id, changes)
-                leader.groups.alter(alter, lambda _: None)
-            self._kick()
+        with self._taking():
+            leader, group = self._leading(), self._group(topic, name)
+            leader.groups.alter(AlterGroup(group.topic, group.group_id, changes), unanswered)
 
     def redrive(self, letters: str, most: int) -> None:
         """Redrive at most `most` dead letters, as cluster/api/group_admin.py does."""
-        leader, group = self._group(letters, dead_letters.GROUP)
-        if leader is None or group is None:
-            return
-        took: list[Delivery] = []
-        queue = self.engine.machine.topics[group.topic].queue
-        last = np.array([queue.end - 1]).astype(np.uint64)
-        free = group.unacked(queue.end) and leader.groups.states(group, last).free[0]
-        if most == 1 and free and not group.is_acked(last)[0] and queue.at_hand(last):
-            with suppress(EngineError):  # the youngest letter, by its offset
-                leader.groups.redrive(group, last, lambda _: None)
+        with self._taking():
+            leader, group = self._leading(), self._group(letters, dead_letters.GROUP)
+            took: list[Delivery] = []
+            queue = self.engine.machine.topics[group.topic].queue
+            last = np.array([queue.end - 1]).astype(np.uint64)
+            free = group.unacked(queue.end) and leader.groups.states(group, last).free[0]
+            if most == 1 and free and not group.is_acked(last)[0] and queue.at_hand(last):
+                with suppress(EngineError):  # the youngest letter, by its offset
+                    leader.groups.redrive(group, last, unanswered)
 
-        def take(delivery: Delivery) -> None:
-            took.append(delivery)
-            with suppress(EngineError):
-                leader.groups.redrive(group, delivery.lease.offsets, lambda _: None)
+            def take(delivery: Delivery) -> None:
+                took.append(delivery)
+                with suppress(EngineError):
+                    leader.groups.redrive(group, delivery.lease.offsets, unanswered)
 
-        def over() -> None:
-            if self.engine.leader is leader:
-                (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
-                self._kick()
+            def over() -> None:
+                if self.engine.leader is leader:
+                    (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
+                    self._kick()
 
-        consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, end=lambda _: None, once=True)
-        with suppress(EngineError):
+            consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, end=unanswered, once=True)
             leader.groups.join(group, consumer)
             leader.groups.credit(group, consumer, most)
             self.node.later(REDRIVE_WAIT_US, over)
-        self._kick()
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic."""
-        leader, topic = self.engine.leader, self.engine.machine.topic_by_name.get(name)
-        if leader is not None and topic is not None:
-            with suppress(EngineError):
-                leader.delete_topic(topic.topic_id, self._now(), lambda _: None)
-            self._kick()
+        with self._taking():
+            topic = self._topic(name)
+            self._leading().delete_topic(topic.topic_id, self._now(), unanswered)
 
     def delete_group(self, topic: str, name: str) -> None:
         """Delete a group."""
-        leader, group = self._group(topic, name)
-        if leader is not None and group is not None:
-            with suppress(EngineError):
-                leader.groups.delete(group, lambda _: None)
-            self._kick()
-
-    def _group(self, topic: str, name: str) -> tuple[Leader | None, Group | None]:
-        of = self.engine.machine.topic_by_name.get(topic)
-        return self.engine.leader, of.groups.get(name) if of is not None else None
+        with self._taking():
+            self._leading().groups.delete(self._group(topic, name), unanswered)

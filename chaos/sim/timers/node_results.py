@@ -48,6 +48,12 @@ def named(timers: Ids) -> list[TimerName]:
     return [*map(TimerName, timers.due_ms.tolist(), timers.seq.tolist())]
 
 
+def ids_of(names: list[TimerName]) -> Ids:
+    """Return the columns of names."""
+    due, seq = [name.due_ms for name in names], [name.seq for name in names]
+    return Ids(np.array(due, np.int64), np.array(seq, np.uint64))
+
+
 def listed(result: object) -> object:
     """Return an array as a list, and an error unchanged."""
     return result if isinstance(result, EngineError) else np.asarray(result).tolist()

@@ -4,36 +4,32 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.sim.checks.expected_traits import headers_of
+from chaos.sim.timers.operators import SimOperator
 from timer.model.recurrence import Misfire, SeriesSpec
 
 if TYPE_CHECKING:
-    from chaos.sim.timers.town import Town
+    from chaos.sim.timers.timers import EngineApp
     from timer.state.series_table import SeriesView
 
-RECURRING: Final = 0.3
-"""Probability of an action at each action of the clients."""
 SERIES_MAX: Final = 12
 
 
-class SimRecurrer:
-    """Works on series; exists in worlds with `series`. All series end: they have a count."""
+class SimRecurrer(SimOperator):
+    """Works on series. All series end: they have a count."""
 
-    def __init__(self, town: "Town", rng: random.Random) -> None:
-        self._town, self._rng = town, rng
-        self._made = 0
+    share = 0.3
+    _made = 0
 
-    def act(self) -> None:
+    def do(self, app: "EngineApp") -> None:
         """Create, change, pause, resume or delete a series, or cancel or move its occurrence."""
-        app, rng = self._town.leader(), self._rng
-        if app is None or self._town.closing or rng.random() > RECURRING:
-            return
+        rng = self.rng
         machine = app.engine.machine
         views = machine.series.views(machine.series.ids_of(0, 0, SERIES_MAX))
         if len(views) < SERIES_MAX and (not views or rng.random() < 0.4):
             self._made += 1
             payload = b"series %d" % self._made
-            self._town.book.series.add(payload)
-            traits = self._town.world.options.traits
+            self.town.book.series.add(payload)
+            traits = self.town.world.options.traits
             spec = SeriesSpec(
                 every_ms=rng.choice((1_000, 1_300, 3_000)),
                 max_count=rng.randint(1, 5),
@@ -41,7 +37,7 @@ class SimRecurrer:
                 payload=payload,
                 headers=bytes(headers_of([payload]).blob) if traits else b"",
             )
-            topic = machine.topic_by_name.get(rng.choice(self._town.topics))
+            topic = machine.topic_by_name.get(rng.choice(self.town.topics))
             if topic is not None:
                 self._ask("create", topic.topic_id, b"k%d" % rng.randrange(20), spec)
             return
@@ -49,11 +45,11 @@ class SimRecurrer:
             one = rng.choice(views)
             wait_ms = max(0, int(one.due_ms) - app.clock_ms() - rng.randrange(40))
             wait_us = rng.choice((0, 1_000)) * wait_ms
-            self._town.world.timeline.after(wait_us, self._change, one, rng)
+            self.town.world.timeline.after(wait_us, self._change, one, rng)
 
     def _change(self, one: "SeriesView", rng: random.Random) -> None:
         match rng.choice(("pause", "resume", "resume", "every", "delete", "cancel", "move")):
-            case "pause" if not self._town.closing:
+            case "pause" if not self.town.closing:
                 self._ask("alter", one.series_id, {"paused": True})
             case "resume":
                 self._ask("alter", one.series_id, {"paused": False})
@@ -66,12 +62,12 @@ class SimRecurrer:
 
     def finish(self) -> None:
         """Resume what is paused."""
-        app = self._town.leader()
+        app = self.town.leader()
         table = app.engine.machine.series if app is not None else None
         for view in table.views(table.ids_of(0, 0, SERIES_MAX)) if table is not None else ():
             if view.spec.paused:
                 self._ask("alter", view.series_id, {"paused": False})
 
     def _ask(self, method: str, *args: Any) -> None:
-        if (app := self._town.leader()) is not None:
-            self._town.line.ask(app, app.recur, method, *args)
+        if (app := self.town.leader()) is not None:
+            self.town.line.ask(app, app.recur, method, *args)

@@ -6,7 +6,6 @@ The production state plane (cluster/state/state_plane.py) runs both on the world
 import random
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
 from chaos.sim.checks.progress_check import ProgressCheck
 from chaos.sim.checks.requestbook import NamedRequest
 from chaos.sim.timers.keeping import KeeperCalls
-from chaos.sim.timers.node_results import listed, named, rows_of, told
+from chaos.sim.timers.node_results import ids_of, listed, named, rows_of, told
 from chaos.sim.timers.slow_reader import SlowReader, UnsentDelivery
 from chaos.sim.timers.timeline_io import TimelineIo
 from chaos.sim.timers.town import LEASE_MS, NumberedRequest, SimConsumer, Town
@@ -35,14 +34,14 @@ from chaos.sim.world.world import World
 from cluster.state.state_plane import FlushLimits, StatePlane
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry
-from timer.entries.payloads import CreateGroup, GroupStart, Ids, Keys
+from timer.entries.payloads import CreateGroup, GroupStart, Keys
 from timer.entries.policies import CLUSTER, DEFAULTS, Scope, ScopePolicy
 from timer.files.disk import Disk
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.intake.disk_reserve import Rooms
 from timer.leader.leader import Delivery, Leader, LeaderConfig, Now
-from timer.model.columns import Binary, Part
+from timer.model.columns import U64, Binary, Part
 from timer.model.timer_errors import (
     EngineError,
     InvalidRequestError,
@@ -258,11 +257,12 @@ class EngineApp(KeeperCalls):
         following = self.applied_index + 1 + self.engine.machine.portions.begun
         book.expiry.handed_out(delivery, following)
         book.leases.handed_out(leader, delivery, self.node.mono_ms())
-        if self._town.pacer is not None:
+        options = self.node.world.options
+        if options.traits:
             rate = self.engine.machine.policies.of(CLUSTER).group_rate_max or 0
             if not self.node.world.heals:  # a healed world has no rate
                 book.pace.handed_out(delivery, rate, self.node.world.timeline.now_us)
-            if self._town.ager is None:  # the turns of expired messages are not seen
+            if not options.expiry:  # the turns of expired messages are not seen
                 book.order.by_priority(delivery, leader.groups.states)
 
     def may_hand_out(self) -> bool:
@@ -293,37 +293,26 @@ class EngineApp(KeeperCalls):
 
     def register(self, token: bytes, reply: "Callable[[object], None]") -> None:
         """Register a producer."""
-        leader = self.engine.leader
-        if leader is None:
-            reply(NotLeaderError(None))
-            return
-        try:
+        with self._taking(reply, kick=False):
+            leader = self._leading()
             drawn = ProducerId(self._rng.randrange(1, self._producer_ids))
             leader.register(token, drawn, self._now(), reply)
-        except EngineError as refused:
-            reply(refused)
 
     def schedule(
         self, producer_id: int, request: NumberedRequest, reply: "Callable[[object], None]"
     ) -> None:
         """Schedule a request's timers; the answer is a list of ToldRow, or an error."""
-        leader = self.engine.leader
-        if leader is None:
-            reply(NotLeaderError(None))
-            return
-        topic = leader.topic_named(request.topic)
-        now = self._now()
-        try:
+        with self._taking(reply):
+            leader, now = self._leading(), self._now()
+            topic = leader.topic_named(request.topic)
             if topic is None:
                 leader.topic(request.topic, now, lambda _: None)
-                self._kick()
                 return  # the client resends the request
             rows, payload = len(request.values), Binary.of(request.payloads(producer_id))
             rules = leader.rules(topic.topic_id, ProducerId(producer_id), request.sequence)
             limit, size = rules.payload_limit[0], int(payload.sizes.max())
             if size > limit:
-                reply(InvalidRequestError("payload", f"{size} bytes", f"at most {limit}"))
-                return
+                raise InvalidRequestError("payload", f"{size} bytes", f"at most {limit}")
             floor_ms = self.engine.machine.last_read_time_ms
             asked = WantedTimes(request.way, np.array(request.values, np.int64))
             times = rules.times(asked, rows, now, floor_ms)
@@ -343,37 +332,27 @@ class EngineApp(KeeperCalls):
                 body=zlib.crc32(payload.blob),
             )
             self._take(leader, (producer_id, request.sequence), part, now, reply)
-        except EngineError as refused:
-            reply(refused)
-        self._kick()
 
     def _headers(self, payloads: list[bytes]) -> Binary | None:
-        return None if self._town.pacer is None else headers_of(payloads)
+        return headers_of(payloads) if self.node.world.options.traits else None
 
     def call(self, call: NamedRequest, reply: "Callable[[object], None]") -> None:
         """Schedule a request that has an id; the answer is the same as for `schedule`."""
-        leader = self.engine.leader
-        if leader is None:
-            reply(NotLeaderError(None))
-            return
-        topics = {topic: leader.topic_named(topic) for topic, _ in call.rows}
-        now = self._now()
-        request = leader.request_id(call.text, call.body, now)
-        request = request._replace(until_ms=UnixMs(now.clock_ms + call.window_ms))
-        floor_ms = self.engine.machine.last_read_time_ms
-        try:
-            missing = [name for name, topic in topics.items() if topic is None]
-            if missing:
-                leader.topic(missing[0], now, lambda _: None)
-                self._kick()
-                return  # the client resends the request
+        with self._taking(reply):
+            leader, now = self._leading(), self._now()
+            topics = {topic: leader.topic_named(topic) for topic, _ in call.rows}
+            request = leader.request_id(call.text, call.body, now)
+            request = request._replace(until_ms=UnixMs(now.clock_ms + call.window_ms))
+            floor_ms = self.engine.machine.last_read_time_ms
             known = {name: topic for name, topic in topics.items() if topic is not None}
+            if missing := [name for name in topics if name not in known]:
+                leader.topic(missing[0], now, lambda _: None)
+                return  # the client resends the request
             ids = [known[topic].topic_id for topic, _ in call.rows]
             times = []
             for topic_id, (_, delay_ms) in zip(ids, call.rows, strict=True):
                 rules = leader.rules(topic_id, ProducerId(0), 0, request)
-                when = WantedTimes("delay_ms", np.array([delay_ms], np.int64))
-                times.append(rules.times(when, 1, now, floor_ms))
+                times.append(rules.times(_after(delay_ms), 1, now, floor_ms))
             part = Part(
                 producer_id=ProducerId(0),
                 sequence=0,
@@ -385,9 +364,6 @@ class EngineApp(KeeperCalls):
                 request=request,
             )
             self._take(leader, request[:2], part, now, reply)
-        except EngineError as refused:
-            reply(refused)
-        self._kick()
 
     def _take(
         self, leader: Leader, key: object, part: Part, now: Now, reply: "Callable[[object], None]"
@@ -411,30 +387,15 @@ class EngineApp(KeeperCalls):
 
     def cancel(self, names: list[TimerName], reply: "Callable[[object], None]") -> None:
         """Cancel timers; the answer is a list of the machine's results."""
-        leader = self.engine.leader
-        if leader is None:
-            reply(NotLeaderError(None))
-            return
-        due = np.array([name.due_ms for name in names], np.int64)
-        seq = np.array([name.seq for name in names], np.uint64)
-        try:
-            leader.cancel(due, seq, lambda result: reply(listed(result)))
-        except EngineError as refused:
-            reply(refused)
-        self._kick()
+        with self._taking(reply):
+            targets = ids_of(names)
+            leader = self._leading()
+            leader.cancel(targets.due_ms, targets.seq, lambda result: reply(listed(result)))
 
     def reschedule(
         self, names: list[TimerName], delay_ms: int, reply: "Callable[[object], None]"
     ) -> None:
         """Reschedule timers; the answer is a list of (the machine's result, new name)."""
-        leader = self.engine.leader
-        if leader is None:
-            reply(NotLeaderError(None))
-            return
-        targets = Ids(
-            np.array([name.due_ms for name in names], np.int64),
-            np.array([name.seq for name in names], np.uint64),
-        )
 
         def answer(result: object) -> None:
             if isinstance(result, RescheduleApplied):
@@ -442,17 +403,14 @@ class EngineApp(KeeperCalls):
             else:
                 reply(result)
 
-        book, now = self._town.book, self._now()
-        for name in names:
-            if name in book.timers:
-                self._note_move(name.seq, book.timers[name].topic, delay_ms, now)
-        topics = self.engine.machine.store.topics(targets.due_ms, targets.seq)
-        when = WantedTimes("delay_ms", np.array([delay_ms], np.int64))
-        try:
-            leader.reschedule(targets, topics, when, now, answer)
-        except EngineError as refused:
-            reply(refused)
-        self._kick()
+        with self._taking(reply):
+            leader, targets = self._leading(), ids_of(names)
+            book, now = self._town.book, self._now()
+            for name in names:
+                if name in book.timers:
+                    self._note_move(name.seq, book.timers[name].topic, delay_ms, now)
+            topics = self.engine.machine.store.topics(targets.due_ms, targets.seq)
+            leader.reschedule(targets, topics, _after(delay_ms), now, answer)
 
     def change_key(
         self, key: tuple[str, bytes], delay_ms: int | None, reply: "Callable[[object], None]"
@@ -464,12 +422,6 @@ class EngineApp(KeeperCalls):
             delay_ms: the new delay; None cancels
             reply: gets a list of (old name, new name), new is None after a cancel; or an error
         """
-        leader = self.engine.leader
-        topic = self.engine.machine.topic_by_name.get(key[0])
-        if leader is None or topic is None:
-            reply(NotLeaderError(None))
-            return
-        targets = Keys(np.array([topic.topic_id], np.uint32), Binary.of([key[1]]))
 
         def answer(result: object) -> None:
             if isinstance(result, CancelApplied):
@@ -482,17 +434,15 @@ class EngineApp(KeeperCalls):
             else:
                 reply(result)
 
-        now = self._now()
-        try:
+        with self._taking(reply):
+            leader, now = self._leading(), self._now()
+            topic = self._topic(key[0])
+            targets = Keys(np.array([topic.topic_id], np.uint32), Binary.of([key[1]]))
             if delay_ms is None:
                 leader.cancel_keys(targets, now, answer)
             else:
                 self._note_move(key, key[0], delay_ms, now)
-                when = WantedTimes("delay_ms", np.array([delay_ms], np.int64))
-                leader.reschedule(targets, targets.topic, when, now, answer)
-        except EngineError as refused:
-            reply(refused)
-        self._kick()
+                leader.reschedule(targets, targets.topic, _after(delay_ms), now, answer)
 
     def _note_move(self, target: object, topic: str, delay_ms: int, now: Now) -> None:
         floor_ms = self.engine.machine.last_read_time_ms
@@ -501,36 +451,28 @@ class EngineApp(KeeperCalls):
 
     def alter(self, where: str, said: ScopePolicy, unset: list[str]) -> None:
         """Change the policy of the cluster (""), a namespace ("ns/") or a topic; no answer."""
-        leader = self.engine.leader
-        topic = self.engine.machine.topic_by_name.get(where)
-        if leader is None or (topic is None and where and not where.endswith("/")):
-            return
-        scope = Scope(where.rstrip("/")) if topic is None else Scope("", topic.topic_id)
-        with suppress(EngineError):
-            leader.alter(scope, said, unset, self._now(), lambda _: None)
-        self._kick()
+        with self._taking():
+            is_wide = not where or where.endswith("/")
+            scope = Scope(where.rstrip("/")) if is_wide else Scope("", self._topic(where).topic_id)
+            self._leading().alter(scope, said, unset, self._now(), lambda _: None)
 
     def open(self, consumer: SimConsumer, stream: int, credit: int) -> None:
         """Open a consumer's stream."""
-        leader = self.engine.leader
-        topic = self.engine.machine.topic_by_name.get(consumer.topic)
-        if leader is None or topic is None:
-            self._town.line.stream(consumer.ended, stream)  # the consumer opens a stream again
-            return
+
+        def ended(_: object) -> None:  # the consumer opens a stream again
+            self._town.line.stream(consumer.ended, stream)
 
         def join(group: object) -> None:
             if isinstance(group, Group) and leader.closed is None:
                 self._join(consumer, stream, group, credit)
             elif isinstance(group, TopicDeletedError):
-                self._town.line.stream(consumer.ended, stream)
+                ended(group)
 
-        settings = self._town.settings(consumer.topic, consumer.group)
-        create = CreateGroup(topic.topic_id, consumer.group, GroupStart.EARLIEST, settings)
-        try:
+        with self._taking(ended):
+            leader, topic = self._leading(), self._topic(consumer.topic)
+            settings = self._town.settings(consumer.topic, consumer.group)
+            create = CreateGroup(topic.topic_id, consumer.group, GroupStart.EARLIEST, settings)
             leader.groups.create(create, join)
-        except EngineError:
-            self._town.line.stream(consumer.ended, stream)  # the topic is being deleted
-        self._kick()
 
     def _join(self, consumer: SimConsumer, stream: int, group: Group, credit: int) -> None:
         leader = self.engine.leader
@@ -591,11 +533,10 @@ class EngineApp(KeeperCalls):
 
     def credit(self, consumer: SimConsumer, stream: int, messages: int) -> None:
         """Give a consumer credit for more messages."""
-        joined = self._joined.get((consumer, stream))
-        if joined is not None and self.engine.leader is not None:
+        with self._taking():
+            leader, group, joined = self._serving(consumer, stream)
             self._town.book.credit.granted((consumer, stream), messages)
-            self.engine.leader.groups.credit(*joined, messages)
-            self._kick()
+            leader.groups.credit(group, joined, messages)
 
     def ack(
         self,
@@ -610,24 +551,12 @@ class EngineApp(KeeperCalls):
 
         The verdicts are those of timer/leader/groups/group_leases.py.
         """
-        joined = self._joined.get((consumer, stream))
-        leader = self.engine.leader
-        if joined is None or leader is None:
-            reply(NotLeaderError(None))
-            return
-        column = np.array(offsets, np.uint64)
-        self._town.book.order.ack_asked(joined[0].group_id, offsets)
-        try:
-            leader.groups.ack(
-                joined[0],
-                Epoch(epoch),
-                LeaseId(lease_id),
-                column,
-                lambda result: reply(listed(result)),
-            )
-        except EngineError as refused:
-            reply(refused)
-        self._kick()
+        with self._taking(reply):
+            leader, group, _ = self._serving(consumer, stream)
+            column = np.array(offsets, np.uint64)
+            self._town.book.order.ack_asked(group.group_id, offsets)
+            ids = Epoch(epoch), LeaseId(lease_id)
+            leader.groups.ack(group, *ids, column, lambda result: reply(listed(result)))
 
     def ack_up_to(
         self,
@@ -641,17 +570,11 @@ class EngineApp(KeeperCalls):
 
         `held` is the epoch and the lease id.
         """
-        joined = self._joined.get((consumer, stream))
-        leader = self.engine.leader
-        if joined is None or leader is None:
-            return
-        group, ids = joined[0], (Epoch(held[0]), LeaseId(held[1]))
-        self._town.book.order.ack_asked(group.group_id, range(group.cursor, offset + 1))
-        with suppress(EngineError):
-            leader.groups.ack_up_to(
-                group, *ids, QueueOffset(offset), lambda result: reply(listed(result))
-            )
-        self._kick()
+        with self._taking():
+            leader, group, _ = self._serving(consumer, stream)
+            last, ids = QueueOffset(offset), (Epoch(held[0]), LeaseId(held[1]))
+            self._town.book.order.ack_asked(group.group_id, range(group.cursor, offset + 1))
+            leader.groups.ack_up_to(group, *ids, last, lambda result: reply(listed(result)))
 
     def nack(
         self,
@@ -662,36 +585,25 @@ class EngineApp(KeeperCalls):
         reply: "Callable[[object], None]",
     ) -> None:
         """Nack messages; the answer is (topic id, group id, verdicts). None after an error."""
-        joined = self._joined.get((consumer, stream))
-        leader = self.engine.leader
-        if joined is None or leader is None:
-            return
-        epoch, lease_id, offsets = held
-        group, group_id = joined[0], joined[0].group_id
+        with self._taking():
+            leader, group, _ = self._serving(consumer, stream)
+            group_id = group.group_id
 
-        def answer(result: object) -> None:
-            if not isinstance(result, EngineError):
-                reply((group.topic, group_id, listed(result)))
+            def answer(result: object) -> None:
+                if not isinstance(result, EngineError):
+                    reply((group.topic, group_id, listed(result)))
 
-        column = np.array(offsets, np.uint64)
-        ids = Epoch(epoch), LeaseId(lease_id)
-        self._town.book.leases.returned(group, offsets)
-        with suppress(EngineError):
-            leader.groups.nack(group, *ids, column, delay_ms, self._now(), answer)
-        self._kick()
+            self._town.book.leases.returned(group, held[2])
+            leader.groups.nack(group, *_columns(held), delay_ms, self._now(), answer)
 
     def give_back(
         self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]
     ) -> None:
         """Return messages that were not seen."""
-        joined = self._joined.get((consumer, stream))
-        leader = self.engine.leader
-        if joined is not None and leader is not None:
-            offsets = np.array(held[2], np.uint64)
-            self._town.book.leases.returned(joined[0], held[2])
-            with suppress(EngineError):
-                leader.groups.give_back(joined[0], Epoch(held[0]), LeaseId(held[1]), offsets)
-            self._kick()
+        with self._taking():
+            leader, group, _ = self._serving(consumer, stream)
+            self._town.book.leases.returned(group, held[2])
+            leader.groups.give_back(group, *_columns(held))
 
     def shed(
         self,
@@ -701,29 +613,43 @@ class EngineApp(KeeperCalls):
         reply: "Callable[[], None]",
     ) -> None:
         """Give messages back unseen, and end the stream's credit."""
-        joined = self._joined.get((consumer, stream))
-        leader = self.engine.leader
-        if joined is not None and leader is not None:
+        with self._taking():
+            leader, _, joined = self._serving(consumer, stream)
             self.give_back(consumer, stream, held)
             self._town.book.credit.ended((consumer, stream))
-            leader.groups.end_credit(joined[1])
+            leader.groups.end_credit(joined)
             self._readers[consumer, stream].end_credit()
             reply()
 
     def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:
         """Extend the leases of messages; no answer."""
+        with self._taking():
+            leader, group, joined = self._serving(consumer, stream)
+            now = self._now()
+            verdicts = leader.groups.extend(group, *_columns(held), LEASE_MS, now)
+            judged = zip(held[2], verdicts.tolist(), strict=True)
+            until_ms = now.mono_ms + LEASE_MS
+            self._town.book.leases.extended(leader, (group, joined), judged, until_ms)
+
+    def _serving(self, consumer: SimConsumer, stream: int) -> tuple[Leader, Group, ConsumerStream]:
+        """Return the leader, the group and the stream of a consumer.
+
+        Raises:
+            NotLeaderError: the node does not serve this stream.
+        """
         joined = self._joined.get((consumer, stream))
-        leader = self.engine.leader
-        if joined is not None and leader is not None:
-            epoch, lease_id, offsets = held
-            ids = Epoch(epoch), LeaseId(lease_id)
-            column, now = np.array(offsets, np.uint64), self._now()
-            with suppress(EngineError):
-                verdicts = leader.groups.extend(joined[0], *ids, column, LEASE_MS, now)
-                judged = zip(offsets, verdicts.tolist(), strict=True)
-                until_ms = now.mono_ms + LEASE_MS
-                self._town.book.leases.extended(leader, joined, judged, until_ms)
-            self._kick()
+        if joined is None:
+            raise NotLeaderError(None)
+        return self._leading(), *joined
+
+
+def _after(delay_ms: int) -> WantedTimes:
+    return WantedTimes("delay_ms", np.array([delay_ms], np.int64))
+
+
+def _columns(held: tuple[int, int, list[int]]) -> tuple[Epoch, LeaseId, U64]:
+    """Return the epoch, the lease and the offsets of held messages."""
+    return Epoch(held[0]), LeaseId(held[1]), np.array(held[2], np.uint64)
 
 
 def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:

@@ -5,18 +5,20 @@
                              reschedules
     SimConsumer              consumes for a group: acks late or never, nacks, extends, reconnects,
                              dies with leases
-    SimOperator   policies   changes policies
-    SimOperator   expiry     changes the times to live and the retention of messages
-    SimPauser     policies   pauses topics and resumes them (chaos/sim/timers/pauser.py)
-    SimRecurrer   series     works on series of recurring timers (chaos/sim/timers/recurrer.py)
     SimCaller     requests   gives its requests ids (chaos/sim/timers/callers.py)
+    SimRuler      policies   changes policies
+    SimAger       expiry     changes the times to live and the retention of messages
+    SimPauser     policies   pauses topics and resumes them
+    SimRecurrer   series     works on series of recurring timers (chaos/sim/timers/recurrer.py)
     SimWarden     quotas     sets quotas (chaos/sim/checks/quotabook.py)
     SimKeeper     types      seeks and deletes groups; with `redrives` alters them, too
     SimRedriver   redrives   redrives dead letters (chaos/sim/checks/letterbook.py)
     SimRemover    deletions  deletes topics; producers and consumers create them again
+    SimPacer      traits     sets a rate of delivery and a jitter
 
 The option is the field of WorldOptions that a world needs for the client. Clients reach nodes
-through a lossy link of their own. They know the cluster only by its answers.
+through a lossy link of their own. They know the cluster only by its answers. The operators are in
+chaos/sim/timers/operators.py.
 """
 
 import random
@@ -24,20 +26,27 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from chaos.sim.checks.book import DeliveredRow, PromiseBook
 from chaos.sim.checks.keybook import TimerName, ToldRow
 from chaos.sim.timers.callers import SimCaller
-from chaos.sim.timers.pacer import SimPacer
-from chaos.sim.timers.pauser import SimPauser
+from chaos.sim.timers.operators import (
+    GROUPS,
+    SimAger,
+    SimKeeper,
+    SimOperator,
+    SimPacer,
+    SimPauser,
+    SimRedriver,
+    SimRemover,
+    SimRuler,
+    SimWarden,
+)
 from chaos.sim.timers.recurrer import SimRecurrer
-from chaos.sim.timers.redriver import SimRedriver
-from chaos.sim.timers.warden import SimWarden
 from chaos.sim.world.options import aside
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
-from timer.entries.policies import ScopePolicy
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.leader import Delivery
@@ -64,41 +73,13 @@ CROWD_MS: Final = 6_000
 """The timers of a crowd are due at multiples of this."""
 CROWDED: Final = 0.7
 """Share of the requests that join a crowd."""
-POLICIES: Final[dict[str, tuple[Any, ...]]] = {
-    "delayed_delivery": (True, True, False),
-    "tick_ms": (1, 7, 100, 1_000),
-    "delay_ms_min": (0, 50, 1_000),
-    "delay_ms_max": (0, 200, 5_000),
-    "fixed_delay_ms": (0, 40, 2_000),
-    "payload_bytes_max": (20, 5_000),
-    "delay_levels_ms": ((300,), (2_000, 100), (10, 20, 30, 40)),
-}
-AGES: Final[dict[str, tuple[Any, ...]]] = {
-    "ttl_ms": (0, 300, 1_000, 3_000, 20_000),
-    "retention_ms": (0, 500, 4_000, 60_000),
-}
-ALTERED: Final[dict[str, tuple[int, ...]]] = {
-    "lease_ms": (500, 2_000),
-    "max_attempts": (0, 1, 3),
-    "backoff_ms_min": (0, 50),
-    "max_in_flight": (0, 3),
-}
-"""Settings of a group that change, with their values."""
-KEEPING: Final = 0.1
-"""Probability that the keeper acts at each action of the clients."""
 UP_TO: Final = 0.3
 """Share of the acks that acknowledge all messages up to one, in groups that allow such acks."""
 SHEDDING: Final = 0.2
 """Probability that a consumer returns a delivery and ends its credit, where consumers do that."""
 STALLING: Final = 0.1
 """Probability that a consumer stops reading before a delivery, where consumers do that."""
-REMOVING: Final = 0.03
-"""Probability that the remover acts at each action of the clients."""
-OPERATING: Final = 0.2
-"""Probability that an operator acts at each action of the clients."""
-GROUPS: Final = ("g", "h")
 KEYS: Final = (b"k", b"l", b"m")
-CALLERS: Final = (b"x", b"y")
 KEYED: Final = 0.4
 """Share of the requests that have keys."""
 TIGHT_PAYLOAD: Final = 3_000
@@ -242,7 +223,7 @@ class SimProducer:
         if absolute:
             wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
             delays = [wall_ms + delay for delay in delays]
-        elif self._town.operator is not None and rng.random() < 0.3:
+        elif self._town.world.options.policies and rng.random() < 0.3:
             way, delays = "delay_level", [rng.choice((0, 1, 2, 4, 40)) for _ in delays]
         if self._town.crowds and rng.random() < CROWDED:
             wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
@@ -301,7 +282,7 @@ class SimProducer:
         self._town.book.answers += 1
         self.waiting.remove(request)
         book, keys = self._town.book, request.keys or [b""] * len(result)
-        plain = request.way == "due_ms" and self._town.operator is None
+        plain = request.way == "due_ms" and not self._town.world.options.policies
         for told, wanted, key in zip(result, request.values, keys, strict=True):
             if told.is_timer:
                 book.scheduled(told.name, request.topic, wanted if plain else None)
@@ -511,7 +492,7 @@ class SimConsumer:
         if app is None:
             return
         alone = self._town.settings(self.topic, self.group).type in (EXCLUSIVE, FAILOVER)
-        if self._town.redriver is not None and alone and self._unseen.random() < UP_TO:
+        if self._town.world.options.redrives and alone and self._unseen.random() < UP_TO:
             self._ack_up_to(app, epoch, lease_id, life, offsets[-1])
             return
 
@@ -545,62 +526,20 @@ class SimConsumer:
         )
 
 
-class SimOperator:
-    """Changes the policies of all scopes, one to four fields at a time."""
-
-    def __init__(
-        self, town: "Town", rng: random.Random, values: dict[str, tuple[Any, ...]]
-    ) -> None:
-        self._town = town
-        self._rng = rng
-        self._values = values
-
-    def act(self) -> None:
-        """Now and then set or unset some policy fields of a scope."""
-        app, rng = self._town.leader(), self._rng
-        if app is None or self._town.closing or rng.random() > OPERATING:
-            return
-        scope = rng.choice(("", "n/", "default/", *self._town.topics))
-        names = rng.sample(sorted(self._values), min(rng.choice((1, 2, 4)), len(self._values)))
-        unset = names if rng.random() < 0.4 else names[2:]
-        said = {name: rng.choice(self._values[name]) for name in names if name not in unset}
-        self._town.line.ask(app, app.alter, scope, ScopePolicy(**said), unset)
-
-
-class SimKeeper:
-    """Seeks, deletes and, with `redrives`, alters groups. Consumers create deleted groups again."""
-
-    def __init__(self, town: "Town", rng: random.Random) -> None:
-        self._town = town
-        self._rng = rng
-
-    def act(self) -> None:
-        """Now and then seek, delete or alter a random group."""
-        app, rng = self._town.leader(), self._rng
-        if app is None or self._town.closing or rng.random() > KEEPING:
-            return
-        ask, group = self._town.line.ask, (rng.choice(self._town.topics), rng.choice(GROUPS))
-        if rng.random() < 0.2:
-            ask(app, app.delete_group, *group)
-        elif self._town.redriver is not None and rng.random() < 0.2:
-            name = rng.choice(sorted(ALTERED))
-            ask(app, app.alter_group, *group, {name: rng.choice(ALTERED[name])})
-        else:
-            ask(app, app.seek_group, *group, rng.choice(("offset", "time")), rng.random())
-
-
-class SimRemover:
-    """Deletes topics. Producers and consumers create them again."""
-
-    def __init__(self, town: "Town", rng: random.Random) -> None:
-        self._town = town
-        self._rng = rng
-
-    def act(self) -> None:
-        """Now and then delete a random topic."""
-        app, rng = self._town.leader(), self._rng
-        if app is not None and not self._town.closing and rng.random() < REMOVING:
-            self._town.line.ask(app, app.delete_topic, rng.choice(self._town.topics))
+OPERATORS: Final[tuple[tuple[str, str, type[SimOperator]], ...]] = (
+    ("policies", "operator", SimRuler),
+    ("policies", "pauser", SimPauser),
+    ("series", "recurrer", SimRecurrer),
+    ("expiry", "ager", SimAger),
+    ("requests", "x", SimCaller),
+    ("requests", "y", SimCaller),
+    ("types", "keeper", SimKeeper),
+    ("quotas", "quotas", SimWarden),
+    ("deletions", "remover", SimRemover),
+    ("redrives", "redriver", SimRedriver),
+    ("traits", "pacer", SimPacer),
+)
+"""Option of a world, name of the generator of random numbers, class; in the order of acting."""
 
 
 class Town:
@@ -613,38 +552,16 @@ class Town:
         self.closing = False
         self.padding = bytes(TIGHT_PAYLOAD if world.options.tight else 0)
         self._rng = rng
-        self.operator: SimOperator | None = None
-        self.pauser: SimPauser | None = None
-        self.crowds = world.options.crowds
-        self.topics = CROWD if self.crowds else TOPICS
-        if world.options.policies:
-            self.operator = SimOperator(self, aside(rng, "operator"), POLICIES)
-            self.pauser = SimPauser(self, aside(rng, "pauser"))
-            self.topics = self.topics if self.crowds else NAMESPACED
-        self.recurrer: SimRecurrer | None = None
-        if world.options.series:
-            self.recurrer = SimRecurrer(self, aside(rng, "recurrer"))
-        self.ager: SimOperator | None = None
-        if world.options.expiry:
-            self.ager = SimOperator(self, aside(rng, "ager"), AGES)
-        self.callers: list[SimCaller] = []
-        if world.options.requests:
-            self.callers = [SimCaller(self, name, aside(rng, name.decode())) for name in CALLERS]
-        self.warden = SimWarden(self, aside(rng, "quotas")) if world.options.quotas else None
+        options = world.options
+        self.crowds = options.crowds
+        self.topics = CROWD if self.crowds else NAMESPACED if options.policies else TOPICS
+        self.book.order.has_traits = options.traits
+        self.operators = [
+            kind(self, name, aside(rng, name))
+            for option, name, kind in OPERATORS
+            if getattr(options, option)
+        ]
         self._types_seed = aside(rng, "types").random()
-        self.keeper: SimKeeper | None = None
-        if world.options.types:
-            self.keeper = SimKeeper(self, aside(rng, "keeper"))
-        self.remover: SimRemover | None = None
-        if world.options.deletions:
-            self.remover = SimRemover(self, aside(rng, "remover"))
-        self.redriver: SimRedriver | None = None
-        if world.options.redrives:
-            self.redriver = SimRedriver(self, aside(rng, "redriver"))
-        self.pacer: SimPacer | None = None
-        if world.options.traits:
-            self.pacer = SimPacer(self, aside(rng, "pacer"))
-            self.book.order.has_traits = True
         self._settings_seed = aside(rng, "settings").random()
         self.producers = [
             SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
@@ -656,7 +573,7 @@ class Town:
             for group in GROUPS[: rng.choice((1, 2))]
             for _ in range(rng.choice((1, 1, 2)))
         ]
-        if self.keeper is not None:  # more consumers, so that groups share keys and take turns
+        if options.types:  # more consumers, so that groups share keys and take turns
             places = sorted({(each.topic, each.group) for each in self.consumers})
             self.consumers += [
                 SimConsumer(self, *place, random.Random(f"{self._types_seed} {place}"))
@@ -673,7 +590,7 @@ class Town:
             backoff_ms_min=backoff[0],
             backoff_ms_max=backoff[1],
         )
-        if self.keeper is None:
+        if not self.world.options.types:
             return settings
         rng = random.Random(f"{self._types_seed} {topic} {group}")
         return replace(settings, type=rng.choice(TYPES), max_in_flight=rng.choice((0, 0, 3)))
@@ -681,7 +598,8 @@ class Town:
     @property
     def clients(self) -> "list[SimProducer | SimCaller]":
         """The clients that schedule timers."""
-        return [*self.producers, *self.callers]
+        callers = [each for each in self.operators if isinstance(each, SimCaller)]
+        return [*self.producers, *callers]
 
     def leader(self) -> "EngineApp | None":
         """Return a random node's application that serves, or believes so. None: there is none."""
@@ -697,26 +615,8 @@ class Town:
         """Let some clients act; this is the world's workload."""
         self._rng.choice(self.producers).act()
         self._rng.choice(self.consumers).act()
-        if self.operator is not None:
-            self.operator.act()
-        if self.pauser is not None:
-            self.pauser.act()
-        if self.recurrer is not None:
-            self.recurrer.act()
-        if self.ager is not None:
-            self.ager.act()
-        for caller in self.callers:
-            caller.act()
-        if self.keeper is not None:
-            self.keeper.act()
-        if self.warden is not None:
-            self.warden.act()
-        if self.remover is not None:
-            self.remover.act()
-        if self.redriver is not None:
-            self.redriver.act()
-        if self.pacer is not None:
-            self.pacer.act()
+        for operator in self.operators:
+            operator.act()
 
     def settle(self) -> None:
         """Finish open requests of a healed world, wait for pending timers and check the book.
@@ -734,12 +634,8 @@ class Town:
                 client.act()
             for consumer in self.consumers:
                 consumer.act()
-            if self.pauser is not None:
-                self.pauser.finish()
-            if self.recurrer is not None:
-                self.recurrer.finish()
-            if self.warden is not None:
-                self.warden.act()
+            for operator in self.operators:
+                operator.finish()
             timeline.run_until(timeline.now_us + 200_000)
         if not self._settled():
             states = [str(app.engine.machine.counts) for app in self.apps()]

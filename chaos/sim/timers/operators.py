@@ -1,0 +1,207 @@
+"""Operators of a simulated timer cluster. They know it only by the state of a node that serves.
+
+An operator acts now and then while the clients act, and gets no answer. At the end of a world it
+ends those of its effects that would delay the last timers.
+"""
+
+import random
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from timer.entries.policies import CATCH_UPS, CLUSTER, ScopePolicy
+
+if TYPE_CHECKING:
+    from chaos.sim.timers.timers import EngineApp
+    from chaos.sim.timers.town import Town
+
+POLICIES: Final[dict[str, tuple[Any, ...]]] = {
+    "delayed_delivery": (True, True, False),
+    "tick_ms": (1, 7, 100, 1_000),
+    "delay_ms_min": (0, 50, 1_000),
+    "delay_ms_max": (0, 200, 5_000),
+    "fixed_delay_ms": (0, 40, 2_000),
+    "payload_bytes_max": (20, 5_000),
+    "delay_levels_ms": ((300,), (2_000, 100), (10, 20, 30, 40)),
+}
+AGES: Final[dict[str, tuple[Any, ...]]] = {
+    "ttl_ms": (0, 300, 1_000, 3_000, 20_000),
+    "retention_ms": (0, 500, 4_000, 60_000),
+}
+QUOTAS: Final[dict[str, tuple[Any, ...]]] = {
+    "pending_max": (0, 3, 8, 8, 20),
+    "pending_bytes_max": (30, 100, 10_000),
+    "ready_max": (3, 10, 30),
+    "ready_bytes_max": (30, 100, 10_000),
+}
+ALTERED: Final[dict[str, tuple[int, ...]]] = {
+    "lease_ms": (500, 2_000),
+    "max_attempts": (0, 1, 3),
+    "backoff_ms_min": (0, 50),
+    "max_in_flight": (0, 3),
+}
+"""Settings of a group that change, with their values."""
+GROUPS: Final = ("g", "h")
+RATES: Final = (8, 20)
+JITTER_MS: Final = 40
+
+
+class SimOperator:
+    """One operator. A subclass has `do`."""
+
+    share: ClassVar[float]
+    """Probability that it acts at each action of the clients."""
+
+    def __init__(self, town: "Town", name: str, rng: random.Random) -> None:
+        """`name`: that of its generator of random numbers."""
+        self.town, self.name, self.rng = town, name, rng
+
+    def act(self) -> None:
+        """Act now and then."""
+        app = self.town.leader()
+        if app is not None and not self.town.closing and self.rng.random() <= self.share:
+            self.do(app)
+
+    def do(self, app: "EngineApp") -> None:
+        """Do one thing."""
+
+    def finish(self) -> None:
+        """End the effects that would delay the last timers. Called again and again."""
+
+    def alter(self, app: "EngineApp", scope: str, unset: list[str], **said: Any) -> None:
+        """Change the policy of the cluster (""), a namespace ("ns/") or a topic."""
+        self.town.line.ask(app, app.alter, scope, ScopePolicy(**said), unset)
+
+
+class SimRuler(SimOperator):
+    """Changes the policies of all scopes, one to four fields at a time."""
+
+    share = 0.2
+    values: ClassVar = POLICIES
+
+    def do(self, app: "EngineApp") -> None:
+        """Set or unset some policy fields of a scope."""
+        rng = self.rng
+        scope = rng.choice(("", "n/", "default/", *self.town.topics))
+        names = rng.sample(sorted(self.values), min(rng.choice((1, 2, 4)), len(self.values)))
+        unset = names if rng.random() < 0.4 else names[2:]
+        said = {name: rng.choice(self.values[name]) for name in names if name not in unset}
+        self.alter(app, scope, unset, **said)
+
+
+class SimAger(SimRuler):
+    """Changes the times to live and the retention of messages."""
+
+    values: ClassVar = AGES
+
+
+class SimPauser(SimOperator):
+    """Pauses and resumes scopes. All are resumed at the end."""
+
+    share = 0.1
+
+    def do(self, app: "EngineApp") -> None:
+        """Pause or resume a scope, or unset its fields so that the wider scope decides."""
+        rng = self.rng
+        scope = rng.choice(("", "n/", *2 * self.town.topics))
+        if rng.random() < 0.4:
+            self.alter(app, scope, [], paused=True)
+            return
+        catch_up, paused = rng.choice((None, *CATCH_UPS)), rng.choice((False, False, None))
+        said: dict[str, Any] = {"paused": paused, "catch_up": catch_up}
+        self.alter(app, scope, [name for name in said if said[name] is None], **said)
+
+    def finish(self) -> None:
+        """Unset `paused` in every scope that is paused."""
+        if (app := self.town.leader()) is not None:
+            for scope, said in scopes(app):
+                if said.paused:
+                    self.alter(app, scope, ["paused"])
+
+
+class SimWarden(SimOperator):
+    """Sets quotas of the cluster, a namespace and topics. All are unset at the end."""
+
+    share = 0.15
+
+    def do(self, app: "EngineApp") -> None:
+        """Set or unset one or two quotas of a scope."""
+        rng = self.rng
+        scope = rng.choice(("", "default/", *self.town.topics, *self.town.topics))
+        names = rng.sample(sorted(QUOTAS), rng.choice((1, 1, 2)))
+        unset = names if rng.random() < 0.5 else []
+        said = {name: rng.choice(QUOTAS[name]) for name in names if name not in unset}
+        self.alter(app, scope, unset, **said)
+
+    def finish(self) -> None:
+        """Unset all quotas."""
+        if (app := self.town.leader()) is not None:
+            for scope, said in scopes(app):
+                if unset := [name for name in QUOTAS if name in said.pack()]:
+                    self.alter(app, scope, unset)
+
+
+class SimKeeper(SimOperator):
+    """Seeks, deletes and, with `redrives`, alters groups. Consumers create deleted groups again."""
+
+    share = 0.1
+
+    def do(self, app: "EngineApp") -> None:
+        """Seek, delete or alter a random group."""
+        rng, ask = self.rng, self.town.line.ask
+        group = rng.choice(self.town.topics), rng.choice(GROUPS)
+        if rng.random() < 0.2:
+            ask(app, app.delete_group, *group)
+        elif self.town.world.options.redrives and rng.random() < 0.2:
+            name = rng.choice(sorted(ALTERED))
+            ask(app, app.alter_group, *group, {name: rng.choice(ALTERED[name])})
+        else:
+            ask(app, app.seek_group, *group, rng.choice(("offset", "time")), rng.random())
+
+
+class SimRemover(SimOperator):
+    """Deletes topics. Producers and consumers create them again."""
+
+    share = 0.03
+
+    def do(self, app: "EngineApp") -> None:
+        """Delete a random topic."""
+        self.town.line.ask(app, app.delete_topic, self.rng.choice(self.town.topics))
+
+
+class SimRedriver(SimOperator):
+    """Redrives dead letters to their first topics."""
+
+    share = 0.1
+
+    def do(self, app: "EngineApp") -> None:
+        """Redrive 1, 3 or up to 256 dead letters of a random group."""
+        consumer = self.rng.choice(self.town.consumers)
+        letters = f"{consumer.topic}.{consumer.group}.dead"
+        self.town.line.ask(app, app.redrive, letters, self.rng.choice((1, 3, 256)))
+
+
+class SimPacer(SimOperator):
+    """Sets one rate of delivery and one jitter of the cluster, at once and again if unset."""
+
+    def __init__(self, town: "Town", name: str, rng: random.Random) -> None:
+        super().__init__(town, name, rng)
+        self.rate = rng.choice(RATES)
+
+    def act(self) -> None:
+        """Set the fields; in a healed world, end the rate: a backlog would delay its rest."""
+        app, heals = self.town.leader(), self.town.world.heals
+        if app is None:
+            return
+        rate = app.engine.machine.policies.of(CLUSTER).group_rate_max
+        if rate is None and not heals:
+            self.alter(app, "", [], group_rate_max=self.rate, jitter_ms=JITTER_MS)
+        elif rate is not None and heals:
+            self.alter(app, "", ["group_rate_max"])
+
+
+def scopes(app: "EngineApp") -> list[tuple[str, ScopePolicy]]:
+    """Return the scopes with policies, by their names in `EngineApp.alter`."""
+    topics, found = app.engine.machine.topics, []
+    for scope, said in app.engine.machine.policies:
+        name = topics[scope.topic].name if scope.topic in topics else scope.namespace
+        found.append((name + "/" * bool(scope.namespace), said))
+    return found
