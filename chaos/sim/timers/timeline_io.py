@@ -58,7 +58,6 @@ class TimelineIo:
 
     @property
     def flush_pace(self) -> Pace:
-        """See StateIo."""
         return unpaced
 
     merge_pace = flush_pace
@@ -66,22 +65,18 @@ class TimelineIo:
     # ---- time and turns
 
     def mono_ms(self) -> MonoMs:
-        """See StateIo."""
         return self._node.mono_ms()
 
     def wall_ms(self) -> UnixMs:
-        """See StateIo."""
         return self._node.wall_ms()
 
     def samples(self) -> Iterable[Sample]:
-        """See StateIo."""
         node, now = self._node, self._node.mono_ms()
         own = Sample(voter=node.replica, wall_ms=node.wall_ms(), sent_ms=now, received_ms=now)
         others = node.core.clock_samples.items()
         return [own, *(Sample.at(v, s.wall_ms, s.at_ms, s.error_ms) for v, s in others)]
 
     def make_clock(self, floor_ms: UnixMs) -> ClusterClock:
-        """See StateIo."""
         mono_ms = self._node.mono_ms()
         return ClusterClock(
             self._node.core.voters,
@@ -92,11 +87,9 @@ class TimelineIo:
         )
 
     def draw_share(self) -> float:
-        """See StateIo."""
         return self._rng.uniform(SHARE_MIN, 1)
 
     def soon(self, call: Callable[[], None]) -> None:
-        """See StateIo."""
         self._node.later(0, call)
 
     def wake_in(self, wait_ms: int) -> None:
@@ -110,7 +103,6 @@ class TimelineIo:
             self._app.plane.kick()
 
     def fold_in(self) -> None:
-        """See StateIo."""
         self._node.later(self._fold_us, self._app.plane.fold_later)
 
     def run(self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
@@ -135,36 +127,29 @@ class TimelineIo:
     # ---- the log
 
     def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
-        """See StateIo."""
         return self._node.driver.propose(kind, payload, time_ms)
 
     def last_time_ms(self) -> UnixMs:
-        """See StateIo."""
         return self._node.driver.last_time_ms
 
     def lease_held(self) -> bool:
-        """See StateIo."""
         return self._app.may_hand_out()
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry] | None:
-        """See StateIo."""
         return self._node.driver.cached(first, last)
 
     def read(
         self, first: LogIndex, last: LogIndex, done: Callable[[Sequence[Entry]], None]
     ) -> None:
-        """See StateIo."""
         self._node.later(READ_US, lambda: done(self._node.entries(first, last)))
 
     def when_synced(self, index: LogIndex, done: Callable[[], None]) -> None:
-        """See StateIo."""
         if self._node.log.durable_index < index:
             self._node.later(SYNC_LOOK_US, self.when_synced, index, done)
         else:
             self._node.later(0, done)
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
-        """See StateIo."""
         self._node.drop_before(index, keep=keep and not self._node.world.options.hasty)
 
     # ---- notices to the node
@@ -174,7 +159,6 @@ class TimelineIo:
         return None
 
     def handed_out(self, delivery: Delivery) -> None:
-        """See StateIo."""
         self._app.handed_out(delivery)
 
     def leading_changed(self) -> None:

@@ -147,17 +147,14 @@ class EngineApp(KeeperCalls):
 
     @property
     def applied_index(self) -> LogIndex:
-        """See App."""
         return self.engine.machine.applied_index
 
     # ---- calls of the node
 
     def check_entry(self, entry: Entry) -> None:
-        """See App."""
         check_entry(entry)
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
-        """See App."""
         book = self._town.book
         if entries[-1].index > book.committed:  # the book reads each entry once
             true_ms = self._true_ms()
@@ -166,25 +163,20 @@ class EngineApp(KeeperCalls):
         self.plane.on_commit(entries[-1].index)
 
     def flush(self) -> None:
-        """See App."""
         self.plane.flush()
 
     def on_lead(self, epoch: Epoch) -> None:
-        """See App."""
         self.plane.on_lead(epoch)
 
     def on_drain(self) -> bool:
-        """See App."""
         return self.plane.on_drain()
 
     def on_stepdown(self, epoch: Epoch) -> None:
-        """See App."""
         self._joined.clear()
         self._readers.clear()
         self.plane.on_stepdown(epoch)
 
     def drain(self, done: "Callable[[], None]") -> None:
-        """See App."""
         self.draining = True
         self.plane.drain()
         self._look_at_drain(done)
@@ -199,13 +191,11 @@ class EngineApp(KeeperCalls):
         done()
 
     def on_stop(self) -> None:
-        """See App."""
         self._joined.clear()
         self._readers.clear()
 
     @staticmethod
     def check(disk: Disk, directory: Path) -> None:
-        """See App."""
         Engine(disk, directory, CONFIG)
 
     def _observe(self, entry: Entry, applied: Applied) -> None:

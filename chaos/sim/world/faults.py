@@ -34,6 +34,7 @@ therefore returns whether it changed the world, and only such faults count.
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.world import disk_loss
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
     from chaos.sim.world.world import World
 
+ARMED: Final = ("newborn", "ambush", "mid_sync", "rival")
+"""Faults that wait for their moment (`on_...`)."""
 LONG_MS: Final = 4_000
 EDGE_PROBABILITY: Final = 0.3
 """Probability that an armed fault strikes when its moment comes."""
@@ -66,7 +69,8 @@ class FaultInjector:
         self._awaited: set[tuple[str, ReplicaId]] = set()
         """Kind and node of the disk faults that are set and have not struck yet."""
         self._kinds: dict[str, Callable[[], bool]] = {
-            kind: getattr(self, f"_{kind}") for kind in world.options.faults
+            kind: partial(self._arm, kind) if kind in ARMED else getattr(self, f"_{kind}")
+            for kind in world.options.faults
         }
         if not self._kinds:
             return
@@ -192,16 +196,8 @@ class FaultInjector:
     def _strike(self, kind: str, call: Callable[[], bool], delay_us: int) -> None:
         self._world.timeline.after(delay_us, self._try, kind, call)
 
-    def _newborn(self) -> bool:
-        self._armed.add("newborn")
-        return False  # it counts when it strikes
-
-    def _ambush(self) -> bool:
-        self._armed.add("ambush")
-        return False  # it counts when it strikes
-
-    def _mid_sync(self) -> bool:
-        self._armed.add("mid_sync")
+    def _arm(self, kind: str) -> bool:
+        self._armed.add(kind)
         return False  # it counts when it strikes
 
     def disarm(self) -> None:
@@ -571,10 +567,6 @@ class FaultInjector:
             return None
         one, other = self._rng.sample(followers, 2)
         return leaders[0], one, other
-
-    def _rival(self) -> bool:
-        self._armed.add("rival")
-        return False  # it counts when it strikes
 
     def on_change(
         self, leader: ReplicaId, before: frozenset[ReplicaId], after: frozenset[ReplicaId]

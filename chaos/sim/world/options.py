@@ -25,39 +25,21 @@ FAULTS: Final = (
     *MOMENTS, *RARE, *DAMAGE_FAULTS,
 )  # fmt: skip
 MISCHIEF: Final = (
-    "transfer",
-    "slow",
-    "leaderless",
-    "double",
-    "forget",
-    "dead",
-    "twice",
-    "spurious",
-    "late",
+    *("transfer", "slow", "leaderless", "double", "forget", "dead", "twice", "spurious", "late"),
 )
 FAULTS_MIN: Final = 3
 RARELY: Final = 0.2
-REQUESTS: Final = 0.3
-"""Share of worlds with the option `requests`. POLICIES to CROWDS are such shares, too."""
 NODES: Final = (3, 5)
 NEVER: Final = 1 << 30
-POLICIES: Final = 0.3
-QUOTAS: Final = 0.3
-EXPIRY: Final = 0.3
-TYPES: Final = 0.3
-HASTY: Final = 0.3
-DELETIONS: Final = 0.3
-REDRIVES: Final = 0.3
-AGAIN: Final = 0.3
-FLEETING: Final = 0.2
-CONTROLLER: Final = 0.125
-SLOW_FILES: Final = 0.2
-SHEDS: Final = 0.3
-PRESSED: Final = 0.2
-CROWDS: Final = 0.1
-STALLS: Final = 0.2
-TRAITS: Final = 0.2
-SERIES: Final = 0.15
+OPTIONAL: Final = {
+    **dict.fromkeys(("policies", "requests", "types", "expiry", "quotas", "deletions"), 0.3),
+    **dict.fromkeys(("redrives", "hasty", "again", "sheds"), 0.3),
+    **dict.fromkeys(("fleeting", "slow_files", "pressed", "stalls", "traits"), 0.2),
+    "series": 0.15,
+    "controller": 0.125,
+    "crowds": 0.1,
+}
+"""Option that not every world has -> share of the worlds that have it."""
 
 
 def aside(rng: random.Random, name: str) -> random.Random:
@@ -157,13 +139,7 @@ class WorldOptions:
     @classmethod
     def draw(cls, rng: random.Random) -> "WorldOptions":
         """Return randomly drawn options."""
-        shares = {"policies": POLICIES, "requests": REQUESTS, "types": TYPES}
-        shares |= {"expiry": EXPIRY, "quotas": QUOTAS, "deletions": DELETIONS}
-        shares |= {"redrives": REDRIVES, "crowds": CROWDS, "hasty": HASTY}
-        shares |= {"controller": CONTROLLER, "again": AGAIN, "fleeting": FLEETING}
-        shares |= {"slow_files": SLOW_FILES, "pressed": PRESSED, "sheds": SHEDS}
-        shares |= {"stalls": STALLS, "traits": TRAITS, "series": SERIES}
-        extras = {name: aside(rng, name).random() < share for name, share in shares.items()}
+        extras = {name: aside(rng, name).random() < share for name, share in OPTIONAL.items()}
         healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))

@@ -399,7 +399,6 @@ class SimNode:
     # ---------------------------------------------------------------- Io
 
     def mono_ms(self) -> MonoMs:
-        """See Io."""
         return MonoMs(self.world.timeline.now_us * self._ppm // 1_000_000_000 + self._mono_base_ms)
 
     def wall_ms(self) -> UnixMs:
@@ -427,7 +426,6 @@ class SimNode:
         raise Broken("frames", f"{sender} -> {self}: {why}")
 
     def persist(self, order: Persist) -> None:
-        """See Io."""
         took_us = self._sync_us()
         self.world.faults.on_sync(self, took_us, promise=True)
         self.later(took_us, self._persist, order)
@@ -438,7 +436,6 @@ class SimNode:
         self.driver.persisted()
 
     def write(self, order: Order) -> None:
-        """See Io."""
         self._orders.append(order)
         if not self._writing:
             self._writing = True
@@ -461,7 +458,6 @@ class SimNode:
         self.driver.handle(Durable(version, index))
 
     def read(self, order: Read) -> None:
-        """See Io."""
         self.later(READ_US, self._read, order)
 
     def _read(self, order: Read) -> None:
@@ -470,12 +466,10 @@ class SimNode:
             self.driver.loaded(order, found)
 
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
-        """See Io."""
         self.world.referee.on_send(self, to, message)
         self.world.network.send(self.replica, to, message, self.wall_ms(), b"".join(frames))
 
     def wake_at(self, at_ms: MonoMs | None) -> None:
-        """See Io."""
         self._wake_ms = at_ms
         if at_ms is None:
             return
@@ -495,17 +489,14 @@ class SimNode:
             self.wake_at(self._wake_ms)
 
     def soon(self) -> None:
-        """See Io."""
         self.later(0, self.driver.tick)
 
     # ---------------------------------------------------------------- Listener
 
     def check(self, entry: Entry) -> None:
-        """See Listener."""
         self.app.check_entry(entry)
 
     def on_commit(self, commit_index: LogIndex) -> None:
-        """See Listener."""
         entries = self.entries(LogIndex(self._committed + 1), commit_index)
         self._committed = commit_index
         self.world.referee.on_commit(self, entries)
@@ -524,33 +515,27 @@ class SimNode:
         return found
 
     def on_role(self, role: Role, epoch: Epoch) -> None:
-        """See Listener."""
         self.world.timeline.note(f"node {self.replica}", f"{role.value} of epoch {epoch}")
         if role is Role.LEADER:
             self.world.faults.on_leader(self)
 
     def on_lead(self, epoch: Epoch) -> None:
-        """See Listener."""
         self.world.timeline.note(f"node {self.replica}", f"serves epoch {epoch}")
         self.world.referee.on_lead(self, epoch)
         self.app.on_lead(epoch)
 
     def on_behind(self) -> None:
-        """See Listener."""
         if self.refetch is None:
             self.world.timeline.note(f"node {self.replica}", "is behind the kept log")
             self.refetch = SimSnapshotFetch(self)
 
     def on_forgotten(self) -> None:
-        """See Listener."""
         raise Broken("storage", f"{self} counts as formatted again; no founder is, in a world")
 
     def on_drain(self) -> bool:
-        """See Listener."""
         return self.app.on_drain()
 
     def on_stepdown(self, epoch: Epoch) -> None:
-        """See Listener."""
         self.app.on_stepdown(epoch)
 
 

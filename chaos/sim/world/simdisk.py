@@ -256,15 +256,12 @@ class SimDisk(Disk):
     # Disk.
 
     def open_append(self, path: Path) -> AppendFile:
-        """See Disk."""
         return _SimAppendFile(self, path, self._open_true(path))
 
     def open_mark(self, path: Path) -> MarkFile:
-        """See Disk."""
         return _SimMarkFile(self, path, self._open_true(path))
 
     def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
-        """See Disk."""
         file = self._file(path)
         end = len(file.seen) if size is None else min(start + size, len(file.seen))
         if bad := file.unreadable.intersection(_pages(start, end - start)):
@@ -274,21 +271,17 @@ class SimDisk(Disk):
         return bytes(file.seen[start:end])
 
     def size(self, path: Path) -> int:
-        """See Disk."""
         return len(self._file(path).seen)
 
     def exists(self, path: Path) -> bool:
-        """See Disk."""
         return path == self._root or path in self._seen
 
     def list_dir(self, path: Path) -> list[str]:
-        """See Disk."""
         if path != self._root and self._seen.get(path, ...) is not None:
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
         return sorted(each.name for each in self._seen if each.parent == path)
 
     def make_dir(self, path: Path) -> None:
-        """See Disk."""
         if path == self._root:
             return
         if not self.exists(path):
@@ -297,7 +290,6 @@ class SimDisk(Disk):
         self.sync_dir(path.parent)
 
     def write_atomic(self, path: Path, data: Bytes) -> None:
-        """See Disk."""
         temporary = path.with_name(path.name + ".tmp")
         file = _File()
         self._change({temporary: file})
@@ -308,17 +300,14 @@ class SimDisk(Disk):
         self.sync_dir(path.parent)
 
     def remove(self, path: Path) -> None:
-        """See Disk."""
         self._file(path)
         self._change({path: ""})
 
     def link(self, path: Path, name: Path) -> None:
-        """See Disk."""
         assert name not in self._seen, name
         self._change({name: self._file(path)})
 
     def sync_dir(self, path: Path) -> None:
-        """See Disk."""
         assert path == self._root or self._seen[path] is None, path
         pending: list[dict[Path, _File | str | None]] = []
         for operation in self._pending:
@@ -329,18 +318,15 @@ class SimDisk(Disk):
         self._pending = pending
 
     def free_bytes(self, path: Path) -> int:
-        """See Disk."""
         assert self.exists(path), path
         if self.capacity_bytes is None:
             return 1 << 50
         return max(0, self.capacity_bytes - self.used_bytes())
 
     def boot_id(self) -> bytes:
-        """See Disk."""
         return self._boots.to_bytes(16, "little")
 
     def lock(self, path: Path) -> FileLock:
-        """See Disk."""
         self._open(path)
         if path in self._locks:
             raise WrongDirectoryError(f"{path.parent} is in use by process {self._locks[path]}")
