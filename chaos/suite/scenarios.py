@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from chaos.suite.nemeses.all_nemeses import NEMESES
-from chaos.suite.nemeses.file_damage import LOG, STATE
-from chaos.suite.nemeses.voter_damage import ALL, CUT, FLIPPED, RAFT, REMOVED
+from chaos.suite.nemeses.file_damage import CUT, FLIPPED, LOG, REMOVED, STATE
+from chaos.suite.nemeses.nemesis import ALL
+from chaos.suite.nemeses.voter_damage import RAFT
 from chaos.suite.stage.disk_faults import Calls
 from chaos.suite.stage.plan import Draw, Lane, Need, RunOptions, Strike
 from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
@@ -128,10 +129,10 @@ def _of(line: str, *cards: Card, every_s: float = 9.0) -> Scenario:
     return Scenario(line=line, cards=cards, every_s=every_s, draw=_one_after_the_other)
 
 
-def _damage(nemesis: str) -> tuple[Card, ...]:
+def _files(nemesis: str, **args: Any) -> tuple[Card, ...]:
     """Return four cards: files of the leader and of a follower, of the log and of the state."""
     return tuple(
-        card(nemesis, (0, 0), who=who, part=part)
+        card(nemesis, (0, 0), who=who, part=part, **args)
         for who in ("follower", "leader")
         for part in (LOG, STATE)
     )
@@ -189,13 +190,13 @@ _SINGLE: Final = {
     "overload": _of("floods of requests, more than the cluster accepts",
                     around("flood", (0, 0), size_mb=128, has_to_be_refused=True), every_s=60),
     "truncated": _of("the end of a node's log, or of a file of its state, is gone",
-                     *_damage("truncate"), every_s=20),
+                     *_files("damage", how=CUT), every_s=20),
     "flipped": _of("one bit of a node's log, or of a file of its state, has changed",
-                   *_damage("flip"), every_s=20),
+                   *_files("damage", how=FLIPPED), every_s=20),
     "removed": _of("the last segment of a node's log, or a file of its state, is gone",
-                   *_damage("remove"), every_s=20),
+                   *_files("damage", how=REMOVED), every_s=20),
     "bad-sector": _of("reads of a file of a node's log or state fail with EIO",
-                      *_damage("bad-sector"), every_s=20),
+                      *_files("bad-sector"), every_s=20),
     "slow-disk": _of("a sync of a node's disk takes most of a lease, or two leases",
                      around("slow-disk", (8, 12), who="leader", delay_ms=300),
                      around("slow-disk", (8, 12), who="leader", delay_ms=1000),
@@ -276,10 +277,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 
 def left_out(name: str, options: RunOptions) -> list[str]:
     """Return a line that lists the faults that a run leaves out, or nothing."""
-    lines = []
-    scenario = SCENARIOS[name]
-    missing = {each.nemesis for each in scenario.cards if each not in _allowed(
-        scenario.cards, options)}  # fmt: skip
-    if missing:
-        lines.append(f"not allowed here: {', '.join(sorted(missing))}")
-    return lines
+    cards = SCENARIOS[name].cards
+    allowed = _allowed(cards, options)
+    missing = sorted({each.nemesis for each in cards if each not in allowed})
+    return [f"not allowed here: {', '.join(missing)}"] if missing else []

@@ -63,16 +63,9 @@ def run(  # noqa: PLR0913
     _check_needs(scenario, SCENARIOS[scenario].needs, missing)
     options = replace(options, without=tuple(sorted(missing)))
     schedule = scenarios.schedule(scenario, seed, options)
-    bill = Bill(
-        scenario=scenario,
-        seed=seed,
-        options=options,
-        schedule=schedule,
-        left_out=scenarios.left_out(scenario, options),
-        missing=missing,
-        strikes_apart_max=SCENARIOS[scenario].strikes_apart_max,
-    )
-    return _play(target, bill)
+    left_out = scenarios.left_out(scenario, options)
+    bill = Bill(scenario=scenario, seed=seed, options=options, schedule=schedule, left_out=left_out)
+    return _play(target, bill, missing)
 
 
 def replay(earlier: Path, folder: Path) -> int:
@@ -89,30 +82,22 @@ def replay(earlier: Path, folder: Path) -> int:
         raise ValueError(f"--dir {folder}: must not be the folder of the run that is replayed")
     try:
         told = RunFolder(earlier).said()
-        options, schedule = (
-            plan.options_from_json(told["options"]),
-            plan.from_json(told["schedule"]),
+        bill = Bill(
+            scenario=told["scenario"],
+            seed=int(told["seed"]),
+            options=plan.options_from_json(told["options"]),
+            schedule=plan.from_json(told["schedule"]),
+            left_out=[*told["left_out"]],
         )
-        scenario, seed, left_out = told["scenario"], int(told["seed"]), [*told["left_out"]]
-        needs = [needs_of(strike) for strike in schedule]
-        _check(options)
+        needs = [needs_of(strike) for strike in bill.schedule]
+        _check(bill.options)
     except (TypeError, LookupError) as error:
         raise ValueError(f"{about} is not of this version of the suite: {error!r}") from error
     target = claimable(folder)
-    missing = _missing(target, plain=options.plain)
+    missing = _missing(target, plain=bill.options.plain)
     if needs and not any(each.isdisjoint(missing) for each in needs):
-        _check_needs(scenario, frozenset().union(*needs), missing)
-    known = SCENARIOS.get(scenario)
-    bill = Bill(
-        scenario=scenario,
-        seed=seed,
-        options=options,
-        schedule=schedule,
-        left_out=left_out,
-        missing=missing,
-        strikes_apart_max=known.strikes_apart_max if known else None,
-    )
-    return _play(target, bill)
+        _check_needs(bill.scenario, frozenset().union(*needs), missing)
+    return _play(target, bill, missing)
 
 
 def clean(folder: Path) -> int:
@@ -173,7 +158,10 @@ def _missing(target: RunFolder, *, plain: bool) -> dict[Need, str]:
     return missing
 
 
-def _play(target: RunFolder, bill: Bill) -> int:
+def _play(target: RunFolder, bill: Bill, missing: Mapping[Need, str]) -> int:
+    known = SCENARIOS.get(bill.scenario)
+    apart_max = known.strikes_apart_max if known else None
+    bill = replace(bill, missing=missing, strikes_apart_max=apart_max)
     clear(target)
 
     def make(there: Stage) -> Sequence[Workload]:

@@ -14,7 +14,7 @@ import pytest
 
 from chaos.history.history import RunFolder
 from chaos.suite.nemeses import file_damage, processes
-from chaos.suite.nemeses.file_damage import Fill, Flip, Remove, TruncateFile
+from chaos.suite.nemeses.file_damage import CUT, FLIPPED, REMOVED, DamageFile, Fill
 from chaos.suite.nemeses.links import Bridge, Flap
 from chaos.suite.nemeses.nemesis import Fizzled, chosen
 from chaos.suite.nemeses.processes import KillMany, PowerCut, RollingRestart, TransferStorm
@@ -205,10 +205,8 @@ def damageable(tmp_path: Path) -> Any:
     return stage
 
 
-@pytest.mark.parametrize("nemesis", [TruncateFile(), Flip(), Remove()])
-def test_log_with_nothing_to_lose_is_left_as_it_is(
-    tmp_path: Path, nemesis: TruncateFile | Flip | Remove
-) -> None:
+@pytest.mark.parametrize("nemesis", [DamageFile(how=how) for how in (CUT, FLIPPED, REMOVED)])
+def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, nemesis: DamageFile) -> None:
     path = durable_log(tmp_path)
     whole = path.read_bytes()
     stage = damageable(tmp_path)
@@ -230,7 +228,7 @@ def test_end_of_a_log_that_was_not_durable_is_no_loss(tmp_path: Path) -> None:
     path.write_bytes(durable_log(tmp_path / "longer", 9).read_bytes())
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="does not need the damaged part"):
-        TruncateFile().strike(stage, random.Random(1))
+        DamageFile(how=CUT).strike(stage, random.Random(1))
     assert (stage.damaged, stage.hurt, stage.failures) == (set(), set(), [])
 
 
@@ -248,30 +246,30 @@ def with_state(data: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_state_that_is_not_there_yet_is_not_damaged(tmp_path: Path) -> None:
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="has no manifest yet"):
-        Remove("follower", file_damage.STATE).strike(stage, random.Random(1))
+        DamageFile("follower", file_damage.STATE, REMOVED).strike(stage, random.Random(1))
     assert [what for what, *_ in stage.calls] == ["kill", "restart"]
 
 
 @pytest.mark.parametrize(
-    ("nemesis", "names", "excused"),
+    ("how", "names", "excused"),
     [
-        (Remove, [], True),  # a manifest, where the log is whole
-        (Flip, [], False),
-        (Flip, ["queues/1.spill"], True),  # a part that no block lies in
-        (Remove, ["queues/1.spill"], False),
-        (TruncateFile, ["runs/1.arrow"], False),
-        (Remove, ["runs/1.keys"], False),
+        (REMOVED, [], True),  # a manifest, where the log is whole
+        (FLIPPED, [], False),
+        (FLIPPED, ["queues/1.spill"], True),  # a part that no block lies in
+        (REMOVED, ["queues/1.spill"], False),
+        (CUT, ["runs/1.arrow"], False),
+        (REMOVED, ["runs/1.keys"], False),
     ],
 )
 def test_damage_that_a_node_would_not_find_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nemesis: type[Flip | Remove | TruncateFile],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str,
     names: list[str], excused: bool,
 ) -> None:  # fmt: skip
     stage = with_state(tmp_path, *names, monkeypatch=monkeypatch)
     victim = tmp_path / "state" / (names or ["manifest"])[0]
     monkeypatch.setitem(file_damage.VICTIM, file_damage.STATE, lambda *_: victim)
     with pytest.raises(Fizzled, match="does not need the damaged part"):
-        nemesis("follower", file_damage.STATE).strike(stage, random.Random(1))
+        DamageFile("follower", file_damage.STATE, how).strike(stage, random.Random(1))
     assert bool(stage.failures) != excused
     assert (stage.damaged, stage.hurt) == (set(), set())
 

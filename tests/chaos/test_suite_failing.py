@@ -27,16 +27,12 @@ from chaos.suite.nemeses.disk_failures import (
     SlowDisk,
     TornWrite,
 )
-from chaos.suite.nemeses.file_damage import LOG, STATE
+from chaos.suite.nemeses.file_damage import CUT, FLIPPED, LOG, REMOVED, STATE
 from chaos.suite.nemeses.links import CutClients, NearLease
-from chaos.suite.nemeses.nemesis import Nemesis, Undo
+from chaos.suite.nemeses.nemesis import ALL, Nemesis, Undo
 from chaos.suite.nemeses.running_damage import FETCHED, HurtRunning
 from chaos.suite.nemeses.voter_damage import (
-    ALL,
-    CUT,
-    FLIPPED,
     RAFT,
-    REMOVED,
     Forget,
     HurtRaft,
     RemoveCutOff,

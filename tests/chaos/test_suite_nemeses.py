@@ -20,9 +20,9 @@ from chaos.history.history import RunFolder, read
 from chaos.suite import scenarios
 from chaos.suite.nemeses import crowd, file_damage, links, processes
 from chaos.suite.nemeses import nemesis as nemeses
-from chaos.suite.nemeses.clocks import ClockDrift, ClockJump
+from chaos.suite.nemeses.clocks import MoveClock
 from chaos.suite.nemeses.crowd import Flood, KillConsumer
-from chaos.suite.nemeses.file_damage import Fill, Flip, Remove, TruncateFile, Wipe
+from chaos.suite.nemeses.file_damage import CUT, REMOVED, DamageFile, Fill, Wipe
 from chaos.suite.nemeses.links import Bridge, Flap, Isolate, OneWay, Slow
 from chaos.suite.nemeses.nemesis import Aside, Fizzled, Nemesis
 from chaos.suite.nemeses.processes import (
@@ -251,9 +251,9 @@ def test_slow_links_answer_late(stage: Stage, chance: random.Random) -> None:
 
 
 def test_wrong_clock_is_seen_and_moves_nobody_elses(stage: Stage, chance: random.Random) -> None:
-    for nemesis in (ClockJump("leader", offset_ms=60_000), ClockDrift("leader", drift_ppm=900_000)):
+    for nemesis in (MoveClock(offset_ms=60_000), MoveClock(drift_ppm=900_000)):
         undo = nemesis.strike(stage, chance)
-        skew_s = 59 if isinstance(nemesis, ClockJump) else 1
+        skew_s = 59 if nemesis.offset_ms else 1
 
         def is_seen(skew_s: int = skew_s) -> bool:  # by whoever leads by then
             spreads = [metric(stage, n, "timer_clock_spread_seconds") for n in stage.names]
@@ -414,18 +414,18 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("nemesis", "suffix"),
     [
-        (TruncateFile(), ".log"),
-        (Flip(), ".log"),
-        (Remove(), ".log"),
-        (TruncateFile(part=file_damage.STATE), "manifest"),
-        (Flip(part=file_damage.STATE), ".arrow"),
-        (TruncateFile(part=file_damage.STATE), ".keys"),
-        (Remove(part=file_damage.STATE), ".spill"),
+        (DamageFile(how=CUT), ".log"),
+        (DamageFile(), ".log"),
+        (DamageFile(how=REMOVED), ".log"),
+        (DamageFile(part=file_damage.STATE, how=CUT), "manifest"),
+        (DamageFile(part=file_damage.STATE), ".arrow"),
+        (DamageFile(part=file_damage.STATE, how=CUT), ".keys"),
+        (DamageFile(part=file_damage.STATE, how=REMOVED), ".spill"),
     ],
 )
 def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch,
-    nemesis: TruncateFile | Flip | Remove, suffix: str,
+    nemesis: DamageFile, suffix: str,
 ) -> None:  # fmt: skip
     def needed(data: Path) -> list[str]:
         """Files of the manifest: one that a killed node has just begun nobody would miss."""

@@ -11,12 +11,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar, Final
+from typing import Final
 
-from chaos.history.history import History, OpOutcome, payload_of
-from chaos.suite.nemeses.nemesis import NOTHING, Aside, Fizzled, Undo, nothing
-from chaos.suite.stage.stage import Stage, now_ms
-from chaos.workloads.workload_producer import outcome_of
+from chaos.history.history import History, payload_of
+from chaos.suite.nemeses.nemesis import Aside, Fizzled, Nemesis, Undo, nothing
+from chaos.suite.stage.stage import Stage
+from chaos.workloads.workload_producer import RecordedRequest, now_ms
 from timerclient import TimerClient
 from timerclient.values.errors import OutcomeUnknown, TimerError, Unavailable
 
@@ -36,10 +36,9 @@ _numbers = count()
 
 
 @dataclass(frozen=True, slots=True)
-class KillConsumer:
+class KillConsumer(Nemesis):
     """A consumer receives messages of an existing group, acks none, and dies by kill -9."""
 
-    needs: ClassVar = NOTHING
     life_s: float = 1.0
     """From the first messages to the kill."""
     lease_ms: int = 3000
@@ -78,10 +77,9 @@ class KillConsumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Flood:
+class Flood(Nemesis):
     """Requests faster than the cluster accepts them, from several clients at once."""
 
-    needs: ClassVar = NOTHING
     clients: int = 4
     """Each sends an equal share."""
     size_mb: int = 64
@@ -159,31 +157,21 @@ class _Book:
         self.due_ms: Final = [now_ms() + FLOOD_DUE_MS] * _ROWS
         self._history = history
         self._answers = answers
-        self._asked: dict[range, tuple[int, int]] = {}
-        """Marks of unanswered requests -> Unix ms at the start, number of the request."""
+        self._asked: dict[range, RecordedRequest] = {}
+        """Marks of unanswered requests -> the request."""
 
     def asks(self, marks: range) -> None:
         """Record a request that is about to be sent."""
-        at_ms, named = now_ms(), {"topic": FLOOD, "marks": [*marks], "due_ms": self.due_ms}
-        self._asked[marks] = at_ms, self._history.asks("schedule", start_ms=at_ms, **named)
+        named = {"topic": FLOOD, "marks": [*marks], "due_ms": self.due_ms}
+        self._asked[marks] = RecordedRequest(self._history, "schedule", **named)
 
     def answered(self, marks: range, known: Sequence[str] | TimerError) -> None:
         """Record the answer to a request: the ids of its timers, or the error."""
-        asked_ms, request = self._asked[marks]
-        ids, outcome, span_ms = None, OpOutcome.OK, (asked_ms, now_ms())
-        more: dict[str, Any] = {"request": request}
-        if isinstance(known, TimerError):
-            outcome = outcome_of(known)
-            more["detail"] = repr(known)
-        else:
-            ids = known
+        error = known if isinstance(known, TimerError) else None
         crcs = [zlib.crc32(payload_of(mark, _SIZE)) for mark in marks]
-        self._history.schedule(
-            marks, ids=ids, due_ms=self.due_ms, topic=FLOOD, span_ms=span_ms, outcome=outcome,
-            payload_crcs=crcs, **more,
-        )  # fmt: skip
-        del self._asked[marks]
-        self._answers.append(known if isinstance(known, TimerError) else None)
+        ids = None if error else known
+        self._asked.pop(marks).ended(error, ids=ids, payload_crcs=crcs)
+        self._answers.append(error)
 
     def close(self) -> None:
         """Record unanswered requests as unknown and close the history. The client has ended."""

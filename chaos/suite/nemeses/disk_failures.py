@@ -7,66 +7,58 @@ work on every machine. A fault that none of these calls met had no effect.
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from chaos.suite.nemeses import file_damage
 from chaos.suite.nemeses.file_damage import LOG
 from chaos.suite.nemeses.nemesis import (
-    NOTHING,
     Fizzled,
+    NodeNemesis,
     Undo,
     back,
-    chosen,
     nothing,
     remaining,
     said,
+    until,
 )
 from chaos.suite.stage.disk_faults import Calls, Kind
 from chaos.suite.stage.stage import READY_S, Stage
 from cluster.settings.exit_codes import EXIT_DISK
-from deploy.local import LaunchError
 
 MEETS_S: Final = 20.0
 """A node's calls meet a fault of its disk within this, because every node writes all the time."""
-POLL_S: Final = 0.02
 _BAD_SECTOR: Final = "bad-sector"
 
 
 @dataclass(frozen=True, slots=True)
-class SlowDisk:
+class SlowDisk(NodeNemesis):
     """Every sync of a node's disk takes longer."""
 
-    needs: ClassVar = NOTHING
-    who: str = "leader"
-    """A role."""
     delay_ms: int = 300
     """Added to each sync."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Make the disk slow."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         stage.say(f"the disk of {said(stage, name, self.who)}: {self.delay_ms} ms a sync")
         stage.disk_faults.set(name, stage.data(name), Kind.SLOW, delay_ms=self.delay_ms)
         return partial(_well, stage, name)
 
 
 @dataclass(frozen=True, slots=True)
-class HangingDisk:
+class HangingDisk(NodeNemesis):
     """Calls to a node's disk do not return."""
 
-    needs: ClassVar = NOTHING
-    who: str = "leader"
-    """A role."""
     calls: str = Calls.SYNCS
     """SYNCS: writes still return, because they end in the page cache. Or ALL."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Let the disk hang, and wait until a call of the node has met the fault."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         stage.say(f"the disk of {said(stage, name, self.who)} hangs: {self.calls}")
         stage.disk_faults.set(name, stage.data(name), Kind.HANG, calls=Calls(self.calls))
         with _undone_if_it_fails(partial(_well, stage, name)) as undo:
@@ -75,18 +67,16 @@ class HangingDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class DiskErrors:
+class DiskErrors(NodeNemesis):
     """Calls to a node's disk fail with EIO. The node ends, and starts again with a sound disk."""
 
-    needs: ClassVar = NOTHING
     who: str = "follower"
-    """A role."""
     calls: str = Calls.SYNCS
     """SYNCS or WRITES."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Let the calls fail, and wait until the node has ended; it has to end with EXIT_DISK."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         stage.say(f"the disk of {said(stage, name, self.who)} fails: EIO of its {self.calls}")
         word = stage.word_of(name)
         stage.away.add(name)
@@ -98,7 +88,7 @@ class DiskErrors:
             back(stage, name)
 
         with _undone_if_it_fails(undo):
-            _until(lambda: not stage.cluster.is_running(name), MEETS_S, f"{name} goes on")
+            _until_ended(stage, name, f"{name} goes on")
         status = stage.cluster.exit_status(name)
         stage.record("disk-failed", **word, status=status)
         if status != EXIT_DISK:
@@ -107,12 +97,10 @@ class DiskErrors:
 
 
 @dataclass(frozen=True, slots=True)
-class BadSector:
+class BadSector(NodeNemesis):
     """Reads of one file of a node fail with EIO. The node fetches its state anew."""
 
-    needs: ClassVar = NOTHING
     who: str = "follower"
-    """A role."""
     part: str = file_damage.STATE
     """LOG or STATE."""
 
@@ -122,7 +110,7 @@ class BadSector:
         The fault names the file by its inode. A second link to the file keeps the inode from being
         reused.
         """
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         held = stage.data(name).with_name(_BAD_SECTOR)
         stage.kill(name)
         if self.part == LOG:
@@ -149,20 +137,16 @@ class BadSector:
 
 
 @dataclass(frozen=True, slots=True)
-class TornWrite:
+class TornWrite(NodeNemesis):
     """A node dies inside a write to its log while another is down, and has to count at its restart.
 
     The machine itself did not restart, so the log lost only the torn write and the node is sure of
     the rest (docs/adr/0039-tear-without-doubt.md). So three nodes have a majority with it.
     """
 
-    needs: ClassVar = NOTHING
-    who: str = "leader"
-    """A role: the node whose write is torn."""
-
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill one node, tear a write of another, start the torn node, and wait for a leader."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         others = [each for each in remaining(stage) if each != name]
         if len(others) < stage.majority:
             raise Fizzled(f"without {' and '.join(sorted(stage.lost))} there is no majority left")
@@ -176,9 +160,7 @@ class TornWrite:
             stage.away.add(name)
             stage.disk_faults.set(name, stage.data(name), Kind.TEAR)
             try:
-                _until(
-                    lambda: not stage.cluster.is_running(name), MEETS_S, f"{name} writes nothing"
-                )
+                _until_ended(stage, name, f"{name} writes nothing")
             finally:
                 stage.disk_faults.end(name)
             met = stage.disk_faults.met(name) or {}
@@ -195,23 +177,17 @@ class TornWrite:
         return undo
 
 
-def _until(condition: Callable[[], bool], within_s: float, otherwise: str) -> None:
-    """Return as soon as the condition holds.
-
-    Raises:
-        Fizzled: it does not hold in time. The text begins with `otherwise`.
-    """
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise Fizzled(f"{otherwise}, after {within_s:g} s")
-        time.sleep(POLL_S)
-
-
 def _until_met(stage: Stage, name: str) -> None:
-    _until(
-        lambda: stage.disk_faults.met(name) is not None, MEETS_S, f"{name} has not met the fault"
-    )
+    """Return as soon as a call of a node has met its fault; Fizzled: none has, in time."""
+    met = stage.disk_faults.met
+    unmet = f"{name} has not met the fault"
+    until(lambda: met(name) is not None, stage, name, MEETS_S, unmet, Fizzled)
+
+
+def _until_ended(stage: Stage, name: str, otherwise: str) -> None:
+    """Return as soon as a node has ended; Fizzled: it has not, in time."""
+    running = stage.cluster.is_running
+    until(lambda: not running(name), stage, name, MEETS_S, otherwise, Fizzled)
 
 
 @contextlib.contextmanager
@@ -243,11 +219,8 @@ def _replaced(stage: Stage, name: str, path: Path, held: Path) -> None:
         _until_met(stage, name)
     if stage.disk_faults.met(name) is None:
         return
-    deadline = time.monotonic() + READY_S
-    while stage.cluster.is_running(name) and _is_same(path, held):
-        if time.monotonic() > deadline:
-            raise LaunchError(f"{name} has not replaced its {path.name} within {READY_S:g} s")
-        time.sleep(POLL_S)
+    running, kept = stage.cluster.is_running, f"{name} has not replaced its {path.name}"
+    until(lambda: not (running(name) and _is_same(path, held)), stage, name, READY_S, kept)
 
 
 def _is_same(path: Path, held: Path) -> bool:

@@ -14,18 +14,17 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import ClassVar, Final
 
 from chaos.suite.nemeses.nemesis import (
     DISKS,
-    NOTHING,
     Fizzled,
+    NodeNemesis,
     Undo,
     back,
-    chosen,
     nothing,
-    remaining,
     said,
 )
 from chaos.suite.stage.stage import Stage
@@ -41,87 +40,77 @@ LOG: Final = "log"
 """The last segment of a node's log, in the folder of that name."""
 STATE: Final = "state"
 """Any file of its state: manifest, runs, key files, spill files."""
+FLIPPED: Final = "flipped"
+CUT: Final = "cut"
+REMOVED: Final = "removed"
 NOTICE_S: Final = 20.0
 """A node whose disk is full reports that within this, because every node writes all the time."""
 
 
 @dataclass(frozen=True, slots=True)
-class TruncateFile:
-    """The end of a file of a node is gone; of its log, more than the tail that a crash can tear."""
+class DamageFile(NodeNemesis):
+    """A file of a dead node is damaged."""
 
-    needs: ClassVar = NOTHING
     who: str = "follower"
-    """A role."""
     part: str = LOG
     """LOG or STATE."""
-    share: float = 0.5
-    """Part of the file that is cut off, in (0, 1]."""
+    how: str = FLIPPED
+    """FLIPPED: one bit in the middle half. CUT: the second half is gone. REMOVED."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill the node, truncate the file, start the node."""
+        """Kill the node, damage the file, start the node, and wait until it has healed.
 
-        def truncate(name: str, path: Path) -> None:
-            whole = path.stat().st_size
-            kept = segment.HEADER_SIZE if self.part == LOG else 0
-            size = max(kept, int(whole * (1 - self.share)))
-            if size >= whole:
-                raise Fizzled(f"{name}'s {path.name} has nothing to lose")
-            stage.say(f"{name}'s {path.name} lost its last {whole - size:,} bytes")
-            os.truncate(path, size)
+        A node that gives up healing is lost for this run. If the node does not need the damaged
+        part, it is started again and the strike fizzles.
+        """
+        name = self.victim(stage, chance)
+        stage.kill(name)
+        if self.part == LOG:
+            stage.archive.seal(name)
+        try:
+            path = VICTIM[self.part](stage.data(name), chance)
+            harm(path, self.how, chance, head=segment.HEADER_SIZE * (self.part == LOG)).close()
+            stage.say(f"{name}'s {path.name} is {self.how}")
+            _check_missed(stage, name, path)
+        except Fizzled:
+            back(stage, name)
+            raise
+        stage.damaged.add(name)
+        stage.hurt.add(name)
+        heal(stage, name)
+        return nothing
 
-        return _damage(stage, self, chance, truncate)
+
+def harm(path: Path, how: str, chance: random.Random, *, head: int = 0) -> FileIO:
+    """Damage a file in its place, as a process may have it open: FLIPPED, CUT or REMOVED.
+
+    Returns:
+        The file, open: its inode stays.
+
+    Raises:
+        Fizzled: the file does not exist, or has nothing behind its first `head` bytes.
+    """
+    try:
+        file = path.open("r+b", buffering=0)
+    except FileNotFoundError:
+        raise Fizzled(f"there is no {path.name}") from None
+    size = os.fstat(file.fileno()).st_size
+    if size <= head:
+        file.close()
+        raise Fizzled(f"{path.name} holds nothing yet")
+    if how == REMOVED:
+        path.unlink(missing_ok=True)
+    elif how == CUT:
+        file.truncate(max(head, size // 2))
+    else:
+        at = chance.randrange(size // 4, -(-size * 3 // 4))
+        byte = os.pread(file.fileno(), 1, at)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ (1 << chance.randrange(8))]), at)
+    return file
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
-    """One bit of a file of a node has changed."""
-
-    needs: ClassVar = NOTHING
-    who: str = "follower"
-    """A role."""
-    part: str = LOG
-    """LOG or STATE."""
-
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill the node, flip a bit in the middle half of the file, start the node."""
-
-        def flip(name: str, path: Path) -> None:
-            size = path.stat().st_size
-            if size <= segment.HEADER_SIZE and self.part == LOG:
-                raise Fizzled(f"{name}'s {path.name} has nothing to change")
-            at = chance.randrange(size // 4, size * 3 // 4)
-            stage.say(f"a bit of byte {at} of {name}'s {path.name} is flipped")
-            with path.open("r+b") as file:
-                file.seek(at)
-                byte = file.read(1)[0]
-                file.seek(at)
-                file.write(bytes([byte ^ (1 << chance.randrange(8))]))
-
-        return _damage(stage, self, chance, flip)
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """A file of a node is gone."""
-
-    needs: ClassVar = NOTHING
-    who: str = "follower"
-    """A role."""
-    part: str = LOG
-    """LOG or STATE."""
-
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill the node, remove the file, start the node."""
-
-        def remove(name: str, path: Path) -> None:
-            stage.say(f"{name}'s {path.name} is gone")
-            path.unlink()
-
-        return _damage(stage, self, chance, remove)
-
-
-@dataclass(frozen=True, slots=True)
-class Fill:
+class Fill(NodeNemesis):
     """Disks are full, or so nearly full that the cluster accepts no new timers."""
 
     needs: ClassVar = DISKS
@@ -132,7 +121,7 @@ class Fill:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Fill the disks and wait until their nodes report that; no effect if none does."""
-        names = remaining(stage) if self.who == "all" else [chosen(stage, self.who, chance)]
+        names = self.victims(stage, chance)
         for name in names:
             left = f"{self.leave:,} bytes of room" if self.leave else "no room"
             stage.say(f"the disk of {said(stage, name, self.who)} has {left}")
@@ -180,16 +169,14 @@ def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Wipe:
+class Wipe(NodeNemesis):
     """A node's disk is replaced by an empty one; a learner of the same name replaces the voter."""
 
-    needs: ClassVar = NOTHING
     who: str = "follower"
-    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill the node and remove its data."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         stage.say(f"{name} loses its disk")
         stage.kill(name)
         with stage.archive.held():
@@ -203,34 +190,6 @@ class Wipe:
                 stage.wait_until_whole(name)
 
         return undo
-
-
-def _damage(
-    stage: Stage,
-    nemesis: TruncateFile | Flip | Remove,
-    chance: random.Random,
-    mutate: Callable[[str, Path], None],
-) -> Undo:
-    """Kill a node, damage one of its files, start the node, and wait until it has healed.
-
-    A node that gives up healing is lost for this run. If the node does not need the damaged part,
-    it is started again and the strike fizzles.
-    """
-    name = chosen(stage, nemesis.who, chance)
-    stage.kill(name)
-    if nemesis.part == LOG:
-        stage.archive.seal(name)
-    try:
-        path = VICTIM[nemesis.part](stage.data(name), chance)
-        mutate(name, path)
-        _check_missed(stage, name, path)
-    except Fizzled:
-        back(stage, name)
-        raise
-    stage.damaged.add(name)
-    stage.hurt.add(name)
-    heal(stage, name)
-    return nothing
 
 
 def heal(stage: Stage, name: str, first: Callable[[], object] = nothing) -> None:

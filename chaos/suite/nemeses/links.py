@@ -7,7 +7,17 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from chaos.suite.nemeses.nemesis import NETWORK, Aside, Fizzled, Undo, chosen, remaining, said
+from chaos.suite.nemeses.nemesis import (
+    NETWORK,
+    Aside,
+    Fizzled,
+    Nemesis,
+    NodeNemesis,
+    Undo,
+    chosen,
+    remaining,
+    said,
+)
 from chaos.suite.stage.network import CLIENTS, Pair
 from chaos.suite.stage.stage import Stage
 
@@ -22,18 +32,16 @@ def both(a: str, b: str) -> list[Pair]:
 
 
 @dataclass(frozen=True, slots=True)
-class Isolate:
+class Isolate(NodeNemesis):
     """A node is cut off from the other nodes, or from the clients as well."""
 
     needs: ClassVar = NETWORK
-    who: str = "leader"
-    """A role."""
     clients: bool = True
     """Whether the clients are cut off as well."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Cut the node's links."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         others = [end for end in stage.names + [CLIENTS] * self.clients if end != name]
         seen = "" if self.clients else ", but not from the clients"
         stage.say(f"cut off {said(stage, name, self.who)}{seen}")
@@ -41,33 +49,29 @@ class Isolate:
 
 
 @dataclass(frozen=True, slots=True)
-class CutClients:
+class CutClients(NodeNemesis):
     """The link between a node and the clients is cut; links between nodes work."""
 
     needs: ClassVar = NETWORK
-    who: str = "leader"
-    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Cut the node's link to the clients."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         stage.say(f"clients can't reach {said(stage, name, self.who)}; the other nodes can")
         return _healing(stage, name, both(name, CLIENTS))
 
 
 @dataclass(frozen=True, slots=True)
-class OneWay:
+class OneWay(NodeNemesis):
     """A node's packets to the other nodes are lost, or theirs to it."""
 
     needs: ClassVar = NETWORK
-    who: str = "leader"
-    """A role."""
     hears: bool = True
     """True: the node receives and its own packets are lost. False: the other way round."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Cut one direction of each link."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         others = [other for other in stage.names if other != name]
         how = "can receive, not send" if self.hears else "can send, not receive"
         stage.say(f"{said(stage, name, self.who)} {how}")
@@ -76,7 +80,7 @@ class OneWay:
 
 
 @dataclass(frozen=True, slots=True)
-class Bridge:
+class Bridge(Nemesis):
     """Two halves of the nodes reach each other only through one node, which reaches all."""
 
     needs: ClassVar = NETWORK
@@ -97,18 +101,16 @@ class Bridge:
 
 
 @dataclass(frozen=True, slots=True)
-class Flap:
+class Flap(NodeNemesis):
     """A node's links to the others are cut and healed in turn."""
 
     needs: ClassVar = NETWORK
-    who: str = "leader"
-    """A role."""
     period_s: float = 0.6
     """Mean length of a cut, and of the time between two cuts."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Start a thread that cuts and heals the links until the undo."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         assert stage.network is not None
         network = stage.network
         stage.say(f"the links of {said(stage, name, self.who)} flap")
@@ -133,12 +135,11 @@ class Flap:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class Slow(NodeNemesis):
     """All links of a node, those to the clients included, delay packets and lose some."""
 
     needs: ClassVar = NETWORK
     who: str = "any"
-    """A role."""
     delay_ms: int = 50
     """Each way."""
     jitter_ms: int = 20
@@ -148,7 +149,7 @@ class Slow:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Slow the links down, in both directions."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         assert stage.network is not None
         others = [end for end in stage.network.ends() if end != name]
         pairs = [pair for other in others for pair in both(name, other)]
@@ -168,7 +169,7 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class NearLease:
+class NearLease(Nemesis):
     """Round trips between nodes take nearly a leader's lease. Links to clients stay fast.
 
     The cluster may lose its leader again and again. A node leads within RECOVERS_S of the undo.

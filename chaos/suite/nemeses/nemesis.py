@@ -8,13 +8,17 @@ A schedule (plan.py) names nemeses with their arguments, start times and lengths
 "leader" is resolved at the time of the strike: the victim is the leader of that moment.
 """
 
+import abc
 import random
 import threading
+import time
 from collections.abc import Callable
-from typing import ClassVar, Final, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.stage import Stage
+from deploy.local import LaunchError
 
 Undo = Callable[[], None]
 
@@ -49,11 +53,13 @@ class Aside:
             raise self._failure
 
 
-class Nemesis(Protocol):
+class Nemesis(abc.ABC):
     """One kind of fault. Its fields are the arguments of a strike."""
 
-    needs: ClassVar[frozenset[Need]]
+    __slots__ = ()
+    needs: ClassVar[frozenset[Need]] = frozenset()
 
+    @abc.abstractmethod
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Inject the fault and return the function that ends it.
 
@@ -62,7 +68,24 @@ class Nemesis(Protocol):
         """
 
 
-NOTHING: Final[frozenset[Need]] = frozenset()
+@dataclass(frozen=True, slots=True)
+class NodeNemesis(Nemesis):
+    """One kind of fault of the node that has a role at the time of the strike."""
+
+    who: str = "leader"
+    """The role: leader, controller, follower or any. Some nemeses also allow `all`."""
+
+    def victim(self, stage: Stage, chance: random.Random) -> str:
+        """Return the node; see `chosen`."""
+        return chosen(stage, self.who, chance)
+
+    def victims(self, stage: Stage, chance: random.Random) -> list[str]:
+        """Return the node, or for `all` the nodes that are left."""
+        return remaining(stage) if self.who == ALL else [self.victim(stage, chance)]
+
+
+ALL: Final = "all"
+POLL_S: Final = 0.05
 NETWORK: Final = frozenset({Need.NETWORK})
 DISKS: Final = frozenset({Need.DISKS})
 
@@ -105,6 +128,23 @@ def back(stage: Stage, *names: str) -> None:
     stage.restart(*names)
     stage.leader()
     stage.say(f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} back")
+
+
+def until(
+    condition: Callable[[], bool], stage: Stage, name: str, within_s: float, otherwise: str,
+    error: type[Exception] = LaunchError,
+) -> None:  # fmt: skip
+    """Return as soon as the condition holds.
+
+    Raises:
+        Exception: an `error`. The condition does not hold in time, or the node has ended. The text
+            begins with `otherwise`.
+    """
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline or not stage.cluster.is_running(name):
+            raise error(f"{otherwise}, after {within_s:g} s or its end")
+        time.sleep(POLL_S)
 
 
 def nothing() -> None:

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from chaos.suite.nemeses.nemesis import (
     DISKS,
-    NOTHING,
     Fizzled,
+    Nemesis,
+    NodeNemesis,
     Undo,
     back,
     chosen,
@@ -23,12 +24,8 @@ from timerclient.values.errors import TimerError
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(NodeNemesis):
     """Kill -9; the node stays down, then starts again."""
-
-    needs: ClassVar = NOTHING
-    who: str = "leader"
-    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill a node. If a leader died and a majority is left, wait for its successor.
@@ -37,7 +34,7 @@ class Kill:
         a torn log does not count until it is sure of its log. With the node that heals, that would
         be one more than a cluster tolerates.
         """
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         if name in stage.waited_for:
             raise Fizzled(f"{name}, the {self.who}, is not whole yet")
         state = stage.cluster.state(name)
@@ -53,10 +50,9 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class KillMany:
+class KillMany(Nemesis):
     """Kill -9 of several nodes together, the leader among them: a majority is down, or all."""
 
-    needs: ClassVar = NOTHING
     count: int = 2
     """At most; all nodes if there are fewer."""
 
@@ -71,16 +67,12 @@ class KillMany:
 
 
 @dataclass(frozen=True, slots=True)
-class SuspendNode:
+class SuspendNode(NodeNemesis):
     """SIGSTOP of a node, for longer than any lease, then SIGCONT."""
-
-    needs: ClassVar = NOTHING
-    who: str = "leader"
-    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Stop the node."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         stage.say(f"SIGSTOP {said(stage, name, self.who)}")
         stage.pause(name)
 
@@ -92,13 +84,11 @@ class SuspendNode:
 
 
 @dataclass(frozen=True, slots=True)
-class RollingRestart:
+class RollingRestart(Nemesis):
     """SIGTERM to one node after the other; each is back before the next one ends.
 
     After each node the strike lends its turn, so that another strike may begin.
     """
-
-    needs: ClassVar = NOTHING
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Restart all nodes; none is left to undo."""
@@ -121,10 +111,9 @@ class RollingRestart:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferStorm:
+class TransferStorm(Nemesis):
     """An operator transfers the leadership again and again."""
 
-    needs: ClassVar = NOTHING
     times: int = 5
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
@@ -145,16 +134,14 @@ class TransferStorm:
 
 
 @dataclass(frozen=True, slots=True)
-class PowerCut:
+class PowerCut(NodeNemesis):
     """Nodes die and lose all bytes that they had written and not synced."""
 
     needs: ClassVar = DISKS
-    who: str = "leader"
-    """A role, or `all`."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Cut the power of the nodes."""
-        names = remaining(stage) if self.who == "all" else [chosen(stage, self.who, chance)]
+        names = self.victims(stage, chance)
         stage.say(f"power cut: {' '.join(names)}")
         stage.cut_power(*names)
         return partial(back, stage, *names)

@@ -12,15 +12,14 @@ import os
 import random
 import time
 from dataclasses import dataclass
+from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-from chaos.suite.nemeses.file_damage import LOG, STATE, VICTIM, finds_damage, heal
-from chaos.suite.nemeses.nemesis import NOTHING, Fizzled, Undo, chosen, nothing, said
-from chaos.suite.nemeses.voter_damage import CUT, FLIPPED, REMOVED
+from chaos.suite.nemeses.file_damage import FLIPPED, LOG, STATE, VICTIM, finds_damage, harm, heal
+from chaos.suite.nemeses.nemesis import Fizzled, NodeNemesis, Undo, nothing, said, until
 from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
-from deploy.local import LaunchError
 from timer.files import segment
 from timer.files.disk import RealDisk
 from timer.recovery import manifest
@@ -35,11 +34,9 @@ FETCHED: Final = "; fetching state and log from the leader"
 
 
 @dataclass(frozen=True, slots=True)
-class HurtRunning:
+class HurtRunning(NodeNemesis):
     """A file of a node is damaged while it runs: it heals, at once or after its next start."""
 
-    needs: ClassVar = NOTHING
-    who: str = "leader"
     part: str = LOG
     """LOG: the segment that it appends to; STATE: any file that its manifest names, or that."""
     how: str = FLIPPED
@@ -47,7 +44,7 @@ class HurtRunning:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Damage the file, let the node run on, kill it if it notices nothing; see it heal."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         if self.part == STATE:
             self._strike(stage, name, chance)
         else:
@@ -58,7 +55,7 @@ class HurtRunning:
     def _strike(self, stage: Stage, name: str, chance: random.Random) -> None:
         since = stage.output(name).stat().st_size
         path = VICTIM[self.part](stage.data(name), chance)
-        with _harmed(path, self.how, chance) as file:
+        with harm(path, self.how, chance, head=segment.HEADER_SIZE) as file:
             stage.damaged.add(name)
             stage.hurt.add(name)
             stage.record("hurt-running", **stage.word_of(name), file=path.name, how=self.how)
@@ -75,31 +72,6 @@ class HurtRunning:
                 return
         heal(stage, name)
         raise Fizzled(f"{name} can do without its {path.name} as it was")
-
-
-def _harmed(path: Path, how: str, chance: random.Random) -> FileIO:
-    """Damage a file in its place, as a process has it open. Return it, open: its inode stays.
-
-    Raises:
-        Fizzled: the file has just gone, or holds nothing yet.
-    """
-    try:
-        file = path.open("r+b", buffering=0)
-    except FileNotFoundError:
-        raise Fizzled(f"{path.name} was replaced before it was damaged") from None
-    size = os.fstat(file.fileno()).st_size
-    if size <= segment.HEADER_SIZE:
-        file.close()
-        raise Fizzled(f"{path.name} holds nothing yet")
-    if how == REMOVED:
-        path.unlink(missing_ok=True)
-    elif how == CUT:
-        file.truncate(max(segment.HEADER_SIZE, size // 2))
-    else:
-        at = chance.randrange(size // 4, size * 3 // 4)
-        byte = os.pread(file.fileno(), 1, at)[0]
-        os.pwrite(file.fileno(), bytes([byte ^ (1 << chance.randrange(8))]), at)
-    return file
 
 
 def _is_missed(stage: Stage, name: str, path: Path, file: FileIO) -> bool:
@@ -135,16 +107,13 @@ def _notices(stage: Stage, name: str, since: int) -> bool:
 
 
 def _until_fetching(stage: Stage, name: str, since: int) -> None:
-    """Return once a node fetches state and log anew, or has given up.
+    """Return once a node fetches state and log anew.
 
     Raises:
         LaunchError: it does not, in time: it took what it has for whole.
     """
-    deadline = time.monotonic() + READY_S
-    while not _says(stage, name, since, FETCHED):
-        if time.monotonic() > deadline or not stage.cluster.is_running(name):
-            raise LaunchError(f"{name} does not fetch its state anew")
-        time.sleep(WHOLE_POLL_S)
+    fetches = partial(_says, stage, name, since, FETCHED)
+    until(fetches, stage, name, READY_S, f"{name} does not fetch its state anew")
 
 
 def _says(stage: Stage, name: str, since: int, text: str) -> bool:

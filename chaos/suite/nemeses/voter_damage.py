@@ -13,41 +13,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
+from chaos.suite.nemeses.file_damage import FLIPPED, harm
 from chaos.suite.nemeses.links import both
 from chaos.suite.nemeses.nemesis import (
+    ALL,
     NETWORK,
-    NOTHING,
     Fizzled,
+    NodeNemesis,
     Undo,
     back,
     chosen,
-    remaining,
     said,
+    until,
 )
-from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
+from chaos.suite.stage.stage import READY_S, Stage
 from cluster.control.raft_journal import read_meta
 from cluster.files.replacement import REPLACEABLE
-from deploy.local import LaunchError
 from timer.files.data_directory import PROMISE_NAME
 from timer.model.timer_errors import StorageError
 from timerclient import TimerClient
 from timerclient.values.errors import TimerError
 
-FLIPPED: Final = "flipped"
-CUT: Final = "cut"
-REMOVED: Final = "removed"
-ALL: Final = "all"
 RAFT: Final = "raft"
 """The folder of Raft's files, all of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(NodeNemesis):
     """The promise or the identity of a node is damaged; a new replica replaces the node."""
 
-    needs: ClassVar = NOTHING
     who: str = "follower"
-    """A role."""
     file: str = PROMISE_NAME
     """`promise` or `identity.json`."""
     how: str = FLIPPED
@@ -57,12 +52,12 @@ class Forget:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill the node, damage the file, start the node; wait until it reports REPLACEABLE."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         path = stage.data(name) / self.file
         if not self.runs_on_s:
             stage.kill(name)
         stage.say(f"{name}'s {self.file}: {self.how}")
-        _harm(path, self.how, chance)
+        harm(path, self.how, chance).close()
         stage.hurt.add(name)
         if self.runs_on_s:
             harmed = _content(path)
@@ -89,16 +84,14 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class HurtRaft:
+class HurtRaft(NodeNemesis):
     """Raft files of a node are damaged or gone; the node makes them anew.
 
     The files of all nodes may be lost at once, while none runs. No node then has the former
     register. The log has epochs and voters, and the promises are there: the next epoch is above.
     """
 
-    needs: ClassVar = NOTHING
     who: str = "follower"
-    """A role, or ALL."""
     file: str = "raft/journal"
     """A path below the data directory. RAFT: the whole folder."""
     how: str = FLIPPED
@@ -106,16 +99,16 @@ class HurtRaft:
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Kill the node and damage the file; the undo waits until its Raft votes count again."""
-        names = remaining(stage) if self.who == ALL else [chosen(stage, self.who, chance)]
+        names = self.victims(stage, chance)
         if self.who == ALL and stage.lost:  # `timerd --raft-lost` is for that
             raise Fizzled(f"without {' and '.join(sorted(stage.lost))} no vote would ever count")
         stage.kill(*names)
         try:
             for path in [stage.data(name) / self.file for name in names]:
-                _harm(path, self.how, chance)
-        except FileNotFoundError as missing:
+                shutil.rmtree(path) if path.is_dir() else harm(path, self.how, chance).close()
+        except Fizzled:
             back(stage, *names)
-            raise Fizzled(f"there is no {missing.filename} yet") from None
+            raise
         whose = "all nodes'" if self.who == ALL else f"{names[0]}'s"
         stage.say(f"{whose} {self.file}: {self.how}")
         stage.hurt.update(names)
@@ -137,16 +130,15 @@ class HurtRaft:
 
 
 @dataclass(frozen=True, slots=True)
-class RemoveCutOff:
+class RemoveCutOff(NodeNemesis):
     """A voter that is cut off from the others is removed; it is added again after the partition."""
 
     needs: ClassVar = NETWORK
     who: str = "follower"
-    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Cut the voter off and remove it meanwhile."""
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         state = stage.cluster.state(name)
         stage.say(f"cut off {said(stage, name, self.who)}, and remove it")
         assert stage.network is not None
@@ -173,7 +165,7 @@ class RemoveCutOff:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplaceCutOff:
+class ReplaceCutOff(NodeNemesis):
     """`members replace` of a node that lost its disk, while its link to the leader is cut.
 
     The change is refused until the link is whole. The node still reaches the third node, and only
@@ -182,12 +174,11 @@ class ReplaceCutOff:
 
     needs: ClassVar = NETWORK
     who: str = "follower"
-    """A role."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Empty the node's disk, start it as a learner cut off from the leader, and replace it."""
         leader = chosen(stage, "leader", chance)
-        name = chosen(stage, self.who, chance)
+        name = self.victim(stage, chance)
         if name == leader:
             raise Fizzled(f"{name} leads: it can't be cut off from itself")
         stage.say(f"{name} loses its disk; its link to {leader}, the leader, is cut")
@@ -223,44 +214,22 @@ def _content(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-def _harm(path: Path, how: str, chance: random.Random) -> None:
-    """Damage a file of a dead node, or remove a folder."""
-    if how == REMOVED:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-        return
-    data = bytearray(path.read_bytes())
-    if how == CUT:
-        del data[len(data) // 2 :]
-    else:
-        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-    path.write_bytes(data)
-
-
 def _until_replaceable(stage: Stage, name: str) -> None:
-    """Return once a node reports that it waits to be replaced.
+    """Return once a node reports that it waits to be replaced; LaunchError: it does not."""
 
-    Raises:
-        LaunchError: it does not report that within READY_S, or has ended.
-    """
-    deadline = time.monotonic() + READY_S
-    while (state := stage.cluster.state(name)) is None or state.role != REPLACEABLE:
-        if time.monotonic() > deadline or not stage.cluster.is_running(name):
-            raise LaunchError(f"{name} does not wait to be replaced: {state or 'no answer'}")
-        time.sleep(WHOLE_POLL_S)
+    def waits() -> bool:
+        return (state := stage.cluster.state(name)) is not None and state.role == REPLACEABLE
+
+    until(waits, stage, name, READY_S, f"{name} does not wait to be replaced")
 
 
 def _until_it_votes(stage: Stage, name: str) -> None:
-    """Return once a node's Raft votes count.
+    """Return once a node's Raft votes count; LaunchError: they do not."""
 
-    Raises:
-        LaunchError: they do not count within READY_S.
-    """
-    deadline = time.monotonic() + READY_S
-    while True:
+    def votes() -> bool:
         with contextlib.suppress(StorageError):  # the node may be writing the file
             _, _, may_vote = read_meta(stage.data(name) / RAFT / "meta")
-            if may_vote:
-                return
-        if time.monotonic() > deadline:
-            raise LaunchError(f"{name}'s Raft votes do not count within {READY_S:g} s")
-        time.sleep(WHOLE_POLL_S)
+            return may_vote
+        return False
+
+    until(votes, stage, name, READY_S, f"{name}'s Raft votes do not count")

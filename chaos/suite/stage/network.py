@@ -239,19 +239,7 @@ class Network:
             f"route add default dev {_SLOW_DEVICE} table {_SLOW_TABLE}",
             f"rule add iif {_SLOW_DEVICE} lookup main priority {_BACK_PRIORITY}",
         )
-        run(
-            "ip",
-            "link",
-            "add",
-            self._link,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            CLIENTS,
-            "netns",
-            router,
-        )
+        run(*f"ip link add {self._link} type veth peer name {CLIENTS} netns {router}".split())
         mine = self.address(CLIENTS)
         self._ip(
             _ROUTER,
@@ -272,8 +260,8 @@ class Network:
 
     def _wire(self, name: str, gateway: str) -> None:
         """Link a node's namespace with the router's."""
-        run("ip", "-n", self._space(_ROUTER), "link", "add", name, "type", "veth",
-            "peer", "name", "eth0", "netns", self._space(name))  # fmt: skip
+        ends = f"{name} type veth peer name eth0 netns {self._space(name)}"
+        run(*f"ip -n {self._space(_ROUTER)} link add {ends}".split())
         address = self.address(name)
         self._ip(_ROUTER, f"link set {name} up", f"addr add {gateway}/32 dev {name}")
         self._ip(

@@ -28,6 +28,7 @@ from chaos.suite.stage.network import Network
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.states import StateRecorder
 from chaos.suite.stage.turn import Turn
+from chaos.workloads.workload_producer import now_ms
 from cluster.settings.config import load_config
 from cluster.settings.exit_codes import EXIT_CORRUPT
 from deploy.local import LaunchError, LocalCluster, NodeHost
@@ -77,11 +78,6 @@ LAG_MAX: Final = 100
 WHOLE_POLL_S: Final = 0.2
 METRICS_S: Final = 5.0
 REFUSED: Final = re.compile(r'timer_grpc_errors_total\{.*"OVERLOADED".*\} ')
-
-
-def now_ms() -> int:
-    """Return this machine's clock, in Unix milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 def capabilities(folder: Path) -> dict[Need, str]:
@@ -346,32 +342,26 @@ class Stage:
         Raises:
             LaunchError: the change is not made within READY_S.
         """
-        self._change("replace", name, lambda votes, works: votes and works)
+        self._change("replace", name)
 
     def add(self, name: str) -> None:
         """Make a learner a voter. Raises LaunchError as `replace`."""
-        self._change("add", name, lambda votes, works: votes and works)
+        self._change("add", name)
 
     def remove(self, name: str) -> None:
         """Make a voter a learner. Raises LaunchError as `replace`."""
-        self._change("remove", name, lambda votes, _: not votes)
+        self._change("remove", name)
 
-    def _change(self, change: Change, name: str, is_done: Callable[[bool, bool], bool]) -> None:
-        """Request a change again and again until it is made, as an operator does.
-
-        Args:
-            change: of the members.
-            name: of the node.
-            is_done: called with two values: whether the node is a voter, and whether the role of
-                that voter is in WORKING.
-        """
+    def _change(self, change: Change, name: str) -> None:
+        """Request a change again and again until it is made, as an operator does."""
         deadline = time.monotonic() + READY_S
         why = "no answer"
         with TimerClient(self.cluster.endpoints) as client:
             while time.monotonic() < deadline:
                 try:  # the change is refused until the node has caught up
                     found = [m for m in client.members().members if m.name == name and m.voter]
-                    if is_done(bool(found), any(m.role in WORKING for m in found)):
+                    works = any(member.role in WORKING for member in found)
+                    if works if change != "remove" else not found:
                         return
                     client.change_members(change, name)
                 except TimerError as error:
