@@ -11,7 +11,8 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,6 @@ from chaos.audit.report import figures
 from chaos.audit.report.about import about
 from chaos.audit.report.report import Report, write
 from chaos.audit.rules import (
-    beside,
     change_answers,
     client_tables,
     counts,
@@ -52,6 +52,7 @@ from chaos.audit.rules import (
     late_firing as late,
 )
 from chaos.audit.rules.fault_windows import Fault, phases, windows
+from chaos.audit.rules.findings import OFFENDERS_MAX, Findings
 from chaos.history import flat, history
 from chaos.history.history import RunFolder
 from chaos.oracle import tables
@@ -65,8 +66,6 @@ SMALL_SIZE: Final = 512 << 20
 LINE_SIZE_MAX: Final = 64 << 20
 """The most bytes of a history's last line."""
 DAY_MS: Final = 86_400_000
-OFFENDERS_MAX: Final = 100
-"""The most offenders in the summary. The verdict table has all of them."""
 STRETCHES_MAX: Final = 600
 """The most stretches of the timeline."""
 
@@ -147,41 +146,40 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
         lines, given = (_kept(each, run, name) for each, name in zip(named, LIVED, strict=True))
     told = Witnesses(asks, story["fates"], given, disputed)
     found = _judged(run, lines, told, story, clocks=clocks, parts=parts)
-    summary = _counts(found, disputes, held)
-    summary |= _of_logs(entries, held, _known(spoken, states), lost, summary)
-    summary |= _conserved(run, story, summary, spoken.where(F.col("index") <= end))
-    summary |= _changed(run, lines, story, asks, summary, clocks)
-    summary |= topic_rules.broken(lines, story, summary, offenders_max=OFFENDERS_MAX)
-    summary |= nack_rules.nacked(
-        lines, story, summary,
-        until_ms=end_ms, clock_error_ms=clocks.error_ms, offenders_max=OFFENDERS_MAX,
-    )  # fmt: skip
-    summary |= handout_rules.judged(
-        lines, epochs, story, summary,
-        clocks=clocks, offenders_max=OFFENDERS_MAX,
-    )  # fmt: skip
-    summary |= files.judged(run, story, summary, states=states, offenders_max=OFFENDERS_MAX)
+    findings = Findings()
+    summary = _counts(findings, found, disputes, held)
+    findings.add({"falling_entries": node_logs.falling(entries)})
+    findings.note("short_log", node_logs.short(held, _known(spoken, states), lost))
+    summary |= _conserved(findings, run, story, spoken.where(F.col("index") <= end))
+    summary |= _changed(findings, run, lines, story, asks, clocks)
+    findings.add(topic_rules.judged(lines, story))
+    nacks, summary["nacked"] = nack_rules.judged(
+        lines, story, until_ms=end_ms, clock_error_ms=clocks.error_ms
+    )
+    findings.add(nacks)
+    findings.add(handout_rules.judged(lines, epochs, story, clocks), order=["handed_out_ms"])
+    summary |= files.judged(findings, run, story, states)
     thin = node_logs.thin(common, majority).orderBy("from").collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, timeline)
     faults, figured = _figures(run, all_lines, found, timeline, end_ms)
     summary |= {"replayed": replayed, **figured}
-    summary |= _of_settings(run, lines, epochs, story, summary, clocks)
+    _judge_settings(findings, run, lines, epochs, story, clocks)
     excused = late.excuses(phases(faults), epochs)
+    waited, summary["waits"] = delivered.judged(lines, story, excused, clocks.error_ms)
     promises = {
         "late": late.late(found, excused, story["pauses"]),
         "ack_unfounded": _unfounded(run, given),
     }
     promises |= series_rules.judged(lines, story, excused)
-    promises |= pace_rules.judged(lines, story, clocks.error_ms)
-    waited, summary["waits"] = delivered.judged(lines, story, excused, clocks.error_ms)
-    summary |= beside.judged(summary, "promise", promises | waited, offenders_max=OFFENDERS_MAX)
+    findings.add(promises | pace_rules.judged(lines, story, clocks.error_ms) | waited)
     summary |= _redelivered(run, lines, given, found, story["returns"])
     summary |= {"run": said, "acks_unasked": handout_rules.unasked_acks(lines, story)}
     summary["not_looked_at"] = coverage.not_looked_at(lines, story, summary, clocks, lost)
-    if summary["not_looked_at"] and not summary["violations"]:
-        summary["verdict"] = "INCOMPLETE"
-    return write(run, Report(summary))
+    summary |= {"violations": findings.violations, "other_offenders": findings.offenders}
+    report = Report(summary)
+    summary["verdict"] = report.verdict
+    return write(run, report)
 
 
 LIVED: Final = ("lived", "given_lived")
@@ -498,7 +496,10 @@ def until_ms(lines: DataFrame, timeline: list[dict[str, Any]], epochs: list[Row]
     return max(last_ms, *(int(line["at_ms"]) for line in timeline), 0)
 
 
-def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -> dict[str, Any]:
+def _counts(
+    findings: Findings, found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Add the violations of the verdict table and of disputed entries; return the counts."""
     carried = F.col("from_topic").isNotNull().alias("carried")
     cells = found.groupBy("verdict", "end", carried).agg(
         F.count("*").alias("n"),
@@ -512,19 +513,16 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
         counts[row["verdict"]] = counts.get(row["verdict"], 0) + row["n"]
         if not row["carried"]:
             ends[row["end"]] = ends.get(row["end"], 0) + row["n"]
-    violations: dict[str, int] = {
-        name: counts[name] for name in verdict.VIOLATIONS if name in counts
-    }
+    violated = {name: counts[name] for name in verdict.VIOLATIONS if name in counts}
+    findings.violations.update(violated)
     if diverged := sum(node["diverged"] for node in held):
-        violations["diverged_entries"] = diverged
+        findings.violations["diverged_entries"] = diverged
     delivered, messages = (
         sum(row[name] or 0 for row in rows) for name in ("deliveries", "messages")
     )
     bad = found.where(F.col("verdict").isin(*verdict.VIOLATIONS))
     entries = disputes.where(~F.col("stale"))
     return {
-        "verdict": "VIOLATED" if violations else "OK",
-        "violations": violations,
         "verdicts": dict(sorted(counts.items())),
         "scheduled": sum(n for end, n in ends.items() if end not in (None, "rejected", "kept")),
         **{end: ends.get(end, 0) for end in ENDS},
@@ -532,7 +530,7 @@ def _counts(found: DataFrame, disputes: DataFrame, held: list[dict[str, Any]]) -
         "redelivered": delivered - messages,
         "stale_entries": sum(node["stale"] for node in held),
         "nodes": held,
-        "offenders": _first(bad, "verdict", "seq", "mark") if violations else [],
+        "offenders": _first(bad, "verdict", "seq", "mark") if violated else [],
         "diverged_entries": _first(entries, "index", "node", "life") if diverged else [],
     }
 
@@ -550,25 +548,11 @@ def _known(spoken: DataFrame, states: Iterable[ManifestState]) -> dict[str, int]
     return known
 
 
-def _of_logs(
-    entries: DataFrame, held: list[dict[str, Any]], known: dict[str, int], lost: Container[str],
-    summary: dict[str, Any],
-) -> dict[str, Any]:  # fmt: skip
-    """Return the faults of the nodes' logs as such: falling epochs or times; lost ends."""
-    part = beside.judged(
-        summary, "log", {"falling_entries": node_logs.falling(entries)}, offenders_max=OFFENDERS_MAX
-    )
-    if short := node_logs.short(held, known, lost):
-        part["violations"]["short_log"] = len(short)
-        part["log_offenders"] += [{"verdict": "short_log"} | each for each in short]
-    return part | {"verdict": "VIOLATED" if part["violations"] else "OK"}
-
-
-def _of_settings(
-    run: RunFolder, lines: DataFrame, epochs: list[Row], story: dict[str, DataFrame],
-    summary: dict[str, Any], clocks: verdict.Clocks,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the faults in settings of groups, in policies, and in epochs."""
+def _judge_settings(
+    findings: Findings, run: RunFolder, lines: DataFrame, epochs: list[Row],
+    story: dict[str, DataFrame], clocks: verdict.Clocks,
+) -> None:  # fmt: skip
+    """Add the violations in settings of groups, in policies, and in epochs."""
     groups = story["settings"]
     found = {
         "policy_untrue": settings_rules.untrue_policies(lines, story["policies"]),
@@ -580,12 +564,9 @@ def _of_settings(
         found["lease_cut"] = settings_rules.cut_leases(lines, story["returns"], groups, error_ms)
         if groups.where("max_in_flight > 0").head(1):
             found["over_in_flight"] = settings_rules.over_in_flight(lines, groups, epochs, error_ms)
-    part = beside.judged(summary, "setting", found, offenders_max=OFFENDERS_MAX)
+    findings.add(found)
     leaders = story["leaders"].orderBy("epoch_index").collect()
-    if untrue := settings_rules.untrue_epochs(leaders, run.replicas()):
-        part["violations"]["epoch_untrue"] = len(untrue)
-        part["setting_offenders"] += [{"verdict": "epoch_untrue"} | each for each in untrue]
-    return part | {"verdict": "VIOLATED" if part["violations"] else "OK"}
+    findings.note("epoch_untrue", settings_rules.untrue_epochs(leaders, run.replicas()))
 
 
 def _unfounded(run: RunFolder, given: DataFrame) -> DataFrame:
@@ -596,7 +577,7 @@ def _unfounded(run: RunFolder, given: DataFrame) -> DataFrame:
 
 
 def _conserved(
-    run: RunFolder, story: dict[str, DataFrame], summary: dict[str, Any], states: DataFrame
+    findings: Findings, run: RunFolder, story: dict[str, DataFrame], states: DataFrame
 ) -> dict[str, Any]:
     """Return P7 at the checkpoints, the nodes' counts of their states, and P6 by their digests.
 
@@ -611,7 +592,7 @@ def _conserved(
     said = states.agg(F.count("scheduled"), F.count("digest"), F.count_distinct("node")).first()
     assert found is not None
     assert said is not None
-    violations, shown = dict(summary["violations"]), {}
+    shown = {}
     for violation, name, order, rows in (
         ("unbalanced_checkpoints", "unbalanced", ("index",), points.where(~F.col("balanced"))),
         ("miscounted", "miscounted", ("index", "node"), counts.miscounted(table, states)),
@@ -619,11 +600,9 @@ def _conserved(
         ("frozen_digests", "frozen_digests", ("index",), counts.frozen_digests(states, table)),
     ):
         if count := rows.count():
-            violations[violation] = count
+            findings.violations[violation] = count
         shown[name] = _first(rows, *order) if count else []
     return {
-        "verdict": "VIOLATED" if violations else "OK",
-        "violations": violations,
         "conservation": {
             "checkpoints": found[0],
             "last": [found[1].asDict()] if found[1] else [],
@@ -649,8 +628,8 @@ def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
 
 
 def _changed(
-    run: RunFolder, lines: DataFrame, story: dict[str, DataFrame], asks: DataFrame,
-    summary: dict[str, Any], clocks: verdict.Clocks,
+    findings: Findings, run: RunFolder, lines: DataFrame, story: dict[str, DataFrame],
+    asks: DataFrame, clocks: verdict.Clocks,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the changes by key and of existing timers, and answers with wrong counts."""
     order = ("op", "by", "on_conflict", "result")
@@ -660,16 +639,12 @@ def _changed(
     fates = story["fates"].join(F.broadcast(story["series"]), revoked, "left_anti")
     told = change_answers.miscounted(lines, fates, asks).collect() if filtered else []
     over = [row.asDict() for row in told]
-    violations = dict(summary["violations"])
-    for name, wrong in (
-        ("overcounted", [row for row in over if row["told"] > row["logged"]]),
-        ("undercounted", [row for row in over if row["told"] < row["least"]]),
-    ):
-        violations |= {name: len(wrong)} if wrong else {}
+    findings.violations += Counter(
+        overcounted=sum(row["told"] > row["logged"] for row in over),
+        undercounted=sum(row["told"] < row["least"] for row in over),
+    )  # without those that are 0
     fired = lines.sparkSession.read.parquet(str(run.audit / "work/fired_answers"))
     return {
-        "verdict": "VIOLATED" if violations else "OK",
-        "violations": violations,
         "operations": [row.asDict() for row in operations],
         "overcounted": over,
         "fired_answers": change_answers.fired_figures(fired, fates, clocks.error_ms),

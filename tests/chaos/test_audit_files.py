@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit.rules import file_rules
+from chaos.audit.rules.findings import Findings
 from chaos.history.history import RunFolder
 from chaos.oracle import tables
 from chaos.spark.timerstate import RunFile, TimerStateReader, node_states
@@ -253,28 +254,27 @@ def test_state_of_another_version_is_not_judged(run: RunFolder, tmp_path: Path) 
 
 
 def judged(
-    spark: SparkSession, run: RunFolder, lost: Container[str] = (), end: int = 99,
-    offenders_max: int = 3,
-) -> dict[str, Any]:  # fmt: skip
+    spark: SparkSession, run: RunFolder, lost: Container[str] = (), end: int = 99, most: int = 3
+) -> tuple[dict[str, Any], Findings]:
     story = {
         name: spark.read.schema(from_arrow_schema(schema)).parquet(str(run.root / "tale" / name))
         for name, schema in tables.STORY.items()
     }
     states = file_rules.states_within(run, lost=lost, end=end)
-    summary = {"violations": {"early": 1}}
-    return file_rules.judged(run, story, summary, states=states, offenders_max=offenders_max)
+    findings = Findings(most)
+    return file_rules.judged(findings, run, story, states), findings
 
 
 @pytest.mark.long  # `make chaos-short` judges the files of an honest run
 @pytest.mark.spark
 def test_files_that_hold_what_the_log_says_are_fine(spark: SparkSession, run: RunFolder) -> None:
-    found = judged(spark, run)
-    assert found["violations"] == {"early": 1}
+    found, findings = judged(spark, run)
+    assert not findings.violations
     assert {each["node"]: each["pending"] for each in found["files"]} == PENDING
-    assert found["file_offenders"] == []
+    assert findings.offenders == []
     indexes = [each["index"] for each in found["files"]]
     assert indexes == sorted({*indexes}), "each node's manifest is of its own time"
-    found = judged(spark, run, lost={"n1"}, end=indexes[2])
+    found, _ = judged(spark, run, lost={"n1"}, end=indexes[2])
     assert [each["node"] for each in found["files"]] == ["n2", "n3"]
     assert found["files_unread"] == ["n1"]
 
@@ -306,24 +306,22 @@ def test_each_way_to_hold_something_else_is_named(
     shutil.copytree(run.root / "n4", run.root / "n6")  # its next start replaces that
     (run.root / "n6" / "incoming").mkdir()
     (run.root / "n6" / "incoming" / "ready").touch()
-    found = judged(spark, run)
+    found, findings = judged(spark, run)
     extra = 102 + 22  # cancelled; fired
     # Of the first run, and what is held by now lies in the second, with 102 traces of the first.
     lost = PENDING["n2"] - 11 + 102
-    assert found["violations"] == {
-        "early": 1, "extra_in_files": extra, "missing_in_files": lost, "damaged_files": 3,
-    }  # fmt: skip
-    assert found["verdict"] == "VIOLATED"
+    wrong = {"extra_in_files": extra, "missing_in_files": lost, "damaged_files": 3}
+    assert findings.violations == wrong
     assert found["files_unread"] == ["n6"]
-    of = [(row["node"], row["verdict"], row.get("times")) for row in found["file_offenders"]]
+    of = [(row["node"], row["verdict"], row.get("times")) for row in findings.offenders]
     assert of == [
         *3 * [("n1", "extra_in_files", 1)],
         *3 * [("n2", "missing_in_files", 0)],
         *((name, "damaged_files", None) for name in ("n3", "n4", "n5")),
     ]
-    assert str(damaged) in found["file_offenders"][-3]["damage"]
+    assert str(damaged) in findings.offenders[-3]["damage"]
     for name in ("n1", "n3", "n4", "n5", "n6"):
         shutil.rmtree(run.root / name)
     manifest.write(DISK, states["n2"], said["n2"] | {"runs": []})
-    found = judged(spark, run)
-    assert found["violations"] == {"early": 1, "missing_in_files": PENDING["n2"]}
+    _, findings = judged(spark, run)
+    assert findings.violations == {"missing_in_files": PENDING["n2"]}

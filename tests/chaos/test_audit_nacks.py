@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos.audit.rules.nack_rules import GRACE_MS, judged_nacks, nacked
+from chaos.audit.rules.nack_rules import GRACE_MS, judged, judged_nacks
 from chaos.history import history
 from chaos.history.history_check import check_line
 from chaos.oracle.group_story import ENDED, NACKED, RECALLED
@@ -101,12 +101,7 @@ def test_summary_counts_messages_and_names_them(spark: SparkSession) -> None:
     for offset, why in ((4, ENDED), (5, RECALLED)):  # long ago, too, and none of them a nack
         p.nacks.append(("t", "g", offset, 1, why, 0, 8))
     lines, story = p.tables(spark)
-    before: dict[str, Any] = {"violations": {"lost": 1}}
-    part = nacked(lines, story, before, until_ms=UNTIL_MS, clock_error_ms=None, offenders_max=5)
-    assert part["verdict"] == "VIOLATED"
-    assert part["violations"] == {
-        "lost": 1, "nacked_early": 1, "nacked_lost": 1, "nack_lost": 1
-    }  # fmt: skip
-    assert part["nacked"] == 2
-    named = [(row["verdict"], row["queue_offset"]) for row in part["nack_offenders"]]
-    assert named == [("nacked_early", 1), ("nacked_lost", 2), ("nack_lost", 3)]
+    found, count = judged(lines, story, until_ms=UNTIL_MS, clock_error_ms=None)
+    assert count == 2
+    named = {name: [row["queue_offset"] for row in rows.collect()] for name, rows in found.items()}
+    assert named == {"nacked_early": [1], "nacked_lost": [2], "nack_lost": [3]}

@@ -223,5 +223,5 @@ def test_clocks_that_differ_accuse_nobody_within_that(spark: SparkSession) -> No
     assert found(disordered(lines_of(spark, *lines), story, 30)) == {"t": [("d", 2, 1, "c")]}
     # If it is not known how far they differ, only what nobody ever asked to ack is found.
     table, clocks = lines_of(spark, *lines[:-1]), Clocks(0, None, None)
-    summary = judged(table, [], story, {"violations": {}}, clocks=clocks, offenders_max=9)
-    assert (summary["verdict"], summary["violations"]) == ("VIOLATED", {"disordered": 1})
+    counts = {name: rows.count() for name, rows in judged(table, [], story, clocks).items()}
+    assert counts == {"disordered": 1}

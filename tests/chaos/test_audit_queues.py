@@ -196,15 +196,15 @@ def test_each_lie_of_key_and_spill_files_has_its_name(
 ) -> None:
     false = RunFolder(tmp_path / "run")
     shutil.copytree(run.root, false.root)
-    assert judged(spark, false)["violations"] == {"early": 1}
+    assert not judged(spark, false)[1].violations
     for lie in LIES:
         shutil.copytree(run.root / "n1", false.root / lie.__name__)
         lie(false.root / lie.__name__ / "state")
-    found = judged(spark, false, offenders_max=FIRED + ACKED)
-    assert found["violations"] == {
-        "early": 1, "damaged_files": 5, "untrue_in_queues": FIRED, "missing_in_queues": ACKED,
+    _, findings = judged(spark, false, most=FIRED + ACKED)
+    assert findings.violations == {
+        "damaged_files": 5, "untrue_in_queues": FIRED, "missing_in_queues": ACKED
     }  # fmt: skip
-    named = {row["node"]: row["verdict"] for row in found["file_offenders"]}
+    named = {row["node"]: row["verdict"] for row in findings.offenders}
     assert named == {lie.__name__: name for lie, name in LIES.items()}
 
 
@@ -230,5 +230,6 @@ def test_each_column_of_a_spilled_message_is_compared_with_the_log(spark: SparkS
         ("n1", "t", 6, 6, 10, 20, None),  # it fired after the manifest
     ]
     held = spark.createDataFrame(rows, state_files.QUEUED)
-    found = in_queues(story, held, [ManifestState("n1", 8)])
-    assert sorted(row["seq"] for row in found.collect()) == [1, 2, 3, 4, 6, 77]
+    untrue, missing = in_queues(story, held, [ManifestState("n1", 8)])
+    assert sorted(row["seq"] for row in untrue.collect()) == [1, 2, 3, 4, 6, 77]
+    assert not missing.head(1)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos.audit.rules import beside
+from chaos.audit.rules.findings import Findings
 from chaos.history import history
 from chaos.history.history import OpOutcome
 from tests.chaos.told_lies import Audited
@@ -127,16 +127,19 @@ def test_offenders_are_all_counted_and_the_first_collected(spark: SparkSession) 
     columns = "at BIGINT, topic STRING"
     rows = spark.createDataFrame([(9, "a"), (7, "c"), (8, "b"), (7, "b")], columns)
     found = {"one": rows, "none": rows.limit(0), "two": rows.where("at = 9")}
-    told = beside.judged({"violations": {"lost": 1}}, "rule", found, offenders_max=3)
-    assert told["violations"] == {"lost": 1, "one": 4, "two": 1}
-    assert told["verdict"] == "VIOLATED"
-    assert [tuple(row.values()) for row in told["rule_offenders"]] == [
+    findings = Findings(3)
+    findings.add(found)
+    assert findings.violations == {"one": 4, "two": 1}
+    assert [tuple(row.values()) for row in findings.offenders] == [
         ("one", 7, "b"), ("one", 7, "c"), ("one", 8, "b"), ("two", 9, "a"),
     ]  # fmt: skip
-    told = beside.judged({"violations": {}}, "x", found, offenders_max=1, order=["topic"])
-    assert [tuple(row.values())[1:] for row in told["x_offenders"]] == [(9, "a"), (9, "a")]
-    fine = beside.judged({"violations": {}}, "x", {"none": rows.limit(0)}, offenders_max=1)
-    assert fine == {"verdict": "OK", "violations": {}, "x_offenders": []}
+    findings = Findings(1)
+    findings.add(found, order=["topic"])
+    assert [tuple(row.values())[1:] for row in findings.offenders] == [(9, "a"), (9, "a")]
+    findings.note("two", [{"at": 1}])
+    findings.note("none", [])
+    assert findings.violations == {"one": 4, "two": 2}
+    assert findings.offenders[-1] == {"verdict": "two", "at": 1}
 
 
 def test_lies_about_topics_of_one_name_quotas_deletions_and_policies_are_found(

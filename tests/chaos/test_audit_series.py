@@ -93,7 +93,7 @@ def test_each_lie_about_a_series_is_found_by_name(audited: Audited) -> None:
     }
     assert named == {("misdated", 4), ("lost", 5)}
     rows: dict[str, Any] = {}
-    for row in audited.summary["promise_offenders"]:
+    for row in audited.summary["other_offenders"]:
         rows.setdefault(row["verdict"], []).append(row)
     untrue = [row["seq"] - story.before for row in rows["occurrence_untrue"]]
     assert sorted(untrue) == [2, 3, 6]

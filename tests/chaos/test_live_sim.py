@@ -13,8 +13,8 @@ from chaos.live.exported_events import EventColumns, EventKind
 from chaos.live.judge import Judge, Violation
 from chaos.sim.checks.book import PromiseBook
 from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
+from chaos.sim.timers.operators import GROUPS
 from chaos.sim.timers.timers import TimerWorld
-from chaos.sim.timers.town import GROUPS
 from tests.chaos.planted.planted import calm
 from tests.seeds import seeds
 from timer.entries import entry_frame

@@ -38,9 +38,7 @@ def summary(**other: Any) -> dict[str, Any]:
         "delivered": 3, "redelivered": 0, "arrived_after_ack": 0,
         "entries": 9, "stale_entries": 0, "nodes": [node], "replayed": {"node": "n1"},
         "offenders": [OFFENDER], "diverged_entries": [], "overcounted": [],
-        "rule_offenders": [], "nack_offenders": [], "handing_out_offenders": [],
-        "files": [], "files_unread": [], "file_offenders": [], "not_looked_at": [],
-        "log_offenders": [], "setting_offenders": [], "promise_offenders": [],
+        "files": [], "files_unread": [], "other_offenders": [], "not_looked_at": [],
         "acks_unasked": None, "waits": {"long": 2, "unjudged": 1},
         "fired_answers": {"answers": 9, "unjudged": 4},
         "run": {"failures": [], "left_out": [], "without": [], "not_struck": []},
@@ -125,12 +123,14 @@ def test_page_of_a_run_without_anything_is_whole() -> None:
 
 
 BESIDE = {
-    "rule_offenders": [{"verdict": "policy_lost", "topic": "of rules", "told": 2, "logged": 1}],
-    "nack_offenders": [{"verdict": "nack_lost", "topic": "of nacks", "queue_offset": 8}],
-    "handing_out_offenders": [{"verdict": "deposed_handed_out", "topic": "of leases", "epoch": 3}],
+    "other_offenders": [
+        {"verdict": "policy_lost", "topic": "of rules", "told": 2, "logged": 1},
+        {"verdict": "nack_lost", "topic": "of nacks", "queue_offset": 8},
+        {"verdict": "deposed_handed_out", "topic": "of leases", "epoch": 3},
+        {"verdict": "missing_in_files", "node": "n1", "index": 3_000, "seq": 4},
+    ],
     "files": [{"node": "n1", "index": 3_000, "pending": 4_000}],
     "files_unread": ["of nobody"],
-    "file_offenders": [{"verdict": "missing_in_files", "node": "n1", "index": 3_000, "seq": 4}],
     "acks_unasked": 1234,
 }
 

@@ -29,4 +29,4 @@ class Audited:
 
     def rules(self, verdict: str) -> list[dict[str, Any]]:
         """Return the offenders against one rule of topics and groups."""
-        return [row for row in self.summary["rule_offenders"] if row["verdict"] == verdict]
+        return [row for row in self.summary["other_offenders"] if row["verdict"] == verdict]

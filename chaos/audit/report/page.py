@@ -179,15 +179,9 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         rows = [[row[name] for name in told] for row in s["overcounted"]]
         headings = ("operation", "topic", "answered", "in the log", "by filters alone")
         yield _table(headings, rows, texts=2)
-    beside = [*s["rule_offenders"], *s["nack_offenders"], *s["handing_out_offenders"]]
-    beside += [
-        *s["file_offenders"],
-        *s["log_offenders"],
-        *s["setting_offenders"],
-        *s["promise_offenders"],
-    ]
-    for verdict in dict.fromkeys(row["verdict"] for row in beside):
-        some = [{k: v for k, v in row.items() if k != "verdict"} for row in beside
+    others = s["other_offenders"]
+    for verdict in dict.fromkeys(row["verdict"] for row in others):
+        some = [{k: v for k, v in row.items() if k != "verdict"} for row in others
                 if row["verdict"] == verdict]  # fmt: skip
         yield f"<p>{verdict}, the first {len(some)}:</p>"
         yield _table([*some[0]], [[*map(_raw, row.values())] for row in some], texts=len(some[0]))

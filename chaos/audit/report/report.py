@@ -1,6 +1,7 @@
 """The report of the audit: one line, text, JSON and a page."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -142,8 +143,10 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
             f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
             f" {row['logged']:,} in the log, {row['least']:,} by filters alone"
         )
-    for beside in ("rule", "nack", "handing_out", "file", "log", "setting", "promise"):
-        for row in s[f"{beside}_offenders"][:SHOWN_MAX]:
+    shown = Counter[str]()
+    for row in s["other_offenders"]:
+        shown[row["verdict"]] += 1
+        if shown[row["verdict"]] <= SHOWN_MAX:
             yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
     named = len(s["offenders"])
     total = sum(n for name, n in s["verdicts"].items() if name in s["violations"])

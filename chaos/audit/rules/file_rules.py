@@ -12,7 +12,6 @@ group acked after the entry must be in a spill file.
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.rules.client_tables import name_of
+from chaos.audit.rules.findings import Findings
 from chaos.history.history import RunFolder
 from chaos.spark import state_files
 from chaos.spark.timerstate import ManifestState, node_states
@@ -78,8 +78,8 @@ def states_within(run: RunFolder, *, lost: Container[str], end: int) -> list[Man
 
 def in_queues(
     story: Mapping[str, DataFrame], rows: DataFrame, states: Sequence[ManifestState]
-) -> DataFrame:
-    """Return the messages in which spill files and the log differ: node, verdict, seq, topic, …
+) -> tuple[DataFrame, DataFrame]:
+    """Return the untrue messages of spill files, and those that are missing: node, seq, topic, …
 
     `rows`: state_files.QUEUED.
     """
@@ -102,7 +102,7 @@ def in_queues(
     )
     both = held.join(places, "seq", "left").where(~F.coalesce(as_logged, F.lit(False)))  # noqa: FBT003
     untrue = both.select(
-        "node", "index", F.lit("untrue_in_queues").alias("verdict"), "seq",
+        "node", "index", "seq",
         F.col("held_topic").alias("topic"), F.col("held_offset").alias("queue_offset"),
     )  # fmt: skip
     last = F.col("queue_offset") + F.col("count") - 1
@@ -111,47 +111,38 @@ def in_queues(
     )  # fmt: skip
     needed = acked.distinct().join(places, ["topic", "queue_offset"]).where("end_index <= index")
     missing = needed.join(rows.select("node", "seq"), ["node", "seq"], "left_anti")
-    verdict = F.lit("missing_in_queues").alias("verdict")
-    return untrue.union(missing.select("node", "index", verdict, "seq", "topic", "queue_offset"))
+    return untrue, missing.select("node", "index", "seq", "topic", "queue_offset")
 
 
-def _of_queues(
-    story: Mapping[str, DataFrame], states: Sequence[ManifestState], offenders_max: int
-) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Return violation -> count of spill files, and the first offenders."""
+def _judge_queues(
+    findings: Findings, story: Mapping[str, DataFrame], states: Sequence[ManifestState]
+) -> None:
+    """Add the violations of spill files."""
     spark = story["fates"].sparkSession
     blocks = spark.createDataFrame([b for s in states for b in s.blocks], state_files.BLOCKS)
     rows = blocks.mapInArrow(state_files.queued, state_files.QUEUED).cache()
     damage = rows.where("damage IS NOT NULL").select("node", "damage").distinct().collect()
+    findings.note("damaged_files", [row.asDict() for row in damage])
     broken = {row["node"] for row in damage}
-    offenders = [{"verdict": "damaged_files"} | row.asDict() for row in damage]
     sound = [each for each in states if each.node not in broken]
-    bad = in_queues(story, rows.where("damage IS NULL"), sound).cache()
-    found = Counter(
-        {row["verdict"]: row["count"] for row in bad.groupBy("verdict").count().collect()}
-    )
-    if damage:
-        found["damaged_files"] = len(damage)
-    if found:
-        order = ("node", "verdict", "seq")
-        offenders += [row.asDict() for row in bad.orderBy(*order).limit(offenders_max).collect()]
+    untrue, missing = in_queues(story, rows.where("damage IS NULL"), sound)
+    found = {"untrue_in_queues": untrue, "missing_in_queues": missing}
+    findings.add(found, order=["node", "seq"])
     rows.unpersist()
-    bad.unpersist()
-    return found, offenders
 
 
 def judged(
-    run: RunFolder, story: Mapping[str, DataFrame], summary: dict[str, Any], *,
-    states: Sequence[ManifestState], offenders_max: int,
+    findings: Findings, run: RunFolder, story: Mapping[str, DataFrame],
+    states: Sequence[ManifestState],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the summary's part about nodes' files: their pending timers, and the violations.
+    """Add the violations of nodes' files; return their pending timers as a part of the summary.
 
     Violations: `missing_in_files`, `extra_in_files` (not pending, or more than once),
     `damaged_files`, `untrue_in_queues`, `missing_in_queues`.
     """
     if not states:
-        return {"files": [], "files_unread": [], "file_offenders": []}
-    fates = story["fates"]
+        return {"files": [], "files_unread": []}
+    fates, files = story["fates"], []
     reader = fates.sparkSession.read.format("timerstate")
     nodes = ",".join(each.node for each in states)
     rows = reader.option("node", nodes).load(str(run.root))
@@ -160,34 +151,21 @@ def judged(
     found = rows.groupBy("node").agg(timers, hashes, F.count("damage"), F.min("damage")).collect()
     has = {node: told for node, *told in found}
     says = _said(fates, sorted({each.index for each in states}))
-    violations, files, offenders = Counter[str](summary["violations"]), [], []
     for each in states:
         pending, its_hash, damaged, why = has.get(each.node, (0, 0, 0, None))
         files.append({"node": each.node, "index": each.index, "pending": pending})
         if damaged:
-            violations["damaged_files"] += damaged
-            offenders.append({"verdict": "damaged_files", "node": each.node, "damage": why})
+            findings.note("damaged_files", [{"node": each.node, "damage": why}], damaged)
         elif (pending, its_hash) != says[each.index]:
             rows = reader.option("node", each.node).load(str(run.root))
-            bad = wrong(fates, rows, each.index)
-            bad = bad.withColumn(
-                "verdict",
-                F.expr("if(times < 1, 'missing', 'extra') || '_in_files'"),
-            ).cache()
-            for verdict, n in bad.groupBy("verdict").count().collect():
-                violations[verdict] += n
-            named = bad.orderBy(F.desc("verdict"), "seq").limit(offenders_max).collect()
-            offenders += [{"node": each.node, "index": each.index} | row.asDict() for row in named]
+            place = {"node": F.lit(each.node), "index": F.lit(each.index)}
+            bad = wrong(fates, rows, each.index).withColumns(place).cache()
+            missing, extra = bad.where("times < 1"), bad.where("times >= 1")
+            findings.add({"missing_in_files": missing, "extra_in_files": extra}, order=["seq"])
             bad.unpersist()
-    of_queues, of_rows = _of_queues(story, [s for s in states if not s.damage], offenders_max)
-    violations, offenders = violations + of_queues, offenders + of_rows
-    return {
-        "verdict": "VIOLATED" if violations else "OK",
-        "violations": dict(violations),
-        "files": files,
-        "files_unread": sorted(run.data().keys() - {each.node for each in states}),
-        "file_offenders": offenders,
-    }
+    _judge_queues(findings, story, [each for each in states if not each.damage])
+    unread = sorted(run.data().keys() - {each.node for each in states})
+    return {"files": files, "files_unread": unread}
 
 
 def _said(fates: DataFrame, indexes: list[int]) -> dict[int, tuple[int, int]]:

@@ -13,13 +13,12 @@ between clocks, and only beyond it. A client that died may not have recorded its
 `acks_unasked` is no violation: the suite knows whether clients died, and judges it.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules import beside
 from chaos.audit.rules.client_tables import SLOT, id_parts, name_of
 from chaos.audit.rules.order_rules import WHOSE, disordered, ordered
 from chaos.audit.rules.verdict import Clocks
@@ -108,20 +107,16 @@ def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int | None:
 
 
 def judged(
-    lines: DataFrame, epochs: Sequence[Row], story: dict[str, DataFrame], summary: dict[str, Any],
-    *, clocks: Clocks, offenders_max: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the summary's part about deliveries that were not allowed.
+    lines: DataFrame, epochs: Sequence[Row], story: Mapping[str, DataFrame], clocks: Clocks
+) -> dict[str, DataFrame]:
+    """Return violation -> offenders.
 
     `lines`: with the replay's names of topics and groups. `story`: the replay's tables.
     """
-    ttls = story["ttls"]
     deposed = deposed_handed_out(lines, epochs, clocks.error_ms)
     found = {} if deposed is None else {"deposed_handed_out": deposed}
-    if ttls.head(1):
-        found["outlived"] = outlived(lines, ttls)
+    if story["ttls"].head(1):
+        found["outlived"] = outlived(lines, story["ttls"])
     if ordered(story).head(1):
         found["disordered"] = disordered(lines, story, clocks.clients_error_ms)
-    return beside.judged(
-        summary, "handing_out", found, offenders_max=offenders_max, order=["handed_out_ms"]
-    )
+    return found

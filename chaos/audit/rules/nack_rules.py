@@ -12,12 +12,12 @@ replay knows the highest attempt before the nack. The leader recorded the time o
 (`handed_out_ms`). Without `handed_out_ms`, `nacked_early` is not judged.
 """
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules import beside
 from chaos.audit.rules.client_tables import SLOT, name_of, with_runs
 from chaos.oracle.group_story import NACKED
 
@@ -100,21 +100,17 @@ def _told(lines: DataFrame) -> DataFrame:
     return rows.where("result = 'NACKED'").select(*SLOT).distinct()
 
 
-def nacked(
-    lines: DataFrame, story: dict[str, DataFrame], summary: dict[str, Any], *, until_ms: int,
-    clock_error_ms: int | None, offenders_max: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Return the summary's part about nacks: their number, and the violations."""
+def judged(
+    lines: DataFrame, story: Mapping[str, DataFrame], *, until_ms: int, clock_error_ms: int | None
+) -> tuple[dict[str, DataFrame], int]:
+    """Return violation -> offenders, and the number of nacks. Arguments as `judged_nacks`."""
     log_nacks = story["returns"].where(F.col("why") == NACKED)
     count = log_nacks.count()
-    found: dict[str, DataFrame] = {}
-    if count or lines.where("op = 'nack'").head(1):
-        expired = story["expired"].select(*SLOT).withColumn("count", F.lit(1).cast("bigint"))
-        done = story["acks"].select(*SLOT, "count").unionByName(expired)
-        found = judged_nacks(
-            lines, log_nacks, done, until_ms=until_ms, clock_error_ms=clock_error_ms
-        )
-        over = F.broadcast(story["groups"].where("over").select("topic", "group"))
-        found["nacked_lost"] = found["nacked_lost"].join(over, ["topic", "group"], "left_anti")
-    wrong = {name: rows.select(*SLOT).distinct() for name, rows in found.items()}
-    return {"nacked": count} | beside.judged(summary, "nack", wrong, offenders_max=offenders_max)
+    if not (count or lines.where("op = 'nack'").head(1)):
+        return {}, 0
+    expired = story["expired"].select(*SLOT).withColumn("count", F.lit(1).cast("bigint"))
+    done = story["acks"].select(*SLOT, "count").unionByName(expired)
+    found = judged_nacks(lines, log_nacks, done, until_ms=until_ms, clock_error_ms=clock_error_ms)
+    over = F.broadcast(story["groups"].where("over").select("topic", "group"))
+    found["nacked_lost"] = found["nacked_lost"].join(over, ["topic", "group"], "left_anti")
+    return {name: rows.select(*SLOT).distinct() for name, rows in found.items()}, count

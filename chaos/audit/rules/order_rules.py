@@ -32,7 +32,7 @@ def ordered(story: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def disordered(
-    lines: DataFrame, story: dict[str, DataFrame], clients_error_ms: int | None
+    lines: DataFrame, story: Mapping[str, DataFrame], clients_error_ms: int | None
 ) -> DataFrame:
     """Return deliveries that came too early: WHOSE, lease_id, offset, mark, behind, holder.
 
@@ -83,7 +83,7 @@ def _given(lines: DataFrame, groups: DataFrame) -> DataFrame:
     return whole.unionByName(rows.where(f"type = '{KEY_SHARED}'").join(keys, "mark"))
 
 
-def _over(story: dict[str, DataFrame]) -> DataFrame:
+def _over(story: Mapping[str, DataFrame]) -> DataFrame:
     """Return the slots of messages that expired or were moved."""
     moved = story["carried"].select("from_topic", "from_group", "from_offset").toDF(*SLOT)
     return story["expired"].select(*SLOT).unionByName(moved).distinct()

@@ -16,12 +16,11 @@ carried_untrue  P2  a message became a dead letter, or was redriven, with the pa
                     one; or it was redriven to a topic other than its origin
 """
 
-from typing import Any
+from collections.abc import Mapping
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules import beside
 from chaos.audit.rules.client_tables import name_of
 
 
@@ -80,9 +79,15 @@ def untrue_deletions(lines: DataFrame, fates: DataFrame, deletions: DataFrame) -
 def lost_policies(lines: DataFrame, policies: DataFrame) -> DataFrame:
     """Return scopes with more confirmed policy changes than the log has: topic, told, logged."""
     told = lines.where("op = 'policy' AND outcome = 'ok'").groupBy("topic")
-    logged = policies.groupBy(name_of("topic").alias("topic")).agg(F.count("*").alias("logged"))
-    both = told.agg(F.count("*").alias("told")).join(logged, "topic", "left").fillna(0, ["logged"])
-    return both.where("told > logged")
+    logged = policies.groupBy(name_of("topic").alias("topic"))
+    return _overtold(
+        told.agg(F.count("*").alias("told")), logged.agg(F.count("*").alias("logged")), "topic"
+    )
+
+
+def _overtold(told: DataFrame, logged: DataFrame, *by: str) -> DataFrame:
+    """Return the rows in which more changes were confirmed (`told`) than the log has (`logged`)."""
+    return told.join(logged, [*by], "left").fillna(0, ["logged"]).where("told > logged")
 
 
 def untrue_seeks(lines: DataFrame, groups: DataFrame) -> DataFrame:
@@ -110,23 +115,16 @@ def lost_deletions(lines: DataFrame, groups: DataFrame) -> DataFrame:
     """Return groups with more confirmed deletions than the log has: topic, group, told, logged."""
     told = lines.where("op = 'delete_group' AND outcome = 'ok'").groupBy("topic", "group")
     logged = groups.groupBy(name_of("topic").alias("topic"), name_of("group").alias("group"))
-    return (
-        told.agg(F.count("*").alias("told"))
-        .join(logged.agg(F.count_if("deleted").alias("logged")), ["topic", "group"], "left")
-        .fillna(0, ["logged"])
-        .where("told > logged")
-    )
+    deleted = logged.agg(F.count_if("deleted").alias("logged"))
+    return _overtold(told.agg(F.count("*").alias("told")), deleted, "topic", "group")
 
 
 def untrue_redrives(lines: DataFrame, carried: DataFrame) -> DataFrame:
     """Return topics with more confirmed redriven letters than the log has: topic, told, logged."""
     told = lines.where("op = 'redrive' AND outcome = 'ok'").groupBy("topic")
     logged = carried.where("redriven").groupBy(name_of("from_topic").alias("topic"))
-    return (
-        told.agg(F.sum("changed").alias("told"))
-        .join(logged.agg(F.count("*").alias("logged")), "topic", "left")
-        .fillna(0, ["logged"])
-        .where("told > logged")
+    return _overtold(
+        told.agg(F.sum("changed").alias("told")), logged.agg(F.count("*").alias("logged")), "topic"
     )
 
 
@@ -154,10 +152,8 @@ def untrue_carries(fates: DataFrame, carried: DataFrame) -> DataFrame:
     )
 
 
-def broken(
-    lines: DataFrame, story: dict[str, DataFrame], summary: dict[str, Any], *, offenders_max: int
-) -> dict[str, Any]:
-    """Return the summary's part about topics and groups: the violations and their offenders."""
+def judged(lines: DataFrame, story: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    """Return violation -> offenders."""
     fates = story["fates"]
     ops = {row["op"] for row in lines.select("op").distinct().collect()}
     found = {}
@@ -172,4 +168,4 @@ def broken(
     if "redrive" in ops or story["carried"].head(1):
         found["redrive_untrue"] = untrue_redrives(lines, story["carried"])
         found["carried_untrue"] = untrue_carries(fates, story["carried"])
-    return beside.judged(summary, "rule", found, offenders_max=offenders_max)
+    return found
