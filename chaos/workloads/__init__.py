@@ -72,7 +72,7 @@ def make(  # noqa: PLR0913 -- options, by keyword
     rate_per_s: int,
     horizon_s: float,
     waiting_max: int | None = None,
-) -> list[Workload]:
+) -> list[WorkloadClients]:
     """Return workloads by name, not started yet. Call it once per run: marks start at 1.
 
     Args:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from chaos.history.history import History, OpOutcome, RunFolder
-from chaos.workloads.workload_producer import now_ms, outcome_of
+from chaos.workloads.workload_producer import RecordedRequest, outcome_of
 from timerclient import TimerClient
 from timerclient.client.group_calls import Start
 from timerclient.client.topic_calls import namespace_of
@@ -20,6 +20,7 @@ from timerclient.rows.pending_timers import Changed, Rescheduled, Where
 from timerclient.rows.series_fields import SeriesOptions
 from timerclient.values.errors import OutcomeUnknown, TimerError
 from timerclient.values.policy_names import CatchUp, PolicyFields
+from timerclient.values.results import CancelResult
 
 TOPIC: Final = "topic"
 NAMESPACE: Final = "namespace"
@@ -36,20 +37,13 @@ class Changer:
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Cancel timers."""
-
-        def cancel() -> dict[str, Any]:
-            return {"results": [result.name for result in self._client.cancel_batch(ids)]}
-
-        self._change("cancel", cancel, ids=[*ids])
+        call = partial(self._client.cancel_batch, ids)
+        self._change("cancel", lambda: _results(call()), ids=[*ids])
 
     def cancel_keys(self, keys: Sequence[str]) -> None:
         """Cancel the timers that have the keys."""
-
-        def cancel() -> dict[str, Any]:
-            results = self._client.cancel_keys(self._topic, keys)
-            return {"results": [result.name for result in results]}
-
-        self._change("cancel", cancel, topic=self._topic, keys=[*keys])
+        call = partial(self._client.cancel_keys, self._topic, keys)
+        self._change("cancel", lambda: _results(call()), topic=self._topic, keys=[*keys])
 
     def cancel_where(self, where: Where) -> None:
         """Cancel the timers that match a filter."""
@@ -236,20 +230,19 @@ class Changer:
         self, op: str, call: Callable[[], dict[str, Any]], *, certain: bool = True, **named: Any
     ) -> dict[str, Any] | None:
         """Send a change and record the answer; return it. None: no answer, or a rejection."""
-        start_ms, more = now_ms(), dict[str, Any]()
-        more["request"] = self._history.asks(op, start_ms=start_ms, **named)
-        answer: dict[str, Any] | None = None
-        outcome = OpOutcome.OK
+        request = RecordedRequest(self._history, op, **named)
         try:
             answer = call()
         except TimerError as error:
             outcome = outcome_of(error) if certain else OpOutcome.UNKNOWN
-            more["detail"] = repr(error)
-        span_ms = (start_ms, now_ms())
-        self._history.change(
-            op, span_ms=span_ms, outcome=outcome, **named, **(answer or {}), **more
-        )
+            request.ended_with(outcome, detail=repr(error))
+            return None
+        request.ended(**answer)
         return answer
+
+
+def _results(answers: Iterable[CancelResult]) -> dict[str, Any]:
+    return {"results": [answer.name for answer in answers]}
 
 
 def _text(said: Mapping[str, Any]) -> str:

@@ -11,12 +11,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from chaos.workloads import lives, series_and_order, topic_changes
-from chaos.workloads.workload_clients import CLOSE_S, WorkloadClients, WorkloadKind, WorkloadReader
+from chaos.workloads.workload_clients import (
+    CLOSE_S,
+    Rest,
+    WorkloadClients,
+    WorkloadKind,
+    WorkloadReader,
+)
 from chaos.workloads.workload_consumer import Habit
 from chaos.workloads.workload_producer import now_ms
+from timerclient.client.group_calls import GroupOptions
 from timerclient.rows.pending_timers import Where
 from timerclient.rows.rows import OnConflict
 from timerclient.rows.scheduled_timers import Timers
@@ -65,9 +72,7 @@ def evenly_short(clients: WorkloadClients) -> None:
 
 def _evenly(clients: WorkloadClients, delay_ms_max: int) -> None:
     for count in clients.beats(BEAT_S):
-        now = now_ms()
-        delays = [clients.chance.uniform(0, delay_ms_max) for _ in range(count)]
-        clients.producer.batch(clients.marks(count), [clients.within(now + d) for d in delays])
+        clients.producer.batch(clients.marks(count), clients.soon(count, delay_ms_max))
 
 
 def herd(clients: WorkloadClients) -> None:
@@ -268,9 +273,7 @@ def groups(clients: WorkloadClients) -> None:
         if not joined and now_ms() >= late_ms:
             clients.join(late)
             joined = True
-        now = now_ms()
-        delays = [clients.chance.uniform(0, SHORT_MS) for _ in range(count)]
-        clients.producer.batch(clients.marks(count), [clients.within(now + d) for d in delays])
+        clients.producer.batch(clients.marks(count), clients.soon(count, SHORT_MS))
     if not joined:
         clients.join(late)
 
@@ -299,9 +302,7 @@ def impatient(clients: WorkloadClients) -> None:
     own = clients.connect()
     clients.producer.client = own
     for number, count in enumerate(clients.beats(BEAT_S)):
-        now = now_ms()
-        due_ms = [clients.within(now + clients.chance.uniform(0, 3000)) for _ in range(count)]
-        marks = clients.marks(count)
+        marks, due_ms = clients.marks(count), clients.soon(count, 3000)
         if number % IMPATIENT_BEATS < IMPATIENT_BEATS - 1:
             clients.producer.batch(marks, due_ms, timeout_s=PATIENCE_S)
             continue
@@ -315,21 +316,18 @@ def impatient(clients: WorkloadClients) -> None:
 def named(clients: WorkloadClients) -> None:
     """Send requests with an id, and retry each with a short timeout."""
     for count in clients.beats(BEAT_S):
-        now = now_ms()
-        due_ms = [clients.within(now + clients.chance.uniform(0, 3000)) for _ in range(count)]
-        marks = clients.marks(count)
+        marks, due_ms = clients.marks(count), clients.soon(count, 3000)
         patience_s = clients.chance.choice((0.002, 0.02, PATIENCE_S))
         clients.producer.named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
 
 
 def overload(clients: WorkloadClients) -> None:
     """Send bursts of large payloads in parallel; pause for as long as an OVERLOADED answer says."""
-    chance = clients.chance
     for count in clients.beats(BURST_S):
-        now, pieces = now_ms(), []
+        pieces = []
         for start in range(0, count, PIECE):
             n = min(PIECE, count - start)
-            due_ms = [clients.within(now + chance.uniform(0, SHORT_MS)) for _ in range(n)]
+            due_ms = clients.soon(n, SHORT_MS)
             piece = clients.producer.submit(clients.marks(n), due_ms, timeout_s=BURST_S)
             if piece is not None:
                 pieces.append(piece)
@@ -374,184 +372,164 @@ def dying(clients: WorkloadClients) -> Habit:
     return habit
 
 
-_TWO: Final = (WorkloadReader(), WorkloadReader())
+def _kind(
+    line: str,
+    produce: Callable[[WorkloadClients], Rest | None],
+    *readers: WorkloadReader,
+    **more: Any,
+) -> WorkloadKind:
+    """Return a kind with these consumers; without any, with a plain one."""
+    own = readers or (WorkloadReader(),)
+    return WorkloadKind(line=line, produce=produce, readers=own, **more)
+
+
+_ONE: Final = WorkloadReader()
+_LATE: Final = WorkloadReader(lease=SLOW_LEASE, habit=slow)
+_STRICT: Final[GroupOptions] = {"max_attempts": 2}
+_BY_KEY: Final[GroupOptions] = {"type": "key_shared"}
+_FAILOVER: Final[GroupOptions] = {"type": "failover"}
 KINDS: Final[Mapping[str, WorkloadKind]] = {
-    "uniform": WorkloadKind(
-        line="delays spread evenly over some seconds", produce=uniform, readers=_TWO
+    "uniform": _kind("delays spread evenly over some seconds", uniform, _ONE, _ONE),
+    "herd": _kind("all timers of ten seconds due in the same second", herd),
+    "longtail": _kind(
+        "mostly short delays, some up to the horizon, some days beyond the run's end", longtail
     ),
-    "herd": WorkloadKind(line="all timers of ten seconds due in the same second", produce=herd),
-    "longtail": WorkloadKind(
-        line="mostly short delays, some up to the horizon, some days beyond the run's end",
-        produce=longtail,
+    "cancels": _kind(
+        "cancels within 50 ms of the due time, singly and by lists, some repeated", cancels
     ),
-    "cancels": WorkloadKind(
-        line="cancels within 50 ms of the due time, singly and by lists, some repeated",
-        produce=cancels,
+    "keyed": _kind(
+        "upserts of few keys in all four modes, and their cancels and reschedules", keyed
     ),
-    "keyed": WorkloadKind(
-        line="upserts of few keys in all four modes, and their cancels and reschedules",
-        produce=keyed,
+    "moved": _kind(
+        "reschedules around the due time, by id, key and filter; cancels by filter", moved
     ),
-    "moved": WorkloadKind(
-        line="reschedules around the due time, by id, key and filter; cancels by filter",
-        produce=moved,
+    "pastdue": _kind("due at once, just now, or long ago", pastdue),
+    "groups": _kind(
+        "several groups on one topic; one of them starts late",
+        groups,
+        WorkloadReader(group="first"),
+        WorkloadReader(group="second"),
+        WorkloadReader(group="second"),
     ),
-    "pastdue": WorkloadKind(line="due at once, just now, or long ago", produce=pastdue),
-    "groups": WorkloadKind(
-        line="several groups on one topic; one of them starts late",
-        produce=groups,
-        readers=(
-            WorkloadReader(group="first"),
-            WorkloadReader(group="second"),
-            WorkloadReader(group="second"),
-        ),
+    "singles": _kind("single timers, pipelined or not, among batches of all sizes", singles),
+    "slow": _kind(
+        "consumers that ack around and after the end of their lease",
+        evenly_short,
+        WorkloadReader(lease=SLOW_LEASE),
+        WorkloadReader(lease=SLOW_LEASE, hold_max=0, habit=slow),
     ),
-    "singles": WorkloadKind(
-        line="single timers, pipelined or not, among batches of all sizes", produce=singles
+    "nacking": _kind(
+        "consumers that nack messages, with and without a delay, and extend some leases",
+        evenly_short,
+        WorkloadReader(nacks=0.2),
+        WorkloadReader(nacks=0.05),
+        WorkloadReader(group="backing-off", nacks=0.3),
     ),
-    "slow": WorkloadKind(
-        line="consumers that ack around and after the end of their lease",
-        produce=evenly_short,
-        readers=(
-            WorkloadReader(lease=SLOW_LEASE),
-            WorkloadReader(lease=SLOW_LEASE, hold_max=0, habit=slow),
-        ),
+    "ordered": _kind(
+        "keyed timers for groups that keep an order; some are nacked, consumers die",
+        keyed,
+        WorkloadReader(group="keys", options=_BY_KEY, nacks=0.05),
+        WorkloadReader(group="keys", options=_BY_KEY, habit=dying),
+        WorkloadReader(group="queue", options=_FAILOVER, nacks=0.01),
+        WorkloadReader(group="queue", options=_FAILOVER, habit=dying),
+        WorkloadReader(group="alone", options={"type": "exclusive"}, nacks=0.01, habit=dying),
     ),
-    "nacking": WorkloadKind(
-        line="consumers that nack messages, with and without a delay, and extend some leases",
-        produce=evenly_short,
-        readers=(
-            WorkloadReader(nacks=0.2),
-            WorkloadReader(nacks=0.05),
-            WorkloadReader(group="backing-off", nacks=0.3),
-        ),
-    ),
-    "ordered": WorkloadKind(
-        line="keyed timers for groups that keep an order; some are nacked, consumers die",
-        produce=keyed,
-        readers=(
-            WorkloadReader(group="keys", options={"type": "key_shared"}, nacks=0.05),
-            WorkloadReader(group="keys", options={"type": "key_shared"}, habit=dying),
-            WorkloadReader(group="queue", options={"type": "failover"}, nacks=0.01),
-            WorkloadReader(group="queue", options={"type": "failover"}, habit=dying),
-            WorkloadReader(group="alone", options={"type": "exclusive"}, nacks=0.01, habit=dying),
-        ),
-    ),
-    "failing": WorkloadKind(
-        line="consumers that fail repeatedly; dead letters are consumed from their own topic",
-        produce=evenly_short,
-        readers=(
-            WorkloadReader(group="strict", nacks=0.3, options={"max_attempts": 2}),
-            WorkloadReader(
-                group="strict",
-                lease=SLOW_LEASE,
-                hold_max=0,
-                habit=slow,
-                options={"max_attempts": 2},
-            ),
-            WorkloadReader(),
-        ),
+    "failing": _kind(
+        "consumers that fail repeatedly; dead letters are consumed from their own topic",
+        evenly_short,
+        WorkloadReader(group="strict", nacks=0.3, options=_STRICT),
+        WorkloadReader(group="strict", lease=SLOW_LEASE, hold_max=0, habit=slow, options=_STRICT),
+        _ONE,
         settle=lives.all_buried,
     ),
-    "redriven": WorkloadKind(
-        line="dead letters are redriven, some repeatedly, until all messages are acked",
-        produce=lives.redriven,
-        readers=(
-            WorkloadReader(
-                group=lives.STRICT, nacks=0.3, options={"max_attempts": 2}, redriven=True
-            ),
-            WorkloadReader(
-                group=lives.STRICT,
-                lease=SLOW_LEASE,
-                habit=slow,
-                options={"max_attempts": 2},
-                redriven=True,
-            ),
-            WorkloadReader(),
+    "redriven": _kind(
+        "dead letters are redriven, some repeatedly, until all messages are acked",
+        lives.redriven,
+        WorkloadReader(group=lives.STRICT, nacks=0.3, options=_STRICT, redriven=True),
+        WorkloadReader(
+            group=lives.STRICT, lease=SLOW_LEASE, habit=slow, options=_STRICT, redriven=True
         ),
+        _ONE,
         settle=lives.all_home,
     ),
-    "sought": WorkloadKind(
-        line="seeks of groups back, ahead and to a time; groups reset, deleted and made anew",
-        produce=lives.sought,
-        readers=(
-            WorkloadReader(group=lives.SOUGHT, nacks=0.05),
-            WorkloadReader(group=lives.SOUGHT, lease=SLOW_LEASE, habit=slow),
-            WorkloadReader(group=lives.ANEW),
-            WorkloadReader(),
-        ),
+    "sought": _kind(
+        "seeks of groups back, ahead and to a time; groups reset, deleted and made anew",
+        lives.sought,
+        WorkloadReader(group=lives.SOUGHT, nacks=0.05),
+        WorkloadReader(group=lives.SOUGHT, lease=SLOW_LEASE, habit=slow),
+        WorkloadReader(group=lives.ANEW),
+        _ONE,
         settle=lives.all_acked,
     ),
-    "dying": WorkloadKind(
-        line="consumers that drop their connection while they hold leases, and reconnect",
-        produce=evenly_short,
-        readers=(WorkloadReader(), WorkloadReader(habit=dying)),
+    "dying": _kind(
+        "consumers that drop their connection while they hold leases, and reconnect",
+        evenly_short,
+        _ONE,
+        WorkloadReader(habit=dying),
     ),
-    "impatient": WorkloadKind(
-        line="producers with short timeouts that drop their connection during requests",
-        produce=impatient,
+    "impatient": _kind(
+        "producers with short timeouts that drop their connection during requests", impatient
     ),
-    "named": WorkloadKind(
-        line="requests with an id, retried by callers with short timeouts", produce=named
+    "named": _kind("requests with an id, retried by callers with short timeouts", named),
+    "paused": _kind(
+        "pauses; resumes that fire all held timers, the last one or none; cancels of them",
+        topic_changes.paused,
+        _ONE,
+        _ONE,
     ),
-    "paused": WorkloadKind(
-        line="pauses; resumes that fire all held timers, the last one or none; cancels of them",
-        produce=topic_changes.paused,
-        readers=_TWO,
-    ),
-    "fleeting": WorkloadKind(
-        line="times to live that end during a lease or before a delivery; retention; a late group",
-        produce=topic_changes.fleeting,
-        readers=(
-            WorkloadReader(nacks=0.1),
-            WorkloadReader(
-                group="slow", lease=SLOW_LEASE, habit=slow, options={"max_in_flight": 4}
-            ),
-        ),
+    "fleeting": _kind(
+        "times to live that end during a lease or before a delivery; retention; a late group",
+        topic_changes.fleeting,
+        WorkloadReader(nacks=0.1),
+        WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow, options={"max_in_flight": 4}),
         settle=topic_changes.all_expired,
     ),
-    "limited": WorkloadKind(
-        line="changing quotas of pending and ready timers, changing bounds of delays and ticks",
-        produce=topic_changes.limited,
-        readers=(WorkloadReader(lease=SLOW_LEASE, habit=slow),),
+    "limited": _kind(
+        "changing quotas of pending and ready timers, changing bounds of delays and ticks",
+        topic_changes.limited,
+        _LATE,
     ),
-    "scoped": WorkloadKind(
-        line="quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins",
-        produce=topic_changes.scoped,
-        readers=(WorkloadReader(lease=SLOW_LEASE, habit=slow), WorkloadReader()),
+    "scoped": _kind(
+        "quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins",
+        topic_changes.scoped,
+        _LATE,
+        _ONE,
         apart=True,
     ),
-    "doomed": WorkloadKind(
-        line="a topic that is deleted with timers pending and messages leased, and made again",
-        produce=topic_changes.doomed,
-        readers=(*_TWO, WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow)),
+    "doomed": _kind(
+        "a topic that is deleted with timers pending and messages leased, and made again",
+        topic_changes.doomed,
+        _ONE,
+        _ONE,
+        WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow),
     ),
-    "recurring": WorkloadKind(
-        line="series by interval and cron, changed, paused and deleted; occurrences moved",
-        produce=series_and_order.recurring,
-        readers=(WorkloadReader(nacks=0.02), WorkloadReader(habit=dying)),
+    "recurring": _kind(
+        "series by interval and cron, changed, paused and deleted; occurrences moved",
+        series_and_order.recurring,
+        WorkloadReader(nacks=0.02),
+        WorkloadReader(habit=dying),
     ),
-    "sequenced": WorkloadKind(
-        line="many timers of each ordering key, for groups that keep an order; consumers die",
-        produce=series_and_order.sequenced,
-        readers=(
-            WorkloadReader(group="keys", options={"type": "key_shared"}, nacks=0.05),
-            WorkloadReader(group="keys", options={"type": "key_shared"}, habit=dying),
-        ),
+    "sequenced": _kind(
+        "many timers of each ordering key, for groups that keep an order; consumers die",
+        series_and_order.sequenced,
+        WorkloadReader(group="keys", options=_BY_KEY, nacks=0.05),
+        WorkloadReader(group="keys", options=_BY_KEY, habit=dying),
     ),
-    "urgent": WorkloadKind(
-        line="bursts of timers with priorities, for consumers that fall behind",
-        produce=series_and_order.urgent,
-        readers=(WorkloadReader(options={"max_in_flight": 8}), WorkloadReader(group="second")),
+    "urgent": _kind(
+        "bursts of timers with priorities, for consumers that fall behind",
+        series_and_order.urgent,
+        WorkloadReader(options={"max_in_flight": 8}),
+        WorkloadReader(group="second"),
     ),
-    "smoothed": WorkloadKind(
-        line="jitter, and rates of delivery of the topic and its groups",
-        produce=series_and_order.smoothed,
-        readers=(WorkloadReader(), WorkloadReader(group="second", nacks=0.05)),
+    "smoothed": _kind(
+        "jitter, and rates of delivery of the topic and its groups",
+        series_and_order.smoothed,
+        _ONE,
+        WorkloadReader(group="second", nacks=0.05),
     ),
-    "overload": WorkloadKind(
-        line="bursts of large payloads, as fast as the cluster accepts them",
-        produce=overload,
+    "overload": _kind(
+        "bursts of large payloads, as fast as the cluster accepts them",
+        overload,
         payload_size=LARGE_SIZE,
     ),
 }

@@ -42,7 +42,7 @@ BACK_MAX: Final = 200
 def redriven(clients: WorkloadClients) -> None:
     """Redrive dead letters while more appear: all of them, or some."""
     for number, count in enumerate(clients.beats(BEAT_S)):
-        _ask(clients, count)
+        clients.producer.batch(clients.marks(count), clients.soon(count, SHORT_MS))
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
             most = clients.chance.choice(REDRIVEN)
             clients.cancels.after(0.0, partial(clients.changer.redrive, letters_of(clients), most))
@@ -86,7 +86,7 @@ def sought(clients: WorkloadClients) -> Rest:
             changer.rule({"retention_ms": KEPT_MS}, among=among)
         elif number % RULE_BEATS == RULE_BEATS * 3 // 4:
             changer.rule({"retention_ms": chance.choice((0, 1_000))}, among=among)
-        _ask(clients, count)
+        clients.producer.batch(clients.marks(count), clients.soon(count, SHORT_MS))
         dice = random.Random(chance.random())  # used on another thread
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
             clients.cancels.after(0.0, partial(_alone, one_by_one, partial(_seek, clients, dice)))
@@ -160,9 +160,3 @@ def all_acked(clients: WorkloadClients) -> bool:
     for group in groups:
         clients.books.settled(group.name)
     return True
-
-
-def _ask(clients: WorkloadClients, count: int) -> None:
-    now = now_ms()
-    due_ms = [clients.within(now + clients.chance.uniform(0, SHORT_MS)) for _ in range(count)]
-    clients.producer.batch(clients.marks(count), due_ms)

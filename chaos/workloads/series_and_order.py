@@ -39,7 +39,7 @@ MEETING_MS: Final = 2_000
 def recurring(clients: WorkloadClients) -> Rest:
     """Create series, and change, pause, resume or delete one; cancel or move its occurrence."""
     for number, count in enumerate(clients.beats(BEAT_S)):
-        clients.producer.batch(clients.marks(count), _soon(clients, count))
+        clients.producer.batch(clients.marks(count), clients.soon(count, SOON_MS))
         if number % SERIES_BEATS == 0:
             dice = random.Random(clients.chance.random())  # used on another thread
             clients.cancels.after(0.0, partial(_act, clients, dice, clients.marks(1)[0]))
@@ -90,7 +90,7 @@ def sequenced(clients: WorkloadClients) -> None:
     for count in clients.beats(BEAT_S):
         keys = [chance.choice((None, *range(ORDERS))) for _ in range(count)]
         traits = [(None if key is None else f"order-{key}", 4) for key in keys]
-        clients.producer.batch(clients.marks(count), _soon(clients, count), traits=traits)
+        clients.producer.batch(clients.marks(count), clients.soon(count, SOON_MS), traits=traits)
 
 
 def urgent(clients: WorkloadClients) -> None:
@@ -119,8 +119,3 @@ def smoothed(clients: WorkloadClients) -> Rest:
         clients.producer.will_be_due(meeting + JITTER_MS)
         clients.producer.batch(clients.marks(count), [meeting] * count)
     return lambda: changer.rule({}, among=among)
-
-
-def _soon(clients: WorkloadClients, count: int) -> list[int]:
-    now, chance = now_ms(), clients.chance
-    return [clients.within(now + chance.uniform(0, SOON_MS)) for _ in range(count)]

@@ -264,6 +264,11 @@ class WorkloadClients:
         """Return a due time within the run: by its end, or within a second from now."""
         return min(int(due_ms), max(self.end_ms, now_ms() + 1000))
 
+    def soon(self, count: int, delay_ms_max: float) -> list[int]:
+        """Return due times within the run, evenly spread from now on."""
+        now = now_ms()
+        return [self.within(now + self.chance.uniform(0, delay_ms_max)) for _ in range(count)]
+
     # ---- its thread
 
     def _work(self) -> None:

@@ -42,6 +42,29 @@ def prompt(ack: Callable[[], None]) -> bool:
     return True
 
 
+def record(history: History, topic: str, group: str, batch: Batch, **more: Any) -> list[int]:
+    """Record a batch that has just arrived; return the marks of its messages."""
+    marks = [*map(mark_of, batch.payloads)]
+    history.deliver(
+        topic,
+        group,
+        received_ms=now_ms(),
+        epoch=batch.epoch,
+        lease_id=batch.lease_id,
+        group_id=batch.group_id,
+        stream=batch.stream_no,
+        handed_out_ms=batch.handed_out_ms,
+        offsets=[*batch.queue_offsets],
+        ids=batch.ids,
+        marks=marks,
+        attempts=[*batch.attempts],
+        fired_at_ms=[*batch.fired_at_ms],
+        due_ms=[*batch.due_ms],
+        **more,
+    )
+    return marks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """The topic and group of a consumer, and its settings."""
@@ -163,29 +186,12 @@ class RecordingConsumer:
                 return
 
     def _received(self, batch: Batch) -> list[int]:
-        marks = [*map(mark_of, batch.payloads)]
         of = [message.occurrence for message in batch]
         more: dict[str, Any] = {}
         if any(of):
             more["series"] = [one and one.series for one in of]
             more["occurrences"] = [one and one.number for one in of]
-        self._history.deliver(
-            self._topic,
-            self._group,
-            received_ms=now_ms(),
-            epoch=batch.epoch,
-            lease_id=batch.lease_id,
-            group_id=batch.group_id,
-            stream=batch.stream_no,
-            handed_out_ms=batch.handed_out_ms,
-            offsets=[*batch.queue_offsets],
-            ids=batch.ids,
-            marks=marks,
-            attempts=[*batch.attempts],
-            fired_at_ms=[*batch.fired_at_ms],
-            due_ms=[*batch.due_ms],
-            **more,
-        )
+        marks = record(self._history, self._topic, self._group, batch, **more)
         self._books.check_content(batch, marks)
         self._books.given(self._group, batch.queue_offsets, marks)
         return marks

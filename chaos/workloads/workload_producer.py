@@ -31,6 +31,36 @@ def outcome_of(error: TimerError) -> OpOutcome:
     return OpOutcome.FAIL if certain else OpOutcome.UNKNOWN
 
 
+class RecordedRequest:
+    """One request in a history: a line before it is sent, and a line when it has ended."""
+
+    def __init__(self, history: History, op: str, **named: Any) -> None:
+        """Record a request that is about to be sent. `named`: its fields."""
+        self._history, self._op = history, op
+        self._start_ms = now_ms()
+        self._named = named | {"request": history.asks(op, start_ms=self._start_ms, **named)}
+
+    def ended(self, error: BaseException | None = None, **answer: Any) -> OpOutcome:
+        """Record the answer, or the error; return the outcome.
+
+        Raises:
+            BaseException: the error, if it is not the cluster's.
+        """
+        outcome = OpOutcome.OK
+        if isinstance(error, TimerError):
+            outcome = outcome_of(error)
+            answer["detail"] = repr(error)
+        elif error is not None:
+            raise error
+        self.ended_with(outcome, **answer)
+        return outcome
+
+    def ended_with(self, outcome: OpOutcome, **answer: Any) -> None:
+        """Record an outcome."""
+        span_ms, line = (self._start_ms, now_ms()), self._named | answer
+        self._history.change(self._op, span_ms=span_ms, outcome=outcome, **line)
+
+
 class RecordingProducer:
     """Schedules timers in one topic. Any thread may use it. `close` does not close the client."""
 
@@ -92,22 +122,19 @@ class RecordingProducer:
         payloads = [*map(self._payload, marks)]
         self.will_be_due(max(due_ms))
         self._books.keyed(marks, keys)
-        named: dict[str, Any] = {"keys": [*keys], "on_conflict": on_conflict}
-        start_ms = now_ms()
-        named["request"] = self._asks(marks, due_ms, start_ms, **named)
+        request = self._begun(marks, due_ms, keys=[*keys], on_conflict=on_conflict)
         try:
             timers = self.client.schedule_batch(
                 self._topic, payloads, due_ms=due_ms, keys=keys, on_conflict=on_conflict,
                 headers=[*map(headers_of, marks)],
             )  # fmt: skip
         except TimerError as error:
-            self._answered(marks, due_ms, start_ms, error, **named)
+            self._ended(request, marks, error)
             return []
         results = [result.name for result in timers.results]
         none = ("REJECTED", "NOT_PENDING")
         ids = [None if r in none else i for i, r in zip(timers.ids, results, strict=True)]
-        told: dict[str, Any] = {"results": results, "existing": timers.existing}
-        self._answered(marks, due_ms, start_ms, ids, **named, **told)
+        self._ended(request, marks, ids, results=results, existing=timers.existing)
         new = ("SCHEDULED", "REPLACED")
         return [i for i, result in zip(timers.ids, results, strict=True) if result in new]
 
@@ -171,22 +198,20 @@ class RecordingProducer:
     ) -> "Future[Timers] | None":
         """Send one request without waiting; it is recorded when it ends. None: it was not sent."""
         payloads = [*map(self._payload, marks)]
-        start_ms = now_ms()
         self._expect(marks, max(due_ms))
-        request = self._asks(marks, due_ms, start_ms)
+        request = self._begun(marks, due_ms)
         try:
             future = self.client.submit_batch(
                 self._topic, payloads, due_ms=due_ms, timeout=timeout_s
             )
         except TimerError as error:
-            self._answered(marks, due_ms, start_ms, error, request=request)
+            self._ended(request, marks, error)
             return None
 
         def answered(future: "Future[Timers]") -> None:
             with self._books.noting_failure():
                 error = future.exception()
-                known = error if error is not None else future.result().ids
-                self._answered(marks, due_ms, start_ms, known, request=request)
+                self._ended(request, marks, error if error is not None else future.result().ids)
 
         future.add_done_callback(answered)
         return future
@@ -207,44 +232,32 @@ class RecordingProducer:
         self, marks: Sequence[int], due_ms: Sequence[int] | None, call: Callable[[], list[str]],
         **more: Any,
     ) -> list[str]:  # fmt: skip
-        start_ms = now_ms()
-        more["request"] = self._asks(marks, due_ms, start_ms, **more)
+        request = self._begun(marks, due_ms, **more)
         try:
-            known: list[str] | TimerError = call()
+            ids = call()
         except TimerError as error:
-            known = error
-        self._answered(marks, due_ms, start_ms, known, **more)
-        return [] if isinstance(known, TimerError) else known
+            self._ended(request, marks, error)
+            return []
+        self._ended(request, marks, ids)
+        return ids
 
-    def _asks(
-        self, marks: Sequence[int], due_ms: Sequence[int] | None, start_ms: int, **more: Any
-    ) -> int:
+    def _begun(
+        self, marks: Sequence[int], due_ms: Sequence[int] | None, **more: Any
+    ) -> RecordedRequest:
         due = {} if due_ms is None else {"due_ms": [*due_ms]}
-        return self._history.asks(
-            "schedule", start_ms=start_ms, topic=self._topic, marks=[*marks], **due, **more
-        )
+        named = {"topic": self._topic, "marks": [*marks]}
+        return RecordedRequest(self._history, "schedule", **named, **due, **more)
 
-    def _answered(
-        self,
-        marks: Sequence[int],
-        due_ms: Sequence[int] | None,
-        start_ms: int,
-        known: "Sequence[str | None] | BaseException",
-        **more: Any,
-    ) -> None:
-        ids, outcome = None, OpOutcome.OK
-        if isinstance(known, TimerError):
-            outcome = outcome_of(known)
-            more["detail"] = repr(known)
-        elif isinstance(known, BaseException):
-            raise known
+    def _ended(
+        self, request: RecordedRequest, marks: Sequence[int],
+        known: "Sequence[str | None] | BaseException", **told: Any,
+    ) -> None:  # fmt: skip
+        """Record the ids of a request's timers, or its error."""
+        told["payload_crcs"] = [zlib.crc32(self._payload(mark)) for mark in marks]
+        if isinstance(known, BaseException):
+            outcome = request.ended(known, **told)
         else:
-            ids = known
-        span_ms = (start_ms, now_ms())
-        self._history.schedule(
-            marks, ids=ids, due_ms=due_ms, topic=self._topic, span_ms=span_ms, outcome=outcome,
-            payload_crcs=[zlib.crc32(self._payload(mark)) for mark in marks], **more,
-        )  # fmt: skip
+            outcome = request.ended(ids=[*known], **told)
         self._books.answered(marks, outcome)
 
     # ---- cancelling
@@ -255,30 +268,23 @@ class RecordingProducer:
         Returns:
             False if the request was refused and had no effect. True: it succeeded, or may have.
         """
-        start_ms, results, outcome = now_ms(), None, OpOutcome.OK
-        more: dict[str, Any] = {
-            "request": self._history.asks("cancel", start_ms=start_ms, ids=[*ids])
-        }
+        request = RecordedRequest(self._history, "cancel", ids=[*ids])
         try:
             if len(ids) == 1:
                 results = [self.client.cancel(ids[0]).name]
             else:
                 results = [result.name for result in self.client.cancel_batch(ids)]
         except TimerError as error:
-            outcome = outcome_of(error)
-            more["detail"] = repr(error)
-        span_ms = (start_ms, now_ms())
-        self._history.change(
-            "cancel", ids=ids, results=results, span_ms=span_ms, outcome=outcome, **more
-        )
+            outcome = request.ended(error)
+            if outcome is OpOutcome.UNKNOWN:
+                self._books.cancelled(marks)
+            return outcome is not OpOutcome.FAIL
+        request.ended(results=results)
         over = ("CANCELLED", "ALREADY_CANCELLED", "DROPPED")
-        if results is not None:
-            # Timers that had already fired are still expected.
-            known = zip(marks, results, strict=True)
-            self._books.cancelled([mark for mark, result in known if result in over])
-        elif outcome is OpOutcome.UNKNOWN:
-            self._books.cancelled(marks)
-        return outcome is not OpOutcome.FAIL
+        # Timers that had already fired are still expected.
+        known = zip(marks, results, strict=True)
+        self._books.cancelled([mark for mark, result in known if result in over])
+        return True
 
     def close(self) -> None:
         """Close the history. Close the client first."""
