@@ -242,9 +242,7 @@ def play(folder: Path) -> RunFolder:
             for work in works:
                 work.start()
             each = 0.9 * SECONDS * RATE_PER_S / len(works)
-            books = [work.books for work in works if isinstance(work, WorkloadClients)]
-            assert len(books) == len(works)
-            until(lambda: all(book.asked >= each for book in books), timeout_s=DEEDS_S)
+            until(lambda: all(work.books.asked >= each for work in works), timeout_s=DEEDS_S)
             did = Deeds(run)
             done_by_s = time.monotonic() + DEEDS_S
             while left := undone(did):
