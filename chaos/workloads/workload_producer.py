@@ -244,9 +244,8 @@ class RecordingProducer:
     def _begun(
         self, marks: Sequence[int], due_ms: Sequence[int] | None, **more: Any
     ) -> RecordedRequest:
-        due = {} if due_ms is None else {"due_ms": [*due_ms]}
-        named = {"topic": self._topic, "marks": [*marks]}
-        return RecordedRequest(self._history, "schedule", **named, **due, **more)
+        named = {"topic": self._topic, "marks": [*marks], "due_ms": due_ms and [*due_ms]}
+        return RecordedRequest(self._history, "schedule", **named, **more)
 
     def _ended(
         self, request: RecordedRequest, marks: Sequence[int],
@@ -254,11 +253,9 @@ class RecordingProducer:
     ) -> None:  # fmt: skip
         """Record the ids of a request's timers, or its error."""
         told["payload_crcs"] = [zlib.crc32(self._payload(mark)) for mark in marks]
-        if isinstance(known, BaseException):
-            outcome = request.ended(known, **told)
-        else:
-            outcome = request.ended(ids=[*known], **told)
-        self._books.answered(marks, outcome)
+        error = known if isinstance(known, BaseException) else None
+        ids = None if isinstance(known, BaseException) else [*known]
+        self._books.answered(marks, request.ended(error, ids=ids, **told))
 
     # ---- cancelling
 
@@ -275,7 +272,7 @@ class RecordingProducer:
             else:
                 results = [result.name for result in self.client.cancel_batch(ids)]
         except TimerError as error:
-            outcome = request.ended(error)
+            outcome = request.ended(error, results=None)
             if outcome is OpOutcome.UNKNOWN:
                 self._books.cancelled(marks)
             return outcome is not OpOutcome.FAIL
