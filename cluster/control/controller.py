@@ -676,7 +676,8 @@ class Controller:
         else:
             successor = next((node for node in fresh if node.replica_id == target), None)
         if successor is None:
-            return _refused(AskRefusal.NO_SUCH_VOTER)
+            no_one = AskRefusal.NO_SUCCESSOR if target is None else AskRefusal.NO_SUCH_VOTER
+            return _refused(no_one)
         if successor is leader and self._served:
             return ControllerEffects(reason=f"{successor.name} leads already")
         refusal = self._why_not_yet(successor, fresh)

@@ -567,6 +567,17 @@ def test_transfer_that_makes_no_sense_is_refused(target: ReplicaId, why: str) ->
     assert why in play.refusal.why
 
 
+def test_transfer_from_a_lone_voter_is_refused_for_want_of_another() -> None:
+    alone = replace(FOUNDED, voters={"a": VOTERS["a"]}, epoch=Epoch(5), leader=VOTERS["a"])
+    play = Play({"a": serving("a", epoch=5)}, alone)
+    play.lead()
+    play.run(1_000)
+    play.do(TransferAsked(None))
+    assert play.appointed == []
+    assert play.refusal is not None
+    assert play.refusal.why == "no other voter could lead"
+
+
 def test_transfer_waits_until_its_target_has_caught_up_while_the_leader_stays() -> None:
     play = in_service()
 
