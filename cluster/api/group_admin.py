@@ -113,14 +113,18 @@ class GroupDesk:
             NotFoundError: the topic or the group does not exist.
             NotLeaderError: this node does not lead.
         """
-        leader = self._host.require_leader()
-        of = leader.machine.topic_by_name.get(wire_rows.topic_name(topic))
-        if of is None:
-            raise NotFoundError("topic", topic)
+        leader, of = self._topic(topic)
         found = of.groups.get(group)
         if found is None:
             raise NotFoundError("group", group)
         return leader, of, found
+
+    def _topic(self, name: str) -> tuple[Leader, Topic]:
+        leader = self._host.require_leader()
+        of = leader.machine.topic_by_name.get(wire_rows.topic_name(name))
+        if of is None:
+            raise NotFoundError("topic", name)
+        return leader, of
 
     async def alter(self, topic: str, group: str, changes: pb.GroupSettings) -> Group:
         """Change settings of a group; committed on return.
@@ -301,7 +305,10 @@ class GroupDesk:
 
     def _letters(self, topic: str) -> tuple[Leader, Topic, Group]:
         """Return the leader, a topic of dead letters and the group of its letters, as `find`."""
-        leader, of, group = self.find(topic, dead_letters.GROUP)
+        leader, of = self._topic(topic)
+        group = of.groups.get(dead_letters.GROUP)
+        if group is None:
+            raise NotFoundError("topic of dead letters", topic)
         if leader.full is not None:
             raise leader.full
         return leader, of, group

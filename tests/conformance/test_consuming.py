@@ -263,7 +263,7 @@ def test_redriven_dead_letters_come_once_where_they_came_from(world: World, topi
         world.nothing_waits(consumer, topic)
     assert {m.payload for m in back} == {*payloads}
     assert [(m.attempt, m.headers) for m in back] == [(1, {"mine": "1"})] * 30
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match=f"no such topic of dead letters: '{topic}'"):
         client.redrive(topic)
 
 

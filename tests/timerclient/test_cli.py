@@ -563,13 +563,12 @@ def test_dead_letters_are_redriven_all_or_some(ctl: Ctl) -> None:
     assert json.loads(out) == {"redriven": 220, "exact": True, "homeless": 0}
 
 
+@pytest.mark.parametrize("missing", ["topic of dead letters: 'orders'", "group: 'dead-letters'"])
 def test_redrive_of_a_topic_without_dead_letters_names_the_topic(
-    ctl: Ctl, threaded: Threaded
+    missing: str, ctl: Ctl, threaded: Threaded
 ) -> None:
     threaded.cluster.dead_letters = 0
-    threaded.cluster.redrive_errors = [
-        wire_error(pb.REASON_NOT_FOUND, "no such group: 'dead-letters'")
-    ]
+    threaded.cluster.redrive_errors = [wire_error(pb.REASON_NOT_FOUND, f"no such {missing}")]
     code, _, err = ctl("deadletters", "redrive", "orders")
     text = "'orders' has no dead letters: give the topic of dead letters, such as TOPIC.GROUP.dead"
     assert (code, err) == (1, f"timerctl: {text}\n")

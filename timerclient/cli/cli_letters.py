@@ -173,7 +173,7 @@ def _letters_needed(topic: str) -> Iterator[None]:
     try:
         yield
     except NotFound as error:
-        if "no such group" in str(error):
+        if "no such topic:" not in str(error):
             error.args = (_no_letters(topic),)
         raise
 
