@@ -180,6 +180,34 @@ def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
     assert len(shop.calls) == 5
 
 
+def test_failure_in_a_task_group_is_named_by_the_first_exception_in_it(
+    timer_app: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = TimerApp()
+
+    @app.timer("orders", group="billing", retry=Backoff(1, attempts=1))
+    async def bill(orders: list[int]) -> None:
+        async def fail(order: int) -> None:
+            raise ValueError(f"no order {order}")
+
+        async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+            outer.create_task(asyncio.sleep(0))
+            for order in orders:
+                inner.create_task(fail(order))
+
+    timers = timer_app(app)
+    for orders in ([4], [7, 8, 9]):
+        bill.schedule_sync(orders=orders)
+        timers.advance(0)
+    texts = ["ValueError: no order 4", "3 errors, the first: ValueError: no order 7"]
+    lines = [each.getMessage() for each in caplog.records if "timer failed" in each.message]
+    assert [line.split("error=")[1].split(" at=")[0] for line in lines] == list(map(repr, texts))
+    assert all("test_worker.py:" in line for line in lines)
+    with timers.cluster.client() as client:
+        letters = client.peek(LETTERS).messages
+    assert [each.headers["dead-letter-detail"] for each in letters] == texts
+
+
 def test_handler_chooses_the_pause_before_its_next_attempt(timer_app: Run) -> None:
     shop = Shop()
     timers = timer_app(shop.app)

@@ -26,7 +26,12 @@ from timerclient.client.group_calls import GroupOptions, encode_options
 from timerclient.rows.messages import Message
 from timerclient.values.codecs import reason_of
 from timerclient.values.errors import LeaseLost, PermissionDenied, TimerError
-from timerclient.worker.rejected_letters import failure_text, letters_topic, write_letter
+from timerclient.worker.rejected_letters import (
+    failure_text,
+    first_failure,
+    letters_topic,
+    write_letter,
+)
 from timerclient.worker.retry_policy import Backoff, Reject, Retry
 from timerclient.worker.timer_app import CONTEXT, TimerContext, TimerHandler
 from timerclient.worker.worker_metrics import HandlerMetrics, Outcome
@@ -260,9 +265,10 @@ class HandlerRunner:
                 on_error(TimerContext(message, self.handler.options.group), error)
             except Exception:
                 LOG.exception("on_error failed: %s", self._fields(message))
-        frames = traceback.extract_tb(error.__traceback__)
+        count, first = first_failure(error)
+        frames = traceback.extract_tb(first.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "-"
-        why = reason_of(error) if isinstance(error, Exception) else type(error).__name__
+        why = reason_of(first) if isinstance(first, Exception) else type(first).__name__
         is_last = outcome is not Outcome.REJECTED and message.failures + 1 == self._attempts
         LOG.log(
             logging.ERROR if is_last else logging.WARNING,
@@ -270,7 +276,7 @@ class HandlerRunner:
             outcome,
             f" for good, see {self._letters}" if is_last else "",
             self._fields(message),
-            why,
+            count + why,
             place,
             exc_info=error if LOG.isEnabledFor(logging.DEBUG) else None,
         )

@@ -48,8 +48,23 @@ def detail_of(reason: Exception) -> dict[str, str]:
 
 def failure_text(error: BaseException) -> str:
     """Return an exception's type and text, for the dead letter of a nacked message."""
-    text = _text_of(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    count, first = first_failure(error)
+    text = _text_of(first)
+    return f"{count}{type(first).__name__}" + (f": {text}" if text else "")
+
+
+def first_failure(error: BaseException) -> tuple[str, BaseException]:
+    """Return the first exception in a group, as of a TaskGroup, after a text with their number.
+
+    The text is empty if there is one exception only, or no group.
+    """
+    each, leaves = [error], list[BaseException]()
+    while each:
+        if isinstance(found := each.pop(), BaseExceptionGroup):
+            each += reversed(found.exceptions)
+        else:
+            leaves.append(found)
+    return f"{len(leaves)} errors, the first: " if len(leaves) > 1 else "", leaves[0]
 
 
 def _text_of(error: BaseException) -> str:
