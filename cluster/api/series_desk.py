@@ -20,7 +20,16 @@ from cluster.state.host import Host
 from timer.leader.leader import Leader
 from timer.model import timer_id
 from timer.model.columns import decode_headers
-from timer.model.recurrence import TIMES_MAX, Misfire, SeriesSpec, planned_time, times_after
+from timer.model.recurrence import (
+    STARTED_MS,
+    TIMES_MAX,
+    TIMING,
+    Misfire,
+    SeriesSpec,
+    check_end,
+    planned_time,
+    times_after,
+)
 from timer.model.timer_errors import (
     AlreadyExistsError,
     InvalidRequestError,
@@ -99,7 +108,11 @@ class SeriesDesk:
         spec = SeriesSpec(**said)
         if request.preview:
             return pb.CreateSeriesResponse(next_ms=self._preview(spec, request.preview))
-        self._begun(spec).check_size(key)  # before a topic is created
+        begun = self._begun(spec)
+        begun.check_size(key)  # before a topic is created
+        found = leader.machine.topic_by_name.get(name)
+        if found is None or not leader.machine.series.find(found.topic_id, key):
+            check_end(begun, self._begins_after(said), self._calendar)
         if request.alter and (caller := CALLER.get()) is not None:
             caller.require(Permission.CANCEL, AccessTarget(name))
         topic = await self._topic(leader, name)
@@ -143,6 +156,7 @@ class SeriesDesk:
     async def _alter(
         self, leader: Leader, series_id: int, changes: Mapping[str, Any], topic: str
     ) -> None:
+        self._check_change(leader.series.find(series_id), changes)
         now = self._host.now()
         applied = await self._host.ask(
             lambda done: leader.series.alter(series_id, changes, now, done)
@@ -221,9 +235,22 @@ class SeriesDesk:
             self._calendar.check(spec.cron, spec.zone)
         return spec
 
+    def _begins_after(self, said: Mapping[str, Any]) -> int:
+        """Return the time after which a series has its first time if these fields begin it now."""
+        now_ms = self._host.now().clock_ms
+        return now_ms - STARTED_MS - 1 if said.get("start_ms") else now_ms
+
+    def _check_change(self, view: SeriesView, changes: Mapping[str, Any]) -> None:
+        """Check the end of a series that a change begins anew, or that had no occurrence yet."""
+        anew = bool(TIMING & changes.keys())
+        if anew or ("end_ms" in changes and not view.number):
+            after_ms = self._begins_after(changes) if anew else view.last_ms
+            check_end(self._begun(view.spec.changed(changes)), after_ms, self._calendar)
+
     def _preview(self, spec: SeriesSpec, count: int) -> Sequence[int]:
         _check_times("preview", count)
         spec, now_ms = self._begun(spec), self._host.now().clock_ms
+        check_end(spec, self._begins_after(spec.pack()), self._calendar)
         count = min(count, spec.max_count or count)
         return times_after(spec, max(spec.start_ms - 1, now_ms), count, self._calendar)
 

@@ -168,6 +168,19 @@ def test_change_and_deletion(world: World, topic: str) -> None:
         client.list_series(topic)
 
 
+def test_change_to_an_end_before_the_first_time_is_rejected(world: World, topic: str) -> None:
+    client, past = world.client, world.clock_ms() - 1_000
+    client.create_series(topic, "k", cron="0 7 * * *")
+    with pytest.raises(InvalidRequest, match=r"^end = .*Z: must be at least the first time = 2"):
+        client.alter_series(topic, "k", end=past)
+    client.create_series(topic, "ticks", every=every(world))
+    world.pass_time(4)
+    world.until(lambda: client.get_series(topic, "ticks").ended)
+    client.alter_series(topic, "ticks", end=world.clock_ms())  # it had an occurrence
+    with pytest.raises(InvalidRequest, match=r"^end = .*Z: must be at least the first time = 2"):
+        client.alter_series(topic, "ticks", cron="0 7 * * *")
+
+
 def test_preview_creates_nothing(world: World, topic: str) -> None:
     client = world.client
     client.create_topic(topic)
@@ -180,6 +193,7 @@ def test_preview_creates_nothing(world: World, topic: str) -> None:
 
 def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str) -> None:
     client = world.client
+    one, two = "1970-01-01T00:00:01.000Z", "1970-01-01T00:00:02.000Z"
     for options, text in (
         ({}, "every, cron = 'neither'"),
         ({"every": 0.5}, "every = 0.5: must be 1 to 316224000 s"),
@@ -190,7 +204,9 @@ def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str
         ({"every": 60, "max_count": 0}, "max_count = 0"),
         ({"every": 60, "nothing": 1}, "option = 'nothing'"),
         ({"every": 60, "end": datetime(1970, 1, 1, tzinfo=UTC)}, "must be after 1970 began"),
-        ({"every": 60, "start": 2000, "end": 1000}, "end = 1000: must be at least start = 2000"),
+        ({"every": 60, "start": 2000, "end": 1000}, f"end = {one}: must be at least start = {two}"),
+        ({"every": 60, "start": 1000, "end": 2000}, f"end = {two}: must be at least the first "),
+        ({"cron": "0 7 * * *", "end": 2000}, f"end = {two}: must be at least the first time = 2"),
     ):
         with pytest.raises(InvalidRequest) as why:
             client.create_series(topic, "k", **options)

@@ -209,6 +209,20 @@ def next_time(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> UnixMs | N
     return calendar.next_after(spec.cron, spec.zone, UnixMs(max(after_ms, spec.start_ms - 1)))
 
 
+def check_end(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> None:
+    """Check that a series does not end before its first time, the one after `after_ms`.
+
+    Only for requests: a log of an earlier release may have such series. They are finished.
+
+    Raises:
+        InvalidRequestError: names field, value and limit; or as `times_after`.
+    """
+    first_ms = next_time(spec, after_ms, calendar) if spec.end_ms else None
+    if first_ms is not None and first_ms > spec.end_ms:
+        limit = f"must be at least the first time = {first_ms}"
+        raise InvalidRequestError("end_ms", spec.end_ms, limit)
+
+
 def planned_time(spec: SeriesSpec, last_ms: int, now_ms: int, calendar: Calendar) -> UnixMs | None:
     """Return the time of the occurrence after `last_ms`, by the policy; None: the series ends.
 

@@ -28,6 +28,8 @@ NUMBER_HEADER: Final = "timer-occurrence"
 UINT63_MAX: Final = (1 << 63) - 1
 EVERY_S_MIN: Final = 1
 EVERY_S_MAX: Final = 366 * 24 * 3_600 * 10
+_TIME: Final = re.compile(r"\b((?:start_ms|end_ms|first time) = )([1-9]\d*)")
+"""A time in a node's error, in Unix milliseconds."""
 EVERY_LIMIT: Final = f"must be {EVERY_S_MIN} to {EVERY_S_MAX} s"
 
 
@@ -128,14 +130,19 @@ def _put(out: pb.SeriesFields, name: str, value: Any) -> None:
 
 
 def as_given(error: InvalidRequest) -> InvalidRequest:
-    """Return a node's error with the names of arguments in place of the contract's fields."""
+    """Return a node's error with the names of arguments, and times in ISO 8601."""
     named = copy.copy(error)
     text, named.field, named.limit = (
-        re.sub(r"\b(every|start|end)_ms\b", r"\1", each)
+        re.sub(r"\b(every|start|end)_ms\b", r"\1", _TIME.sub(_as_iso, each))
         for each in (str(error), error.field, error.limit)
     )
     named.args = (text,)
     return named
+
+
+def _as_iso(time: re.Match[str]) -> str:
+    moment = rows.moment_of(int(time[2])).isoformat(timespec="milliseconds")
+    return time[1] + moment.replace("+00:00", "Z")
 
 
 def series_of(message: pb.Series) -> Series:
