@@ -117,6 +117,26 @@ def test_results_of_a_cancel_are_printed_though_the_look_up_of_new_ids_fails(
     assert code == 5
 
 
+def test_names_and_times_are_whole_in_lists_on_eighty_columns(
+    ctl: Ctl, client: TimerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, group, key = "orders.payments.dead", "dead-letters", "customer-4711-daily"
+    client.schedule(topic, b"p" * 60, delay=HOUR, key=key)
+    client.create_group(topic, group)
+    client.create_series(topic, key, cron="0 6 * * MON-FRI", zone="Europe/Berlin")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, whole in (
+        ("topics", [topic, group]),
+        ("groups list", [topic, group]),
+        (f"timers list {topic}", [key, ":00.000Z"]),
+        ("recurring", [topic, key]),
+    ):
+        out = ctl(*words.split(), "--color", "never")[1]
+        assert [text in out for text in whole] == [True, True], out
+        assert max(map(len, out.splitlines())) <= 80
+
+
 def test_resume_that_drops_nothing_does_not_ask(ctl: Ctl, client: TimerClient) -> None:
     client.create_topic("orders")
     client.pause_topic("orders")

@@ -203,21 +203,33 @@ def table(
     headings: Sequence[str],
     rows: Sequence[Sequence[Any]],
     wide_only: Collection[str] = (),
+    spare: Sequence[str] = (),
 ) -> str:
     """Return a table that fits the terminal.
 
-    With `-o wide` the table has every column, uncut. Else it has no columns in `wide_only`; on a
-    terminal the longest texts are cut until the lines fit.
+    With `-o wide` the table has every column, uncut. Else it has no columns in `wide_only`. On a
+    narrow terminal columns in `spare` are left out, in this order; then the longest texts are cut
+    until the lines fit.
     """
     if args.output == "wide":
         return output.table(headings, rows, colours=colours(args, headings, rows))
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else None
-    is_kept = [heading not in wide_only for heading in headings]
-    heads, *shown = (
-        [cell for cell, keep in zip(row, is_kept, strict=True) if keep] for row in (headings, *rows)
-    )
+    heads, shown = _columns(headings, rows, [each for each in headings if each not in wide_only])
+    if width is not None and spare:
+        heads, shown = _columns(heads, shown, output.narrowed(heads, shown, width, spare))
     return output.table(heads, shown, width, colours(args, heads, shown))
+
+
+def _columns(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], kept: Collection[str]
+) -> tuple[list[str], list[list[Any]]]:
+    """Return the headings `kept`, and their columns."""
+    heads, *found = (
+        [cell for cell, heading in zip(row, headings, strict=True) if heading in kept]
+        for row in (headings, *rows)
+    )
+    return heads, found
 
 
 def described(text: str) -> dict[str, Any]:

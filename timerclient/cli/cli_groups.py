@@ -32,6 +32,7 @@ HEADINGS = (
     *("BACKOFF MS", "DEAD LETTERS"),
 )
 WIDE_ONLY = frozenset(("CURSOR", "BACKOFF MS", "DEAD LETTERS"))
+SPARE = ("LEASE MS", "ATTEMPTS", "LEASED", "TYPE", "CONSUMERS")
 
 
 class GroupCommands(Commands):
@@ -158,7 +159,7 @@ class GroupCommands(Commands):
                 )
             )
         document = {"groups": [{"topic": topic} | as_dict(each) for topic, each in groups]}
-        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no groups"
+        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY, SPARE) if rows else "no groups"
         self._put(args, document, text)
 
 

@@ -35,6 +35,7 @@ HEADINGS: Final = (
     *("MISFIRE", "END", "COUNT", "PAYLOAD"),
 )
 WIDE_ONLY: Final = frozenset(("SERIES", "MISFIRE", "END", "COUNT", "PAYLOAD"))
+SPARE: Final = ("ENDED",)
 NO_LIMIT: Final = "none"
 """Removes the end or the count of a series."""
 _OPTIONS: Final = ("every", "cron", "zone", "start", "end", "max_count", "misfire")
@@ -146,7 +147,7 @@ class SeriesCommands(Commands):
             )
             for each in found
         ]
-        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no series"
+        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY, SPARE) if rows else "no series"
         if times:
             text += "\n\nnext times:\n" + "\n".join(f"  {_instant(each)}" for each in times)
         document = {"series": [_as_dict(each) for each in found]}

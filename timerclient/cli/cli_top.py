@@ -36,6 +36,7 @@ _NODES: Final = (
 )
 _TOPICS: Final = ("TOPIC", "PENDING", "READY", "SCHED/S", "FIRED/S", "CANCEL/S", "LATE", "NOTE")
 _GROUPS: Final = ("GROUP", "UNACKED", "LEASED", "CONSUMERS", "ACKED/S", "WAITS", "OLDEST")
+_SPARE: Final = ("CANCEL/S", "LEASED", "CONSUMERS")
 _AGES: Final = frozenset(("LATE", "WAITS", "OLDEST"))
 """Columns of ms."""
 
@@ -246,7 +247,7 @@ class _Frames:
             ]
             for row in rows
         ]
-        text = cli_args.table(self._args, headings, cells)
+        text = cli_args.table(self._args, headings, cells, spare=_SPARE)
         return text + (f"\n… of {count}: --limit" if count > len(rows) else "")
 
     def draw_error(self, error: TimerError) -> None:

@@ -37,6 +37,7 @@ HEADINGS = (
 WIDE_ONLY = frozenset(
     ("SCHEDULED", "CANCELLED", "EXPIRED", "QUEUE", "TYPE", "CURSOR", "WAITS MS", "UNACKED MS")
 )
+SPARE = ("LEASED", "FIRED", "CONSUMERS", "LAG MS")
 ALL = "all"
 LATEST = "latest"
 
@@ -93,7 +94,7 @@ class TopicCommands(Commands):
             for t in topics
             for group in _groups(t)
         ]
-        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY) if rows else "no topics"
+        text = cli_args.table(args, HEADINGS, rows, WIDE_ONLY, SPARE) if rows else "no topics"
         text += quotas_text(topics)
         text += f"\n\n{below}" if below else ""
         self._put(args, {"topics": [as_dict(topic) for topic in topics]}, text)

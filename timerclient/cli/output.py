@@ -2,9 +2,14 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
+
+WHOLE: Final = frozenset(("TOPIC", "GROUP", "KEY", "NAMESPACE", "DUE", "FIRED", "NEXT"))
+"""Columns with names, which other commands need, and times. They are cut after all others."""
+WHOLE_WIDTH: Final = 32
+"""Characters of them that are cut only if the other texts are cut already."""
 
 
 def to_json(value: Any, *, indent: int | None = 2) -> str:
@@ -31,11 +36,9 @@ def table(
     right = [_are_numbers([row[i] for row in rows]) for i in range(len(headings))]
     widths = [max(map(len, column)) for column in zip(headings, *texts, strict=True)]
     if width is not None:
-        least = [
-            size if heading.endswith("ID") else len(heading)  # a cut id would be useless
-            for heading, size in zip(headings, widths, strict=True)
-        ]
-        widths = _fitting(widths, least, width)
+        for whole in (WHOLE_WIDTH, 0):  # other texts are cut first
+            least = [_least(*each, whole) for each in zip(headings, widths, strict=True)]
+            widths = _fitting(widths, least, width)
     lines = []
     for at, line in enumerate([list(headings), *texts]):
         cells = [
@@ -47,6 +50,28 @@ def table(
             cells = [f"{colour}{cell}\x1b[0m" if colour else cell for colour, cell in named]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def narrowed(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], width: int, spare: Iterable[str]
+) -> list[str]:
+    """Return the headings without those of `spare`, in its order, that the width has no room for.
+
+    Of a text, WHOLE_WIDTH characters need room.
+    """
+    columns = zip(*(map(_text, row) for row in (headings, *rows)), strict=True)
+    needed = {column[0]: max(len(_cut(cell, WHOLE_WIDTH)) for cell in column) for column in columns}
+    for heading in spare:
+        if sum(needed.values()) + 2 * (len(needed) - 1) > width:
+            needed.pop(heading, None)
+    return [*needed]
+
+
+def _least(heading: str, size: int, whole: int) -> int:
+    """Return the least width of a column. `whole`: of one of WHOLE, if its texts are that long."""
+    if heading.endswith("ID"):
+        return size  # a cut id would be useless
+    return max(len(heading), min(size, whole if heading in WHOLE else 0))
 
 
 def _fitting(widths: Sequence[int], least: Sequence[int], total: int) -> list[int]:
