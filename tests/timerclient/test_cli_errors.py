@@ -20,6 +20,8 @@ ID = "0" * 24
         (("schedule", "t", "p", "--dely", "5s"), "--dely 5s; did you mean --delay?"),
         (("schedule", "t", "p", "--delay", "-5s"), "--delay: '-5s' must not be negative"),
         (("stats",), "did you mean status?"),
+        (("--nosuch",), "unrecognized arguments: --nosuch"),
+        (("schedule", "--dely=5s"), "--dely=5s; did you mean --delay?"),
         (("schedule", "t"), "required: PAYLOAD"),
         (("schedule", "t", "p", "--key", ""), "--key: must not be empty"),
         (("schedule", "t", "p", "--request-id", ""), "--request-id: must not be empty"),

@@ -1,6 +1,7 @@
 """Shared parts of timerctl's commands: parser, durations, times, tables, confirmations."""
 
 import argparse
+import itertools
 import re
 import shutil
 import sys
@@ -140,13 +141,26 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: The command line is wrong.
         """
-        found, unknown = super().parse_known_args(args, namespace)
+        try:
+            found, unknown = super().parse_known_args(args, namespace)
+        except UsageError as error:
+            found, unknown = namespace, self._unknown_options(args or ())
+            if not unknown or error.command != self.prog or "required" not in str(error):
+                raise
         if unknown:
             options = [o for o in self._option_string_actions if o.startswith("--")]
             hints = [_like(word.partition("=")[0], options) for word in unknown]
             hint = next(filter(None, hints), "")
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
+
+    def _unknown_options(self, args: Sequence[str]) -> list[str]:
+        """Return the options that this parser does not have, of a command that lacks arguments."""
+        words = itertools.takewhile(lambda word: word != "--", args)
+        options = [word for word in words if re.match(r"--[a-z]\S*$", word)]
+        return [
+            word for word in options if word.partition("=")[0] not in self._option_string_actions
+        ]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         try:
