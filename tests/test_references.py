@@ -26,6 +26,7 @@ from tests.test_house import product
 from timer.entries import policies
 from timer.model.timer_errors import InvalidRequestError
 from timerclient.cli.timerctl import make_parser as make_ctl_parser
+from timerclient.rows.rows import GROUP_NAME, TOPIC_NAME
 
 ROOT = Path(__file__).parent.parent
 
@@ -80,7 +81,7 @@ def test_page_of_settings_has_each_with_its_default_and_range() -> None:
 
 def test_page_of_settings_has_the_rules_of_names() -> None:
     names = page("docs/settings.md").partition("## Names")[2]
-    for pattern in (wire_rows.TOPIC_NAME, wire_rows.GROUP_NAME):
+    for pattern in (TOPIC_NAME, GROUP_NAME):
         with pytest.raises(InvalidRequestError) as refused:
             wire_rows.check_name("name", "/", pattern)
         assert f"| {refused.value.limit.removeprefix('must be ')};" in names.replace("`", "")

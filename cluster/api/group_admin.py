@@ -39,6 +39,7 @@ from timer.ready.topic import Topic
 from timer.state.apply_results import MoveApplied
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_names
+from timerclient.rows.rows import GROUP_NAME
 
 ATTEMPTS_MAX: Final = 1000
 DELAY_MS_MAX: Final = 30 * 86_400_000
@@ -85,7 +86,7 @@ class GroupDesk:
             NotLeaderError: this node does not lead, or no longer.
         """
         topic = wire_rows.topic_name(topic)
-        wire_rows.check_name("group", group, wire_rows.GROUP_NAME, self._name_bytes_max)
+        wire_rows.check_name("group", group, GROUP_NAME, self._name_bytes_max)
         check_start(start)
         settings = GroupSettings(lease_ms=self._defaults.visibility_timeout_ms)
         settings = self._changed(settings, topic, group, changes)

@@ -19,6 +19,7 @@ from timer.model.timer_errors import InvalidRequestError, NotFoundError
 from timer.model.units import TopicId
 from timer.state.machine import Machine
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.rows import GROUP_NAME
 
 if TYPE_CHECKING:
     from cluster.api.timer_service import TimerService
@@ -58,7 +59,7 @@ def checked_scope(scope: pb.PolicyScope) -> pb.PolicyScope:
     if scope.topic:
         return pb.PolicyScope(topic=wire_rows.topic_name(scope.topic))
     if scope.namespace:
-        wire_rows.check_name("namespace", scope.namespace, wire_rows.GROUP_NAME)
+        wire_rows.check_name("namespace", scope.namespace, GROUP_NAME)
     return pb.PolicyScope(namespace=scope.namespace)
 
 

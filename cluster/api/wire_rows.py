@@ -40,9 +40,8 @@ from timer.ready.queue import Queue
 from timer.state.key_conflicts import Verdict
 from timer.state.producers import RequestAnswer
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.rows import NAME_SIZE_MAX, TOPIC_NAME, name_limit
 
-TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,253}[A-Za-z0-9._-])?")
-GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 TOKEN_SIZE_MAX: Final = 64
 COLUMNS_MAX: Final = 1_024
 """`TimerColumns` in one request, at most: checking so many takes about 70 ms."""
@@ -70,17 +69,14 @@ class RequestLimits:
 
 
 def check_name(
-    field: str, name: str, pattern: re.Pattern[str] = TOPIC_NAME, bytes_max: int = 255
+    field: str, name: str, pattern: re.Pattern[str] = TOPIC_NAME, bytes_max: int = NAME_SIZE_MAX
 ) -> str:
     """Return `name` if a topic or group may have it.
 
     Raises:
         InvalidRequestError: the name is not allowed.
     """
-    if not pattern.fullmatch(name) or len(name) > bytes_max:
-        signs = "A-Z a-z 0-9 . _ -" + (" /" if pattern is TOPIC_NAME else "")
-        limit = f"must be 1 to {bytes_max} of {signs}, beginning with a letter or digit"
-        limit += ", not ending in /" if pattern is TOPIC_NAME else ""
+    if limit := name_limit(name, pattern, bytes_max):
         raise InvalidRequestError(field, name, limit)
     return name
 

@@ -418,6 +418,9 @@ def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
     for wrong in ({"concurrency": 0}, {"retry": Backoff(1)} | {"group": ""}):
         with pytest.raises(InvalidRequest):
             app.timer("t", **{"group": "h", **wrong})(fine)  # type: ignore[arg-type]
+    for topic, group in (("bad topic", "g"), ("t/", "g"), ("t", "a/b")):
+        with pytest.raises(InvalidRequest, match="must be 1 to 255 of A-Z a-z 0-9"):
+            app.timer(topic, group=group)
     for first, more in ((0, {}), (2, {"max": 1}), (1, {"attempts": 1001}), ("1", {})):
         with pytest.raises(InvalidRequest):
             Backoff(first, **more)  # type: ignore[arg-type]

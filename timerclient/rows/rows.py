@@ -13,6 +13,7 @@ a row are encoded as (u16 size, UTF-8) of name, value, name, value, …; little-
 """
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -34,6 +35,9 @@ UINT32_MAX: Final = (1 << 32) - 1
 UINT64_MAX: Final = (1 << 64) - 1
 LEVEL_MAX: Final = (1 << 31) - 1
 """Limit of the contract's field. A level beyond the topic's last is the last."""
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,253}[A-Za-z0-9._-])?")
+GROUP_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+NAME_SIZE_MAX: Final = 255
 REQUEST_ID_SIZE_MAX: Final = 64
 PRIORITY_MAX: Final = 9
 PRIORITY_DEFAULT: Final = 4
@@ -295,15 +299,26 @@ def utf8(field: str, text: Any) -> bytes:
         raise InvalidRequest.of(field, text, "must have a form in UTF-8") from None
 
 
-def name(field: str, text: Any) -> str:
-    """Return a name, checked.
+def name(field: str, text: Any, pattern: re.Pattern[str] | None = None) -> str:
+    """Return a name, checked. `pattern`: TOPIC_NAME or GROUP_NAME; None: the cluster checks it.
 
     Raises:
-        InvalidRequest: It is empty, or not a string; names `field`.
+        InvalidRequest: It is empty, not a string, or not of the pattern; names `field`.
     """
     if not utf8(field, text):
         raise InvalidRequest.of(field, text, "must not be empty")
+    if pattern is not None and (limit := name_limit(text, pattern)):
+        raise InvalidRequest.of(field, text, limit)
     return str(text)
+
+
+def name_limit(text: str, pattern: re.Pattern[str], bytes_max: int = NAME_SIZE_MAX) -> str:
+    """Return the limit that a name exceeds; empty: a topic or a group may have the name."""
+    if pattern.fullmatch(text) and len(text) <= bytes_max:
+        return ""
+    signs = "A-Z a-z 0-9 . _ -" + (" /" if pattern is TOPIC_NAME else "")
+    limit = f"must be 1 to {bytes_max} of {signs}, beginning with a letter or digit"
+    return limit + (", not ending in /" if pattern is TOPIC_NAME else "")
 
 
 def request_name(request_id: str) -> str:

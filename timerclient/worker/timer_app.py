@@ -102,8 +102,8 @@ class HandlerOptions:
     start: Start
 
     def __post_init__(self) -> None:
-        rows.name("topic", self.topic)
-        rows.name("group", self.group)
+        rows.name("topic", self.topic, rows.TOPIC_NAME)
+        rows.name("group", self.group, rows.GROUP_NAME)
         rows.whole("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
 
 
