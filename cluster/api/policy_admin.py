@@ -127,7 +127,7 @@ class PolicyDesk:
         """Set and unset fields of one scope; return its policy when the change is applied.
 
         Raises:
-            InvalidRequestError: a field is out of its limits, or no field is given.
+            InvalidRequestError: a field is out of its limits, or no field or scope is given.
             NotFoundError: the topic does not exist, and the request does not create it.
         """
         leader, named = self._host.require_leader(), checked_scope(request.scope)
@@ -137,6 +137,9 @@ class PolicyDesk:
         said = policy_of(request.set)
         if not said.pack() and not request.unset:
             raise InvalidRequestError("set, unset", "none", "at least one field must be given")
+        if not request.HasField("scope"):  # it may have been forgotten
+            limit = "must be given; an empty scope is the whole cluster"
+            raise InvalidRequestError("scope", "none", limit)
         if fields := said.pack().keys() & set(FIELDS_OF_LEVEL_2):
             wire_rows.check_level(min(fields), leader.machine.level, LEVEL_OF_SMOOTHING)
         if named.topic and said.pack() and not request.existing:

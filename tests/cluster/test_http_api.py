@@ -127,7 +127,12 @@ def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, to
     until(lambda: send(cluster, node, "GET", at).body["fired"] == 1)
     sought = send(cluster, node, "POST", f"{at}/groups/g/seek", {"offset": "1"})
     assert (sought.status, sought.body["cursor"]) == (200, 1)
-    change = {"scope": {"topic": topic}, "set": {"ttl_ms": "60000"}}
+    change = {"set": {"ttl_ms": "60000"}}
+    lacking = send(cluster, node, "PATCH", "/v1/policies", change)
+    assert (lacking.status, lacking.body["field"]) == (400, "scope")
+    at_cluster = send(cluster, node, "PATCH", "/v1/policies", {"scope": {}, "unset": ["ttl_ms"]})
+    assert (at_cluster.status, at_cluster.body["scope"]) == (200, {"namespace": "", "topic": ""})
+    change["scope"] = {"topic": topic}
     altered = send(cluster, node, "PATCH", "/v1/policies", change)
     assert send(cluster, node, "GET", f"/v1/policies?topic={quote(topic, safe='')}").status == 200
     assert (altered.status, altered.body["own"]["ttl_ms"]) == (200, 60_000)
@@ -282,11 +287,17 @@ def test_follower_schedules_a_timer_once(cluster: Running, client: TimerClient, 
         assert keyless.body["result"] == "SCHEDULED"
     for body, headers, status, reason, detail in (
         (timer, JSON, 409, "ALREADY_EXISTS", replaced["id"]),
-        ({"key": "none", "on_conflict": "update"}, JSON, 404, "NOT_FOUND", "none"),
-        ({"key": "", "on_conflict": "update"}, JSON, 400, "INVALID_REQUEST", "needs a key"),
+        ({"delay": 1, "key": "none", "on_conflict": "update"}, JSON, 404, "NOT_FOUND", "none"),
+        (
+            {"delay": 1, "key": "", "on_conflict": "update"},
+            JSON,
+            400,
+            "INVALID_REQUEST",
+            "needs a key",
+        ),
         (timer | {"delay": 1}, named, 400, "INVALID_REQUEST", "order-4711"),
-        ({}, JSON | {"Idempotency-Key": "x" * 65}, 400, "INVALID_REQUEST", "64"),
-        ({}, JSON | {"Idempotency-Key": "ä"}, 400, "INVALID_REQUEST", "ASCII"),
+        ({"delay": 1}, JSON | {"Idempotency-Key": "x" * 65}, 400, "INVALID_REQUEST", "64"),
+        ({"delay": 1}, JSON | {"Idempotency-Key": "ä"}, 400, "INVALID_REQUEST", "ASCII"),
         ({"dealy": 1}, JSON, 400, "INVALID_REQUEST", "dealy"),
         ("x" * (json_bodies.LARGE_BYTES_MAX + 1), JSON, 413, "INVALID_REQUEST", "at most"),
     ):
@@ -351,7 +362,7 @@ def test_follower_shows_moves_and_cancels_timers(cluster: Running, topic: str) -
         ("GET", f"{at}/keys/none", None, 404),
         ("PATCH", f"/v1/timers/{second}", {}, 400),
         ("POST", f"{at}/timers/batch", {"timers": []}, 400),
-        ("POST", f"{at}/timers/batch", {"timers": [{}, {"a": 1}]}, 400),
+        ("POST", f"{at}/timers/batch", {"timers": [{"delay": 0}, {"a": 1}]}, 400),
     ):
         assert send(cluster, node, verb, path, body).status == status, path
     set_ = send(cluster, node, "PATCH", f"{at}/policies", {"set": {"tick_ms": 100}})

@@ -5518,7 +5518,9 @@ class AlterPoliciesRequest(_message.Message):
     existing: _builtins.bool
     """true: a missing topic is not created; the call fails with NOT_FOUND"""
     @_builtins.property
-    def scope(self) -> Global___PolicyScope: ...
+    def scope(self) -> Global___PolicyScope:
+        """must be given; an empty one is the cluster"""
+
     @_builtins.property
     def set(self) -> Global___Policy: ...
     @_builtins.property
