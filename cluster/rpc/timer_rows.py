@@ -5,7 +5,7 @@
 The payload is a JSON value (`json`), a text (`payload`) or bytes in base64 (`payload_base64`);
 without any, it is empty. A JSON value gets the header `content-type: application/json`, as from the
 Python client. The due time is `due`, `due_ms`, `delay` or `delay_level`; without any, the timer is
-due at once.
+due at once. A timer has at least one of payload and due time.
 """
 
 import base64
@@ -77,13 +77,17 @@ def row_of(fields: Fields) -> TimerRow:
     """Return a new timer. The names of the fields are known.
 
     Raises:
-        InvalidRequestError: a field is wrong.
+        InvalidRequestError: a field is wrong, or there is neither payload nor due time.
     """
     payload, headers = content_of(fields)
-    way, value = way_of(fields) or ("delay_ms", 0)
+    when = way_of(fields)
     key = json_fields.text(fields, "key").encode()
     ordering_key = json_fields.text(fields, "ordering_key").encode()
     priority = json_fields.whole(fields, "priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
+    if payload is None and when is None:  # such as an empty body
+        limit = f"give it, json or payload_base64, or one of {', '.join(TIMES)}"
+        raise refused("payload", UNSHOWN, limit)
+    way, value = when or ("delay_ms", 0)
     return TimerRow(payload or b"", way, value, key, headers or b"", ordering_key, priority)
 
 

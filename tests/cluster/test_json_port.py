@@ -21,6 +21,7 @@ from cluster.security.identities import CallerIdentity, IdentityKind
 from timerclient.proto import timer_pb2 as pb
 
 AT = "/v1/topics/t/timers"
+LINE = '{"delay": 0}\n'
 OWN = ("10.0.0.1", "timers.lan", "", ".")
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
@@ -83,7 +84,7 @@ async def test_change_without_an_answer_in_time_has_an_unknown_outcome(
     monkeypatch.setattr("cluster.rpc.http_api.RPC_ROUTES", routes)
     async with port(Calls()) as client:
         answer = await client.request(
-            verb, path, json={}, headers={IDEMPOTENCY_KEY: "1"} if not known else {}
+            verb, path, json={"delay": 0}, headers={IDEMPOTENCY_KEY: "1"} if not known else {}
         )
         assert (answer.status, (await answer.json())["outcome_known"]) == (status, known)
 
@@ -112,7 +113,7 @@ async def test_single_timers_are_gathered_by_identity_and_those_with_limits_stay
     monkeypatch.setattr(ScheduleBatches, "schedule", gathered)
     async with port(Limited(), admit) as client:
         for who in ("one", "limited", "two"):
-            assert (await client.post(AT, json={}, headers={"Who": who})).status == 200
+            assert (await client.post(AT, json={"delay": 0}, headers={"Who": who})).status == 200
     assert asked == [
         ("ipv4:127.0.0.1", "client/one"),
         ("alone", ""),
@@ -132,7 +133,7 @@ async def test_port_without_tls_takes_its_own_names_only() -> None:
             (".", 403),
         ):
             headers = NDJSON | {"Host": host}
-            answer = await client.post(f"{AT}/stream", data="{}", headers=headers)
+            answer = await client.post(f"{AT}/stream", data='{"delay": 0}', headers=headers)
             assert answer.status == status, host
             assert status == 200 or "http_names" in await answer.text()
 
@@ -140,7 +141,7 @@ async def test_port_without_tls_takes_its_own_names_only() -> None:
 async def test_headers_of_a_request_are_checked() -> None:
     async with port(Calls()) as client:
         twice = [("Content-Type", "application/json"), *[(IDEMPOTENCY_KEY, "1")] * 2]
-        assert (await client.post(AT, data="{}", headers=twice)).status == 400
+        assert (await client.post(AT, data='{"delay": 0}', headers=twice)).status == 400
         untyped = await client.post(AT, skip_auto_headers=["Content-Type"])
         assert "Content-Type: must be application/json" in await untyped.text()
         for size, status in (
@@ -148,11 +149,13 @@ async def test_headers_of_a_request_are_checked() -> None:
             (timer_stream.KEY_SIZE_MAX + 1, 400),
         ):
             named = NDJSON | {IDEMPOTENCY_KEY: "k" * size}
-            assert (await client.post(f"{AT}/stream", data="{}", headers=named)).status == status
+            assert (
+                await client.post(f"{AT}/stream", data='{"delay": 0}', headers=named)
+            ).status == status
 
 
 async def test_failed_stream_names_the_first_line_without_a_result() -> None:
-    found = await lines_of(Calls(answered=2, read=5), '{}\n{"payload": "bad"}\n' + "{}\n" * 7)
+    found = await lines_of(Calls(answered=2, read=5), f'{LINE}{{"payload": "bad"}}\n{7 * LINE}')
     assert [each["line"] for each in found] == [1, 2, 3]
     reasons = [each["error"]["reason"] for each in found[1:]]
     assert reasons == ["QUOTA_REACHED", "LEADERSHIP_LOST"]
@@ -160,12 +163,12 @@ async def test_failed_stream_names_the_first_line_without_a_result() -> None:
 
 async def test_stream_has_any_number_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_stream, "LINES_MAX", 10)
-    assert [each["line"] for each in await lines_of(Calls(), "{}\n" * 35)] == [*range(1, 36)]
+    assert [each["line"] for each in await lines_of(Calls(), 35 * LINE)] == [*range(1, 36)]
 
 
 async def test_silent_client_and_large_lines_end_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent() -> AsyncIterator[bytes]:
-        yield b"{}\n{"
+        yield f"{LINE}{{".encode()
         await asyncio.Event().wait()
 
     monkeypatch.setattr(timer_stream, "SILENCE_S", 0.05)

@@ -47,11 +47,15 @@ def test_timer_of_each_kind_of_payload_and_time() -> None:
     assert [*text.due_ms] == [1_764_057_600_001 + 31_536_000_000]  # never early
     raw = scheduled({"payload_base64": "AP8=", "due_ms": DUE_MS_MAX}).timers[0]
     assert (raw.payloads, [*raw.due_ms]) == (b"\x00\xff", [DUE_MS_MAX])
-    empty = scheduled({"key": None, "payload": None}).timers[0]
-    assert (empty.payloads, [*empty.delay_ms], [*empty.key_sizes]) == (b"", [0], [])
+    for some in ({"payload": ""}, {"delay": 0}):
+        empty = scheduled({"key": None, "payload": None} | some).timers[0]
+        assert (empty.payloads, [*empty.delay_ms], [*empty.key_sizes]) == (b"", [0], [])
     for level in (3, 3.0, "3"):
         assert [*scheduled({"delay_level": level}).timers[0].delay_level] == [3]
-    assert scheduled({"on_conflict": "update", "key": "k"}).on_conflict == pb.ON_CONFLICT_UPDATE
+    assert (
+        scheduled({"on_conflict": "update", "key": "k", "delay": 1}).on_conflict
+        == pb.ON_CONFLICT_UPDATE
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,6 +94,8 @@ def test_delay_is_seconds_or_a_duration(text: str, ms: int) -> None:
         ('{"json": ' + "9" * 5_000 + "}", "body", "4300"),
         ('{"json": [' + "0," * json_bodies.VALUES_MAX + "0]}", "body", "at most 100000"),
         ('{"payload": "' + "," * 200_000 + '"}', "body", "payload_base64"),
+        ({}, "payload", "or one of due, due_ms, delay"),
+        ({"key": "k", "payload": None, "delay": None}, "payload", "give it, json or"),
         ({"payload": 1}, "payload", "any other value is `json`"),
         ({"payload": "a", "json": 1}, "json", "not both"),
         ({"payload_base64": "a"}, "payload_base64", "must be base64"),
@@ -117,8 +123,12 @@ def test_delay_is_seconds_or_a_duration(text: str, ms: int) -> None:
         ({"headers": []}, "headers", "object of strings"),
         ({"headers": {"a": 1}}, "headers.a", "must be a string"),
         ({"headers": {"a": "b" * 65_536}}, "headers.a", "at most 65535 bytes"),
-        ({"on_conflict": "drop"}, "on_conflict", "one of reject, replace, keep, update"),
-        ({"on_conflict": 1}, "on_conflict", "must be a string"),
+        (
+            {"delay": 0, "on_conflict": "drop"},
+            "on_conflict",
+            "one of reject, replace, keep, update",
+        ),
+        ({"delay": 0, "on_conflict": 1}, "on_conflict", "must be a string"),
         ({"dealy": 1}, "dealy", "is not known; did you mean delay? known: json, payload"),
         ({"colour": 1}, "colour", "is not known; known: json, payload"),
         ({"topic": "other"}, "topic", "is not known"),
@@ -214,7 +224,7 @@ def test_number_of_too_many_digits_is_refused_without_advice_for_python() -> Non
 
 def test_error_of_a_timer_in_a_list_names_its_place() -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        FORMS["ScheduleTimers"].message(TOPIC, {"timers": [{}, {"delay": -1}]})
+        FORMS["ScheduleTimers"].message(TOPIC, {"timers": [{"delay": 0}, {"delay": -1}]})
     assert refused.value.field == "timers[1].delay"
     several: Any = FORMS["ScheduleTimers"].message(
         TOPIC, {"timers": [{"delay": 1}, {"payload": "b", "delay": 2, "key": "k"}, {"due_ms": 3}]}

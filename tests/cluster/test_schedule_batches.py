@@ -69,8 +69,8 @@ async def test_those_of_one_turn_are_one_request_in_their_order() -> None:
         {"payload": "a", "delay": 1, "key": "k", "headers": {"h": "v"}},
         {"payload": "b", "delay": 2, "ordering_key": "o", "priority": 9},
         {"payload": "c", "due_ms": 3},
-        {"topic": "other"},
-        {"on_conflict": "keep"},
+        {"topic": "other", "delay": 0},
+        {"on_conflict": "keep", "delay": 0},
     ]
     assert await scheduled(calls, *timers) == [1, 2, 3, 4, 5]
     first, second, third = calls.requests
@@ -129,17 +129,17 @@ async def test_a_bug_in_the_handler_ends_each_request_with_its_error() -> None:
 
 async def test_a_request_has_a_limit_of_rows_and_bytes() -> None:
     calls = Calls()
-    assert len(await scheduled(calls, *({} for _ in range(ROWS_MAX + 1)))) == ROWS_MAX + 1
+    assert len(await scheduled(calls, *({"delay": 0} for _ in range(ROWS_MAX + 1)))) == ROWS_MAX + 1
     assert [rows_of(each) for each in calls.requests] == [ROWS_MAX, 1]
     calls = Calls()
-    await scheduled(calls, {"payload": "x" * BYTES_MAX}, {}, {})
+    await scheduled(calls, {"payload": "x" * BYTES_MAX}, {"delay": 0}, {"delay": 0})
     assert [rows_of(each) for each in calls.requests] == [1, 2]
 
 
 async def test_a_client_that_has_gone_holds_up_no_other() -> None:
     calls = Calls()
     batches = ScheduleBatches(cast("LocalCalls", calls))
-    requests = [request_of("t", [row_of({})], {}) for _ in range(2)]
+    requests = [request_of("t", [row_of({"payload": ""})], {}) for _ in range(2)]
     gone, other = (
         asyncio.create_task(batches.schedule(each, ANYONE, context)) for each in requests
     )
@@ -156,7 +156,7 @@ async def test_timers_of_two_identities_are_never_one_request() -> None:
     callers = [
         BatchCaller("ipv4:10.0.0.1", CallerIdentity(IdentityKind.CLIENT, name)) for name in "aab"
     ]
-    requests = [request_of("t", [row_of({})], {}) for _ in callers]
+    requests = [request_of("t", [row_of({"payload": ""})], {}) for _ in callers]
     work = [batches.schedule(*each, context) for each in zip(requests, callers, strict=True)]
     await asyncio.gather(*work)
     assert [rows_of(each) for each in calls.requests] == [2, 1]
