@@ -123,7 +123,7 @@ def test_batch_takes_a_table_of_bytes_and_wide_views() -> None:
         ([b"a", b"b"], {"due_ms": [1_795_824_060_000, 1_795_824_060]}, "Unix milliseconds"),
         ([b"a", b"b"], {"keys": ["k"]}, "keys"),
         ([b"a", b"b"], {"headers": [{}]}, "headers"),
-        ([b"a"], {"headers": {"n": 1}}, "must be str"),
+        ([b"a"], {"headers": {"n": 1}}, r"^headers\.n = 1: must be str"),
         ([b"a"], {"headers": ["n"]}, "mapping of str"),
         ([b"a"], {"headers": {"": "x"}}, "not be empty"),
         ([b"a"], {"headers": {"n": "x" * 70_000}}, "65535"),
@@ -145,7 +145,7 @@ def test_batch_of_unequal_or_wrong_columns_is_refused(
         ({"keys": ["a", None, 5]}, "keys[2] = 5: must be str"),
         ({"ordering_keys": ["a", None, 5]}, "ordering_keys[2] = 5: must be str"),
         ({"priorities": [0, None, 10]}, "priority[2] = 10: must be in 0 .. 9"),
-        ({"headers": [{}, None, {"n": 1}]}, "headers[2] = 1: must be str"),
+        ({"headers": [{}, None, {"n": 1}]}, "headers[2].n = 1: must be str"),
     ],
 )
 def test_wrong_row_of_a_batch_is_named(more: dict[str, Any], text: str) -> None:

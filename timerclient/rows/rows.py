@@ -42,6 +42,8 @@ REQUEST_ID_SIZE_MAX: Final = 64
 PRIORITY_MAX: Final = 9
 PRIORITY_DEFAULT: Final = 4
 TEXT_SIZE_MAX: Final = (1 << 16) - 1
+SHOWN_MAX: Final = 32
+"""Characters of a long name or value in an error."""
 REQUEST_SIZE_MAX: Final = (64 << 20) - 1024
 """Bytes of one request's rows. A message has at most 64 MiB; its head is small."""
 
@@ -158,7 +160,8 @@ def converted(values: Iterable[Any], convert: Callable[[Any], T]) -> list[T]:
     try:
         found.extend(map(convert, values))  # those before the rejected one are kept
     except InvalidRequest as refused:
-        raise refused.with_field(f"{refused.field}[{len(found)}]") from None
+        field, dot, header = refused.field.partition(".")
+        raise refused.with_field(f"{field}[{len(found)}]{dot}{header}") from None
     return found
 
 
@@ -408,13 +411,21 @@ def encode_headers(headers: Headers | None) -> bytes:
     if "" in headers:
         raise InvalidRequest.of("headers", "", "the name of a header must not be empty")
     out = bytearray()
-    for text in (text for pair in headers.items() for text in pair):
-        encoded = utf8("headers", text)
-        if len(encoded) > TEXT_SIZE_MAX:
-            limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"
-            raise InvalidRequest.of("headers", text[:32] + "…", limit)
-        out += len(encoded).to_bytes(2, "little") + encoded
+    for header, value in headers.items():
+        out += _header_text(header)
+        try:
+            out += _header_text(value)
+        except InvalidRequest as error:
+            raise error.with_field(f"headers.{header[:SHOWN_MAX]}") from None
     return bytes(out)
+
+
+def _header_text(text: str) -> bytes:
+    encoded = utf8("headers", text)
+    if len(encoded) > TEXT_SIZE_MAX:
+        limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"
+        raise InvalidRequest.of("headers", text[:SHOWN_MAX] + "…", limit)
+    return len(encoded).to_bytes(2, "little") + encoded
 
 
 def slices(sizes: Iterable[int], blob: bytes) -> list[bytes]:
