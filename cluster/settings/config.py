@@ -527,14 +527,23 @@ TYPES: Final[Mapping[str, type]] = MappingProxyType(dict(_types_of(NodeConfig)))
 
 
 def _check_key(key: str, value: object, written: Callable[[str], str] = str) -> None:
-    """Refuse an unknown key, and suggest a similar one. `written`: a key as its source has it."""
+    """Refuse an unknown key, and suggest a similar one, or those of its table.
+
+    `written`: a key as its source has it.
+    """
     if key in TYPES or key.startswith(_IN_TABLE):
         return
     by_leaf = {each.rpartition(".")[2]: each for each in TYPES}
     leaf = key.rpartition(".")[2].lower()
     near = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
-    hint = f"; did you mean {written(by_leaf[near[0]])}?" if near else ""
-    raise ConfigError(written(key), value, f"unknown{hint}")
+    if near:
+        hint = f"did you mean {written(by_leaf[near[0]])}?"
+    else:
+        table = key.rpartition(".")[0]
+        beside = [each for each in TYPES if each.rpartition(".")[0] == table and table]
+        known = beside or dict.fromkeys(each.partition(".")[0] for each in TYPES)
+        hint = f"known: {', '.join(map(written, known))}"
+    raise ConfigError(written(key), value, f"unknown; {hint}")
 
 
 def _read_as(key: str, value: object) -> object:

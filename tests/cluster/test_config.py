@@ -228,8 +228,14 @@ def test_unknown_key_is_refused_with_the_one_that_was_meant(key: str, meant: str
     assert str(error).endswith(f"unknown; did you mean {meant}?")
 
 
-def test_unknown_key_like_no_other_gets_no_suggestion() -> None:
-    assert str(refused({"zzz": 5})) == "zzz = 5: unknown"
+def test_unknown_key_like_no_other_is_refused_with_those_of_its_table() -> None:
+    for table in ({"zzz": 5}, {"zzz": {"b": 5}}):
+        first, _, known = str(refused(flatten(table))).partition("unknown; known: ")
+        assert first.startswith("zzz")
+        assert {"name", "peers", "limits", "tls"} <= {*known.split(", ")}
+    in_table = str(refused({"leadership.zzz": 5}))
+    known = "leadership.lease_ms, leadership.heartbeat_ms"
+    assert in_table == f"leadership.zzz = 5: unknown; known: {known}"
 
 
 @pytest.mark.parametrize(
