@@ -30,6 +30,7 @@ from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.leader.leader import Leader
 from timer.model.timer_errors import (
+    UNSHOWN,
     CommitTimeoutError,
     EngineError,
     InvalidRequestError,
@@ -178,11 +179,15 @@ class NodeState(TopicView):
         """Transfer leadership. False: the target leads already.
 
         Raises:
-            InvalidRequestError: the target cannot lead, or did not catch up in time.
+            InvalidRequestError: the target cannot lead, or did not catch up in time; or there is no
+                other voter.
             NotReadyError: no node can be appointed at the moment.
             CommitTimeoutError: a node was appointed and was not seen serving yet.
         """
-        replica_id = self._control.state.voters.get(target) if target else None
+        voters = self._control.state.voters
+        if not target and len(voters) == 1:  # a retry would change nothing
+            raise InvalidRequestError("target", UNSHOWN, "there is no other voter")
+        replica_id = voters.get(target) if target else None
         if target and replica_id is None:
             raise NotReadyError(f"{target} is not a voter yet")
         answer = await self._control.request_transfer(replica_id)

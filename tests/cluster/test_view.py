@@ -83,6 +83,11 @@ async def test_transfer_of_unknown_outcome_is_told_as_that(
         await state_with(outcome).transfer("n1")
 
 
+async def test_transfer_of_a_lone_voter_is_refused_and_not_put_off() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^target: there is no other voter$"):
+        await state_with(CommandOutcome.NOT_NOW).transfer("")
+
+
 def test_who_leads_is_told_without_a_look_at_what_the_node_holds() -> None:
     config: Any = SimpleNamespace(name="n1", cluster_id="c", peers={"n1": "host:1"}, limits=LIMITS)
     replica: Any = SimpleNamespace(replica_id=7, role=SimpleNamespace(value="leader"), epoch=3)
