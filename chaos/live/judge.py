@@ -37,6 +37,7 @@ from chaos.oracle.story import (
     REPLACED,
     RESCHEDULED,
     LogStory,
+    StoryBook,
 )
 from timer.entries import entry_frame
 from timer.entries.entry_frame import Entry, EntryKind
@@ -116,7 +117,7 @@ class WatchedQueue:
         self.rows, self.base = rows[count:], self.base + count
 
 
-class Judge:
+class Judge(StoryBook):
     """Judges all timers of a cluster."""
 
     def __init__(
@@ -170,15 +171,6 @@ class Judge:
         """Note messages that expired before the witness acked them."""
         if group.name == WITNESS_GROUP and len(expired):
             self._left.append((group, expired, True))
-
-    def returns(self, group: GroupStory, returns: Any) -> None:
-        """Nothing follows from a return: the message comes again."""
-
-    def payloads(self, marks: I64, crcs: I64) -> None:
-        """Payloads are not judged."""
-
-    def checkpoint(self, **figures: int) -> None:
-        """Counts are not judged."""
 
     def _queue(self, topic: int) -> WatchedQueue:
         return self._queues.setdefault(topic, WatchedQueue())

@@ -43,7 +43,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -114,8 +114,11 @@ NONE: Final = -1
 """In an integer column: no value."""
 
 
-class StoryBook(Protocol):
-    """The place where a story is written, in any order; tables.py has one that makes Parquet."""
+class StoryBook:
+    """The place where a story is written, in any order; tables.py has one that makes Parquet.
+
+    A subclass has the methods of the parts that it needs. The others are dropped.
+    """
 
     def fates(self, rows: Rows, **columns: I64 | int) -> None:
         """Add timers that ended: `end`, `end_index`, `ended_at_ms`, `queue_offset`."""
@@ -291,7 +294,14 @@ class LogStory:
         self.series.end()
 
     def _wait(self, rows: Rows, end: int) -> None:
-        self._book.fates(rows, end=end, end_index=NONE, ended_at_ms=NONE, queue_offset=NONE)
+        self._ended(rows, end, NONE, NONE)
+
+    def _ended(
+        self, rows: Rows, end: I64 | int, index: I64 | int, at_ms: I64 | int,
+        offsets: I64 | int = NONE,
+    ) -> None:  # fmt: skip
+        """Write the ends of timers."""
+        self._book.fates(rows, end=end, end_index=index, ended_at_ms=at_ms, queue_offset=offsets)
 
     # ---- pending timers
 
@@ -423,10 +433,8 @@ class LogStory:
                     self._undone.append(held)
             self._hold(new[at : at + 1])
         for end in (REJECTED, KEPT):
-            rows, at_ms = new[ends == end], item.time_ms
-            self._book.fates(
-                rows, end=end, end_index=item.index, ended_at_ms=at_ms, queue_offset=NONE
-            )
+            rows = new[ends == end]
+            self._ended(rows, end, item.index, item.time_ms)
         made: Rows = new[ends == PENDING]
         return made
 
@@ -490,9 +498,7 @@ class LogStory:
         """Write the end of held timers."""
         self._free(rows["due_ms"], rows["seq"])
         self.series.ended(timers_of(rows))
-        self._book.fates(
-            rows, end=end, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=NONE
-        )
+        self._ended(rows, end, item.index, item.time_ms)
 
     def _enqueue(self, item: Entry, rows: Rows) -> None:
         """Fire rows, in this order."""
@@ -507,9 +513,7 @@ class LogStory:
             self.quotas.touched.add(topic)
         self.fired += len(rows)
         self.series.ended(timers_of(rows))
-        self._book.fates(
-            rows, end=FIRED, end_index=item.index, ended_at_ms=item.time_ms, queue_offset=offsets
-        )
+        self._ended(rows, FIRED, item.index, item.time_ms, offsets)
 
     def _cancel(self, item: Entry) -> None:
         targets = payloads.decode_cancel(item.payload)
@@ -586,21 +590,13 @@ class LogStory:
             self._dropped(rows[late])
             rows, by = rows[~late], by[~late]
         if len(rows):
-            self._book.fates(
-                rows,
-                end=by["mark"],
-                end_index=by["index"],
-                ended_at_ms=by["time_ms"],
-                queue_offset=NONE,
-            )
+            self._ended(rows, by["mark"], by["index"], by["time_ms"])
 
     def _dropped(self, rows: Rows) -> None:
         for topic in np.unique(rows["topic"]).tolist():
             index, at_ms = self.deleted[topic]
             mine = rows[rows["topic"] == topic]
-            self._book.fates(
-                mine, end=DROPPED, end_index=index, ended_at_ms=at_ms, queue_offset=NONE
-            )
+            self._ended(mine, DROPPED, index, at_ms)
 
     # ---- groups
 

@@ -54,7 +54,6 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -64,7 +63,7 @@ import pyarrow.parquet as pq
 
 from chaos.oracle.group_story import GroupStory
 from chaos.oracle.pending_rows import I64, ROWS_MAX, Rows
-from chaos.oracle.story import ENDS, FIRED, HELD, PENDING, LogStory
+from chaos.oracle.story import ENDS, FIRED, HELD, PENDING, LogStory, StoryBook
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import decode_policy
 from timerspark.log.segment_files import Piece, between
@@ -156,14 +155,15 @@ class _Table:
         self._writer.close()
 
 
-class ParquetBook:
+class ParquetBook(StoryBook):
     """The tables of a story, written to a folder."""
+
+    story: LogStory
+    """The story whose topics and epochs name the rows; set before the first row."""
 
     def __init__(self, folder: Path) -> None:
         self.counts = np.zeros(len(ENDS), np.int64)
         """Timers by their end."""
-        self.story: LogStory | None = None
-        """The story whose topics and epochs name the rows; set before the first row."""
         self._tables = {
             name: _Table(folder / name / "part-0.parquet", schema) for name, schema in STORY.items()
         }
@@ -216,17 +216,14 @@ class ParquetBook:
         self._tables["checkpoints"].add(1, *(figures[name] for name in CHECKPOINTS.names))
 
     def _write_fates(self) -> None:
-        assert self.story is not None
-        waiting = self._tables["fates"].drain()
-        if not waiting:
-            return
-        self._tables["fates"].write(self._columns(*map(np.concatenate, zip(*waiting, strict=True))))
+        if waiting := self._tables["fates"].drain():
+            columns = map(np.concatenate, zip(*waiting, strict=True))
+            self._tables["fates"].write(self._columns(*columns))
 
     def _columns(
         self, rows: Rows, end: I64, end_index: I64, ended_at_ms: I64, offsets: I64
     ) -> list[pa.Array]:
         """Return the columns of FATES."""
-        assert self.story is not None
         starts = np.array(self.story.epoch_starts or [(0, 0)], np.int64)
         end_epoch = starts[np.searchsorted(starts[:, 0], end_index, "right") - 1, 1]
         top = max([*self.story.topics, int(rows["topic"].max())])
@@ -248,7 +245,6 @@ class ParquetBook:
         ]
 
     def _write_carried(self) -> None:
-        assert self.story is not None
         waiting = [*self._tables["carried"].drain()]
         if not waiting:
             return
@@ -276,7 +272,6 @@ class ParquetBook:
 
     def _write_slots(self, table: str) -> None:
         """Write acks (by runs), returns, or expired messages."""
-        assert self.story is not None
         waiting = [each for each in self._tables[table].drain() if len(each[1])]
         if not waiting:
             return
@@ -300,25 +295,23 @@ class ParquetBook:
         )
 
     def _topic(self, number: int) -> str | None:
-        assert self.story is not None
         return self.story.life(number) if number in self.story.topics else None
 
     def close(self) -> None:
         """Write the waiting rows, then the groups and topics."""
-        if self.story is not None:
-            self._write_fates()
-            self._write_carried()
-            self._write_payloads()
-            self._write_slots("acks")
-            self._write_slots("returns")
-            self._write_slots("expired")
-            points = [*self._tables["checkpoints"].drain()]
-            columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)
-            self._tables["checkpoints"].write([pa.array(c, pa.int64()) for c in columns])
-            for name, rows in _tables(self.story).items():
-                columns = zip(*rows, strict=True) if rows else [[]] * len(STORY[name])
-                kinds = zip(columns, STORY[name].types, strict=True)
-                self._tables[name].write([pa.array([*column], kind) for column, kind in kinds])
+        self._write_fates()
+        self._write_carried()
+        self._write_payloads()
+        self._write_slots("acks")
+        self._write_slots("returns")
+        self._write_slots("expired")
+        points = [*self._tables["checkpoints"].drain()]
+        columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)
+        self._tables["checkpoints"].write([pa.array(c, pa.int64()) for c in columns])
+        for name, rows in _tables(self.story).items():
+            columns = zip(*rows, strict=True) if rows else [[]] * len(STORY[name])
+            kinds = zip(columns, STORY[name].types, strict=True)
+            self._tables[name].write([pa.array([*column], kind) for column, kind in kinds])
         self._close_files()
 
     def _close_files(self) -> None:
@@ -328,13 +321,8 @@ class ParquetBook:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
             self.close()
         else:
             self._close_files()

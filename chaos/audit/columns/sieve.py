@@ -168,11 +168,11 @@ def not_surely_kept(lines: DataFrame, stretches: DataFrame) -> DataFrame:
         .groupBy("of_topic", "of_group", "run")
         .agg(F.min("stretch").alias("first"), F.max("stretch").alias("last"))
     )  # fmt: skip
-    inside = (
-        (F.col("topic") == F.col("of_topic"))
-        & (F.col("group") == F.col("of_group"))
-        & (F.shiftright(F.array_min("offsets"), plain_timers.STRETCH_BITS) >= F.col("first"))
-        & (F.shiftright(F.array_max("offsets"), plain_timers.STRETCH_BITS) <= F.col("last"))
+    bits = plain_timers.STRETCH_BITS
+    inside = F.expr(
+        "topic = of_topic AND `group` = of_group"
+        f" AND shiftright(array_min(offsets), {bits}) >= first"
+        f" AND shiftright(array_max(offsets), {bits}) <= last"
     )
     return lines.where("op = 'ack'").join(F.broadcast(full), inside, "left_anti")
 

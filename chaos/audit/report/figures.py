@@ -52,12 +52,8 @@ def _within(
     bounds = ("at_second", "from_ms", "to_ms")
     schema = ", ".join((name, *(f"{bound} BIGINT" for bound in bounds)))
     touched = rows.sparkSession.createDataFrame(table, schema)
-    second = F.floor(F.col(at) / _BUCKET_MS)
-    inside = (
-        (second == F.col("at_second"))
-        & (F.col(at) >= F.col("from_ms"))
-        & (F.col(at) < F.col("to_ms"))
-    )
+    second = f"floor({at} / {_BUCKET_MS}) = at_second"
+    inside = F.expr(f"{second} AND {at} >= from_ms AND {at} < to_ms")
     return rows.join(F.broadcast(touched), inside, how).drop(*bounds)
 
 

@@ -374,14 +374,8 @@ def _by_filter(lines: DataFrame, rows: DataFrame) -> DataFrame:
     ends = rows.where("end = 'cancelled'").withColumn("op", F.lit("cancel"))
     starts = rows.where("old_due_ms IS NOT NULL").withColumn("op", F.lit("reschedule"))
     both = ends.unionByName(starts.withColumn("due_ms", F.col("old_due_ms")))
-    picked = both.join(
-        asked,
-        (F.col("by") == F.col("op"))
-        & (F.col("of") == F.col("topic"))
-        & (F.col("due_ms") >= F.col("from_ms"))
-        & (F.col("due_ms") < F.col("to_ms"))
-        & F.coalesce("key", F.lit("")).startswith(F.col("prefix")),
-    )
+    inside = "due_ms >= from_ms AND due_ms < to_ms AND startswith(coalesce(key, ''), prefix)"
+    picked = both.join(asked, F.expr(f"by = op AND of = topic AND {inside}"))
     moved = F.col("op") == "reschedule"
     return picked.groupBy("seq").agg(
         F.bool_or(~moved & (F.col("ok") + F.col("unknown") > 0)).alias("filter_cancels"),

@@ -4,6 +4,7 @@ A line of a history has lists; here they become rows. The functions take and ret
 `lines` has the columns of `history.SCHEMA`.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -59,24 +60,35 @@ def deliveries(lines: DataFrame) -> DataFrame:
     return delivers(lines).mapInArrow(flat.given_batches, from_arrow_schema(flat.GIVEN))
 
 
+def messages(lines: DataFrame, columns: Sequence[str], **lists: str) -> DataFrame:
+    """Return one row per delivery of a message: `columns` of the lines, and elements of `lists`.
+
+    `lists`: column of the result -> list of the lines.
+    """
+    rows = lines.where("op = 'deliver'")
+    each = F.inline(F.arrays_zip(*lists.values()))
+    return rows.select(*columns, each).toDF(*columns, *lists)
+
+
+def answers(
+    lines: DataFrame, ops: Sequence[str], results: Sequence[str], *columns: str
+) -> DataFrame:
+    """Return the messages about which a consumer received one of the results: slot, `columns`."""
+    each = F.inline(F.arrays_zip("offsets", "results"))
+    rows = lines.where(F.col("op").isin(*ops) & (F.col("outcome") == "ok"))
+    rows = rows.select("topic", "group", *columns, each).where(F.col("results").isin(*results))
+    return rows.withColumnRenamed("offsets", "queue_offset").select(*SLOT, *columns)
+
+
 def confirmed_acks(lines: DataFrame) -> DataFrame:
     """Return one row per confirmed ack of a message: slot, confirmed_ms."""
-    rows = (
-        lines.where("op = 'ack' AND outcome = 'ok'")
-        .select("topic", "group", "end_ms", F.inline(F.arrays_zip("offsets", "results")))
-        .toDF("topic", "group", "confirmed_ms", "queue_offset", "result")
-    )
-    return rows.where(F.col("result").isin("ACKED", "ALREADY_ACKED")).drop("result")
+    rows = answers(lines, ["ack"], ["ACKED", "ALREADY_ACKED"], "end_ms")
+    return rows.withColumnRenamed("end_ms", "confirmed_ms")
 
 
 def told_expired(lines: DataFrame) -> DataFrame:
     """Return the slots of messages for which a consumer received EXPIRED."""
-    rows = (
-        lines.where("op IN ('ack', 'nack', 'extend') AND outcome = 'ok'")
-        .select("topic", "group", F.inline(F.arrays_zip("offsets", "results")))
-        .toDF("topic", "group", "queue_offset", "result")
-    )
-    return rows.where("result = 'EXPIRED'").drop("result")
+    return answers(lines, _SAID, ["EXPIRED"])
 
 
 def with_lives(lines: DataFrame, given: DataFrame, fates: DataFrame) -> tuple[DataFrame, DataFrame]:
@@ -165,22 +177,17 @@ def with_runs(rows: DataFrame, runs: DataFrame, how: str) -> DataFrame:
     Rows and runs are joined by equal stretches of queue offsets first, and then by the exact
     bounds. `how`: Spark's kind of join.
     """
-    runs = runs.withColumns(
-        {"first": F.col("queue_offset"), "end": F.col("queue_offset") + F.col("count")}
-    ).drop("queue_offset", "count")
-    last = F.shiftright(F.col("end") - 1, _STRETCH_BITS)
-    parts = runs.withColumn(
-        "stretch", F.explode(F.sequence(F.shiftright("first", _STRETCH_BITS), last))
-    ).withColumnsRenamed({"topic": "run_topic", "group": "run_group"})
-    inside = (
-        (F.col("topic") == F.col("run_topic"))
-        & (F.col("group") == F.col("run_group"))
-        & (F.shiftright("queue_offset", _STRETCH_BITS) == F.col("stretch"))
-        & (F.col("queue_offset") >= F.col("first"))
-        & (F.col("queue_offset") < F.col("end"))
+    names = {"queue_offset": "run_from", "topic": "run_topic", "group": "run_group"}
+    runs = runs.withColumnsRenamed(names).withColumn("run_to", F.expr("run_from + count - 1"))
+    first, last = (F.shiftright(name, _STRETCH_BITS) for name in ("run_from", "run_to"))
+    runs = runs.drop("count").withColumn("stretch", F.explode(F.sequence(first, last)))
+    inside = F.expr(
+        f"topic = run_topic AND `group` = run_group"
+        f" AND shiftright(queue_offset, {_STRETCH_BITS}) = stretch"
+        " AND queue_offset BETWEEN run_from AND run_to"
     )
-    joined = rows.join(parts, inside, how)
-    return joined.drop("run_topic", "run_group", "stretch", "first", "end")
+    joined = rows.join(runs, inside, how)
+    return joined.drop("run_topic", "run_group", "stretch", "run_from", "run_to")
 
 
 def consumed(lines: DataFrame, groups: DataFrame) -> DataFrame:

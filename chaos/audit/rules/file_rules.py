@@ -93,13 +93,8 @@ def in_queues(
     held = rows.join(indexes, "node").withColumnsRenamed(
         {"topic": "held_topic", "queue_offset": "held_offset", "due_ms": "held_due_ms"}
     )
-    as_logged = (
-        (F.col("held_topic") == name_of("topic"))
-        & (F.col("held_offset") == F.col("queue_offset"))
-        & (F.col("held_due_ms") == F.col("due_ms"))
-        & (F.col("fired_at_ms") == F.col("ended_at_ms"))
-        & (F.col("end_index") <= F.col("index"))
-    )
+    same = "held_offset = queue_offset AND held_due_ms = due_ms AND fired_at_ms = ended_at_ms"
+    as_logged = (F.col("held_topic") == name_of("topic")) & F.expr(f"{same} AND end_index <= index")
     both = held.join(places, "seq", "left").where(~F.coalesce(as_logged, F.lit(False)))  # noqa: FBT003
     untrue = both.select(
         "node", "index", "seq",

@@ -19,7 +19,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import SLOT, id_parts, name_of
+from chaos.audit.rules.client_tables import SLOT, id_parts, messages, name_of
 from chaos.audit.rules.order_rules import WHOSE, disordered, ordered
 from chaos.audit.rules.verdict import Clocks
 
@@ -61,18 +61,12 @@ def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
     until = F.lead("from_ms", 1, 1 << 62).over(Window.partitionBy("of").orderBy("from_ms"))
     spans = ttls.withColumnRenamed("topic", "of").withColumn("until_ms", until)
     topics = F.broadcast(ttls.select("topic").distinct())
-    given = (
-        lines.where("op = 'deliver' AND handed_out_ms IS NOT NULL")
-        .join(topics, "topic", "left_semi")
-        .select(*WHOSE, F.inline(F.arrays_zip("offsets", "ids")))
-        .toDF(*WHOSE, "offset", "id")
-    )
+    timed = lines.where("handed_out_ms IS NOT NULL").join(topics, "topic", "left_semi")
+    given = messages(timed, WHOSE, offset="offsets", id="ids")
     given = given.withColumn("due_ms", id_parts("id")[0]).drop("id")
-    lets = (
-        (F.col("topic") == F.col("of"))
-        & (F.col("from_ms") <= F.col("handed_out_ms"))
-        & (F.col("until_ms") > F.col("handed_out_ms") - POLICY_MS)
-        & ((F.col("ttl_ms") == 0) | (F.col("due_ms") + F.col("ttl_ms") >= F.col("handed_out_ms")))
+    lets = F.expr(
+        f"topic = of AND from_ms <= handed_out_ms AND until_ms > handed_out_ms - {POLICY_MS}"
+        " AND (ttl_ms = 0 OR due_ms + ttl_ms >= handed_out_ms)"
     )
     return given.join(F.broadcast(spans), lets, "left_anti")
 

@@ -28,7 +28,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import LETTERS, SLOT, name_of
+from chaos.audit.rules.client_tables import LETTERS, SLOT, messages, name_of
 from chaos.audit.rules.late_firing import Stretch
 from chaos.audit.rules.order_rules import ordered
 
@@ -53,9 +53,8 @@ def waits(
     """
     heads = ("client", *_GROUP, "received_ms")
     long = F.col("received_ms") - F.array_min("fired_at_ms") > bound_ms
-    each = F.inline(F.arrays_zip("offsets", "attempts", "fired_at_ms"))
-    rows = lines.where("op = 'deliver'").where(long).select(*heads, each)
-    rows = rows.withColumnsRenamed({"offsets": "queue_offset", "attempts": "attempt"})
+    lists = {"queue_offset": "offsets", "attempt": "attempts", "fired_at_ms": "fired_at_ms"}
+    rows = messages(lines.where(long), heads, **lists)
     first = F.min(F.struct("received_ms", "client", "fired_at_ms")).alias("first")
     rows = rows.groupBy(*SLOT, "attempt").agg(first).select(*SLOT, "attempt", "first.*")
     rows = rows.where(F.col("received_ms") - F.col("fired_at_ms") > bound_ms).cache()

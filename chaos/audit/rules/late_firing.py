@@ -74,11 +74,8 @@ def late(found: DataFrame, excused: Sequence[Stretch], pauses: DataFrame) -> Dat
     waits = waits.withColumn("late_ms", F.col("ended_at_ms") - F.col("since_ms"))
     waits = unexcused(waits, "ended_at_ms", excused)
     paused = pauses.withColumnRenamed("topic", "of")
-    was_paused = (
-        (F.col("of") == F.col("topic"))
-        & (F.col("from_ms") < F.col("ended_at_ms"))
-        & (F.col("until_ms") + AFTER_MS > F.col("since_ms"))
-    )
+    meanwhile = f"from_ms < ended_at_ms AND until_ms + {AFTER_MS} > since_ms"
+    was_paused = F.expr(f"of = topic AND {meanwhile}")
     left = waits.join(F.broadcast(paused), was_paused, "left_anti").cache()
     if left.where("excused_ms > 0").head(1):
         left = _beyond_backlog(left, fired)

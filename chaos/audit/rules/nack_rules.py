@@ -18,7 +18,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import SLOT, name_of, with_runs
+from chaos.audit.rules.client_tables import SLOT, answers, messages, name_of, with_runs
 from chaos.oracle.group_story import NACKED
 
 GRACE_MS: Final = 15_000
@@ -39,7 +39,8 @@ def judged_nacks(
         clock_error_ms: the greatest difference between the clients' clocks and the cluster's; None:
             unknown, and `nack_untrue` is not judged.
     """
-    given = _given(lines)
+    heads = ("topic", "group", "handed_out_ms")
+    given = messages(lines, heads, queue_offset="offsets", attempt="attempts")
     after = (
         log_nacks.withColumnRenamed("attempts", "nacked")
         .join(given, [*SLOT])
@@ -57,7 +58,8 @@ def judged_nacks(
         .join(again, [*SLOT, "return_index"], "left_anti")
     )
     lost = with_runs(lost, log_acks.select(*SLOT, "count"), "left_anti")
-    untold = _told(lines).join(log_nacks.select(*SLOT), [*SLOT], "left_anti")
+    told = answers(lines, ["nack"], ["NACKED"]).distinct()
+    untold = told.join(log_nacks.select(*SLOT), [*SLOT], "left_anti")
     found = {"nacked_early": early, "nacked_lost": lost, "nack_lost": untold}
     if clock_error_ms is not None:
         found["nack_untrue"] = _sooner(lines, log_nacks, clock_error_ms)
@@ -66,38 +68,11 @@ def judged_nacks(
 
 def _sooner(lines: DataFrame, log_nacks: DataFrame, clock_error_ms: int) -> DataFrame:
     """Return the messages that no nack in the log delays for as long as a confirmed nack."""
-    told = (
-        lines.where("op = 'nack' AND outcome = 'ok' AND delay_ms IS NOT NULL")
-        .select(
-            *("topic", "group", "start_ms", "delay_ms"),
-            F.inline(F.arrays_zip("offsets", "results")),
-        )
-        .withColumnRenamed("offsets", "queue_offset")
-        .where("results = 'NACKED'")
-        .groupBy(*SLOT)
-        .agg(F.max(F.col("start_ms") + F.col("delay_ms") - clock_error_ms).alias("least_ms"))
-    )
+    least_ms = F.max(F.col("start_ms") + F.col("delay_ms") - clock_error_ms).alias("least_ms")
+    told = answers(lines, ["nack"], ["NACKED"], "start_ms", "delay_ms")
+    told = told.where("delay_ms IS NOT NULL").groupBy(*SLOT).agg(least_ms)
     latest = log_nacks.groupBy(*SLOT).agg(F.max("not_before_ms").alias("not_before_ms"))
     return told.join(latest, [*SLOT]).where("not_before_ms < least_ms")
-
-
-def _given(lines: DataFrame) -> DataFrame:
-    """Return one row per delivery of a message: slot, attempt, handed_out_ms."""
-    heads, names = ("topic", "group", "handed_out_ms"), ("queue_offset", "attempt")
-    rows = lines.where("op = 'deliver'").select(
-        *heads, F.inline(F.arrays_zip("offsets", "attempts"))
-    )
-    return rows.toDF(*heads, *names)
-
-
-def _told(lines: DataFrame) -> DataFrame:
-    """Return the slots of messages for which a consumer received NACKED."""
-    rows = (
-        lines.where("op = 'nack' AND outcome = 'ok'")
-        .select("topic", "group", F.inline(F.arrays_zip("offsets", "results")))
-        .toDF("topic", "group", "queue_offset", "result")
-    )
-    return rows.where("result = 'NACKED'").select(*SLOT).distinct()
 
 
 def judged(

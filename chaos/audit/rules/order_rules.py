@@ -18,7 +18,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import SLOT, or_nulls, with_runs
+from chaos.audit.rules.client_tables import SLOT, messages, or_nulls, with_runs
 from timer.entries.payloads import KEY_SHARED, SHARED
 
 WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
@@ -67,12 +67,8 @@ def _given(lines: DataFrame, groups: DataFrame) -> DataFrame:
     `key` is empty except in `key_shared` groups.
     """
     heads = [*WHOSE, "received_ms", "lease_id", "type"]
-    rows = (
-        lines.where("op = 'deliver' AND lease_id IS NOT NULL")
-        .join(F.broadcast(groups), ["topic", "group"])
-        .select(*heads, F.inline(F.arrays_zip("offsets", "marks")))
-        .toDF(*heads, "offset", "mark")
-    )
+    leased = lines.where("lease_id IS NOT NULL").join(F.broadcast(groups), ["topic", "group"])
+    rows = messages(leased, heads, offset="offsets", mark="marks")
     whole = rows.where(f"type != '{KEY_SHARED}'").withColumn("key", F.lit(""))
     keys = lines.where("op = 'schedule' AND coalesce(keys, ordering_keys) IS NOT NULL")
     keys = keys.withColumn("n", F.size("marks"))

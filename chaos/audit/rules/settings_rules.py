@@ -24,7 +24,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import SLOT, name_of
+from chaos.audit.rules.client_tables import SLOT, answers, messages, name_of
 from chaos.oracle.group_story import ENDED
 
 ALIVE_MS: Final = 1_000
@@ -77,37 +77,21 @@ def cut_leases(
     """Return the leases that ended too early: slot, client, handed_out_ms, returned_at_ms, …"""
     held = _held(lines, settings)
     ended = returns.where(F.col("why") == ENDED).select(*SLOT, "attempts", "returned_at_ms")
-    early = (
-        held.join(ended, [*SLOT])
-        .where(F.col("attempt") == F.col("attempts"))
-        .where(
-            F.col("returned_at_ms") + 2 * clock_error_ms
-            < F.col("handed_out_ms") + F.col("lease_ms")
-        )
+    early = held.join(ended, [*SLOT]).where(
+        f"attempt = attempts AND returned_at_ms + {2 * clock_error_ms} < handed_out_ms + lease_ms"
     )
-    opened = lines.where("op = 'open'").select(
-        F.col("client").alias("by"), "topic", "group", F.col("start_ms").alias("opened_ms")
-    )
-    anew = (
-        (F.col("by") == F.col("client"))
-        & (early["topic"] == opened["topic"])
-        & (early["group"] == opened["group"])
-        & (F.col("opened_ms") >= F.col("handed_out_ms") - clock_error_ms)
-    )
+    mine = "by = client AND of = topic AND of_group = `group`"
+    whose = [F.col(name).alias(to) for name, to in (("client", "by"), ("topic", "of"))]
+    whose.append(F.col("group").alias("of_group"))
+    opened = lines.where("op = 'open'").select(*whose, F.col("start_ms").alias("opened_ms"))
+    anew = F.expr(f"{mine} AND opened_ms >= handed_out_ms - {clock_error_ms}")
     early = early.join(opened, anew, "left_anti")
     going = lines.where("op = 'deliver' AND stream IS NOT NULL").select(
-        F.col("client").alias("by"), "topic", "group", F.col("handed_out_ms").alias("later_ms"),
+        *whose, F.col("handed_out_ms").alias("later_ms"),
         F.col("epoch").alias("later_epoch"), F.col("stream").alias("same"),
     )  # fmt: skip
-    alive = (
-        (F.col("by") == F.col("client"))
-        & (early["topic"] == going["topic"])
-        & (early["group"] == going["group"])
-        & (F.col("later_epoch") == F.col("epoch"))
-        & (F.col("same") == F.col("stream"))
-        & (F.col("later_ms") > F.col("returned_at_ms") + ALIVE_MS)
-    )
-    return early.join(going, alive, "left_semi").drop("attempts")
+    later = f"later_epoch = epoch AND same = stream AND later_ms > returned_at_ms + {ALIVE_MS}"
+    return early.join(going, F.expr(f"{mine} AND {later}"), "left_semi").drop("attempts")
 
 
 def _held(lines: DataFrame, settings: DataFrame) -> DataFrame:
@@ -121,10 +105,9 @@ def _held(lines: DataFrame, settings: DataFrame) -> DataFrame:
         .groupBy("client", "topic", "group")
         .agg(F.min("lease_ms").alias("own_ms"))
     )
-    rows = lines.where("op = 'deliver' AND handed_out_ms IS NOT NULL").select(
-        "client", "topic", "group", "epoch", "lease_id", "handed_out_ms", "received_ms", "stream",
-        F.inline(F.arrays_zip("offsets", "attempts")),
-    ).withColumnsRenamed({"offsets": "queue_offset", "attempts": "attempt"})  # fmt: skip
+    heads = ("client", "topic", "group", "epoch", "lease_id", "handed_out_ms", "received_ms")
+    timed = lines.where("handed_out_ms IS NOT NULL")
+    rows = messages(timed, (*heads, "stream"), queue_offset="offsets", attempt="attempts")
     both = rows.join(F.broadcast(shortest), ["topic", "group"])
     both = both.join(F.broadcast(own), ["client", "topic", "group"], "left")
     return both.withColumn("lease_ms", F.coalesce("own_ms", "least_ms")).drop("own_ms", "least_ms")
@@ -139,12 +122,8 @@ def over_in_flight(
     )
     limited = F.broadcast(most.where("least > 0").drop("least"))
     whose = ["client", "topic", "group", "epoch", "lease_id"]
-    acked = (
-        lines.where("op = 'ack' AND outcome = 'ok' AND lease_id IS NOT NULL")
-        .select(*whose, "start_ms", F.inline(F.arrays_zip("offsets", "results")))
-        .where("results = 'ACKED'")
-    )
-    acked = acked.withColumnRenamed("offsets", "queue_offset").drop("results")
+    acked = answers(lines, ["ack"], ["ACKED"], "client", "epoch", "lease_id", "start_ms")
+    acked = acked.where("lease_id IS NOT NULL")
     ends = {int(a["epoch"]): int(b["since_ms"]) for a, b in itertools.pairwise(epochs)}
     over = F.create_map(*(F.lit(n) for pair in ends.items() for n in pair)) if ends else None
     over_ms = F.lit(None).cast("bigint") if over is None else over[F.col("epoch")]

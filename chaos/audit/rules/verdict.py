@@ -60,6 +60,7 @@ not judged. Clocks are compared only if the run states their greatest difference
 and only beyond it. These comparisons find a cluster with a wrong clock, whose log looks right.
 """
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Final, NamedTuple
 
@@ -85,9 +86,7 @@ VIOLATIONS: Final = (
 
 GRACE_MS: Final = 5_000
 """A timer that was due this long before the run's end must have fired."""
-_CHANGED: Final = ("cancelled", "replaced", "rescheduled")
-"""Ends after which a cancel or reschedule returns ALREADY_CANCELLED."""
-_ENDED: Final = (*_CHANGED, "dropped", "rejected", "kept")
+_ENDED: Final = ("cancelled", "replaced", "rescheduled", "dropped", "rejected", "kept")
 _WAITING: Final = ("pending", "held")
 HORIZON_MS: Final = 9 * 60_000
 """Time after a timer's end for which a cancel must not return NOT_FOUND: the product's ten minutes,
@@ -332,130 +331,113 @@ def _asked_in_log(asks: DataFrame, log: DataFrame, changes: ChangeTables) -> Dat
 
 def _violations(clocks: Clocks) -> dict[str, Column]:
     """Return violation -> its condition, in order of precedence. Null is no violation."""
-    c = F.col
-    error_ms, by_ms = F.lit(clocks.error_ms).cast("bigint"), F.coalesce("by_ms", F.lit(0))
-    in_log, was_given, was_asked = (
-        c("end").isNotNull(),
-        c("deliveries") > 0,
-        c("outcome").isNotNull(),
+    error_ms = "CAST(NULL AS BIGINT)" if clocks.error_ms is None else f"{clocks.error_ms}L"
+    several = (
+        "(given_queue_offset_min != given_queue_offset_max"
+        " OR given_topic_hash_min != given_topic_hash_max)"
     )
-    several = (c("given_queue_offset_min") != c("given_queue_offset_max")) | (
-        c("given_topic_hash_min") != c("given_topic_hash_max")
-    )
-    otherwise_given = [
-        (c(f"given_{name}_min") != c(log)) | (c(f"given_{name}_max") != c(log))
-        for name, log in (
-            ("queue_offset", "queue_offset"),
-            ("due_ms", "due_ms"),
-            ("mark", "mark"),
-        )
-    ]
-    log_topic = F.when(c("log_topic").isNotNull(), F.xxhash64("log_topic"))
-    otherwise_given.append(
-        (c("given_topic_hash_min") != log_topic) | (c("given_topic_hash_max") != log_topic)
-    )
-    elsewhere = c("asked_topic") != name_of("log_topic")
-    otherwise_given.append(
-        (c("end") == "fired")
-        & (
-            (c("given_fired_at_ms_min") != c("ended_at_ms"))
-            | (c("given_fired_at_ms_max") != c("ended_at_ms"))
-        )
-    )
-    otherwise_answered = (c("copies") == 1) & (
-        (c("answered_seq") != c("seq")) | (c("answered_due_ms") != c("due_ms"))
+    logged = {name: name for name in ("queue_offset", "due_ms", "mark")}
+    logged["topic_hash"] = "if(log_topic IS NULL, NULL, xxhash64(log_topic))"
+    logged["fired_at_ms"] = "if(end = 'fired', ended_at_ms, NULL)"
+    otherwise_given = " OR ".join(
+        f"given_{name}_{least} != {log}" for name, log in logged.items() for least in ("min", "max")
     )
     # ALREADY_CANCELLED may be caused by the same client: the first answer was lost, and the client
     # retried.
-    tried = c("cancel_ok") + c("cancel_already") + c("cancel_unknown")
-    cancelled = (F.coalesce(tried, F.lit(0)) > 0) | _any(c("asked_cancel"), c("revoked"))
-    fired = c("end") == "fired"
-    reached = reduce(
-        lambda a, b: a + b,
-        (F.coalesce(n, F.lit(0)) for n in ("reached", "expired_groups", "carried_groups")),
+    cancelled = (
+        "(coalesce(cancel_ok + cancel_already + cancel_unknown, 0) > 0"
+        " OR coalesce(asked_cancel, false) OR coalesce(revoked, false))"
     )
-    conditions = _of_changes(error_ms) | {
-        "diverged": _any(
-            c("disagree"), otherwise_answered, elsewhere, ~several & _any(*otherwise_given)
-        ),
-        "duplicate_fire": _any(c("copies") > 1, several),
-        "phantom": _any(
-            ~was_asked,
-            in_log & (c("outcome") == "fail"),
-            was_given & (~in_log | c("end").isin(*_WAITING, "dropped")),
-        ),
-        "early": _any(
-            (c("end") == "fired") & (c("ended_at_ms") < c("due_ms")),
-            c("given_fired_at_ms_min") < c("due_ms"),
-            c("due_ms") < c("asked_due_ms"),  # docs/adr/0006-past-due.md
-            c("due_ms") + error_ms < c("least_due_ms"),
-            c("received_ms") + error_ms < c("due_ms"),
-        ),
-        "misdated": _any(
-            c("due_ms") - error_ms - TICK_MS_MAX - by_ms > c("most_due_ms"),
-            c("old_due_ms").isNull()
-            & c("asked_due_ms").isNotNull()
-            & (c("due_ms") - TICK_MS_MAX - by_ms > F.greatest("asked_due_ms", "scheduled_at_ms")),
-        ),
-        "acked_again": c("again") > 0,
-        "expired_delivered": c("late"),
-        "expired_early": fired & (c("due_ms") > c("over_ms")),
-        "ack_lost": c("unkept") > 0,
-        "unmarked_redelivery": c("unmarked") > 0,
-        "lost": _any(
-            (c("outcome") == "ok") & ~in_log,
-            (c("end") == "pending") & (c("due_ms") + GRACE_MS <= clocks.until_ms),
-            fired & (reached < c("expected_groups")),
-            (c("end") == "cancelled") & ~cancelled,
-        ),
+    reached = "coalesce(reached, 0) + coalesce(expired_groups, 0) + coalesce(carried_groups, 0)"
+    asked = "old_due_ms IS NULL AND asked_due_ms IS NOT NULL"
+    undated = f"due_ms - {TICK_MS_MAX} - coalesce(by_ms, 0)"
+    conditions: dict[str, list[str | Column]] = {
+        "diverged": [
+            "disagree",
+            "copies = 1 AND (answered_seq != seq OR answered_due_ms != due_ms)",
+            F.col("asked_topic") != name_of("log_topic"),
+            f"NOT {several} AND ({otherwise_given})",
+        ],
+        "duplicate_fire": ["copies > 1", several],
+        "phantom": [
+            "outcome IS NULL",
+            "end IS NOT NULL AND outcome = 'fail'",
+            "deliveries > 0 AND (end IS NULL OR end IN ('pending', 'held', 'dropped'))",
+        ],
+        "early": [
+            "end = 'fired' AND ended_at_ms < due_ms",
+            "given_fired_at_ms_min < due_ms",
+            "due_ms < asked_due_ms",  # docs/adr/0006-past-due.md
+            f"due_ms + {error_ms} < least_due_ms",
+            f"received_ms + {error_ms} < due_ms",
+        ],
+        "misdated": [
+            f"{undated} - {error_ms} > most_due_ms",
+            f"{asked} AND {undated} > greatest(asked_due_ms, scheduled_at_ms)",
+        ],
+        "acked_again": ["again > 0"],
+        "expired_delivered": ["late"],
+        "expired_early": ["end = 'fired' AND due_ms > over_ms"],
+        "ack_lost": ["unkept > 0"],
+        "unmarked_redelivery": ["unmarked > 0"],
+        "lost": [
+            "outcome = 'ok' AND end IS NULL",
+            f"end = 'pending' AND due_ms + {GRACE_MS} <= {clocks.until_ms}",
+            f"end = 'fired' AND {reached} < expected_groups",
+            f"end = 'cancelled' AND NOT {cancelled}",
+        ],
     }
-    return {name: F.coalesce(conditions[name], no()) for name in VIOLATIONS}
+    conditions |= _of_changes(error_ms)
+    return {name: _any(conditions[name]) for name in VIOLATIONS}
 
 
-def _of_changes(error_ms: Column) -> dict[str, Column]:
+def _of_changes(error_ms: str) -> dict[str, list[str | Column]]:
     """Return the conditions of the violations about keys, cancels and reschedules."""
-    c = F.col
-    fired, was_given, in_log = c("end") == "fired", c("deliveries") > 0, c("end").isNotNull()
-    told, no_timer = c("told"), c("end").isin("rejected", "kept")
+    no_timer, given = "end IN ('rejected', 'kept')", "deliveries > 0"
+    # Of a row whose key was taken. In a reschedule `other_seq` is the rescheduled timer.
+    asked = "if(on_conflict = 'update', 'replace', on_conflict)"
+    acted = "CASE end WHEN 'rejected' THEN 'reject' WHEN 'kept' THEN 'keep' ELSE 'replace' END"
     return {
-        "key_doubled": _any(
-            c("overlaps"), no_timer & was_given, no_timer & told.isin("SCHEDULED", "REPLACED")
-        ),
-        "cancelled_delivered": _any(
-            (c("cancel_ok") > 0) & fired,
-            c("overtold") & fired,
-            (c("end") == "cancelled") & was_given,
-        ),
-        "replaced_delivered": _any(
-            (c("replace_ok") > 0) & fired, (c("end") == "replaced") & was_given
-        ),
-        "rescheduled_delivered": _any(
-            (c("move_ok") > 0) & fired, (c("end") == "rescheduled") & was_given
-        ),
-        "cancel_untrue": _any(
-            _untrue("cancel", "cancelled", error_ms), c("undertold"), c("denied")
-        ),
-        "conflict_untrue": _any(
-            (c("replace_ok") > 0) & (c("end") != "replaced"),
-            c("replace_ok") > 1,
-            told.isin("REJECTED", "KEPT") & (c("end") != F.lower("told")),
-            in_log & ~told.isin("SCHEDULED", "NOT_PENDING") & c("other_seq").isNull(),
-            (told == "NOT_PENDING") & ((c("end") != "rejected") | c("other_seq").isNotNull()),
-            (told == "NOT_PENDING") & (c("on_conflict") != "update"),
-            (told != "SCHEDULED") & (c("existing_seq") != c("other_seq")),
-            (told == "SCHEDULED") & c("other_seq").isNotNull(),
-            c("other_seq").isNotNull() & ~_replacing(c("on_conflict")).eqNullSafe(_mode()),
-        ),
-        "reschedule_untrue": _any(
-            _untrue("move", "rescheduled", error_ms),
-            c("told_old_seq") != c("other_seq"),
-            c("times") > 1,
-        ),
+        "key_doubled": [
+            "overlaps",
+            f"{no_timer} AND {given}",
+            f"{no_timer} AND told IN ('SCHEDULED', 'REPLACED')",
+        ],
+        "cancelled_delivered": [
+            "cancel_ok > 0 AND end = 'fired'",
+            "overtold AND end = 'fired'",
+            f"end = 'cancelled' AND {given}",
+        ],
+        "replaced_delivered": [
+            "replace_ok > 0 AND end = 'fired'",
+            f"end = 'replaced' AND {given}",
+        ],
+        "rescheduled_delivered": [
+            "move_ok > 0 AND end = 'fired'",
+            f"end = 'rescheduled' AND {given}",
+        ],
+        "cancel_untrue": [*_untrue("cancel", "cancelled", error_ms), "undertold", "denied"],
+        "conflict_untrue": [
+            "replace_ok > 0 AND end != 'replaced'",
+            "replace_ok > 1",
+            "told IN ('REJECTED', 'KEPT') AND end != lower(told)",
+            "end IS NOT NULL AND told NOT IN ('SCHEDULED', 'NOT_PENDING') AND other_seq IS NULL",
+            "told = 'NOT_PENDING' AND (end != 'rejected' OR other_seq IS NOT NULL)",
+            "told = 'NOT_PENDING' AND on_conflict != 'update'",
+            "told != 'SCHEDULED' AND existing_seq != other_seq",
+            "told = 'SCHEDULED' AND other_seq IS NOT NULL",
+            f"other_seq IS NOT NULL AND NOT ({asked} <=> if(old_due_ms IS NULL, {acted}, NULL))",
+        ],
+        "reschedule_untrue": [
+            *_untrue("move", "rescheduled", error_ms),
+            "told_old_seq != other_seq",
+            "times > 1",
+        ],
     }
 
 
-def _untrue(what: str, end: str, error_ms: Column) -> Column:
-    """Return whether an answer to a change of a timer by id contradicts the log.
+def _untrue(what: str, end: str, error_ms: str) -> list[str]:
+    """Return the conditions under which an answer to a change of a timer by id is untrue.
 
     Args:
         what: the prefix of the answers in `changes.tried`.
@@ -463,38 +445,23 @@ def _untrue(what: str, end: str, error_ms: Column) -> Column:
         error_ms: the greatest difference between the client's clock and the cluster's; null:
             unknown.
     """
-    c = F.col
-    ended = c("end").isin(*_CHANGED)
-    done = c(f"{what}_ok") > 0
     # The product has forgotten timers that were dropped with their topic. For them it returns
     # NOT_FOUND, and ALREADY_FIRED after the due time in the id.
-    known = ~F.coalesce(c("gone"), no())
-    return _any(
-        known & (c(f"{what}_fired") > 0) & (c("end") != "fired"),
-        known & (c(f"{what}_fired_ms") + error_ms < c("ended_at_ms")),
-        known & (c(f"{what}_later_index") < c("end_index")),
-        (c(f"{what}_already") > 0) & ~ended,
-        (c(f"{what}_dropped") > 0) & (c("end") != "dropped"),
-        c(f"{what}_missing_ms").isNotNull() & (c("end") == "held"),
-        done & (c("end") != end),
-        c(f"{what}_ok") > 1,
-        known & (c(f"{what}_missing_ms") < F.coalesce(c("ended_at_ms"), c("due_ms")) + HORIZON_MS),
-    )
+    known = "NOT coalesce(gone, false)"
+    return [
+        f"{known} AND {what}_fired > 0 AND end != 'fired'",
+        f"{known} AND {what}_fired_ms + {error_ms} < ended_at_ms",
+        f"{known} AND {what}_later_index < end_index",
+        f"{what}_already > 0 AND end NOT IN ('cancelled', 'replaced', 'rescheduled')",
+        f"{what}_dropped > 0 AND end != 'dropped'",
+        f"{what}_missing_ms IS NOT NULL AND end = 'held'",
+        f"{what}_ok > 0 AND end != '{end}'",
+        f"{what}_ok > 1",
+        f"{known} AND {what}_missing_ms < coalesce(ended_at_ms, due_ms) + {HORIZON_MS}",
+    ]
 
 
-def _replacing(mode: Column) -> Column:
-    """Return the effective on_conflict of a row whose key was taken: `update` acts as `replace`."""
-    return F.when(mode == "update", "replace").otherwise(mode)
-
-
-def _mode() -> Column:
-    """Return the on_conflict that the log applied to a taken key; null for a reschedule."""
-    end = F.col("end")
-    none = F.col("old_due_ms").isNotNull()  # a reschedule: its `other_seq` is the rescheduled timer
-    met = F.when(end == "rejected", "reject").when(end == "kept", "keep").otherwise("replace")
-    return F.when(~none, met)
-
-
-def _any(*conditions: Column) -> Column:
+def _any(conditions: Sequence[str | Column]) -> Column:
     """Return whether any condition holds. A null condition does not hold."""
-    return reduce(lambda a, b: a | b, (F.coalesce(each, no()) for each in conditions))
+    columns = (F.expr(each) if isinstance(each, str) else each for each in conditions)
+    return reduce(lambda a, b: a | b, (F.coalesce(each, no()) for each in columns))

@@ -24,6 +24,7 @@ from chaos.oracle.story import (
     REPLACED,
     RESCHEDULED,
     LogStory,
+    StoryBook,
 )
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.world.referee import Broken
@@ -93,7 +94,7 @@ class EntryFate:
     """At an entry about series: series -> (ended occurrences, the pending one)."""
 
 
-class FateBook:
+class FateBook(StoryBook):
     """See the module. `on_commit` and `check` raise Broken."""
 
     def __init__(self) -> None:
@@ -149,15 +150,6 @@ class FateBook:
     def expired(self, group: GroupStory, expired: Any) -> None:
         """Note messages that expired."""
         self.over |= {(group.group_id, offset) for offset in expired["queue_offset"].tolist()}
-
-    def returns(self, group: GroupStory, returns: Any) -> None:
-        """Returns are not compared."""
-
-    def payloads(self, marks: I64, crcs: I64) -> None:
-        """Payloads are not compared."""
-
-    def checkpoint(self, **figures: int) -> None:
-        """The machine's counts are compared with each other (book.py)."""
 
     # ---- entries
 
