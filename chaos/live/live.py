@@ -1,6 +1,6 @@
 """The live audit: a Structured Streaming job that follows a running cluster's exported events.
 
-    timerctl audit DIR --live --checkpoint C --alerts OUT     or: python -m chaos.live.live DIR …
+    timerctl audit DIR --live --checkpoint C --alerts OUT
 
     exporter (log) ──────┬─► DIR/*.parquet ─► micro-batches ─► judge ─► OUT/<time>.jsonl, stdout
     witness (messages) ──┘                        │
@@ -21,7 +21,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +34,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.streaming.query import StreamingQuery
 
-from chaos.audit_options import add_live_arguments
 from chaos.live import export, exported_events, judge, witness
 from chaos.live.judge import Judge
 from chaos.spark.session import spark_session, why_no_java
@@ -221,15 +220,3 @@ def run_live(
         print(f"live audit: {failure}", file=sys.stderr)
         return 2
     return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m chaos.live.live`."""
-    parser = argparse.ArgumentParser(description="follow a running cluster's exported events")
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of the events")
-    add_live_arguments(parser)
-    return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

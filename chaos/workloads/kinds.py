@@ -19,9 +19,8 @@ from chaos.workloads.workload_clients import (
     Rest,
     WorkloadClients,
     WorkloadKind,
-    WorkloadReader,
 )
-from chaos.workloads.workload_consumer import Habit
+from chaos.workloads.workload_consumer import Habit, WorkloadReader
 from chaos.workloads.workload_producer import now_ms
 from timerclient.client.group_calls import GroupOptions
 from timerclient.rows.pending_timers import Where

@@ -20,7 +20,8 @@ from typing import Final
 
 from chaos.workloads.changer import CLUSTER, NAMESPACE, TOPIC
 from chaos.workloads.history_books import PAYLOAD_SIZE
-from chaos.workloads.workload_clients import Rest, WorkloadClients, WorkloadReader
+from chaos.workloads.workload_clients import Rest, WorkloadClients
+from chaos.workloads.workload_consumer import WorkloadReader
 from chaos.workloads.workload_producer import now_ms
 from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.policy_names import CatchUp

@@ -17,27 +17,22 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Final
 
 from chaos.history.history import MARK_NONE, RunFolder
 from chaos.workloads.agenda import Agenda
 from chaos.workloads.changer import Changer
-from chaos.workloads.history_books import GROUP, PAYLOAD_SIZE, Books
+from chaos.workloads.history_books import PAYLOAD_SIZE, Books
 from chaos.workloads.workload_consumer import (
     AT_ONCE_S,
     END_TIMEOUT_S,
-    LEASE,
-    Habit,
     Morgue,
     RecordingConsumer,
-    Source,
-    prompt,
+    WorkloadReader,
 )
 from chaos.workloads.workload_producer import RecordingProducer, now_ms
 from timerclient import TimerClient
-from timerclient.client.group_calls import GroupOptions
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import TimerError
 
@@ -53,24 +48,6 @@ CLOSE_S: Final = 10.0
 
 Rest = Callable[[], bool]
 """Ends the rules of a topic. Called again until it returns True; it may raise a TimerError."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadReader:
-    """A consumer of a workload: from the start, or joined later."""
-
-    group: str = GROUP
-    lease: timedelta = LEASE
-    hold_max: float | None = None
-    """See Source."""
-    nacks: float = 0.0
-    """See Source."""
-    options: GroupOptions = field(default_factory=GroupOptions)
-    """See Source."""
-    redriven: bool = False
-    """Its dead letters are redriven, so no consumer reads their topic."""
-    habit: Callable[["WorkloadClients"], Habit] = lambda _: prompt
-    """Makes the habit of the consumer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,17 +201,16 @@ class WorkloadClients:
         number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
         name = f"{reader.group}-{number}"
         self.books.join(reader.group)
-        source = Source(
-            topic=self.topic, group=reader.group, lease=reader.lease, hold_max=reader.hold_max,
-            nacks=reader.nacks, options=reader.options,
-        )  # fmt: skip
         buried = "max_attempts" in reader.options and not reader.redriven
         if buried and reader.group not in self._morgues:
             dead = f"{self.name}-{reader.group}-dead"
-            self._morgues[reader.group] = Morgue(self._run, dead, self.client, self.books, source)
+            self._morgues[reader.group] = Morgue(
+                self._run, dead, self.client, self.books, topic=self.topic, group=reader.group
+            )
         consumer = self._consumers[name] = RecordingConsumer(
-            self._run, f"{self.name}-{name}", self.client, self.books, source, reader.habit(self)
-        )
+            self._run, f"{self.name}-{name}", self.client, self.books, reader,
+            topic=self.topic, habit=reader.habit(self),
+        )  # fmt: skip
         while not consumer.wait_opened(RETRY_S) and not self._closing.is_set():
             self.books.check()
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from chaos.history.history import History, OpOutcome, RunFolder, mark_of
-from chaos.workloads.history_books import Books
+from chaos.workloads.history_books import GROUP, Books
 from chaos.workloads.workload_producer import now_ms, outcome_of
 from timerclient import TimerClient
 from timerclient.client.group_calls import GroupOptions
@@ -66,11 +66,10 @@ def record(history: History, topic: str, group: str, batch: Batch, **more: Any) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The topic and group of a consumer, and its settings."""
+class WorkloadReader:
+    """A consumer of a topic: from the start of a workload, or joined later."""
 
-    topic: str
-    group: str
+    group: str = GROUP
     lease: timedelta = LEASE
     hold_max: float | None = None
     """Seconds for which the client renews leases; None: the client's default."""
@@ -78,6 +77,10 @@ class Source:
     """Share of the messages that are nacked, 0 .. 1. A tenth as many get a longer lease."""
     options: GroupOptions = field(default_factory=GroupOptions)
     """Options with which the group is created; empty: it is not created explicitly."""
+    redriven: bool = False
+    """Its dead letters are redriven, so no consumer reads their topic."""
+    habit: Callable[[Any], Habit] = lambda _: prompt
+    """Makes the habit of the consumer, from the WorkloadClients."""
 
 
 class RecordingConsumer:
@@ -87,19 +90,17 @@ class RecordingConsumer:
     later time than that of the arrival.
     """
 
-    def __init__(
-        self, run: RunFolder, name: str, client: TimerClient, books: Books, source: Source,
-        habit: Habit = prompt,
+    def __init__(  # noqa: PLR0913 -- topic and habit by keyword
+        self, run: RunFolder, name: str, client: TimerClient, books: Books, reader: WorkloadReader,
+        *, topic: str, habit: Habit = prompt,
     ) -> None:  # fmt: skip
         self._history = History(run, name)
         self._name = name
         self._client = client
         self._books = books
-        self._topic, self._group, self._lease = source.topic, source.group, source.lease
-        self._hold_max = source.hold_max
+        self._topic, self._group, self._lease = topic, reader.group, reader.lease
+        self._reader = reader
         self._habit = habit
-        self._nacks = source.nacks
-        self._options = source.options
         self._moods = random.Random(name)
         self._opened = threading.Event()
         self._closing = threading.Event()
@@ -153,10 +154,10 @@ class RecordingConsumer:
                 )
 
     def _open(self) -> Subscription:
-        if self._options:
-            self._client.create_group(self._topic, self._group, **self._options)
+        if self._reader.options:
+            self._client.create_group(self._topic, self._group, **self._reader.options)
         subscription = self._client.consumer(
-            self._topic, group=self._group, lease=self._lease, hold_max=self._hold_max
+            self._topic, group=self._group, lease=self._lease, hold_max=self._reader.hold_max
         )
         with self._lock:
             self._subscription = subscription
@@ -199,14 +200,14 @@ class RecordingConsumer:
     def _complain(self, batch: Batch) -> set[int]:
         """Nack some messages, extend the lease of others; return the offsets of the nacked ones."""
         back: set[int] = set()
-        for message in batch if self._nacks else ():
+        for message in batch if self._reader.nacks else ():
             chance = self._moods.random()
-            if chance < self._nacks:
+            if chance < self._reader.nacks:
                 delay = self._moods.choice(NACK_DELAYS_S)
                 ms = {} if delay is None else {"delay_ms": round(delay * 1000)}
                 self._say("nack", batch, message, _asked(partial(message.nack, delay)), ms)
                 back.add(message.queue_offset)
-            elif chance < self._nacks * 1.1:
+            elif chance < self._reader.nacks * 1.1:
                 ms = {"lease_ms": round(self._lease.total_seconds() * 1000)}
                 longer = _asked(partial(message.extend, self._lease))
                 self._say("extend", batch, message, longer, ms)
@@ -291,11 +292,18 @@ class Morgue(RecordingConsumer):
     """Consumes the dead letters of one group. The ack of a letter closes its original message."""
 
     def __init__(
-        self, run: RunFolder, name: str, client: TimerClient, books: Books, source: Source
+        self,
+        run: RunFolder,
+        name: str,
+        client: TimerClient,
+        books: Books,
+        *,
+        topic: str,
+        group: str,
     ) -> None:
-        self._dead = source.group
-        letters = Source(topic=f"{source.topic}.{source.group}.dead", group=LETTERS)
-        super().__init__(run, name, client, _Burials(books, source.group), letters)
+        self._dead = group
+        own, letters = _Burials(books, group), f"{topic}.{group}.dead"
+        super().__init__(run, name, client, own, WorkloadReader(group=LETTERS), topic=letters)
 
     def _received(self, batch: Batch) -> list[int]:
         for letter in batch:

@@ -20,7 +20,7 @@ from chaos.workloads.changer import Changer
 from chaos.workloads.history_books import GROUP, Books
 from chaos.workloads.kinds import KINDS
 from chaos.workloads.workload_clients import Setting, WorkloadClients, WorkloadKind
-from chaos.workloads.workload_consumer import Habit, RecordingConsumer, Source, prompt
+from chaos.workloads.workload_consumer import Habit, RecordingConsumer, WorkloadReader, prompt
 from chaos.workloads.workload_producer import RecordingProducer, outcome_of
 from tests.chaos.world import told
 from tests.cluster.running import until
@@ -396,7 +396,7 @@ def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: RunFold
 def consume(
     run: RunFolder, client: TimerClient, books: Books, habit: Habit = prompt
 ) -> RecordingConsumer:
-    return RecordingConsumer(run, "c", client, books, Source(topic="t", group=GROUP), habit)
+    return RecordingConsumer(run, "c", client, books, WorkloadReader(), topic="t", habit=habit)
 
 
 def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
@@ -434,8 +434,8 @@ def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
 def test_consumer_makes_its_group_as_it_is_to_be(
     fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
-    source = Source(topic="t", group=GROUP, options={"type": "failover"})
-    consumer = RecordingConsumer(run, "c", client, Books(), source)
+    reader = WorkloadReader(options={"type": "failover"})
+    consumer = RecordingConsumer(run, "c", client, Books(), reader, topic="t")
     assert consumer.wait_opened(30)
     assert fake.cluster.settings[0].type == "failover"
     consumer.close()
@@ -504,7 +504,9 @@ def test_ack_that_died_unanswered_is_unknown_and_nothing_is_missing(
 def test_client_that_can_t_open_its_group_ends_when_closed(
     fake: Threaded, client: TimerClient, run: RunFolder
 ) -> None:
-    consumer = RecordingConsumer(run, "c", client, Books(), Source(topic="t", group="FORBIDDEN"))
+    consumer = RecordingConsumer(
+        run, "c", client, Books(), WorkloadReader(group="FORBIDDEN"), topic="t"
+    )
     until(lambda: len(fake.cluster.opened) > 1)  # it tries again
     assert not consumer.wait_opened(0)
     consumer.close()

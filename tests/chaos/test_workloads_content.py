@@ -8,7 +8,7 @@ import pytest
 
 from chaos.history.history import RunFolder, payload_of
 from chaos.workloads.history_books import GROUP, PAYLOAD_SIZE, Books, headers_of
-from chaos.workloads.workload_consumer import Morgue, RecordingConsumer, Source
+from chaos.workloads.workload_consumer import Morgue, RecordingConsumer, WorkloadReader
 from tests.cluster.running import until
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS
@@ -121,7 +121,11 @@ def test_consumer_fails_if_it_is_given_other_content(
     payload = payload_of(3, PAYLOAD_SIZE if keyed else PAYLOAD_SIZE - 1)
     with TimerClient([node.address for node in fake.cluster.nodes], timeout=5) as client:
         client.schedule(topic, payload, due_ms=NOW_MS, headers={"dead-letter-group": GROUP})
-        consumer = kind(RunFolder(tmp_path), "c", client, books, Source(topic="t", group=GROUP))
+        place = RunFolder(tmp_path), "c", client, books
+        if kind is Morgue:
+            consumer: RecordingConsumer = Morgue(*place, topic="t", group=GROUP)
+        else:
+            consumer = RecordingConsumer(*place, WorkloadReader(), topic="t")
         until(lambda: failed(books))
         consumer.close()
 
