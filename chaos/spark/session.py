@@ -15,7 +15,6 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 import timerspark
-from chaos.spark import timerstate
 
 JAVA_MIN: Final = 17
 """The oldest Java that Spark 4 runs on."""
@@ -28,7 +27,7 @@ def spark_session(
     master: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
-    """Return a quiet session that can read the formats "timerlog" and "timerstate".
+    """Return a quiet session that can read the format "timerlog".
 
     Under spark-submit its master and all settings that it received stay as they are.
 
@@ -47,7 +46,6 @@ def spark_session(
         builder = builder.master(master or "local[*]").config(map=_local(quick=quick))
     session = builder.config(map={**settings}).getOrCreate()
     timerspark.register(session)
-    timerstate.register(session)
     return session
 
 

@@ -1,4 +1,4 @@
-"""Pending timers of nodes' runs in Spark: `spark.read.format("timerstate").load(run_folder)`.
+"""Pending timers of nodes' runs, as a table of Spark.
 
 A node's newest manifest names its runs (timer/pending/runs/run.py). It gives the entry and the fire
 position after which the runs hold the pending timers. Each run is one partition, with these
@@ -9,13 +9,12 @@ columns:
     damage    the fault of the file; all other columns but `node` are null then
 
 Rows of deleted topics are left out. The weights of a pending timer add up to 1, of a cancelled one
-to 0. The key file of each run is checked, too; its damage has a row (state_files.py). The option
-`node` (n1 or n1,n2) selects nodes. pyarrow reads the files, and the manifest's checksums are
-compared.
+to 0. The key file of each run is checked, too; its damage has a row (state_files.py). pyarrow reads
+the files, and the manifest's checksums are compared.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +22,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrame, SparkSession
 
 from chaos.history.history import RunFolder
 from chaos.spark.state_files import KeyRows, check_keys
@@ -36,7 +33,6 @@ from timer.model.timer_errors import CorruptFileError, StorageError
 from timer.pending.memory.held_rows import ASIDE, MASK
 from timer.pending.runs.run import TOPIC_ROWS, RunMeta
 from timer.recovery import manifest
-from timerspark.log.log_options import Wanted
 
 ROWS: Final = "node STRING, seq BIGINT, due_ms BIGINT, weight INT, damage STRING"
 
@@ -65,8 +61,8 @@ class ManifestState:
     """Reason why the manifest cannot be read; all other fields are defaults then."""
 
 
-@dataclass
-class RunFile(InputPartition):
+@dataclass(frozen=True, slots=True)
+class RunFile:
     """One run of one node, as its manifest describes it. Thousands are in memory at a time."""
 
     node: str
@@ -120,59 +116,39 @@ def node_states(run: RunFolder) -> Iterator[ManifestState]:
         )
 
 
-class TimerStateSource(DataSource):
-    """The format "timerstate"."""
+def pending_rows(spark: SparkSession, states: Iterable[ManifestState]) -> DataFrame:
+    """Return the rows of all runs that the manifests name (ROWS), a partition per run."""
+    files = [file for state in states for file in run_files(state)]
 
-    @classmethod
-    def name(cls) -> str:
-        """Return the name for `spark.read.format`."""
-        return "timerstate"
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from read_run(files[number])
 
-    def schema(self) -> str:
-        """Return the columns."""
-        return ROWS
-
-    def reader(self, schema: StructType) -> "TimerStateReader":
-        """Return the reader of the runs."""
-        del schema
-        return TimerStateReader(self.options)
+    numbers = spark.range(len(files), numPartitions=max(1, len(files)))
+    return numbers.mapInArrow(read, ROWS)
 
 
-class TimerStateReader(DataSourceReader):
-    """Reads runs; in Spark's Python workers."""
+def run_files(state: ManifestState) -> Iterator[RunFile]:
+    """Yield the runs that a manifest names, or one item for a damaged manifest."""
+    if state.damage:
+        yield RunFile(state.node, "", state.damage)
+    for meta in state.runs:
+        yield _run_file(state, meta)
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._path = options["path"]
-        if idle := [name for name in ("kind", "index_min", "index_max") if name in options]:
-            raise ValueError(f"{', '.join(idle)}: not an option of the format timerstate")
-        self._wanted = Wanted.of(options)
 
-    def partitions(self) -> list[InputPartition]:
-        """Return the runs of the nodes' newest manifests, and one item per damaged manifest."""
-        run, found = RunFolder(Path(self._path)), list[InputPartition]()
-        self._wanted.check(run.data())
-        for state in node_states(run):
-            if self._wanted.nodes is not None and state.node not in self._wanted.nodes:
-                continue
-            if state.damage:
-                found.append(RunFile(state.node, "", state.damage))
-            found += [_run_file(state, meta) for meta in state.runs]
-        return found
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield one run's rows, and one row with its damage if it has any."""
-        if not isinstance(partition, RunFile):
-            return  # without partitions Spark calls this once, with an object of its own
-        damage = partition.damage
-        if not damage:
-            try:
-                _check(partition)
-                yield from _rows(partition)
-                check_keys(partition.keys, Path(partition.path))
-            except (OSError, StorageError, pa.ArrowException, KeyError) as error:
-                damage = f"{partition.path}: {error}"
-        if damage:
-            yield _batch([partition.node], [None], [None], [None], [damage])
+def read_run(file: RunFile) -> Iterator[pa.RecordBatch]:
+    """Yield one run's rows, and one row with its damage if it has any."""
+    damage = file.damage
+    if not damage:
+        try:
+            _check(file)
+            yield from _rows(file)
+            check_keys(file.keys, Path(file.path))
+        except (OSError, StorageError, pa.ArrowException, KeyError) as error:
+            damage = f"{file.path}: {error}"
+    if damage:
+        yield _batch([file.node], [None], [None], [None], [damage])
 
 
 def _run_file(state: ManifestState, meta: RunMeta) -> RunFile:
@@ -263,8 +239,3 @@ def _after(
 def _batch(*columns: Any) -> pa.RecordBatch:
     arrays = [pa.array(each, kind) for each, kind in zip(columns, _TYPES, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=[each.split()[0] for each in ROWS.split(", ")])
-
-
-def register(spark: SparkSession) -> None:
-    """Register the format "timerstate" in a session."""
-    spark.dataSource.register(TimerStateSource)

@@ -20,7 +20,7 @@ from chaos.audit.rules import file_rules
 from chaos.audit.rules.findings import Findings
 from chaos.history.history import RunFolder
 from chaos.oracle import tables
-from chaos.spark.timerstate import RunFile, TimerStateReader, node_states
+from chaos.spark.timerstate import RunFile, node_states, read_run, run_files
 from tests.chaos.world import write_log
 from tests.seeds import seeds
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, ids_of, part_of
@@ -97,8 +97,8 @@ def tell(run: RunFolder, log: Log, names: list[str]) -> None:
 
 
 def rows_of(run: RunFolder) -> list[dict[str, Any]]:
-    source = TimerStateReader({"path": str(run.root)})
-    batches = (batch for part in source.partitions() for batch in source.read(part))
+    parts = (part for state in node_states(run) for part in run_files(state))
+    batches = (batch for part in parts for batch in read_run(part))
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -178,29 +178,24 @@ def test_files_hold_what_the_log_says_whatever_was_flushed_and_merged(
     assert said
 
 
-def parts_of(run: RunFolder, node: str) -> tuple[TimerStateReader, list[RunFile]]:
-    source = TimerStateReader({"path": str(run.root), "node": node})
-    return source, [part for part in source.partitions() if isinstance(part, RunFile)]
+def parts_of(run: RunFolder, node: str) -> list[RunFile]:
+    [state] = [state for state in node_states(run) if state.node == node]
+    return [*run_files(state)]
 
 
-def test_option_opens_only_the_files_of_a_node(run: RunFolder) -> None:
+def test_run_is_small_as_a_task(run: RunFolder) -> None:
     for number, node in enumerate(PENDING, 1):
-        _, parts = parts_of(run, node)
+        parts = parts_of(run, node)
         assert {part.node for part in parts} == {node}
         assert len(parts) >= number, "each flush makes a run, or several"
         assert all(len(pickle.dumps(part)) < 1_000 for part in parts), "there may be thousands"
 
 
-def test_option_that_runs_know_nothing_of_is_refused(run: RunFolder) -> None:
-    with pytest.raises(ValueError, match="index_min: not an option of the format timerstate"):
-        TimerStateReader({"path": str(run.root), "index_min": "1"})
-
-
 def test_what_is_put_aside_counts_only_if_it_was_due(run: RunFolder) -> None:
-    source, parts = parts_of(run, "n3")
+    parts = parts_of(run, "n3")
 
     def of_the_paused(part: RunFile) -> set[int]:
-        rows = (row for batch in source.read(part) for row in batch.to_pylist())
+        rows = (row for batch in read_run(part) for row in batch.to_pylist())
         return {row["seq"] for row in rows if 40 < row["seq"] <= 80}
 
     last = parts[-1]
@@ -212,18 +207,18 @@ def test_what_is_put_aside_counts_only_if_it_was_due(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("at", range(6))
 def test_run_that_is_not_what_its_manifest_says_is_told(run: RunFolder, at: int) -> None:
-    source, (part, *_) = parts_of(run, "n1")
+    part, *_ = parts_of(run, "n1")
     ends = [end + (number == at) for number, end in enumerate(part.ends)]
-    *_, told = source.read(replace(part, ends=tuple(ends)))
+    *_, told = read_run(replace(part, ends=tuple(ends)))
     assert "the manifest says" in told.to_pylist()[0]["damage"]
 
 
 def test_run_that_is_no_run_is_told(run: RunFolder, tmp_path: Path) -> None:
-    source, (part, *_) = parts_of(run, "n1")
+    part, *_ = parts_of(run, "n1")
     bad = tmp_path / "run.arrow"
     bad.write_bytes(data := b"written by a writer that is wrong")
     sound = replace(part, path=str(bad), size=len(data), crc32=zlib.crc32(data))
-    (told,) = source.read(sound)
+    (told,) = read_run(sound)
     assert str(bad) in told.to_pylist()[0]["damage"]
 
 
@@ -231,7 +226,7 @@ def test_run_that_is_no_run_is_told(run: RunFolder, tmp_path: Path) -> None:
 def test_run_whose_rows_are_not_in_order_is_told(
     run: RunFolder, tmp_path: Path, rows_per_batch: int
 ) -> None:
-    source, (part, *_) = parts_of(run, "n1")
+    part, *_ = parts_of(run, "n1")
     with pa.memory_map(part.path) as file, pa.ipc.open_file(file) as batches:
         first = batches.get_batch(0)
         rows = pa.Table.from_batches([first]).take([0, 2, 1])
@@ -240,7 +235,7 @@ def test_run_whose_rows_are_not_in_order_is_told(
         writer.write_table(rows.combine_chunks(), max_chunksize=rows_per_batch)
     data = bad.read_bytes()
     sound = replace(part, path=str(bad), size=len(data), crc32=zlib.crc32(data))
-    *_, told = source.read(sound)
+    *_, told = read_run(sound)
     assert "not in order" in told.to_pylist()[0]["damage"]
 
 

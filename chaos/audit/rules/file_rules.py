@@ -22,7 +22,7 @@ from chaos.audit.rules.client_tables import name_of
 from chaos.audit.rules.findings import Findings
 from chaos.history.history import RunFolder
 from chaos.spark import state_files
-from chaos.spark.timerstate import ManifestState, node_states
+from chaos.spark.timerstate import ManifestState, node_states, pending_rows
 
 _HASH_BITS: Final = 0xFFFF_FFFF
 """Bits of a timer's hash that are summed: a hundred million of them stay below 2**63."""
@@ -138,9 +138,7 @@ def judged(
     if not states:
         return {"files": [], "files_unread": []}
     fates, files = story["fates"], []
-    reader = fates.sparkSession.read.format("timerstate")
-    nodes = ",".join(each.node for each in states)
-    rows = reader.option("node", nodes).load(str(run.root))
+    rows = pending_rows(fates.sparkSession, states)
     sound = F.col("damage").isNull()
     timers, hashes = _sums(F.when(sound, F.col("weight")))
     found = rows.groupBy("node").agg(timers, hashes, F.count("damage"), F.min("damage")).collect()
@@ -152,7 +150,7 @@ def judged(
         if damaged:
             findings.note("damaged_files", [{"node": each.node, "damage": why}], damaged)
         elif (pending, its_hash) != says[each.index]:
-            rows = reader.option("node", each.node).load(str(run.root))
+            rows = pending_rows(fates.sparkSession, [each])
             place = {"node": F.lit(each.node), "index": F.lit(each.index)}
             bad = wrong(fates, rows, each.index).withColumns(place).cache()
             missing, extra = bad.where("times < 1"), bad.where("times >= 1")
