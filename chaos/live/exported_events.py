@@ -50,10 +50,6 @@ ARROW: Final = pa.schema(
         ("frame", pa.binary()),
     ]
 )
-SCHEMA: Final = ", ".join(
-    [*(f"`{n}` BIGINT" for n in NUMBERS), *(f"{n} STRING" for n in TEXTS), "frame BINARY"]
-)
-"""The same schema, for Spark."""
 
 
 class EventColumns(NamedTuple):

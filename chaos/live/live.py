@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
 from chaos.live import export, exported_events, judge, witness
@@ -156,7 +157,7 @@ def start(
     spark = spark.newSession()  # these settings are the job's alone
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     told = (
-        spark.readStream.schema(exported_events.SCHEMA)
+        spark.readStream.schema(from_arrow_schema(exported_events.ARROW))
         .option("maxBytesPerTrigger", BYTES_PER_BATCH)
         .option("pathGlobFilter", "*.parquet")
         .parquet(str(folder.resolve()))

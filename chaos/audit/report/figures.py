@@ -165,16 +165,11 @@ def throughput(lines: DataFrame, bucket_ms: int) -> DataFrame:
 
 def successes(lines: DataFrame, found: DataFrame) -> DataFrame:
     """Return the times of all successes: plane, at_ms; no row twice."""
-    answers = lines.where("op = 'schedule' AND outcome = 'ok'").select(
-        F.lit("schedule").alias("plane"), F.col("end_ms").alias("at_ms")
-    )
-    given = lines.where("op = 'deliver'").select(
-        F.lit("deliver").alias("plane"), F.col("received_ms").alias("at_ms")
-    )
-    fired = found.where("end = 'fired'").select(
-        F.lit("fire").alias("plane"), F.col("ended_at_ms").alias("at_ms")
-    )
-    return answers.union(given).union(fired).distinct()
+    answers = lines.where("op = 'schedule' AND outcome = 'ok'")
+    given, fired = lines.where("op = 'deliver'"), found.where("end = 'fired'")
+    moments = answers.selectExpr("'schedule' AS plane", "end_ms AS at_ms")
+    moments = moments.union(given.selectExpr("'deliver'", "received_ms"))
+    return moments.union(fired.selectExpr("'fire'", "ended_at_ms")).distinct()
 
 
 class Work(NamedTuple):
@@ -296,11 +291,7 @@ def unavailability(
         F.broadcast(_table(spark, faults)),
         (F.col("to_ms") > F.col("start_ms")) & (F.col("from_ms") < reach),
     )
-    gap = F.struct(
-        (~F.col("over")).alias("open"),
-        (F.col("to_ms") - F.col("from_ms")).alias("ms"),
-        (-F.col("from_ms")).alias("minus_from_ms"),
-    )
+    gap = F.expr("struct(NOT over AS open, to_ms - from_ms AS ms, -from_ms AS minus_from_ms)")
     longest = mine.groupBy("number", "plane").agg(F.max(gap).alias("gap")).collect()
     by_fault = {(row["number"], row["plane"]): row["gap"] for row in longest}
     return [{**_named(each), **dict(_gaps_of(each, by_fault))} for each in faults]

@@ -90,27 +90,24 @@ def tried(lines: DataFrame, asks: DataFrame) -> DataFrame:
     taken = asks.where("told = 'REPLACED'").select(
         F.lit("replace").alias("what"), F.col("existing_seq").alias("seq")
     )
-    moved, mine = F.col("results") == "RESCHEDULED", F.col("what") == "move"
-    done = (F.col("results") == "CANCELLED") | (moved & mine) | (F.col("what") == "replace")
-    missing = F.col("results").isin("NOT_FOUND", "TIMER_NOT_FOUND")
+    moved = "results = 'RESCHEDULED' AND what"
     answers = {
-        "ok": done,
-        "already": (F.col("results") == "ALREADY_CANCELLED") | (moved & ~mine),
-        "fired": F.col("results") == "ALREADY_FIRED",
-        "dropped": F.col("results") == "DROPPED",
-        "unknown": F.col("outcome") == "unknown",
+        "ok": f"results = 'CANCELLED' OR ({moved} = 'move')",
+        "already": f"results = 'ALREADY_CANCELLED' OR ({moved} != 'move')",
+        "fired": "results = 'ALREADY_FIRED'",
+        "dropped": "results = 'DROPPED'",
+        "unknown": "outcome = 'unknown'",
     }
-    counts = [
-        F.count_if((F.col("what") == what) & condition).alias(f"{what}_{name}")
-        for what in ("cancel", "move")
-        for name, condition in answers.items()
-    ]
-    told = {"missing_ms": missing, "fired_ms": answers["fired"]}
-    times = [
-        F.min(F.when((F.col("what") == what) & condition, F.col("end_ms"))).alias(f"{what}_{name}")
-        for what in ("cancel", "move")
-        for name, condition in told.items()
-    ]
+    told = {"missing_ms": "results IN ('NOT_FOUND', 'TIMER_NOT_FOUND')"}
+    told["fired_ms"] = answers["fired"]
+    counts, times = [], []
+    for what in ("cancel", "move"):
+        for name, which in answers.items():
+            count = F.expr(f"count_if(what = '{what}' AND ({which}))")
+            counts.append(count.alias(f"{what}_{name}"))
+        for name, which in told.items():
+            first = F.expr(f"min(if(what = '{what}' AND ({which}), end_ms, NULL))")
+            times.append(first.alias(f"{what}_{name}"))
     replaced = F.count_if(F.col("what") == "replace").alias("replace_ok")
     both = rows.unionByName(taken, allowMissingColumns=True)
     return both.groupBy("seq").agg(*counts, *times, replaced)
@@ -360,11 +357,10 @@ def _denied(lines: DataFrame, rows: DataFrame, clock_error_ms: int | None) -> Da
     told = asked[0].unionByName(asked[1]).where("results IN ('NOT_FOUND', 'TIMER_NOT_FOUND')")
     told = told.select("topic", F.col("keys").alias("key"), "start_ms", "end_ms")
     ended_ms = F.coalesce("ended_at_ms", F.lit(_ENDLESS))
-    throughout = (F.col("scheduled_at_ms") + clock_error_ms < F.col("start_ms")) & (
-        ended_ms - clock_error_ms > F.col("end_ms")
+    throughout = (ended_ms - clock_error_ms > F.col("end_ms")) & F.expr(
+        f"scheduled_at_ms + {clock_error_ms} < start_ms AND end NOT IN ('rejected', 'kept')"
     )
-    no_timer = F.col("end").isin("rejected", "kept")
-    there = rows.where(~no_timer).join(told, ["topic", "key"]).where(throughout)
+    there = rows.join(told, ["topic", "key"]).where(throughout)
     return there.select("seq", (~no()).alias("denied")).distinct()
 
 
@@ -376,12 +372,11 @@ def _by_filter(lines: DataFrame, rows: DataFrame) -> DataFrame:
     both = ends.unionByName(starts.withColumn("due_ms", F.col("old_due_ms")))
     inside = "due_ms >= from_ms AND due_ms < to_ms AND startswith(coalesce(key, ''), prefix)"
     picked = both.join(asked, F.expr(f"by = op AND of = topic AND {inside}"))
-    moved = F.col("op") == "reschedule"
     return picked.groupBy("seq").agg(
-        F.bool_or(~moved & (F.col("ok") + F.col("unknown") > 0)).alias("filter_cancels"),
-        F.bool_or(moved & (F.col("ok") > 0)).alias("filter_ok"),
-        F.bool_or(moved & (F.col("unknown") > 0)).alias("filter_unknown"),
-        F.min(F.when(moved, F.col("due_ms_min"))).alias("filter_due_ms"),
+        F.expr("bool_or(op = 'cancel' AND ok + unknown > 0)").alias("filter_cancels"),
+        F.expr("bool_or(op = 'reschedule' AND ok > 0)").alias("filter_ok"),
+        F.expr("bool_or(op = 'reschedule' AND unknown > 0)").alias("filter_unknown"),
+        F.expr("min(if(op = 'reschedule', due_ms_min, NULL))").alias("filter_due_ms"),
     )
 
 

@@ -51,7 +51,7 @@ def counted(fates: DataFrame, carried: DataFrame, at: DataFrame) -> DataFrame:
     sums = [
         F.coalesce(F.sum(name).over(so_far), F.lit(0)).alias(name) for name in ("scheduled", *_ENDS)
     ]
-    pending = F.col("scheduled") - F.col("fired") - F.col("cancelled") - F.col("dropped")
+    pending = F.expr("scheduled - fired - cancelled - dropped")
     table = events.select("index", "asked", *sums).where("asked")
     return table.withColumn("pending", pending).select("index", *COUNTS)
 
@@ -65,11 +65,7 @@ def conservation(counts: DataFrame, checkpoints: DataFrame) -> DataFrame:
     theirs = checkpoints.select(
         "index", "time_ms", F.col("scheduled").alias("told"), F.col("fired").alias("told_fired")
     )
-    balanced = (
-        (F.col("told") == F.col("scheduled"))
-        & (F.col("told_fired") == F.col("fired"))
-        & (F.col("pending") >= 0)
-    )
+    balanced = F.expr("told = scheduled AND told_fired = fired AND pending >= 0")
     rows = counts.join(theirs, "index").withColumn("balanced", balanced)
     return rows.withColumn("scheduled", F.col("told")).select(
         "index", "time_ms", *COUNTS, "balanced"

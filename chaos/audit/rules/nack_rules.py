@@ -41,11 +41,8 @@ def judged_nacks(
     """
     heads = ("topic", "group", "handed_out_ms")
     given = messages(lines, heads, queue_offset="offsets", attempt="attempts")
-    after = (
-        log_nacks.withColumnRenamed("attempts", "nacked")
-        .join(given, [*SLOT])
-        .where("attempt > nacked")
-    )
+    after = log_nacks.withColumnRenamed("attempts", "nacked").join(given, [*SLOT])
+    after = after.where("attempt > nacked")
     early = after.where("handed_out_ms < not_before_ms")
     again = after.select(*SLOT, "return_index").distinct()
     read = lines.where("op = 'open'").select(

@@ -86,8 +86,6 @@ VIOLATIONS: Final = (
 
 GRACE_MS: Final = 5_000
 """A timer that was due this long before the run's end must have fired."""
-_ENDED: Final = ("cancelled", "replaced", "rescheduled", "dropped", "rejected", "kept")
-_WAITING: Final = ("pending", "held")
 HORIZON_MS: Final = 9 * 60_000
 """Time after a timer's end for which a cancel must not return NOT_FOUND: the product's ten minutes,
 less one minute for the client's clock."""
@@ -259,18 +257,16 @@ def verdicts(
         VIOLATIONS[1:],
         F.when(breaks[VIOLATIONS[0]], VIOLATIONS[0]),
     )
-    end, outcome = F.col("end"), F.col("outcome")
-    no_timer = end.isNull() | (end.isin("rejected", "kept") & (outcome != "ok"))
-    chain = (
-        chain.when(no_timer, F.when(outcome == "fail", "refused").otherwise("unknown_not_fired"))
-        .when(end.isin(*_ENDED), end)
-        .when((end == "fired") & (F.col("expired_groups") > 0), "expired")
-        .when(end.isin(*_WAITING) & (outcome == "unknown"), "unknown_not_fired")
-        .when(end.isin(*_WAITING), end)
-        .when(outcome == "unknown", "unknown_fired_once")
-        .when(F.col("from_topic").isNotNull(), "carried")
-        .otherwise("ok")
-    )
+    fine = """
+        CASE WHEN end IS NULL OR (end IN ('rejected', 'kept') AND outcome != 'ok')
+                THEN if(outcome = 'fail', 'refused', 'unknown_not_fired')
+            WHEN end = 'fired' AND expired_groups > 0 THEN 'expired'
+            WHEN end IN ('pending', 'held') AND outcome = 'unknown' THEN 'unknown_not_fired'
+            WHEN end != 'fired' THEN end
+            WHEN outcome = 'unknown' THEN 'unknown_fired_once'
+            WHEN from_topic IS NOT NULL THEN 'carried'
+            ELSE 'ok' END"""
+    chain = chain.otherwise(F.expr(fine))
     evidence = (
         *("id", "mark", "seq", "topic", "due_ms", "asked_due_ms", "outcome", "copies", "end"),
         *("key", "told", "other_seq", "old_due_ms"),
