@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from chaos.suite.nemeses.clocks import MoveClock
 from chaos.suite.nemeses.crowd import Flood, KillConsumer
 from chaos.suite.nemeses.file_damage import CUT, REMOVED, DamageFile, Fill, Wipe
 from chaos.suite.nemeses.links import Bridge, Flap, Isolate, OneWay, Slow
-from chaos.suite.nemeses.nemesis import Aside, Fizzled, Nemesis
+from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
 from chaos.suite.nemeses.processes import (
     Kill,
     KillMany,
@@ -390,12 +391,13 @@ def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhil
         with stage.turn:
             undo()
 
-    healing = Aside("heal", heal)
-    until(lambda: stage.waited_for)
-    with stage.turn:
-        assert stage.waited_for == {name}
-        Kill("leader").strike(stage, chance)()
-    healing.check()
+    with ThreadPoolExecutor(1) as pool:
+        healing = pool.submit(heal)
+        until(lambda: stage.waited_for)
+        with stage.turn:
+            assert stage.waited_for == {name}
+            Kill("leader").strike(stage, chance)()
+        healing.result()
     assert recorded(stage, "kill")["role"] == "leader"
     assert recorded(stage, "kill")["node"] != name
     schedules(stage)

@@ -7,14 +7,14 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Final
 
 from chaos.history.history import History, payload_of
-from chaos.suite.nemeses.nemesis import Aside, Fizzled, Nemesis, Undo, nothing
+from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, Undo, nothing
 from chaos.suite.stage.stage import Stage
 from chaos.workloads.workload_producer import RecordedRequest, now_ms
 from timerclient import TimerClient
@@ -93,12 +93,11 @@ class Flood(Nemesis):
         requests = max(1, self.size_mb * 1_000_000 // (_SIZE * _ROWS * self.clients))
         answers: list[TimerError | None] = []
         number = next(_numbers)
-        pours = [
-            Aside("flood", partial(_pour, stage, number, each, requests, answers))
-            for each in range(self.clients)
-        ]
-        for pour in pours:
-            pour.wait()
+        with ThreadPoolExecutor(self.clients, "flood") as pool:  # its end waits for all
+            pours = [
+                pool.submit(_pour, stage, number, each, requests, answers)
+                for each in range(self.clients)
+            ]
         taken = answers.count(None)
         # A node that started again counts from 0, so the difference may be negative.
         refused = max(0, stage.refusals() - before)
@@ -108,7 +107,7 @@ class Flood(Nemesis):
             f" {refused} refusals as overloaded"
         )
         for pour in pours:
-            pour.check()
+            pour.result()
         if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
             raise Fizzled(f"no node accepted any of the flood: {answers[-1]!r}")
         if self.has_to_be_refused and not refused:

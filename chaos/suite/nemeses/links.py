@@ -4,12 +4,12 @@ import itertools
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from chaos.suite.nemeses.nemesis import (
     NETWORK,
-    Aside,
     Fizzled,
     Nemesis,
     NodeNemesis,
@@ -124,11 +124,13 @@ class Flap(NodeNemesis):
                 heal()
                 over.wait(self.period_s * chance.uniform(0.5, 1.5))
 
-        flapping = Aside("flap", flap)
+        pool = ThreadPoolExecutor(1, "flap")
+        flapping = pool.submit(flap)
 
         def undo() -> None:
             over.set()
-            flapping.check()
+            pool.shutdown()
+            flapping.result()
             _healed(stage, name)
 
         return undo

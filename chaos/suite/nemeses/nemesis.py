@@ -10,7 +10,6 @@ A schedule (plan.py) names nemeses with their arguments, start times and lengths
 
 import abc
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,32 +24,6 @@ Undo = Callable[[], None]
 
 class Fizzled(Exception):
     """A strike had no victim or no effect. Its text is the reason. The fault is undone."""
-
-
-class Aside:
-    """Work of a nemesis in a thread of its own, which starts at once."""
-
-    def __init__(self, name: str, work: Callable[[], object]) -> None:
-        self._work = work
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as failure:  # noqa: BLE001 -- raised again by `check`
-            self._failure = failure
-
-    def wait(self) -> None:
-        """Return once the work has ended."""
-        self._thread.join()
-
-    def check(self) -> None:
-        """Wait for the work and raise its exception, if it failed; no other code would see it."""
-        self.wait()
-        if self._failure is not None:
-            raise self._failure
 
 
 class Nemesis(abc.ABC):
