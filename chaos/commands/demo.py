@@ -20,7 +20,7 @@ from chaos import workloads
 from chaos.suite.show import Bill, Show, claimable, clear
 from chaos.suite.stage.plan import Need, RunOptions, Strike
 from chaos.suite.stage.stage import Stage
-from chaos.workloads.workload_clients import WorkloadClients
+from chaos.workloads.workload_clients import Setting, WorkloadClients
 from deploy.local import LaunchError
 
 WORKLOADS: Final = ("uniform", "cancels", "singles")
@@ -69,14 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def make(stage: Stage) -> Sequence[WorkloadClients]:
         stage.say(f"about {args.timers:,} timers for the next {horizon_s + WAIT_S:g} s")
-        clients[:] = workloads.make(
-            WORKLOADS,
+        setting = Setting(
             run=stage.run,
             endpoints=lambda: stage.cluster.endpoints,
             seed=args.seed,
-            rate_per_s=round(args.timers / horizon_s),
+            rate_per_s=args.timers / horizon_s,
             horizon_s=horizon_s + WAIT_S,
         )
+        clients[:] = workloads.make(WORKLOADS, setting)
         return clients
 
     def progress() -> str:

@@ -18,6 +18,7 @@ from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Need, RunOptions
 from chaos.suite.stage.stage import Stage
 from chaos.workloads import Workload
+from chaos.workloads.workload_clients import Setting
 from deploy.local import LaunchError
 
 NODES_MAX: Final = 7
@@ -166,14 +167,14 @@ def _play(target: RunFolder, bill: Bill, missing: Mapping[Need, str]) -> int:
 
     def make(there: Stage) -> Sequence[Workload]:
         options = bill.options
-        return workloads.make(
-            options.workloads or tuple(workloads.NAMES),
+        setting = Setting(
             run=target,
             endpoints=lambda: there.cluster.endpoints,
             seed=bill.seed,
             rate_per_s=options.rate_per_s,
             horizon_s=options.horizon_s,
         )
+        return workloads.make(options.workloads or tuple(workloads.NAMES), setting)
 
     print(f"{bill.scenario}, seed {bill.seed}, {bill.options.minutes:g} min, in {target.root}")
     return Show(target, bill, make).play()

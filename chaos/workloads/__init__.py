@@ -9,11 +9,10 @@ histories (chaos/history/history.py) as events happen. The workloads of one run 
 marks, and the cluster's policy, which one of them changes.
 """
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
-from chaos.history.history import RunFolder
 from chaos.workloads.kinds import KINDS
 from chaos.workloads.workload_clients import Setting, WorkloadClients
 
@@ -47,7 +46,7 @@ class Workload(Protocol):
         """Stop; confirm acks as far as the cluster answers; close clients and histories."""
 
 
-def check(names: Sequence[str], *, rate_per_s: int, horizon_s: float) -> None:
+def check(names: Sequence[str], *, rate_per_s: float, horizon_s: float) -> None:
     """Return if `make` accepts these arguments.
 
     Raises:
@@ -63,37 +62,12 @@ def check(names: Sequence[str], *, rate_per_s: int, horizon_s: float) -> None:
             raise ValueError(f"{argument} = {value}: must be positive")
 
 
-def make(  # noqa: PLR0913 -- options, by keyword
-    names: Sequence[str],
-    *,
-    run: RunFolder,
-    endpoints: Callable[[], Sequence[str]],
-    seed: int,
-    rate_per_s: int,
-    horizon_s: float,
-    waiting_max: int | None = None,
-) -> list[WorkloadClients]:
-    """Return workloads by name, not started yet. Call it once per run: marks start at 1.
-
-    Args:
-        names: of NAMES, each once.
-        run: the folder of the histories.
-        endpoints: returns the nodes' addresses, at each new client.
-        seed: of all random choices: delays, payload sizes, cancels.
-        rate_per_s: timers a second over all workloads together, on average.
-        horizon_s: seconds from `start`. Expected timers are due within it, and later requests are
-            due within a second. Use the time until `stop_producing` or a little more: `drained`
-            can't become true much earlier.
-        waiting_max: a workload requests no timers while a group of its topic waits for more than
-            that. None: no limit.
+def make(names: Sequence[str], setting: Setting) -> list[WorkloadClients]:
+    """Return workloads by name, each once, not started yet.
 
     Raises:
         ValueError: as `check`.
     """
-    check(names, rate_per_s=rate_per_s, horizon_s=horizon_s)
-    setting = Setting(
-        run=run, endpoints=endpoints, seed=seed, marks=itertools.count(1),
-        rate_per_s=rate_per_s / len(names), horizon_s=horizon_s,
-        waiting_max=waiting_max,
-    )  # fmt: skip
-    return [WorkloadClients(name, KINDS[name], setting) for name in names]
+    check(names, rate_per_s=setting.rate_per_s, horizon_s=setting.horizon_s)
+    each = replace(setting, rate_per_s=setting.rate_per_s / len(names))
+    return [WorkloadClients(name, KINDS[name], each) for name in names]

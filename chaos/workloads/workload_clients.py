@@ -17,7 +17,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from chaos.history.history import MARK_NONE, RunFolder
@@ -71,15 +71,21 @@ class WorkloadKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Values that all workloads of a run share; see chaos.workloads.make."""
+    """Values that all workloads of a run share."""
 
     run: RunFolder
+    """The folder of the histories."""
     endpoints: Callable[[], Sequence[str]]
+    """Returns the nodes' addresses, at each new client."""
     seed: int
+    """Of all random choices: delays, payload sizes, cancels."""
     rate_per_s: float
-    """Timers per second of one workload."""
+    """Timers per second on average, of all workloads together."""
     horizon_s: float
-    marks: "itertools.count[int]"
+    """Seconds from `start`. Expected timers are due within it, and later requests are due within a
+    second. Use the time until `stop_producing` or a little more: `drained` can't become true much
+    earlier."""
+    marks: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     """The next marks of timers, unique in the run."""
     waiting_max: int | None = None
     """A workload with more open marks in one group requests no timers. None: no limit."""

@@ -15,6 +15,7 @@ from chaos.live import export, exported_events
 from chaos.live.exported_events import EventColumns, EventKind
 from chaos.live.judge import Judge, Violation
 from chaos.live.witness import witness
+from chaos.workloads.workload_clients import Setting
 from tests.chaos.told import EventFiles
 from tests.cluster.running import Running, now_ms, until
 from timer.model import timer_id
@@ -150,10 +151,11 @@ def play(scene: Scene) -> dict[str, list[int]]:
 
 def change(scene: Scene) -> None:
     """Let clients cancel, take keys and move timers for some seconds."""
-    works = workloads.make(
-        CHANGED, run=RunFolder(scene.cluster.directory), endpoints=lambda: scene.cluster.endpoints,
+    setting = Setting(
+        run=RunFolder(scene.cluster.directory), endpoints=lambda: scene.cluster.endpoints,
         seed=2, rate_per_s=RATE_PER_S, horizon_s=SECONDS,
     )  # fmt: skip
+    works = workloads.make(CHANGED, setting)
     try:
         for work in works:
             work.start()

@@ -607,7 +607,7 @@ def test_workloads_that_make_no_sense_are_refused(
 ) -> None:
     given: dict[str, Any] = {"seed": 1, "rate_per_s": 1, "horizon_s": 1.0, **more}
     with pytest.raises(ValueError, match=said):
-        workloads.make(names, run=run, endpoints=list, **given)
+        workloads.make(names, Setting(run=run, endpoints=list, **given))
 
 
 def test_names_are_those_of_the_kinds_with_a_line_each() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from chaos import workloads
 from chaos.history.history import CLOCK_ERROR, RunFolder
 from chaos.suite.stage.states import StateRecorder
-from chaos.workloads.workload_clients import WorkloadClients
+from chaos.workloads.workload_clients import Setting, WorkloadClients
 from tests.cluster.running import Running, until
 
 SECONDS: Final = 7.0
@@ -234,10 +234,11 @@ def play(folder: Path) -> RunFolder:
     with Running(run.root).cleaned() as cluster:
         addresses = {name: node.grpc for name, node in cluster.nodes.items()}
         listener = StateRecorder(run, addresses)
-        works = workloads.make(
-            [*workloads.NAMES], run=run, endpoints=lambda: cluster.endpoints, seed=1,
-            rate_per_s=RATE_PER_S, horizon_s=SECONDS, waiting_max=WAITING_MAX,
+        setting = Setting(
+            run=run, endpoints=lambda: cluster.endpoints, seed=1, rate_per_s=RATE_PER_S,
+            horizon_s=SECONDS, waiting_max=WAITING_MAX,
         )  # fmt: skip
+        works = workloads.make([*workloads.NAMES], setting)
         try:
             for work in works:
                 work.start()
