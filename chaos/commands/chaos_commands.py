@@ -201,21 +201,18 @@ def _run(args: argparse.Namespace) -> int:
     import secrets  # late: it takes milliseconds of the help of timerctl
 
     from chaos.suite import suite_commands
+    from chaos.suite.stage.plan import RunOptions
 
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
-    workloads = tuple(filter(None, args.workloads.split(",")))
-    return _reported(
-        lambda: suite_commands.run(
-            args.scenario,
-            seed,
-            folder=args.dir or RUNS / f"{args.scenario}-{seed}",
-            nodes=args.nodes,
-            minutes=args.minutes,
-            clients=workloads,
-            rate_per_s=args.rate,
-            plain=args.plain,
-        )
+    folder = args.dir or RUNS / f"{args.scenario}-{seed}"
+    options = RunOptions(
+        nodes=args.nodes,
+        minutes=args.minutes,
+        workloads=tuple(filter(None, args.workloads.split(","))),
+        rate_per_s=args.rate,
+        plain=args.plain,
     )
+    return _reported(lambda: suite_commands.run(args.scenario, seed, options, folder))
 
 
 def _replay(args: argparse.Namespace) -> int:

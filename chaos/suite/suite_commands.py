@@ -26,28 +26,14 @@ MINUTES_MAX: Final = 7 * 24 * 60
 PLAIN: Final = "plain processes on loopback were requested"
 
 
-def run(  # noqa: PLR0913
-    scenario: str,
-    seed: int,
-    *,
-    folder: Path,
-    nodes: int = 3,
-    minutes: float = 10.0,
-    clients: tuple[str, ...] = (),
-    rate_per_s: int = 200,
-    plain: bool = False,
-) -> int:
+def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
     """Play a scenario in a folder; return the exit status.
 
     Args:
         scenario: a name of SCENARIOS.
         seed: of the schedule and of the clients' random choices.
+        options: 3 .. NODES_MAX nodes; 10 s to MINUTES_MAX.
         folder: of the run: absent, empty, or an earlier run's, which is replaced.
-        nodes: 3 .. NODES_MAX.
-        minutes: for which clients produce and strikes fall; 10 s to MINUTES_MAX.
-        clients: names of workloads; empty: all.
-        rate_per_s: timers per second, all workloads together.
-        plain: run plain processes on loopback even if the machine allows more.
 
     Raises:
         ValueError: an argument is out of range, or the machine lacks a need of the scenario.
@@ -55,12 +41,9 @@ def run(  # noqa: PLR0913
     """
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
-    options = RunOptions(
-        nodes=nodes, minutes=minutes, workloads=clients, rate_per_s=rate_per_s, plain=plain
-    )
     _check(options)
     target = claimable(folder)
-    missing = _missing(target, plain=plain)
+    missing = _missing(target, plain=options.plain)
     _check_needs(scenario, SCENARIOS[scenario].needs, missing)
     options = replace(options, without=tuple(sorted(missing)))
     schedule = scenarios.schedule(scenario, seed, options)
