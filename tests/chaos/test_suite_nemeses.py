@@ -19,7 +19,7 @@ import pytest
 
 from chaos.history.history import RunFolder, read
 from chaos.suite import scenarios
-from chaos.suite.nemeses import crowd, file_damage, links, processes
+from chaos.suite.nemeses import crowd, file_damage
 from chaos.suite.nemeses import nemesis as nemeses
 from chaos.suite.nemeses.clocks import MoveClock
 from chaos.suite.nemeses.crowd import Flood, KillConsumer
@@ -197,7 +197,7 @@ def test_leader_that_nobody_hears_is_replaced(
         struck.append(choose(stage, who, chance))
         return struck[-1]
 
-    monkeypatch.setattr(links, "chosen", chosen)
+    monkeypatch.setattr(nemeses, "chosen", chosen)
     undo = nemesis.strike(stage, chance)
     [leader] = struck
     until(lambda: stage.leader(above_epoch=before) != leader)
@@ -273,7 +273,7 @@ def test_power_cut_loses_unsynced_files(
 ) -> None:
     needs(stage, PowerCut)
     leader = stage.leader()
-    monkeypatch.setattr(processes, "chosen", lambda *_: leader)
+    monkeypatch.setattr(nemeses, "chosen", lambda *_: leader)
     # A sync of any file takes along that another was made; so does the journal, each five seconds.
     stage.pause(leader)
     os.sync()
