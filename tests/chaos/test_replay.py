@@ -28,6 +28,7 @@ from chaos.oracle.story import (
     REPLACED,
     RESCHEDULED,
     LogStory,
+    StoryBook,
 )
 from tests.chaos.world import Log, by_id, by_key, write_log
 from tests.seeds import seeds
@@ -51,7 +52,7 @@ COLUMNS = ("seq", "mark", "topic", "due_ms", "other", "old_due_ms")
 FATE = [(name, "<i8") for name in (*COLUMNS, "end", "ended_at_ms", "queue_offset")]
 
 
-class Notes:
+class Notes(StoryBook):
     """A book in memory."""
 
     def __init__(self) -> None:
