@@ -49,7 +49,7 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
     schedule = scenarios.schedule(scenario, seed, options)
     left_out = scenarios.left_out(scenario, options)
     bill = Bill(scenario=scenario, seed=seed, options=options, schedule=schedule, left_out=left_out)
-    return _play(target, bill, missing)
+    return _play(target, _staged(bill, missing))
 
 
 def replay(earlier: Path, folder: Path) -> int:
@@ -67,10 +67,10 @@ def replay(earlier: Path, folder: Path) -> int:
     try:
         told = RunFolder(earlier).said()
         bill = Bill(
-            scenario=told["scenario"],
-            seed=int(told["seed"]),
             options=plan.options_from_json(told["options"]),
             schedule=plan.from_json(told["schedule"]),
+            scenario=told["scenario"],
+            seed=int(told["seed"]),
             left_out=[*told["left_out"]],
         )
         needs = [needs_of(strike) for strike in bill.schedule]
@@ -81,7 +81,7 @@ def replay(earlier: Path, folder: Path) -> int:
     missing = _missing(target, plain=bill.options.plain)
     if needs and not any(each.isdisjoint(missing) for each in needs):
         _check_needs(bill.scenario, frozenset().union(*needs), missing)
-    return _play(target, bill, missing)
+    return _play(target, _staged(bill, missing))
 
 
 def clean(folder: Path) -> int:
@@ -142,10 +142,13 @@ def _missing(target: RunFolder, *, plain: bool) -> dict[Need, str]:
     return missing
 
 
-def _play(target: RunFolder, bill: Bill, missing: Mapping[Need, str]) -> int:
+def _staged(bill: Bill, missing: Mapping[Need, str]) -> Bill:
     known = SCENARIOS.get(bill.scenario)
     apart_max = known.strikes_apart_max if known else None
-    bill = replace(bill, missing=missing, strikes_apart_max=apart_max)
+    return replace(bill, missing=missing, strikes_apart_max=apart_max)
+
+
+def _play(target: RunFolder, bill: Bill) -> int:
     clear(target)
 
     def make(there: Stage) -> Sequence[Workload]:
