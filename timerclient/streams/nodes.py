@@ -17,6 +17,7 @@ round by 5 s after the other nodes' answers.
 """
 
 import asyncio
+import copy
 import math
 import os
 import random
@@ -145,7 +146,8 @@ class Nodes:
         """Address of a node that does not lead -> (address, epoch) of the leader that it heard, by
         the last round of probes; an empty address: it hears none."""
         self._denied: dict[str, TimerError] = {}
-        """Address -> why the node there denied the probe of the last round: it denies all calls."""
+        """Address -> why the last round's probe was denied there: all calls are. Or the port speaks
+        no gRPC, and this client has not found a leader yet."""
         self._addresses = list(addresses)
         self._dial = dial
         self._renewed: Callable[[], bool] = getattr(dial, "renewed", lambda: False)
@@ -228,7 +230,8 @@ class Nodes:
 
         Raises:
             Closed: The client is closed.
-            PermissionDenied, TokenRejected: With `denied`: every node denies this client all calls.
+            PermissionDenied, TokenRejected, Unreachable: With `denied`: every node denies this
+                client all calls, or speaks no gRPC.
         """
         pauses = RetryPauses(self.settings, self.rng)
         while True:
@@ -248,8 +251,7 @@ class Nodes:
     def _check_denied(self) -> None:
         addresses = {*self._addresses, *self._nodes}
         if addresses <= self._denied.keys():
-            error = self._denied[self._addresses[0]]
-            raise type(error)(str(error))
+            raise copy.copy(self._denied[self._addresses[0]])
 
     def _found(self, leader: NodeChannel) -> None:
         self._looking_since = None
@@ -400,6 +402,9 @@ class Nodes:
             self.last_error = Unreachable(f"{node.address}: {error}")
             if isinstance(error, _DENIALS):
                 self._denied[node.address] = error
+            elif isinstance(error, Unreachable) and not error.retryable and self._told is None:
+                self.last_error.retryable = False
+                self._denied[node.address] = self.last_error
             return -1
         for one in status.nodes:
             if one.role == "leader" and one.serving:
@@ -475,7 +480,7 @@ class Nodes:
                 while True:
                     try:
                         node = await self.leader(denied=not in_doubt)
-                    except (Closed, *_DENIALS) as error:
+                    except TimerError as error:
                         raise (errors.as_unknown(error) if in_doubt else error) from None
                     asking = True
                     if not in_doubt:

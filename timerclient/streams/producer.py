@@ -376,6 +376,14 @@ class ProducerStream:
         if self._pipeline.producer_id:  # its outcome does not matter
             await asyncio.gather(self._unregister(), return_exceptions=True)
 
+    def _reject_queued(self, error: TimerError) -> None:
+        """Fail the calls that wait to be sent, as no node can take them."""
+        for request in [each for each in self._pipeline.queue if not each.in_doubt]:
+            self._pipeline.withdraw(request)
+            for call in request.calls:
+                call.settle(copy.copy(error))
+        self._settled()
+
     def _give_up(self) -> None:
         """Fail all calls; those that were sent have an unknown outcome."""
         self._closed = True
@@ -388,10 +396,14 @@ class ProducerStream:
                 await self._changed.wait()
             self._answered = False
             try:
-                node = await self._nodes.leader()
+                node = await self._nodes.leader(denied=not self._pipeline.producer_id)
             except Closed:
                 self._give_up()
                 return
+            except TimerError as error:
+                self._reject_queued(error)
+                await asyncio.sleep(self._pauses.take())
+                continue
             try:
                 await self._stream(node)
             except Closed:

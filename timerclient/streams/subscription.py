@@ -60,9 +60,7 @@ from timerclient.values.errors import (
     NotFound,
     NotReady,
     OutcomeUnknown,
-    PermissionDenied,
     TimerError,
-    TokenRejected,
 )
 from timerclient.values.wire_errors import from_wire
 
@@ -328,7 +326,7 @@ class Subscription:
         while True:
             try:
                 node = await self._nodes.leader(denied=self._phase is ConsumerPhase.OPENING)
-            except (Closed, PermissionDenied, TokenRejected) as error:
+            except TimerError as error:
                 self._finish(error)
                 return
             try:

@@ -89,5 +89,7 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
     hint = next((hint for sign, hint in _HINTS.items() if sign in details), "")
     text = f"{hint} ({text})" if hint else text
     if failed.code() is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.match(details):
-        return Unreachable(text)
+        unreachable = Unreachable(text)
+        unreachable.retryable = hint != _HTTP_1
+        return unreachable
     return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)
