@@ -228,7 +228,7 @@ def test_an_empty_key_is_no_key(world: World, topic: str) -> None:
     for key in (0, b"", b"a"):
         with pytest.raises(InvalidRequest, match=r"key = .*: must be str"):
             client.schedule(topic, b"", key=key)  # type: ignore[arg-type]
-        with pytest.raises(InvalidRequest, match=r"keys = .*: must be str"):
+        with pytest.raises(InvalidRequest, match=r"keys\[0\] = .*: must be str"):
             client.schedule_batch(topic, [b""], keys=[key])  # type: ignore[list-item]
 
 
