@@ -110,11 +110,11 @@ class SeriesDesk:
             return pb.CreateSeriesResponse(next_ms=self._preview(spec, request.preview))
         begun = self._begun(spec)
         begun.check_size(key)  # before a topic is created
+        if request.alter and (caller := CALLER.get()) is not None:
+            caller.require(Permission.CANCEL, AccessTarget(name))
         found = leader.machine.topic_by_name.get(name)
         if found is None or not leader.machine.series.find(found.topic_id, key):
             check_end(begun, self._begins_after(said), self._calendar)
-        if request.alter and (caller := CALLER.get()) is not None:
-            caller.require(Permission.CANCEL, AccessTarget(name))
         topic = await self._topic(leader, name)
         known = leader.machine.series.find(topic.topic_id, key)
         if not known:
