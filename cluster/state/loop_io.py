@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
+from cluster.state.alarm import Alarm
 from cluster.state.loop_watch import Steps
 from cluster.state.state_plane import StatePlane, ThreadWork
 from cluster.state.write_pace import Abandoned, IngestRate, Pacer
@@ -73,6 +74,7 @@ class LoopIo:
     """Implements StateIo for one plane."""
 
     plane: StatePlane
+    _wake: Alarm
 
     def __init__(  # noqa: PLR0913
         self,
@@ -107,7 +109,6 @@ class LoopIo:
         self._log = log
         self._fold_interval_s = fold_interval_ms / 1000
         self._loop = asyncio.get_running_loop()
-        self._wake: asyncio.TimerHandle | None = None
         self._fold_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.in_threads: set[asyncio.Future[Any]] = set()
@@ -118,6 +119,7 @@ class LoopIo:
     def begin(self, plane: StatePlane, memtable_bytes: int) -> None:
         """Take the plane to call. `memtable_bytes`: from so much on a flush is not paced."""
         self.plane, self._memtable_bytes = plane, memtable_bytes
+        self._wake = Alarm(plane.kick)
 
     # ---- calls
 
@@ -136,9 +138,7 @@ class LoopIo:
     def wake_in(self, wait_ms: int) -> None:
         """See StateIo. Each step ends with this call, so the rate of intake is measured here."""
         self._observe_ingest()
-        if self._wake is not None:
-            self._wake.cancel()
-        self._wake = self._loop.call_later(wait_ms / 1000, self.plane.kick)
+        self._wake.set_in(wait_ms)
 
     def fold_in(self) -> None:
         """See StateIo."""
@@ -243,9 +243,9 @@ class LoopIo:
 
     async def stop(self) -> None:
         """Cancel the timers; return after the last thread."""
-        for timer in (self._wake, self._fold_timer):
-            if timer is not None:
-                timer.cancel()
+        self._wake.close()
+        if self._fold_timer is not None:
+            self._fold_timer.cancel()
         self.flush_pace.hurry()
         self.merge_pace.abandon()
         while self._tasks:
