@@ -241,11 +241,10 @@ class SeriesDesk:
         return now_ms - STARTED_MS - 1 if said.get("start_ms") else now_ms
 
     def _check_change(self, view: SeriesView, changes: Mapping[str, Any]) -> None:
-        """Check the end of a series that a change begins anew, or that had no occurrence yet."""
-        anew = bool(TIMING & changes.keys())
-        if anew or ("end_ms" in changes and not view.number):
-            after_ms = self._begins_after(changes) if anew else view.last_ms
-            check_end(self._begun(view.spec.changed(changes)), after_ms, self._calendar)
+        """Check the end of a series that a change begins anew. An end alone may end it."""
+        if TIMING & changes.keys():
+            begun = self._begun(view.spec.changed(changes))
+            check_end(begun, self._begins_after(changes), self._calendar)
 
     def _preview(self, spec: SeriesSpec, count: int) -> Sequence[int]:
         _check_times("preview", count)

@@ -59,6 +59,7 @@ from cluster.rpc.rpc_caller import CALLER, check_request
 from cluster.settings.config import NodeConfig, parse_address
 from cluster.settings.release import RELEASE
 from cluster.settings.wall_clock import wall_clock
+from cluster.state.alarm import KernelAlarm
 from cluster.state.host import Host
 from cluster.state.loop_watch import LoopWatch, Steps
 from cluster.state.voter_clocks import VoterClocks
@@ -383,6 +384,7 @@ def _host(
         log_bytes_flush=storage.log_bytes_flush,
         log_entries_flush=storage.log_entries_flush,
         flush_interval_ms=storage.flush_interval_ms,
+        make_alarm=KernelAlarm,
         handed_out=handed_out,
         leader_address=leader_address,
         on_leading=basis.node.on_leading,

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from cluster.rpc.rpc_caller import CALLER
 from cluster.state import loop_io
+from cluster.state.alarm import Alarm, LoopAlarm
 from cluster.state.loop_io import HostLog, LoopIo
 from cluster.state.loop_watch import Steps
 from cluster.state.state_plane import FlushLimits, StatePlane
@@ -52,6 +53,7 @@ class Host:
         on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None,
         steps: Steps | None = None,
         hops: HopRecorder | None = None,
+        make_alarm: Callable[[Callable[[], object]], Alarm] = LoopAlarm,
         damaged: Callable[[FileDamage], None] | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
@@ -62,6 +64,7 @@ class Host:
             seconds from append to commit.
         steps: Times the steps of the event loop. None: they are timed, and not reported.
         hops: Records the hops of requests while it is on. None: one of this host's own.
+        make_alarm: Returns the timer that wakes the plane. A node's is exact.
         damaged: Called with damage that a query, a merge or reading ahead meets. They change no
             state, so the node can go on until it is healed. None: such damage ends the process.
         """
@@ -89,6 +92,7 @@ class Host:
             on_leading=on_leading,
             on_committed=on_committed,
             steps=self.steps,
+            make_alarm=make_alarm,
             damaged=self.read_failed,
             fatal=self.fatal,
         )

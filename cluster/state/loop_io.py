@@ -91,6 +91,7 @@ class LoopIo:
         on_leading: Callable[[], None],
         on_committed: Callable[[EntryKind, float], None],
         steps: Steps,
+        make_alarm: Callable[[Callable[[], object]], Alarm],
         damaged: Callable[[FileDamage], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
@@ -101,6 +102,7 @@ class LoopIo:
         self.leader_address, self.leading_changed = leader_address, on_leading
         self._on_committed, self._steps = on_committed, steps
         self.damaged, self._fatal = damaged, fatal
+        self._make_alarm = make_alarm
         self.flush_pace = Pacer(self._flush_rate)
         self._ingest = IngestRate(asyncio.get_running_loop().time())
         self.merge_pace = Pacer(self._ingest.writing)
@@ -119,7 +121,7 @@ class LoopIo:
     def begin(self, plane: StatePlane, memtable_bytes: int) -> None:
         """Take the plane to call. `memtable_bytes`: from so much on a flush is not paced."""
         self.plane, self._memtable_bytes = plane, memtable_bytes
-        self._wake = Alarm(plane.kick)
+        self._wake = self._make_alarm(plane.kick)
 
     # ---- calls
 

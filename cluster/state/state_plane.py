@@ -69,8 +69,8 @@ SAMPLE_MS: Final = 100
 class ThreadWork(enum.Enum):
     """The kinds of work that a thread does for the state plane.
 
-    A merge and reading ahead leave the state as it was if they meet damage. They go on with the
-    other files then, until the node is healed. Damage that the others meet ends the process.
+    If a merge or reading ahead meets damage, the state stays as it was. Both leave the damaged run
+    out until the node is healed. Damage that other work meets ends the process.
     """
 
     PREFETCH = enum.auto()
@@ -395,8 +395,8 @@ class StatePlane:
         self._maybe_read_ahead(now)
         self._maybe_fetch()
         if self._held_until_ms is not None:
-            wait_ms = min(wait_ms, max(0, self._held_until_ms - now.clock_ms))
-        self._io.wake_in(wait_ms)
+            wait_ms = min(wait_ms, self._held_until_ms - now.clock_ms)
+        self._io.wake_in(max(0, wait_ms - (self._io.mono_ms() - now.mono_ms)))
 
     def _lead(self, leader: Leader, now: Now) -> int:
         """Step the leader; return after how many milliseconds to step again."""

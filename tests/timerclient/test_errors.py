@@ -65,6 +65,17 @@ def test_http_port_with_tls_is_told_apart() -> None:
     assert "give the node's gRPC port, not its HTTP port" in str(error)
 
 
+def test_proxy_without_a_node_behind_it_is_asked_again() -> None:
+    details = (
+        "failed to connect to all addresses; last error: UNAVAILABLE: ipv4:127.0.0.1:80: Failed"
+        " parsing HTTP/2 (Trying to connect an http1.x server (HTTP status 503))"
+    )
+    error = from_rpc(rpc_error(grpc.StatusCode.UNAVAILABLE, details=details))
+    assert isinstance(error, errors.Unreachable)
+    assert error.retryable
+    assert "a proxy answers that it reaches no node" in str(error)
+
+
 def test_call_that_found_no_connection_had_certainly_no_effect() -> None:
     refused = (
         "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7401: "

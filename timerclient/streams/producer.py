@@ -402,7 +402,8 @@ class ProducerStream:
                 return
             except TimerError as error:
                 self._reject_queued(error)
-                await asyncio.sleep(self._pauses.take())
+                if not self._pipeline.idle:
+                    await asyncio.sleep(self._pauses.take())
                 continue
             try:
                 await self._stream(node)

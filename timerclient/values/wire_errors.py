@@ -69,6 +69,8 @@ _HINTS: Final = {
     ),
 }
 """Part of gRPC's message about a connection -> the probable cause. The first that fits counts."""
+_PROXY: Final = "(HTTP status 5"
+_PROXY_HINT: Final = "a proxy answers that it reaches no node"
 _NOT_CONNECTED: Final = re.compile(
     r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
     r"(?:Failed to connect to remote host: )?"
@@ -87,9 +89,10 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
     details = failed.details() or "no details"
     text = f"{failed.code().name}: {_NOT_CONNECTED.sub('', details) or details}"
     hint = next((hint for sign, hint in _HINTS.items() if sign in details), "")
+    hint = _PROXY_HINT if _PROXY in details else hint
     text = f"{hint} ({text})" if hint else text
     if failed.code() is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.match(details):
         unreachable = Unreachable(text)
-        unreachable.retryable = hint != _HTTP_1
+        unreachable.retryable = hint != _HTTP_1 or _PROXY in details
         return unreachable
     return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)

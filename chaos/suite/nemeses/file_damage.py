@@ -69,7 +69,8 @@ class DamageFile(NodeNemesis):
             stage.archive.seal(name)
         try:
             path = VICTIM[self.part](stage.data(name), chance)
-            harm(path, self.how, chance, head=segment.HEADER_SIZE * (self.part == LOG)).close()
+            head = segment.HEADER_SIZE * (self.part == LOG)
+            harm(path, self.how, chance, head=head, inner=True).close()
             stage.say(f"{name}'s {path.name} is {self.how}")
             _check_missed(stage, name, path)
         except Fizzled:
@@ -81,11 +82,12 @@ class DamageFile(NodeNemesis):
         return nothing
 
 
-def harm(path: Path, how: str, chance: random.Random, *, head: int = 0) -> FileIO:
-    """Damage a file in its place, as a process may have it open: FLIPPED, CUT or REMOVED.
+def harm(
+    path: Path, how: str, chance: random.Random, *, head: int = 0, inner: bool = False
+) -> FileIO:
+    """Damage a file in its place, as a process may have it open, and return it open.
 
-    Returns:
-        The file, open: its inode stays.
+    `how`: FLIPPED (with `inner` in its middle half), CUT or REMOVED.
 
     Raises:
         Fizzled: the file does not exist, or has nothing behind its first `head` bytes.
@@ -103,7 +105,7 @@ def harm(path: Path, how: str, chance: random.Random, *, head: int = 0) -> FileI
     elif how == CUT:
         file.truncate(max(head, size // 2))
     else:
-        at = chance.randrange(size // 4, -(-size * 3 // 4))
+        at = chance.randrange(*(size // 4, -(-size * 3 // 4)) if inner else (0, size))
         byte = os.pread(file.fileno(), 1, at)[0]
         os.pwrite(file.fileno(), bytes([byte ^ (1 << chance.randrange(8))]), at)
     return file

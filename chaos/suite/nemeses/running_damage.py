@@ -55,7 +55,7 @@ class HurtRunning(NodeNemesis):
     def _strike(self, stage: Stage, name: str, chance: random.Random) -> None:
         since = stage.output(name).stat().st_size
         path = VICTIM[self.part](stage.data(name), chance)
-        with harm(path, self.how, chance, head=segment.HEADER_SIZE) as file:
+        with harm(path, self.how, chance, head=segment.HEADER_SIZE, inner=True) as file:
             stage.damaged.add(name)
             stage.hurt.add(name)
             stage.record("hurt-running", **stage.word_of(name), file=path.name, how=self.how)
