@@ -34,6 +34,7 @@ from tests.timer.stores import (
 )
 from timer.files.disk import RealDisk
 from timer.model.firing_order import Position
+from timer.model.timer_errors import CorruptFileError
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import TopicId, UnixMs
 from timer.pending.fire_limits import FiredRows
@@ -41,6 +42,7 @@ from timer.pending.runs import merge_plan, run_set
 from timer.pending.runs import read_window as window
 from timer.pending.runs.read_window import ReadWindow
 from timer.pending.runs.run import RunMeta
+from timer.pending.runs.run_writer import RunWriter
 from timer.pending.store import Store
 
 BIT = st.integers(0, 1)
@@ -322,6 +324,35 @@ def test_merge_writes_parts_side_by_side_and_each_leaves_unread_when_it_is_past(
     flush(store)
     assert merge_all(store) == 0
     assert store.runs[0] == middle
+
+
+def test_merge_that_meets_damage_leaves_no_parts(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(1, 60_001, 5_000):
+        store.insert(*batch(first, [NOW + 90_000 + i for i in range(5_000)]))
+        flush(store)
+    for module in (merge_plan, run_set):
+        monkeypatch.setattr(module, "PART_SIZE", 20_000)
+    written, finish = list[RunMeta](), RunWriter.finish
+
+    def noted(writer: RunWriter) -> RunMeta:
+        written.append(finish(writer))
+        return written[-1]
+
+    monkeypatch.setattr(RunWriter, "finish", noted)
+    merge = store.begin_merge()
+    assert merge is not None
+    run = merge.runs[-1]
+    data = bytearray(run.path.read_bytes())
+    data[int(run._batches[-1]["position"]) + 50] ^= 1
+    run.path.write_bytes(data)
+    with pytest.raises(CorruptFileError) as met:
+        store.write_merge(merge)
+    assert written
+    store.leave_out(met.value, merge)
+    names = {name for meta in store.runs for name in meta.names}
+    assert {each.name for each in (tmp_path / "runs").iterdir()} == names
 
 
 def test_past_runs_stay_until_a_manifest_without_them_is_durable(

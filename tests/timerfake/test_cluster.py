@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import cluster.observe.topic_view as listing
+from cluster.state.alarm import KernelAlarm
 from tests.cluster.running import WAIT_S, until
 from tests.parsing import parsed
 from timer.model.timer_errors import ConfigError
@@ -31,6 +32,15 @@ from timerfake import AsyncFakeCluster, FakeCluster
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+
+
+def test_fake_cluster_needs_no_timer_of_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object) -> None:
+        raise AssertionError("other systems have none")
+
+    monkeypatch.setattr(KernelAlarm, "__init__", absent)
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        client.schedule("t", b"x", delay=60)
 
 
 # ---- time

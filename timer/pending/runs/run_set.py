@@ -24,7 +24,7 @@ import numpy.typing as npt
 from timer.files.disk import Disk
 from timer.model.columns import I64, ROW, U32, U64, Binary, Buffers, RowArray
 from timer.model.firing_order import Position, after, find
-from timer.model.timer_errors import FileDamage
+from timer.model.timer_errors import CorruptFileError, FileDamage, UnknownVersionError
 from timer.model.units import UnixMs
 from timer.pending.memory.deleted_topics import NONE, DeletedTopics
 from timer.pending.memory.held_rows import ASIDE
@@ -491,10 +491,16 @@ class Runs:
         """Write the remaining rows of the runs, in parts. For a thread.
 
         Raises:
-            CorruptFileError: a batch doesn't verify.
+            CorruptFileError: a batch doesn't verify. The parts are removed.
             DiskFailedError: the process must stop.
         """
-        return self.write(merge.numbers, merged(merge), merge.part_size, pace)
+        try:
+            return self.write(merge.numbers, merged(merge), merge.part_size, pace)
+        except (CorruptFileError, UnknownVersionError):
+            for name in self._disk.list_dir(self._directory):
+                if name.partition(".")[0] in {f"{number:010d}" for number in merge.numbers}:
+                    self._disk.remove(self._directory / name)
+            raise
 
     def end_merge(self, merge: Merge, windows: Iterable[ReadWindow], position: Position) -> None:
         """Replace the merged runs by the parts, and retire the runs."""
