@@ -302,11 +302,24 @@ def test_checkpoint_is_published_from_any_node_to_all(tmp_path: Path) -> None:
     run(scenario, tmp_path)
 
 
+async def move(cluster: Cluster) -> None:
+    epoch, plane = cluster.epoch, cluster.nodes[cluster.leader].plane
+    await comes(lambda: outcome_of(plane.request_transfer(None)), CommandOutcome.OK)
+    await until(lambda: cluster.serves(above=epoch), "transferred")
+
+
+async def apart(cluster: Cluster) -> str:
+    """Let another node lead than the controller, which is returned: Raft may elect the leader."""
+    while (controller := await cluster.controller()) == cluster.leader:
+        await move(cluster)
+    return controller
+
+
 @pytest.mark.parametrize("role", ["leader", "controller"])
 def test_cluster_survives_loss_of(role: str, tmp_path: Path) -> None:
     async def scenario(cluster: Cluster) -> None:
+        controller = await apart(cluster)
         epoch, leader = cluster.epoch, cluster.leader
-        controller = await cluster.controller()
         lost = leader if role == "leader" else controller
         await cluster.stop(lost)
         await cluster.controller()
