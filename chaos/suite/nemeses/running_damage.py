@@ -53,12 +53,12 @@ class HurtRunning(NodeNemesis):
         return nothing
 
     def _strike(self, stage: Stage, name: str, chance: random.Random) -> None:
-        since = stage.output(name).stat().st_size
+        since, word = stage.output(name).stat().st_size, stage.word_of(name)  # it may end at once
         path = VICTIM[self.part](stage.data(name), chance)
         with harm(path, self.how, chance, head=segment.HEADER_SIZE, inner=True) as file:
             stage.damaged.add(name)
             stage.hurt.add(name)
-            stage.record("hurt-running", **stage.word_of(name), file=path.name, how=self.how)
+            stage.record("hurt-running", **word, file=path.name, how=self.how)
             stage.say(f"{said(stage, name, self.who)}, runs on with its {path.name} {self.how}")
             noticed = _notices(stage, name, since)
             if noticed:
