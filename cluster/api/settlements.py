@@ -16,13 +16,13 @@ from cluster.api.row_messages import lease_in
 from cluster.rpc import grpc_errors
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.lease_table import ConsumerStream
-from timer.leader.groups.nack_details import DETAIL_BYTES_MAX
 from timer.leader.leader import Leader
 from timer.model.columns import I64
 from timer.model.timer_errors import EngineError, InvalidRequestError
 from timer.model.units import Epoch, LeaseId, Now, QueueOffset
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.messages import DETAIL_BYTES_MAX
 from timerclient.values.same_fields import as_type
 
 ACK_OFFSETS_MAX: Final = 65_536

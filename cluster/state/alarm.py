@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 _NS_PER_MS: Final = 1_000_000
-_FLAGS: Final = os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0)
 _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME in sys/timerfd.h
 
 
@@ -57,7 +56,8 @@ class KernelAlarm:
         """
         self._ring, self._loop = ring, asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._file = self._checked(self._libc.timerfd_create(time.CLOCK_BOOTTIME, _FLAGS))
+        flags = os.O_NONBLOCK | os.O_CLOEXEC
+        self._file = self._checked(self._libc.timerfd_create(time.CLOCK_BOOTTIME, flags))
         self._time = (ctypes.c_long * 4)()  # interval and time, each in seconds and nanoseconds
         self._loop.add_reader(self._file, self._expired)
 

@@ -10,6 +10,7 @@ from chaos.sim.world.simdisk import SimDisk
 from cluster.state.state_plane import (
     READ_AHEAD_MS,
     UNSPILLED_FACTOR,
+    WAKE_MS_MAX,
     FlushLimits,
     StatePlane,
     ThreadWork,
@@ -253,6 +254,23 @@ def test_step_at_the_time_of_a_held_entry_does_not_spin_while_the_fold_waits_for
     plane.on_commit(end(log))
     io.turn()
     assert plane.engine.machine.applied_index == end(log)
+
+
+def test_wait_until_the_next_step_counts_from_the_begin_of_this_one() -> None:
+    plane, io = plane_of(log_of(1))
+    plane.kick()
+    io.turn()
+    assert io.waits_ms == [WAKE_MS_MAX]
+    keep_up = plane.engine.keep_up
+
+    def slow() -> bool:
+        io.now_ms += 7
+        return keep_up()
+
+    plane.engine.keep_up = slow  # type: ignore[method-assign]
+    plane.kick()
+    io.turn()
+    assert io.waits_ms[-1] == WAKE_MS_MAX - 7
 
 
 def fired_log() -> Log:

@@ -58,6 +58,7 @@ _REFUSED = frozenset(
 
 _HTTP_1: Final = "this port speaks HTTP/1: give the node's gRPC port, not its HTTP port"
 _HINTS: Final = {
+    "(HTTP status 5": "a proxy answers that it reaches no node",
     "Failed parsing HTTP/2": _HTTP_1,
     "Trying to connect an http1.x server": _HTTP_1,
     "missing selected ALPN property": _HTTP_1,  # with TLS
@@ -69,8 +70,6 @@ _HINTS: Final = {
     ),
 }
 """Part of gRPC's message about a connection -> the probable cause. The first that fits counts."""
-_PROXY: Final = "(HTTP status 5"
-_PROXY_HINT: Final = "a proxy answers that it reaches no node"
 _NOT_CONNECTED: Final = re.compile(
     r"failed to connect to all addresses; last error: (?:[A-Z_]+: )?(?:ipv[46]:\S+: )?"
     r"(?:Failed to connect to remote host: )?"
@@ -89,10 +88,9 @@ def from_rpc(failed: grpc.aio.AioRpcError) -> TimerError:
     details = failed.details() or "no details"
     text = f"{failed.code().name}: {_NOT_CONNECTED.sub('', details) or details}"
     hint = next((hint for sign, hint in _HINTS.items() if sign in details), "")
-    hint = _PROXY_HINT if _PROXY in details else hint
     text = f"{hint} ({text})" if hint else text
     if failed.code() is grpc.StatusCode.UNAVAILABLE and _NOT_CONNECTED.match(details):
         unreachable = Unreachable(text)
-        unreachable.retryable = hint != _HTTP_1 or _PROXY in details
+        unreachable.retryable = hint != _HTTP_1
         return unreachable
     return RpcFailed(text) if failed.code() in _REFUSED else ConnectionLost(text)

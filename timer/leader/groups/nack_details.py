@@ -13,10 +13,8 @@ from timer.model.columns import U64
 from timer.model.units import GroupId
 from timer.ready.group import Group
 
-DETAIL_BYTES_MAX: Final = 1_024
-"""Bytes of a text, in UTF-8."""
 DETAILS_MAX: Final = 16_384
-"""Texts that are kept, the newest ones: messages may wait long for room on the disks."""
+"""Texts of up to 1,024 bytes that are kept, the newest: messages may wait long for disk space."""
 
 
 class NackDetails:

@@ -498,7 +498,7 @@ class Runs:
             return self.write(merge.numbers, merged(merge), merge.part_size, pace)
         except (CorruptFileError, UnknownVersionError):
             for name in self._disk.list_dir(self._directory):
-                if name.partition(".")[0] in {f"{number:010d}" for number in merge.numbers}:
+                if int(name.partition(".")[0]) in merge.numbers:
                     self._disk.remove(self._directory / name)
             raise
 
