@@ -291,6 +291,7 @@ def test_dead_letter_has_the_text_of_the_nack_that_was_its_last_failure() -> Non
     play = Play()
     dead_letters(play)
     play.nack("n1", play.deliveries[-1], delay_ms=0, detail="first")
+    assert not play.leader.groups._details._texts, "attempts are left"
     play.settle()
     play.nack("n2", play.deliveries[-1], [0], delay_ms=10**6, detail="OSError: ünreachable")
     play.settle()
