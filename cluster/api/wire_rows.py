@@ -220,13 +220,18 @@ def part_of(
     producer_id, floor_ms = ProducerId(request.producer_id), leader.machine.last_read_time_ms
     request_id = _request_id_of(request, leader, now)
     pieces: list[_Columns] = []
-    texts = 0
+    texts, rows = 0, 0
+    rows_in_all = sum(len(timers.payload_sizes) for timers in request.timers)
     for timers in request.timers:
         if _has_traits(timers):
             check_level("ordering_keys, priorities", leader.machine.level, LEVEL_OF_TRAITS)
         rules = leader.rules(topics[timers.topic], producer_id, request.sequence, request_id)
-        pieces.append(_Columns.of(timers, limits, rules, now, floor_ms, texts))
+        try:
+            pieces.append(_Columns.of(timers, limits, rules, now, floor_ms, texts))
+        except InvalidRequestError as error:
+            raise error.in_request(rows, rows_in_all) from None
         texts += pieces[-1].texts
+        rows += len(timers.payload_sizes)
     ids = [
         np.full(len(piece.requested_ms), topics[timers.topic], np.uint32)
         for piece, timers in zip(pieces, request.timers, strict=True)
@@ -319,7 +324,8 @@ def _traits(timers: pb.TimerColumns, rows: int, limits: RequestLimits) -> Traits
     if timers.priorities:
         given = np.array(timers.priorities, np.uint32)
         if (high := int(given.max())) > PRIORITY_MAX:
-            raise InvalidRequestError("priority", high, f"must be in 0 .. {PRIORITY_MAX}")
+            limit = f"must be in 0 .. {PRIORITY_MAX}"
+            raise InvalidRequestError("priority", high, limit, row=int(given.argmax()))
         priority = given.astype(np.uint8)
     return Traits(ordering, priority)
 
@@ -367,9 +373,8 @@ def _limit_sizes(name: str, column: Binary, bytes_max: int, whose: str = "") -> 
     sizes = column.sizes
     largest = int(sizes[0]) if len(sizes) == 1 else int(sizes.max())
     if largest > bytes_max:
-        raise InvalidRequestError(
-            name, f"{largest} bytes", f"must have at most {bytes_max} bytes{whose}"
-        )
+        limit = f"must have at most {bytes_max} bytes{whose}"
+        raise InvalidRequestError(name, f"{largest} bytes", limit, row=int(sizes.argmax()))
 
 
 def _check_keys(column: Binary, name: str = "keys") -> None:

@@ -90,7 +90,10 @@ def keys_of(keys: pb.TimerKeys, topics: Mapping[str, Topic], bytes_max: int) -> 
             "key_sizes", f"{n} values", f"a request holds 1 to {KEYS_MAX} keys"
         )
     topic = topic_of(topics, keys.topic)
-    column = wire_rows.checked_keys(keys.key_sizes, keys.keys, n, bytes_max)
+    try:
+        column = wire_rows.checked_keys(keys.key_sizes, keys.keys, n, bytes_max)
+    except InvalidRequestError as error:
+        raise error.in_request(0, n) from None
     if not column.sizes.all():
         raise InvalidRequestError("keys", "an empty key", "must have 1 byte or more")
     ends = np.cumsum(column.sizes).tolist()

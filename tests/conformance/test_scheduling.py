@@ -8,7 +8,14 @@ import pytest
 
 from tests.cluster.running import WAIT_S
 from tests.conformance.worlds import World
-from timerclient import AlreadyExists, InvalidRequest, NotPending, ScheduleResult, TimerState
+from timerclient import (
+    AlreadyExists,
+    InvalidRequest,
+    NewTimer,
+    NotPending,
+    ScheduleResult,
+    TimerState,
+)
 
 HOUR = 3600.0
 HOUR_MS = 3_600_000
@@ -275,6 +282,23 @@ def test_batch_of_the_maximum_passes_and_one_more_does_not(world: World, topic: 
         world.client.schedule_batch(topic, [b""] * (most + 1), delay=HOUR)
     world.client.schedule(topic, b"", delay=HOUR)
     assert world.client.count_timers(topic).pending == most + 1
+
+
+def test_a_size_that_the_cluster_rejects_has_the_row_of_its_batch(world: World, topic: str) -> None:
+    client, long = world.client, "k" * 1025
+    with pytest.raises(InvalidRequest, match=r"^key\[2\] = '1025 bytes': must have at most 1024"):
+        client.schedule_batch(topic, [b""] * 3, keys=["a", "b", long], delay=HOUR)
+    with pytest.raises(InvalidRequest, match=r"^delay_ms\[1\] = 281474976710655: must be at most "):
+        client.schedule_batch(topic, [b""] * 2, delay=[1, 281474976710.655])
+    timers = [NewTimer(topic, b"", delay=HOUR), NewTimer(f"{topic}.b", b"", due_ms=HOUR_MS)]
+    timers += [NewTimer(topic, b"", delay=HOUR, headers={"h": "x" * 40_000})]
+    with pytest.raises(InvalidRequest, match=r"^timers\[2\]\.headers = '40005 bytes'") as refused:
+        client.schedule_all(timers)
+    assert refused.value.field == "timers[2].headers"
+    with pytest.raises(InvalidRequest, match=r"^key\[1\] = '1025 bytes'"):
+        client.cancel_keys(topic, ["a", long])
+    with pytest.raises(InvalidRequest, match=r"^key = '1025 bytes'"):
+        client.schedule(topic, b"", key=long, delay=HOUR)
 
 
 def test_one_bad_call_among_those_made_together_fails_alone(world: World, topic: str) -> None:

@@ -88,6 +88,18 @@ def test_a_wrong_line_is_named_and_nothing_is_scheduled(
     assert threaded.cluster.requests == []
 
 
+def test_the_line_that_the_cluster_rejects_is_named(
+    ctl: Ctl, threaded: Threaded, lines: Any
+) -> None:
+    refused = wire_error(pb.REASON_INVALID_REQUEST, "payload[1] = '11 bytes': must have at most 10")
+    refused.field = "payload[1]"
+    threaded.cluster.on_schedule = lambda _: refused
+    path = lines({"payload": "p"}, {"payload": "p" * 11})
+    code, _, err = ctl("schedule", "orders", "--from", path)
+    assert code == 2
+    assert "timerctl: line 2: payload = '11 bytes': must have at most 10\n" in err
+
+
 def test_a_failed_command_continues_where_the_hint_says(
     ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ UNSHOWN: Final = object()
 class InvalidRequestError(EngineError):
     """The request breaks a documented limit."""
 
-    def __init__(self, field: str, value: object, limit: str) -> None:
+    def __init__(self, field: str, value: object, limit: str, *, row: int | None = None) -> None:
         value = _short(value)
         shown = str(value).lower() if isinstance(value, bool) else repr(value)  # JSON's true
         named = field if value is UNSHOWN else f"{field} = {shown}"
@@ -71,6 +71,18 @@ class InvalidRequestError(EngineError):
         self.field = field
         self.value = value
         self.limit = limit
+        self.row = row
+        """Index of the row at fault in its columns. None: the error is not about one row."""
+
+    def in_request(self, before: int, rows: int) -> "InvalidRequestError":
+        """Return the error with its row in the name of the field, as in payload[7].
+
+        `rows`: those of the whole request, of which `before` precede the columns. A request with
+        one row needs no index.
+        """
+        if self.row is None or rows == 1:
+            return self
+        return InvalidRequestError(f"{self.field}[{before + self.row}]", self.value, self.limit)
 
 
 class NotFoundError(EngineError):

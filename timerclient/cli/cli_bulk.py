@@ -17,6 +17,7 @@ import argparse
 import base64
 import binascii
 import json
+import re
 import secrets
 import sys
 import time
@@ -49,6 +50,8 @@ _FIELDS: Final = (*(*_PAYLOADS, *_DUE, "key", "ordering_key", "priority", "heade
 _LIMITS: Final = {"due": "a string", "delay": "a string or a number of seconds"}
 SHOWN: Final = 40
 """Characters of a value in an error."""
+_ROW: Final = re.compile(r"timers\[(\d+)\]\.")
+"""The place of a timer among those of a request, in an error."""
 _DONE: Final = (ScheduleResult.SCHEDULED, ScheduleResult.REPLACED, ScheduleResult.KEPT)
 _WHY: Final = {
     ScheduleResult.REJECTED: "a pending timer has its key",
@@ -267,8 +270,12 @@ class BulkSchedule:
                 request_id=f"{self._id}.{first}",
             )
         except InvalidRequest as error:
-            named = f"line {first}" if first == last else f"lines {first} to {last}"
-            raise InvalidRequest(f"{named}: {error}") from error
+            named, text = f"lines {first} to {last}", str(error)
+            if row := _ROW.match(text):
+                named, text = f"line {lines[int(row[1])].number}", text[row.end() :]
+            elif first == last:
+                named = f"line {first}"
+            raise InvalidRequest(f"{named}: {text}") from error
         results = {}
         for at, (line, result) in enumerate(zip(lines, timers.results, strict=True)):
             made = timers[at] if result in _DONE else None

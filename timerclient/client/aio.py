@@ -15,6 +15,7 @@ memory. A client belongs to the event loop on which it is first used.
 
 import asyncio
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -133,6 +134,16 @@ def _nth_row(at: int, t: object, on_conflict: OnConflict) -> SingleRow:
         return make_row(t.topic, payload, t.key, t.headers, on_conflict, t.when, *more)
     except InvalidRequest as refused:
         raise refused.with_field(f"timers[{at}].{refused.field}") from None
+
+
+def named_in_order(order: Sequence[int], refused: InvalidRequest) -> InvalidRequest:
+    """Return the cluster's error, such as of payload[1], with the place among the caller's timers.
+
+    `order`: as `encode_together` returned it.
+    """
+    if not (row := re.fullmatch(r"(\w+)\[(\d+)\]", refused.field)):
+        return refused
+    return refused.with_field(f"timers[{order[int(row[2])]}].{row[1]}")
 
 
 def in_order(order: Sequence[int], keys: Sequence[str | None], outcome: RequestOutcome) -> Timers:
@@ -334,13 +345,16 @@ class AsyncTimerClient(SeriesCalls):
         given = tuple(rows.listed("timers", timers))
         body, order = encode_together(given, on_conflict)
         make = partial(in_order, order, [each.key for each in given])
-        if request_id is not None:
-            return make(await self._schedule_named(body, request_id, timeout))
-        future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
-        call = WaitingCall(future, len(order), make, self.within_s(timeout))
-        await self._first_calls.wait(call.within_s)
-        self.producer().submit(body, call)
-        return await self._answered(future, call)
+        try:
+            if request_id is not None:
+                return make(await self._schedule_named(body, request_id, timeout))
+            future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
+            call = WaitingCall(future, len(order), make, self.within_s(timeout))
+            await self._first_calls.wait(call.within_s)
+            self.producer().submit(body, call)
+            return await self._answered(future, call)
+        except InvalidRequest as refused:
+            raise named_in_order(order, refused) from None
 
     async def _schedule_named(
         self,

@@ -157,7 +157,8 @@ class Rules:
         if when.way == "due_ms":
             latest_ms = now.clock_ms + longest_ms
             if (high := int(values.max())) > latest_ms:
-                raise InvalidRequestError(when.way, high, f"must be at most {latest_ms}{whose}")
+                limit = f"must be at most {latest_ms}{whose}"
+                raise InvalidRequestError(when.way, high, limit, row=_row(values, values.argmax()))
             return values
         if when.way == "delay_level":
             values = self._levels_ms[np.minimum(values, len(self._levels_ms) - 1)]
@@ -166,7 +167,7 @@ class Rules:
             if when.way == "delay_level":
                 asked = int(when.values[int(values.argmax())])
                 limit = f"stands for {high} ms, which {limit}"
-            raise InvalidRequestError(when.way, asked, limit)
+            raise InvalidRequestError(when.way, asked, limit, row=_row(values, values.argmax()))
         return values + now.clock_ms
 
     def _due(self, requested: I64, rows: int, now: Now, floor_ms: UnixMs) -> I64:
@@ -181,7 +182,7 @@ class Rules:
         oldest = int(wanted.min())
         if self._ttl_ms and oldest <= clock_ms - self._ttl_ms:
             limit = f"must be above {clock_ms - self._ttl_ms}{self._whose('ttl_ms')}"
-            raise InvalidRequestError("due_ms", oldest, limit)
+            raise InvalidRequestError("due_ms", oldest, limit, row=_row(wanted, wanted.argmin()))
         if self._jitter_ms and self._draws is not None:
             wanted = np.maximum(wanted, clock_ms) + self._draws.up_to(self._jitter_ms, rows)
         return self.ticked(wanted, now, floor_ms)
@@ -195,6 +196,11 @@ class Rules:
         tick = self._tick_ms
         rounded = np.minimum(-(-wanted // tick) * tick, DUE_MS_MAX)  # an id holds no more
         return np.where(wanted <= now.clock_ms, np.maximum(wanted, floor_ms), rounded)
+
+
+def _row(values: I64, place: "np.intp") -> int | None:
+    """Return the place of a value as a row; None: the one value holds for all rows."""
+    return int(place) if len(values) > 1 else None
 
 
 def _for_each(values: I64, rows: int) -> I64:
