@@ -91,7 +91,8 @@ class Running(Forking):
             for channel in self._channels.values():
                 channel.close()
             self.kill_together(*self.nodes)
-        assert not self.complaints()
+        complaints = self.complaints()
+        assert not complaints, "\n".join(complaints)
 
     def up(self) -> str:
         """Start all nodes that are down; return the leader's name once each may be lost.
