@@ -60,6 +60,7 @@ from cluster.control.raft import Exit, Raft, RaftView, exit_process, next_nonce
 from cluster.control.raft_link import FrameKind, RaftLink
 from replication.core.message_check import ID_MAX
 from replication.shell.peer_complaints import Complaints
+from replication.shell.tcp_stream import TcpEnds
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId
 
@@ -125,6 +126,7 @@ class ControlPlane:
         config: ControllerConfig | None = None,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
         release: ProgramRelease = FIRST_RELEASE,
+        tcp: TcpEnds | None = None,
         fail: Callable[[Exit, str], NoReturn] = exit_process,
     ) -> None:
         """Args:
@@ -138,7 +140,7 @@ class ControlPlane:
             `report_now`; it must be cheap.
         on_state: Called at each change of `state`.
         raft_lost: An operator has declared that the Raft files of all absent nodes are lost.
-        identify, release: See RaftLink.
+        identify, release, tcp: See RaftLink.
         """
         config = config or ControllerConfig()
         assert name not in peers, name
@@ -167,11 +169,11 @@ class ControlPlane:
             release=release,
             identify=identify,
             silence_s=2 * config.report_timeout_ms / 1000,
+            tcp=tcp,
         )
         self._register = _Register(self._wake_loop)
         self._raft: Raft | None = None
-        self._view, self._is_current = RaftView(), False
-        self._state = ControlState()
+        self._view, self._is_current, self._state = RaftView(), False, ControlState()
         self._on_state, self._report = on_state, report
         self._reported: ReplicaReport | None = None
         self._reported_at_ms = MonoMs(0)
@@ -180,8 +182,7 @@ class ControlPlane:
         """The last proposal and its outcome. None: it succeeded."""
         self._asked: dict[int, tuple[str, asyncio.Future[TransferAnswer]]] = {}
         """Open requests to controllers: id -> (controller, its answer)."""
-        self._complaints = Complaints(logger)
-        self._publishing = asyncio.Lock()
+        self._complaints, self._publishing = Complaints(logger), asyncio.Lock()
         self._published = LogIndex(0)
         """The last checkpoint that this node published in whole. 0: none, or one is incomplete."""
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -16,6 +16,11 @@ An empty list keeps the stream alive. Nothing is acknowledged or sent twice: a m
 with its stream. Raft and the reports tolerate that. Frames keep their order within a stream. A
 second stream from the same peer ends the first.
 
+If the peer has a TCP port for messages between nodes, it states the port and a key in its metadata
+at the begin of a stream. Then frames go there, as they take a fraction of the processor time
+(replication/shell/tcp_stream.py). The gRPC stream stays open without messages: one ends with the
+other. A port that can't be reached is not used until the stream is opened again.
+
 A link is *up* while the stream to the peer is open. If the peer's process dies, the stream breaks
 at once, because the peer's kernel resets the connection. If the network is cut, it breaks after
 `silence_s` without a message. Each new stream uses a new channel, because gRPC's own reconnects
@@ -27,8 +32,9 @@ Everything here runs on the event loop, except `send_raft`.
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import astuple, dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -37,6 +43,7 @@ import msgpack
 
 from cluster.control.raft_codec import MESSAGE_SIZE_MAX, BadRaftMessage, RaftMessage, decode, unpack
 from replication.shell.peer_complaints import Complaints
+from replication.shell.tcp_stream import Expected, TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 logger = logging.getLogger(__name__)
@@ -77,7 +84,13 @@ class FrameKind(enum.IntEnum):
     """[program, level_min, level_max]"""
 
 
+PORT_METADATA: Final = "tcp-port"
+KEY_METADATA: Final = "tcp-key-bin"
+"""Metadata of an accepted stream: the port and the key for its frames. Absent: they go over gRPC.
+Earlier programs send none, and ignore it."""
+
 _Call: TypeAlias = grpc.aio.StreamStreamCall[Any, Any]
+_Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 
 class _Broken(Exception):
@@ -134,6 +147,7 @@ class RaftLink(grpc.GenericRpcHandler):
         release: ProgramRelease = FIRST_RELEASE,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
         silence_s: float = SILENCE_S,
+        tcp: TcpEnds | None = None,
     ) -> None:
         """Args:
         channel_for: Returns a new channel to the peer, made with CHANNEL_OPTIONS; the link
@@ -143,7 +157,10 @@ class RaftLink(grpc.GenericRpcHandler):
         silence_s: The stream to a peer without a message for so long is ended.
         identify: Returns the node name in the caller's certificate. None: without TLS a peer's
             name is not verified.
+        tcp: How frames may go over TCP. The link neither opens nor closes the port. None: all
+            frames go over gRPC.
         """
+        self._tcp = tcp
         self._name, self._cluster_id = name, cluster_id
         self._channel_for = channel_for
         self._on_raft, self._on_up, self._on_frame = on_raft, on_up, on_frame
@@ -153,7 +170,10 @@ class RaftLink(grpc.GenericRpcHandler):
         self._complaints = Complaints(logger)
         self._breaks = Complaints(logger, level=logging.INFO)
         self._peers = {peer: _Peer(peer) for peer in peers}
+        self._newest: dict[str, asyncio.Task[Any]] = {}
+        """Peer -> the task of its newest stream, from before this node's hello."""
         self._inbound: dict[str, asyncio.Task[Any]] = {}
+        """Peer -> the same task, from after this node's hello: it may be cancelled."""
         self._dialling: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running = False
@@ -247,17 +267,32 @@ class RaftLink(grpc.GenericRpcHandler):
                 if not isinstance(answer, bytes):  # end of stream
                     raise _Broken("refused")
                 _check_hello(answer, peer.name, self._name, self._cluster_id)
-                await self._pump(peer, call)
+                tcp = await self._tcp_of(peer, call)
+                try:
+                    await self._pump(peer, call, call.write if tcp is None else tcp.write)
+                finally:
+                    if tcp is not None:
+                        tcp.abort()
             finally:
                 call.cancel()
         finally:
             await channel.close(None)
 
-    async def _pump(self, peer: _Peer, call: _Call) -> None:
+    async def _tcp_of(self, peer: _Peer, call: _Call) -> TcpStream | None:
+        """Return a connection to the peer's TCP port. None: frames go over gRPC."""
+        if self._tcp is None:
+            return None
+        told = dict(await call.initial_metadata())
+        port, key = told.get(PORT_METADATA, ""), told.get(KEY_METADATA)
+        if not isinstance(port, str) or not port.isdecimal() or not isinstance(key, bytes):
+            return None
+        return await self._tcp.reach(peer.name, int(port), key, call.cancel, self._complaints)
+
+    async def _pump(self, peer: _Peer, call: _Call, write: _Write) -> None:
         loop = asyncio.get_running_loop()
         peer.heard_at_s = loop.time()
         self._set_up(peer, up=True)
-        writing = loop.create_task(self._write(peer, call))
+        writing = loop.create_task(self._write(peer, write))
         ending = loop.create_task(call.read())  # the peer sends nothing: it ends with the stream
         try:
             await asyncio.wait({writing, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -270,7 +305,7 @@ class RaftLink(grpc.GenericRpcHandler):
                 raise result
         raise _Broken("ended by the peer")
 
-    async def _write(self, peer: _Peer, call: _Call) -> None:
+    async def _write(self, peer: _Peer, write: _Write) -> None:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -282,9 +317,11 @@ class RaftLink(grpc.GenericRpcHandler):
                 raise _Broken("the peer does not read")
             try:
                 async with asyncio.timeout(self._silence_s):
-                    await call.write(peer.take())
+                    await write(peer.take())
             except TimeoutError:
                 raise _Broken("the peer does not read") from None
+            except OSError as error:
+                raise _Broken(str(error)) from None
 
     def _set_up(self, peer: _Peer, *, up: bool) -> None:
         peer.up = up
@@ -313,26 +350,50 @@ class RaftLink(grpc.GenericRpcHandler):
         except BadRaftMessage as error:
             self._complaints.say("", "refused a link", peer=context.peer(), error=str(error))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        # A newer stream must not cancel this write: gRPC can't abort a call whose first write was
-        # cancelled, and the peer would wait for its end for ever.
-        await context.write(_hello(self._name, peer.name, self._cluster_id))
         task = asyncio.current_task()
         assert task is not None
         task.set_name(f"link from {peer.name} at {context.peer()}")
-        older = self._inbound.get(peer.name)
+        expected = None
+        if self._tcp is not None:
+            expected = self._tcp.expect(functools.partial(self._take_tcp, peer, task))
+        try:
+            await self._follow(peer, task, context, expected)
+        finally:
+            if self._newest.get(peer.name) is task:
+                del self._newest[peer.name]
+            if expected is not None:
+                expected.end()
+
+    async def _follow(
+        self,
+        peer: _Peer,
+        task: asyncio.Task[Any],
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        expected: Expected | None,
+    ) -> None:
+        """Process a stream's frames until it ends, after the end of the one before."""
+        self._newest[peer.name] = task
+        older = self._inbound.pop(peer.name, None)
         if older is not None:
             text = "a second link of a peer ended its first"
             links = {"first": older.get_name(), "second": task.get_name()}
             self._complaints.say(f"second {peer.name}", text, peer_name=peer.name, **links)
             older.cancel()  # before the first frame of this one, so that no old frame comes later
-        self._inbound[peer.name] = task
         self._on_release(peer.name, FIRST_RELEASE)  # until it announces another
+        if expected is not None and self._tcp is not None and self._tcp.port is not None:
+            port = str(self._tcp.port.port)
+            told = ((PORT_METADATA, port), (KEY_METADATA, expected.key))
+            await context.send_initial_metadata(told)
+        # A newer stream must not cancel this write: gRPC can't abort a call whose first write was
+        # cancelled, and the peer would wait for its end for ever.
+        await context.write(_hello(self._name, peer.name, self._cluster_id))
+        if self._newest.get(peer.name) is not task or not self._running:
+            await context.abort(grpc.StatusCode.ABORTED, "superseded, or stopping")
+        self._inbound[peer.name] = task
         try:
             await self._receive(peer, context)
         except BadRaftMessage as error:
-            self._complaints.say(
-                peer.name, "broke off the link", peer_name=peer.name, error=str(error)
-            )
+            self._complain(peer, error)
             if self._inbound.get(peer.name) is task:
                 del self._inbound[peer.name]  # else a newer stream cancels the abort
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -362,19 +423,37 @@ class RaftLink(grpc.GenericRpcHandler):
         return peer
 
     async def _receive(self, peer: _Peer, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             data: object = await context.read()  # EOF is not bytes
             if not isinstance(data, bytes):
                 return
-            peer.heard_at_s = loop.time()
-            for kind, body in _frames(data):
-                if kind is FrameKind.RAFT:
-                    self._on_raft(peer.name, decode(body))
-                elif kind is FrameKind.RELEASE:
-                    self._on_release(peer.name, _parse_release(body))
-                else:
-                    self._on_frame(peer.name, kind, unpack(body))
+            self._take(peer, data)
+
+    def _take_tcp(self, peer: _Peer, task: asyncio.Task[Any], data: bytes) -> bool:
+        """Process a message of the connection of a stream. Return whether it may go on."""
+        if self._newest.get(peer.name) is not task:
+            return False
+        try:
+            self._take(peer, data)
+        except BadRaftMessage as error:
+            self._complain(peer, error)
+            return False
+        return True
+
+    def _take(self, peer: _Peer, data: bytes) -> None:
+        """Process the frames of a message."""
+        peer.heard_at_s = asyncio.get_running_loop().time()
+        for kind, body in _frames(data):
+            if kind is FrameKind.RAFT:
+                self._on_raft(peer.name, decode(body))
+            elif kind is FrameKind.RELEASE:
+                self._on_release(peer.name, _parse_release(body))
+            else:
+                self._on_frame(peer.name, kind, unpack(body))
+
+    def _complain(self, peer: _Peer, error: BadRaftMessage) -> None:
+        more = {"peer_name": peer.name, "error": str(error)}
+        self._complaints.say(peer.name, "broke off the link", **more)
 
 
 def _hello(sender: str, receiver: str, cluster_id: str) -> bytes:

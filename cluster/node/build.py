@@ -68,7 +68,6 @@ from replication.shell.hop_recorder import HopRecorder
 from replication.shell.replica import Replica
 from replication.shell.snapshot_fetch import SnapshotFetch
 from replication.shell.snapshot_service import Snapshots
-from replication.shell.tcp_stream import TcpEnds
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
@@ -350,7 +349,7 @@ def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Re
         needed_from=needed_from,
         identify=basis.endpoints.identify,
         release=RELEASE,
-        tcp=TcpEnds(basis.endpoints.replication, basis.endpoints.connect),
+        tcp=basis.endpoints.tcp,
         hops=basis.hops,
         fatal=basis.node.fatal,
     )
@@ -427,6 +426,7 @@ def _control_plane(
         config=ControllerConfig.of_lease(config.leadership.lease_ms),
         identify=basis.endpoints.identify,
         release=replace(RELEASE, level_max=config.feature_level_max),
+        tcp=basis.endpoints.tcp,
         fail=failed,
     )
 

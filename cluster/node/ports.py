@@ -2,7 +2,7 @@
 
     public server   public services, health, reflection
     token server    the same for clients with a bearer token, if it is set
-    TCP port        for the log's messages of the other nodes, if it is set
+    TCP port        for messages of the other nodes without gRPC, if it is set
     link server     for the other nodes, if they have their own port: streams, snapshots, and the
                     public services, for their queries and for requests of their clients
     HTTP server     metrics, health, JSON

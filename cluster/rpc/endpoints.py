@@ -3,7 +3,7 @@
     public server    clients connect to it
     token server     clients without a certificate connect to it, if the setting `tokens` is set
     link server      other nodes connect to it, if the setting `links` gives them their own port
-    TCP port         other nodes send the log's messages to it, if the setting `replication` is set
+    TCP port         other nodes send their messages to it, if the setting `replication` is set
     channel          this node's connection to another node, by the other node's name
 
 Addresses and certificates come from the settings. Options of a connection stand beside its end.
@@ -34,7 +34,7 @@ from cluster.rpc.http import (
 from cluster.rpc.node_tls import NodeTls, Withdrawn, caller_identity
 from cluster.security.identities import IdentityKind, node_host
 from cluster.settings.config import NodeConfig, parse_address
-from replication.shell.tcp_stream import TcpPort
+from replication.shell.tcp_stream import TcpEnds, TcpPort
 from replication.shell.transport import Dial, Identify
 from timer.model.timer_errors import ConfigError
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -108,7 +108,7 @@ class Endpoints:
         }
         """Name -> address of each other node, for this node."""
         self.replication = self._replication_port()
-        """None: the log's messages of the other nodes come over gRPC."""
+        """None: the messages of the other nodes come over gRPC."""
 
     def end_distrusted(self, withdrawn: Withdrawn) -> int:
         """End the connections whose handshake trusted withdrawn authorities; return their number.
@@ -153,6 +153,11 @@ class Endpoints:
             ssl=contexts.dial if contexts is not None else None,
             server_hostname=node_host(name, self._config.cluster_id) if contexts else None,
         )
+
+    @property
+    def tcp(self) -> TcpEnds:
+        """How messages between nodes may go over TCP."""
+        return TcpEnds(self.replication, self.connect)
 
     # ---- servers
 

@@ -320,9 +320,9 @@ class NodeConfig(_Part):
     link: str = ""
     """host:port to bind for the other nodes; empty: this node's address in `links`."""
     replication: str = ""
-    """host:port to bind for the log's messages of other nodes, over TCP: gRPC takes more time. They
-    connect to the host in `links` or `peers` and to this port; port 0: any free one. Empty: these
-    messages go over gRPC."""
+    """host:port to bind for messages of the other nodes about log and leadership, over TCP: gRPC
+    takes more time. They connect to the host in `links` or `peers` and to this port; port 0: any
+    free one. Empty: these messages go over gRPC."""
     tokens: str = ""
     """host:port to bind for callers with a bearer token, over TLS without certificates of theirs;
     empty: no such port."""

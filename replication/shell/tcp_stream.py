@@ -1,4 +1,4 @@
-"""Messages between replicas over a plain TCP connection, without gRPC.
+"""Messages between nodes over a plain TCP connection, without gRPC.
 
     dialler                                 acceptor
        |--- gRPC stream: Hello ------------->|
@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, Self, cast
 
 from replication.shell.accepting import accepted, listening_at
+from replication.shell.peer_complaints import Complaints
 
 KEY_SIZE: Final = 32
 HALF: Final = KEY_SIZE // 2
@@ -37,6 +38,8 @@ BUFFER_BYTES: Final = 1 << 20
 TURN_BYTES: Final = 64 << 10
 """After so many bytes at once the connection waits for the next turn of the event loop. libuv reads
 up to 8 MB in one turn, and their messages took 0.3 s of a follower that was behind."""
+CONNECT_S: Final = 1.0
+"""For a connection to a peer's port. A firewall that drops packets delays a stream by this."""
 GREETING_S: Final = 5.0
 """Limit for the TLS handshake and the key together."""
 GREETINGS_MAX: Final = 64
@@ -132,6 +135,33 @@ class TcpEnds(NamedTuple):
     """Takes the peers' messages. None: they come over gRPC."""
     connect: Connect
     """Connects to the peers' ports."""
+
+    def expect(self, receive: Receive) -> "Expected | None":
+        """Return a new key, as `TcpPort.expect`. None: messages come over gRPC."""
+        return self.port.expect(receive) if self.port is not None and self.port.port else None
+
+    async def reach(
+        self,
+        peer: str,
+        port: int,
+        key: bytes,
+        on_lost: Callable[[], object],
+        complaints: Complaints,
+    ) -> "TcpStream | None":
+        """Return a connection to a peer's TCP port. None: messages go over gRPC.
+
+        `on_lost`: see `TcpStream.connect`. `complaints` gets a warning if the port can't be
+        reached.
+        """
+        if not port:
+            return None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await TcpStream.connect(self.connect, peer, port, key, on_lost)
+        except (OSError, ValueError) as error:  # ValueError: a name that TLS or DNS can't have
+            more = {"peer_name": peer, "port": port, "error": str(error) or "no answer in time"}
+            complaints.say(f"tcp {peer}", "no TCP to a peer: its stream is slower", **more)
+            return None
 
 
 class Expected:

@@ -49,8 +49,6 @@ RECONNECT_S: Final = 0.1
 FAILING_S: Final = 10.0
 """A stream that fails for longer is logged: its peer is not just starting again."""
 SILENCE_S: Final = 2.0
-TCP_TIMEOUT_S: Final = 1.0
-"""For a connection to a peer's TCP port. A firewall that drops packets delays a stream by this."""
 TCP_RETRY_S: Final = 300.0
 """Interval of the next attempts, while the stream goes over gRPC. A busy peer misses the first."""
 WRITE_TIMEOUT_S: Final = 10.0
@@ -98,13 +96,12 @@ class Transport:
         self._identify = identify
         self.on_failure = on_failure
         self._release, self._level = release, level
-        self._port = tcp.port if tcp is not None else None
-        self.connect = tcp.connect if tcp is not None else None
+        self.tcp = tcp
         self._out = {peer: _Outbound(self, peer, dial) for peer, dial in dials.items()}
         self._behind: dict[ReplicaId, str] = {}
         """Replica -> the node name under which it was last connected."""
         self._inbound: dict[str, _Inbound] = {}
-        self._complaints = Complaints(logger)
+        self.complaints = Complaints(logger)
         self._heard_s: dict[str, float] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -124,8 +121,8 @@ class Transport:
         """Close every outgoing stream, and the TCP port."""
         for outbound in self._out.values():
             await outbound.stop()
-        if self._port is not None:
-            await self._port.close()
+        if self.tcp is not None and self.tcp.port is not None:
+            await self.tcp.port.close()
 
     def send(self, to: ReplicaId, data: bytes) -> None:
         """Queue a message. It is lost if no stream reaches the replica, or the queue is full."""
@@ -136,7 +133,8 @@ class Transport:
     @property
     def tcp_port(self) -> int:
         """The port at which peers may send over TCP without gRPC; 0: none is open."""
-        return self._port.port if self._port is not None else 0
+        port = self.tcp.port if self.tcp is not None else None
+        return port.port if port is not None else 0
 
     def name_of(self, replica: ReplicaId) -> str | None:
         """Return the node name of a replica, own or last connected. None: it never was."""
@@ -210,15 +208,10 @@ class Transport:
                 return f"feature level = {level} at {at!r}: {of!r} of {release}"
         return ""
 
-    def tcp_failed(self, peer: str, port: int, error: Exception) -> None:
-        """Warn that the stream to `peer` goes over gRPC."""
-        more = {"peer_name": peer, "port": port, "error": str(error) or "no answer in time"}
-        self._complaints.say(f"tcp {peer}", "no TCP to a peer: its stream is slower", **more)
-
     def unreachable(self, peer: str, why: str) -> None:
         """Warn that there has been no stream to `peer` for a while."""
         more = {"peer_name": peer, "error": why}
-        self._complaints.say(f"stream {peer}", "no stream to a peer", **more)
+        self.complaints.say(f"stream {peer}", "no stream to a peer", **more)
 
     def refuse(self, sender: ReplicaId, why: str) -> None:
         """End the stream of `sender`: at its next message, or at the one being processed."""
@@ -239,13 +232,13 @@ class Transport:
             if certified != who[0]:
                 who = f"name = {who[0]!r}: the certificate is that of {certified!r}"
         if isinstance(who, str):
-            self._complaints.say("", "refused a stream", peer=context.peer(), error=f"{who:.400}")
+            self.complaints.say("", "refused a stream", peer=context.peer(), error=f"{who:.400}")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
         name, sender = who
         inbound = self._inbound[name] = _Inbound(sender)
         expected = None
-        if self._port is not None and self._port.port:
-            expected = self._port.expect(functools.partial(self._take, name, inbound))
+        if self.tcp is not None:
+            expected = self.tcp.expect(functools.partial(self._take, name, inbound))
         try:
             yield self.hello(name, expected.key if expected is not None else b"")
             async for data in messages:
@@ -271,7 +264,7 @@ class Transport:
             inbound.refused = str(error)
         if inbound.refused:
             more = {"peer_name": name, "error": f"{inbound.refused:.400}"}
-            self._complaints.say(name, "bad message", **more)
+            self.complaints.say(name, "bad message", **more)
         return not inbound.refused
 
 
@@ -386,21 +379,17 @@ class _Outbound:
         self, hello: pb.Hello, call: "grpc.aio.StreamStreamCall[bytes, bytes]"
     ) -> TcpStream | None:
         """Return a connection to the peer's TCP port. None: messages go over gRPC."""
-        connect, port, key = self._transport.connect, hello.tcp_port, hello.tcp_key
-        if connect is None or not port:
+        tcp, complaints = self._transport.tcp, self._transport.complaints
+        if tcp is None:
             return None
-        try:
-            async with asyncio.timeout(TCP_TIMEOUT_S):
-                return await TcpStream.connect(connect, self._peer, port, key, call.cancel)
-        except (OSError, ValueError) as error:  # ValueError: a name that TLS or DNS can't have
-            self._transport.tcp_failed(self._peer, port, error)
-            return None
+        port, key = hello.tcp_port, hello.tcp_key
+        return await tcp.reach(self._peer, port, key, call.cancel, complaints)
 
     async def _retry_tcp(
         self, hello: pb.Hello, call: "grpc.aio.StreamStreamCall[bytes, bytes]"
     ) -> None:
         """End a stream over gRPC once the peer's TCP port can be reached. The next one uses it."""
-        while self._transport.connect is not None and hello.tcp_port:
+        while self._transport.tcp is not None and hello.tcp_port:
             await asyncio.sleep(TCP_RETRY_S)
             if (tcp := await self._tcp_of(hello, call)) is not None:
                 tcp.abort()  # and with it the call

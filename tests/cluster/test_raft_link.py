@@ -22,8 +22,17 @@ from cluster.control.raft_codec import (
     decode,
     encode,
 )
-from cluster.control.raft_link import CHANNEL_OPTIONS, METHOD, VERSION, FrameKind, RaftLink
+from cluster.control.raft_link import (
+    CHANNEL_OPTIONS,
+    KEY_METADATA,
+    METHOD,
+    PORT_METADATA,
+    VERSION,
+    FrameKind,
+    RaftLink,
+)
 from deploy.local import free_ports
+from replication.shell.tcp_stream import TcpEnds, TcpPort, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 DEADLINE_S = 60.0
@@ -118,6 +127,11 @@ class End:
     peers: dict[str, str]
     cluster_id: str = "test"
     silence_s: float = 3600  # what breaks here breaks by itself
+    tcp: TcpPort | None = None
+    dialled: list[Any] = field(default_factory=list)
+    """The ends of its connections over TCP."""
+    no_tcp: list[Exception] = field(default_factory=list)
+    """Errors of the next connections over TCP."""
     raft: list[tuple[str, RaftMessage]] = field(default_factory=list)
     frames: list[tuple[str, FrameKind, object]] = field(default_factory=list)
     ups: list[bool] = field(default_factory=list)
@@ -132,9 +146,19 @@ class End:
             on_up=lambda _, up: self.ups.append(up),
             on_frame=lambda peer, kind, body: self.frames.append((peer, kind, body)),
             silence_s=self.silence_s,
+            tcp=TcpEnds(self.tcp, self.connect) if self.tcp is not None else None,
         )
 
+    async def connect(self, _: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> None:
+        if self.no_tcp:
+            raise self.no_tcp.pop()
+        self.dialled.append(protocol())
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self.dialled[-1], "127.0.0.1", port)
+
     async def start(self) -> None:
+        if self.tcp is not None:
+            await self.tcp.open()
         self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         self.server.add_generic_rpc_handlers([self.link])
         self.server.add_insecure_port(self.address)
@@ -144,6 +168,8 @@ class End:
     async def stop(self) -> None:
         await self.server.stop(None)
         await self.link.stop()
+        if self.tcp is not None:
+            await self.tcp.close()
 
 
 def channel_to(address: str) -> grpc.aio.Channel:
@@ -152,10 +178,14 @@ def channel_to(address: str) -> grpc.aio.Channel:
 
 @contextlib.asynccontextmanager
 async def linked(
-    *, only_b: bool = False, b_cluster: str = "test"
+    *, only_b: bool = False, b_cluster: str = "test", tcp: bool = False
 ) -> AsyncIterator[tuple[End, End]]:
     a, b = (f"127.0.0.1:{port}" for port in free_ports(2))
-    ends = End("a", a, {"b": b}), End("b", b, {"a": a}, cluster_id=b_cluster)
+    ports = [TcpPort("127.0.0.1", 0) if tcp else None for _ in range(2)]
+    ends = (
+        End("a", a, {"b": b}, tcp=ports[0]),
+        End("b", b, {"a": a}, cluster_id=b_cluster, tcp=ports[1]),
+    )
     started = ends[1:] if only_b else ends
     for end in started:
         await end.start()
@@ -172,9 +202,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_frames_arrive_in_order_and_lazy_ones_ride_along() -> None:
+@pytest.mark.parametrize("tcp", [False, True])
+def test_frames_arrive_in_order_and_lazy_ones_ride_along(*, tcp: bool) -> None:
     async def scenario() -> None:
-        async with linked() as (a, b):
+        async with linked(tcp=tcp) as (a, b):
             await until(lambda: a.link.is_up("b"))
             a.link.send("b", FrameKind.REPORT, (1,), lazily=True)
             for term in range(100):
@@ -191,9 +222,10 @@ def test_frames_arrive_in_order_and_lazy_ones_ride_along() -> None:
     asyncio.run(scenario())
 
 
-def test_more_than_one_message_holds_goes_in_several() -> None:
+@pytest.mark.parametrize("tcp", [False, True])
+def test_more_than_one_message_holds_goes_in_several(*, tcp: bool) -> None:
     async def scenario() -> None:
-        async with linked() as (a, b):
+        async with linked(tcp=tcp) as (a, b):
             await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
             entries = [(REGULAR + b"x" * 3_000, number, 1) for number in range(1, 1_001)]
             first = {"type": "append_entries", "term": 1, "commit_index": 1}
@@ -209,9 +241,10 @@ def test_more_than_one_message_holds_goes_in_several() -> None:
     asyncio.run(scenario())
 
 
-def test_link_breaks_at_once_with_its_peer_and_is_rebuilt() -> None:
+@pytest.mark.parametrize("tcp", [False, True])
+def test_link_breaks_at_once_with_its_peer_and_is_rebuilt(*, tcp: bool) -> None:
     async def scenario() -> None:
-        async with linked() as (a, b):
+        async with linked(tcp=tcp) as (a, b):
             await until(lambda: a.link.is_up("b"))
             await b.stop()
             await until(lambda: not a.link.is_up("b"))
@@ -223,6 +256,72 @@ def test_link_breaks_at_once_with_its_peer_and_is_rebuilt() -> None:
             await until(lambda: b.frames == [("a", FrameKind.ASK, ("again",))])
 
     asyncio.run(scenario())
+
+
+def test_frames_leave_grpc_if_the_peers_port_can_be_reached(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with linked(tcp=True) as (a, b):
+            await until(lambda: a.link.is_up("b") and len(a.dialled) == 1)
+            a.dialled[0].transport.abort()
+            await until(lambda: a.ups == [True, False, True])
+            a.no_tcp.append(ConnectionRefusedError("no such port"))
+            a.dialled[1].transport.abort()
+            await until(lambda: a.ups == [True, False] * 2 + [True])
+            assert len(a.dialled) == 2
+            a.link.send("b", FrameKind.ASK, ("over gRPC",))
+            await until(lambda: b.frames == [("a", FrameKind.ASK, ("over gRPC",))])
+
+    asyncio.run(scenario())
+    [told] = [each for each in caplog.records if "no TCP to a peer" in each.message]
+    assert told.__dict__["error"] == "no such port"
+
+
+def test_bad_message_over_tcp_breaks_the_link(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with linked(tcp=True) as (a, b):
+            await until(lambda: a.link.is_up("b"))
+            a.link._put(a.link._peers["b"], FrameKind.RAFT, b"no message")
+            a.link._put(a.link._peers["b"], FrameKind.ASK, msgpack.packb("behind it"))
+            await until(lambda: a.ups == [True, False, True])
+            assert (b.raft, b.frames) == ([], [])
+
+    asyncio.run(scenario())
+    assert [each for each in caplog.records if each.message == "broke off the link"]
+
+
+def test_connection_of_an_older_stream_is_refused_its_frames() -> None:
+    async def scenario() -> None:
+        async with linked(only_b=True, tcp=True) as (a, b), channel_to(b.address) as channel:
+            hello = msgpack.packb([VERSION, "a", "b", "test"])
+            ways = []
+            for _ in range(2):
+                call: Call = channel.stream_stream(METHOD)()
+                await call.write(hello)
+                await call.read()
+                told = dict(await call.initial_metadata())
+                port, key = int(told[PORT_METADATA]), told[KEY_METADATA]
+                assert isinstance(key, bytes)
+                stream = await TcpStream.connect(a.connect, "b", port, key, lambda: None)
+                ways.append((call, stream))
+                await stream.write(frame(FrameKind.ASK, len(ways)))
+                await until(lambda: len(b.frames) == len(ways))
+            (older, old_stream), (_, stream) = ways
+            with contextlib.suppress(OSError):
+                await old_stream.write(frame(FrameKind.ASK, "of the older"))
+            assert await older.code() is grpc.StatusCode.ABORTED
+            await stream.write(frame(FrameKind.ASK, 3))
+            await until(lambda: len(b.frames) == 3)
+            assert [body for _, _, body in b.frames] == [1, 2, 3]
+            stream.abort()
+
+    asyncio.run(scenario())
+
+
+def frame(kind: FrameKind, body: object) -> bytes:
+    data: bytes = msgpack.packb([[kind, msgpack.packb(body)]])
+    return data
 
 
 def test_peer_that_does_not_read_is_cut_off() -> None:

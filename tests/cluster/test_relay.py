@@ -105,7 +105,7 @@ def test_rpcs_are_measured_where_they_arrive_and_where_they_are_answered(
     assert cluster.metric(leader, 'timer_connections{port="grpc"}') >= 1
     assert cluster.metric(leader, 'timer_connections_limit{port="grpc"}') >= 1_000
     peers = 'timer_connections{port="replication"}'
-    until(lambda: all(cluster.metric(node, peers) == 2 for node in cluster.nodes))
+    until(lambda: all(cluster.metric(node, peers) == 4 for node in cluster.nodes))
     name = f'timer_topic_scheduled_total{{topic="{topic}"}}'
     until(lambda: all(cluster.metric(node, name) == 2 for node in counted))
 

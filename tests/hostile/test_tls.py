@@ -174,7 +174,7 @@ def test_messages_under_a_nodes_name_need_its_certificate(
 def test_messages_over_tcp_need_a_nodes_certificate_and_the_key_of_its_stream(
     cluster: Running, store: CertificateStore, strangers: dict[str, ClientTls | None]
 ) -> None:
-    until(lambda: metric(cluster, 'timer_connections{port="replication"}') == 2)
+    until(lambda: metric(cluster, 'timer_connections{port="replication"}') == 4)
     with hello_of_a_node(cluster, store) as (said, files):
         half, rest = said.tcp_key[:HALF], said.tcp_key[HALF:]
         assert answer_of(said.tcp_port, None, half) == b""
@@ -358,7 +358,7 @@ def test_new_certificates_under_load_cause_no_error(
         assert len(take(consumer, len(futures))) == len(futures)
     assert cluster.role_and_epoch(leader) == state, "no failover"
     assert is_renewed(replication, was)
-    assert metric(cluster, 'timer_connections{port="replication"}') == 2
+    until(lambda: metric(cluster, 'timer_connections{port="replication"}') == 4)
     assert metric(cluster, "timer_voters") == 3
 
 
