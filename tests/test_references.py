@@ -146,6 +146,27 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
     return {each.option_strings[0] for each in parser._actions if each.option_strings} - {"-h"}
 
 
+def test_figures_of_other_systems_in_the_readme_are_those_of_the_page() -> None:
+    systems = ["timer-cluster, 3", "Redis, AOF always, alone", "Redis, AOF always, 2", "RabbitMQ", "NATS"]
+    told = dict.fromkeys(["batched scheduling, measured", "kill of the leader, measured"], "")
+    for line in page("README.md").splitlines():
+        if (name := line.strip("| ").partition(" | ")[0]) in told:
+            told[name] = line
+    measured: dict[str, list[list[str]]] = {each: [] for each in systems}
+    tables = page("docs/performance.md").partition("## Beside other systems")[2]
+    for line in tables.splitlines():
+        for each in systems:
+            if line.startswith(f"| {each}") and "each write synced" not in line:
+                measured[each].append([cell.split(" (")[0] for cell in line.strip("| ").split(" | ")])
+    rates = [float(measured[each][0][3].replace(",", "")) for each in systems]
+    stated = re.findall(r"([\d,]+)/s", told["batched scheduling, measured"])
+    assert stated == [f"{round(rate, -3):,.0f}" for rate in rates]
+    kills = [measured[each][2] for each in systems if not each.startswith("Redis")]
+    stated = re.findall(r"nothing lost, ([\d.]+) s late", told["kill of the leader, measured"])
+    assert stated == [f"{float(kill[4].replace(',', '')) / 1000:.1f}" for kill in kills]
+    assert all(kill[1:3] == ["0", "0"] for kill in kills), "nothing lost, nothing twice"
+
+
 def test_page_of_proofs_has_each_option() -> None:
     suite, _, simulator = page("docs/chaos.md").partition("## The simulator")
     chaos = argparse.ArgumentParser()
