@@ -192,6 +192,13 @@ def test_pages_of_http_have_each_path_and_the_document_is_current() -> None:
     assert page("docs/openapi.json") == openapi.text(), "`make fmt` writes it"
 
 
+def test_page_of_logs_has_its_paths_of_http() -> None:
+    told = {*re.findall(r"`(?:GET|PUT|POST) (/v1/\S+)`", page("docs/logs.md"))}
+    ends = ("/log-level", "/stacks")
+    paths = {each.path.replace("{node}", "NODE") for each in ROUTES if each.path.endswith(ends)}
+    assert told == paths
+
+
 def test_arguments_in_the_clients_docstrings_are_parameters() -> None:
     """The documentation's site is built strictly and fails otherwise."""
     wrong, seen = [], 0
