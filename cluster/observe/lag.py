@@ -10,11 +10,13 @@ lag, because only the leader knows which messages are leased.
 """
 
 import asyncio
+import heapq
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from timer.leader.groups import dead_letters
 from timer.leader.leader import Leader
 from timer.model.units import TopicId, UnixMs
 from timer.ready.group import Group
@@ -67,6 +69,24 @@ async def of_groups(leader: Leader, clock_ms: UnixMs, topics: Iterable[TopicId])
         if not number % TOPICS_AT_ONCE:
             await asyncio.sleep(0)
     return lags
+
+
+def of_consumers(lags: Iterable[GroupLag]) -> list[GroupLag]:
+    """Return the lag of groups that consumers are to read: all except those of dead letters."""
+    return [each for each in lags if each.group.name != dead_letters.GROUP]
+
+
+def worst(lags: Iterable[GroupLag], count: int) -> list[GroupLag]:
+    """Return the `count` groups with most lag, and as many groups of dead letters.
+
+    Dead letters wait for days, so their groups would take all places.
+    """
+    lags = [*lags]
+    letters = [each for each in lags if each.group.name == dead_letters.GROUP]
+    return [
+        *heapq.nlargest(count, of_consumers(lags), key=lambda each: each[2:]),
+        *heapq.nlargest(count, letters, key=lambda each: each[2:]),
+    ]
 
 
 def of_topics(leader: Leader, clock_ms: UnixMs) -> dict[TopicId, int]:

@@ -333,6 +333,7 @@ class NodeState(TopicView):
         due = machine.store.next_due() if leader is not None else None
         held = [] if leader is None else [*leader.groups.all_leased()]
         lags = [] if leader is None else self._lags
+        awaited = lag.of_consumers(lags)
         late = {} if leader is None else lag.of_topics(leader, now.clock_ms)
         return Levels(
             role=replica.role.value,
@@ -355,11 +356,11 @@ class NodeState(TopicView):
             ready=self._host.totals.ready,
             leased=sum(leased for _, leased, _ in held),
             consumers=sum(consumers for _, _, consumers in held),
-            undelivered_lag_ms=max((each.undelivered_ms for each in lags), default=0),
-            unacked_lag_ms=max((each.unacked_ms for each in lags), default=0),
-            lagging_groups=_worst(
+            undelivered_lag_ms=max((each.undelivered_ms for each in awaited), default=0),
+            unacked_lag_ms=max((each.unacked_ms for each in awaited), default=0),
+            lagging_groups=tuple(
                 ((each.topic.name, each.group.name), (each.undelivered_ms, each.unacked_ms))
-                for each in lags
+                for each in lag.worst(lags, WORST_SHOWN)
             ),
             late_topics=_worst(((machine.topics[i].name,), (ms,)) for i, ms in late.items()),
             fullest_quotas=() if leader is None else self._quotas,
@@ -390,7 +391,7 @@ class NodeState(TopicView):
         lags: Iterable[lag.GroupLag],
     ) -> tuple[NamedFigures, ...]:
         """Return the consumers and leases of the groups with most lag, and of those with most."""
-        lagging = heapq.nlargest(WORST_SHOWN, lags, key=lambda each: each.undelivered_ms)
+        lagging = lag.worst(lags, WORST_SHOWN)
         most = heapq.nlargest(WORST_SHOWN, held, key=lambda each: (each[2], each[1]))
         chosen = {each.group.group_id: each.group for each in lagging}
         chosen |= {group.group_id: group for group, _, _ in most}

@@ -1,6 +1,7 @@
 """Lag at the moment of the request, and lateness of timers, by topic."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,21 @@ def test_lag_of_a_group_grows_by_itself_and_ends_with_delivery_and_ack() -> None
     play.ack("ack 1", play.deliveries[0])
     play.settle()
     assert lags(play, group) == (0, 0)
+
+
+def test_dead_letters_take_no_place_of_groups_that_consumers_read() -> None:
+    play = Play()
+    group = play.make_group()
+    topic = play.machine.topics[group.topic]
+    letters = replace(group, name="dead-letters")
+    every = [
+        lag.GroupLag(topic, letters, 9_000, 9_000),
+        lag.GroupLag(topic, group, 7, 8),
+        lag.GroupLag(topic, letters, 9_500, 9_500),
+        lag.GroupLag(topic, group, 7, 9),
+    ]
+    assert lag.worst(every, 1) == [every[3], every[2]], "the worst of each kind"
+    assert lag.of_consumers(every) == [every[1], every[3]]
 
 
 def test_message_whose_lease_ended_waits_again_and_one_that_is_put_off_does_not() -> None:
