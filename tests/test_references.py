@@ -147,7 +147,13 @@ def options(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def test_figures_of_other_systems_in_the_readme_are_those_of_the_page() -> None:
-    systems = ["timer-cluster, 3", "Redis, AOF always, alone", "Redis, AOF always, 2", "RabbitMQ", "NATS"]
+    systems = [
+        "timer-cluster, 3",
+        "Redis, AOF always, alone",
+        "Redis, AOF always, 2",
+        "RabbitMQ",
+        "NATS",
+    ]
     told = dict.fromkeys(["batched scheduling, measured", "kill of the leader, measured"], "")
     for line in page("README.md").splitlines():
         if (name := line.strip("| ").partition(" | ")[0]) in told:
@@ -157,7 +163,9 @@ def test_figures_of_other_systems_in_the_readme_are_those_of_the_page() -> None:
     for line in tables.splitlines():
         for each in systems:
             if line.startswith(f"| {each}") and "each write synced" not in line:
-                measured[each].append([cell.split(" (")[0] for cell in line.strip("| ").split(" | ")])
+                measured[each].append(
+                    [cell.split(" (")[0] for cell in line.strip("| ").split(" | ")]
+                )
     rates = [float(measured[each][0][3].replace(",", "")) for each in systems]
     stated = re.findall(r"([\d,]+)/s", told["batched scheduling, measured"])
     assert stated == [f"{round(rate, -3):,.0f}" for rate in rates]

@@ -117,6 +117,30 @@ def test_a_failed_command_continues_where_the_hint_says(
     assert sorted(row.payload for row in threaded.cluster.rows) == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_lines_wait_while_the_cluster_is_overloaded(
+    ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_bulk, "LINES", 2)
+    path = lines({"payload": "a"}, {"payload": "b"}, {"payload": "c", "request_id": "own"})
+    full = wire_error(pb.REASON_OVERLOADED, "the share in the table of request ids")
+    waits = [True]
+    threaded.cluster.on_schedule = lambda _: full if waits and threaded.cluster.rows else None
+    told = cli_bulk.BulkSchedule._progress
+
+    def room(run: cli_bulk.BulkSchedule, *, is_last: bool = False) -> None:
+        waits[:] = waits[is_last:]
+        told(run, is_last=is_last)
+
+    monkeypatch.setattr(cli_bulk.BulkSchedule, "_progress", room)
+    code, out, err = ctl("schedule", "orders", "--from", path, "--timeout", "300ms")
+    assert (code, out) == (0, "3 SCHEDULED\n")
+    assert err.count("timerctl: line 3 waits: not accepted within 0.3 s") == 1
+    monkeypatch.setattr(cli_bulk, "WAIT_S", -1.0)
+    waits.append(True)
+    code, _, err = ctl("schedule", "orders", "--from", path, "--timeout", "300ms")
+    assert (code, "--skip 0 --request-id" in err) == (1, True)
+
+
 def test_standard_input_and_wrong_combinations(
     ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,8 @@ Lines are sent in requests of up to 500 lines and a mebibyte of payloads. A requ
 ID.LINE, with the ID of --request-id or a random one and the number of its first line. So a command
 that failed can be repeated: `--skip N --request-id ID` continues with the request that failed, and
 the cluster recognizes a request that it had accepted. A line with a `request_id` is a request of
-its own.
+its own. While the cluster is overloaded, requests wait: it remembers the timers of requests with
+ids, and takes no more than it can remember.
 
 A file is read once before its first line is sent, so that a wrong line schedules nothing. Standard
 input is checked request by request.
@@ -22,11 +23,11 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import when_of
@@ -34,7 +35,13 @@ from timerclient.cli.cli_errors import NOT_CHANGED, OK
 from timerclient.client.aio import make_row
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows.rows import NewTimer, OnConflict
-from timerclient.values.errors import AlreadyExists, InvalidRequest, NotPending, TimerError
+from timerclient.values.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NotPending,
+    Overloaded,
+    TimerError,
+)
 from timerclient.values.results import ScheduleResult
 
 LINES: Final = 500
@@ -48,11 +55,14 @@ _DUE: Final = ("due", "due_ms", "delay", "delay_level")
 _PAYLOADS: Final = ("payload", "payload_base64")
 _FIELDS: Final = (*(*_PAYLOADS, *_DUE, "key", "ordering_key", "priority", "headers", "request_id"),)
 _LIMITS: Final = {"due": "a string", "delay": "a string or a number of seconds"}
+WAIT_S: Final = 600.0
+"""Longest wait of a request for room: the cluster forgets an id after five minutes by default."""
 SHOWN: Final = 40
 """Characters of a value in an error."""
 _ROW: Final = re.compile(r"timers\[(\d+)\]\.")
 """The place of a timer among those of a request, in an error."""
 _DONE: Final = (ScheduleResult.SCHEDULED, ScheduleResult.REPLACED, ScheduleResult.KEPT)
+T = TypeVar("T")
 _WHY: Final = {
     ScheduleResult.REJECTED: "a pending timer has its key",
     ScheduleResult.NOT_PENDING: "no pending timer has its key",
@@ -264,10 +274,13 @@ class BulkSchedule:
         """Schedule lines in one request; return their outcomes by line."""
         first, last = lines[0].number, lines[-1].number
         try:
-            timers = client.schedule_all(
-                [line.timer for line in lines],
-                on_conflict=self._args.on_conflict or "reject",
-                request_id=f"{self._id}.{first}",
+            timers = self._patiently(
+                first,
+                lambda: client.schedule_all(
+                    [line.timer for line in lines],
+                    on_conflict=self._args.on_conflict or "reject",
+                    request_id=f"{self._id}.{first}",
+                ),
             )
         except InvalidRequest as error:
             named, text = f"lines {first} to {last}", str(error)
@@ -290,16 +303,19 @@ class BulkSchedule:
     def _single(self, client: TimerClient, line: InputLine) -> LineResult:
         timer = line.timer
         try:
-            made = client.schedule(
-                timer.topic,
-                timer.payload,
-                key=timer.key,
-                on_conflict=self._args.on_conflict or "reject",
-                headers=timer.headers,
-                ordering_key=timer.ordering_key,
-                priority=timer.priority,
-                request_id=line.request_id,
-                **timer.when,
+            made = self._patiently(
+                line.number,
+                lambda: client.schedule(
+                    timer.topic,
+                    timer.payload,
+                    key=timer.key,
+                    on_conflict=self._args.on_conflict or "reject",
+                    headers=timer.headers,
+                    ordering_key=timer.ordering_key,
+                    priority=timer.priority,
+                    request_id=line.request_id,
+                    **timer.when,
+                ),
             )
         except AlreadyExists:
             return LineResult(ScheduleResult.REJECTED, None, None, duplicate=False)
@@ -308,6 +324,20 @@ class BulkSchedule:
         except InvalidRequest as error:
             raise InvalidRequest(f"line {line.number}: {error}") from error
         return LineResult(made.result, made.id, made.due_ms, made.duplicate)
+
+    def _patiently(self, first: int, call: Callable[[], T]) -> T:
+        """Repeat a call while the cluster is overloaded. `first`: the request's first line."""
+        began_s, was_told = time.monotonic(), False
+        while True:
+            try:
+                return call()
+            except Overloaded as error:  # without effect
+                if time.monotonic() - began_s > WAIT_S:
+                    raise
+                if not was_told:
+                    self._progress(is_last=True)
+                    sys.stderr.write(f"timerctl: line {first} waits: {error}\n")
+                    was_told = True
 
     def _report(self, results: dict[int, LineResult]) -> None:
         for number, one in sorted(results.items()):
