@@ -53,6 +53,13 @@ class Answers:
 
     def __init__(self, status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> None:
         self.status, self.members = lambda: status, lambda: members
+        self.drains: list[tuple[str, bool]] = []
+        self.on_drain: Callable[[str], object] = lambda _: None
+
+    def drain_node(self, name: str, *, undo: bool = False) -> pb.DrainNodeResponse:
+        self.drains.append((name, undo))
+        self.on_drain(name)
+        return pb.DrainNodeResponse(node=name, drained=not undo)
 
 
 def test_each_trouble_stops_a_restart() -> None:
@@ -110,6 +117,25 @@ def test_each_trouble_stops_a_restart() -> None:
     assert trouble(withholding) == "n3 does not vote yet"
     assert trouble(leaderless) == "no node leads"
     assert trouble(few) == "2 voters: with fewer than 3 a restart ends the service"
+
+
+def test_two_commands_at_the_same_time_restart_no_two_nodes() -> None:
+    status, members = healthy()
+    client = Answers(status, members)
+    restarts: list[str] = []
+    sequence = RestartSequence(cast("Any", client), restarts.append, print, 0.0)
+
+    def other_command(_: str) -> None:
+        status.nodes[2].drained = True
+
+    client.on_drain = other_command
+    with pytest.raises(RestartError, match=r"^n3 is drained, perhaps by another rolling restart"):
+        sequence.run(["n1"])
+    assert restarts == []
+    assert client.drains == [("n1", False), ("n1", True)]
+    with pytest.raises(RestartError, match="before the restart of n1: n3 is drained"):
+        sequence.run(["n1"])
+    assert len(client.drains) == 2
 
 
 def test_learner_that_was_restarted_is_not_said_to_have_caught_up() -> None:

@@ -2,15 +2,18 @@
 
     healthy? --no--> refuse
        |yes
-    next node: followers first, the leader last after a transfer
-       --> the operator's command --> the node has a new process, serves and has caught up --> next
+    next node: followers first, the leader last
+       --> drained --> the operator's command
+       --> the node has a new process, serves and has caught up --> next
            (a learner: has a new process)
 
     rolling-restart --restart-with 'CMD {node}' [--since TIME] [--dry-run] [--yes]
 
-A node restarts only while the leader serves, all voters answer, and no voter lags or withholds its
-vote. So at most one voter is ever down. A node that neither answers nor votes at the begin is left
-out, as one that was stopped after `members remove`. The others must go on answering.
+A node restarts only while the leader serves, all voters answer, no voter lags or withholds its
+vote, and no other node is drained. So at most one voter is ever down, also if two commands run at
+the same time: each drains its node before it looks at the others. A node that neither answers nor
+votes at the begin is left out, as one that was stopped after `members remove`. The others must go
+on answering.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -44,8 +48,13 @@ STDERR: Final = 2
 """File of the output of an operator's command: stdout is for the result."""
 
 
-def troubles_of(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> Iterator[str]:
-    """Yield the reasons why no node may restart now; none: the cluster is healthy."""
+def troubles_of(
+    status: pb.GetStatusResponse, members: pb.ListMembersResponse, mine: str = ""
+) -> Iterator[str]:
+    """Yield the reasons why no node may restart now; none: the cluster is healthy.
+
+    `mine`: the node that this command has drained.
+    """
     voters = [each for each in members.members if each.voter]
     if trouble := trouble_of_leader(status):
         yield trouble
@@ -62,6 +71,7 @@ def troubles_of(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -
         elif end - node.applied_index > LAG_MAX:
             behind = end - node.applied_index
             yield f"{node.name} is {behind} entries behind; limit: {LAG_MAX}"
+    yield from drained_beside(status, mine)
     nodes = {node.name: node for node in status.nodes}
     for voter in voters:
         if voter.name not in nodes:
@@ -72,6 +82,15 @@ def troubles_of(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -
             yield f"{voter.name} does not answer: {nodes[voter.name].error or 'it did before'}"
         elif voter.lag_entries > LAG_MAX:
             yield f"{voter.name} is {voter.lag_entries} entries behind; limit: {LAG_MAX}"
+
+
+def drained_beside(status: pb.GetStatusResponse, mine: str) -> Iterator[str]:
+    """Yield a reason for each drained node except `mine`."""
+    for name in (node.name for node in status.nodes if node.drained and node.name != mine):
+        yield (
+            f"{name} is drained, perhaps by another rolling restart; "
+            f"otherwise: timerctl drain {name} --undo"
+        )
 
 
 def order_of(status: pb.GetStatusResponse) -> list[str]:
@@ -116,39 +135,43 @@ class RestartSequence:
 
     def _one(self, name: str) -> None:
         self._wait_healthy(f"before the restart of {name}")
-        self._lead_elsewhere(name)
-        self.tell(f"{name}: restart")
-        began_s = time.monotonic()
-        self.restart(name)
-        self._wait_restarted(name, began_s)
+        try:
+            self._drain(name)
+            self.tell(f"{name}: restart")
+            began_s = time.monotonic()
+            self.restart(name)
+            self._wait_restarted(name, began_s)
+        except BaseException:
+            with suppress(TimerError):
+                self.client.drain_node(name, undo=True)
+            raise
         took_s = time.monotonic() - began_s
         votes = any(each.voter for each in self.client.members().members if each.name == name)
         state = "serves and has caught up" if votes else "runs again, without a vote"
         self.tell(f"{name}: {state}, {took_s:.1f} s")
 
-    def _lead_elsewhere(self, name: str) -> None:
-        """Transfer the leadership away from a node, if it leads."""
-        if self.client.status().leader != name:
-            return
-        self.client.transfer()
-        leader = self.client.status().leader
-        if leader == name:
-            raise RestartError(f"{name} leads again after a transfer")
-        self.tell(f"{name}: leadership transferred to {leader or 'another node'}")
-        self._wait_healthy(f"after the transfer from {name}")
+    def _drain(self, name: str) -> None:
+        """Drain a node, which gives the leadership away. Other commands see that, and stop."""
+        moved = self.client.drain_node(name).transferred
+        status = self.client.status()
+        if others := [*drained_beside(status, name)]:
+            raise RestartError("; ".join(others))
+        if moved:
+            self.tell(f"{name}: leadership transferred to {status.leader or 'another node'}")
+        self._wait_healthy(f"after the drain of {name}", name)
 
-    def _wait_healthy(self, when: str) -> None:
+    def _wait_healthy(self, when: str, mine: str = "") -> None:
         until_s = time.monotonic() + self.node_timeout_s
-        while troubles := self._troubles():
+        while troubles := self._troubles(mine):
             if time.monotonic() > until_s:
                 raise RestartError(f"{when}: {'; '.join(troubles)}")
             time.sleep(POLL_S)
 
-    def _troubles(self) -> list[str]:
+    def _troubles(self, mine: str) -> list[str]:
         try:
             status, members = self.client.status(), self.client.members()
             silent = (n for n in status.nodes if n.name in self._planned and not n.reachable)
-            return [*troubles_of(status, members)] or [
+            return [*troubles_of(status, members, mine)] or [
                 f"{node.name} does not answer: {node.error}" for node in silent
             ]
         except TimerError as error:
