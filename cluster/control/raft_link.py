@@ -19,7 +19,7 @@ second stream from the same peer ends the first.
 If the peer has a TCP port for messages between nodes, it states the port and a key in its metadata
 at the begin of a stream. Then frames go there, as they take a fraction of the processor time
 (replication/shell/tcp_stream.py). The gRPC stream stays open without messages: one ends with the
-other. A port that can't be reached is not used until the stream is opened again.
+other. A port that can't be reached is not tried again by the streams of the next minutes.
 
 A link is *up* while the stream to the peer is open. If the peer's process dies, the stream breaks
 at once, because the peer's kernel resets the connection. If the network is cut, it breaks after
@@ -43,7 +43,7 @@ import msgpack
 
 from cluster.control.raft_codec import MESSAGE_SIZE_MAX, BadRaftMessage, RaftMessage, decode, unpack
 from replication.shell.peer_complaints import Complaints
-from replication.shell.tcp_stream import Expected, TcpEnds, TcpStream
+from replication.shell.tcp_stream import CONNECT_S, Expected, TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,9 @@ HELLO_S: Final = 1.0
 RETRY_S: Final = 0.1
 RETRY_LATER_S: Final = 0.5
 RETRY_LATER_AFTER_S: Final = 3.0
+RETRY_TCP_S: Final = 300.0
+"""A port that could not be reached is not tried for so long: each attempt delays the link, and a
+link that is late looks like the loss of a node."""
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, without back-off
@@ -111,6 +114,8 @@ class _Peer:
     up: bool = False
     heard_at_s: float = 0.0
     """Time of the last message from the peer, on the loop's clock."""
+    tcp_again_s: float = 0.0
+    """No connection to its TCP port is tried before, on the loop's clock."""
 
     def take(self) -> bytes:
         """Return the waiting frames, up to TAKE_SIZE; `wake` stays set if some are left."""
@@ -286,7 +291,16 @@ class RaftLink(grpc.GenericRpcHandler):
         port, key = told.get(PORT_METADATA, ""), told.get(KEY_METADATA)
         if not isinstance(port, str) or not port.isdecimal() or not isinstance(key, bytes):
             return None
-        return await self._tcp.reach(peer.name, int(port), key, call.cancel, self._complaints)
+        loop = asyncio.get_running_loop()
+        if loop.time() < peer.tcp_again_s:
+            return None
+        # While this waits, the peer hears nothing, and must not take that for silence.
+        limit_s = min(CONNECT_S, self._silence_s / 4)
+        complaints = self._complaints
+        tcp = await self._tcp.reach(peer.name, int(port), key, call.cancel, complaints, limit_s)
+        if tcp is None:
+            peer.tcp_again_s = loop.time() + RETRY_TCP_S
+        return tcp
 
     async def _pump(self, peer: _Peer, call: _Call, write: _Write) -> None:
         loop = asyncio.get_running_loop()
@@ -420,6 +434,7 @@ class RaftLink(grpc.GenericRpcHandler):
         if self._identify is not None and self._identify(context) != name:
             raise BadRaftMessage(f"the certificate is not that of {name!r}")
         peer.retry.set()
+        peer.heard_at_s = asyncio.get_running_loop().time()
         return peer
 
     async def _receive(self, peer: _Peer, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:

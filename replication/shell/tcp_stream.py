@@ -147,16 +147,17 @@ class TcpEnds(NamedTuple):
         key: bytes,
         on_lost: Callable[[], object],
         complaints: Complaints,
+        limit_s: float = CONNECT_S,
     ) -> "TcpStream | None":
         """Return a connection to a peer's TCP port. None: messages go over gRPC.
 
         `on_lost`: see `TcpStream.connect`. `complaints` gets a warning if the port can't be
-        reached.
+        reached within `limit_s`.
         """
         if not port:
             return None
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(limit_s):
                 return await TcpStream.connect(self.connect, peer, port, key, on_lost)
         except (OSError, ValueError) as error:  # ValueError: a name that TLS or DNS can't have
             more = {"peer_name": peer, "port": port, "error": str(error) or "no answer in time"}

@@ -132,6 +132,7 @@ class End:
     """The ends of its connections over TCP."""
     no_tcp: list[Exception] = field(default_factory=list)
     """Errors of the next connections over TCP."""
+    tcp_hangs: bool = False
     raft: list[tuple[str, RaftMessage]] = field(default_factory=list)
     frames: list[tuple[str, FrameKind, object]] = field(default_factory=list)
     ups: list[bool] = field(default_factory=list)
@@ -152,6 +153,8 @@ class End:
     async def connect(self, _: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> None:
         if self.no_tcp:
             raise self.no_tcp.pop()
+        if self.tcp_hangs:
+            await asyncio.Event().wait()
         self.dialled.append(protocol())
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self.dialled[-1], "127.0.0.1", port)
@@ -269,13 +272,34 @@ def test_frames_leave_grpc_if_the_peers_port_can_be_reached(
             a.no_tcp.append(ConnectionRefusedError("no such port"))
             a.dialled[1].transport.abort()
             await until(lambda: a.ups == [True, False] * 2 + [True])
-            assert len(a.dialled) == 2
             a.link.send("b", FrameKind.ASK, ("over gRPC",))
             await until(lambda: b.frames == [("a", FrameKind.ASK, ("over gRPC",))])
+            a.link._put(a.link._peers["b"], FrameKind.RAFT, b"no message")
+            await until(lambda: a.ups == [True, False] * 3 + [True])
+            assert len(a.dialled) == 2, "no attempt delays the next stream"
 
     asyncio.run(scenario())
     [told] = [each for each in caplog.records if "no TCP to a peer" in each.message]
     assert told.__dict__["error"] == "no such port"
+
+
+def test_port_that_a_firewall_hides_does_not_look_like_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(raft_link, "CONNECT_S", 3600)
+
+    async def scenario() -> None:
+        async with linked(only_b=True, tcp=True) as (a, b):
+            a.tcp_hangs, a.silence_s = True, 1.0
+            a.__post_init__()
+            a.link.start()
+            heard = b.link._peers["a"]
+            await until(lambda: heard.heard_at_s > 0)
+            assert a.ups == [], "the hello was heard, before any frame"
+            await until(lambda: a.ups == [True])
+            await a.link.stop()
+
+    asyncio.run(scenario())
 
 
 def test_bad_message_over_tcp_breaks_the_link(caplog: pytest.LogCaptureFixture) -> None:
