@@ -2,6 +2,7 @@
 
 import ast
 import gc
+from collections.abc import Iterator
 
 
 def parsed(source: str) -> ast.Module:
@@ -17,3 +18,11 @@ def parsed(source: str) -> ast.Module:
     finally:
         if collects:
             gc.enable()
+
+
+def statements(parent: ast.AST) -> Iterator[ast.AST]:
+    """Yield all statements below a node, and what is between them, but no expressions."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(parent, name, ()):
+            yield child
+            yield from statements(child)

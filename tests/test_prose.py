@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parsing import parsed
+from tests.parsing import parsed, statements
 
 ROOT = Path(__file__).parent.parent
 CLAUSES = {"what", "whatever", "who", "whoever", "whom", "whose"}
@@ -55,7 +55,7 @@ def docstrings(path: Path) -> str:
     """Return all docstrings of a module, those of attributes included."""
     return "\n\n".join(
         str(node.value.value)
-        for node in ast.walk(parsed(path.read_text()))
+        for node in statements(parsed(path.read_text()))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     )
 

@@ -21,7 +21,7 @@ from cluster.observe.metrics import Levels, Telemetry
 from cluster.rpc import openapi
 from cluster.rpc.http_routes import ROUTES
 from cluster.settings.config import TYPES, NodeConfig, build_config, flatten
-from tests.parsing import parsed
+from tests.parsing import parsed, statements
 from tests.test_house import product
 from timer.entries import policies
 from timer.model.timer_errors import InvalidRequestError
@@ -211,7 +211,7 @@ def test_arguments_in_the_clients_docstrings_are_parameters() -> None:
     """The documentation's site is built strictly and fails otherwise."""
     wrong, seen = [], 0
     for path in (ROOT / "timerclient").rglob("*.py"):
-        for node in ast.walk(parsed(path.read_text())):
+        for node in statements(parsed(path.read_text())):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             listed = re.search(r"^Args:\n((?:    .*\n?|\n)+)", ast.get_docstring(node) or "", re.M)
@@ -225,17 +225,17 @@ def test_arguments_in_the_clients_docstrings_are_parameters() -> None:
 
 
 def test_docstrings_name_errors_that_are_there() -> None:
-    trees = {path: parsed(path.read_text()) for path in product()}
-    nodes = [(path.name, node) for path, tree in trees.items() for node in ast.walk(tree)]
-    known = {node.name for _, node in nodes if isinstance(node, ast.ClassDef)} | {*dir(builtins)}
-    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-    wrong, seen = [], 0
-    for name, node in nodes:
-        text = (ast.get_docstring(node) or "") if isinstance(node, functions) else ""
-        for errors in re.findall(r"^    ([A-Z][\w, ]*):", text.partition("Raises:\n")[2], re.M):
-            seen += 1
-            wrong += [(name, each) for each in errors.split(", ") if each not in known]
-    assert seen > 500
+    known, listed = {*dir(builtins)}, []
+    for path in product():
+        for node in statements(parsed(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                known.add(node.name)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                text = (ast.get_docstring(node) or "").partition("Raises:\n")[2]
+                found = re.findall(r"^    ([A-Z][\w, ]*):", text, re.M)
+                listed += [(path.name, each) for errors in found for each in errors.split(", ")]
+    wrong = [(name, each) for name, each in listed if each not in known]
+    assert len(listed) > 500
     assert wrong == []
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.parsing import statements
+
 ROOT = Path(__file__).parent.parent
 FUNCTION_LINES_MAX = 80
 FILE_LINES_MAX = 800
@@ -114,11 +116,3 @@ def syntax_trees() -> Iterator[None]:
     yield
     parsed.cache_clear()
     gc.enable()
-
-
-def statements(parent: ast.AST) -> Iterator[ast.AST]:
-    """Yield all statements below a node, and what is between them, but no expressions."""
-    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-        for child in getattr(parent, name, ()):
-            yield child
-            yield from statements(child)
