@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry
-from timer.model.columns import Schedule
+from timer.model.columns import RequestId, Schedule
 from timer.state.producers import IDLE_MS_MAX
 
 Mask = npt.NDArray[np.bool_]
@@ -29,8 +29,10 @@ class IntakeStory:
     last_sequence: dict[int, int] = field(default_factory=dict)
     used_at_ms: dict[int, int] = field(default_factory=dict)
     """Time of the last use of each producer that has not expired."""
-    requests: dict[bytes, int] = field(default_factory=dict)
-    """Request id -> the time until which it is remembered."""
+    requests: dict[bytes, RequestId] = field(default_factory=dict)
+    """The text of an id -> the request that it is remembered for."""
+    repeats: list[bool] = field(default_factory=list)
+    """For each part of the last SCHEDULE: whether it repeats a remembered request."""
 
     def producer(self, item: Entry) -> None:
         """Apply a PRODUCER entry."""
@@ -61,9 +63,14 @@ class IntakeStory:
         if len(self.tokens) > len(self.last_sequence):
             tokens = self.tokens.items()
             self.tokens = {token: number for token, number in tokens if number in self.used_at_ms}
-        over = [text for text, until_ms in self.requests.items() if until_ms < item.time_ms]
+        over = [text for text in self.requests if self.remembered(text, item.time_ms) is None]
         for text in over:
             del self.requests[text]
+
+    def remembered(self, text: bytes, now_ms: int) -> RequestId | None:
+        """Return the request for which an id is remembered. None: it is not."""
+        known = self.requests.get(text)
+        return None if known is None or known.until_ms < now_ms else known
 
     def taken(self, item: Entry, schedule: Schedule, nowhere: Mask) -> Mask:
         """Return a mask of the rows of a SCHEDULE that become timers.
@@ -73,17 +80,20 @@ class IntakeStory:
         taken = np.ones(len(schedule.rows), np.bool_)
         start = 0
         lost = nowhere.any()
+        self.repeats = []
         for head, request in zip(schedule.parts.tolist(), schedule.requests, strict=True):
+            known = self.remembered(request.text, item.time_ms) if request else None
+            self.repeats.append(bool(known and request and known.body == request.body))
             producer, sequence, size, *_ = head
             part = slice(start, start + size)
             start += size
             if lost and nowhere[part].any():
                 taken[part] = False
             elif request is not None:
-                if self.requests.get(request.text, -1) >= item.time_ms:
+                if known is not None:
                     taken[part] = False  # repeated, or another request under its id
                 else:
-                    self.requests[request.text] = request.until_ms
+                    self.requests[request.text] = request
             elif self.last_sequence.get(producer, -2) + 1 == sequence:
                 self.last_sequence[producer] = sequence
                 self.used_at_ms[producer] = item.time_ms

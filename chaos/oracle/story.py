@@ -183,7 +183,7 @@ class LogStory:
         self._checksums = checksums
         self._pending = WaitingRows(spill, rows_max=pending_max)
         self._said = Said()
-        self._intake = IntakeStory()
+        self.intake = IntakeStory()
         self._holders: dict[int, tuple[int, int]] = {}
         """Key -> (due, seq) of the pending timer that has it."""
         self._key_of: dict[int, int] = {}
@@ -220,7 +220,7 @@ class LogStory:
                 for group in self.groups.values():
                     group.begin_epoch(self.kept[group.topic].end)
             case EntryKind.CHECKPOINT:
-                self._intake.checkpoint(item)
+                self.intake.checkpoint(item)
                 for topic, kept in self.kept.items():
                     kept.checkpoint(self.cursors(topic), item.time_ms)
                 self._book.checkpoint(
@@ -239,7 +239,7 @@ class LogStory:
             said = payloads.decode_topic(item.payload)
             self._delete(item, said) if isinstance(said, DeleteTopic) else self._topic_of(said.name)
         else:
-            self._intake.producer(item)
+            self.intake.producer(item)
 
     def _delete(self, item: Entry, said: DeleteTopic) -> None:
         if said.topic not in self.topics or said.topic in self.deleted:
@@ -337,7 +337,7 @@ class LogStory:
     def _schedule(self, item: Entry) -> None:
         schedule = decode_schedule(item.payload)
         nowhere = np.isin(schedule.rows["topic"], [0, *self.deleted])
-        taken = self._intake.taken(item, schedule, nowhere)
+        taken = self.intake.taken(item, schedule, nowhere)
         rows = schedule.rows[taken]
         self._note_quotas(item, rows)
         new = self._numbered(item, len(rows))

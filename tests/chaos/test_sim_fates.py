@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.sim.checks.expirybook import ExpiryBook
+from chaos.sim.checks.book import PromiseBook
 from chaos.sim.checks.fatebook import FateBook
-from chaos.sim.checks.policybook import PolicyBook
+from chaos.sim.checks.keybook import TimerName
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, machine_on, part_of, u64
 from timer.entries.payloads import GroupOp, Op
 from timer.entries.policies import CLUSTER
-from timer.model.units import GroupId, TopicId
+from timer.model.columns import RequestId
+from timer.model.units import GroupId, TopicId, UnixMs
 from timer.ready.topic import Topic
 from timer.state.apply_results import ALREADY_FIRED, CANCELLED, Applied
 
@@ -82,7 +83,7 @@ def test_machine_that_does_the_same_is_fine() -> None:
     pages.book.at_end()
     assert pages.book.gone == {3}
     assert pages.book.fired_before(pages.machine) == 0
-    assert pages.book.due_ms == {2: [DUE]}
+    assert pages.book.queues == {2: [TimerName(DUE, 2)]}
 
 
 def test_deletion_ends_all_pending_timers_of_its_topic() -> None:
@@ -166,17 +167,29 @@ def test_nothing_expires_where_no_policy_says_so(said: dict[str, Any]) -> None:
         pages.op(Op.EXPIRE_BELOW, 0, 1, after_ms=10 * TTL_MS)
 
 
+def test_request_that_is_twice_in_one_entry_repeats_itself_there() -> None:
+    pages = Pages()
+    request = RequestId(b"r", 1, UnixMs(START_MS + 100))
+    part = replace(part_of([(1, DUE, b"x")]), request=request)
+    pages.log.schedule(part, part)
+    pages.go_on()
+    assert pages.book.story.intake.repeats == [False, True]
+    pages.log.schedule(part)
+    with pytest.raises(Broken, match="repeated True"):
+        pages.go_on(lambda applied: replace(applied, parts=(pages.machine,)))  # type: ignore[type-var]
+
+
 def test_ack_counts_if_it_is_in_the_log_before_the_expiry() -> None:
     pages = Pages(ttl_ms=TTL_MS)
     pages.log.fire(DUE + 1)
     pages.op(Op.ACK, 1, 0)
     pages.op(Op.EXPIRE_BELOW, 0, 2, after_ms=TTL_MS + 1)
     pages.op(Op.ACK, 1, 1, after_ms=TTL_MS + 1)
-    book = ExpiryBook(pages.book, PolicyBook(pages.book))
-    book.told_acked("g#1", 0)
+    book = PromiseBook(fates=pages.book)
+    book.told_acked((1, 0), counts=True)
+    book.told_acked((1, 1), counts=False)
     with pytest.raises(Broken, match="it had expired"):
-        book.told_acked("g#1", 1)
-    assert [book.is_over(1, offset) for offset in range(3)] == [False, True, False]
+        book.told_acked((1, 1), counts=True)
 
 
 def test_message_that_is_let_go_is_acked_and_not_retained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from chaos.oracle import story
+from chaos.oracle.group_story import GroupStory
+from chaos.oracle.pending_rows import ROW
 from chaos.sim.checks.book import AHEAD_MS_MAX, DeliveredRow, PromiseBook
 from chaos.sim.checks.keybook import TimerName, ToldRow
 from chaos.sim.checks.orderbook import OrderBook
@@ -17,7 +20,6 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import Fire, GroupOp, GroupSettings, Op
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream, Lease
-from timer.model.columns import OnConflict
 from timer.model.units import (
     Epoch,
     GroupId,
@@ -30,11 +32,18 @@ from timer.model.units import (
 )
 from timer.ready.group import Group
 from timer.ready.topic import Topic
-from timer.state.apply_results import ALREADY_CANCELLED, ALREADY_FIRED, CANCELLED, SeekApplied
+from timer.state.apply_results import (
+    ALREADY_CANCELLED,
+    ALREADY_FIRED,
+    CANCELLED,
+    DROPPED,
+    SeekApplied,
+)
 from timer.state.key_conflicts import Verdict
 
 NAME = TimerName(1_000, 7)
-KEY = ("a", "g", 0)
+TOPIC = ("a", b"")
+PLACE = 1, 0
 
 
 def test_timer_promises_hold() -> None:
@@ -56,10 +65,17 @@ def test_clients_reach_a_leader_whose_disk_is_damaged() -> None:
     assert world.town.leader() is leader
 
 
-def book_of() -> PromiseBook:
+def book_of(*fired: TimerName) -> PromiseBook:
+    """Return a book after a log with a pending timer, NAME, or with these that fired."""
     book = PromiseBook()
+    rows = np.zeros(1, ROW)
+    rows["due_ms"], rows["seq"], rows["topic"] = NAME.due_ms, NAME.seq, 1
+    book.fates.story._pending.add(rows)
+    book.fates.story.groups[1] = GroupStory(1, 1, "g", 0, 9, 0)
+    book.fates.queues[1] += fired
+    book.fates.ends.update({name.seq: story.FIRED for name in fired})
     book.asked([b"x"])
-    book.scheduled(NAME, "a", NAME.due_ms)
+    book.scheduled(NAME, TOPIC, NAME.due_ms)
     return book
 
 
@@ -78,25 +94,42 @@ def entry(index: int, time_ms: int, read_time_ms: int) -> Entry:
 
 def test_delivery_of_what_nobody_scheduled_is_a_phantom() -> None:
     with pytest.raises(Broken, match="phantom"):
-        book_of().seen(KEY, row(payload=b"y"), 1)
+        book_of(NAME).seen(PLACE, row(payload=b"y"), 1)
 
 
-def test_timer_at_two_offsets_and_request_with_two_timers_are_told_twice() -> None:
-    book = book_of()
-    book.seen(KEY, row(), 1)
+def test_timer_at_another_offset_and_request_with_two_timers_are_told_twice() -> None:
+    other = TimerName(1_000, 8)
+    book = book_of(NAME, other)
+    book.seen(PLACE, row(), 1)
     with pytest.raises(Broken, match="twice"):
-        book.seen(("a", "g", 1), row(), 1)
+        book.seen((1, 1), row(), 1)
     with pytest.raises(Broken, match="twice"):
-        book.seen(("a", "g", 1), row(TimerName(1_000, 8)), 1)
+        book.seen((1, 1), row(other), 1)
     with pytest.raises(Broken, match="twice"):
-        book.answered_again([told(NAME)], [told(TimerName(1_000, 8))])
+        book.answered_again([told(NAME)], [told(other)])
+
+
+def test_letter_that_is_not_the_message_that_it_was_is_told() -> None:
+    letter = TimerName(1_000, 9)
+    book = book_of(NAME, letter)
+    book.fates.origins[letter] = NAME
+    book.seen(PLACE, row(), 1)
+    book.seen((1, 1), row(letter), 1)
+    book.fates.origins[letter] = TimerName(1_000, 8)
+    with pytest.raises(Broken, match="redrive"):
+        book.seen((1, 1), row(letter), 2)
 
 
 def test_firing_before_the_due_time_is_early() -> None:
     with pytest.raises(Broken, match="early"):
-        book_of().seen(KEY, row(fired_at_ms=999), 1)
+        book_of(NAME).seen(PLACE, row(fired_at_ms=999), 1)
     with pytest.raises(Broken, match="early"):
-        book_of().scheduled(TimerName(999, 8), "a", 1_000)
+        book_of().scheduled(NAME, TOPIC, 1_001)
+
+
+def test_promised_timer_that_is_not_in_the_log_is_lost() -> None:
+    with pytest.raises(Broken, match="lost"):
+        book_of().scheduled(TimerName(1_000, 8), TOPIC)
 
 
 def test_clock_of_the_log_is_compared_with_the_true_time_and_never_goes_back() -> None:
@@ -109,35 +142,58 @@ def test_clock_of_the_log_is_compared_with_the_true_time_and_never_goes_back() -
         book.on_commit(entry(3, 50_001, 39_999), None)
 
 
-@pytest.mark.parametrize("outcome", [CANCELLED, ALREADY_CANCELLED])
-def test_cancel_that_says_so_of_a_delivered_timer_lies(outcome: int) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "end"),
+    [
+        (CANCELLED, None),
+        (CANCELLED, story.FIRED),
+        (ALREADY_CANCELLED, story.FIRED),
+        (ALREADY_FIRED, story.CANCELLED),
+        (ALREADY_FIRED, story.DROPPED),
+        (DROPPED, story.CANCELLED),
+    ],
+)
+def test_cancel_whose_answer_differs_from_the_log_lies(outcome: int, end: int | None) -> None:
     book = book_of()
-    book.seen(KEY, row(), 1)
-    book.cancel_asked(NAME)
+    if end is not None:
+        book.fates.ends[NAME.seq] = end
     with pytest.raises(Broken, match="cancel"):
         book.cancel_answered(NAME, outcome)
 
 
-@pytest.mark.parametrize("outcome", [CANCELLED, ALREADY_FIRED])
-def test_cancelled_timer_is_neither_cancelled_again_nor_fired(outcome: int) -> None:
+def test_timer_is_cancelled_once_and_that_of_a_deleted_topic_is_not_judged() -> None:
     book = book_of()
-    book.cancel_asked(NAME)
+    book.fates.ends[NAME.seq] = story.CANCELLED
     book.cancel_answered(NAME, CANCELLED)
+    book.cancel_answered(NAME, ALREADY_CANCELLED)
     with pytest.raises(Broken, match="cancel"):
-        book.cancel_answered(NAME, outcome)
-    with pytest.raises(Broken, match="cancel"):
-        book.seen(KEY, row(), 1)
+        book.cancel_answered(NAME, CANCELLED)
+    book.fates.ends[NAME.seq] = story.DROPPED
+    book.fates.gone.add(NAME.seq)
+    book.cancel_answered(NAME, ALREADY_FIRED)
 
 
 def test_delivery_after_its_ack_and_one_that_does_not_say_again_are_told() -> None:
-    book = book_of()
-    book.seen(KEY, row(), 1)
+    book = book_of(NAME)
+    book.seen(PLACE, row(), 1)
     with pytest.raises(Broken, match="unmarked"):
-        book.seen(KEY, row(), 1)
-    book.seen(KEY, row(), 2)
-    book.acked.add(KEY)
+        book.seen(PLACE, row(), 1)
+    book.seen(PLACE, row(), 2)
+    book.fates.done.add(PLACE)
+    book.told_acked(PLACE, counts=True)
     with pytest.raises(Broken, match="acked"):
-        book.seen(KEY, row(), 3)
+        book.seen(PLACE, row(), 3)
+
+
+@pytest.mark.parametrize(
+    ("ended", "checker"), [("", "lost"), ("over", "expiry"), ("moved", "dead")]
+)
+def test_ack_that_the_log_lacks_is_told(ended: str, checker: str) -> None:
+    book = book_of(NAME)
+    if ended:
+        getattr(book.fates, ended).add(PLACE)
+    with pytest.raises(Broken, match=checker):
+        book.told_acked(PLACE, counts=True)
 
 
 def handed_out(epoch: int, at_ms: int) -> Delivery:
@@ -163,7 +219,7 @@ def test_deposed_leader_that_hands_out_is_told() -> None:
 
 
 def test_nacked_message_that_comes_before_its_time_is_told() -> None:
-    book = PromiseBook(nacks={(1, 1, 7): 5, (1, 1, 8): 99, (1, 2, 7): 99})
+    book = PromiseBook(nacks={(1, 7): 5, (1, 8): 99, (2, 7): 99})
     book.handed_out("node 1", handed_out(3, 5), Epoch(3))
     with pytest.raises(Broken, match="nack"):
         book.handed_out("node 1", handed_out(3, 4), Epoch(3))
@@ -186,80 +242,46 @@ def test_offset_that_a_group_never_got_is_lost() -> None:
     book = world.town.book
     app = world.town.apps()[0]
     book.at_end(app)
-    dead = {(*book.lives[GroupId(g)], offset) for _, g, offset in book.dead}
-    book.delivered.remove(min(book.delivered - dead))
+    book.delivered.remove(min(book.delivered - book.fates.moved))
     with pytest.raises(Broken, match="lost"):
         book.at_end(app)
 
 
 # ---- keys
 
-K = ("a", b"k")
 
-
-def test_delivery_of_what_was_replaced_breaks_its_key() -> None:
+def test_answer_about_a_key_is_compared_with_the_log() -> None:
     book = book_of()
-    book.keys.row(
-        K, OnConflict.REPLACE, told(TimerName(1_000, 9), Verdict.REPLACED, 7), fired=False
-    )
+    book.fates.ends |= {8: story.REJECTED, 9: story.KEPT, 10: story.REJECTED}
+    book.fates.others |= {8: 7, 9: 7, 10: 0}
+    fine = [(8, Verdict.REJECTED, 7), (9, Verdict.KEPT, 7), (10, Verdict.NOT_PENDING, 0)]
+    for seq, verdict, other in fine:
+        book.check_key(told(TimerName(1_000, seq), verdict, other))
+    lies = [(7, Verdict.KEPT, 0), (8, Verdict.KEPT, 7), (9, Verdict.KEPT, 8)]
+    for seq, verdict, other in [*lies, (8, Verdict.NOT_PENDING, 0), (10, Verdict.REJECTED, 7)]:
+        with pytest.raises(Broken, match="key"):
+            book.check_key(told(TimerName(1_000, seq), verdict, other))
+    with pytest.raises(Broken, match="lost"):
+        book.scheduled(TimerName(1_000, 8), TOPIC)
+
+
+def test_timer_ends_for_one_other_timer_and_as_the_log_has_it() -> None:
+    book, after = book_of(), TimerName(1_000, 9)
     with pytest.raises(Broken, match="key"):
-        book.seen(KEY, row(), 1)
+        book.check_key(told(after, Verdict.REPLACED, NAME.seq))
+    book.fates.ends[NAME.seq] = story.REPLACED
+    book.check_key(told(after, Verdict.REPLACED, NAME.seq))
     with pytest.raises(Broken, match="key"):
-        book.keys.end(NAME, 10, fired=False)
-    book.cancel_asked(NAME)
-    with pytest.raises(Broken, match="cancel"):
-        book.cancel_answered(NAME, CANCELLED)
-
-
-def test_replacement_of_what_was_delivered_breaks_its_key() -> None:
+        book.check_key(told(TimerName(1_000, 10), Verdict.REPLACED, NAME.seq))
     with pytest.raises(Broken, match="key"):
-        book_of().keys.end(NAME, 9, fired=True)
-
-
-@pytest.mark.parametrize(
-    ("mode", "verdict", "other"),
-    [
-        (OnConflict.KEEP, Verdict.REJECTED, 7),
-        (OnConflict.REPLACE, Verdict.KEPT, 7),
-        (OnConflict.KEEP, Verdict.KEPT, 12),
-        (OnConflict.KEEP, Verdict.KEPT, 8),
-        (OnConflict.REJECT, Verdict.SCHEDULED, 0),
-        (OnConflict.UPDATE, Verdict.SCHEDULED, 0),
-        (OnConflict.UPDATE, Verdict.NOT_PENDING, 0),
-        (OnConflict.REPLACE, Verdict.NOT_PENDING, 0),
-    ],
-)
-def test_answers_that_do_not_fit_in_the_order_of_the_log_break_their_key(
-    mode: OnConflict, verdict: Verdict, other: int
-) -> None:
-    book = book_of()
-    keys = book.keys
-    keys.row(K, OnConflict.REJECT, told(), fired=False)
-    keys.row(("a", b"l"), OnConflict.REJECT, told(TimerName(1_000, 8)), fired=False)
-    keys.end(NAME, 20, fired=False)
-    keys.row(K, mode, told(TimerName(1_000, 10), verdict, other), fired=False)
-    with pytest.raises(Broken, match="key"):
-        keys.at_end({NAME, TimerName(1_000, 8)})
-
-
-def test_answers_that_fit_break_nothing() -> None:
-    book = book_of()
-    book.keys.row(K, OnConflict.REJECT, told(), fired=False)
-    book.keys.row(K, OnConflict.KEEP, told(TimerName(1_000, 8), Verdict.KEPT, 7), fired=False)
-    book.keys.row(K, OnConflict.REPLACE, told(TimerName(5, 9), Verdict.REPLACED, 7), fired=False)
-    book.rescheduled(TimerName(5, 9), TimerName(6, 10))
-    last = told(TimerName(1_000, 11), Verdict.REPLACED, 10)
-    book.keys.row(K, OnConflict.UPDATE, last, fired=False)
-    nothing = told(TimerName(1_000, 12), Verdict.NOT_PENDING)
-    book.keys.row(("a", b"l"), OnConflict.UPDATE, nothing, fired=False)
-    book.keys.at_end({NAME})
-    assert book.keys.keys[TimerName(6, 10)] == K
+        book.rescheduled(NAME, after)
 
 
 def test_key_of_a_timer_that_nobody_heard_of_is_known_by_its_reschedule() -> None:
-    book = book_of()
-    book.rescheduled(TimerName(5, 9), TimerName(6, 10), K)
-    assert book.keys.keys[TimerName(6, 10)] == K
+    book, key = book_of(), ("a", b"k")
+    book.fates.ends[9] = story.RESCHEDULED
+    book.rescheduled(TimerName(5, 9), NAME, key)
+    assert book.timers[NAME] == key
 
 
 # ---- order

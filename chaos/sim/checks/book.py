@@ -1,8 +1,11 @@
 """The book of promises to the clients of a simulated timer cluster, and its checkers.
 
-from the log     each entry as it is first committed, and as each replica has applied it
-from the nodes   deliveries, as they are sent
-from clients     requests, answers and received messages
+    from the log     each entry as it is first committed, and as each replica has applied it
+    from the nodes   deliveries, as they are sent
+    from clients     requests, answers and received messages
+
+The oracle applies each entry when it is committed (chaos/sim/checks/fatebook.py). A node answers
+and delivers later. So each answer, and each delivery, must be true by the oracle when it arrives.
 """
 
 from dataclasses import dataclass, field
@@ -10,28 +13,22 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from chaos.oracle import story
 from chaos.sim.checks.creditbook import CreditBook
-from chaos.sim.checks.expirybook import ExpiryBook
 from chaos.sim.checks.fatebook import FateBook
-from chaos.sim.checks.keybook import Key, KeyBook, TimerName, ToldRow
+from chaos.sim.checks.keybook import Key, TimerName, ToldRow, check_list
 from chaos.sim.checks.latebook import LateBook
 from chaos.sim.checks.leasebook import LeaseBook
-from chaos.sim.checks.letterbook import LetterBook
 from chaos.sim.checks.orderbook import OrderBook
 from chaos.sim.checks.pacebook import PaceBook
 from chaos.sim.checks.policybook import PolicyBook
 from chaos.sim.checks.quotabook import QuotaBook
-from chaos.sim.checks.requestbook import RequestBook
 from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.entries.payloads import GroupOp, Move, Nack, Op, decode_fire, decode_group
+from timer.entries.payloads import GroupOp, Nack, Op, decode_fire, decode_group
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_delivery import Delivery
-from timer.model import timer_id
-from timer.model.columns import decode_headers, decode_schedule
-from timer.model.units import Epoch, GroupId, LogIndex
-from timer.ready.group import Group
-from timer.ready.topic import Topic
+from timer.model.units import Epoch, LogIndex
 from timer.state.apply_results import (
     ALREADY_CANCELLED,
     ALREADY_FIRED,
@@ -39,11 +36,11 @@ from timer.state.apply_results import (
     DROPPED,
     Applied,
     Checkpoint,
-    DeleteTopicApplied,
     GroupApplied,
     MoveApplied,
     SeekApplied,
 )
+from timer.state.key_conflicts import Verdict
 from timer.state.machine import Machine
 
 if TYPE_CHECKING:
@@ -53,6 +50,23 @@ if TYPE_CHECKING:
 AHEAD_MS_MAX: Final = 5_000
 """The most that the log's clock may be ahead of true time while a majority of clocks is right. A
 leader that hears no majority continues by its own clock, which is up to 4 % fast."""
+CHANGED: Final = (story.CANCELLED, story.REPLACED, story.RESCHEDULED)
+"""Ends by the request of a client."""
+_CANCEL_ENDS: Final = {
+    CANCELLED: (story.CANCELLED,),
+    ALREADY_CANCELLED: CHANGED,
+    ALREADY_FIRED: (story.FIRED,),
+    DROPPED: (story.DROPPED,),
+}
+"""Answer to a cancel -> the ends with which it is true."""
+_NO_TIMER: Final = {
+    Verdict.REJECTED: story.REJECTED,
+    Verdict.NOT_PENDING: story.REJECTED,
+    Verdict.KEPT: story.KEPT,
+}
+"""Verdict of a row that became no timer -> its end."""
+Place = tuple[int, int]
+"""The id of a group, and a queue offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +76,24 @@ class DeliveredRow:
     name: TimerName
     fired_at_ms: int
     payload: bytes
-    """It names the row and its request; see `Request.payloads`."""
-
-
-@dataclass(slots=True)
-class PromisedTimer:
-    """One timer that an answer to a producer reported as scheduled."""
-
-    topic: str
-    requested_ms: int | None
-    """None: the leader computed the time from a delay, or from policies."""
-    cancelled: bool = False
-    """A cancel returned CANCELLED."""
-    cancel_open: int = 0
-    """Cancels without an answer: their outcome is unknown."""
+    """It names the row and its request; see `NumberedRequest.payloads`."""
 
 
 @dataclass(slots=True)
 class PromiseBook:
     """The promises. Every method raises Broken if one was not kept."""
 
-    timers: dict[TimerName, PromisedTimer] = field(default_factory=dict)
+    timers: dict[TimerName, Key] = field(default_factory=dict)
+    """Timers that an answer reported as scheduled -> their topic and key; an empty key: none."""
+    asked_ends: set[TimerName | Key] = field(default_factory=set)
+    """Timers and keys of requests that may end a timer."""
+    cancelled: set[TimerName] = field(default_factory=set)
+    """A cancel returned CANCELLED."""
+    successors: dict[TimerName, TimerName | None] = field(default_factory=dict)
+    """Timers that changed by an answer -> the next timer; None: there is none."""
     digests: dict[LogIndex, str] = field(default_factory=dict)
-    fired: dict[TimerName, tuple[str, int]] = field(default_factory=dict)
-    """Timer -> (topic, queue offset), from consumers' messages."""
+    fired: set[TimerName] = field(default_factory=set)
+    """The timers of the messages that consumers received."""
     payloads: dict[bytes, TimerName | None] = field(default_factory=dict)
     """Row of a request -> the one timer that it became. None: not known yet."""
     series: set[bytes] = field(default_factory=set)
@@ -94,35 +102,29 @@ class PromiseBook:
     """Rows that may become a timer again, because their request's id is soon forgotten."""
     whole: list[list[bytes]] = field(default_factory=list)
     """The rows of each request without keys: all of them become timers, or none."""
-    requests: RequestBook = field(default_factory=RequestBook)
-    acked: set[tuple[str, str, int]] = field(default_factory=set)
-    """(topic, life of a group, offset) of confirmed acks. A seek begins another life."""
-    acked_first: set[tuple[str, str, int]] = field(default_factory=set)
-    """Those of them that returned ACKED: nothing else had ended the message before."""
-    delivered: set[tuple[str, str, int]] = field(default_factory=set)
-    lives: dict[GroupId, tuple[str, str]] = field(default_factory=dict)
-    """Group id -> (topic, life)."""
-    first_lives: dict[str, str] = field(default_factory=dict)
-    """Life after a seek -> the life that the group began with."""
+    acked: set[Place] = field(default_factory=set)
+    """Confirmed acks."""
+    delivered: set[Place] = field(default_factory=set)
+    first_lives: dict[int, int] = field(default_factory=dict)
+    """Group after a seek -> the group that it began as."""
     seeks: int = 0
     ups: int = 0
     """Acks of all up to a message."""
     deliveries: int = 0
-    attempts: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    attempts: dict[Place, int] = field(default_factory=dict)
     """The highest attempt of each delivered message."""
     redeliveries: int = 0
     answers: int = 0
-    starts: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(topic, life) -> its first offset."""
-    nacks: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    """(topic id, group id, offset) -> the time of its last committed nack."""
-    nacks_told: set[tuple[int, int, int]] = field(default_factory=set)
-    """(topic id, group id, offset) of nacks that returned NACKED."""
-    dead: dict[tuple[int, int, int], LogIndex] = field(default_factory=dict)
-    """(topic id, group id, offset) -> the entry that made the message a dead letter."""
-    buried: set[TimerName] = field(default_factory=set)
-    """Timers that became dead letters. Perhaps no consumer ever received them."""
-    keys: KeyBook = field(default_factory=KeyBook)
+    refused: int = 0
+    """Requests that were rejected because another one has their id."""
+    nacks: dict[Place, int] = field(default_factory=dict)
+    """The time of the last committed nack of a message."""
+    nacks_told: set[Place] = field(default_factory=set)
+    """Messages of which a nack returned NACKED."""
+    asked_up_to: dict[int, int] = field(default_factory=dict)
+    """Group id -> the greatest offset of an `ack up to`, delivered or not."""
+    passed: set[Place] = field(default_factory=set)
+    """Messages that an `ack up to` acked. Perhaps no consumer received them."""
     policies: PolicyBook = field(init=False)
     fates: FateBook = field(default_factory=FateBook)
     late: LateBook = field(init=False)
@@ -131,12 +133,6 @@ class PromiseBook:
     order: OrderBook = field(default_factory=OrderBook)
     pace: PaceBook = field(default_factory=PaceBook)
     quotas: QuotaBook = field(init=False)
-    expiry: ExpiryBook = field(init=False)
-    letters: LetterBook = field(default_factory=LetterBook)
-    asked_up_to: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(topic, life) -> the greatest offset of an `ack up to`, delivered or not."""
-    passed: set[tuple[int, int, int]] = field(default_factory=set)
-    """(topic id, group id, offset) that an `ack up to` acked. Perhaps no consumer received it."""
     committed: LogIndex = LogIndex(0)
     """The last entry that was checked."""
     read_time_ms: int = 0
@@ -147,7 +143,6 @@ class PromiseBook:
         self.policies = PolicyBook(self.fates)
         self.late = LateBook(self.fates)
         self.quotas = QuotaBook(self.policies)
-        self.expiry = ExpiryBook(self.fates, self.policies)
 
     # ---- the log
 
@@ -171,77 +166,43 @@ class PromiseBook:
             for op in decode_group(entry.payload):
                 if isinstance(op, Nack):
                     for offset, at_ms in zip(op.offsets.tolist(), op.not_before_ms, strict=True):
-                        self.nacks[op.topic, op.group, offset] = int(at_ms)
+                        self.nacks[op.group, offset] = int(at_ms)
                 if isinstance(op, GroupOp):
                     self.order.committed(op)
                     self._passes(op)
 
     def _passes(self, op: GroupOp) -> None:
         """Note the acks of an `ack up to` that are in the log."""
-        key = self.lives.get(op.group)
-        if op.op is not Op.ACK or key not in self.asked_up_to:
-            return
-        offsets = op.offsets[op.offsets <= self.asked_up_to[key]].tolist()
-        self.passed.update((op.topic, op.group, offset) for offset in offsets)
+        if op.op is Op.ACK and op.group in self.asked_up_to:
+            offsets = op.offsets[op.offsets <= self.asked_up_to[op.group]].tolist()
+            self.passed.update((op.group, offset) for offset in offsets)
 
     def applied(self, node: "SimNode", machine: Machine, applied: Applied) -> None:
-        """Check P7 on a replica that has just applied an entry; note where a new group begins."""
+        """Check P7 on a replica that has just applied an entry."""
         self.order.fired(machine)
-        if isinstance(applied, DeleteTopicApplied):
-            self.order.passing.add(applied.op.topic)
         if isinstance(applied, GroupApplied):
             for result in applied.results:
-                if isinstance(result, Group):
-                    self._begins(machine, result)
-                elif isinstance(result, SeekApplied):
+                if isinstance(result, SeekApplied):
                     self._sought(machine, result)
                 elif isinstance(result, MoveApplied):
-                    self._moved(machine, result)
-            self.letters.checked = max(self.letters.checked, machine.applied_index)
+                    _check_moved(machine, result)
         if isinstance(applied, Checkpoint):
-            self.keys.unique(node, machine)
+            check_list(node, machine)
         counts, held = machine.counts, machine.store.pending
         queued = self.fates.fired_before(machine)
         queued += sum(topic.queue.end for topic in machine.topics.values())
         if held != counts.pending or queued != counts.fired:
             raise Broken("conservation", f"{node}: {counts}, pending {held}, queued {queued}")
 
-    def _begins(self, machine: Machine, group: Group) -> None:
-        topic = machine.topics[group.topic].name
-        self.lives[group.group_id] = (topic, life_of(group))
-        self.starts.setdefault((topic, life_of(group)), group.cursor)
-
     def _sought(self, machine: Machine, sought: SeekApplied) -> None:
-        before = f"{sought.group.name}#{sought.op.group}"
-        life = life_of(sought.group)
-        self.seeks += life not in self.first_lives
-        queue, cursor = machine.topics[sought.group.topic].queue, sought.group.cursor
-        asked = int(sought.op.offsets[0])
-        if life not in self.first_lives and cursor != min(max(asked, queue.begin), queue.end):
-            raise Broken("seek", f"{life} is at {cursor}, asked for {asked}")
-        self.first_lives[life] = self.first_lives.get(before, before)
-        self._begins(machine, sought.group)
-
-    def _moved(self, machine: Machine, moved: MoveApplied) -> None:
-        """Check that a message becomes a dead letter once, and not after its confirmed ack."""
-        op, first = moved.op, machine.applied_index > self.letters.checked
-        group = machine.topics[op.topic].group_by_id.get(op.group)
-        if group is not None and not group.is_acked(op.offsets).all():
-            raise Broken("dead", f"{group.name}: {op.offsets} moved, and still there")
-        if not op.to_group:
-            if first:
-                self.letters.redriven(machine, moved, self.order.fired_names)
-            return
-        topic, life = self.lives[op.group]
-        if first:
-            self.letters.buried(moved, topic)
-        self.buried |= _names_in(op) if moved.new.any() else set()
-        for offset in op.offsets[moved.new].tolist():
-            index = self.dead.setdefault((op.topic, op.group, offset), machine.applied_index)
-            if index != machine.applied_index:
-                raise Broken("dead", f"{offset} moved at {index} and {machine.applied_index}")
-            if (topic, life, offset) in self.acked_first:
-                raise Broken("dead", f"{offset} of {topic} was acked, and is a dead letter")
+        group, before = sought.group, sought.op.group
+        if group.group_id in self.first_lives:
+            return  # another replica has applied the entry before
+        self.seeks += 1
+        self.first_lives[group.group_id] = self.first_lives.get(before, before)
+        queue, asked = machine.topics[group.topic].queue, int(sought.op.offsets[0])
+        if group.cursor != min(max(asked, queue.begin), queue.end):
+            raise Broken("seek", f"{group.name} is at {group.cursor}, asked for {asked}")
 
     def digest(self, node: "SimNode", checkpoint: Checkpoint, machine: Machine) -> None:
         """Check P6: all replicas record the same digest at an index.
@@ -256,6 +217,8 @@ class PromiseBook:
         if known != checkpoint.digest:
             raise Broken("digest", f"{checkpoint.index}: {known} and, on {node}, {checkpoint}")
 
+    # ---- the leaders' deliveries
+
     def handed_out(self, node: object, delivery: Delivery, served: Epoch) -> None:
         """Check P5: only the newest `served` epoch delivers, and no nacked message too early."""
         if delivery.epoch < served:
@@ -263,7 +226,7 @@ class PromiseBook:
         self.order.handed_out(delivery)
         group = delivery.group
         for offset in delivery.lease.offsets.tolist():
-            not_before = self.nacks.get((group.topic, group.group_id, offset), 0)
+            not_before = self.nacks.get((group.group_id, offset), 0)
             if not_before > delivery.at_ms:
                 early = f"{offset} of {group.name} at {delivery.at_ms}, not before {not_before}"
                 raise Broken("nack", f"{node} hands out {early}")
@@ -276,6 +239,17 @@ class PromiseBook:
                 name = delivery.group.name
                 raise Broken("early", f"{node} hands out {due_ms} to {name} at {delivery.at_ms}")
 
+    def check_expiry(self, delivery: Delivery, index: int) -> None:
+        """Check that no expired message is delivered, by the policies before the entry `index`."""
+        topic, group = delivery.topic, delivery.group.group_id
+        ttl_ms = self.policies.at(index, topic.name).get("ttl_ms")
+        for offset in delivery.lease.offsets.tolist():
+            due_ms = self.fates.queues[topic.topic_id][offset].due_ms
+            over = (group, offset) in self.fates.over
+            if over or (ttl_ms and due_ms + ttl_ms <= delivery.at_ms):
+                what = f"{offset} of {topic.name}, due {due_ms}, at {delivery.at_ms}"
+                raise Broken("expiry", f"{what} is handed out, and lives {ttl_ms}: {over}")
+
     # ---- producers
 
     def asked(self, payloads: list[bytes]) -> None:
@@ -283,111 +257,113 @@ class PromiseBook:
         for payload in payloads:
             self.payloads[payload] = None
 
-    def scheduled(self, name: TimerName, topic: str, requested_ms: int | None) -> None:
-        """Note a promised timer (P1).
+    def scheduled(self, name: TimerName, key: Key, requested_ms: int | None = None) -> None:
+        """Check a promised timer (P1): it is in the log.
 
         `requested_ms` is None for a delay, or if policies may make the due time earlier.
         """
-        self.timers[name] = PromisedTimer(topic, requested_ms)
+        self.timers[name] = key
+        if self.fates.end_of(name) in (None, story.REJECTED, story.KEPT):
+            raise Broken("lost", f"{name} was scheduled, and is not in the log")
         if requested_ms is not None and name.due_ms < requested_ms:
             raise Broken("early", f"{name} was asked for {requested_ms}")
+
+    def check_key(self, told: ToldRow) -> None:
+        """Check the answer about a row with a key."""
+        other = told.other.seq if told.other else 0
+        found = self.fates.ends.get(told.seq), self.fates.others.get(told.seq)
+        if not told.is_timer and found != (_NO_TIMER[told.verdict], other):
+            raise Broken("key", f"{told}, not {found}")
+        if told.verdict is Verdict.REPLACED:
+            assert told.other is not None
+            self.changed(told.other, story.REPLACED, told.name)
 
     def answered_again(self, first: list[ToldRow], again: list[ToldRow]) -> None:
         """Check P2: a retried request returns the first answer."""
         if first != again:
             raise Broken("twice", f"a request was answered {first}, then {again}")
 
-    def cancel_asked(self, name: TimerName) -> None:
-        """Note a cancel: from now on the timer may be cancelled."""
-        self.timers[name].cancel_open += 1
+    def refusal(self, text: bytes, body: int) -> None:
+        """Check P2: another request has the id of a request that was rejected for that."""
+        self.refused += 1
+        if not self.fates.bodies.get(text, set()) - {body}:
+            raise Broken("request", f"{text!r} of {body} was refused, and no other has it")
 
     def cancel_answered(self, name: TimerName, outcome: int) -> None:
-        """Check P4: the answer to a cancel is true."""
-        asked = self.timers[name]
-        asked.cancel_open -= 1
-        if outcome == CANCELLED and (asked.cancelled or name in self.keys.ended):
-            raise Broken("cancel", f"{name} was cancelled twice")
-        if outcome in (CANCELLED, ALREADY_CANCELLED) and name in self.fired:
-            raise Broken("cancel", f"{name} was delivered, then cancelled ({outcome})")
-        if outcome == ALREADY_FIRED and asked.cancelled:
-            raise Broken("cancel", f"{name} was cancelled, then had fired")
-        dropped = name in self.fates.dropped
-        if dropped != (outcome == DROPPED) and outcome in (CANCELLED, ALREADY_FIRED, DROPPED):
-            raise Broken("cancel", f"{name} was answered {outcome}; dropped: {dropped}")
-        asked.cancelled |= outcome == CANCELLED
+        """Check P4: the answer to a cancel is true, except for timers of a deleted topic."""
+        end = self.fates.end_of(name)
+        is_true = end in _CANCEL_ENDS.get(outcome, (end,)) or name.seq in self.fates.gone
+        if not is_true or (outcome == CANCELLED and name in self.cancelled):
+            raise Broken("cancel", f"{name} was answered {outcome}, and its end is {end}")
+        if outcome == CANCELLED:
+            self.cancelled.add(name)
 
-    def ended(self, name: TimerName, successor: int) -> None:
-        """Note that a change by key, or a reschedule, ended a timer.
-
-        `successor` is the seq of the next timer; 0: there is none.
-        """
-        if name in self.timers and self.timers[name].cancelled:
-            raise Broken("key", f"{name} was cancelled, then ended for {successor}")
-        self.keys.end(name, successor, fired=name in self.fired)
+    def changed(self, name: TimerName, end: int, successor: TimerName | None) -> None:
+        """Check an answer by which a pending timer ended, once, for another one or for none."""
+        if self.successors.setdefault(name, successor) != successor:
+            raise Broken("key", f"{name} ended for {self.successors[name]} and {successor}")
+        if self.fates.end_of(name) != end:
+            raise Broken("key", f"{name} ended for {successor}: {self.fates.end_of(name)}")
 
     def rescheduled(self, old: TimerName, new: TimerName, by: Key | None = None) -> None:
-        """Note a reschedule: `new` fires in place of `old`. `by`: the key that named the timer."""
-        self.ended(old, new.seq)
-        topic = self.timers[old].topic if old in self.timers else "?"
-        self.scheduled(new, topic, None)
-        key = by or self.keys.keys.get(old)
-        if key is not None:
-            self.keys.keys[new] = key
+        """Check a reschedule: `new` fires in place of `old`. `by`: the key that named the timer."""
+        self.changed(old, story.RESCHEDULED, new)
+        self.scheduled(new, by or self.timers.get(old, ("?", b"")))
 
     # ---- consumers
 
-    def seen(self, key: tuple[str, str, int], row: DeliveredRow, attempt: int) -> None:
-        """Check P1 to P5 on a received message. `key`: topic, life of the group, offset."""
-        self._check_timer(key, row)
-        if key in self.acked:
-            raise Broken("acked", f"{key} was delivered after its ack was confirmed")
-        topic, life, offset = key
-        first = (topic, self.first_lives.get(life, life), offset)
+    def seen(self, place: Place, row: DeliveredRow, attempt: int) -> None:
+        """Check P1 to P5 on a received message."""
+        self._check_timer(place, row)
+        if place in self.acked:
+            raise Broken("acked", f"{place} was delivered after its ack was confirmed")
+        group, offset = place
+        first = self.first_lives.get(group, group), offset
         if first in self.delivered:
             self.redeliveries += 1
             if attempt < 2:
-                raise Broken("unmarked", f"{key} came again as attempt {attempt}")
-        before = self.attempts.get(key, 0)
+                raise Broken("unmarked", f"{place} came again as attempt {attempt}")
+        before = self.attempts.get(place, 0)
         if attempt == before:
-            raise Broken("unmarked", f"{key} came twice as attempt {attempt}")
-        self.attempts[key] = max(before, attempt)
-        self.delivered |= {key, first}
+            raise Broken("unmarked", f"{place} came twice as attempt {attempt}")
+        self.attempts[place] = max(before, attempt)
+        self.delivered |= {place, first}
         self.deliveries += 1
 
-    def _check_timer(self, key: tuple[str, str, int], row: DeliveredRow) -> None:
-        topic, _, offset = key
-        name, fired_at = row.name, row.fired_at_ms
+    def _check_timer(self, place: Place, row: DeliveredRow) -> None:
+        name, (group, offset) = row.name, place
         if row.payload not in self.payloads and row.payload not in self.series:
             raise Broken("phantom", f"nobody has scheduled {row}")
-        home = self.letters.home.get(name)
-        if home is not None:
-            if home != row.payload:
-                raise Broken("redrive", f"{row} is {home!r}, redriven")
-        elif row.payload not in self.series:
-            self._check_name(row)
-        if self.fired.setdefault(name, (topic, offset)) != (topic, offset):
-            raise Broken("twice", f"{name} fired at {self.fired[name]} and {(topic, offset)}")
-        if fired_at < name.due_ms:
-            raise Broken("early", f"{name} fired at {fired_at}")
-        if name in self.timers and self.timers[name].cancelled:
-            raise Broken("cancel", f"{name} was cancelled, then delivered")
-        if name in self.keys.ended:
-            raise Broken("key", f"{name} ended for {self.keys.ended[name]}, then was delivered")
+        topic = self.fates.story.groups[group].topic
+        if self.fates.queues[topic][offset : offset + 1] != [name]:
+            raise Broken("twice", f"{name} did not fire at {offset} of topic {topic}")
+        self.fired.add(name)
+        if row.payload not in self.series:
+            first = self.fates.origins.get(name, name)
+            known = self.payloads[row.payload]
+            if known not in (None, first) and row.payload not in self.repeatable:
+                raise Broken("twice" if first == name else "redrive", f"{row} is {known} as well")
+            self.payloads[row.payload] = first
+        if row.fired_at_ms < name.due_ms:
+            raise Broken("early", f"{name} fired at {row.fired_at_ms}")
 
-    def _check_name(self, row: DeliveredRow) -> None:
-        """Check P2: a scheduled row is one timer."""
-        name, known = row.name, self.payloads[row.payload]
-        if known is not None and known != name and row.payload not in self.repeatable:
-            raise Broken("twice", f"{row} is {known} as well")
-        self.payloads[row.payload] = name
+    def told_acked(self, place: Place, *, counts: bool) -> None:
+        """Check a confirmed ack. `counts`: nothing else had ended the message before."""
+        if counts and place in self.fates.over:
+            raise Broken("expiry", f"{place}: its ack was told, and it had expired")
+        if counts and place in self.fates.moved:
+            raise Broken("dead", f"{place} was acked, and is a dead letter")
+        if place not in self.fates.done and place not in self.fates.over:
+            raise Broken("lost", f"a confirmed ack of {place} is not in the log")
+        self.acked.add(place)
 
-    def asks_up_to(self, key: tuple[str, str], offset: int) -> None:
-        """Note the request of an `ack up to` an offset of (topic, life)."""
-        self.asked_up_to[key] = max(self.asked_up_to.get(key, 0), offset)
+    def asks_up_to(self, group: int, offset: int) -> None:
+        """Note the request of an `ack up to` an offset."""
+        self.asked_up_to[group] = max(self.asked_up_to.get(group, 0), offset)
 
-    def acked_up_to(self, key: tuple[str, str], offset: int) -> None:
+    def acked_up_to(self, group: int, offset: int) -> None:
         """Note its confirmation."""
-        mine = {each for each in self.delivered if each[:2] == key and each[2] <= offset}
+        mine = {each for each in self.delivered if each[0] == group and each[1] <= offset}
         self.acked |= mine
         self.ups += bool(mine)
 
@@ -395,38 +371,17 @@ class PromiseBook:
 
     def at_end(self, app: "EngineApp") -> None:
         """Check P1: scheduled timers fired or were ended, groups received all, acks stayed."""
-        machine = app.engine.machine
-        for topic in machine.topics.values():
-            for block in topic.queue.blocks:
-                machine.pages.want(block)
-        while (fetch := app.engine.begin_fetch()) is not None:
-            fetch.read()
-            app.engine.end_fetch(fetch)
-        fired = self.fired.keys() | {
-            TimerName(int(row["due_ms"]), int(row["seq"]))
-            for topic in machine.topics.values()
-            for block in topic.queue.blocks
-            if block.page is not None
-            for row in block.page.rows
-        }
-        unseen = self.order.unseen(self.passed)
-        if self.fates.over:
-            unseen = self.order.fired_names
-        fired |= self.buried | unseen
+        self._queues_at_end(app)
         self.fates.at_end()
-        self.keys.at_end({*self.timers})
-        for name, asked in self.timers.items():
-            ended = asked.cancelled or asked.cancel_open or name in self.keys.ended
-            ended = ended or self.keys.changes_open.get(name, 0)
-            named = self.keys.keys.get(name)
-            ended = ended or (named is not None and self.keys.open.get(named, 0))
-            ended = ended or name.seq in self.fates.gone
-            if name not in fired | self.fates.dropped and not ended:
-                raise Broken("lost", f"{name} of {asked.topic} never fired")
-        self._groups_at_end(machine)
+        for name, key in self.timers.items():
+            end = self.fates.end_of(name)
+            asked = name in self.asked_ends or key in self.asked_ends
+            if end not in (story.FIRED, story.DROPPED) and not (end in CHANGED and asked):
+                raise Broken("lost", f"{name} never fired: {end}")
+        self._groups_at_end(app.engine.machine)
         # Otherwise some were perhaps never received, or were timers of a deleted topic.
-        dropped = self.fates.dropped or self.fates.story.deleted
-        if not (self.buried or unseen - self.fired.keys() or dropped):
+        fired = {name for queue in self.fates.queues.values() for name in queue}
+        if fired == self.fired and not (self.fates.dropped or self.fates.story.deleted):
             for rows in self.whole:
                 if len({self.payloads[row] is None for row in rows}) > 1:
                     raise Broken("torn", f"of {rows} some became timers, and some did not")
@@ -434,49 +389,37 @@ class PromiseBook:
         if missing:
             raise Broken("nack", f"told NACKED, but the log has none: {sorted(missing)}")
 
+    def _queues_at_end(self, app: "EngineApp") -> None:
+        """Check that the queues of a replica, also their spilled pages, hold what fired."""
+        machine = app.engine.machine
+        for topic in machine.topics.values():
+            for block in topic.queue.blocks:
+                machine.pages.want(block)
+        while (fetch := app.engine.begin_fetch()) is not None:
+            fetch.read()
+            app.engine.end_fetch(fetch)
+        for topic in machine.topics.values():
+            seqs = [name.seq for name in self.fates.queues[topic.topic_id]]
+            for block in topic.queue.blocks:
+                there = seqs[block.first : block.end]
+                if block.page is not None and block.page.rows["seq"].tolist() != there:
+                    raise Broken("lost", f"{topic.name} has not {there} from {block.first} on")
+
     def _groups_at_end(self, machine: Machine) -> None:
+        """Check that each group received all messages that were not passed, moved or expired."""
+        done = self.delivered, self.passed, self.fates.moved, self.fates.over
         for topic in machine.topics.values():
             for group in topic.groups.values():
-                key = (topic.name, life_of(group))
-                if key not in self.starts:
-                    self._all_there(topic)
-                    continue
-                for offset in range(self.starts[key], topic.queue.end):
-                    where = topic.topic_id, group.group_id, offset
-                    dead = where in self.dead or self.expiry.is_over(group.group_id, offset)
-                    over = dead or where in self.passed
-                    if not over and (*key, offset) not in self.delivered:
-                        raise Broken("lost", f"{key} never got {offset} of {topic.queue.end}")
-                mine = np.array(
-                    [offset for (t, g, offset) in self.acked if (t, g) == key], np.uint64
-                )
-                if not group.is_acked(mine).all():
-                    raise Broken("lost", f"a confirmed ack of {key} is gone")
-
-    def _all_there(self, topic: Topic) -> None:
-        """Check that a topic of dead letters has the messages that its group moved there."""
-        moved = [
-            offset
-            for (_, group_id, offset) in self.dead
-            if f"{self.lives[GroupId(group_id)][0]}."
-            f"{self.lives[GroupId(group_id)][1].split('#')[0]}.dead" == topic.name
-        ]
-        if len(moved) != topic.queue.end:
-            raise Broken("dead", f"{topic.name} has {topic.queue.end} of {sorted(moved)}")
+                if group.name == dead_letters.GROUP:
+                    continue  # no client consumes dead letters
+                start = self.fates.story.groups[group.group_id].start
+                for place in ((int(group.group_id), at) for at in range(start, topic.queue.end)):
+                    if all(place not in each for each in done):
+                        raise Broken("lost", f"{group.name} of {topic.name} never got {place}")
 
 
-def life_of(group: Group) -> str:
-    """Return the name of a group's life. It changes with each seek and each deletion."""
-    return f"{group.name}#{group.group_id}"
-
-
-def _names_in(op: Move) -> set[TimerName]:
-    """Return the timers of a MOVE's dead letters, from their headers."""
-    names = set()
-    for row in decode_schedule(memoryview(op.rows)).rows:
-        start, size = int(row["headers_start"]), int(row["headers_size"])
-        text = decode_headers(bytes(op.rows[start : start + size])).get(dead_letters.TIMER_ID)
-        if text is not None:
-            due_ms, seq, _ = timer_id.decode(timer_id.from_text(text), 0)
-            names.add(TimerName(int(due_ms[0]), int(seq[0])))
-    return names
+def _check_moved(machine: Machine, moved: MoveApplied) -> None:
+    """Check that a message that was moved from a group is not there any more."""
+    group = machine.topics[moved.op.topic].group_by_id.get(moved.op.group)
+    if group is not None and not group.is_acked(moved.op.offsets).all():
+        raise Broken("dead", f"{group.name}: {moved.op.offsets} moved, and still there")

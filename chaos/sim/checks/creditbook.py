@@ -25,11 +25,7 @@ class CreditBook:
         self.left[stream] = 0
 
     def delivered(self, stream: object, messages: int) -> None:
-        """A leader delivers messages on a stream.
-
-        Raises:
-            Broken: there are more than it has credit for.
-        """
+        """A leader delivers messages on a stream, no more than it has credit for."""
         left = self.left.get(stream, 0)
         if messages > left:
             raise Broken("credit", f"{messages} messages on a stream with credit for {left}")

@@ -3,7 +3,8 @@
 The oracle (chaos/oracle/story.py) applies each entry as it is first committed. The first replica
 that applies the entry must have done the same: the same timers fire and are dropped, in the same
 order; a change finds the timers that are pending; no message is deleted before its time. So every
-seed tests the audit's oracle as well.
+seed tests the audit's oracle as well. The book of promises compares answers and deliveries with the
+oracle (chaos/sim/checks/book.py).
 """
 
 from collections import defaultdict
@@ -20,11 +21,14 @@ from chaos.oracle.story import (
     DROPPED,
     FIRED,
     HELD,
+    KEPT,
     PENDING,
+    REJECTED,
     REPLACED,
     RESCHEDULED,
     LogStory,
     StoryBook,
+    timers_of,
 )
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.world.referee import Broken
@@ -50,6 +54,7 @@ from timer.state.apply_results import (
     GroupApplied,
     MoveApplied,
     OccurrencesApplied,
+    Repeated,
     RescheduleApplied,
     ScheduleApplied,
     SeriesApplied,
@@ -83,8 +88,10 @@ class EntryFate:
     """The timers of all entries so far."""
     lost: int = 0
     """Pending timers of the topic that the entry deletes."""
-    begins: dict[int, int] = field(default_factory=dict)
-    """Topic -> the first offset that it retains."""
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Topic -> the first offset that it retains, and the end of its queue."""
+    repeats: list[bool] = field(default_factory=list)
+    """Whether a part of a SCHEDULE repeats the request that its id is remembered for."""
     pending: dict[int, tuple[int, int]] = field(default_factory=dict)
     """At a CHECKPOINT: topic -> (held, pending) timers."""
     paused: frozenset[int] = frozenset()
@@ -110,10 +117,20 @@ class FateBook(StoryBook):
         """Seqs that were pending when their topic was deleted."""
         self.since_ms: dict[int, int] = {}
         """Seq of a fired timer -> the time of the entry that scheduled it."""
-        self.due_ms: dict[int, list[int]] = defaultdict(list)
-        """Topic -> the due time of the message at each offset."""
+        self.others: dict[int, int] = {}
+        """Seq of a row that became no timer -> that of the timer that has its key; 0: none."""
+        self.bodies: dict[bytes, set[int]] = defaultdict(set)
+        """Request id -> the bodies of the requests that were sent under it."""
+        self.queues: dict[int, list[TimerName]] = defaultdict(list)
+        """Topic -> the timer of the message at each offset."""
+        self.origins: dict[TimerName, TimerName] = {}
+        """Dead letter, or redriven one -> the timer whose message it was at first."""
+        self.homes: dict[TimerName, str] = {}
+        """Dead letter -> the topic that it came from."""
         self.done: set[tuple[int, int]] = set()
         """(group id, offset) of acks and moves that count."""
+        self.moved: set[tuple[int, int]] = set()
+        """Those of them that are moves."""
         self.over: set[tuple[int, int]] = set()
         """(group id, offset) of messages that expired."""
         self.retained = 0
@@ -131,17 +148,28 @@ class FateBook(StoryBook):
             self.ends[seq] = end
             if end == FIRED:
                 self._now.fired[topic].append(seq)
-                self.due_ms[topic].append(due_ms)
+                self.queues[topic].append(TimerName(due_ms, seq))
                 self.since_ms[seq] = int(row["time_ms"])
             elif end == DROPPED and topic not in self.story.deleted:
                 self._now.dropped[topic].append(seq)
                 self.dropped.add(TimerName(due_ms, seq))
+            elif end in (REJECTED, KEPT):
+                self.others[seq] = int(row["other"])
 
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
-        """Note moved messages."""
-        del offsets, columns
+        """Note moved messages. A letter is redriven to the topic that it came from."""
         self._now.moved.append((group.group_id, len(rows)))
-        self.due_ms[int(rows["topic"][0])] += rows["due_ms"].tolist()
+        topic = int(rows["topic"][0])
+        for offset, now in zip(offsets.tolist(), timers_of(rows), strict=True):
+            old, new = self.queues[group.topic][offset], TimerName(*now)
+            self.queues[topic].append(new)
+            self.moved.add((group.group_id, offset))
+            self.origins[new] = self.origins.get(old, old)
+            if not columns["redriven"]:
+                self.homes[new] = self.story.topics[group.topic]
+            elif self.homes[old] != self.story.topics[topic]:
+                text = f"{old} of {self.homes[old]} is {new} of {self.story.topics[topic]}"
+                raise Broken("redrive", text)
 
     def acks(self, group: GroupStory, acks: Any) -> None:
         """Note acks."""
@@ -157,40 +185,50 @@ class FateBook(StoryBook):
         """Apply an entry as it is committed for the first time."""
         story, fate = self.story, EntryFate()
         self._now = self._fates[entry.index] = fate
-        match entry.kind:
-            case EntryKind.CANCEL:
-                self._targets(decode_cancel(entry.payload))
-            case EntryKind.RESCHEDULE:
-                self._targets(decode_reschedule(entry.payload).targets)
-            case EntryKind.GROUP:
-                for op in decode_group(entry.payload):
-                    if isinstance(op, GroupOp) and op.op in (Op.EXPIRE, Op.EXPIRE_BELOW):
-                        self._expires(entry, op)
-            case EntryKind.TOPIC:
-                said = decode_topic(entry.payload)
-                if isinstance(said, DeleteTopic) and said.topic not in story.deleted:
-                    gone = story.pending_of(said.topic)["seq"].tolist()
-                    self.gone.update(gone)
-                    fate.lost = len(gone)
-            case _:
-                pass
+        self._note(entry)
         try:
             story.apply(entry)
+        except Broken:
+            raise
         except (AssertionError, LookupError, ValueError) as error:
             text = f"{entry.index}: the oracle can't apply it: {error!r}"
             raise Broken("conservation", text) from error
         if entry.kind in (EntryKind.SERIES, EntryKind.OCCURRENCES):
             self._occurs(entry)
         fate.timers, fate.read_ms = story.timers, story.last_read_time_ms
+        fate.repeats = story.intake.repeats
         fate.paused, fate.resumed = frozenset(story.held.paused), frozenset(story.held.releases)
         there = [topic for topic in story.topics if topic not in story.deleted]
-        fate.begins = {topic: story.kept[topic].begin for topic in there}
+        fate.spans = {topic: (story.kept[topic].begin, story.kept[topic].end) for topic in there}
         if entry.kind is EntryKind.CHECKPOINT:
             for topic in there:
                 held, pending = len(story.held.of.get(topic, ())), len(story.pending_of(topic))
                 fate.pending[topic] = held, pending
                 cursors = story.cursors(topic)
-                self.retained += bool(cursors) and min(cursors) > fate.begins[topic]
+                self.retained += bool(cursors) and min(cursors) > fate.spans[topic][0]
+
+    def _note(self, entry: Entry) -> None:
+        """Note what an entry finds before it is applied."""
+        match entry.kind:
+            case EntryKind.CANCEL:
+                self._targets(decode_cancel(entry.payload))
+            case EntryKind.RESCHEDULE:
+                self._targets(decode_reschedule(entry.payload).targets)
+            case EntryKind.SCHEDULE:
+                for request in filter(None, decode_schedule(entry.payload).requests):
+                    self.bodies[request.text].add(request.body)
+            case EntryKind.GROUP:
+                for op in decode_group(entry.payload):
+                    if isinstance(op, GroupOp) and op.op in (Op.EXPIRE, Op.EXPIRE_BELOW):
+                        self._expires(entry, op)
+            case EntryKind.TOPIC:
+                said = decode_topic(entry.payload)
+                if isinstance(said, DeleteTopic) and said.topic not in self.story.deleted:
+                    gone = self.story.pending_of(said.topic)["seq"].tolist()
+                    self.gone.update(gone)
+                    self._now.lost = len(gone)
+            case _:
+                pass
 
     def _occurs(self, entry: Entry) -> None:
         """Each planned time is the next one of its series."""
@@ -218,7 +256,7 @@ class FateBook(StoryBook):
             offsets = range(self.story.kept[op.topic].begin, offsets[0])
         ttl_ms = self.story.said_of(op.topic, "ttl_ms")
         for offset in offsets:
-            due_ms = self.due_ms[op.topic][offset]
+            due_ms = self.queues[op.topic][offset].due_ms
             if not ttl_ms or due_ms + ttl_ms > entry.time_ms:
                 what = f"{offset} of {self.story.topics[op.topic]}, due {due_ms}, lives {ttl_ms}"
                 raise Broken("expiry", f"entry {entry.index} of {entry.time_ms} ends {what}")
@@ -234,7 +272,7 @@ class FateBook(StoryBook):
             self._recurred(entry, fate, machine)
         match applied:
             case ScheduleApplied():
-                self._scheduled(entry, fate, machine)
+                self._scheduled(entry, fate, machine, applied)
             case CancelApplied() | RescheduleApplied():
                 self._changed(entry, fate, applied)
             case FireApplied():
@@ -251,16 +289,18 @@ class FateBook(StoryBook):
                     raise Broken("held", f"{entry.index}: {there}, not {fate.pending}")
             case _:
                 pass
-        for number, topic in machine.topics.items():
-            begin = fate.begins.get(number, 0)
-            if topic.queue.begin > begin:
-                what = f"{topic.name} let go {begin} .. {topic.queue.begin - 1}"
-                raise Broken("retention", f"entry {entry.index} of {entry.time_ms}: {what}")
+        _check_queues(entry, fate, machine)
 
-    def _scheduled(self, entry: Entry, fate: EntryFate, machine: Machine) -> None:
+    def _scheduled(
+        self, entry: Entry, fate: EntryFate, machine: Machine, applied: ScheduleApplied
+    ) -> None:
+        schedule = decode_schedule(entry.payload)
+        parts = zip(schedule.requests, fate.repeats, applied.parts, strict=True)
+        for request, repeats, result in parts:
+            if request is not None and repeats != isinstance(result, Repeated):
+                raise Broken("request", f"{entry.index}: {request}, repeated {repeats}: {result}")
         if machine.counts.scheduled == fate.timers:
             return
-        schedule = decode_schedule(entry.payload)
         checker = "key" if schedule.rows["key_size"].any() else "twice"
         if any(request is not None for request in schedule.requests):
             checker = "request"
@@ -329,6 +369,14 @@ class FateBook(StoryBook):
             checker = "lost"
         raise Broken(checker, f"{entry.index}: {found} move, not {fate.moved}")
 
+    def end_of(self, name: TimerName) -> int | None:
+        """Return the end of a timer by the log, or PENDING or HELD; None: there is no such timer.
+
+        A row that became no timer has the end REJECTED or KEPT.
+        """
+        end = self.ends.get(name.seq)
+        return self.story.state_of(name.due_ms, name.seq) if end is None else end
+
     def fired_before(self, machine: Machine) -> int:
         """Return the number of timers that fired into topics that a replica has deleted."""
         deleted = self.story.deleted.items()
@@ -341,3 +389,16 @@ class FateBook(StoryBook):
         for topic in self.story.held.releases:
             if held := self.story.held.of.get(topic):
                 raise Broken("held", f"topic {topic} never went on: {[*held]}")
+
+
+def _check_queues(entry: Entry, fate: EntryFate, machine: Machine) -> None:
+    """Check the first offset that each topic retains, and the end of its queue."""
+    for number, topic in machine.topics.items():
+        begin, end = fate.spans.get(number, (0, 0))
+        if topic.queue.end != end:
+            checker = "lost" if topic.queue.end < end else "twice"
+            what = f"{entry.index}: {topic.name} ends at {topic.queue.end}, not {end}"
+            raise Broken(checker, what)
+        if topic.queue.begin > begin:
+            what = f"{topic.name} let go {begin} .. {topic.queue.begin - 1}"
+            raise Broken("retention", f"entry {entry.index} of {entry.time_ms}: {what}")

@@ -62,11 +62,7 @@ class LateBook:
         self._seen, self._shift_ms = seen, shift_ms
 
     def fired(self, app: "EngineApp", entry: Entry, applied: FireApplied, clock_ms: int) -> None:
-        """Judge the timers that fire, as the leader applies the entry at `clock_ms` of its clock.
-
-        Raises:
-            Broken: it is late.
-        """
+        """Judge the timers that fire, as the leader applies the entry at its `clock_ms`."""
         now_us = app.node.world.timeline.now_us
         steady_ms = (now_us - self.steady_us) // 1_000
         for topic, rows in applied.fired:

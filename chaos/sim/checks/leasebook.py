@@ -78,11 +78,7 @@ class LeaseBook:
                 self.unsent[lease.group_id, offset] = leader, counts
 
     def handed_out(self, leader: object, delivery: Delivery, mono_ms: int) -> None:
-        """A leader hands messages out.
-
-        Raises:
-            Broken: one of them is held for a consumer still, or counts a delivery that was dropped.
-        """
+        """A leader hands messages out: none is held for another consumer; counts are as before."""
         group = delivery.group
         for offset, counts in _counts(delivery):
             key = group.group_id, offset

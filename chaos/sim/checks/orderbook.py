@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from chaos.sim.checks.expected_traits import ordering_of, priority_of
-from chaos.sim.checks.keybook import TimerName
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import KEY_SHARED, SHARED, GroupOp, Op
 from timer.leader.groups.group_delivery import Delivery
@@ -39,15 +38,6 @@ class OrderBook:
     """Group id -> offsets that are acked, moved or expired, or have a requested ack."""
     flights: dict[int, tuple[int, dict[int, object]]] = field(default_factory=dict)
     """Group id -> (an epoch, offset -> the consumer to which its leader delivered it)."""
-    names: dict[int, list[TimerName]] = field(default_factory=dict)
-    """Topic id -> the timer of each offset."""
-    fired_names: set[TimerName] = field(default_factory=set)
-    """The timers of all offsets."""
-    passing: set[int] = field(default_factory=set)
-    """Topics that were deleted, or of which a group was deleted or sought. Their messages may never
-    have been delivered."""
-    unread: dict[int, int] = field(default_factory=dict)
-    """Topic id -> an offset; those below were deleted while the topic had no group."""
     has_traits: bool = False
     """Timers have ordering keys and priorities (chaos/sim/checks/expected_traits.py)."""
     priorities: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -60,10 +50,7 @@ class OrderBook:
     def fired(self, machine: Machine) -> None:
         """Note the keys of new messages. Their pages are in memory: the entry was just applied."""
         for topic_id, topic in machine.topics.items():
-            if not topic.groups:
-                self.unread[topic_id] = max(self.unread.get(topic_id, 0), topic.queue.begin)
             keys = self.keys.setdefault(topic_id, [])
-            names = self.names.setdefault(topic_id, [])
             if topic.queue.end <= len(keys):
                 continue
             for block in topic.queue.blocks:
@@ -79,18 +66,6 @@ class OrderBook:
                         key = ordering_of(bytes(payload)) or key
                         self.priorities[topic_id].append(priority_of(bytes(payload)))
                     keys.append(key or b"/%d" % len(keys))
-                    names.append(TimerName(int(row["due_ms"]), int(row["seq"])))
-                    self.fired_names.add(names[-1])
-
-    def unseen(self, passed: Iterable[tuple[int, int, int]]) -> set[TimerName]:
-        """Return timers that fired and perhaps were never delivered. `passed`: see PromiseBook.
-
-        They include messages that were deleted while their topic had no group.
-        """
-        several = {self.names[topic][offset] for topic, _, offset in passed}
-        for topic_id, begin in self.unread.items():
-            several |= {*self.names[topic_id][:begin]}
-        return several.union(*(self.names.get(topic, ()) for topic in self.passing))
 
     def ack_asked(self, group_id: int, offsets: Iterable[int]) -> None:
         """Note requested acks. A leader may count them before they are committed."""
@@ -99,8 +74,6 @@ class OrderBook:
     def committed(self, op: GroupOp) -> None:
         """Note an op of the log. A message that came back is in flight at no consumer."""
         offsets = op.offsets.tolist()
-        if op.op in (Op.SEEK, Op.DELETE):
-            self.passing.add(op.topic)
         if op.op in (Op.ACK, Op.MOVE, Op.EXPIRE):
             self.ack_asked(op.group, offsets)
         elif op.op in (Op.NACK, Op.ENDED, Op.RECALL):

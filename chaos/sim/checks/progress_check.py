@@ -24,11 +24,7 @@ class ProgressCheck:
     """(replica, life, waiting step, its position) -> microseconds at which it was seen first."""
 
     def look(self, world: "TimerWorld") -> None:
-        """Judge all running nodes.
-
-        Raises:
-            Broken: a node is stuck.
-        """
+        """Judge all running nodes: none is stuck."""
         now_us = world.timeline.now_us
         before, self._since = self._since, {}
         for node in world.nodes:

@@ -25,11 +25,7 @@ TABLE_SOURCES: Final = 6
 
 
 def check(entry: Entry, applied: Applied, store: Store, *, asks: bool) -> None:
-    """Check an entry that was just applied; `asks`: a thread passes dead rows before it.
-
-    Raises:
-        Broken: it touched more than it may.
-    """
+    """Check an entry that was just applied; `asks`: a thread passes dead rows before it."""
     match applied:
         case FireApplied(fired):
             _within(entry, "topics", len(fired), TOPICS_MAX)
@@ -45,11 +41,7 @@ def check(entry: Entry, applied: Applied, store: Store, *, asks: bool) -> None:
 
 
 def check_windows(node: object, store: Store) -> None:
-    """Check a window of rows that was just put to use: it begins after the fire position.
-
-    Raises:
-        Broken: rows that have fired would be read again.
-    """
+    """Check a window of rows that was just put to use: it begins after the fire position."""
     end_ms, fired_ms = store.window_end_ms, store.position.due_ms
     if end_ms is not None and end_ms < fired_ms:
         raise Broken("work", f"{node} reads from {end_ms} on, and has fired up to {fired_ms}")

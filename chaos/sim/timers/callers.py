@@ -6,9 +6,10 @@ cluster remembers most ids for longer than the world lasts, and some for 1.5 sec
 """
 
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from chaos.sim.checks.requestbook import NamedRequest
+from chaos.sim.checks.keybook import ToldRow
 from chaos.sim.timers.operators import SimOperator
 from timer.model.timer_errors import EngineError, InvalidRequestError
 
@@ -22,6 +23,25 @@ SHORT_MS: Final = 1_500
 RESEND_US: Final = 900_000
 OTHER: Final = 0.1
 """Share of new requests that get an id used before, if there is one."""
+
+
+@dataclass(slots=True)
+class NamedRequest:
+    """One request under an id: a row for each of `rows`."""
+
+    text: bytes
+    body: int
+    rows: list[tuple[str, int]]
+    """(topic, delay in ms)."""
+    window_ms: int
+    sent_us: int = -(1 << 60)
+    names: list[ToldRow] | None = None
+    """As it was first answered."""
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """One per timer, like no other's in the world."""
+        return [b"%s/%d/%d" % (self.text, self.body, at) for at in range(len(self.rows))]
 
 
 class SimCaller(SimOperator):
@@ -85,7 +105,7 @@ class SimCaller(SimOperator):
     def _answered(self, call: NamedRequest, result: object) -> None:
         if isinstance(result, InvalidRequestError):  # by policy, or another request has the id
             if not self.town.world.options.policies:
-                self.town.book.requests.refusal(call.text, call.body)
+                self.town.book.refusal(call.text, call.body)
             if call in self.waiting:
                 self.waiting.remove(call)
         if isinstance(result, EngineError):
@@ -96,7 +116,7 @@ class SimCaller(SimOperator):
             book.answered_again(call.names, result)
         if call.names is None or call.window_ms == SHORT_MS:
             for told, (topic, _) in zip(result, call.rows, strict=True):
-                book.scheduled(told.name, topic, None)
+                book.scheduled(told.name, (topic, b""))
         call.names = result
         if call in self.waiting:
             self.waiting.remove(call)

@@ -78,7 +78,6 @@ class SimRuler(SimOperator):
     values: ClassVar = POLICIES
 
     def do(self, app: "EngineApp") -> None:
-        """Set or unset some policy fields of a scope."""
         rng = self.rng
         scope = rng.choice(("", "n/", "default/", *self.town.topics))
         names = rng.sample(sorted(self.values), min(rng.choice((1, 2, 4)), len(self.values)))
@@ -123,7 +122,6 @@ class SimWarden(SimOperator):
     share = 0.15
 
     def do(self, app: "EngineApp") -> None:
-        """Set or unset one or two quotas of a scope."""
         rng = self.rng
         scope = rng.choice(("", "default/", *self.town.topics, *self.town.topics))
         names = rng.sample(sorted(QUOTAS), rng.choice((1, 1, 2)))
@@ -132,7 +130,6 @@ class SimWarden(SimOperator):
         self.alter(app, scope, unset, **said)
 
     def finish(self) -> None:
-        """Unset all quotas."""
         if (app := self.town.leader()) is not None:
             for scope, said in scopes(app):
                 if unset := [name for name in QUOTAS if name in said.pack()]:
@@ -145,7 +142,6 @@ class SimKeeper(SimOperator):
     share = 0.1
 
     def do(self, app: "EngineApp") -> None:
-        """Seek, delete or alter a random group."""
         rng, ask = self.rng, self.town.line.ask
         group = rng.choice(self.town.topics), rng.choice(GROUPS)
         if rng.random() < 0.2:
@@ -163,7 +159,6 @@ class SimRemover(SimOperator):
     share = 0.03
 
     def do(self, app: "EngineApp") -> None:
-        """Delete a random topic."""
         self.town.line.ask(app, app.delete_topic, self.rng.choice(self.town.topics))
 
 

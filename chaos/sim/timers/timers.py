@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.sim.checks import latebook, workbook
-from chaos.sim.checks.book import life_of
 from chaos.sim.checks.expected_traits import headers_of
 from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.checks.keybook import TimerName
 from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
 from chaos.sim.checks.progress_check import ProgressCheck
-from chaos.sim.checks.requestbook import NamedRequest
+from chaos.sim.timers.callers import NamedRequest
 from chaos.sim.timers.keeping import KeeperCalls
 from chaos.sim.timers.node_results import ids_of, listed, named, rows_of, told
 from chaos.sim.timers.slow_reader import SlowReader, UnsentDelivery
 from chaos.sim.timers.timeline_io import TimelineIo
-from chaos.sim.timers.town import LEASE_MS, NumberedRequest, SimConsumer, Town
+from chaos.sim.timers.town import LEASE_MS, HeldMessages, NumberedRequest, SimStream, Town
 from chaos.sim.world.options import NEVER, WorldOptions
 from chaos.sim.world.paths import STATE_PATH
 from chaos.sim.world.referee import Broken
@@ -41,7 +40,7 @@ from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.intake.disk_reserve import Rooms
 from timer.leader.leader import Delivery, Leader, LeaderConfig, Now
-from timer.model.columns import U64, Binary, Part
+from timer.model.columns import Binary, Part
 from timer.model.timer_errors import (
     EngineError,
     InvalidRequestError,
@@ -131,8 +130,8 @@ class EngineApp(KeeperCalls):
         )
         self.state_time_ms = self.engine.machine.applied_time_ms
         self.level = self.engine.machine.level
-        self._joined: dict[tuple[SimConsumer, int], tuple[Group, ConsumerStream]] = {}
-        self._readers: dict[tuple[SimConsumer, int], SlowReader] = {}
+        self._joined: dict[SimStream, tuple[Group, ConsumerStream]] = {}
+        self._readers: dict[SimStream, SlowReader] = {}
         self._rng = random.Random(node.world.rng.getrandbits(64))
         io = TimelineIo(self, random.Random(self._rng.getrandbits(64)))
         self.limits = _limits(node.world.options)
@@ -205,7 +204,6 @@ class EngineApp(KeeperCalls):
         self._town.book.fates.check(entry, applied, self.engine.machine)
         self._town.book.applied(self.node, self.engine.machine, applied)
         self._town.book.policies.check(entry, applied)
-        self._town.book.requests.check(entry, applied)
         if isinstance(applied, FireApplied) and self.engine.leader is not None:
             self._town.book.late.fired(self, entry, applied, self.clock_ms())
         self._town.book.quotas.check(entry, applied, self.engine.machine)
@@ -245,7 +243,7 @@ class EngineApp(KeeperCalls):
         book.check_due(self.node, delivery)
         # A policy counts from the first portion of its entry.
         following = self.applied_index + 1 + self.engine.machine.portions.begun
-        book.expiry.handed_out(delivery, following)
+        book.check_expiry(delivery, following)
         book.leases.handed_out(leader, delivery, self.node.mono_ms())
         options = self.node.world.options
         if options.traits:
@@ -398,7 +396,7 @@ class EngineApp(KeeperCalls):
             book, now = self._town.book, self._now()
             for name in names:
                 if name in book.timers:
-                    self._note_move(name.seq, book.timers[name].topic, delay_ms, now)
+                    self._note_move(name.seq, book.timers[name][0], delay_ms, now)
             topics = self.engine.machine.store.topics(targets.due_ms, targets.seq)
             leader.reschedule(targets, topics, _after(delay_ms), now, answer)
 
@@ -446,32 +444,33 @@ class EngineApp(KeeperCalls):
             scope = Scope(where.rstrip("/")) if is_wide else Scope("", self._topic(where).topic_id)
             self._leading().alter(scope, said, unset, self._now(), lambda _: None)
 
-    def open(self, consumer: SimConsumer, stream: int, credit: int) -> None:
+    def open(self, stream: SimStream, credit: int) -> None:
         """Open a consumer's stream."""
 
         def ended(_: object) -> None:  # the consumer opens a stream again
-            self._town.line.stream(consumer.ended, stream)
+            self._town.line.stream(stream.consumer.ended, stream)
 
         def join(group: object) -> None:
             if isinstance(group, Group) and leader.closed is None:
-                self._join(consumer, stream, group, credit)
+                self._join(stream, group, credit)
             elif isinstance(group, TopicDeletedError):
                 ended(group)
 
+        consumer = stream.consumer
         with self._taking(ended):
             leader, topic = self._leading(), self._topic(consumer.topic)
             settings = self._town.settings(consumer.topic, consumer.group)
             create = CreateGroup(topic.topic_id, consumer.group, GroupStart.EARLIEST, settings)
             leader.groups.create(create, join)
 
-    def _join(self, consumer: SimConsumer, stream: int, group: Group, credit: int) -> None:
+    def _join(self, stream: SimStream, group: Group, credit: int) -> None:
         leader = self.engine.leader
         assert leader is not None
 
         def sink(delivery: Delivery) -> None:
-            self._town.book.credit.delivered((consumer, stream), len(delivery.lease.offsets))
-            life, rows = life_of(delivery.group), rows_of(delivery)
-            takes = partial(consumer.take, stream, delivery, self, life, rows)
+            self._town.book.credit.delivered(stream, len(delivery.lease.offsets))
+            group_id, rows = delivery.group.group_id, rows_of(delivery)
+            takes = partial(stream.consumer.take, stream, delivery, self, group_id, rows)
             reader.deliver(delivery, lambda: self._town.line.stream(takes))
 
         def holds(delivery: Delivery) -> bool:
@@ -482,36 +481,36 @@ class EngineApp(KeeperCalls):
         def withdraw(lease_id: LeaseId) -> list[LeaseId]:
             dropped = reader.withdraw(lease_id, joined)
             messages = sum(each.messages for each in dropped)
-            self._town.book.credit.granted((consumer, stream), messages)
+            self._town.book.credit.granted(stream, messages)
             return self._not_sent(dropped)
 
         def drained(messages: int) -> None:
             joined.paused = False
-            self.credit(consumer, stream, messages)
+            self.credit(stream, messages)
 
         def end(why: EngineError) -> None:
             del why
-            self._joined.pop((consumer, stream), None)
-            self._readers.pop((consumer, stream), None)
-            self._town.line.stream(consumer.ended, stream)
+            self._joined.pop(stream, None)
+            self._readers.pop(stream, None)
+            self._town.line.stream(stream.consumer.ended, stream)
 
-        reader = SlowReader(self.node, consumer.stall_us, holds, drained)
+        reader = SlowReader(self.node, stream.consumer.stall_us, holds, drained)
         joined = ConsumerStream("sim", LEASE_MS, sink, end=end, withdraw=withdraw)
         try:
             leader.groups.join(group, joined)
         except EngineError as refused:
             end(refused)
             return
-        self._joined[consumer, stream] = (group, joined)
-        self._readers[consumer, stream] = reader
-        self.credit(consumer, stream, credit)
+        self._joined[stream] = (group, joined)
+        self._readers[stream] = reader
+        self.credit(stream, credit)
 
-    def leave(self, consumer: SimConsumer, stream: int) -> None:
+    def leave(self, stream: SimStream) -> None:
         """Detach a consumer after its stream broke."""
-        joined = self._joined.pop((consumer, stream), None)
+        joined = self._joined.pop(stream, None)
         if joined is not None and self.engine.leader is not None:
             self._town.book.leases.left(joined[1])
-            unsent = self._not_sent(self._readers.pop((consumer, stream)).close())
+            unsent = self._not_sent(self._readers.pop(stream).close())
             self.engine.leader.groups.leave(*joined, unsent)
             self._kick()
 
@@ -521,113 +520,87 @@ class EngineApp(KeeperCalls):
             self._town.book.order.not_sent(each.delivery)
         return [each.lease for each in dropped]
 
-    def credit(self, consumer: SimConsumer, stream: int, messages: int) -> None:
+    def credit(self, stream: SimStream, messages: int) -> None:
         """Give a consumer credit for more messages."""
         with self._taking():
-            leader, group, joined = self._serving(consumer, stream)
-            self._town.book.credit.granted((consumer, stream), messages)
+            leader, group, joined = self._serving(stream)
+            self._town.book.credit.granted(stream, messages)
             leader.groups.credit(group, joined, messages)
 
-    def ack(
-        self,
-        consumer: SimConsumer,
-        stream: int,
-        epoch: int,
-        lease_id: int,
-        offsets: list[int],
-        reply: "Callable[[object], None]",
-    ) -> None:
+    def ack(self, stream: SimStream, held: HeldMessages, reply: "Callable[[object], None]") -> None:
         """Acknowledge messages; the answer is a list of verdicts.
 
         The verdicts are those of timer/leader/groups/group_leases.py.
         """
         with self._taking(reply):
-            leader, group, _ = self._serving(consumer, stream)
-            column = np.array(offsets, np.uint64)
-            self._town.book.order.ack_asked(group.group_id, offsets)
-            ids = Epoch(epoch), LeaseId(lease_id)
-            leader.groups.ack(group, *ids, column, lambda result: reply(listed(result)))
+            leader, group, _ = self._serving(stream)
+            self._town.book.order.ack_asked(group.group_id, held.offsets)
+            leader.groups.ack(group, *held.columns, lambda result: reply(listed(result)))
 
     def ack_up_to(
-        self,
-        consumer: SimConsumer,
-        stream: int,
-        held: tuple[int, int],
-        offset: int,
-        reply: "Callable[[object], None]",
+        self, stream: SimStream, held: HeldMessages, reply: "Callable[[object], None]"
     ) -> None:
-        """Acknowledge all messages up to an offset; the answer is a list of one verdict.
-
-        `held` is the epoch and the lease id.
-        """
+        """Acknowledge all messages up to the last held one; the answer is a list of one verdict."""
         with self._taking():
-            leader, group, _ = self._serving(consumer, stream)
-            last, ids = QueueOffset(offset), (Epoch(held[0]), LeaseId(held[1]))
-            self._town.book.order.ack_asked(group.group_id, range(group.cursor, offset + 1))
-            leader.groups.ack_up_to(group, *ids, last, lambda result: reply(listed(result)))
+            leader, group, _ = self._serving(stream)
+            last = QueueOffset(held.offsets[-1])
+            self._town.book.order.ack_asked(group.group_id, range(group.cursor, last + 1))
+            lease = held.columns[:2]
+            leader.groups.ack_up_to(group, *lease, last, lambda result: reply(listed(result)))
 
     def nack(
         self,
-        consumer: SimConsumer,
-        stream: int,
-        held: tuple[int, int, list[int]],
+        stream: SimStream,
+        held: HeldMessages,
         delay_ms: int | None,
         reply: "Callable[[object], None]",
     ) -> None:
-        """Nack messages; the answer is (topic id, group id, verdicts). None after an error."""
+        """Nack messages; the answer is (group id, verdicts). None after an error."""
         with self._taking():
-            leader, group, _ = self._serving(consumer, stream)
+            leader, group, _ = self._serving(stream)
             group_id = group.group_id
 
             def answer(result: object) -> None:
                 if not isinstance(result, EngineError):
-                    reply((group.topic, group_id, listed(result)))
+                    reply((group_id, listed(result)))
 
-            self._town.book.leases.returned(group, held[2])
-            leader.groups.nack(group, *_columns(held), delay_ms, self._now(), answer)
+            self._town.book.leases.returned(group, held.offsets)
+            leader.groups.nack(group, *held.columns, delay_ms, self._now(), answer)
 
-    def give_back(
-        self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]
-    ) -> None:
+    def give_back(self, stream: SimStream, held: HeldMessages) -> None:
         """Return messages that were not seen."""
         with self._taking():
-            leader, group, _ = self._serving(consumer, stream)
-            self._town.book.leases.returned(group, held[2])
-            leader.groups.give_back(group, *_columns(held))
+            leader, group, _ = self._serving(stream)
+            self._town.book.leases.returned(group, held.offsets)
+            leader.groups.give_back(group, *held.columns)
 
-    def shed(
-        self,
-        consumer: SimConsumer,
-        stream: int,
-        held: tuple[int, int, list[int]],
-        reply: "Callable[[], None]",
-    ) -> None:
+    def shed(self, stream: SimStream, held: HeldMessages, reply: "Callable[[], None]") -> None:
         """Give messages back unseen, and end the stream's credit."""
         with self._taking():
-            leader, _, joined = self._serving(consumer, stream)
-            self.give_back(consumer, stream, held)
-            self._town.book.credit.ended((consumer, stream))
+            leader, _, joined = self._serving(stream)
+            self.give_back(stream, held)
+            self._town.book.credit.ended(stream)
             leader.groups.end_credit(joined)
-            self._readers[consumer, stream].end_credit()
+            self._readers[stream].end_credit()
             reply()
 
-    def extend(self, consumer: SimConsumer, stream: int, held: tuple[int, int, list[int]]) -> None:
+    def extend(self, stream: SimStream, held: HeldMessages) -> None:
         """Extend the leases of messages; no answer."""
         with self._taking():
-            leader, group, joined = self._serving(consumer, stream)
+            leader, group, joined = self._serving(stream)
             now = self._now()
-            verdicts = leader.groups.extend(group, *_columns(held), LEASE_MS, now)
-            judged = zip(held[2], verdicts.tolist(), strict=True)
+            verdicts = leader.groups.extend(group, *held.columns, LEASE_MS, now)
+            judged = zip(held.offsets, verdicts.tolist(), strict=True)
             until_ms = now.mono_ms + LEASE_MS
             self._town.book.leases.extended(leader, (group, joined), judged, until_ms)
 
-    def _serving(self, consumer: SimConsumer, stream: int) -> tuple[Leader, Group, ConsumerStream]:
+    def _serving(self, stream: SimStream) -> tuple[Leader, Group, ConsumerStream]:
         """Return the leader, the group and the stream of a consumer.
 
         Raises:
             NotLeaderError: the node does not serve this stream.
         """
-        joined = self._joined.get((consumer, stream))
+        joined = self._joined.get(stream)
         if joined is None:
             raise NotLeaderError(None)
         return self._leading(), *joined
@@ -635,11 +608,6 @@ class EngineApp(KeeperCalls):
 
 def _after(delay_ms: int) -> WantedTimes:
     return WantedTimes("delay_ms", np.array([delay_ms], np.int64))
-
-
-def _columns(held: tuple[int, int, list[int]]) -> tuple[Epoch, LeaseId, U64]:
-    """Return the epoch, the lease and the offsets of held messages."""
-    return Epoch(held[0]), LeaseId(held[1]), np.array(held[2], np.uint64)
 
 
 def _tell_room(node: "SimNode", rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -> None:
@@ -672,11 +640,7 @@ class TimerWorld(World):
             self._make_tight(random.Random(f"tight {seed}"))
 
     def run(self, seconds: int) -> None:
-        """Run as a World does, then wait until every timer has fired and every message is acked.
-
-        Raises:
-            Broken: a promise was broken.
-        """
+        """Run as a World does, then wait until every timer has fired and every message is acked."""
         self._look()
         super().run(seconds)
         if not self.stranded:
@@ -695,11 +659,7 @@ class TimerWorld(World):
             node.capacity_bytes = node.disk.capacity_bytes = RESERVE + ROOM
 
     def ran_out(self, node: "SimNode") -> None:
-        """See World. The leader must reject requests before a disk uses up its reserve.
-
-        Raises:
-            Broken: always; the leader knew the room of a majority in time.
-        """
+        """See World. The leader must reject requests before a disk uses up its reserve."""
         used = node.disk.used_bytes()
         raise Broken("space", f"{node} filled its disk: {used} bytes, {RESERVE} in reserve")
 

@@ -1,24 +1,12 @@
 """Clients of a simulated timer cluster. chaos/sim/checks/book.py checks the promises to them.
 
-    class         option     acts
-    SimProducer              sends numbered requests, resent in order until answered; cancels and
-                             reschedules
-    SimConsumer              consumes for a group: acks late or never, nacks, extends, reconnects,
-                             dies with leases
-    SimCaller     requests   gives its requests ids (chaos/sim/timers/callers.py)
-    SimRuler      policies   changes policies
-    SimAger       expiry     changes the times to live and the retention of messages
-    SimPauser     policies   pauses topics and resumes them
-    SimRecurrer   series     works on series of recurring timers (chaos/sim/timers/recurrer.py)
-    SimWarden     quotas     sets quotas (chaos/sim/checks/quotabook.py)
-    SimKeeper     types      seeks and deletes groups; with `redrives` alters them, too
-    SimRedriver   redrives   redrives dead letters (chaos/sim/checks/letterbook.py)
-    SimRemover    deletions  deletes topics; producers and consumers create them again
-    SimPacer      traits     sets a rate of delivery and a jitter
+    SimProducer    sends numbered requests, resent in order until answered; cancels and reschedules
+    SimConsumer    consumes for a group: acks late or never, nacks, extends, reconnects, dies with
+                   leases
+    OPERATORS      act now and then in worlds that have their option (chaos/sim/timers/operators.py,
+                   recurrer.py); SimCaller gives its requests ids (callers.py)
 
-The option is the field of WorldOptions that a world needs for the client. Clients reach nodes
-through a lossy link of their own. They know the cluster only by its answers. The operators are in
-chaos/sim/timers/operators.py.
+Clients reach nodes through a lossy link of their own. They know the cluster only by its answers.
 """
 
 import random
@@ -26,8 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
+from chaos.oracle.story import CANCELLED
 from chaos.sim.checks.book import DeliveredRow, PromiseBook
 from chaos.sim.checks.keybook import TimerName, ToldRow
 from chaos.sim.timers.callers import SimCaller
@@ -50,13 +41,14 @@ from timer.entries.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.leader import Delivery
-from timer.model.columns import OnConflict
+from timer.model.columns import U64, OnConflict
 from timer.model.timer_errors import (
     EngineError,
     InvalidRequestError,
     QuotaReachedError,
     UnknownProducerError,
 )
+from timer.model.units import Epoch, LeaseId
 from timer.state.apply_results import RESCHEDULED
 
 if TYPE_CHECKING:
@@ -232,6 +224,7 @@ class SimProducer:
         request = NumberedRequest(self._next, topic, way, delays, keys, mode, padding)
         self._next += 1
         self._town.book.asked(request.payloads(self.producer_id or 0))
+        self._town.book.asked_ends.update((topic, key) for key in keys)
         self.waiting.append(request)
         self._send(app, request)
 
@@ -242,10 +235,6 @@ class SimProducer:
 
     def _give_up(self) -> None:
         """Begin as another producer: this one was idle for too long, so the cluster forgot it."""
-        keys = self._town.book.keys
-        for request in self.waiting:
-            for key in request.keys:  # the request may have replaced a timer
-                keys.open[request.topic, key] = keys.open.get((request.topic, key), 0) + 1
         self._lives += 1
         self._token = self._token[:8] + self._lives.to_bytes(8, "little")
         self.producer_id, self._next = None, 1
@@ -285,11 +274,10 @@ class SimProducer:
         plain = request.way == "due_ms" and not self._town.world.options.policies
         for told, wanted, key in zip(result, request.values, keys, strict=True):
             if told.is_timer:
-                book.scheduled(told.name, request.topic, wanted if plain else None)
+                book.scheduled(told.name, (request.topic, key), wanted if plain else None)
                 self._mine.append(told.name)
             if key:
-                fired = told.other in book.fired
-                book.keys.row((request.topic, key), request.mode, told, fired=fired)
+                book.check_key(told)
 
     def _cancel(self, app: "EngineApp") -> None:
         names = [self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]]
@@ -305,22 +293,20 @@ class SimProducer:
             for name, outcome in zip(names, result, strict=True):
                 self._town.book.cancel_answered(name, outcome)
 
-        for name in names:
-            self._town.book.cancel_asked(name)
+        self._town.book.asked_ends.update(names)
         self._town.line.ask(app, app.cancel, names, self._town.reply(answered))
 
     def _reschedule(self, app: "EngineApp") -> None:
         old = self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]
         delay_ms = int(self._rng.choice((0, 20, 2_000)) * self._rng.random())
         book = self._town.book
-        book.keys.changes_open[old] = book.keys.changes_open.get(old, 0) + 1
+        book.asked_ends.add(old)
 
         def answered(result: object) -> None:
             if isinstance(result, EngineError):
                 return
             assert isinstance(result, list)
             [(outcome, new)] = result
-            book.keys.changes_open[old] -= 1
             if outcome == RESCHEDULED:
                 book.rescheduled(old, new)
                 self._mine.append(new)
@@ -332,19 +318,39 @@ class SimProducer:
         key = self._rng.choice(self._town.topics), self._rng.choice(KEYS)
         delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
         book = self._town.book
-        book.keys.open[key] = book.keys.open.get(key, 0) + 1
+        book.asked_ends.add(key)
 
         def answered(result: object) -> None:
             if not isinstance(result, EngineError):
                 assert isinstance(result, list)
-                book.keys.open[key] -= 1
                 for old, new in result:
                     if new is None:
-                        book.ended(old, 0)
+                        book.changed(old, CANCELLED, None)
                     else:
                         book.rescheduled(old, new, key)
 
         self._town.line.ask(app, app.change_key, key, delay_ms, self._town.reply(answered))
+
+
+class SimStream(NamedTuple):
+    """A consumer's stream to a node."""
+
+    consumer: "SimConsumer"
+    number: int
+
+
+class HeldMessages(NamedTuple):
+    """Messages that a consumer holds."""
+
+    group: int
+    epoch: int
+    lease_id: int
+    offsets: list[int]
+
+    @property
+    def columns(self) -> tuple[Epoch, LeaseId, U64]:
+        """The epoch, the lease and the offsets, as a leader takes them."""
+        return Epoch(self.epoch), LeaseId(self.lease_id), np.array(self.offsets, np.uint64)
 
 
 class SimConsumer:
@@ -355,8 +361,8 @@ class SimConsumer:
         self.topic, self.group = topic, group
         self._rng = rng
         self._app: EngineApp | None = None
-        self._stream = 0
-        """Number of the current stream. Deliveries of earlier streams are dropped."""
+        self._stream = SimStream(self, 0)
+        """The current stream. Deliveries of earlier streams are dropped."""
         self._epoch = 0
         self._laziness = rng.choice((0.0, 0.1, 0.5))
         self._moods = aside(rng, "moods")
@@ -380,11 +386,9 @@ class SimConsumer:
                 self.close()
         if self._app is None and app is not None:
             self._app = app
-            self._stream += 1
+            self._stream = SimStream(self, self._stream.number + 1)
             self._shedding = 0
-            stream = self._stream
-            credit = self._rng.choice((1, 5, 1000))
-            app.node.call(app.open, self, stream, credit)
+            app.node.call(app.open, self._stream, self._rng.choice((1, 5, 1000)))
 
     def stall_us(self) -> int:
         """Return for how long the consumer reads nothing now, microseconds; 0: it reads."""
@@ -396,9 +400,9 @@ class SimConsumer:
         """Close the stream; the node notices at once."""
         app, self._app = self._app, None
         if app is not None and app.node.alive and app.node.app is app:
-            app.node.call(app.leave, self, self._stream)
+            app.node.call(app.leave, self._stream)
 
-    def ended(self, stream: int) -> None:
+    def ended(self, stream: SimStream) -> None:
         """Note that the node ended the stream, such as for a deleted group."""
         if stream == self._stream:
             self._app = None
@@ -407,12 +411,17 @@ class SimConsumer:
         """Die without a notice. Leases continue and the node sends more, until KEEPALIVE_MS."""
         app, stream = self._app, self._stream
         self._app = None
-        self._stream += 1
+        self._stream = SimStream(self, stream.number + 1)
         if app is not None:
-            app.node.later(KEEPALIVE_MS * 1000, app.leave, self, stream)
+            app.node.later(KEEPALIVE_MS * 1000, app.leave, stream)
 
     def take(
-        self, stream: int, delivery: Delivery, app: "EngineApp", life: str, rows: list[DeliveredRow]
+        self,
+        stream: SimStream,
+        delivery: Delivery,
+        app: "EngineApp",
+        group: int,
+        rows: list[DeliveredRow],
     ) -> None:
         """Receive a delivery: record it, give credit and acknowledge it later, or never."""
         if stream != self._stream or delivery.epoch < self._epoch:
@@ -420,110 +429,86 @@ class SimConsumer:
         self._epoch = delivery.epoch
         offsets = delivery.lease.offsets.tolist()
         for offset, row, attempt in zip(offsets, rows, delivery.attempts.tolist(), strict=True):
-            self._town.book.seen((self.topic, life, offset), row, attempt)
-        held = delivery.epoch, delivery.lease.lease_id, offsets
+            self._town.book.seen((group, offset), row, attempt)
+        held = HeldMessages(group, delivery.epoch, delivery.lease.lease_id, offsets)
         if self._sheds and self._sheds.random() < SHEDDING and not self._town.closing:
             self._shed(app, stream, held)
             return
         if self._app is app and not self._shedding:
-            app.node.call(app.credit, self, stream, len(offsets))
+            app.node.call(app.credit, stream, len(offsets))
         if self._rng.random() < self._laziness and not self._town.closing:
             return  # never acknowledged: the lease will end
         delay_us = int(self._rng.choice((1, 20, 500, LEASE_MS + 200)) * 1000 * self._rng.random())
         if self._town.closing:  # a group with three messages in flight must end in time, too
             delay_us = min(delay_us, CLOSING_DELAY_US_MAX)
-        epoch, lease_id = delivery.epoch, delivery.lease.lease_id
         if self._moods.random() < self._temper and not self._town.closing:
-            delay_us += LEASE_MS * 500 * self._complain(delay_us // 2, epoch, lease_id, offsets)
-        self._town.world.timeline.after(delay_us, self._ack, epoch, lease_id, life, offsets)
+            delay_us += LEASE_MS * 500 * self._complain(delay_us // 2, held)
+        self._town.world.timeline.after(delay_us, self._ack, held)
 
-    def _shed(self, app: "EngineApp", stream: int, held: tuple[int, int, list[int]]) -> None:
+    def _shed(self, app: "EngineApp", stream: SimStream, held: HeldMessages) -> None:
         """Return what came, as a consumer does that falls behind; grant credit once answered."""
-        assert self._sheds is not None
         self._shedding += 1
-        app.node.later(LINE_US, app.shed, self, stream, held, partial(self._shed_done, app, stream))
+        done = partial(self._town.line.stream, self._went_back, app, stream)
+        app.node.later(LINE_US, app.shed, stream, held, done)
 
-    def _shed_done(self, app: "EngineApp", stream: int) -> None:
-        self._town.line.stream(self._went_back, app, stream)
-
-    def _went_back(self, app: "EngineApp", stream: int) -> None:
+    def _went_back(self, app: "EngineApp", stream: SimStream) -> None:
         if stream == self._stream and self._app is app:
             self._shedding -= 1
             if not self._shedding and self._sheds:
-                app.node.call(app.credit, self, stream, self._sheds.choice((1, 5, 1000)))
+                app.node.call(app.credit, stream, self._sheds.choice((1, 5, 1000)))
 
-    def _complain(self, delay_us: int, epoch: int, lease_id: int, offsets: list[int]) -> bool:
+    def _complain(self, delay_us: int, held: HeldMessages) -> bool:
         """Nack, extend or return some messages of a delivery. Return whether to ack later."""
         moods, timeline = self._moods, self._town.world.timeline
-        some = [offset for offset in offsets if moods.random() < 0.5] or offsets[:1]
+        some = [offset for offset in held.offsets if moods.random() < 0.5] or held.offsets[:1]
+        held = held._replace(offsets=some)
         if moods.random() < 0.2:
-            timeline.after(delay_us, self._extend, (epoch, lease_id, some))
+            timeline.after(delay_us, self._ask, "extend", held)
             return True
         if self._unseen.random() < 0.2:
-            timeline.after(delay_us, self._give_back, (epoch, lease_id, some))
+            timeline.after(delay_us, self._ask, "give_back", held)
         else:
             delay_ms = moods.choice((None, 0, 30, 1_000, 4_000))
-            timeline.after(delay_us, self._nack, (epoch, lease_id, some), delay_ms)
+            timeline.after(delay_us, self._nack, held, delay_ms)
         return False
 
-    def _extend(self, held: tuple[int, int, list[int]]) -> None:
+    def _ask(self, call: str, held: HeldMessages, *more: object) -> None:
+        """Call a method of the node about held messages, if the stream is there."""
         if self._app is not None:
-            self._town.line.ask(self._app, self._app.extend, self, self._stream, held)
+            self._town.line.ask(self._app, getattr(self._app, call), self._stream, held, *more)
 
-    def _give_back(self, held: tuple[int, int, list[int]]) -> None:
-        if self._app is not None:
-            self._town.line.ask(self._app, self._app.give_back, self, self._stream, held)
-
-    def _nack(self, held: tuple[int, int, list[int]], delay_ms: int | None) -> None:
+    def _nack(self, held: HeldMessages, delay_ms: int | None) -> None:
         def answered(result: object) -> None:
             assert isinstance(result, tuple), result
-            topic_id, group_id, verdicts = result
-            for offset, verdict in zip(held[2], verdicts, strict=True):
+            group_id, verdicts = result
+            for offset, verdict in zip(held.offsets, verdicts, strict=True):
                 if verdict == ACCEPT:
-                    self._town.book.nacks_told.add((topic_id, group_id, offset))
+                    self._town.book.nacks_told.add((group_id, offset))
 
-        app = self._app
-        if app is not None:
-            reply = self._town.reply(answered)
-            self._town.line.ask(app, app.nack, self, self._stream, held, delay_ms, reply)
+        self._ask("nack", held, delay_ms, self._town.reply(answered))
 
-    def _ack(self, epoch: int, lease_id: int, life: str, offsets: list[int]) -> None:
-        app = self._app
-        if app is None:
+    def _ack(self, held: HeldMessages) -> None:
+        book, options = self._town.book, self._town.world.options
+        if self._app is None:
             return
         alone = self._town.settings(self.topic, self.group).type in (EXCLUSIVE, FAILOVER)
-        if self._town.world.options.redrives and alone and self._unseen.random() < UP_TO:
-            self._ack_up_to(app, epoch, lease_id, life, offsets[-1])
-            return
+        up_to = options.redrives and alone and self._unseen.random() < UP_TO
 
         def answered(result: object) -> None:
             if isinstance(result, EngineError):
                 return
             assert isinstance(result, list)
-            for offset, verdict in zip(offsets, result, strict=True):
+            if up_to:
+                if result == [ACCEPT]:
+                    book.acked_up_to(held.group, held.offsets[-1])
+                return
+            for offset, verdict in zip(held.offsets, result, strict=True):
                 if verdict in (1, 2):
-                    self._town.book.acked.add((self.topic, life, offset))
-                if verdict == ACCEPT:
-                    self._town.book.acked_first.add((self.topic, life, offset))
-                    self._town.book.expiry.told_acked(life, offset)
+                    book.told_acked((held.group, offset), counts=verdict == ACCEPT)
 
-        reply = self._town.reply(answered)
-        self._town.line.ask(app, app.ack, self, self._stream, epoch, lease_id, offsets, reply)
-
-    def _ack_up_to(
-        self, app: "EngineApp", epoch: int, lease_id: int, life: str, offset: int
-    ) -> None:
-        book, key = self._town.book, (self.topic, life)
-
-        def answered(result: object) -> None:
-            if result == [ACCEPT]:
-                book.acked_up_to(key, offset)
-
-        book.asks_up_to(key, offset)
-        reply = self._town.reply(answered)
-        self._town.line.ask(
-            app, app.ack_up_to, self, self._stream, (epoch, lease_id), offset, reply
-        )
+        if up_to:
+            book.asks_up_to(held.group, held.offsets[-1])
+        self._ask("ack_up_to" if up_to else "ack", held, self._town.reply(answered))
 
 
 OPERATORS: Final[tuple[tuple[str, str, type[SimOperator]], ...]] = (
@@ -619,11 +604,7 @@ class Town:
             operator.act()
 
     def settle(self) -> None:
-        """Finish open requests of a healed world, wait for pending timers and check the book.
-
-        Raises:
-            Broken: a promise was broken.
-        """
+        """Finish open requests of a healed world, wait for pending timers and check the book."""
         self.closing = True
         for node in self.world.nodes:
             node.mend_clock()

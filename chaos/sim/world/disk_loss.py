@@ -76,11 +76,7 @@ def forget(node: "SimNode") -> None:
 
 
 def check_refusal(node: "SimNode", error: StorageError) -> None:
-    """Check that a node that stops with a storage error has a damaged disk and names the damage.
-
-    Raises:
-        Broken: the disk was not damaged, or the error does not name a damaged file.
-    """
+    """Check that a node that stops with a storage error has a damaged disk and names the damage."""
     if not node.damage:
         raise Broken("storage", f"node {node.replica}: {error}") from error
     if isinstance(error, WrongDirectoryError) != (ROOT in node.damage):

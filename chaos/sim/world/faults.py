@@ -2,30 +2,18 @@
 
     power, power_all     the machine of one or of all nodes loses power; unsynced data are lost or
                          torn
-    kill                 the process is killed; unsynced data survive
-    torn_write           the process is killed inside a write
-    terminate            SIGTERM: the node drains, hands over and writes a manifest
+    kill, terminate      the process is killed; or it gets SIGTERM, drains, hands over and writes a
+                         manifest
     pause                SIGSTOP, for shorter or longer than the lease
     handover             an operator orders the leader to hand over
     isolate, split       a node loses the links to all others, or two nodes lose theirs
     one_way              a node receives nothing, or its messages are lost; for all peers or one
-    flap                 the link of two nodes breaks and returns several times
-    lossy                all links lose messages
-    slow_link            messages take long and are not lost
+    flap, lossy          the link of two nodes breaks and returns several times; all links lose
+                         messages
     clock, drift         a wall clock jumps, or runs fast or slow
-    slow_disk            fsyncs take long
-    sync_fails           an fsync fails, and the process stops
-    full_disk            a disk is nearly full
-    lying_disk           synced bytes are lost in a power cut
-    flip, shorten, wipe, forget     see chaos/sim/world/disk_loss.py
-    newborn, ambush      wait for a new leader, or for an appointment, and strike then
-    mid_sync             waits for a sync of a promise or of the log, and strikes inside of it
-    burst                several faults within one lease
-    usurp                a leader is cut off, a disk is slow, and another node is appointed
-    late_answer          answers of a dead process arrive after its log has lost its end
-    overtaken            such answers arrive after those of the next process, which then dies, too
-    rival                waits for a change of the voters, and separates new and old voters
-    stale_return         a leader is cut off while others lead, and is appointed on its return
+    flip, shorten, wipe  see chaos/sim/world/disk_loss.py
+
+The methods of the others describe them; those of ARMED are `on_...`.
 
 Every fault except damage ends by itself, or when the world is healed. A drawn fault may have no
 effect: a dead node can't be killed, and the last majority of undamaged disks must stay. Each method

@@ -110,7 +110,7 @@ class WorldOptions:
     """Manifests are written just before EPOCH entries, and the log below them is dropped at once
     (chaos/sim/world/app.py)."""
     redrives: bool = False
-    """An operator redrives dead letters (chaos/sim/checks/letterbook.py). With `types` an operator
+    """An operator redrives dead letters (chaos/sim/checks/fatebook.py). With `types` an operator
     alters groups, too. A group that serves one consumer acknowledges some messages by an ack of all
     messages up to one."""
     fleeting: bool = False

@@ -82,14 +82,6 @@ KEPT: Final = (
         "tests/chaos/test_simdisk.py::test_mended_disk_syncs",
     ),
     KeptSeed(
-        Task(280000639, "timers", 60),
-        "b1aeedc",
-        "the book accepted messages deleted by retention in a topic without groups only if the"
-        " topic had no group at the end either",
-        "tests/chaos/test_sim_letters.py"
-        "::test_what_fired_may_be_unseen_only_where_something_was_passed_over",
-    ),
-    KeptSeed(
         Task(300000171, "timers", 60),
         "56b561a",
         "a late append reached a learner after the leader had marked it as behind the kept log:"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from chaos.sim.checks.requestbook import NamedRequest
+from chaos.sim.timers.callers import NamedRequest
 from chaos.sim.timers.timers import EngineApp, TimerWorld
 from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
 from timer.entries.entry_frame import Entry

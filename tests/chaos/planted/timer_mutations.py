@@ -432,7 +432,7 @@ MUTATIONS: Final = (
         "an ack is confirmed before a majority has it",
         {"acked", "lost"},
         40,
-        "a failover with the ack in flight",
+        f"{ANY_WORLD}: an ack",
         patch(Serving, "ack", _ack_at_once),
     ),
     _mutation(
