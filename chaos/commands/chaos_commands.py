@@ -82,11 +82,12 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser("list", **described("list the scenarios and the workloads"))
     listing.set_defaults(run=_needing(_list))
-    codes: dict[str, Any] = {
-        "epilog": RUN_CODES,
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
-    run = actions.add_parser("run", **described("run a scenario and audit it"), **codes)
+    run = actions.add_parser(
+        "run",
+        **described("run a scenario and audit it"),
+        epilog=RUN_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     run.add_argument("scenario", metavar="SCENARIO", help="a name from `timerctl chaos list`")
     run.add_argument("--nodes", type=int, default=3, metavar="N", help="3 to 7 (default: 3)")
     run.add_argument(
@@ -119,14 +120,9 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
         "--plain", action="store_true", help="plain processes on loopback, even as root"
     )
     run.set_defaults(run=_needing(_run))
-    text = "repeat a run's schedule, in a new folder"
-    replay = actions.add_parser("replay", **described(text), **codes)
-    replay.add_argument("folder", type=Path, metavar="RUN_DIR", help="folder of the earlier run")
-    replay.set_defaults(run=_needing(_replay))
-    for each, default in ((run, f"{RUNS}/SCENARIO-SEED"), (replay, "RUN_DIR-replay")):
-        each.add_argument(
-            "--dir", type=Path, metavar="D", help=f"folder of the run (default: {default})"
-        )
+    run.add_argument(
+        "--dir", type=Path, metavar="D", help=f"folder of the run (default: {RUNS}/SCENARIO-SEED)"
+    )
     text = "remove the processes, networks and disks that crashed runs left"
     clean = actions.add_parser("clean", **described(text))
     clean.add_argument(
@@ -213,14 +209,6 @@ def _run(args: argparse.Namespace) -> int:
         plain=args.plain,
     )
     return _reported(lambda: suite_commands.run(args.scenario, seed, options, folder))
-
-
-def _replay(args: argparse.Namespace) -> int:
-    from chaos.suite import suite_commands
-
-    earlier = args.folder.resolve()  # "." has no name; a resolved path has one
-    folder = args.dir or earlier.with_name(earlier.name + "-replay")
-    return _reported(lambda: suite_commands.replay(earlier, folder))
 
 
 def _clean(args: argparse.Namespace) -> int:

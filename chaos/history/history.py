@@ -6,54 +6,8 @@ line. Repeated values are lists, and element i of all lists belongs together: a 
 timers is one line, not a thousand. Times are Unix milliseconds on the client's clock, except due
 times, `fired_at_ms` and `handed_out_ms`, which are on the cluster's.
 
-    op        lists                                             single values
-    schedule  marks, ids | null, due_ms | null, payload_crcs    start_ms end_ms outcome topic
-                                                                delay_ms
-              with keys: keys, results | null, existing | null  producer sequence on_conflict
-              optional: ordering_keys, priorities
-    cancel    ids, or keys; results | null                      start_ms end_ms outcome topic
-    reschedule  the same, due_ms, new_ids | null
-              of both by filter, no lists but due_ms:           due_from_ms due_to_ms key_prefix
-                                                                changed | null
-    open                                                        start_ms topic group, of the group
-                                                                lease_ms group_lease_ms
-                                                                max_attempts max_in_flight
-    deliver   offsets ids marks attempts fired_at_ms due_ms     received_ms topic group epoch
-                                                                lease_id handed_out_ms group_id
-              of series: series, occurrences                    stream
-    ack       offsets, results | null                           start_ms end_ms outcome topic
-                                                                group epoch lease_id
-    nack      the same                                          and delay_ms
-    extend    the same                                          and lease_ms
-    policy                                                      start_ms end_ms outcome topic said
-    delete                                                      start_ms end_ms outcome topic
-                                                                topic_id pending
-    seek                                                        start_ms end_ms outcome topic
-                                                                group to_offset group_id
-    delete_group                                                start_ms end_ms outcome topic
-                                                                group
-    redrive                                                     start_ms end_ms outcome topic
-                                                                changed
-    create_series, alter_series, delete_series                  start_ms end_ms outcome topic
-                                                                key said
-
-Every line also has `client`, and `detail` (the text of the error) after a failure. `due_ms` of a
-schedule or reschedule is the requested due time. It is null for a delay, which the cluster's clock
-resolves; a schedule has the delay as `delay_ms`. An element is null if its row has no key, no id or
-no other timer.
-
-An outcome is `ok` (answered), `fail` (certainly without effect) or `unknown` (a timeout or a broken
-connection; the operation may have taken effect). A line with `unknown` has no ids or results. A
-line with `asked` has the fields of the request, no end_ms, and a `request`: a number that the line
-of the outcome repeats. Without such a line the outcome is unknown. A line of an outcome with a
-`request` has `answered`, the next number: a request with a greater number followed that answer.
-
-**Marks.** If an answer is lost, no client knows the id of the timer. So a workload numbers its
-timers itself and puts the number into the first eight bytes of the payload: the *mark*, unique in a
-run. The log and the deliveries have the mark, even if the id is lost.
-
-docs/history-format.md describes the format in full, for clients in other languages.
-chaos/history/history_check.py checks a history against it.
+docs/history-format.md describes all operations, their fields and outcomes, and the marks of
+payloads. chaos/history/history_check.py checks a history against it.
 
 A run's folder:
 
@@ -89,7 +43,7 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -284,27 +238,10 @@ class History(_Lines):
         self._line(op, start_ms=start_ms, outcome=OpOutcome.ASKED, request=request, **fields)
         return request
 
-    def schedule(
-        self,
-        marks: Sequence[int],
-        *,
-        ids: Sequence[str | None] | None,
-        due_ms: Sequence[int] | None,
-        topic: str,
-        span_ms: tuple[int, int],
-        outcome: OpOutcome,
-        **more: Any,
-    ) -> None:
-        """Record one request to schedule timers. `span_ms` is (start, end)."""
-        assert (outcome is OpOutcome.OK) == (ids is not None), (outcome, ids)
-        lists = {"marks": [*marks], "ids": ids and [*ids], "due_ms": due_ms and [*due_ms]}
-        more |= {"topic": topic, **lists}
-        self.change("schedule", span_ms=span_ms, outcome=outcome, **more)
-
     def change(
         self, op: str, *, span_ms: tuple[int, int], outcome: OpOutcome, **fields: Any
     ) -> None:
-        """Record the end of an operation; `fields` as in the module's table."""
+        """Record the end of an operation; `fields` as in docs/history-format.md."""
         start_ms, end_ms = span_ms
         end_ms = max(start_ms, end_ms)  # the clock may have been set back
         if "request" in fields:
@@ -320,24 +257,8 @@ class History(_Lines):
         self._line("open", topic=topic, group=group, start_ms=start_ms, **settings)
 
     def deliver(self, topic: str, group: str, *, received_ms: int, **columns: Any) -> None:
-        """Record messages that arrived together; `columns` as in the module's table."""
+        """Record messages that arrived together; `columns` as in docs/history-format.md."""
         self._line("deliver", topic=topic, group=group, received_ms=received_ms, **columns)
-
-    def ack(
-        self,
-        topic: str,
-        group: str,
-        offsets: Sequence[int],
-        *,
-        results: Sequence[str] | None,
-        span_ms: tuple[int, int],
-        outcome: OpOutcome,
-        **more: Any,
-    ) -> None:
-        """Record one acknowledgement; `results` are names of the API's AckResult."""
-        lists = {"offsets": [*offsets], "results": results and [*results]}
-        more |= {"topic": topic, "group": group, **lists}
-        self.change("ack", span_ms=span_ms, outcome=outcome, **more)
 
     def _line(self, op: str, **rest: Any) -> None:
         self.write({"op": op, "client": self._client, **rest})

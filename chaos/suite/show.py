@@ -42,13 +42,13 @@ from chaos.history.history import (
     leader_kills_told,
     read_faults,
 )
-from chaos.suite.nemeses.all_nemeses import needs_of, nemesis_of
+from chaos.suite.nemeses.all_nemeses import nemesis_of
 from chaos.suite.nemeses.nemesis import Fizzled
 from chaos.suite.stage import plan
 from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, end_run
-from chaos.workloads import Workload
+from chaos.workloads.workload_clients import WorkloadClients
 from deploy.local import LaunchError, LocalCluster
 from timerclient.values.errors import TimerError
 
@@ -87,11 +87,6 @@ class Bill:
     """True: the run waits for late strikes, and fails if one does not fall. False: strikes end when
     the clients stop producing."""
 
-    def playable(self) -> list[tuple[int, Strike]]:
-        """Return the strikes that this stage allows, with their numbers in the schedule from 1."""
-        numbered = enumerate(self.schedule, 1)
-        return [(n, s) for n, s in numbered if needs_of(s).isdisjoint(self.missing)]
-
 
 class Show:
     """One run in one folder. `play` once."""
@@ -100,7 +95,7 @@ class Show:
         self,
         run: RunFolder,
         bill: Bill,
-        workloads: Callable[[Stage], Sequence[Workload]],
+        workloads: Callable[[Stage], Sequence[WorkloadClients]],
         *,
         progress: Callable[[], str] = str,
         audit: Sequence[str] = (sys.executable, "-m", "chaos.audit"),
@@ -222,7 +217,7 @@ class Show:
             self._drain(stage, workloads)
 
     def _lane(self, stage: Stage, lane: Lane) -> None:
-        for number, strike in self._bill.playable():
+        for number, strike in self._numbered:
             if strike.lane is lane:
                 if self._over.wait(max(0.0, strike.at_s - self._elapsed_s)):
                     return
@@ -238,7 +233,7 @@ class Show:
         At most one kill goes first.
         """
         until_s = self._elapsed_s + GIVES_WAY_S
-        for number, strike in self._bill.playable():
+        for number, strike in self._numbered:
             if strike.lane is Lane.LEADER and number not in self._come_to:
                 while strike.at_s <= until_s and number not in self._come_to:
                     if self._over.wait(POLL_S):
@@ -302,7 +297,7 @@ class Show:
         if not stage.waited_for:
             stage.wait_until_sure()
 
-    def _drain(self, stage: Stage, workloads: Sequence[Workload]) -> None:
+    def _drain(self, stage: Stage, workloads: Sequence[WorkloadClients]) -> None:
         """Wait until all clients have received all messages, for at most DRAIN_S."""
         deadline = time.monotonic() + DRAIN_S
         waiting = [*workloads]
@@ -317,7 +312,7 @@ class Show:
         rest = "some messages are missing" if waiting else "no message is missing"
         self._say(f"{so_far}; {rest}" if (so_far := self._progress()) else rest)
 
-    def _is_over(self, workload: Workload) -> bool:
+    def _is_over(self, workload: WorkloadClients) -> bool:
         """Return whether a workload has received all its messages, or failed."""
         answer: list[bool] = []
         well = self._guarded(workload.name, lambda: answer.append(workload.drained()))
@@ -326,16 +321,21 @@ class Show:
     # ---- strikes that fell
 
     @property
+    def _numbered(self) -> list[tuple[int, Strike]]:
+        """The strikes with their numbers in the schedule, from 1."""
+        return [*enumerate(self._bill.schedule, 1)]
+
+    @property
     def _struck(self) -> dict[int, str]:
         """Number -> nemesis of the strikes that fell."""
         fell = self._begun - self._fizzled.keys()
-        return {number: s.nemesis for number, s in self._bill.playable() if number in fell}
+        return {number: s.nemesis for number, s in self._numbered if number in fell}
 
     @property
     def _not_struck(self) -> dict[int, str]:
-        """Number -> nemesis of the playable strikes that did not fall."""
+        """Number -> nemesis of the strikes that did not fall."""
         struck = self._struck
-        return {n: strike.nemesis for n, strike in self._bill.playable() if n not in struck}
+        return {n: strike.nemesis for n, strike in self._numbered if n not in struck}
 
     def _why_not(self, number: int) -> str:
         return self._fizzled.get(number, NOT_REACHED)

@@ -1,8 +1,8 @@
-"""The commands of `timerctl chaos`: run, replay, clean."""
+"""The commands of `timerctl chaos`: run, clean."""
 
 import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -10,15 +10,13 @@ from typing import Final
 from chaos import workloads
 from chaos.history.history import OWNER, RunFolder
 from chaos.suite import scenarios
-from chaos.suite.nemeses.all_nemeses import needs_of
 from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.show import Bill, Show, claimable, clear
-from chaos.suite.stage import plan, stage
+from chaos.suite.stage import stage
 from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Need, RunOptions
 from chaos.suite.stage.stage import Stage
-from chaos.workloads import Workload
-from chaos.workloads.workload_clients import Setting
+from chaos.workloads.workload_clients import Setting, WorkloadClients
 from deploy.local import LaunchError
 
 NODES_MAX: Final = 7
@@ -44,44 +42,20 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
     _check(options)
     target = claimable(folder)
     missing = _missing(target, plain=options.plain)
-    _check_needs(scenario, SCENARIOS[scenario].needs, missing)
+    if lacking := sorted(SCENARIOS[scenario].needs.intersection(missing)):
+        why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
+        raise ValueError(f"{scenario} needs {why}")
     options = replace(options, without=tuple(sorted(missing)))
-    schedule = scenarios.schedule(scenario, seed, options)
-    left_out = scenarios.left_out(scenario, options)
-    bill = Bill(scenario=scenario, seed=seed, options=options, schedule=schedule, left_out=left_out)
-    return _play(target, _staged(bill, missing))
-
-
-def replay(earlier: Path, folder: Path) -> int:
-    """Play the schedule of an earlier run again, in another folder; return the exit status.
-
-    Raises:
-        ValueError: `earlier` is not a run's folder, or both folders are the same; and as `run`.
-        LaunchError, NetworkError, OSError: as `run`.
-    """
-    about = RunFolder(earlier).about
-    if not about.exists():
-        raise ValueError(f"{earlier} has no run.json: it is not the folder of a run")
-    if folder.resolve() == earlier.resolve():
-        raise ValueError(f"--dir {folder}: must not be the folder of the run that is replayed")
-    try:
-        told = RunFolder(earlier).said()
-        bill = Bill(
-            options=plan.options_from_json(told["options"]),
-            schedule=plan.from_json(told["schedule"]),
-            scenario=told["scenario"],
-            seed=int(told["seed"]),
-            left_out=[*told["left_out"]],
-        )
-        needs = [needs_of(strike) for strike in bill.schedule]
-        _check(bill.options)
-    except (TypeError, LookupError) as error:
-        raise ValueError(f"{about} is not of this version of the suite: {error!r}") from error
-    target = claimable(folder)
-    missing = _missing(target, plain=bill.options.plain)
-    if needs and not any(each.isdisjoint(missing) for each in needs):
-        _check_needs(bill.scenario, frozenset().union(*needs), missing)
-    return _play(target, _staged(bill, missing))
+    bill = Bill(
+        scenario=scenario,
+        seed=seed,
+        options=options,
+        schedule=scenarios.schedule(scenario, seed, options),
+        left_out=scenarios.left_out(scenario, options),
+        missing=missing,
+        strikes_apart_max=SCENARIOS[scenario].strikes_apart_max,
+    )
+    return _play(target, bill)
 
 
 def clean(folder: Path) -> int:
@@ -116,13 +90,6 @@ def _check(options: RunOptions) -> None:
     workloads.check(names, rate_per_s=rate_per_s, horizon_s=options.horizon_s)
 
 
-def _check_needs(scenario: str, needs: frozenset[Need], missing: Mapping[Need, str]) -> None:
-    """Raise ValueError if some of the needs are missing."""
-    if lacking := sorted(needs.intersection(missing)):
-        why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
-        raise ValueError(f"{scenario} needs {why}")
-
-
 def _missing(target: RunFolder, *, plain: bool) -> dict[Need, str]:
     """Return the needs that this machine does not meet, each with the reason.
 
@@ -142,16 +109,10 @@ def _missing(target: RunFolder, *, plain: bool) -> dict[Need, str]:
     return missing
 
 
-def _staged(bill: Bill, missing: Mapping[Need, str]) -> Bill:
-    known = SCENARIOS.get(bill.scenario)
-    apart_max = known.strikes_apart_max if known else None
-    return replace(bill, missing=missing, strikes_apart_max=apart_max)
-
-
 def _play(target: RunFolder, bill: Bill) -> int:
     clear(target)
 
-    def make(there: Stage) -> Sequence[Workload]:
+    def make(there: Stage) -> Sequence[WorkloadClients]:
         options = bill.options
         setting = Setting(
             run=target,

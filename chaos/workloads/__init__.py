@@ -11,39 +11,13 @@ marks, and the cluster's policy, which one of them changes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from chaos.workloads.kinds import KINDS
 from chaos.workloads.workload_clients import Setting, WorkloadClients
 
 NAMES: Final[Mapping[str, str]] = {name: kind.line for name, kind in KINDS.items()}
 """Name -> a description in one line."""
-
-
-class Workload(Protocol):
-    """Clients with one habit."""
-
-    name: str
-
-    def start(self) -> None:
-        """Start the threads and return at once. Requests begin when the consumers are open."""
-
-    def stop_producing(self) -> None:
-        """Send no new requests from now on, except those that end the workload. Returns at once."""
-
-    def drained(self) -> bool:
-        """Return whether every request is accounted for: acked by every group, or over.
-
-        Never true before `stop_producing`. It needs a cluster that serves. Timers that are due
-        after the run's end are not waited for. Poll it: a call is cheap.
-
-        Raises:
-            Exception: the failure of a thread of this workload. Rejections and failures of the
-                cluster are not raised, because the histories have them.
-        """
-
-    def close(self) -> None:
-        """Stop; confirm acks as far as the cluster answers; close clients and histories."""
 
 
 def check(names: Sequence[str], *, rate_per_s: float, horizon_s: float) -> None:

@@ -92,7 +92,7 @@ class Setting:
 
 
 class WorkloadClients:
-    """One workload. The functions of its kind use the public attributes."""
+    """Clients with one habit. The functions of their kind use the public attributes."""
 
     def __init__(self, name: str, kind: WorkloadKind, setting: Setting) -> None:
         self.name = name
@@ -117,10 +117,10 @@ class WorkloadClients:
         """Mark of the last timer."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
-    # ---- the interface of a workload
+    # ---- for the harness
 
     def start(self) -> None:
-        """See `Workload`."""
+        """Start the threads and return at once. Requests begin when the consumers are open."""
         self.start_ms = now_ms()
         """Unix milliseconds."""
         self.end_ms = self.start_ms + int(1000 * self._setting.horizon_s)
@@ -139,18 +139,26 @@ class WorkloadClients:
         self._thread.start()
 
     def stop_producing(self) -> None:
-        """See `Workload`."""
+        """Send no new requests from now on, except those that end the workload. Returns at once."""
         self._stopping.set()
         if self._started:
             self.cancels.stop()
 
     def drained(self) -> bool:
-        """See `Workload`."""
+        """Return whether every request is accounted for: acked by every group, or over.
+
+        Never true before `stop_producing`. It needs a cluster that serves. Timers that are due
+        after the run's end are not waited for. Poll it: a call is cheap.
+
+        Raises:
+            Exception: the failure of a thread of this workload. Rejections and failures of the
+                cluster are not raised, because the histories have them.
+        """
         self.books.check()
         return self._ended.is_set() and not self.books.missing and self.books.gapless
 
     def close(self) -> None:
-        """See `Workload`.
+        """Stop; confirm acks as far as the cluster answers; close clients and histories.
 
         Raises:
             Exception: the failure of a thread of the workload.

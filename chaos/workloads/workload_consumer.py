@@ -221,13 +221,7 @@ class RecordingConsumer:
         def answered(acking: Acking[Any]) -> None:
             with self._books.noting_failure():
                 answer = _answer(acking)
-                self._history.change(
-                    op, span_ms=(start_ms, now_ms()), outcome=answer.outcome, topic=self._topic,
-                    group=self._group, offsets=[offset],
-                    results=[answer.result] if answer.result else None, epoch=batch.epoch,
-                    lease_id=batch.lease_id, **ms,
-                    **({"detail": answer.detail} if answer.detail else {}),
-                )  # fmt: skip
+                self._record(op, batch, {offset: answer}, start_ms, **ms)
                 if answer.result in _OVER:
                     self._books.acked(self._group, [mark_of(message.payload)])
 
@@ -253,16 +247,23 @@ class RecordingConsumer:
     ) -> None:  # fmt: skip
         """Record the answers to acks. Marks are closed if the message need not come again."""
         answers = {offset: _answer(acking) for offset, acking in ackings.items()}
-        span_ms = (start_ms, now_ms())
         for outcome, detail in dict.fromkeys((a.outcome, a.detail) for a in answers.values()):
-            offsets = [o for o, a in answers.items() if (a.outcome, a.detail) == (outcome, detail)]
-            results = [answers[offset].result for offset in offsets]
-            self._history.ack(
-                self._topic, self._group, offsets, span_ms=span_ms, outcome=outcome,
-                results=results if outcome is OpOutcome.OK else None, epoch=batch.epoch,
-                lease_id=batch.lease_id, **({"detail": detail} if detail else {}),
-            )  # fmt: skip
+            same = {o: a for o, a in answers.items() if (a.outcome, a.detail) == (outcome, detail)}
+            self._record("ack", batch, same, start_ms)
         self._books.acked(self._group, [marks[o] for o, a in answers.items() if a.is_over])
+
+    def _record(
+        self, op: str, batch: Batch, answers: dict[int, "_Answer"], start_ms: int, **ms: int
+    ) -> None:
+        """Record answers with the same outcome about messages of a batch, by their offsets."""
+        one, *_ = answers.values()
+        results = [answer.result for answer in answers.values()]
+        self._history.change(
+            op, span_ms=(start_ms, now_ms()), outcome=one.outcome, topic=self._topic,
+            group=self._group, offsets=[*answers],
+            results=results if one.outcome is OpOutcome.OK else None, epoch=batch.epoch,
+            lease_id=batch.lease_id, **ms, **({"detail": one.detail} if one.detail else {}),
+        )  # fmt: skip
 
 
 class _Burials(Books):

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pytest
 
-from chaos.history import history
 from chaos.history.history import OpOutcome
+from tests.chaos.told_history import ToldHistory
 from tests.chaos.told_lies import Audited
 from tests.chaos.world import Story, id_of
 from timer.entries.entry_frame import EntryKind
@@ -26,7 +26,7 @@ def schedule(story: Story, topic: TopicId, numbers: Sequence[int], due_ms: int, 
 
 
 def ask(
-    story: Story, h: history.History, topic: str, numbers: Sequence[int], due_ms: int, at_ms: int
+    story: Story, h: ToldHistory, topic: str, numbers: Sequence[int], due_ms: int, at_ms: int
 ) -> None:  # fmt: skip
     """Tell of such a request."""
     due_ms, marks = story.ms(due_ms), [*map(story.mark, numbers)]
@@ -35,7 +35,7 @@ def ask(
 
 
 def ack(
-    story: Story, h: history.History, where: tuple[str, str], lease_id: int, offsets: list[int]
+    story: Story, h: ToldHistory, where: tuple[str, str], lease_id: int, offsets: list[int]
 ) -> None:  # fmt: skip
     h.ack(*where, offsets, results=["ACKED"] * len(offsets), epoch=1, lease_id=lease_id,
           span_ms=story.span_ms(6_500, 6_510), outcome=OK)  # fmt: skip
@@ -88,14 +88,14 @@ class Redriven(Story):
         log.ack(topic, g, offsets, at_ms=self.ms(300))
         log.ack(topic, h, [*range(7), *offsets], at_ms=self.ms(300))
         again = [(14 + at, number, 7 + at) for at, number in enumerate(numbers)]
-        with history.History(run, "home-producer") as each:
+        with ToldHistory(run, "home-producer") as each:
             ask(self, each, "home", range(1, 8), 100, 10)
             each.change("redrive", span_ms=self.span_ms(199, 201), outcome=OK, topic="home.g.dead",
                         changed=self.told)  # fmt: skip
         for group, number in zip("gh", groups, strict=True):
             unseen, twice = (self.unseen, self.twice) if group == "g" else (set[int](), set[int]())
             where = "home", group
-            with history.History(run, f"home-{group}") as each:
+            with ToldHistory(run, f"home-{group}") as each:
                 each.open(*where, start_ms=self.start_ms)
                 firsts = [(each, each, each - 1) for each in range(1, 8)]
                 self._deliver(each, group, number, 1, (self.ms(100), 120), firsts)
@@ -108,7 +108,7 @@ class Redriven(Story):
                     self._deliver(each, group, number, 3, (1, 200), more)
 
     def _deliver(
-        self, h: history.History, group: str, group_id: int, lease_id: int,
+        self, h: ToldHistory, group: str, group_id: int, lease_id: int,
         times: tuple[int, int], rows: list[tuple[int, int, int]],
     ) -> None:  # fmt: skip
         seqs, numbers, offsets = zip(*rows, strict=True)
@@ -206,7 +206,7 @@ class Sought(Story):
         for number, offsets in ((5, {*range(2, 8)} - self.unlogged), (6, {6, 7}), (7, range(8))):
             log.reserve(topic, self._group(number), 8)
             log.ack(topic, self._group(number), sorted(offsets), at_ms=self.ms(330))
-        with history.History(run, "sought-producer") as h:
+        with ToldHistory(run, "sought-producer") as h:
             ask(self, h, "sought", range(1, 7), 100, 10)
             ask(self, h, "sought", (7, 8), 300, 250)
             for name, number in self.told_lives.items():
@@ -228,7 +228,7 @@ class Sought(Story):
         self, group: str, first: tuple[int, Iterable[int], Iterable[int]], last: int | None
     ) -> None:
         number, given, acked = first
-        with history.History(self.run, f"sought-{group}") as h:
+        with ToldHistory(self.run, f"sought-{group}") as h:
             h.open("sought", group, start_ms=self.start_ms)
             self._deliver(h, group, number, 1, [(offset, 1) for offset in given])
             if acked:
@@ -244,7 +244,7 @@ class Sought(Story):
                 ack(self, h, ("sought", group), 2, [*rows])
 
     def _deliver(
-        self, h: history.History, group: str, life: int, lease_id: int, rows: list[tuple[int, int]]
+        self, h: ToldHistory, group: str, life: int, lease_id: int, rows: list[tuple[int, int]]
     ) -> None:
         offsets, attempts = zip(*rows, strict=True)
         times = [(100, 120) if offset < 6 else (300, 310) for offset in offsets]

@@ -12,11 +12,12 @@ import pytest
 
 from chaos.audit.rules import late_firing
 from chaos.history import history
-from chaos.history.history import History, OpOutcome, RunFolder, States, payload_of
+from chaos.history.history import OpOutcome, RunFolder, States, payload_of
 from chaos.history.history_check import check
 from tests.chaos import test_audit_groups as letters
 from tests.chaos import test_audit_rules as rules
 from tests.chaos import test_audit_series as series
+from tests.chaos.told_history import ToldHistory
 from tests.chaos.told_lies import Audited
 from tests.chaos.world import Log, Story, id_of, write_log
 from timer.entries import entry_frame, payloads
@@ -42,8 +43,8 @@ class Lies:
         self.topics = {name: self.log.topic(name) for name in topics}
         self.log.entry(EntryKind.CHECKPOINT, b"")
         self.checkpoint = len(self.log.frames)
-        self.producer = History(self.run, "producer")
-        self.consumer = History(self.run, "consumer")
+        self.producer = ToldHistory(self.run, "producer")
+        self.consumer = ToldHistory(self.run, "consumer")
 
     @property
     def now_ms(self) -> int:

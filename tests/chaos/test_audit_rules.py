@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chaos.audit.rules.findings import Findings
-from chaos.history import history
 from chaos.history.history import OpOutcome
+from tests.chaos.told_history import ToldHistory
 from tests.chaos.told_lies import Audited
 from tests.chaos.world import Log, Story, id_of
 from timer.entries.entry_frame import EntryKind
@@ -59,7 +59,7 @@ class Lived(Story):
         log.fire(self.ms(310))
         log.reserve(second, anew, 3)
         log.ack(second, anew, self.acked, at_ms=self.ms(330))
-        with history.History(run, "lived-producer") as h:
+        with ToldHistory(run, "lived-producer") as h:
             for numbers, at_ms in (([1, 2, 3], 9), ([4, 5, 6], 149)):
                 h.schedule([*map(self.mark, numbers)], ids=[*map(self.id, numbers)],
                            due_ms=[*map(self.due_ms, numbers)], topic="lived",
@@ -72,7 +72,7 @@ class Lived(Story):
             for result, at_ms in (("NOT_FOUND", 145), ("ALREADY_FIRED", 1145)):
                 h.change("cancel", ids=[self.id(3)], results=[result],
                          span_ms=self.span_ms(at_ms, at_ms + 1), outcome=OK)  # fmt: skip
-        with history.History(run, "lived-consumer") as h:
+        with ToldHistory(run, "lived-consumer") as h:
             h.open("lived", "g", start_ms=self.start_ms)
             self._deliver(h, 1, {1: 0, 2: 1}, 120)
             self._ack(h, 1, [0])
@@ -89,16 +89,14 @@ class Lived(Story):
         rows = [(self.due_ms(number), self.mark(number)) for number in numbers]
         self.log.schedule(topic, rows, at_ms=self.ms(at_ms))
 
-    def _deliver(
-        self, h: history.History, lease_id: int, given: dict[int, int], at_ms: int
-    ) -> None:
+    def _deliver(self, h: ToldHistory, lease_id: int, given: dict[int, int], at_ms: int) -> None:
         h.deliver("lived", "g", received_ms=self.ms(at_ms + 1), epoch=1, lease_id=lease_id,
                   offsets=[*given.values()], ids=[*map(self.id, given)],
                   marks=[*map(self.mark, given)], attempts=[1] * len(given),
                   fired_at_ms=[self.ms(at_ms)] * len(given),
                   due_ms=[*map(self.due_ms, given)])  # fmt: skip
 
-    def _ack(self, h: history.History, lease_id: int, offsets: list[int]) -> None:
+    def _ack(self, h: ToldHistory, lease_id: int, offsets: list[int]) -> None:
         h.ack("lived", "g", offsets, results=["ACKED"] * len(offsets), epoch=1, lease_id=lease_id,
               span_ms=self.span_ms(6_500, 6_510), outcome=OK)  # fmt: skip
 

@@ -19,6 +19,7 @@ from chaos.audit.rules import client_tables
 from chaos.history import history
 from chaos.history.history import RunFolder
 from chaos.history.history_check import COLUMNS
+from tests.chaos.told_history import ToldHistory
 from tests.chaos.world import Log, id_of, write_log
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
@@ -54,7 +55,7 @@ def world(tmp_path: Path) -> RunFolder:
     for node, story in (("n1", log), ("n2", deposed), ("n3", log)):
         write_log(run.root / node / "log", story.frames, frames_per_segment=4)
     ids = {m: id_of(due, s) for m, due, s in ((1, 100, 1), (2, 300, 2), (3, 300, 3), (4, 90, 4))}
-    with history.History(run, "producer") as h:
+    with ToldHistory(run, "producer") as h:
         h.schedule([1, 2, 3], ids=[ids[1], ids[2], ids[3]], due_ms=[100, 300, 300], topic="t",
                    span_ms=(9, 12), outcome=history.OpOutcome.OK)  # fmt: skip
         h.schedule([4], ids=[ids[4]], due_ms=[90], topic="t",
@@ -68,7 +69,7 @@ def world(tmp_path: Path) -> RunFolder:
             span_ms=(20, 21),
             outcome=history.OpOutcome.OK,
         )
-    with history.History(run, "consumer") as h:
+    with ToldHistory(run, "consumer") as h:
         h.open("t", "g", start_ms=0)
         given = {"epoch": 1, "lease_id": 1, "offsets": [0], "ids": [ids[1]], "marks": [1]}
         h.deliver("t", "g", received_ms=121, **given, attempts=[1], fired_at_ms=[120], due_ms=[100])
@@ -195,12 +196,12 @@ def test_each_witness_that_contradicts_the_others_is_named(
         states.digested("n3", 15, at_ms=3, digest="other")
     world.states.write_text(world.states.read_text() + '{"node": "n1", "ind')  # torn
     world.about.write_text('{"clock_error_ms": 49}')
-    with history.History(world, "producer") as h:
+    with ToldHistory(world, "producer") as h:
         for start_ms in (230, 400):
             span_ms = (start_ms, start_ms + 200)
             h.schedule([start_ms], ids=None, due_ms=[700], topic="t", span_ms=span_ms,
                        outcome=history.OpOutcome.UNKNOWN)  # fmt: skip
-    with history.History(world, "consumer") as h:
+    with ToldHistory(world, "consumer") as h:
         for lease_id, handed_out_ms in ((9, 260), (10, 259)):  # 50 ms and 49 after its epoch's end
             h.deliver("t", "g", received_ms=400, epoch=1, lease_id=lease_id, offsets=[0],
                       handed_out_ms=handed_out_ms, ids=[id_of(100, 1)], marks=[1], attempts=[1],
@@ -312,7 +313,7 @@ def test_request_that_a_client_was_about_to_send_as_it_crashed_is_one_without_an
     path = world.histories / "producer.jsonl"
     answered, four, unknown, cancel = history.read(path)
     path.unlink()
-    with history.History(world, "producer") as h:
+    with ToldHistory(world, "producer") as h:
         for line, ended in ((answered, True), (four, False), (unknown, True), (cancel, False)):
             names = ("topic", "marks", "due_ms") if line["op"] == "schedule" else ("ids",)
             asks = {name: line[name] for name in names}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from chaos.history import history
 from chaos.history.history import OpOutcome, payload_of
 from chaos.oracle.series_story import OneSeries, is_next
 from cluster.settings.cron_calendar import CronCalendar
+from tests.chaos.told_history import ToldHistory
 from tests.chaos.told_lies import Audited
 from tests.chaos.world import Story, id_of
 from timer.entries.series_payloads import CreateSeries, DeleteSeries
@@ -54,9 +54,9 @@ class Recurred(Story):
         log.series(DeleteSeries(1), at_ms=self.ms(6500))
         log.reserve(topic, group, 9)
         log.ack(topic, group, [0, 1, 2, 3, 4, 5], at_ms=self.ms(9000))
-        self._tell(history.History(run, "recurred"))
+        self._tell(ToldHistory(run, "recurred"))
 
-    def _tell(self, h: history.History) -> None:
+    def _tell(self, h: ToldHistory) -> None:
         span: dict[str, Any] = {"span_ms": self.span_ms(0, 20), "outcome": OK}
         span |= {"topic": "recurred", "key": "a"}
         h.change("create_series", **span, said='{"every_ms": 1000, "misfire": "fire_all"}')

@@ -12,7 +12,6 @@ from chaos.history.history import (
     MARK_NONE,
     MS_MAX,
     FaultTimeline,
-    History,
     OpOutcome,
     RunFolder,
     leader_kills,
@@ -21,6 +20,7 @@ from chaos.history.history import (
     read,
     read_faults,
 )
+from tests.chaos.told_history import ToldHistory
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_short_payload_has_no_mark() -> None:
 
 def test_requests_and_answers_are_numbered_in_their_order(run: RunFolder) -> None:
     ids = ["0" * 24]
-    with History(run, "c1") as history:
+    with ToldHistory(run, "c1") as history:
         first, second = (history.asks("cancel", start_ms=1, ids=ids) for _ in range(2))
         history.change(
             "cancel",
@@ -58,7 +58,7 @@ def test_requests_and_answers_are_numbered_in_their_order(run: RunFolder) -> Non
 
 
 def test_line_is_on_disk_when_the_call_returns(run: RunFolder) -> None:
-    with History(run, "c1") as history:
+    with ToldHistory(run, "c1") as history:
         history.schedule(
             [7, 8], ids=["a", "b"], due_ms=None, topic="t", span_ms=(1, 2), outcome=OpOutcome.OK
         )
@@ -77,12 +77,12 @@ def test_line_is_on_disk_when_the_call_returns(run: RunFolder) -> None:
 
 
 def test_ok_without_ids_is_refused(run: RunFolder) -> None:
-    with History(run, "c1") as history, pytest.raises(AssertionError):
+    with ToldHistory(run, "c1") as history, pytest.raises(AssertionError):
         history.schedule([7], ids=None, due_ms=[1], topic="t", span_ms=(1, 2), outcome=OpOutcome.OK)
 
 
 def test_torn_last_line_is_left_out(run: RunFolder) -> None:
-    with History(run, "c1") as history:
+    with ToldHistory(run, "c1") as history:
         history.open("t", "g", start_ms=1)
         history.deliver("t", "g", received_ms=2, offsets=[0])
     path = run.histories / "c1.jsonl"
@@ -116,7 +116,7 @@ def test_longest_time_without_a_kill_of_the_leader_is_between_strikes() -> None:
 
 
 def test_two_writers_append_whole_lines(run: RunFolder) -> None:
-    with History(run, "c1") as one, History(run, "c1") as two:
+    with ToldHistory(run, "c1") as one, ToldHistory(run, "c1") as two:
         for number in range(100):
             (one if number % 2 else two).ack(
                 "t", "g", [number], results=["ACKED"], span_ms=(0, 1), outcome=OpOutcome.OK
@@ -167,7 +167,7 @@ def test_run_json_that_is_none_is_named(run: RunFolder, text: str) -> None:
 
 
 def test_clock_that_was_set_back_makes_no_request_end_before_it_began(run: RunFolder) -> None:
-    with History(run, "c1") as history:
+    with ToldHistory(run, "c1") as history:
         history.change("cancel", ids=["a"], results=None, span_ms=(9, 7), outcome=OpOutcome.UNKNOWN)
     (line,) = read(run.histories / "c1.jsonl")
     assert (line["start_ms"], line["end_ms"]) == (9, 9)

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chaos.history.history import History, OpOutcome, RunFolder
+from chaos.history.history import OpOutcome, RunFolder
 from chaos.history.history_check import COLUMNS, OPS, check, check_line, kind_of, main
+from tests.chaos.told_history import ToldHistory
 
 DOCUMENT = Path(__file__).parents[2] / "docs/history-format.md"
 EXAMPLES = [
@@ -172,7 +173,7 @@ def test_torn_last_line_is_left_out(tmp_path: Path, kept: int) -> None:
 def test_what_our_own_clients_write_is_right(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     ids = BY_OP["schedule"]["ids"]
-    with History(run, "c") as history:
+    with ToldHistory(run, "c") as history:
         for due_ms in (None, [5, 6]):
             history.schedule([1, 2], ids=ids, due_ms=due_ms, topic="t", span_ms=(1, 2),
                              outcome=OpOutcome.OK)  # fmt: skip

@@ -3,86 +3,39 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chaos.commands import chaos_commands
 from chaos.history.history import OWNER, RunFolder
 from chaos.suite import suite_commands
-from chaos.suite.show import Bill, Show, claimable, clear
+from chaos.suite.scenarios import STRIKES_APART_MAX
+from chaos.suite.show import Bill, claimable, clear
 from chaos.suite.stage import stage as stages
-from chaos.suite.stage.plan import Need, RunOptions, Strike
+from chaos.suite.stage.plan import Need
 from deploy.local import LaunchError, LocalCluster
 
 
-def test_replay_plays_the_same_schedule_in_another_folder(
+def test_run_with_the_same_seed_plays_the_same_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played: list[tuple[Path, Bill]] = []
 
     def play(target: RunFolder, each: Bill) -> int:
         played.append((target.root, each))
-        target.root.mkdir(exist_ok=True)
-        Show(target, each, lambda _: [])._write("running")
         return 0
 
     monkeypatch.setattr(suite_commands, "_play", play)
-    first, again = tmp_path / "first", tmp_path / "again"
-    words = ["run", "mix", "--minutes", "1", "--seed", "7", "--plain", "--dir", str(first)]
-    assert chaos_commands.main([*words, "--workloads", "herd,singles", "--rate", "9"]) == 0
-    assert chaos_commands.main(["replay", str(first), "--dir", str(again)]) == 0
+    words = ["run", "mix", "--minutes", "1", "--seed", "7", "--plain", "--rate", "9"]
+    for folder in ("first", "again"):
+        more = ["--workloads", "herd,singles", "--dir", str(tmp_path / folder)]
+        assert chaos_commands.main([*words, *more]) == 0
     (where, one), (elsewhere, other) = played
-    assert (where, elsewhere) == (first, again)
+    assert (where, elsewhere) == (tmp_path / "first", tmp_path / "again")
     assert one == other
     assert one.options.workloads == ("herd", "singles")
+    assert one.strikes_apart_max == STRIKES_APART_MAX
     assert len(one.schedule) > 5
-
-
-def told_run(folder: Path, *nemeses: str, **options: Any) -> Path:
-    """Leave the run.json of a run of these strikes."""
-    strikes = [Strike(at_s=1, nemesis=nemesis) for nemesis in nemeses]
-    each = Bill(scenario="isolate", seed=1, options=RunOptions(**options), schedule=strikes)
-    Show(RunFolder(folder), each, lambda _: [])._write("stopped")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("nemeses", "missing", "says"),
-    [
-        (["isolate", "power-cut"], {Need.NETWORK: "not root"}, ""),
-        (["isolate", "isolate"], {Need.NETWORK: "not root"}, "network: not root\n"),
-        (["isolate", "power-cut"], dict.fromkeys(Need, "no"), "disks: no; network: no\n"),
-        ([], dict.fromkeys(Need, "no"), ""),
-    ],
-)
-def test_replay_of_which_no_strike_can_fall_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    nemeses: list[str], missing: dict[Need, str], says: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(suite_commands, "_play", lambda *_: 0)
-    monkeypatch.setattr("chaos.suite.stage.stage.capabilities", lambda _: missing)
-    earlier = told_run(tmp_path / "first", *nemeses)
-    words = ["replay", str(earlier), "--dir", str(tmp_path / "again")]
-    assert chaos_commands.main(words) == (2 if says else 0)
-    assert capsys.readouterr().err.endswith(f"isolate needs {says}" if says else "")
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_replay_does_without_what_was_done_without_only_if_that_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
-) -> None:
-    played: list[Bill] = []
-
-    def play(_: RunFolder, each: Bill) -> int:
-        played.append(each)
-        return 0
-
-    monkeypatch.setattr(suite_commands, "_play", play)
-    monkeypatch.setattr("chaos.suite.stage.stage.capabilities", lambda _: {})
-    earlier = told_run(tmp_path / "first", "kill", without=(Need.DISKS,), plain=plain)
-    assert suite_commands.replay(earlier, tmp_path / "again") == 0
-    assert played[0].missing.keys() == ({*Need} if plain else set())
 
 
 @pytest.mark.parametrize(
@@ -107,41 +60,6 @@ def test_wrong_argument_is_named(
     assert chaos_commands.main(["run", *words, "--dir", str(tmp_path / "run")]) == 2
     assert says in capsys.readouterr().err
     assert earlier.exists(), "nothing is removed for a run that can't be"
-
-
-UNKNOWN_WORKLOAD = json.dumps(
-    {"scenario": "mix", "seed": 1, "left_out": [], "schedule": []}
-    | {"options": {"workloads": ["unifrom"], "without": []}}
-)
-
-
-@pytest.mark.parametrize(
-    ("told", "again", "says"),
-    [
-        (None, "again", "has no run.json"),
-        ("{", "again", "Expecting property name"),
-        ('{"seed": 1}', "again", "is not of this version of the suite: KeyError('options')"),
-        (
-            '{"options": {}, "schedule": [{"lane": "nodes", "at": 1}]}',
-            "again",
-            "is not of this version of the suite",
-        ),
-        (UNKNOWN_WORKLOAD, "again", "workload = 'unifrom': must be one of"),
-        ("{}", "run", "must not be the folder of the run that is replayed"),
-    ],
-)
-def test_replay_of_what_is_no_run_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    told: str | None, again: str, says: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(suite_commands, "_play", lambda *_: 0)  # no node is started to find it out
-    run = RunFolder(tmp_path / "run")
-    run.root.mkdir()
-    if told is not None:
-        run.about.write_text(told)
-    assert chaos_commands.main(["replay", str(run.root), "--dir", str(tmp_path / again)]) == 2
-    assert says in capsys.readouterr().err
-    assert run.about.exists() == (told is not None)
 
 
 def test_folder_that_is_not_there_is_not_clean(

@@ -25,6 +25,7 @@ from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
 from chaos.suite.stage.stage import Stage
 from chaos.suite.stage.turn import Turn
+from chaos.workloads.workload_clients import WorkloadClients
 from deploy.local import LaunchError
 from tests.chaos.turns import until_asked
 
@@ -77,7 +78,7 @@ class FakeStage:
 LAST: list[FakeStage] = []
 
 
-class FakeWorkload:
+class FakeWorkload(WorkloadClients):
     """A workload that is over when it is told."""
 
     name = "fake"
@@ -375,15 +376,15 @@ def test_strikes_that_were_not_come_to_are_told_by_number(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fizzling(monkeypatch, "hits")
-    some = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0, nemesis="isolate"), LATE, LATE)
-    some = replace(some, missing={Need.NETWORK: "not root"}, options=RunOptions(minutes=2 / 60))
+    some = bill(Strike(at_s=0, nemesis="kill"), LATE, LATE)
+    some = replace(some, options=RunOptions(minutes=2 / 60))
     assert Show(RunFolder(tmp_path), some, lambda _: [], audit=GOOD).play() == 0
     told = about(tmp_path)
     assert (told["strikes"], told["struck"], told["fizzled"]) == ({"kill": 1}, [1], {})
-    assert missed(tmp_path) == [(3, "pause", "time was up"), (4, "pause", "time was up")]
+    assert missed(tmp_path) == [(2, "pause", "time was up"), (3, "pause", "time was up")]
     out = capfd.readouterr().out
-    assert "1 of 4 planned faults happened: 1 x kill; numbers 1 of the plan\n" in out
-    assert "DID NOT HAPPEN: 3-4: time was up" in out
+    assert "1 of 3 planned faults happened: 1 x kill; numbers 1 of the plan\n" in out
+    assert "DID NOT HAPPEN: 2-3: time was up" in out
 
 
 @pytest.mark.usefixtures("no_stage")
@@ -484,14 +485,14 @@ def test_audits_exit_status_is_the_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_stage")
-def test_what_is_missing_is_said_first_and_last_and_not_played(
+def test_what_is_missing_is_said_first_and_last(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cut = Bill(
         scenario="isolate",
         seed=1,
         options=RunOptions(minutes=0.5 / 60),
-        schedule=[Strike(at_s=0, nemesis="isolate")],
+        schedule=[LATE],
         left_out=["not allowed here: everything"],
         missing={Need.NETWORK: "not root"},
     )

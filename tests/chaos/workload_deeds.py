@@ -216,7 +216,7 @@ def undone(did: Deeds) -> list[str]:
     return [deed for deed, happened in DONE.items() if not happened(did)]
 
 
-def waits_for(work: workloads.Workload) -> str:
+def waits_for(work: WorkloadClients) -> str:
     """Return a text about the open work of a workload; empty: it is drained."""
     assert isinstance(work, WorkloadClients)
     if work.drained():

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from chaos.audit.report import about
 from chaos.audit.report.chart import Axis, Band, ChartLine, chart, short
+from chaos.audit.report.facts import facts
 from chaos.audit.report.figures import FAULT_LATE, PLANES, QUANTILES
 from chaos.audit.rules.verdict import FINE, VIOLATIONS
-from chaos.history.history import leader_kills_told
 
 Row = Sequence[Any]
 
@@ -40,6 +40,8 @@ def html(name: str, summary: dict[str, Any], line: str) -> str:
         "<h2>Nodes</h2>",
         _nodes(s),
         *_conservation(s),
+        "<h2>Facts</h2>",
+        *(f"<p>{_text(fact[0].upper() + fact[1:])}.</p>" for fact in facts(s)),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -219,13 +221,6 @@ def _faults(s: dict[str, Any]) -> Iterator[str]:
             row.append(f[f"{plane}_gap_after_ms"])
         rows.append(row + [f[f"{what}_late_{name}_ms"] for what, name in FAULT_LATE])
     yield _table(heads, rows)
-    if kills := leader_kills_told(s["leader_kills"]):
-        yield f"<p>{kills[0].upper()}{kills[1:]}.</p>"
-    for gap in s["failover_gaps"]:
-        yield (
-            f"<p>Leader {_text(gap['node'])} killed: the next firing, of epoch {gap['epoch']},"
-            f" came {gap['fired_after_ms']:,} ms later.</p>"
-        )
 
 
 def _lateness(s: dict[str, Any]) -> str:
@@ -241,18 +236,10 @@ def _lateness(s: dict[str, Any]) -> str:
 
 def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
     yield "<h2>Redeliveries</h2>"
-    if s["acks_unasked"] is None:
-        yield "<p>Too many acks to look for acks that no history requested.</p>"
-    elif s["acks_unasked"]:
-        yield f"<p>{s['acks_unasked']:,} messages are acked without a request in any history.</p>"
     if not s["redeliveries"]:
         yield "<p>None.</p>"
         return
     yield _table(("reason", "deliveries"), [*s["redeliveries"].items()])
-    yield (
-        f"<p>{s['arrived_after_ack']:,} deliveries arrived after the ack was confirmed, by the"
-        " clients' clocks. They may have been sent before. The verdicts use the log's order.</p>"
-    )
 
 
 def _operations(s: dict[str, Any]) -> Iterator[str]:
@@ -274,48 +261,20 @@ def _nodes(s: dict[str, Any]) -> str:
         ]
         for n in s["nodes"]
     ]
-    words = [
-        f"{hole['node']}'s log never held entries {hole['from']:,} .. {hole['to']:,}."
-        for hole in s["holes"]
-    ] + [
-        f"Entries {part['from']:,} .. {part['to']:,} are on fewer than a majority."
-        for part in s["thin"]
-    ]
-    words += [f"{line}." for line in pending_in_files(s)]
-    return _table(heads, rows) + "".join(f"<p>{_text(line)}</p>" for line in words)
-
-
-def pending_in_files(s: dict[str, Any]) -> Iterator[str]:
-    """Yield a line with the pending timers in the nodes' files; nothing without such files."""
-    if s["files"]:
-        told = (f"{e['node']} {e['pending']:,} after entry {e['index']:,}" for e in s["files"])
-        unread = f"; not read: {', '.join(s['files_unread'])}" if s["files_unread"] else ""
-        yield f"pending in nodes' files: {', '.join(told)}{unread}"
+    return _table(heads, rows)
 
 
 def _conservation(s: dict[str, Any]) -> Iterator[str]:
     points = s["conservation"]
     yield "<h2>Conservation</h2>"
-    bad = s["violations"].get("unbalanced_checkpoints", 0)
     yield (
-        f"<p>scheduled = pending + fired + cancelled + dropped at"
-        f" {points['checkpoints'] - bad:,} of {points['checkpoints']:,} checkpoints. The last"
-        " checkpoint, and those that do not balance:</p>"
+        "<p>scheduled = pending + fired + cancelled + dropped. The last checkpoint, and those that"
+        " do not balance:</p>"
     )
     names = ("index", "scheduled", "pending", "fired", "cancelled", "dropped", "balanced")
     rows = [[row[name] for name in names] for row in (*points["last"], *points["unbalanced"])]
     if rows:
         yield _table(names, rows, texts=0)
-    said = points["said"]
-    if not said["nodes"]:
-        yield "<p>No node reported its own counts (states.jsonl).</p>"
-        return
-    yield (
-        f"<p>{said['nodes']} nodes reported their counts {said['counts']:,} times and digests of"
-        f" their states {said['digests']:,} times."
-        f" {s['violations'].get('miscounted', 0):,} counts differ from the log;"
-        f" digests differ at {s['violations'].get('diverged_states', 0):,} checkpoints.</p>"
-    )
     for name in ("miscounted", "diverged_states"):
         if points[name]:
             rows = [[*row.values()] for row in points[name]]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chaos.audit.report import about, page
-from chaos.audit.report.figures import PLANES
-from chaos.history.history import RunFolder, leader_kills_told
+from chaos.audit.report.facts import facts
+from chaos.history.history import RunFolder
 
 SHOWN_MAX: Final = 10
 """The most offenders of a kind in the text. The summary has more, the verdict table all."""
@@ -57,75 +57,22 @@ def describe(report: Report) -> Iterator[str]:
     """Yield the report as text, line by line; the verdict is last."""
     s = report.summary
     yield from about.describe(s["run"])
-    points, unbalanced = s["conservation"], s["violations"].get("unbalanced_checkpoints", 0)
-    yield (
-        f"{s['entries']:,} log entries on a majority, {s['stale_entries']} stale entries;"
-        f" counts balanced at {points['checkpoints'] - unbalanced}"
-        f" of {points['checkpoints']} checkpoints"
-    )
-    said = points["said"]
-    if said["nodes"]:
-        yield (
-            f"{said['nodes']} nodes reported their counts {said['counts']:,} times, and"
-            f" {said['digests']:,} digests of their states"
-        )
-    yield from page.pending_in_files(s)
-    for hole in s["holes"]:
-        span = f"{hole['from']} .. {hole['to']}"
-        yield f"{hole['node']}'s log never held entries {span}: it began later, or ended earlier"
-    for part in s["thin"]:
-        span = f"{part['from']} .. {part['to']}"
-        yield f"entries {span} are on fewer than a majority: some logs began later"
-    if kills := leader_kills_told(s["leader_kills"]):
-        yield kills
-    for gap in s["failover_gaps"]:
-        text = f"leader {gap['node']} killed: the next firing, of epoch {gap['epoch']}"
-        yield f"{text}, came {gap['fired_after_ms']} ms later"
-    yield from _unrecovered(s)
+    yield from facts(s)
     for what, past in (("fire", "fired"), ("deliver", "delivered")):
         for phase, row in s["lateness_ms"][what].items():
             values = " ".join(f"{key} {value} ms" for key, value in row.items() if key != "n")
             yield f"{past} after the due time, {phase}: {values} ({row['n']:,})"
-    yield from _of_deliveries(s)
+    if s["redeliveries"]:
+        reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
+        yield f"redeliveries: {reasons}"
     for row in s["operations"]:
         how = " ".join(filter(None, (row["op"], "by", row["by"], row["on_conflict"])))
         yield f"{how}: {row['result']} {row['n']:,}"
-    if unjudged := s["fired_answers"]["unjudged"]:
-        answers = s["fired_answers"]["answers"]
-        yield f"{unjudged:,} of {answers:,} answers ALREADY_FIRED, close to the firing: not judged"
     yield "timers: " + ", ".join(f"{name} {n:,}" for name, n in sorted(s["verdicts"].items()))
     yield from _offenders(s)
     yield from (f"not judged: {what}" for what in s["not_looked_at"])
     yield from about.failures_told(s["run"])  # at the end, which is often all that is kept
     yield report.line()
-
-
-def _of_deliveries(s: dict[str, Any]) -> Iterator[str]:
-    if unjudged := s["waits"]["unjudged"]:
-        deliveries = s["delivered"] + s["redelivered"]
-        yield (
-            f"{unjudged:,} of {deliveries:,} deliveries were late during a fault or to a busy"
-            " consumer, and were not judged"
-        )
-    if s["redeliveries"]:
-        reasons = ", ".join(f"{name} {n:,}" for name, n in s["redeliveries"].items())
-        yield f"redeliveries: {reasons}"
-    if s["acks_unasked"] is None:
-        yield "too many acks to look for acks that no history requested"
-    elif s["acks_unasked"]:
-        yield f"{s['acks_unasked']:,} messages are acked without a request in any history"
-
-
-def _unrecovered(s: dict[str, Any]) -> Iterator[str]:
-    for fault in s["faults"]:
-        gaps = [
-            f"no {plane} for {fault[f'{plane}_gap_ms']:,} ms, to the end"
-            for plane in PLANES
-            if fault[f"{plane}_gap_open"]
-        ]
-        if gaps:
-            at_s = (fault["start_ms"] - s["timeline"]["from_ms"]) / 1000
-            yield f"not recovered from {fault['fault']} at {at_s:.1f} s: {'; '.join(gaps)}"
 
 
 def _offenders(s: dict[str, Any]) -> Iterator[str]:

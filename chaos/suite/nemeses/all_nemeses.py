@@ -15,7 +15,7 @@ from chaos.suite.nemeses import (
     voter_damage,
 )
 from chaos.suite.nemeses.nemesis import Nemesis
-from chaos.suite.stage.plan import Need, Strike
+from chaos.suite.stage.plan import Strike
 
 NEMESES: Final[Mapping[str, type[Nemesis]]] = MappingProxyType(
     {
@@ -61,8 +61,3 @@ def nemesis_of(strike: Strike) -> Nemesis:
             another version.
     """
     return NEMESES[strike.nemesis](**strike.args)
-
-
-def needs_of(strike: Strike) -> frozenset[Need]:
-    """Return the needs of a strike, which the machine has to meet."""
-    return NEMESES[strike.nemesis].needs

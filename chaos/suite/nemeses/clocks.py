@@ -17,7 +17,6 @@ class MoveClock(NodeNemesis):
     """Microseconds gained per second. Negative: the clock is slow."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Set the clock's offset and rate."""
         name = self.victim(stage, chance)
         how = f"by {self.offset_ms:+,} ms and {self.drift_ppm / 10_000:+g} %"
         stage.say(f"the clock of {said(stage, name, self.who)} is wrong {how}")

@@ -42,7 +42,6 @@ class SlowDisk(NodeNemesis):
     """Added to each sync."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Make the disk slow."""
         name = self.victim(stage, chance)
         stage.say(f"the disk of {said(stage, name, self.who)}: {self.delay_ms} ms a sync")
         stage.disk_faults.set(name, stage.data(name), Kind.SLOW, delay_ms=self.delay_ms)

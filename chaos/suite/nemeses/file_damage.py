@@ -177,7 +177,6 @@ class Wipe(NodeNemesis):
     who: str = "follower"
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill the node and remove its data."""
         name = self.victim(stage, chance)
         stage.say(f"{name} loses its disk")
         stage.kill(name)

@@ -40,7 +40,6 @@ class Isolate(NodeNemesis):
     """Whether the clients are cut off as well."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut the node's links."""
         name = self.victim(stage, chance)
         others = [end for end in stage.names + [CLIENTS] * self.clients if end != name]
         seen = "" if self.clients else ", but not from the clients"
@@ -55,7 +54,6 @@ class CutClients(NodeNemesis):
     needs: ClassVar = NETWORK
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut the node's link to the clients."""
         name = self.victim(stage, chance)
         stage.say(f"clients can't reach {said(stage, name, self.who)}; the other nodes can")
         return _healing(stage, name, both(name, CLIENTS))
@@ -70,7 +68,6 @@ class OneWay(NodeNemesis):
     """True: the node receives and its own packets are lost. False: the other way round."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut one direction of each link."""
         name = self.victim(stage, chance)
         others = [other for other in stage.names if other != name]
         how = "can receive, not send" if self.hears else "can send, not receive"
@@ -109,7 +106,6 @@ class Flap(NodeNemesis):
     """Mean length of a cut, and of the time between two cuts."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Start a thread that cuts and heals the links until the undo."""
         name = self.victim(stage, chance)
         assert stage.network is not None
         network = stage.network
@@ -150,7 +146,6 @@ class Slow(NodeNemesis):
     """Share of the packets."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Slow the links down, in both directions."""
         name = self.victim(stage, chance)
         assert stage.network is not None
         others = [end for end in stage.network.ends() if end != name]
@@ -184,7 +179,6 @@ class NearLease(Nemesis):
     """Greatest additional length of a round trip, as a share of the lease."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Slow down all links between nodes."""
         del chance
         assert stage.network is not None
         pairs = [*itertools.permutations(stage.names, 2)]

@@ -57,7 +57,6 @@ class KillMany(Nemesis):
     """At most; all nodes if there are fewer."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Kill the nodes."""
         leader = chosen(stage, "leader", chance)
         others = [name for name in remaining(stage) if name != leader]
         names = [leader, *chance.sample(others, min(self.count - 1, len(others)))]
@@ -71,7 +70,6 @@ class SuspendNode(NodeNemesis):
     """SIGSTOP of a node, for longer than any lease, then SIGCONT."""
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Stop the node."""
         name = self.victim(stage, chance)
         stage.say(f"SIGSTOP {said(stage, name, self.who)}")
         stage.pause(name)
@@ -140,7 +138,6 @@ class PowerCut(NodeNemesis):
     needs: ClassVar = DISKS
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut the power of the nodes."""
         names = self.victims(stage, chance)
         stage.say(f"power cut: {' '.join(names)}")
         stage.cut_power(*names)

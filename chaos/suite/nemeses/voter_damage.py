@@ -137,7 +137,6 @@ class RemoveCutOff(NodeNemesis):
     who: str = "follower"
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Cut the voter off and remove it meanwhile."""
         name = self.victim(stage, chance)
         state = stage.cluster.state(name)
         stage.say(f"cut off {said(stage, name, self.who)}, and remove it")

@@ -16,7 +16,7 @@ lane `around` take no turns and coincide with all others.
 import dataclasses
 import enum
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -130,19 +130,3 @@ def clock_error_ms(schedule: Iterable[Strike]) -> int:
 def to_json(strikes: Iterable[Strike]) -> list[dict[str, Any]]:
     """Return a schedule in the form of run.json."""
     return [dataclasses.asdict(strike) for strike in strikes]
-
-
-def from_json(lines: Sequence[Mapping[str, Any]]) -> list[Strike]:
-    """Return the schedule that `to_json` wrote."""
-    return [Strike(**{**line, "lane": Lane(line["lane"])}) for line in lines]
-
-
-def options_from_json(line: Mapping[str, Any]) -> RunOptions:
-    """Return the options of run.json.
-
-    An older run.json has no `plain`. Its run was plain if it did without all needs.
-    """
-    without = tuple(map(Need, line["without"]))
-    plain = {"plain": {*without} == {*Need}}
-    told = {"workloads": tuple(line["workloads"]), "without": without}
-    return RunOptions(**(plain | {**line} | told))
