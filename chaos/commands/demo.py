@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the clients (default: 1)")
     args = parser.parse_args(argv)
-    bill, clients = bill_of(args.kills, args.seed), list[WorkloadClients]()
+    bill = bill_of(args.kills, args.seed)
     horizon_s = bill.options.horizon_s
 
     def make(stage: Stage) -> Sequence[WorkloadClients]:
@@ -76,22 +76,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             rate_per_s=args.timers / horizon_s,
             horizon_s=horizon_s + WAIT_S,
         )
-        clients[:] = workloads.make(WORKLOADS, setting)
-        return clients
-
-    def progress() -> str:
-        books = [each.books for each in clients]
-        asked, unanswered, delivered = (
-            sum(getattr(each, name) for each in books)
-            for name in ("asked", "unanswered", "delivered")
-        )
-        timers = f"{asked:,} timers requested ({unanswered} without an answer)"
-        return f"{timers}, {delivered:,} deliveries"
+        return workloads.make(WORKLOADS, setting)
 
     try:
         run = claimable(args.dir)
         clear(run)
-        return Show(run, bill, make, progress=progress).play()
+        return Show(run, bill, make).play()
     except LaunchError as error:
         print(error, file=sys.stderr)
         return 2

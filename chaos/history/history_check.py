@@ -81,36 +81,56 @@ def _is_map(value: Any) -> bool:
 
 
 _I64: Final = (1 << 63) - 1
-_I32: Final = (1 << 31) - 1
 MS: Final = _integer(0, MS_MAX, ", Unix milliseconds")
-DELAY_MS: Final = _integer(0, MS_MAX, ", milliseconds")
 COUNT: Final = _integer(0, _I64, "")
 NAME: Final = _text("a text that is not empty", ".+")
-TOPIC: Final = _text("a topic's name; without default/, as the log has it", "(?!default/.).+")
 ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
 OUTCOME: Final = _one_of(OpOutcome.OK, OpOutcome.FAIL, OpOutcome.UNKNOWN)
-OUTCOME_OR_ASKED: Final = _one_of(*OpOutcome)
-_MAP: Final = ValueKind("a JSON object, as text", _is_map)
-CANCEL_RESULT: Final = _one_of(
-    "CANCELLED",
-    "ALREADY_CANCELLED",
-    "ALREADY_FIRED",
-    "NOT_FOUND",
-    "TIMER_NOT_FOUND",
-    "DROPPED",
-    "RESCHEDULED",
-)
-SCHEDULE_RESULT: Final = _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED", "NOT_PENDING")
-RESCHEDULE_RESULT: Final = _one_of(
-    *("RESCHEDULED", "ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED")
-)
-ON_CONFLICT: Final = _one_of("reject", "replace", "keep", "update")
+
+VALUES: Final[Mapping[str, ValueKind]] = {
+    **dict.fromkeys(("start_ms", "end_ms", "received_ms", "handed_out_ms"), MS),
+    **dict.fromkeys(("due_from_ms", "due_to_ms"), MS),
+    **dict.fromkeys(("group", "key", "key_prefix"), NAME),
+    "topic": _text("a topic's name; without default/, as the log has it", "(?!default/.).+"),
+    "outcome": _one_of(*OpOutcome),
+    "detail": ValueKind("a text", lambda value: isinstance(value, str)),
+    "said": ValueKind("a JSON object, as text", _is_map),
+    "on_conflict": _one_of("reject", "replace", "keep", "update"),
+    "delay_ms": _integer(0, MS_MAX, ", milliseconds"),
+}
+"""Single values. Those that are not here are COUNTs."""
+LISTS: Final[Mapping[str, ValueKind]] = {
+    **dict.fromkeys(("ids", "new_ids", "existing"), ID),
+    **dict.fromkeys(("due_ms", "fired_at_ms"), MS),
+    **dict.fromkeys(("keys", "ordering_keys"), NAME),
+    **dict.fromkeys(("offsets", "series", "occurrences"), COUNT),
+    "marks": _integer(MARK_NONE, _I64, ""),
+    "attempts": _integer(1, (1 << 31) - 1, ""),
+    "payload_crcs": _integer(0, (1 << 32) - 1, ""),
+    "priorities": _integer(0, 9, ""),
+}
+"""Elements of lists."""
+_NOT_MOVED: Final = ("ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED")
 _REFUSED: Final = (
     *("ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED", "EXPIRED", "DEAD_LETTERED"),
 )
-ACK_RESULT: Final = _one_of("ACKED", *_REFUSED)
-NACK_RESULT: Final = _one_of("NACKED", *_REFUSED)
-EXTEND_RESULT: Final = _one_of("EXTENDED", *_REFUSED)
+RESULTS: Final[Mapping[str, ValueKind]] = {
+    "schedule": _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED", "NOT_PENDING"),
+    "cancel": _one_of("CANCELLED", "TIMER_NOT_FOUND", "RESCHEDULED", *_NOT_MOVED),
+    "reschedule": _one_of("RESCHEDULED", *_NOT_MOVED),
+    "ack": _one_of("ACKED", *_REFUSED),
+    "nack": _one_of("NACKED", *_REFUSED),
+    "extend": _one_of("EXTENDED", *_REFUSED),
+}
+"""Operation -> the elements of its list `results`."""
+NULLS: Final[Mapping[tuple[str, str], frozenset[str]]] = {
+    ("schedule", "ids"): frozenset({"REJECTED", "NOT_PENDING"}),
+    ("schedule", "existing"): frozenset({"SCHEDULED", "NOT_PENDING"}),
+    ("reschedule", "new_ids"): frozenset(_NOT_MOVED),
+}
+"""(Operation, list) -> the results for which an element is null, and no others."""
+_GAPS: Final = ("keys", "ordering_keys", "series", "occurrences")
+"""Lists of `schedule` and `deliver` with elements that may be null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,128 +150,78 @@ class Field:
     """An element is null exactly where the element of `results` is one of these."""
 
 
-_SPAN: Final = {"start_ms": Field(MS), "end_ms": Field(MS), "outcome": Field(OUTCOME)}
-_DETAIL: Final = {
-    "detail": Field(ValueKind("a text", lambda v: isinstance(v, str)), required=False)
-}
-_WHERE: Final = {"topic": Field(TOPIC), "group": Field(NAME)}
-_OPTIONAL: Final = Field(COUNT, required=False)
-_HELD: Final = {
-    **_SPAN,
-    **_DETAIL,
-    **_WHERE,
-    "epoch": _OPTIONAL,
-    "lease_id": _OPTIONAL,
-    "offsets": Field(COUNT, many=True),
-}
+def _op(
+    op: str, needed: str, optional: str = "", *, answer: str = "", optional_answer: str = ""
+) -> dict[str, Field]:
+    """Return the fields of an operation by their names."""
+    fields: dict[str, Field] = {}
+    for names, required, is_answer in (
+        (needed, True, False),
+        (optional, False, False),
+        (answer, True, True),
+        (optional_answer, False, True),
+    ):
+        for name in names.split():
+            kind = RESULTS[op] if name == "results" else LISTS.get(name)
+            fields[name] = Field(
+                kind or VALUES.get(name, COUNT),
+                many=kind is not None,
+                required=required,
+                answer=is_answer,
+                gaps=name in _GAPS and op in ("schedule", "deliver"),
+                null_if=NULLS.get((op, name), frozenset()),
+            )
+    return fields
 
-_ENDED: Final = {
-    "start_ms": Field(MS),
-    "end_ms": Field(MS, required=False),
-    "outcome": Field(OUTCOME_OR_ASKED),
-    "request": _OPTIONAL,
-    "answered": _OPTIONAL,
-    **_DETAIL,
-}
-_TOPIC: Final = {"topic": Field(TOPIC)}
-_SERIES: Final = {**_ENDED, **_TOPIC, "key": Field(NAME)}
-_IDS: Final = {"ids": Field(ID, many=True)}
-_KEYS: Final = {**_TOPIC, "keys": Field(NAME, many=True)}
-_FILTER: Final = {
-    **_TOPIC,
-    "due_from_ms": Field(MS, required=False),
-    "due_to_ms": Field(MS, required=False),
-    "key_prefix": Field(NAME, required=False),
-    "changed": Field(COUNT, answer=True),
-}
-_CANCELLED: Final = {"results": Field(CANCEL_RESULT, many=True, answer=True)}
-_NOT_MOVED: Final = frozenset({"ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED"})
-_MOVED: Final = {
-    "due_ms": Field(MS, many=True, required=False),
-    "results": Field(RESCHEDULE_RESULT, many=True, answer=True),
-    "new_ids": Field(ID, many=True, answer=True, null_if=_NOT_MOVED),
-}
 
+def _change(op: str, needed: str, optional: str = "", **answers: str) -> dict[str, Field]:
+    """Return the fields of an operation that may have a line before it is sent."""
+    asked = "end_ms request answered detail"
+    return _op(op, f"start_ms outcome {needed}", f"{asked} {optional}", **answers)
+
+
+def _of_held(op: str, optional: str = "") -> dict[str, Field]:
+    """Return the fields of an operation on messages that a consumer holds."""
+    needed = "start_ms end_ms outcome topic group offsets"
+    fields = _op(op, needed, f"detail epoch lease_id {optional}", answer="results")
+    return fields | {"outcome": Field(OUTCOME)}
+
+
+_FILTER: Final = "due_from_ms due_to_ms key_prefix"
+_SCHEDULE: Final = _change(
+    "schedule",
+    "topic marks",
+    "payload_crcs due_ms delay_ms producer sequence keys on_conflict ordering_keys priorities",
+    answer="ids",
+    optional_answer="results existing",
+)
 OPS: Final[Mapping[str, Mapping[str, Field]]] = {
-    "schedule": {
-        **_ENDED,
-        **_TOPIC,
-        "marks": Field(_integer(0, _I64, ", unique in the run"), many=True),
-        "payload_crcs": Field(_integer(0, (1 << 32) - 1, ""), many=True, required=False),
-        "ids": Field(ID, many=True, answer=True, null_if=frozenset({"REJECTED", "NOT_PENDING"})),
-        "due_ms": Field(MS, many=True, required=False),
-        "delay_ms": Field(DELAY_MS, required=False),
-        "producer": _OPTIONAL,
-        "sequence": _OPTIONAL,
-        "keys": Field(NAME, many=True, required=False, gaps=True),
-        "on_conflict": Field(ON_CONFLICT, required=False),
-        "ordering_keys": Field(NAME, many=True, required=False, gaps=True),
-        "priorities": Field(_integer(0, 9, ""), many=True, required=False),
-        "results": Field(SCHEDULE_RESULT, many=True, required=False, answer=True),
-        "existing": Field(
-            ID,
-            many=True,
-            required=False,
-            answer=True,
-            null_if=frozenset({"SCHEDULED", "NOT_PENDING"}),
-        ),
-    },
-    "cancel": {**_ENDED, **_IDS, **_CANCELLED},
-    "cancel by key": {**_ENDED, **_KEYS, **_CANCELLED},
-    "cancel by filter": {**_ENDED, **_FILTER},
-    "reschedule": {**_ENDED, **_IDS, **_MOVED},
-    "reschedule by key": {**_ENDED, **_KEYS, **_MOVED},
-    "reschedule by filter": {**_ENDED, **_FILTER, "due_ms": Field(MS, many=True, required=False)},
-    "open": {
-        **_WHERE,
-        "start_ms": Field(MS),
-        "lease_ms": _OPTIONAL,
-        "group_lease_ms": _OPTIONAL,
-        "max_attempts": _OPTIONAL,
-        "max_in_flight": _OPTIONAL,
-    },
-    "deliver": {
-        **_WHERE,
-        "received_ms": Field(MS),
-        "epoch": Field(COUNT),
-        "lease_id": _OPTIONAL,
-        "group_id": _OPTIONAL,
-        "stream": _OPTIONAL,
-        "handed_out_ms": Field(MS, required=False),
-        "offsets": Field(COUNT, many=True),
-        "ids": Field(ID, many=True),
-        "marks": Field(_integer(MARK_NONE, _I64, ""), many=True),
-        "attempts": Field(_integer(1, _I32, ""), many=True),
-        "fired_at_ms": Field(MS, many=True),
-        "due_ms": Field(MS, many=True),
-        "series": Field(COUNT, many=True, required=False, gaps=True),
-        "occurrences": Field(COUNT, many=True, required=False, gaps=True),
-    },
-    "ack": {**_HELD, "results": Field(ACK_RESULT, many=True, answer=True)},
-    "nack": {**_HELD, "delay_ms": _OPTIONAL, "results": Field(NACK_RESULT, many=True, answer=True)},
-    "extend": {
-        **_HELD,
-        "lease_ms": _OPTIONAL,
-        "results": Field(EXTEND_RESULT, many=True, answer=True),
-    },
-    "policy": {**_ENDED, **_TOPIC, "said": Field(_MAP)},
-    "delete": {
-        **_ENDED,
-        **_TOPIC,
-        "topic_id": Field(COUNT, required=False, answer=True),
-        "pending": Field(COUNT, required=False, answer=True),
-    },
-    "seek": {
-        **_ENDED,
-        **_WHERE,
-        "to_offset": _OPTIONAL,
-        "group_id": Field(COUNT, answer=True),
-    },
-    "delete_group": {**_ENDED, **_WHERE},
-    "redrive": {**_ENDED, **_TOPIC, "changed": Field(COUNT, answer=True)},
-    "create_series": {**_SERIES, "said": Field(_MAP)},
-    "alter_series": {**_SERIES, "said": Field(_MAP)},
-    "delete_series": _SERIES,
+    "schedule": _SCHEDULE | {"marks": Field(_integer(0, _I64, ", unique in the run"), many=True)},
+    "cancel": _change("cancel", "ids", answer="results"),
+    "cancel by key": _change("cancel", "topic keys", answer="results"),
+    "cancel by filter": _change("cancel", "topic", _FILTER, answer="changed"),
+    "reschedule": _change("reschedule", "ids", "due_ms", answer="results new_ids"),
+    "reschedule by key": _change("reschedule", "topic keys", "due_ms", answer="results new_ids"),
+    "reschedule by filter": _change("reschedule", "topic", f"{_FILTER} due_ms", answer="changed"),
+    "open": _op(
+        "open", "topic group start_ms", "lease_ms group_lease_ms max_attempts max_in_flight"
+    ),
+    "deliver": _op(
+        "deliver",
+        "topic group received_ms epoch offsets ids marks attempts fired_at_ms due_ms",
+        "lease_id group_id stream handed_out_ms series occurrences",
+    ),
+    "ack": _of_held("ack"),
+    "nack": _of_held("nack", "delay_ms"),
+    "extend": _of_held("extend", "lease_ms"),
+    "policy": _change("policy", "topic said"),
+    "delete": _change("delete", "topic", optional_answer="topic_id pending"),
+    "seek": _change("seek", "topic group", "to_offset", answer="group_id"),
+    "delete_group": _change("delete_group", "topic group"),
+    "redrive": _change("redrive", "topic", answer="changed"),
+    "create_series": _change("create_series", "topic key said"),
+    "alter_series": _change("alter_series", "topic key said"),
+    "delete_series": _change("delete_series", "topic key"),
 }
 """Operation -> its fields. `op` and `client` are in every line besides."""
 NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))
@@ -297,7 +267,8 @@ def kind_of(line: Mapping[str, Any]) -> str:
         return op
     if line.get("keys") is not None:
         return f"{op} by key"
-    return f"{op} by filter" if any(line.get(name) is not None for name in _FILTER) else op
+    names = ("topic", "changed", *_FILTER.split())
+    return f"{op} by filter" if any(line.get(name) is not None for name in names) else op
 
 
 def check_line(line: Mapping[str, Any]) -> Iterator[Complaint]:

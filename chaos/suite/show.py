@@ -97,7 +97,6 @@ class Show:
         bill: Bill,
         workloads: Callable[[Stage], Sequence[WorkloadClients]],
         *,
-        progress: Callable[[], str] = str,
         audit: Sequence[str] = (sys.executable, "-m", "chaos.audit"),
     ) -> None:
         """Prepare a run.
@@ -106,14 +105,12 @@ class Show:
             run: its folder; absent or empty.
             bill: its plan.
             workloads: makes the clients once the nodes are up. `play` starts them.
-            progress: returns the progress of the clients in words, printed before each strike at
-                nodes.
             audit: the command of the audit. The run's folder is appended as its last argument.
         """
         self._run = run
         self._bill = bill
         self._make_workloads = workloads
-        self._progress = progress
+        self._workloads: list[WorkloadClients] = []
         self._audit = audit
         self._began = time.monotonic()
         self._over = threading.Event()
@@ -189,7 +186,7 @@ class Show:
     def _work(self, stage: Stage) -> None:
         bill = self._bill
         with contextlib.ExitStack() as stack:
-            workloads = []
+            workloads = self._workloads
             for workload in self._make_workloads(stage):
                 workloads.append(workload)
                 stack.callback(self._guarded, f"closing {workload.name}", workload.close)
@@ -249,8 +246,8 @@ class Show:
     def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
         """Play one strike, once it has its turn, all nodes are up and the cluster is whole."""
         chance = random.Random(f"{self._bill.seed}/{number}")
-        if strike.lane is Lane.NODES and (so_far := self._progress()):
-            self._say(so_far)
+        if strike.lane is Lane.NODES:
+            self._say(self._progress())
         with stage.turn if strike.lane in _BY_TURNS else contextlib.nullcontext():
             self._come_to.add(number)
             if strike.lane is Lane.LEADER:
@@ -310,7 +307,7 @@ class Show:
             self._failures.append(f"not drained within {DRAIN_S:g} s: {names}")
         self._failures += [f"{name} ended by itself" for name in stage.died()]
         rest = "some messages are missing" if waiting else "no message is missing"
-        self._say(f"{so_far}; {rest}" if (so_far := self._progress()) else rest)
+        self._say(f"{self._progress()}; {rest}")
 
     def _is_over(self, workload: WorkloadClients) -> bool:
         """Return whether a workload has received all its messages, or failed."""
@@ -405,6 +402,15 @@ class Show:
 
     def _sleep_until(self, at_s: float) -> None:
         time.sleep(max(0.0, at_s - self._elapsed_s))
+
+    def _progress(self) -> str:
+        books = [each.books for each in self._workloads]
+        asked, unanswered, delivered = (
+            sum(getattr(each, name) for each in books)
+            for name in ("asked", "unanswered", "delivered")
+        )
+        timers = f"{asked:,} timers requested ({unanswered} without an answer)"
+        return f"{timers}, {delivered:,} deliveries"
 
     def _say(self, text: str) -> None:
         print(f"[{self._elapsed_s:5.1f} s] {text}", flush=True)

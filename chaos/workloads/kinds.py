@@ -112,16 +112,15 @@ def cancels(clients: WorkloadClients) -> None:
         due_ms = [int(now + chance.uniform(300, 3000)) for _ in range(single)]
         due_ms += [int(together + chance.randint(-5, 5)) for _ in range(count - single)]
         due_ms = [clients.within(due) for due in due_ms]
-        marks = clients.marks(count)
-        ids = clients.producer.batch(marks, due_ms)
+        ids = clients.producer.batch(clients.marks(count), due_ms)
         if not ids:
             continue
         for at in range(single):
-            _race(clients, ids[at : at + 1], marks[at : at + 1], due_ms[at])
-        _race(clients, ids[single:], marks[single:], due_ms[-1])
+            _race(clients, ids[at : at + 1], due_ms[at])
+        _race(clients, ids[single:], due_ms[-1])
 
 
-def _race(clients: WorkloadClients, ids: list[str], marks: list[int], due_ms: int) -> None:
+def _race(clients: WorkloadClients, ids: list[str], due_ms: int) -> None:
     """Cancel most of the timers around their due time, perhaps one twice, perhaps all again."""
     chance = clients.chance
     delay_s = (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000
@@ -132,9 +131,7 @@ def _race(clients: WorkloadClients, ids: list[str], marks: list[int], due_ms: in
         return
     if len(chosen) > 1 and chance.random() < 0.5:
         chosen.append(chance.choice(chosen))
-    work = partial(
-        clients.producer.cancel, [ids[at] for at in chosen], [marks[at] for at in chosen]
-    )
+    work = partial(clients.producer.cancel, [ids[at] for at in chosen])
     clients.cancels.after(delay_s, work)
     if chance.random() < 0.3:
         clients.cancels.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
@@ -327,9 +324,7 @@ def overload(clients: WorkloadClients) -> None:
         for start in range(0, count, PIECE):
             n = min(PIECE, count - start)
             due_ms = clients.soon(n, SHORT_MS)
-            piece = clients.producer.submit(clients.marks(n), due_ms, timeout_s=BURST_S)
-            if piece is not None:
-                pieces.append(piece)
+            pieces.append(clients.producer.submit(clients.marks(n), due_ms, timeout_s=BURST_S))
         pause_ms = max(map(_pause_ms, wait(pieces, CLOSE_S).done), default=0)
         time.sleep(pause_ms / 1000)
 
@@ -439,7 +434,6 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         WorkloadReader(group="strict", nacks=0.3, options=_STRICT),
         WorkloadReader(group="strict", lease=SLOW_LEASE, hold_max=0, habit=slow, options=_STRICT),
         _ONE,
-        settle=lives.all_buried,
     ),
     "redriven": _kind(
         "dead letters are redriven, some repeatedly, until all messages are acked",
@@ -449,7 +443,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
             group=lives.STRICT, lease=SLOW_LEASE, habit=slow, options=_STRICT, redriven=True
         ),
         _ONE,
-        settle=lives.all_home,
+        settle=lives.redrive_all,
     ),
     "sought": _kind(
         "seeks of groups back, ahead and to a time; groups reset, deleted and made anew",
@@ -458,7 +452,6 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         WorkloadReader(group=lives.SOUGHT, lease=SLOW_LEASE, habit=slow),
         WorkloadReader(group=lives.ANEW),
         _ONE,
-        settle=lives.all_acked,
     ),
     "dying": _kind(
         "consumers that drop their connection while they hold leases, and reconnect",
@@ -481,7 +474,6 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         topic_changes.fleeting,
         WorkloadReader(nacks=0.1),
         WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow, options={"max_in_flight": 4}),
-        settle=topic_changes.all_expired,
     ),
     "limited": _kind(
         "changing quotas of pending and ready timers, changing bounds of delays and ticks",

@@ -6,10 +6,7 @@
     scoped    quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins
     doomed    the topic is deleted with all its timers; another one gets its name
 
-Each function returns a `Rest`, which ends the rules of the topic. Then every expected timer has to
-be delivered. A timer is not expected if an answer of the cluster excludes it: it was cancelled,
-dropped or refused, or its topic was deleted. Expired messages are the exception: groups only count
-them.
+Each function returns a `Rest`, which ends the rules of the topic.
 """
 
 import random
@@ -76,8 +73,8 @@ _SCOPES: Final[Mapping[str, Mapping[str, Callable[[int], Sequence[int]]]]] = {
 _QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
 _RULES: Final = (*_QUOTAS, "tick_ms", "delay_ms_min", "delay_ms_max")
 
-Asked = tuple[int, str, int]
-"""A timer: due time, id, mark."""
+Asked = tuple[int, str]
+"""A timer: due time, id."""
 
 
 def paused(clients: WorkloadClients) -> Rest:
@@ -90,9 +87,9 @@ def paused(clients: WorkloadClients) -> Rest:
     asked: list[Asked] = []
     doubtful: list[Asked] = []
     for number, count in enumerate(clients.beats(BEAT_S)):
-        marks, due_ms = clients.marks(count), _soon(clients, count)
-        ids = clients.producer.batch(marks, due_ms)
-        asked += zip(due_ms, ids, marks, strict=False)  # no ids: refused or unknown
+        due_ms = _soon(clients, count)
+        ids = clients.producer.batch(clients.marks(count), due_ms)
+        asked += zip(due_ms, ids, strict=False)  # no ids: refused or unknown
         cycle, beat = divmod(number, PAUSE_BEATS)
         if beat == 0:
             changer.pause()
@@ -124,7 +121,7 @@ def _fires(clients: WorkloadClients) -> bool:
 
 
 def _cancel(clients: WorkloadClients, timers: Sequence[Asked]) -> bool:
-    return clients.producer.cancel([id_ for _, id_, _ in timers], [mark for *_, mark in timers])
+    return clients.producer.cancel([id_ for _, id_ in timers])
 
 
 def fleeting(clients: WorkloadClients) -> Rest:
@@ -144,17 +141,6 @@ def fleeting(clients: WorkloadClients) -> Rest:
             joined = True
         clients.producer.batch(clients.marks(count), _soon(clients, count))
     return lambda: changer.rule({}, among=among)
-
-
-def all_expired(clients: WorkloadClients) -> bool:
-    """Return whether all timers without a delivery are among the expired ones."""
-    if not clients.last_came:
-        return False
-    books = clients.books
-    for group in clients.client.describe_topic(clients.topic).groups:
-        if not group.unacked:
-            books.expired(group.name, group.expired)
-    return not books.missing and books.gapless
 
 
 def limited(clients: WorkloadClients) -> Rest:
@@ -205,7 +191,8 @@ def doomed(clients: WorkloadClients) -> Rest:
     for number, count in enumerate(clients.beats(BEAT_S)):
         marks, due_ms = clients.marks(count), _soon(clients, count)
         half = count // 2
-        if count > half and (one := clients.producer.submit(marks[half:], due_ms[half:])):
+        if count > half:
+            one = clients.producer.submit(marks[half:], due_ms[half:])
             under_way = [*(each for each in under_way if not each.done()), one]
         if number % LIFE_BEATS == LIFE_BEATS - 1:
             clients.changer.delete()
@@ -213,7 +200,7 @@ def doomed(clients: WorkloadClients) -> Rest:
             ids = clients.producer.batch(marks[:half], due_ms[:half])
             if ids and number % LIFE_BEATS == LIFE_BEATS - 2:
                 delay_s = chance.uniform(0, 2 * BEAT_S)
-                clients.cancels.after(delay_s, partial(clients.producer.cancel, ids, marks[:half]))
+                clients.cancels.after(delay_s, partial(clients.producer.cancel, ids))
 
     def rest() -> bool:
         if wait(under_way, 0).not_done or not clients.changer.delete():
@@ -221,7 +208,6 @@ def doomed(clients: WorkloadClients) -> Rest:
         for group in clients.groups:  # each begins with the first timer
             clients.client.create_group(clients.topic, group)
         marks = clients.marks(LAST_TIMERS)
-        clients.books.begin_anew(marks[0])
         return bool(clients.producer.batch(marks, _soon(clients, LAST_TIMERS)))
 
     return rest

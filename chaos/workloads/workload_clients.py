@@ -1,13 +1,11 @@
 """One workload in action: its producer's thread, its consumers, and its end.
 
     open the consumers ─► produce, beat by beat ─► come to rest ─► wait for the last due time
-    ─► a last timer ─► settle: the other missing messages have expired or were skipped
+    ─► wait until no timer of the topic is due and no message is without an ack, by the cluster
 
-The last timer proves that the workload is drained. It fires after all other timers of its topic.
-Once every group has acked it, and has received every queue offset up to it, no fired message is
-missing. This includes timers whose request had no answer, for which a client can't wait.
+The cluster's word ends a workload, not a verdict: the audit judges the histories by the log.
 
-A kind that changes the rules of its topic ends them before the last timer (`Rest`). Then no timer
+A kind that changes the rules of its topic ends them before the last wait (`Rest`). Then no timer
 is held or refused, no message expires, and the topic is not deleted.
 """
 
@@ -20,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from chaos.history.history import MARK_NONE, RunFolder
+from chaos.history.history import RunFolder
 from chaos.workloads.agenda import Agenda
 from chaos.workloads.changer import Changer
 from chaos.workloads.history_books import PAYLOAD_SIZE, Books
@@ -39,7 +37,7 @@ from timerclient.values.errors import TimerError
 SETTINGS: Final = ClientSettings(call_s=10.0)
 """Calls end sooner than by default, so that the histories show an outage of that length."""
 SETTLE_S: Final = 1.0
-"""From the last due time to the last timer, so that all others have fired."""
+"""From the last due time to the first look, so that all timers have fired."""
 CANCELS_AT_ONCE: Final = 4
 """Threads for cancels. A cancel that waits for another one misses its moment."""
 RETRY_S: Final = 0.5
@@ -60,9 +58,8 @@ class WorkloadKind:
     """Sends requests until `beats` ends. None: the topic needs no `Rest`."""
     readers: Sequence[WorkloadReader] = (WorkloadReader(),)
     """From the start."""
-    settle: "Callable[[WorkloadClients], bool] | None" = None
-    """Returns whether the workload is over. Called after the last timer until it returns True; it
-    may raise a TimerError. None: the last timer is enough."""
+    settle: "Callable[[WorkloadClients], None] | None" = None
+    """Called again and again in the last wait, before each look; it may raise a TimerError."""
     payload_size: int = PAYLOAD_SIZE
     """Of each timer, in bytes."""
     apart: bool = False
@@ -88,7 +85,7 @@ class Setting:
     marks: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     """The next marks of timers, unique in the run."""
     waiting_max: int | None = None
-    """A workload with more open marks in one group requests no timers. None: no limit."""
+    """A workload with more timers without a delivery requests none. None: no limit."""
 
 
 class WorkloadClients:
@@ -102,7 +99,7 @@ class WorkloadClients:
         self.habit_chance = random.Random(f"{setting.seed}/{name}/habit")
         """Random choices of the consumers' threads."""
         self._kind = kind
-        self.books = Books(self.groups, payload_size=kind.payload_size)
+        self.books = Books(payload_size=kind.payload_size)
         self._setting = setting
         self._run = setting.run
         self._started = False
@@ -113,8 +110,6 @@ class WorkloadClients:
         self._consumers: dict[str, RecordingConsumer] = {}
         self._morgues: dict[str, Morgue] = {}
         """By group."""
-        self._last = MARK_NONE
-        """Mark of the last timer."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     # ---- for the harness
@@ -155,7 +150,7 @@ class WorkloadClients:
                 cluster are not raised, because the histories have them.
         """
         self.books.check()
-        return self._ended.is_set() and not self.books.missing and self.books.gapless
+        return self._ended.is_set()
 
     def close(self) -> None:
         """Stop; confirm acks as far as the cluster answers; close clients and histories.
@@ -190,11 +185,6 @@ class WorkloadClients:
         return sorted({reader.group for reader in self._kind.readers})
 
     @property
-    def last_came(self) -> bool:
-        """Whether every group has acked the last timer."""
-        return not self.books.waits_for(self._last)
-
-    @property
     def stopping(self) -> bool:
         """Whether no new requests may be sent."""
         return self._stopping.is_set()
@@ -214,7 +204,6 @@ class WorkloadClients:
         """Add a consumer; return once it is open, or the workload is being closed."""
         number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
         name = f"{reader.group}-{number}"
-        self.books.join(reader.group)
         buried = "max_attempts" in reader.options and not reader.redriven
         if buried and reader.group not in self._morgues:
             dead = f"{self.name}-{reader.group}-dead"
@@ -237,7 +226,7 @@ class WorkloadClients:
         most = self._setting.waiting_max
         while not self._stopping.wait(max(0.0, last_s + every_s - time.monotonic())):
             now_s = time.monotonic()
-            if most is not None and self.books.missing > most:
+            if most is not None and self.books.asked - self.books.delivered > most:
                 last_s = now_s
                 continue
             owed += self._setting.rate_per_s * min(now_s - last_s, 2 * every_s)
@@ -270,10 +259,7 @@ class WorkloadClients:
             if rest is not None:
                 self._until(rest)
             self._pause_until(self.producer.last_due_ms / 1000 + SETTLE_S)
-            self._until(self._ask_for_last)
-            settle = self._kind.settle
-            if settle is not None:
-                self._until(lambda: settle(self))
+            self._until(self._is_over)
             if not self._closing.is_set():
                 self._ended.set()
 
@@ -285,9 +271,15 @@ class WorkloadClients:
                     return
             self._closing.wait(RETRY_S)
 
-    def _ask_for_last(self) -> bool:
-        [self._last] = self.marks(1)
-        return bool(self.producer.single(self._last, 0.0))
+    def _is_over(self) -> bool:
+        """Return whether no timer is due, and no message or dead letter is without an ack."""
+        if self._kind.settle is not None:
+            self._kind.settle(self)
+        for _ in self.client.list_timers(self.topic, due_to=now_ms()):
+            return False
+        topics = (t for t in self.client.topics() if f"{t.name}.".startswith(f"{self.topic}."))
+        groups = [group for topic in topics for group in topic.groups]
+        return bool(groups) and not any(group.unacked for group in groups)
 
     def _pause_until(self, at_s: float) -> None:
         self._closing.wait(max(0.0, at_s - time.time()))

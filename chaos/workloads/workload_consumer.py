@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -177,16 +177,16 @@ class RecordingConsumer:
     def _consume(self, subscription: Subscription) -> None:
         is_first = True
         for batch in subscription.batches():
-            marks = self._received(batch)
+            self._received(batch)
             if is_first:
                 self._write_settings()
                 is_first = False
             back = self._complain(batch)
-            mine = {o: m for o, m in zip(batch.queue_offsets, marks, strict=True) if o not in back}
+            mine = [message for message in batch if message.queue_offset not in back]
             if not self._habit(lambda batch=batch, mine=mine: self._ack(batch, mine)):  # type: ignore[misc]
                 return
 
-    def _received(self, batch: Batch) -> list[int]:
+    def _received(self, batch: Batch) -> None:
         of = [message.occurrence for message in batch]
         more: dict[str, Any] = {}
         if any(of):
@@ -194,8 +194,7 @@ class RecordingConsumer:
             more["occurrences"] = [one and one.number for one in of]
         marks = record(self._history, self._topic, self._group, batch, **more)
         self._books.check_content(batch, marks)
-        self._books.given(self._group, batch.queue_offsets, marks)
-        return marks
+        self._books.given(len(marks))
 
     def _complain(self, batch: Batch) -> set[int]:
         """Nack some messages, extend the lease of others; return the offsets of the nacked ones."""
@@ -220,37 +219,30 @@ class RecordingConsumer:
 
         def answered(acking: Acking[Any]) -> None:
             with self._books.noting_failure():
-                answer = _answer(acking)
-                self._record(op, batch, {offset: answer}, start_ms, **ms)
-                if answer.result in _OVER:
-                    self._books.acked(self._group, [mark_of(message.payload)])
+                self._record(op, batch, {offset: _answer(acking)}, start_ms, **ms)
 
         acking.add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
 
-    def _ack(self, batch: Batch, marks: dict[int, int]) -> None:
-        """Ack messages. `marks`: offset -> mark. Recorded once all answers are there."""
-        start_ms, left = now_ms(), itertools.count(len(marks) - 1, -1)
+    def _ack(self, batch: Batch, messages: Sequence[Message]) -> None:
+        """Ack messages of a batch. Recorded once all answers are there."""
+        start_ms, left = now_ms(), itertools.count(len(messages) - 1, -1)
         # One ack per message: the answer to a joint ack has only the number of expired ones.
-        ackings = {m.queue_offset: _asked(m.ack) for m in batch if m.queue_offset in marks}
+        ackings = {message.queue_offset: _asked(message.ack) for message in messages}
 
         def answered(_: object) -> None:
             with self._books.noting_failure():
                 if next(left) == 0:
-                    self._acked(batch, marks, start_ms, ackings)
+                    self._acked(batch, start_ms, ackings)
 
         for acking in ackings.values():
             acking.add_done_callback(answered)
 
-    def _acked(
-        self, batch: Batch, marks: dict[int, int], start_ms: int,
-        ackings: Mapping[int, Acking[AckResult]],
-    ) -> None:  # fmt: skip
-        """Record the answers to acks. Marks are closed if the message need not come again."""
+    def _acked(self, batch: Batch, start_ms: int, ackings: Mapping[int, Acking[AckResult]]) -> None:
+        """Record the answers to acks."""
         answers = {offset: _answer(acking) for offset, acking in ackings.items()}
         for outcome, detail in dict.fromkeys((a.outcome, a.detail) for a in answers.values()):
             same = {o: a for o, a in answers.items() if (a.outcome, a.detail) == (outcome, detail)}
             self._record("ack", batch, same, start_ms)
-        self._books.acked(self._group, [marks[o] for o, a in answers.items() if a.is_over])
 
     def _record(
         self, op: str, batch: Batch, answers: dict[int, "_Answer"], start_ms: int, **ms: int
@@ -266,50 +258,20 @@ class RecordingConsumer:
         )  # fmt: skip
 
 
-class _Burials(Books):
-    """Records in which the ack of a dead letter counts as the ack of its original message."""
-
-    def __init__(self, books: Books, group: str) -> None:
-        super().__init__([])
-        self._of, self._group = books, group
-
-    def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
-        """See Books. A dead letter has the content of its original message."""
-        self._of.check_content(batch, marks)
-
-    def acked(self, group: str, marks: Iterable[int]) -> None:
-        """Close the marks of dead letters whose ack succeeded or may have."""
-        del group
-        self._of.acked(self._group, marks)
-
-    @contextlib.contextmanager
-    def noting_failure(self) -> Iterator[None]:
-        """See Books. The failure is kept in the workload's own records, which are checked."""
-        with self._of.noting_failure():
-            yield
-
-
 class Morgue(RecordingConsumer):
-    """Consumes the dead letters of one group. The ack of a letter closes its original message."""
+    """Consumes the dead letters of one group."""
 
     def __init__(
-        self,
-        run: RunFolder,
-        name: str,
-        client: TimerClient,
-        books: Books,
-        *,
-        topic: str,
+        self, run: RunFolder, name: str, client: TimerClient, books: Books, *, topic: str,
         group: str,
-    ) -> None:
-        self._dead = group
-        own, letters = _Burials(books, group), f"{topic}.{group}.dead"
-        super().__init__(run, name, client, own, WorkloadReader(group=LETTERS), topic=letters)
+    ) -> None:  # fmt: skip
+        self._dead, letters = group, f"{topic}.{group}.dead"
+        super().__init__(run, name, client, books, WorkloadReader(group=LETTERS), topic=letters)
 
-    def _received(self, batch: Batch) -> list[int]:
+    def _received(self, batch: Batch) -> None:
         for letter in batch:
             assert letter.headers["dead-letter-group"] == self._dead, letter.headers
-        return super()._received(batch)
+        super()._received(batch)
 
 
 class _Answer(NamedTuple):
@@ -320,14 +282,6 @@ class _Answer(NamedTuple):
     """A name of the API's result enum; empty: there was no answer."""
     detail: str = ""
     """The error; empty: none."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the message need not come again, if this is the answer to an ack."""
-        return self.outcome is OpOutcome.UNKNOWN or self.result in _OVER
-
-
-_OVER: Final = ("ACKED", "ALREADY_ACKED", "EXPIRED", "DEAD_LETTERED")
 
 
 def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:

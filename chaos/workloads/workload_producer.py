@@ -105,7 +105,7 @@ class RecordingProducer:
             return timers.ids
 
         if expected:
-            self._expect(marks, max(due_ms))
+            self.will_be_due(max(due_ms))
         return self._called(marks, due_ms, schedule, **more)
 
     def upsert(
@@ -115,10 +115,7 @@ class RecordingProducer:
         keys: Sequence[str | None],
         on_conflict: OnConflict,
     ) -> list[str]:
-        """Schedule timers with keys; return the ids of the new timers.
-
-        None of them is expected, because the next timer with the same key may replace it.
-        """
+        """Schedule timers with keys; return the ids of the new timers."""
         payloads = [*map(self._payload, marks)]
         self.will_be_due(max(due_ms))
         self._books.keyed(marks, keys)
@@ -176,7 +173,7 @@ class RecordingProducer:
                 return ids
             raise OutcomeUnknown(f"not answered within {NAMED_S:g} s") from doubt
 
-        self._expect(marks, max(due_ms))
+        self.will_be_due(max(due_ms))
         return self._called(marks, due_ms, schedule)
 
     def single(self, mark: int, delay_s: float) -> list[str]:
@@ -186,7 +183,7 @@ class RecordingProducer:
         def schedule() -> list[str]:
             return [self.client.schedule(self._topic, payload, delay=delay).id]
 
-        self._expect([mark], now_ms() + int(1000 * delay_s))
+        self.will_be_due(now_ms() + int(1000 * delay_s))
         return self._called([mark], None, schedule, delay_ms=round(1000 * delay_s))
 
     def submit(
@@ -195,18 +192,18 @@ class RecordingProducer:
         due_ms: Sequence[int],
         *,
         timeout_s: float | None = None,
-    ) -> "Future[Timers] | None":
-        """Send one request without waiting; it is recorded when it ends. None: it was not sent."""
+    ) -> "Future[Timers]":
+        """Send one request without waiting; it is recorded when it ends."""
         payloads = [*map(self._payload, marks)]
-        self._expect(marks, max(due_ms))
+        self.will_be_due(max(due_ms))
         request = self._begun(marks, due_ms)
         try:
             future = self.client.submit_batch(
                 self._topic, payloads, due_ms=due_ms, timeout=timeout_s
             )
         except TimerError as error:
-            self._ended(request, marks, error)
-            return None
+            future = Future()
+            future.set_exception(error)
 
         def answered(future: "Future[Timers]") -> None:
             with self._books.noting_failure():
@@ -218,10 +215,6 @@ class RecordingProducer:
 
     def _payload(self, mark: int) -> bytes:
         return payload_of(mark, self._books.payload_size)
-
-    def _expect(self, marks: Sequence[int], last_due_ms: int) -> None:
-        self._books.asking(marks)
-        self.will_be_due(last_due_ms)
 
     def will_be_due(self, due_ms: int) -> None:
         """Let the workload wait at least until this due time before its end."""
@@ -259,7 +252,7 @@ class RecordingProducer:
 
     # ---- cancelling
 
-    def cancel(self, ids: Sequence[str], marks: Sequence[int]) -> bool:
+    def cancel(self, ids: Sequence[str]) -> bool:
         """Cancel one timer singly, or several by a list.
 
         Returns:
@@ -272,15 +265,8 @@ class RecordingProducer:
             else:
                 results = [result.name for result in self.client.cancel_batch(ids)]
         except TimerError as error:
-            outcome = request.ended(error, results=None)
-            if outcome is OpOutcome.UNKNOWN:
-                self._books.cancelled(marks)
-            return outcome is not OpOutcome.FAIL
+            return request.ended(error, results=None) is not OpOutcome.FAIL
         request.ended(results=results)
-        over = ("CANCELLED", "ALREADY_CANCELLED", "DROPPED")
-        # Timers that had already fired are still expected.
-        known = zip(marks, results, strict=True)
-        self._books.cancelled([mark for mark, result in known if result in over])
         return True
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
 from chaos.suite.stage.stage import Stage
 from chaos.suite.stage.turn import Turn
+from chaos.workloads.history_books import Books
 from chaos.workloads.workload_clients import WorkloadClients
 from deploy.local import LaunchError
 from tests.chaos.turns import until_asked
@@ -86,6 +87,7 @@ class FakeWorkload(WorkloadClients):
     def __init__(self, answers: Sequence[bool | Exception]) -> None:
         self.answers = [*answers]
         self.calls: list[str] = []
+        self.books = Books()
 
     def start(self) -> None:
         self.calls.append("start")

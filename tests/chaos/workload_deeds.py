@@ -218,13 +218,9 @@ def undone(did: Deeds) -> list[str]:
 
 def waits_for(work: WorkloadClients) -> str:
     """Return a text about the open work of a workload; empty: it is drained."""
-    assert isinstance(work, WorkloadClients)
     if work.drained():
         return ""
-    books = work.books
-    opened = {group: sorted(marks)[:3] for group, marks in books._open.items() if marks}
-    gaps = [group for group, reach in books._reach.items() if reach.above]
-    return f"{work.name}: ended {work._ended.is_set()}, open {opened}, gaps {gaps}"
+    return f"{work.name}: {work.books.asked} requested, {work.books.delivered} delivered"
 
 
 def play(folder: Path) -> RunFolder:

@@ -5,20 +5,18 @@ import select
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from chaos.history.history import History, payload_of
 from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, Undo, nothing
 from chaos.suite.stage.stage import Stage
-from chaos.workloads.workload_producer import RecordedRequest, now_ms
+from chaos.workloads.history_books import Books
+from chaos.workloads.workload_producer import RecordingProducer, now_ms
 from timerclient import TimerClient
-from timerclient.values.errors import OutcomeUnknown, TimerError, Unavailable
+from timerclient.values.errors import Unavailable
 
 FLOOD: Final = "flood"
 """The topic of floods. It has no group, so its messages are never delivered."""
@@ -91,7 +89,7 @@ class Flood(Nemesis):
         """Send all requests and wait for all answers; no effect if no node could accept any."""
         before = stage.refusals()
         requests = max(1, self.size_mb * 1_000_000 // (_SIZE * _ROWS * self.clients))
-        answers: list[TimerError | None] = []
+        answers: list[BaseException | None] = []
         number = next(_numbers)
         with ThreadPoolExecutor(self.clients, "flood") as pool:  # its end waits for all
             pours = [
@@ -116,7 +114,7 @@ class Flood(Nemesis):
 
 
 def _pour(
-    stage: Stage, number: int, each: int, requests: int, answers: list[TimerError | None]
+    stage: Stage, number: int, each: int, requests: int, answers: list[BaseException | None]
 ) -> None:
     """Send one client's requests, several at once, and retry none.
 
@@ -128,52 +126,16 @@ def _pour(
         answers: one is appended per request; None: accepted.
     """
     first = FLOOD_MARKS + (number * 1000 + each) * 10_000_000
-    book = _Book(History(stage.run, f"flood-{number}-{each}"), answers)
-    with closing(book), TimerClient(stage.cluster.endpoints) as client:
-        for start in range(0, requests, _UNDER_WAY):
-            under_way = []
-            for request in range(start, min(start + _UNDER_WAY, requests)):
-                marks = range(first + request * _ROWS, first + (request + 1) * _ROWS)
-                payloads = [payload_of(mark, _SIZE) for mark in marks]
-                book.asks(marks)
-                try:
-                    future = client.submit_batch(FLOOD, payloads, due_ms=book.due_ms, timeout=5.0)
-                except TimerError as error:
-                    book.answered(marks, error)
-                else:
-                    under_way.append((marks, future))
-            for marks, future in under_way:
-                try:
-                    book.answered(marks, future.result().ids)
-                except TimerError as error:
-                    book.answered(marks, error)
-
-
-class _Book:
-    """The requests of one flooding client. Its history has all, even if the client fails."""
-
-    def __init__(self, history: History, answers: list[TimerError | None]) -> None:
-        self.due_ms: Final = [now_ms() + FLOOD_DUE_MS] * _ROWS
-        self._history = history
-        self._answers = answers
-        self._asked: dict[range, RecordedRequest] = {}
-        """Marks of unanswered requests -> the request."""
-
-    def asks(self, marks: range) -> None:
-        """Record a request that is about to be sent."""
-        named = {"topic": FLOOD, "marks": [*marks], "due_ms": self.due_ms}
-        self._asked[marks] = RecordedRequest(self._history, "schedule", **named)
-
-    def answered(self, marks: range, known: Sequence[str] | TimerError) -> None:
-        """Record the answer to a request: the ids of its timers, or the error."""
-        error = known if isinstance(known, TimerError) else None
-        crcs = [zlib.crc32(payload_of(mark, _SIZE)) for mark in marks]
-        ids = None if error else known
-        self._asked.pop(marks).ended(error, ids=ids, payload_crcs=crcs)
-        self._answers.append(error)
-
-    def close(self) -> None:
-        """Record unanswered requests as unknown and close the history. The client has ended."""
-        for marks in [*self._asked]:
-            self.answered(marks, OutcomeUnknown("no answer was awaited: the client failed"))
-        self._history.close()
+    name, books = f"flood-{number}-{each}", Books(payload_size=_SIZE)
+    due_ms = [now_ms() + FLOOD_DUE_MS] * _ROWS
+    client = TimerClient(stage.cluster.endpoints)
+    producer = RecordingProducer(stage.run, name, client, books, topic=FLOOD)
+    with closing(producer), client:
+        for start in range(first, first + requests * _ROWS, _UNDER_WAY * _ROWS):
+            end = min(start + _UNDER_WAY * _ROWS, first + requests * _ROWS)
+            under_way = [
+                producer.submit(range(marks, marks + _ROWS), due_ms, timeout_s=5.0)
+                for marks in range(start, end, _ROWS)
+            ]
+            answers += [future.exception() for future in under_way]
+    books.check()
