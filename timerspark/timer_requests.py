@@ -159,7 +159,7 @@ def _put(to: pb.TimerColumns, part: pa.RecordBatch) -> None:
         levels = _numbers(part["priority"].fill_null(rows.PRIORITY_DEFAULT)).astype(np.int64)
         if not 0 <= int(levels.min()) <= int(levels.max()) <= rows.PRIORITY_MAX:
             wrong = int(levels.min()) if levels.min() < 0 else int(levels.max())
-            raise InvalidRequest.of("priority", wrong, f"must be in 0 .. {rows.PRIORITY_MAX}")
+            raise InvalidRequest.of("priority", wrong, f"must be 0 to {rows.PRIORITY_MAX}")
         if (levels != rows.PRIORITY_DEFAULT).any():
             to.priorities.extend(levels.tolist())
 

@@ -39,12 +39,8 @@ from timer.ready.topic import Topic
 from timer.state.apply_results import MoveApplied
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_names
-from timerclient.rows.rows import GROUP_NAME
+from timerclient.rows.rows import ATTEMPTS_MAX, GROUP_NAME, IN_FLIGHT_MAX, PAUSE_MS_MAX
 
-ATTEMPTS_MAX: Final = 1000
-DELAY_MS_MAX: Final = 30 * 86_400_000
-"""Thirty days, for the delay of a nack and for backoff."""
-IN_FLIGHT_MAX: Final = 1_000_000
 REDRIVE_MAX: Final = 256
 SEEKS_MAX: Final = 10
 """Attempts of a request, at most. It is repeated if the group is sought meanwhile."""
@@ -208,8 +204,8 @@ class GroupDesk:
                 self._defaults.visibility_timeout_ms_max,
             ),
             "max_attempts": (0, ATTEMPTS_MAX),
-            "backoff_ms_min": (0, DELAY_MS_MAX),
-            "backoff_ms_max": (0, DELAY_MS_MAX),
+            "backoff_ms_min": (0, PAUSE_MS_MAX),
+            "backoff_ms_max": (0, PAUSE_MS_MAX),
             "max_in_flight": (0, IN_FLIGHT_MAX),
         }
         values: dict[str, int | str] = {}

@@ -69,7 +69,7 @@ def changes_of(fields: pb.SeriesFields, limits: RequestLimits) -> dict[str, Any]
     for field, value in fields.ListFields():
         name = field.name
         if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= DUE_MS_MAX:
-            raise InvalidRequestError(name, value, f"must be in 0 .. {DUE_MS_MAX}")
+            raise InvalidRequestError(name, value, f"must be 0 to {DUE_MS_MAX}")
         said[name] = value
     if "misfire" in said:
         if said["misfire"] not in _MISFIRES:

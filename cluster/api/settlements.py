@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from cluster.api.group_admin import DELAY_MS_MAX, GroupDesk
+from cluster.api.group_admin import GroupDesk
 from cluster.api.lease_ids import LeaseIds
 from cluster.api.row_messages import lease_in
 from cluster.rpc import grpc_errors
@@ -23,6 +23,7 @@ from timer.model.units import Epoch, LeaseId, Now, QueueOffset
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import DETAIL_BYTES_MAX
+from timerclient.rows.rows import PAUSE_MS_MAX
 from timerclient.values.same_fields import as_type
 
 ACK_OFFSETS_MAX: Final = 65_536
@@ -127,8 +128,8 @@ def settle(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> None
             done(leader.groups.give_back(group, *held))
         case pb.NackRequest():
             delay_ms = request.delay_ms if request.HasField("delay_ms") else None
-            if (delay_ms or 0) > DELAY_MS_MAX:
-                raise InvalidRequestError("delay_ms", delay_ms, f"must be at most {DELAY_MS_MAX}")
+            if (delay_ms or 0) > PAUSE_MS_MAX:
+                raise InvalidRequestError("delay_ms", delay_ms, f"must be at most {PAUSE_MS_MAX}")
             if (size := len(request.detail.encode())) > DETAIL_BYTES_MAX:
                 limit = f"must have at most {DETAIL_BYTES_MAX} bytes"
                 raise InvalidRequestError("detail", f"{size} bytes", limit)

@@ -324,7 +324,7 @@ def _traits(timers: pb.TimerColumns, rows: int, limits: RequestLimits) -> Traits
     if timers.priorities:
         given = np.array(timers.priorities, np.uint32)
         if (high := int(given.max())) > PRIORITY_MAX:
-            limit = f"must be in 0 .. {PRIORITY_MAX}"
+            limit = f"must be 0 to {PRIORITY_MAX}"
             raise InvalidRequestError("priority", high, limit, row=int(given.argmax()))
         priority = given.astype(np.uint8)
     return Traits(ordering, priority)

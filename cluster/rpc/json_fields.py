@@ -101,7 +101,7 @@ def whole(fields: Fields, name: str, least: int, most: int, default: int = 0) ->
     if not isinstance(value, int) or isinstance(value, bool):
         raise refused(name, value, "must be a whole number")
     if not least <= value <= most:
-        raise refused(name, value, f"must be in {least} .. {most}")
+        raise refused(name, value, f"must be {least} to {most}")
     return value
 
 
@@ -141,11 +141,11 @@ def wholes(fields: Fields, name: str, most: int, count_max: int) -> list[int]:
     return [whole({name: value}, name, 0, most) for value in values]
 
 
-def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX) -> int | None:
+def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX, least_ms: int = 0) -> int | None:
     """Return a duration in milliseconds; absent: None.
 
     Raises:
-        InvalidRequestError: it is none, or not in 0 .. `most_ms`.
+        InvalidRequestError: it is none, or not `least_ms` to `most_ms`.
     """
     value = fields.get(name)
     if value is None:
@@ -160,8 +160,9 @@ def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX) -> int | None:
         limit = "must be seconds as a number, or a duration of weeks to seconds such as PT1H30M"
         raise refused(name, value, limit)
     ms = round(max(-1.0, min(seconds, DUE_MS_MAX)) * 1000)
-    if not 0 <= ms <= most_ms:
-        raise refused(name, value, f"must be 0 to {most_ms / 1000:.15g} s")
+    if not least_ms <= ms <= most_ms:
+        limit = f"must be {least_ms / 1000:g} to {most_ms / 1000:.15g} s"
+        raise refused(name, value, limit)
     return ms
 
 

@@ -42,10 +42,7 @@ def _span(fields: Fields, name: str, most_ms: int) -> int:
 
 def _lease_ms(fields: Fields) -> int:
     """Return a lease in milliseconds; 0: that of the group."""
-    lease_ms = json_fields.span_ms(fields, "lease", rows.UINT32_MAX)
-    if lease_ms == 0:
-        raise refused("lease", fields["lease"], "must be a millisecond or more")
-    return lease_ms or 0
+    return json_fields.span_ms(fields, "lease", rows.LEASE_MS_MAX, 1) or 0
 
 
 def _receive(fields: Fields) -> pb.ReceiveRequest:

@@ -226,7 +226,7 @@ def test_refusals_have_the_reasons_of_grpc(cluster: Running, *, follower: bool) 
         ("topics/t?lateness=bogus", "lateness", "true or false"),
         ("topics/t/messages?max_messages=many", "max_messages", "must be a whole number"),
         ("topics/t/timers?due_from=soon", "due_from", "RFC 3339"),
-        ("topics/t/timers?page_size=0", "page_size", "1 .. 1000"),
+        ("topics/t/timers?page_size=0", "page_size", "1 to 1000"),
     ):
         found = send(cluster, node, "GET", f"/v1/{path}")
         assert (found.status, found.body["field"]) == (400, field), (path, found.body)

@@ -47,7 +47,7 @@ def test_group_gets_no_more_messages_a_second_than_its_rate(world: World, topic:
 
 
 def test_rates_and_jitter_have_limits(world: World, topic: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"jitter_ms = 86400001: must be in 0 \.\. 86400000"):
+    with pytest.raises(InvalidRequest, match=r"jitter_ms = 86400001: must be 0 to 86400000"):
         alter(world, topic, jitter_ms=86_400_001)
-    with pytest.raises(InvalidRequest, match=r"topic_rate_max = -1: must be in 0 \.\. 1000000000"):
+    with pytest.raises(InvalidRequest, match=r"topic_rate_max = -1: must be 0 to 1000000000"):
         alter(world, topic, topic_rate_max=-1)

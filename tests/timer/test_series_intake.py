@@ -272,7 +272,7 @@ def test_refused_requests_name_field_value_and_limit_and_append_nothing() -> Non
     play.lead()
     before = len(play.log.entries)
     for spec, text in (
-        (replace(TEN_S, every_ms=999), "every_ms = 999: must be in 1000 .. "),
+        (replace(TEN_S, every_ms=999), "every_ms = 999: must be 1000 to "),
         (replace(TEN_S, end_ms=1), "end_ms = 1: must be at least start_ms = "),
         (SeriesSpec(cron="q", zone="Mars"), "zone = 'Mars': must be Z"),
         (SeriesSpec(), "every_ms, cron = 'neither': exactly one must be given"),

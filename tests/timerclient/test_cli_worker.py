@@ -34,8 +34,8 @@ def f() -> None: ...
         ("shop_lacks:app", "can't import shop_lacks: ModuleNotFoundError: No module named 'shop_x"),
         ("shop_typo:app", "shop_typo: SyntaxError: invalid syntax ({}/shop_typo.py:2)"),
         ("shop_app.py:app", "no module 'shop_app.py' in {} or on PYTHONPATH; write MODULE with"),
-        ("shop_app:app --concurrency 0", "concurrency = 0: must be in 1 .. 10000"),
-        ("shop_app:app --port 70000", "--port 70000: must be in 0 .. 65535"),
+        ("shop_app:app --concurrency 0", "concurrency = 0: must be 1 to 10000"),
+        ("shop_app:app --port 70000", "--port 70000: must be 0 to 65535"),
         ("shop_app:app --topic u", "--topic u: no handler has it, only: t (group g)"),
         (
             "shop_app:app --topic t --group h",

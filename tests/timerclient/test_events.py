@@ -105,7 +105,7 @@ def test_submit_that_blocks_is_told_before_it_waits() -> None:
         ("timers.example", "gRPC port is 7401"),
         ("10.0.0.1:7401/x", "without a path"),
         ("10.0.0.1:", "must be host:port"),
-        ("10.0.0.1:99999", "with a port in 1 .. 65535"),
+        ("10.0.0.1:99999", "with a port of 1 to 65535"),
         ("::1", "in brackets"),
         (":7401", "must be host:port"),
     ],

@@ -44,8 +44,8 @@ async def test_calls_with_delays_levels_and_times_are_kept_apart_in_one_topic(
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (-1, "must be in 0 .. 2147483647"),
-        (1 << 31, "must be in 0 .. 2147483647"),
+        (-1, "must be 0 to 2147483647"),
+        (1 << 31, "must be 0 to 2147483647"),
         (1.5, "whole number"),
         ("1", "whole number"),
         ([0, 1], "whole number"),
@@ -91,7 +91,7 @@ async def test_fields_travel_as_they_are_named_and_only_those(
         ({"age_ms": 1}, "policy", "must be one of delayed_delivery, tick_ms"),
         ({"tick_ms": True}, "tick_ms", "must be a number"),
         ({"tick_ms": 1.5}, "tick_ms", "must be a whole number"),
-        ({"tick_ms": 1 << 64}, "tick_ms", r"in 0 \.\. 9223372036854775807"),
+        ({"tick_ms": 1 << 64}, "tick_ms", "at most 9223372036854775807"),
         ({"delayed_delivery": 1}, "delayed_delivery", "true or false"),
         ({"delay_levels_ms": 5}, "delay_levels_ms", "must be delays"),
         ({"delay_levels_ms": ["1s"]}, "delay_levels_ms", "must be delays"),

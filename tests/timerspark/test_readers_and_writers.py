@@ -281,7 +281,7 @@ def test_ordering_keys_and_priorities_are_columns(
     assert traits == [("a", 9), (None, 4), (None, 4)]
     for wrong in (-1, 10):
         one = batch(payload=[b""], due=[DUE], ordering_key=[None], priority=[wrong])
-        with pytest.raises(InvalidRequest, match=f"priority = {wrong}: must be in"):
+        with pytest.raises(InvalidRequest, match=f"priority = {wrong}: must be 0 to 9"):
             writer.write(iter([one]))
 
 
@@ -404,7 +404,7 @@ def test_wrong_columns_and_options_are_named(
 def test_nulls_and_values_out_of_range_are_named(cluster: str, topic: str) -> None:
     writer: Any = source(cluster, topic).writer(kinds("payload", "delay"), False)
     for row, message in (((None, 1.0), "payload"), ((b"", None), "delay"), ((b"", -1.0), "delay")):
-        with pytest.raises(InvalidRequest, match=f"{message} = "):
+        with pytest.raises(InvalidRequest, match=f"{message}( = -1.*)?: "):
             writer.write(iter([batch(payload=[row[0]], delay=[row[1]])]))
     nulls = batch(payload=[b""], delay=[1.0], headers=[[("a", None)]])
     keyed: Any = source(cluster, topic).writer(kinds("payload", "delay", "headers"), False)

@@ -111,7 +111,7 @@ class ScopePolicy:
         for name, (low, high) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise InvalidRequestError(name, value, f"must be in {low} .. {high}")
+                raise InvalidRequestError(name, value, f"must be {low} to {high}")
         if self.catch_up is not None and self.catch_up not in CATCH_UPS:
             limit = f"must be one of {', '.join(CATCH_UPS)}"
             raise InvalidRequestError("catch_up", self.catch_up, limit)
@@ -121,7 +121,7 @@ class ScopePolicy:
                 limit = f"must be 1 to {LEVELS_MAX} delays"
                 raise InvalidRequestError("delay_levels_ms", f"{len(levels)} values", limit)
             if not all(1 <= level <= DUE_MS_MAX for level in levels):
-                limit = f"each must be in 1 .. {DUE_MS_MAX}"
+                limit = f"each must be 1 to {DUE_MS_MAX}"
                 raise InvalidRequestError("delay_levels_ms", [*levels], limit)
         least, most, fixed = self.delay_ms_min or 0, self.delay_ms_max, self.fixed_delay_ms
         if most is not None and most < least:

@@ -92,7 +92,7 @@ class SeriesSpec:
             given = "both" if self.cron else "neither"
             raise InvalidRequestError("every_ms, cron", given, "exactly one must be given")
         if self.every_ms and not EVERY_MS_MIN <= self.every_ms <= EVERY_MS_MAX:
-            limit = f"must be in {EVERY_MS_MIN} .. {EVERY_MS_MAX}"
+            limit = f"must be {EVERY_MS_MIN} to {EVERY_MS_MAX}"
             raise InvalidRequestError("every_ms", self.every_ms, limit)
         for name, most in (("cron", CRON_SIZE_MAX), ("zone", ZONE_SIZE_MAX)):
             value = getattr(self, name)
@@ -104,13 +104,13 @@ class SeriesSpec:
             raise InvalidRequestError("start_ms", 0, "must be given with every_ms")
         for name in ("start_ms", "end_ms"):
             if not 0 <= getattr(self, name) <= DUE_MS_MAX:
-                limit = f"must be in 0 .. {DUE_MS_MAX}"
+                limit = f"must be 0 to {DUE_MS_MAX}"
                 raise InvalidRequestError(name, getattr(self, name), limit)
         if self.end_ms and self.end_ms < self.start_ms:
             limit = f"must be at least start_ms = {self.start_ms}"
             raise InvalidRequestError("end_ms", self.end_ms, limit)
         if not 0 <= self.max_count <= COUNT_MAX:
-            raise InvalidRequestError("max_count", self.max_count, f"must be in 0 .. {COUNT_MAX}")
+            raise InvalidRequestError("max_count", self.max_count, f"must be 0 to {COUNT_MAX}")
         return self
 
     def check_size(self, key: bytes) -> None:

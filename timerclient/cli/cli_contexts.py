@@ -132,7 +132,7 @@ def _given(args: argparse.Namespace) -> dict[str, str]:
     for each in (each.strip() for each in own["endpoints"].split(",")):
         host, _, port = each.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= 65_535:
-            raise UsageError(f"--endpoints = {each!r}: must be HOST:PORT, port 1 .. 65535")
+            raise UsageError(f"--endpoints = {each!r}: must be HOST:PORT, port 1 to 65535")
     if any(key in own for key in (*_FILES, "tls_server_name")):
         bare = "token_file" in own and not own.keys() & {"tls_cert", "tls_key"}
         needed = _FILES[:1] if bare else _FILES

@@ -161,13 +161,18 @@ def as_typed(error: TimerError | UsageError, args: argparse.Namespace) -> str:
         return re.sub(r"^timer_id = ", "ID = ", text) + _by_key(args)
     for option in _OPTIONS.get(error.field, ()):
         value = getattr(args, option[2:].replace("-", "_"), None)
-        if isinstance(value, timedelta) and "_ms" in error.field:  # the limit is in ms, too
-            return re.sub(rf"^{error.field} = ", f"{option} in ms = ", text)
         if isinstance(value, timedelta):
-            return re.sub(rf"^{error.field} = [^:]*", f"{option} = {duration_text(value)}", text)
+            return f"{option} = {duration_text(value)}: {_as_durations(error)}"
         if value is not None:
             return re.sub(rf"^{error.field} = ", f"{option} = ", text)
     return text
+
+
+def _as_durations(error: InvalidRequest) -> str:
+    """Return the limit of a duration with durations in place of numbers, and options of fields."""
+    unit = timedelta(milliseconds=1) if "_ms" in error.field else timedelta(seconds=1)
+    limit = one_line(error.limit).replace("backoff_ms_max", "--backoff-max").removesuffix(" s")
+    return re.sub(r"\b\d+(?:\.\d+)?\b", lambda n: duration_text(float(n[0]) * unit), limit)
 
 
 def _by_key(args: argparse.Namespace) -> str:
@@ -176,6 +181,6 @@ def _by_key(args: argparse.Namespace) -> str:
     return f". By key: {words} --topic TOPIC --key KEY" if words else ""
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: object) -> str:
     """Return an error's text in one line; without a text, its class."""
     return output.plain(" ".join(str(error).split())) or type(error).__name__

@@ -85,7 +85,7 @@ class WorkerCommands(Commands):
 
     def _run(self, args: argparse.Namespace) -> int:
         if args.port is not None and not 0 <= args.port <= 65_535:
-            raise UsageError(f"--port {args.port}: must be in 0 .. 65535")
+            raise UsageError(f"--port {args.port}: must be 0 to 65535")
         app = load_app(args.app)
         logging.basicConfig(  # does nothing if the application has set its log
             level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"

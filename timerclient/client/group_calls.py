@@ -45,9 +45,9 @@ class GroupOptions(TypedDict, total=False):
     """Messages that all consumers together hold at most. 0: no limit."""
 
 
-_PLAIN: Final = ("max_attempts", "dead_letter_topic", "type", "max_in_flight")
+_PLAIN: Final = ("dead_letter_topic", "type")
+_NUMBERS: Final = {"max_attempts": rows.ATTEMPTS_MAX, "max_in_flight": rows.IN_FLIGHT_MAX}
 _TIMES: Final = {
-    "lease": "lease_ms",
     "backoff_min": "backoff_ms_min",
     "backoff_max": "backoff_ms_max",
 }
@@ -62,8 +62,12 @@ def encode_options(options: GroupOptions) -> pb.GroupSettings:
     """
     settings = pb.GroupSettings()
     for name, value in options.items():
-        if name in _TIMES:
-            setattr(settings, _TIMES[name], rows.span_ms(name, value, rows.UINT32_MAX))
+        if name == "lease":
+            settings.lease_ms = rows.lease_ms(value)
+        elif name in _TIMES:
+            setattr(settings, _TIMES[name], rows.span_ms(name, value, rows.PAUSE_MS_MAX))
+        elif name in _NUMBERS:
+            setattr(settings, name, rows.whole(name, value, 0, _NUMBERS[name]))
         elif name in _PLAIN:
             rows.put(settings, name, value)
         else:

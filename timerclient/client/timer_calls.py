@@ -419,7 +419,7 @@ class Existing:
         A page that is short or empty may have a next page.
         """
         request = pb.ListTimersRequest(filter=pending_timers.where(topic, where), page_token=token)
-        rows.put(request, "page_size", page_size)
+        request.page_size = rows.whole("page_size", page_size, 1, pending_timers.PAGE_SIZE)
         answer = await self._call(
             lambda node, left_s: node.timers.ListTimers(request, timeout=left_s), timeout
         )

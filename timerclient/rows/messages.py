@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cas
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.background import GuardedFuture, is_running
 from timerclient.rows.rows import (
+    PAUSE_MS_MAX,
     PRIORITY_DEFAULT,
     decode_headers,
+    kind_of,
     lease_ms,
     moment_of,
     span_ms,
@@ -224,8 +226,8 @@ def nack_after(delay: float | timedelta | None, detail: str = "") -> Word:
         InvalidRequest: The delay is negative, or too long; or `detail` is no text.
     """
     if not isinstance(detail, str):
-        raise InvalidRequest.of("detail", type(detail).__name__, "must be a str")
-    ms = None if delay is None else span_ms("delay", delay)
+        raise InvalidRequest.of("detail", kind_of(detail), "must be a str")
+    ms = None if delay is None else span_ms("delay", delay, PAUSE_MS_MAX)
     return Word("nack", NackResult, ms, detail=cut_detail(detail))
 
 

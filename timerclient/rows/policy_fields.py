@@ -61,7 +61,7 @@ def _levels(value: Any) -> pb.DelayLevels:
     try:
         return pb.DelayLevels(ms=value)
     except (TypeError, ValueError):
-        limit = f"must be delays in ms, each in 1 .. {rows.DUE_MS_MAX}"
+        limit = f"must be delays in ms, each 1 to {rows.DUE_MS_MAX}"
         raise InvalidRequest.of(LEVELS, value, limit) from None
 
 

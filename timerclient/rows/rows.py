@@ -30,8 +30,15 @@ from timerclient.values.errors import InvalidRequest
 DUE_MS_MAX: Final = (1 << 48) - 1
 SECONDS: Final = range(10**9, 10**10)
 """Unix seconds from 2001 to 2286. As milliseconds they are times of early 1970: a mistake."""
-UINT32_MAX: Final = (1 << 32) - 1
-"""Limit of some fields of the contract, in milliseconds."""
+LEASE_MS_MAX: Final = 43_200_000
+"""Longest lease that the settings of a node can allow."""
+PAUSE_MS_MAX: Final = 30 * 86_400_000
+"""Longest delay of a nack, and backoff of a group."""
+ATTEMPTS_MAX: Final = 1_000
+"""Highest `max_attempts` of a group."""
+IN_FLIGHT_MAX: Final = 1_000_000
+"""Highest `max_in_flight` of a group."""
+UINT63_MAX: Final = (1 << 63) - 1
 UINT64_MAX: Final = (1 << 64) - 1
 LEVEL_MAX: Final = (1 << 31) - 1
 """Limit of the contract's field. A level beyond the topic's last is the last."""
@@ -175,11 +182,11 @@ def _all_in_range(values: Any) -> bool:
     )
 
 
-def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
+def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX, least_ms: int = 0) -> int:
     """Return a timedelta, or a number of seconds, in milliseconds.
 
     Raises:
-        InvalidRequest: It is neither, negative, or more than `most_ms`; names `field`.
+        InvalidRequest: It is neither, or not `least_ms` to `most_ms`; names `field`.
     """
     if isinstance(value, timedelta):
         ms = -(-max(-_MS, min(value, timedelta(milliseconds=most_ms + 1))) // _MS)
@@ -187,21 +194,19 @@ def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX) -> int:
         ms = round(max(-1.0, min(value, DUE_MS_MAX)) * 1000)  # NaN becomes -1
     else:
         raise InvalidRequest.of(field, value, "must be a timedelta or a number of seconds")
-    if not 0 <= ms <= most_ms:
-        raise InvalidRequest.of(field, value, f"must be 0 to {most_ms / 1000} s")
+    if not least_ms <= ms <= most_ms:
+        limit = f"must be {least_ms / 1000:g} to {most_ms / 1000:.15g} s"
+        raise InvalidRequest.of(field, value, limit)
     return ms
 
 
 def lease_ms(lease: Any) -> int:
-    """Return a lease in milliseconds, 1 to UINT32_MAX.
+    """Return a lease in milliseconds, 1 to LEASE_MS_MAX. The settings of a node may allow less.
 
     Raises:
         InvalidRequest: It is not a duration, or out of range.
     """
-    ms = span_ms("lease", lease, UINT32_MAX)
-    if not ms:  # 0 means the group's setting in the contract
-        raise InvalidRequest.of("lease", lease, "must be a millisecond or more")
-    return ms
+    return span_ms("lease", lease, LEASE_MS_MAX, 1)  # 0 means the group's setting in the contract
 
 
 def _of_delay(value: Any) -> int:
@@ -242,7 +247,10 @@ def whole(field: str, value: Any, least: int, most: int) -> int:
     if number is None or isinstance(value, bool):
         raise InvalidRequest.of(field, value, "must be a whole number")
     if not least <= number <= most:
-        raise InvalidRequest.of(field, value, f"must be in {least} .. {most}")
+        limit = f"must be {least} to {most}"
+        if most >= UINT63_MAX:  # the bound of the contract's type; no caller comes near it
+            limit = f"must be {least} or more" if number < least else f"must be at most {most}"
+        raise InvalidRequest.of(field, value, limit)
     return number
 
 
@@ -267,17 +275,18 @@ def put(message: Message, field: str, value: Any) -> None:
         setattr(message, field, value)
     except (TypeError, ValueError):
         kind = message.DESCRIPTOR.fields_by_name[field].cpp_type
-        raise InvalidRequest.of(field, value, f"must be {_HOLDS[kind]}") from None
+        holds = _HOLDS.get(kind)
+        if holds is None:  # an integer, whose range the cluster checks
+            whole(field, value, 0, UINT63_MAX)
+            holds = "a whole number"
+        raise InvalidRequest.of(field, value, f"must be {holds}") from None
 
 
 _HOLDS: Final = {
-    FieldDescriptor.CPPTYPE_INT64: f"a whole number in 0 .. {(1 << 63) - 1}",
-    FieldDescriptor.CPPTYPE_UINT32: f"a whole number in 0 .. {UINT32_MAX}",
-    FieldDescriptor.CPPTYPE_UINT64: f"a whole number in 0 .. {UINT64_MAX}",
     FieldDescriptor.CPPTYPE_BOOL: "true or false",
     FieldDescriptor.CPPTYPE_STRING: "a string",
 }
-"""Values of a field that an application may set, by the field's type. None is negative."""
+"""Values of a field that an application may set, by the field's type."""
 
 
 _CONVERT: Final[dict[str, tuple[Way, Callable[[Any], int]]]] = {

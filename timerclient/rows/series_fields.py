@@ -25,7 +25,6 @@ CONFLICTS: Final[Mapping[str, bool]] = {"reject": False, "alter": True}
 SERIES_HEADER: Final = "timer-series"
 SERIES_KEY_HEADER: Final = "timer-series-key"
 NUMBER_HEADER: Final = "timer-occurrence"
-UINT63_MAX: Final = (1 << 63) - 1
 EVERY_S_MIN: Final = 1
 EVERY_S_MAX: Final = 366 * 24 * 3_600 * 10
 _TIME: Final = re.compile(r"\b((?:start_ms|end_ms|first time) = )([1-9]\d*)")
@@ -120,7 +119,7 @@ def _put(out: pb.SeriesFields, name: str, value: Any) -> None:
         case "end":
             out.end_ms = rows.end_ms(name, value)
         case "max_count":
-            out.max_count = 0 if value is None else rows.whole(name, value, 1, UINT63_MAX)
+            out.max_count = 0 if value is None else rows.whole(name, value, 1, rows.UINT63_MAX)
         case "misfire":
             out.misfire = rows.choice(name, value, MISFIRES)
         case "headers":

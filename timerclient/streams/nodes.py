@@ -595,7 +595,7 @@ def _check_address(address: str) -> None:
     elif not bare:
         limit = "must be host:port, with an IPv6 address in brackets, such as [::1]:7401"
     elif not 0 < int(port) < 1 << 16:
-        limit = "must be host:port, with a port in 1 .. 65535"
+        limit = "must be host:port, with a port of 1 to 65535"
     else:
         return
     raise InvalidRequest.of("cluster", address, limit)

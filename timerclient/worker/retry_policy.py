@@ -2,18 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest
 
 if TYPE_CHECKING:  # loads gRPC
     from timerclient.client.group_calls import GroupOptions
-
-ATTEMPTS_MAX: Final = 1000
-"""Highest `max_attempts` of a group."""
-BACKOFF_S_MAX: Final = 30 * 86_400
-"""Longest backoff of a group, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +33,10 @@ class Backoff:
         if not 1 <= first_ms <= most_ms:
             limit = f"must be 1 ms or more, and at most max = {self.max!r}"
             raise InvalidRequest.of("first", self.first, limit)
-        rows.whole("attempts", self.attempts, 0, ATTEMPTS_MAX)
+        rows.whole("attempts", self.attempts, 0, rows.ATTEMPTS_MAX)
 
     def _ms(self, name: str) -> int:
-        return rows.span_ms(name, getattr(self, name), BACKOFF_S_MAX * 1000)
+        return rows.span_ms(name, getattr(self, name), rows.PAUSE_MS_MAX)
 
     def settings(self) -> "GroupOptions":
         """Return the settings of a group."""
@@ -74,5 +69,5 @@ class Retry(Exception):
 
     def __init__(self, *reason: object, delay: float | timedelta) -> None:
         super().__init__(*reason)
-        self.delay_s = rows.span_ms("delay", delay, BACKOFF_S_MAX * 1000) / 1000
+        self.delay_s = rows.span_ms("delay", delay, rows.PAUSE_MS_MAX) / 1000
         """Pause in place of the backoff, in seconds."""
