@@ -92,7 +92,7 @@ class CertificateStore:
             CertificateError: there are authorities already, or the cluster's id is malformed.
         """
         if not NAME.fullmatch(cluster_id):
-            raise CertificateError(f"cluster id = {cluster_id!r}: {NAME_RULE}")
+            raise CertificateError(f"cluster id = {cluster_id!r}: must be {NAME_RULE}")
         if any(self.path(name).exists() for name in ("ca", "client-ca")):
             raise CertificateError(f"{self.directory} has authorities already")
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -136,7 +136,7 @@ class CertificateStore:
             CertificateError: a name is malformed, or the authority's key is not here.
         """
         if not NAME.fullmatch(name):
-            raise CertificateError(f"name = {name!r}: {NAME_RULE}")
+            raise CertificateError(f"name = {name!r}: must be {NAME_RULE}")
         if name == "ca" or name.endswith("-key"):
             # client-ca.pem is the authority, and client-x-key.pem the key of client x.
             raise CertificateError(f"name = {name!r}: must not be `ca`, nor end in `-key`")

@@ -368,6 +368,6 @@ def read_faults(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         for name, kind in (("event", str), ("at_ms", int)):
             if type(value := line.get(name)) is not kind:
-                must = "a text" if kind is str else "an integer, Unix milliseconds"
+                must = "a string" if kind is str else "an integer, Unix milliseconds"
                 raise ValueError(f"{path}:{number}: {name} = {value!r}: must be {must}")
     return lines

@@ -83,7 +83,7 @@ def _is_map(value: Any) -> bool:
 _I64: Final = (1 << 63) - 1
 MS: Final = _integer(0, MS_MAX, ", Unix milliseconds")
 COUNT: Final = _integer(0, _I64, "")
-NAME: Final = _text("a text that is not empty", ".+")
+NAME: Final = _text("a string that is not empty", ".+")
 ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
 OUTCOME: Final = _one_of(OpOutcome.OK, OpOutcome.FAIL, OpOutcome.UNKNOWN)
 
@@ -93,8 +93,8 @@ VALUES: Final[Mapping[str, ValueKind]] = {
     **dict.fromkeys(("group", "key", "key_prefix"), NAME),
     "topic": _text("a topic's name; without default/, as the log has it", "(?!default/.).+"),
     "outcome": _one_of(*OpOutcome),
-    "detail": ValueKind("a text", lambda value: isinstance(value, str)),
-    "said": ValueKind("a JSON object, as text", _is_map),
+    "detail": ValueKind("a string", lambda value: isinstance(value, str)),
+    "said": ValueKind("a JSON object, as a string", _is_map),
     "on_conflict": _one_of("reject", "replace", "keep", "update"),
     "delay_ms": _integer(0, MS_MAX, ", milliseconds"),
 }

@@ -102,9 +102,9 @@ def init(argv: list[str]) -> int:
     given = [("--name", arguments.name), ("--cluster-id", arguments.cluster_id)]
     for option, value in given + [("--voters", name) for name in names]:
         if not NAME.fullmatch(value):
-            raise ConfigError(option, value, NAME_RULE)
+            raise ConfigError(option, value, f"must be {NAME_RULE}")
     if not 1 <= len(names) <= 7 or len(set(names)) != len(names):
-        raise ConfigError("--voters", arguments.voters, "1 to 7 different names")
+        raise ConfigError("--voters", arguments.voters, "must be 1 to 7 different names")
     voters = {name: founding_replica_id(arguments.cluster_id, name) for name in names}
     if arguments.name not in voters and not arguments.learner:
         limit = "must be one of --voters; a node that joins later is a --learner"

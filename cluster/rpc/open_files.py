@@ -31,7 +31,7 @@ def raise_limit() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < FILES_MIN:
-        limit = f"at least {FILES_MIN} open files (ulimit -Hn, LimitNOFILE)"
+        limit = f"must be at least {FILES_MIN} open files (ulimit -Hn, LimitNOFILE)"
         raise ConfigError("RLIMIT_NOFILE", hard, limit)
     return hard
 

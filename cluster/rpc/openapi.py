@@ -65,7 +65,7 @@ def document() -> dict[str, Any]:
             "version": "1",
             "description": "Timers, messages and administration of a timer cluster. Any node"
             " answers, and sends on to the leader what only the leader can do. Counts and times are"
-            " numbers, times in Unix milliseconds; 64-bit ids are text.",
+            " numbers, times in Unix milliseconds; 64-bit ids are strings.",
         },
         "servers": [{"url": "http://127.0.0.1:8080", "description": "any node"}],
         "security": [{}, {"token": []}],
@@ -198,7 +198,7 @@ def _scalar(field: FieldDescriptor, *, answered: bool) -> Schema:
         FieldDescriptor.CPPTYPE_STRING: TEXT,
     }.get(field.cpp_type, WHOLE)
     if answered and kind is WHOLE and field.name.endswith("_id"):
-        return nullable(TEXT) | {"description": "a 64-bit number as text"}
+        return nullable(TEXT) | {"description": "a 64-bit number as a string"}
     return kind
 
 

@@ -17,7 +17,7 @@ DEPTH_MAX: Final = 100
 """Arrays and objects in each other of a JSON value in an answer."""
 SCHEMA: Final[dict[str, Schema]] = {
     "json": {"description": "the payload, if its content type is JSON"},
-    "payload": TEXT | {"description": "or as text, if it is UTF-8"},
+    "payload": TEXT | {"description": "or as a string, if it is UTF-8"},
     "payload_base64": TEXT | {"description": "or in base64"},
 }
 """One of them is there."""

@@ -43,7 +43,7 @@ TIME_SCHEMA: Final[dict[str, Schema]] = {
 }
 CONTENT_SCHEMA: Final[dict[str, Schema]] = {
     "json": {"description": "the payload, as any JSON value"},
-    "payload": TEXT | {"description": "the payload, as text"},
+    "payload": TEXT | {"description": "the payload, as a string"},
     "payload_base64": TEXT | {"description": "the payload, in base64"},
     "headers": HEADERS,
 }

@@ -43,7 +43,9 @@ class WatchedFile(Generic[T]):
         except OSError as error:
             raise ConfigError(self._setting, self._path, error.strerror or str(error)) from None
         if len(data) > FILE_BYTES_MAX:
-            raise ConfigError(self._setting, self._path, f"at most {FILE_BYTES_MAX} bytes")
+            raise ConfigError(
+                self._setting, self._path, f"must have at most {FILE_BYTES_MAX} bytes"
+            )
         if data and data == before:
             return data, self.content
         if data and data == self._rejected[0]:

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from cluster.security.caller_limits import CallerLimits
 from cluster.security.identities import CallerIdentity
-from timer.model.timer_errors import ConfigError
+from timer.model.timer_errors import UNSHOWN, ConfigError
 
 RULES_MAX: Final = 1_000
 DEFAULT_NAMESPACE: Final = "default/"
@@ -156,36 +156,36 @@ def parse_rules(text: str) -> AccessRules:
     try:
         tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ConfigError("access", "", f"not TOML: {error}") from None
+        raise ConfigError("access", UNSHOWN, f"must be TOML: {error}") from None
     rules = tables.pop("rule", [])
     if tables:
         raise ConfigError("access", sorted(tables)[0], "unknown: the file has [[rule]] only")
     if not isinstance(rules, list) or len(rules) > RULES_MAX:
-        raise ConfigError("access.rule", "", f"at most {RULES_MAX} tables [[rule]]")
+        raise ConfigError("access.rule", UNSHOWN, f"must be at most {RULES_MAX} tables [[rule]]")
     if not rules:  # as in a file that is being written
-        raise ConfigError("access.rule", "", "at least one table [[rule]]")
+        raise ConfigError("access.rule", UNSHOWN, "must be at least one table [[rule]]")
     return AccessRules(tuple(_rule(f"access.rule {n}", each) for n, each in enumerate(rules, 1)))
 
 
 def _rule(key: str, table: Any) -> AccessRule:
     known = {each.name for each in fields(AccessRule)} - {"limits"} | {"rate", "most"}
     if not isinstance(table, dict):
-        raise ConfigError(key, table, "a table [[rule]]")
+        raise ConfigError(key, table, "must be a table [[rule]]")
     if unknown := table.keys() - known:
         limit = f"unknown: a rule has {', '.join(sorted(known))}"
         raise ConfigError(key, sorted(unknown)[0], limit)
     for name in ("who", "may"):
         if not table.get(name):
-            raise ConfigError(f"{key}: {name}", table.get(name), "must be set")
+            raise ConfigError(f"{key}: {name}", UNSHOWN, "must be set")
     limits = CallerLimits.of(key, table.pop("rate", {}), table.pop("most", {}))
     for name, values in table.items():
         _check_texts(f"{key}: {name}", values)
     for each in table["may"]:
         if each not in set(Permission):
-            raise ConfigError(f"{key}: may", each, f"one of {', '.join(Permission)}")
+            raise ConfigError(f"{key}: may", each, f"must be one of {', '.join(Permission)}")
     for each in table["who"]:
         if not each.startswith(("client/", "admin/", "token/")):
-            limit = "client/NAME, admin/NAME or token/NAME; NAME may have *"
+            limit = "must be client/NAME, admin/NAME or token/NAME; NAME may have *"
             raise ConfigError(f"{key}: who", each, limit)
     texts = {name: tuple(values) for name, values in table.items()}
     return AccessRule(**texts, limits=limits)
@@ -193,7 +193,7 @@ def _rule(key: str, table: Any) -> AccessRule:
 
 def _check_texts(key: str, values: Any) -> None:
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
-        raise ConfigError(key, values, "a list of strings")
+        raise ConfigError(key, values, "must be a list of strings")
     for each in values:
         if set(each) & set("?["):
-            raise ConfigError(key, each, "no ? and no [: the only wildcard is *")
+            raise ConfigError(key, each, "must have no ? and no [: the only wildcard is *")

@@ -54,12 +54,14 @@ class CallerLimits:
         found: dict[str, int] = {}
         for name, table, known in (("rate", rate, RATES), ("most", most, COUNTS)):
             if not isinstance(table, dict):
-                raise ConfigError(f"{key}: {name}", table, f"a table with {', '.join(known)}")
+                raise ConfigError(
+                    f"{key}: {name}", table, f"must be a table with {', '.join(known)}"
+                )
             for each, limit in table.items():
                 if each not in known:
-                    raise ConfigError(f"{key}: {name}", each, f"one of {', '.join(known)}")
+                    raise ConfigError(f"{key}: {name}", each, f"must be one of {', '.join(known)}")
                 if type(limit) is not int or not 1 <= limit <= LIMIT_MAX:
-                    raise ConfigError(f"{key}: {name}.{each}", limit, f"1 to {LIMIT_MAX}")
+                    raise ConfigError(f"{key}: {name}.{each}", limit, f"must be 1 to {LIMIT_MAX}")
                 found[each] = limit
         return cls(**found)
 

@@ -130,7 +130,7 @@ def _read(setting: str, path: str) -> bytes:
     except OSError as error:
         raise ConfigError(setting, path, error.strerror or str(error)) from None
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(setting, path, f"at most {FILE_BYTES_MAX} bytes")
+        raise ConfigError(setting, path, f"must have at most {FILE_BYTES_MAX} bytes")
     return data
 
 

@@ -27,7 +27,7 @@ from replication.core.replication_config import ReplicationConfig
 from timer.entries.entry_frame import HEADER_SIZE, PAYLOAD_SIZE_MAX
 from timer.model.columns import ROW
 from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
-from timer.model.timer_errors import ConfigError
+from timer.model.timer_errors import UNSHOWN, ConfigError
 from timer.model.units import DUE_MS_MAX
 
 KIB: Final = 1 << 10
@@ -47,7 +47,7 @@ NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 _NO_HOST: Final = re.compile(r"[\s/@\[\],]|^\.|\.\.|[^.:]{64}")
 """In no host name. A label of DNS has 1 to 63 bytes."""
-_LOOPBACK: Final = "a loopback address; others need TLS: set [tls], or insecure = true"
+_LOOPBACK: Final = "must be a loopback address; others need TLS: set [tls], or insecure = true"
 _TABLES: Final = ("peers", "links")
 _IN_TABLE: Final = tuple(f"{each}." for each in _TABLES)
 # Kubernetes sets such variables for each service; for one called `timerd`, TIMERD_PORT=tcp://…
@@ -71,11 +71,11 @@ class _Part:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.type is int and not (isinstance(value, int) and not isinstance(value, bool)):
-                raise ConfigError(self.key_of(each.name), value, "a whole number")
+                raise ConfigError(self.key_of(each.name), value, "must be a whole number")
             if "range" in each.metadata:
                 low, high = each.metadata["range"]
                 if not low <= value <= high:
-                    raise ConfigError(self.key_of(each.name), value, f"{low} .. {high}")
+                    raise ConfigError(self.key_of(each.name), value, f"must be {low} to {high}")
 
     def key_of(self, name: str) -> str:
         """Return the key of the field `name`."""
@@ -105,7 +105,7 @@ class Timing(_Part):
         # super() without arguments fails in dataclasses with slots.
         _Part.__post_init__(self)
         if self.fold_interval_ms > self.checkpoint_interval_ms:
-            limit = f"at most timing.checkpoint_interval_ms ({self.checkpoint_interval_ms})"
+            limit = f"must be at most timing.checkpoint_interval_ms ({self.checkpoint_interval_ms})"
             raise self.refuse("fold_interval_ms", limit)
 
 
@@ -124,7 +124,7 @@ class LeadershipConfig(_Part):
     def __post_init__(self) -> None:
         _Part.__post_init__(self)
         if self.heartbeat_ms * 2 >= self.lease_ms:
-            limit = f"below half of leadership.lease_ms ({self.lease_ms})"
+            limit = f"must be below half of leadership.lease_ms ({self.lease_ms})"
             raise self.refuse("heartbeat_ms", limit)
 
 
@@ -196,14 +196,16 @@ class LimitsConfig(_Part):
         _Part.__post_init__(self)
         one = self.payload_bytes_max + self.key_bytes_max + self.headers_bytes_max
         if self.request_bytes_max < one:
-            limit = f"at least one timer with key and headers ({one})"
+            limit = f"must be at least one timer with key and headers ({one})"
             raise self.refuse("request_bytes_max", limit)
         room = PAYLOAD_SIZE_MAX - self.request_rows_max * ROW.itemsize
         if self.request_bytes_max > room:
-            limit = f"at most {room}: an entry holds {PAYLOAD_SIZE_MAX} bytes, rows included"
+            limit = (
+                f"must be at most {room}: an entry holds {PAYLOAD_SIZE_MAX} bytes, rows included"
+            )
             raise self.refuse("request_bytes_max", limit)
         if self.inflight_bytes_max < HEADER_SIZE + PAYLOAD_SIZE_MAX:
-            limit = f"at least one entry ({HEADER_SIZE + PAYLOAD_SIZE_MAX})"
+            limit = f"must be at least one entry ({HEADER_SIZE + PAYLOAD_SIZE_MAX})"
             raise self.refuse("inflight_bytes_max", limit)
 
 
@@ -225,10 +227,10 @@ class Groups(_Part):
         _Part.__post_init__(self)
         low, high = self.visibility_timeout_ms_min, self.visibility_timeout_ms_max
         if low > high:
-            limit = f"at most groups.visibility_timeout_ms_max ({high})"
+            limit = f"must be at most groups.visibility_timeout_ms_max ({high})"
             raise self.refuse("visibility_timeout_ms_min", limit)
         if not low <= self.visibility_timeout_ms <= high:
-            raise self.refuse("visibility_timeout_ms", f"{low} .. {high}")
+            raise self.refuse("visibility_timeout_ms", f"must be {low} to {high}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +361,7 @@ class NodeConfig(_Part):
         _Part.__post_init__(self)
         for each in ("name", "cluster_id"):
             if not NAME.fullmatch(getattr(self, each)):
-                raise self.refuse(each, NAME_RULE)
+                raise self.refuse(each, f"must be {NAME_RULE}")
         self._check_peers()
         self._check_links()
         for table, bound in (("peers", "grpc"), ("links", "link")):
@@ -370,34 +372,38 @@ class NodeConfig(_Part):
         self._check_ports()
         self._check_data()
         if self.test_clock and not self.cluster_id.startswith(TEST_CLUSTER):
-            raise self.refuse("test_clock", f"empty, or cluster_id must begin with {TEST_CLUSTER}")
+            raise self.refuse(
+                "test_clock", f"must be empty, or cluster_id must begin with {TEST_CLUSTER}"
+            )
         if self.log_level not in LOG_LEVELS:
-            raise self.refuse("log_level", f"one of {', '.join(LOG_LEVELS)}")
+            raise self.refuse("log_level", f"must be one of {', '.join(LOG_LEVELS)}")
         if self.log_format not in LOG_FORMATS:
-            raise self.refuse("log_format", f"one of {', '.join(LOG_FORMATS)}")
+            raise self.refuse("log_format", f"must be one of {', '.join(LOG_FORMATS)}")
         if self.storage.memtable_bytes_flush < self.limits.request_bytes_max:
-            limit = f"at least limits.request_bytes_max ({self.limits.request_bytes_max})"
+            limit = f"must be at least limits.request_bytes_max ({self.limits.request_bytes_max})"
             raise self.storage.refuse("memtable_bytes_flush", limit)
         needed = self.storage.memtable_bytes_flush + self.limits.inflight_bytes_max
         if 0 < self.storage.reserve_bytes < needed:
             sum_ = "storage.memtable_bytes_flush + limits.inflight_bytes_max"
-            raise self.storage.refuse("reserve_bytes", f"0, or at least {sum_} ({needed})")
+            raise self.storage.refuse("reserve_bytes", f"must be 0, or at least {sum_} ({needed})")
 
     def _check_peers(self) -> None:
         if not 1 <= len(self.peers) <= PEERS_MAX:
-            raise ConfigError("peers", sorted(self.peers), f"1 .. {PEERS_MAX} nodes")
+            raise ConfigError("peers", sorted(self.peers), f"must be 1 to {PEERS_MAX} nodes")
         _check_table("peers", self.peers)
         if self.name not in self.peers:
-            raise self.refuse("name", f"one of peers: {', '.join(sorted(self.peers))}")
+            raise self.refuse("name", f"must be one of peers: {', '.join(sorted(self.peers))}")
 
     def _check_links(self) -> None:
         _check_table("links", self.links)
         if self.links and self.links.keys() != self.peers.keys():
-            raise self.refuse("links", f"the nodes of peers: {', '.join(sorted(self.peers))}")
+            raise self.refuse(
+                "links", f"must be the nodes of peers: {', '.join(sorted(self.peers))}"
+            )
         if self.tls.on and not self.links:
             raise self.refuse("links", "must be set with TLS: a port of each node for other nodes")
         if self.link and not self.links:
-            raise self.refuse("link", "empty without links")
+            raise self.refuse("link", "must be empty without links")
 
     def _check_ports(self) -> None:
         if self.insecure and self.tls.on:
@@ -405,26 +411,28 @@ class NodeConfig(_Part):
         self._check_bound("grpc", port_min=1)
         for name in self.http_names.split(","):
             if not _HOST_NAME.fullmatch(name.strip()):
-                raise self.refuse("http_names", "hosts without ports, separated by commas")
+                raise self.refuse("http_names", "must be hosts without ports, separated by commas")
         self._check_bound("http", port_min=0)
         if self.links:
             self._check_bound("link", port_min=1)
         if self.tokens:
             self._check_bound("tokens", port_min=1)
             if not self.tls.tokens:
-                raise self.refuse("tokens", "empty without tls.tokens")
+                raise self.refuse("tokens", "must be empty without tls.tokens")
         self._check_dialled()
         if self.grpc == self.http:
-            raise self.refuse("http", "another port than grpc")
+            raise self.refuse("http", "must be another port than grpc")
         if self.link and self.link in (self.grpc, self.http):
-            raise self.refuse("link", "another port than grpc and http")
+            raise self.refuse("link", "must be another port than grpc and http")
         if self.tokens and self.tokens in (self.grpc, self.http, self.link):
-            raise self.refuse("tokens", "another port than grpc, http and link")
+            raise self.refuse("tokens", "must be another port than grpc, http and link")
         if self.replication:
             self._check_bound("replication", port_min=0)
             known = self.replication in (self.grpc, self.http, self.link, self.tokens)
             if known and not self.replication.endswith(":0"):
-                raise self.refuse("replication", "another port than grpc, http, link and tokens")
+                raise self.refuse(
+                    "replication", "must be another port than grpc, http, link and tokens"
+                )
 
     def _check_bound(self, name: str, *, port_min: int) -> None:
         address = parse_address(name, getattr(self, name), port_min=port_min)
@@ -445,9 +453,9 @@ class NodeConfig(_Part):
         try:
             str(self.data).encode()
         except UnicodeEncodeError:
-            raise self.refuse("data", "a path in UTF-8") from None
+            raise self.refuse("data", "must be a path in UTF-8") from None
         if str(self.data) in ("", "."):
-            raise self.refuse("data", "a directory of its own")
+            raise self.refuse("data", "must be a directory of its own")
 
     def replication_config(self) -> ReplicationConfig:
         """Return the settings of the replication; further ones have their defaults."""
@@ -466,10 +474,10 @@ def _check_table(key: str, addresses: Mapping[str, str]) -> None:
     """Check the names and addresses of `peers` or `links`."""
     for name, address in addresses.items():
         if not NAME.fullmatch(name):
-            raise ConfigError(key, name, NAME_RULE)
+            raise ConfigError(key, name, f"must be {NAME_RULE}")
         parse_address(f"{key}.{name}", address)
     if len(set(addresses.values())) < len(addresses):
-        raise ConfigError(key, dict(addresses), "every node has its own address")
+        raise ConfigError(key, dict(addresses), "must have another address for each node")
 
 
 # ---- addresses
@@ -502,9 +510,9 @@ def parse_address(key: str, text: str, *, port_min: int = 1) -> Address:
     plain = host[1:-1] if bracketed else host
     whole = plain and bracketed == (":" in plain) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII)
     if not whole or _NO_HOST.search(plain):
-        raise ConfigError(key, text, "host:port, or [IPv6]:port")
+        raise ConfigError(key, text, "must be host:port, or [IPv6]:port")
     if not port_min <= int(port) <= 65_535:
-        raise ConfigError(key, text, f"port {port_min} .. 65535")
+        raise ConfigError(key, text, f"must have a port of {port_min} to 65535")
     return Address(plain, int(port))
 
 
@@ -533,6 +541,8 @@ def _check_key(key: str, value: object, written: Callable[[str], str] = str) -> 
     """
     if key in TYPES or key.startswith(_IN_TABLE):
         return
+    if any(each.startswith(f"{key}.") for each in TYPES):
+        raise ConfigError(written(key), value, f"must be a table: [{key}], then a setting a line")
     by_leaf = {each.rpartition(".")[2]: each for each in TYPES}
     leaf = key.rpartition(".")[2].lower()
     near = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)
@@ -553,15 +563,15 @@ def _read_as(key: str, value: object) -> object:
         return Path(value)
     if kind is bool and isinstance(value, str):
         if value.lower() not in ("true", "false"):
-            raise ConfigError(key, value, "true or false")
+            raise ConfigError(key, value, "must be true or false")
         return value.lower() == "true"
     if kind is int and isinstance(value, str):
         if not re.fullmatch(r"-?[0-9]+(_[0-9]+)*", value.strip(), re.ASCII):
-            raise ConfigError(key, value, "a whole number")
+            raise ConfigError(key, value, "must be a whole number")
         return _whole(key, value.strip())
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         names = {int: "a whole number", bool: "true or false", dict: "a table of name = host:port"}
-        raise ConfigError(key, value, names.get(kind, "a text"))
+        raise ConfigError(key, value, f"must be {names.get(kind, 'a string')}")
     return value
 
 
@@ -569,18 +579,18 @@ def _whole(key: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:  # too many digits
-        raise ConfigError(key, f"{text[:20]}…", "a whole number") from None
+        raise ConfigError(key, f"{text[:20]}…", "must be a whole number") from None
 
 
 def _addresses(key: str, text: object) -> dict[str, object]:
     """Return the table of `name=host:port,name=host:port`."""
     if not isinstance(text, str):
-        raise ConfigError(key, text, "a table of name = host:port")
+        raise ConfigError(key, text, "must be a table of name = host:port")
     table: dict[str, object] = {}
     for each in filter(None, (part.strip() for part in text.split(","))):
         name, equals, address = each.partition("=")
         if not equals or name.strip() in table:
-            raise ConfigError(key, text, "name=host:port,name=host:port, each name once")
+            raise ConfigError(key, text, "must be name=host:port,name=host:port, each name once")
         table[name.strip()] = address.strip()
     return table
 
@@ -640,7 +650,7 @@ def build_config(*sources: Mapping[str, object]) -> NodeConfig:
     settings |= tables
     for needed in ("name", "cluster_id", "data"):
         if needed not in settings:
-            raise ConfigError(needed, None, "must be set")
+            raise ConfigError(needed, UNSHOWN, "must be set")
     return _assemble(NodeConfig, settings)
 
 
@@ -671,7 +681,7 @@ def load_config(
         except OSError as error:
             raise ConfigError("config", str(path), error.strerror or str(error)) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError("config", str(path), f"not TOML: {error}") from None
+            raise ConfigError("config", str(path), f"must be TOML: {error}") from None
     return build_config(flatten(tables), from_env(env), overrides)
 
 
@@ -700,7 +710,7 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, str]:
     for each in arguments.settings:
         key, equals, value = each.partition("=")
         if not equals:
-            raise ConfigError("--set", each, "KEY=VALUE")
+            raise ConfigError("--set", each, "must be KEY=VALUE")
         found[key.strip()] = value
     named = {name: getattr(arguments, name) for name in _FLAGS}
     return found | {name: value for name, value in named.items() if value is not None}

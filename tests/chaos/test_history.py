@@ -217,7 +217,7 @@ def test_log_bears_witness_for_one_node(run: RunFolder, listed: Any, said: str) 
     [
         ('{"event": "kill"}', "at_ms = None: must be an integer, Unix milliseconds"),
         ('{"event": "kill", "at_ms": 1.5}', "at_ms = 1.5: must be an integer"),
-        ('{"at_ms": 1}', "event = None: must be a text"),
+        ('{"at_ms": 1}', "event = None: must be a string"),
         ("[]", "must be a JSON object"),
         ("{,}", "not JSON: Expecting"),
     ],

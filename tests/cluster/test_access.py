@@ -122,8 +122,8 @@ def test_a_rule_without_topics_covers_the_cluster() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[[rule]", "not TOML"),
-        ("x = " + "[" * 20_000, "not TOML"),
+        ("[[rule]", "must be TOML"),
+        ("x = " + "[" * 20_000, "must be TOML"),
         ("", "at least one table"),
         ('rule = ["admin/*"]', "a table"),
         ("x = 1", "unknown"),
@@ -146,7 +146,7 @@ def test_a_malformed_rule_is_rejected_by_name(text: str, why: str) -> None:
 def test_error_of_a_malformed_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     path.write_text("[[rule]")
-    with pytest.raises(ConfigError, match=rf"tls.access = '{path}': .*not TOML"):
+    with pytest.raises(ConfigError, match=rf"tls.access = '{path}': .*must be TOML"):
         AccessFile(str(path))
 
 

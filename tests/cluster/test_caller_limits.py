@@ -48,10 +48,10 @@ def test_the_least_limits_of_all_rules_about_an_identity_count() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("rate = 5", "rule 1: rate = 5: a table with requests, rows, bytes"),
-        ("rate = { streams = 5 }", "rule 1: rate = 'streams': one of requests"),
-        ("most = { streams = 0 }", "rule 1: most.streams = 0: 1 to"),
-        ("most = { streams = true }", "rule 1: most.streams = True: 1 to"),
+        ("rate = 5", "rule 1: rate = 5: must be a table with requests, rows, bytes"),
+        ("rate = { streams = 5 }", "rule 1: rate = 'streams': must be one of requests"),
+        ("most = { streams = 0 }", "rule 1: most.streams = 0: must be 1 to"),
+        ("most = { streams = true }", "rule 1: most.streams = true: must be 1 to"),
     ],
 )
 def test_a_malformed_limit_is_rejected_by_name(line: str, why: str) -> None:

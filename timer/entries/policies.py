@@ -372,7 +372,7 @@ def decode_policy(payload: bytes | memoryview) -> tuple[Scope, ScopePolicy]:
     namespace, topic = said["namespace"], said["topic"]
     if type(namespace) is not str or type(topic) is not int or (namespace and topic):
         raise ValueError(
-            f"POLICY of namespace {namespace!r} and topic {topic!r}: must be a text and an integer,"
-            " at most one of them set"
+            f"POLICY of namespace {namespace!r} and topic {topic!r}: must be a string and an"
+            " integer, at most one of them set"
         )
     return Scope(namespace, TopicId(topic)), ScopePolicy.unpack(said["policy"])

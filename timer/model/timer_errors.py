@@ -60,14 +60,20 @@ UNSHOWN: Final = object()
 """In place of a value that is not at fault: the error does not show it."""
 
 
+def _named(field: str, value: object) -> str:
+    """Return `field = value`, or the field alone if its value is not shown."""
+    if value is UNSHOWN:
+        return field
+    shown = str(value).lower() if isinstance(value, bool) else repr(value)  # as in JSON and TOML
+    return f"{field} = {shown}"
+
+
 class InvalidRequestError(EngineError):
     """The request breaks a documented limit."""
 
     def __init__(self, field: str, value: object, limit: str, *, row: int | None = None) -> None:
         value = _short(value)
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)  # JSON's true
-        named = field if value is UNSHOWN else f"{field} = {shown}"
-        super().__init__(f"{named}: {limit}")
+        super().__init__(f"{_named(field, value)}: {limit}")
         self.field = field
         self.value = value
         self.limit = limit
@@ -323,5 +329,5 @@ class ConfigError(EngineError):
     """A setting is unknown, of the wrong type or out of range."""
 
     def __init__(self, key: str, value: object, limit: str) -> None:
-        super().__init__(f"{key} = {value!r}: {limit}")
+        super().__init__(f"{_named(key, value)}: {limit}")
         self.key = key
