@@ -313,7 +313,7 @@ class LocalCluster:
     def _plan(self) -> dict[str, LocalNode]:
         """Return the nodes of a new cluster by name, with their ports and directories."""
         if self._count not in range(1, VOTERS_MAX + 1):
-            raise WrongPlanError(f"nodes = {self._count}: must be 1 .. {VOTERS_MAX}")
+            raise WrongPlanError(f"--nodes = {self._count}: must be 1 to {VOTERS_MAX}")
         steps = (0, HTTP_ABOVE, LINKS_ABOVE) if self._with_tls else (0, HTTP_ABOVE)
         if self._base_port is None:
             ports = free_ports(len(steps) * self._count)
@@ -321,7 +321,7 @@ class LocalCluster:
             ports = [self._base_port + step + i for step in steps for i in range(self._count)]
         else:
             most = PORT_MAX - steps[-1] - self._count + 1
-            raise WrongPlanError(f"base port = {self._base_port}: must be 1 .. {most}")
+            raise WrongPlanError(f"--base-port = {self._base_port}: must be 1 to {most}")
         nodes = {}
         for at in range(self._count):
             name = f"n{at + 1}"

@@ -100,7 +100,11 @@ class GroupDesk:
         if leader.closed is not None:
             raise leader.closed
         if changes.HasField("type") and made.settings.type != settings.type:
-            raise AlreadyExistsError("group", group, f"its type is {made.settings.type}")
+            why = (
+                f"its type is {made.settings.type}, and a type never changes; create a group before"
+                " a consumer opens it, or delete this one first"
+            )
+            raise AlreadyExistsError("group", group, why)
         return leader, made
 
     def find(self, topic: str, group: str) -> tuple[Leader, Topic, Group]:

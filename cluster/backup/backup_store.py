@@ -33,12 +33,12 @@ class BackupStore:
     """Files under one root, by their path there, such as "parts/x". Threads may share it."""
 
     def __init__(self, root: str) -> None:
-        """Open a store. Nothing is read or written.
+        """Open a store. None of its files is read or written.
 
         `root`: a directory, or a URI such as s3://bucket/prefix?region=eu-west-1 or file:///backup.
 
         Raises:
-            BackupError: the URI is wrong, or pyarrow has no such file system.
+            BackupError: the URI is wrong or names a file, or pyarrow has no such file system.
         """
         from pyarrow import ArrowInvalid, fs
 
@@ -56,6 +56,8 @@ class BackupStore:
         self._is_local = isinstance(self._fs, fs.LocalFileSystem)
         if not self._base.strip("/") and not self._is_local:
             raise BackupError(f"{root!r} names no bucket: s3://BUCKET/PREFIX")
+        if self._is_local and Path(self._base).is_file():
+            raise BackupError(f"{root} is a file: give a directory")
 
     def _path(self, name: str) -> str:
         return f"{self._base.rstrip('/')}/{name}"

@@ -173,6 +173,8 @@ def find_backup(
     if not found:
         raise BackupError(f"{store.root} has no complete backup")
     span = f"the store has {len(found)} backups, {found[0].backup} to {found[-1].backup}"
+    if len(found) == 1:
+        span = f"the store has one backup, {found[0].backup}"
     if backup is not None:
         raise BackupError(f"no such backup: {backup!r}; {span}")
     if at_index is not None:

@@ -268,7 +268,7 @@ def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
         with pytest.raises(BackupError, match=why):
             read_catalogues(store)
     path.write_bytes(good)
-    with pytest.raises(BackupError, match="no such backup: 'x'; the store has 1"):
+    with pytest.raises(BackupError, match="no such backup: 'x'; the store has one backup, "):
         find_backup(store, backup="x")
     with pytest.raises(BackupError, match="no backup is that old"):
         find_backup(store, at_index=found.index - 1)
@@ -299,8 +299,10 @@ def test_unusable_stores_are_named(tmp_path: Path) -> None:
     with pytest.raises(BackupError, match="names no bucket"):
         BackupStore("s3://?region=eu-west-1")
     (tmp_path / "file").write_text("")
+    with pytest.raises(BackupError, match="file is a file: give a directory"):
+        BackupStore(str(tmp_path / "file"))
     with pytest.raises(StoreUnavailable, match="file"):
-        BackupStore(str(tmp_path / "file")).put("a/b", [b"x"], 1)
+        BackupStore(str(tmp_path / "file/store")).put("a/b", [b"x"], 1)
 
 
 def test_node_of_the_last_backup_sends_the_next_or_else_a_follower() -> None:

@@ -150,7 +150,9 @@ def test_type_stands_when_a_group_is_made(world: World, topic: str) -> None:
     client = world.client
     assert client.create_group(topic, "g", type="key_shared").type == "key_shared"
     assert client.create_group(topic, "g").type == "key_shared", "as it is"
-    with pytest.raises(errors.AlreadyExists, match="its type is key_shared"):
+    with pytest.raises(
+        errors.AlreadyExists, match="its type is key_shared, and a type never changes; "
+    ):
         client.create_group(topic, "g", type="shared")
     with pytest.raises(errors.InvalidRequest, match="it is key_shared"):
         client.alter_group(topic, "g", type="exclusive")

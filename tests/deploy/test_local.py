@@ -230,7 +230,7 @@ def test_commands_up_status_down(
     assert run("status") == 1
     for nodes in ("-60", "0", "8"):
         assert run("up", "--nodes", nodes) == 2
-        assert f"nodes = {nodes}: must be 1 .. 7" in capsys.readouterr().err
+        assert f"--nodes = {nodes}: must be 1 to 7" in capsys.readouterr().err
     node = {"name": "n1", "pid": 1, "grpc": "h:1", "http": "h:2", "data": "n1"}
     wrong = [{"nodes": [{**node, **each}]} for each in ({"pid": "1"}, {"grpc": 1}, {"http": "h"})]
     for listed in ("{", "{}", '{"nodes": [{"name": "n1"}]}', "[1]", *map(json.dumps, wrong)):
@@ -240,7 +240,7 @@ def test_commands_up_status_down(
             assert "cluster.json does not list a local cluster: " in capsys.readouterr().err
     (tmp_path / "d/cluster.json").unlink()
     assert run("up", "--base-port", "65530") == 2
-    assert "base port = 65530: must be 1 .. " in capsys.readouterr().err
+    assert "--base-port = 65530: must be 1 to " in capsys.readouterr().err
     assert run("up", "--nodes", "1") == 0
     up = capsys.readouterr().out
     assert "n1" in up

@@ -129,6 +129,9 @@ def test_wrong_names_and_numbers_are_errors(local: Run, folder: Path) -> None:
         code, out, err = local(*command)
         assert (code, out) == (1, ""), err
         assert "has no node 'n1'" in err
+    for option, value in (("--base-port", "99999"), ("--nodes", "9")):
+        code, _, err = local("up", option, value)
+        assert (code, err[: err.index(": must be 1 to ")]) == (2, f"timerctl: {option} = {value}")
     assert local("logs", "n1", "--lines", "-1")[0] == 2
     assert local("logs", "n1", "-f", "-o", "json")[0] == 2
     code, _, err = local("destroy", "--yes")

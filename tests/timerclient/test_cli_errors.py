@@ -65,6 +65,31 @@ def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], tex
     assert err.startswith(f"timerctl: {text}")
 
 
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("reschedule", "did you mean timers reschedule?"),
+        ("timers describe", "did you mean get?"),
+        ("policies get", "did you mean show?"),
+        ("cancel --key k", "by key: timerctl timers cancel --topic TOPIC --key KEY"),
+        ("timers", "required: COMMAND: get, list, count, story, cancel, reschedule"),
+        ("policies set --topic t ttl_ms=-1", "ttl_ms = '-1': must not be negative"),
+        ("policies set --topic t pending_max=-1", "pending_max = '-1': must not be negative"),
+        ("deadletters redrive t.g.dead --offset -1", "--offset = -1: must be 0 or more"),
+        ("recurring create t k --every 9s --preview 101", "--preview = 101: must be 1 to 100"),
+    ],
+)
+def test_wrong_command_line_names_the_right_one(ctl: Ctl, line: str, hint: str) -> None:
+    code, _, err = ctl(*line.split())
+    assert code == 2
+    assert hint in err.split("\n")[0]
+
+
+def test_commands_that_are_hinted_at_exist(ctl: Ctl) -> None:
+    for words in cli_args.ELSEWHERE.values():
+        assert ctl(*words.split(), "--help")[0] == 0
+
+
 def test_value_that_the_cluster_rejects_is_named_by_its_option(
     ctl: Ctl, threaded: Threaded
 ) -> None:

@@ -46,8 +46,14 @@ def f() -> None: ...
     ],
 )
 def test_worker_that_can_not_start_says_why(
-    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ctl: Ctl
+    place: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ctl: Ctl,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     (tmp_path / "shop_app.py").write_text(APP.format(url="timers://nonsense"))
     (tmp_path / "shop_broken.py").write_text("1 / 0\n")
     (tmp_path / "shop_lacks.py").write_text("import shop_x\n")
@@ -62,6 +68,7 @@ def test_worker_that_can_not_start_says_why(
     assert (code, out) == (USAGE, "")
     assert text.format(tmp_path) in err
     assert "Traceback" not in err
+    assert "worker started" not in caplog.text
 
 
 def test_worker_runs_the_handlers_of_the_topics_and_groups_that_are_named() -> None:

@@ -173,7 +173,6 @@ def test_scopes_are_shown_with_their_kind() -> None:
     [
         ("delay_ms_max=90s", 90_000),
         ("delay_ms_max=1500", 1_500),
-        ("delay_ms_max=-1", -1),
         ("tick_ms=1s500ms", 1_500),
         ("delayed_delivery=on", True),
         ("delayed_delivery=false", False),

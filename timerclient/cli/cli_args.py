@@ -125,6 +125,32 @@ def token_of(args: argparse.Namespace) -> str | Path | None:
     return given or (Path(args.token_file) if args.token_file else None)
 
 
+CHOICES_SHOWN: Final = 12
+"""Commands that an error lists at most."""
+ALIKE: Final = (
+    ("get", "show", "describe", "list"),
+    ("create", "new", "add", "apply"),
+    ("delete", "remove", "unset"),
+    ("alter", "set"),
+)
+"""Words for one thing, of which a command has one or two."""
+ELSEWHERE: Final = {
+    "get": "timers get",
+    "list": "timers list",
+    "count": "timers count",
+    "story": "timers story",
+    "reschedule": "timers reschedule",
+    "pause": "topics pause",
+    "resume": "topics resume",
+    "seek": "groups seek",
+    "redrive": "deadletters redrive",
+    "purge": "deadletters purge",
+    "up": "local up",
+    "down": "local down",
+}
+"""Commands that stand below a word."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises UsageError, so that one place prints every error."""
 
@@ -151,6 +177,9 @@ class Parser(argparse.ArgumentParser):
             options = [o for o in self._option_string_actions if o.startswith("--")]
             hints = [_like(word.partition("=")[0], options) for word in unknown]
             hint = next(filter(None, hints), "")
+            by_key = self.get_default("by_key")
+            if by_key and by_key != self.prog and {"--key", "--topic"} & {*unknown}:
+                hint = f"; by key: {by_key} --topic TOPIC --key KEY"
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
 
@@ -166,7 +195,11 @@ class Parser(argparse.ArgumentParser):
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += _like(str(value), [*map(str, action.choices or ())])
+            choices = [*map(str, action.choices or ())]
+            named = {value: ELSEWHERE.get(value, "")} if "status" in choices else {}  # of timerctl
+            alike = [each for words in ALIKE if value in words for each in choices if each in words]
+            near = named.get(value) or next(iter(alike), "")
+            error.message += f"; did you mean {near}?" if near else _like(str(value), choices)
             raise
 
     def error(self, message: str) -> NoReturn:
@@ -175,6 +208,11 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: Always.
         """
+        for action in self._actions:
+            names = [*map(str, action.choices or ())]
+            is_missing = message.endswith(f"required: {action.metavar}")
+            if is_missing and 0 < len(names) <= CHOICES_SHOWN:
+                message += f": {', '.join(names)}"
         raise UsageError(message, self.prog)
 
 

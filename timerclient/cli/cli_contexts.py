@@ -28,7 +28,7 @@ class ContextCommands(Commands):
     ) -> None:
         """Add the commands to the parser of `context`."""
         parser.description = f"{parser.description} {PRECEDENCE}"
-        add = self.adding(parser, common)
+        add = self.adding(parser, common, self._list)
         new = add("add", self._add, "keep --endpoints and the files of TLS under a name")
         new.description = (
             "Keep --endpoints and the files of TLS under a name. "

@@ -57,6 +57,7 @@ _OPTIONS: Final = {
     "delay_level": ("--delay-level",),
     "due": ("--due",),
     "due_ms": ("--due-ms", "--due"),
+    "count": ("--next", "--preview"),
     "cron": ("--cron",),
     "end": ("--end",),
     "every": ("--every",),
@@ -69,6 +70,7 @@ _OPTIONS: Final = {
     "max_in_flight": ("--max-in-flight",),
     "max_count": ("--max-count",),
     "offset": ("--offset",),
+    "offsets": ("--offset",),
     "on_conflict": ("--on-conflict",),
     "ordering_key": ("--ordering-key",),
     "priority": ("--priority",),
@@ -160,7 +162,8 @@ def as_typed(error: TimerError | UsageError, args: argparse.Namespace) -> str:
     if error.field == "timer_id":
         return re.sub(r"^timer_id = ", "ID = ", text) + _by_key(args)
     for option in _OPTIONS.get(error.field, ()):
-        value = getattr(args, option[2:].replace("-", "_"), None)
+        dest = "offsets" if error.field == "offsets" else option[2:].replace("-", "_")
+        value = getattr(args, dest, None)
         if isinstance(value, timedelta):
             return f"{option} = {duration_text(value)}: {_as_durations(error)}"
         if value is not None:

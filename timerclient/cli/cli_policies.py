@@ -212,7 +212,9 @@ def field_value(text: str) -> tuple[str, Any]:
 
 def _milliseconds(name: str, text: str) -> int:
     """Return the milliseconds of "90s", or of a bare number of milliseconds."""
-    if re.fullmatch(r"-?\d+", text):
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{name} = {text!r}: must not be negative")
+    if re.fullmatch(r"\d+", text):
         return int(text)
     if re.fullmatch(r"\d+\.\d+", text):  # `duration` would take it for seconds
         limit = "must be a whole number of ms, or have a unit, such as 90s"
@@ -224,7 +226,9 @@ def _milliseconds(name: str, text: str) -> int:
 
 
 def _size(name: str, text: str) -> int:
-    found = re.fullmatch(r"(-?\d+)(KiB|MiB|GiB|)", text)
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(f"{name} = {text!r}: must not be negative")
+    found = re.fullmatch(r"(\d+)(KiB|MiB|GiB|)", text)
     if not found:
         raise argparse.ArgumentTypeError(f"{name} = {text!r}: write 4096, 64KiB or 1MiB")
     return int(found[1]) * _SIZES[found[2]]

@@ -37,7 +37,8 @@ class ProducerCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `producers`."""
-        add = self.adding(parser, common)
+        add = self.adding(parser, common, self._list)
+        parser.set_defaults(limit=LIMIT)
         listing = add("list", self._list, "show the producers, last used first")
         listing.add_argument(
             "--limit", metavar="N", type=int, default=LIMIT, help=f"default: {LIMIT}"

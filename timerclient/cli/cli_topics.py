@@ -163,7 +163,7 @@ class NamespaceCommands(Commands):
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
     ) -> None:
         """Add the commands to the parser of `namespaces`."""
-        add = self.adding(parser, common)
+        add = self.adding(parser, common, self._list)
         add("list", self._list, "show the namespaces that have a topic or a policy")
         one = add("describe", self._describe, "show one namespace")
         delete = add("delete", self._delete, "delete a namespace's topics and policy")

@@ -122,6 +122,7 @@ async def _serve(worker: "Worker", args: argparse.Namespace) -> None:
             except OSError as error:
                 raise UsageError(f"--port {args.port} on {args.host}: {error.strerror}") from error
             LOG.info("http port: %s:%d", args.host, port.port)
+        _ = worker.app.client  # a wrong URL ends the worker here
         names = ", ".join(each.handler.name for each in worker.runners)
         LOG.info("worker started: %s", names)
         await worker.run()
