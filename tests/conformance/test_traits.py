@@ -80,5 +80,5 @@ def test_traits_have_limits(world: World, topic: str) -> None:
         client.schedule(topic, b"x", ordering_key="k" * 1025)
     with pytest.raises(InvalidRequest, match="the name of a header must not be empty"):
         client.schedule(topic, b"x", headers={"": "9k"})
-    with pytest.raises(InvalidRequest, match="priorities = '2 values': give none, or 3"):
+    with pytest.raises(InvalidRequest, match="priorities = 2 values: give none, or 3"):
         client.schedule_batch(topic, [b"x"] * 3, priorities=[1, 2])

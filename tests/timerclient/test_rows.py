@@ -139,7 +139,7 @@ def test_batch_of_unequal_or_wrong_columns_is_refused(
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        ({"payloads": [b"a", b"b", "c"]}, "payload[2] = 'str of 1': must be bytes"),
+        ({"payloads": [b"a", b"b", "c"]}, "payload[2] = str of 1: must be bytes"),
         ({"delay": [1, 2, -3]}, "delay[2] = -3: must be 0 to"),
         ({"due_ms": [10**12, 10**12, 10**9]}, "due_ms[2] = 1000000000: must be Unix milliseconds"),
         ({"keys": ["a", None, 5]}, "keys[2] = 5: must be str"),

@@ -490,23 +490,27 @@ async def test_one_text_is_no_list_of_keys(
 @pytest.mark.parametrize(
     ("call", "options", "text"),
     [
-        ("schedule_all", {"timers": [b"x"]}, "timers[0] = 'bytes of 1': must be a NewTimer"),
-        ("schedule_all", {"timers": 5}, "timers = 'int': must be a sequence"),
+        ("schedule_all", {"timers": [b"x"]}, "timers[0] = bytes of 1: must be a NewTimer"),
+        ("schedule_all", {"timers": 5}, "timers = int: must be a sequence"),
         (
             "schedule_all",
             {"timers": [NewTimer("a", json=1, headers=["b"])]},  # type: ignore[arg-type]
-            "timers[0].headers = 'list'",
+            "timers[0].headers = list",
         ),
         (
             "schedule",
             {"topic": "a", "json": 1, "headers": ["b"]},
-            "headers = 'list': must be a map",
+            "headers = list: must be a map",
         ),
-        ("schedule", {"topic": "a", "json": 1, "headers": "b"}, "headers = 'str of 1': must be a"),
-        ("schedule_batch", {"topic": "a", "payloads": 5}, "payloads = 'int': must be a sequence"),
-        ("schedule_batch", {"topic": "a", "payloads": [b""], "headers": 5}, "headers = 'int'"),
-        ("schedule_batch", {"topic": "a", "payloads": [b""], "keys": 5}, "keys = 'int'"),
-        ("create_series", {"topic": "a", "key": "k", "json": 1, "headers": ["b"]}, "headers = 'l"),
+        ("schedule", {"topic": "a", "json": 1, "headers": "b"}, "headers = str of 1: must be a"),
+        ("schedule_batch", {"topic": "a", "payloads": 5}, "payloads = int: must be a sequence"),
+        ("schedule_batch", {"topic": "a", "payloads": [b""], "headers": 5}, "headers = int"),
+        ("schedule_batch", {"topic": "a", "payloads": [b""], "keys": 5}, "keys = int"),
+        (
+            "create_series",
+            {"topic": "a", "key": "k", "json": 1, "headers": ["b"]},
+            "headers = list",
+        ),
     ],
 )
 async def test_arguments_of_another_type_are_named(

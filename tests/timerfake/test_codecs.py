@@ -102,17 +102,17 @@ for _ in range(100_000):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({}, "payload = None: give bytes, or a value as `json`"),
-        ({"payload": b"", "json": 1}, "json = 'int': give `payload` or `json`, not both"),
-        ({"json": {1, 2}}, "json = 'set': must have a form as application/json: TypeError: Object"),
-        ({"json": float("nan")}, "json = 'float': must have a form as application/json: ValueErr"),
+        ({}, "payload: give bytes, or a value as `json`"),
+        ({"payload": b"", "json": 1}, "json = int: give `payload` or `json`, not both"),
+        ({"json": {1, 2}}, "json = set: must have a form as application/json: TypeError: Object"),
+        ({"json": float("nan")}, "json = float: must have a form as application/json: ValueErr"),
         ({"json": CIRCLE}, "ValueError: Circular"),
         ({"json": DEEP}, "RecursionError"),
         ({"json": "\ud800"}, "UnicodeEncodeError"),
-        ({"payload": EncodedValue(["x"], NUMBERS)}, "payload = 'list': must have a form as appl"),
+        ({"payload": EncodedValue(["x"], NUMBERS)}, "payload = list: must have a form as appl"),
         (
             {"payload": {"a": 1}},
-            "'dict': must be bytes; encode text first, or give a value as `json`",
+            "= dict: must be bytes; encode text first, or give a value as `json`",
         ),
     ],
 )

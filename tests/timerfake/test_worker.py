@@ -366,10 +366,10 @@ async def test_worker_of_another_version_changes_the_settings_of_the_group(
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({}, "arguments = '': Shop.__init__.<locals>.cancel_unpaid also needs order_id"),
-        ({"order_id": "1"}, "order_id = 'str': Shop.__init__.<locals>.cancel_unpaid takes int"),
-        ({"order_id": True}, "order_id = 'bool': "),
-        ({"order_id": 1, "dealy": 3}, "arguments = 'dealy': .* it has: order_id, reason"),
+        ({}, "order_id: Shop.__init__.<locals>.cancel_unpaid needs this argument"),
+        ({"order_id": "1"}, "order_id = str: Shop.__init__.<locals>.cancel_unpaid takes int"),
+        ({"order_id": True}, "order_id = bool: "),
+        ({"order_id": 1, "dealy": 3}, "dealy: .* it has: order_id, reason"),
         ({"order_id": 1, "delay": -1}, "delay = -1: must be 0 to"),
     ],
 )

@@ -404,11 +404,11 @@ def test_wrong_columns_and_options_are_named(
 def test_nulls_and_values_out_of_range_are_named(cluster: str, topic: str) -> None:
     writer: Any = source(cluster, topic).writer(kinds("payload", "delay"), False)
     for row, message in (((None, 1.0), "payload"), ((b"", None), "delay"), ((b"", -1.0), "delay")):
-        with pytest.raises(InvalidRequest, match=f"{message}( = -1.*)?: "):
+        with pytest.raises(InvalidRequest, match=f"{message}( = .*)?: "):
             writer.write(iter([batch(payload=[row[0]], delay=[row[1]])]))
     nulls = batch(payload=[b""], delay=[1.0], headers=[[("a", None)]])
     keyed: Any = source(cluster, topic).writer(kinds("payload", "delay", "headers"), False)
-    with pytest.raises(InvalidRequest, match="headers = None: no value may be null"):
+    with pytest.raises(InvalidRequest, match="headers: no value may be null"):
         keyed.write(iter([nulls]))
     with pytest.raises(InvalidRequest, match="append"):
         source(cluster, topic).writer(kinds("payload", "delay"), True)

@@ -102,7 +102,7 @@ def make_row(  # noqa: PLR0913 -- the arguments of one call
         row.priority = rows.priority(priority)
     if row.size > rows.REQUEST_SIZE_MAX:
         limit = f"at most {rows.REQUEST_SIZE_MAX} bytes"
-        raise InvalidRequest.of("payload", f"{len(payload)} bytes", limit)
+        raise InvalidRequest.of("payload", rows.kind_of(payload), limit)
     return row
 
 
@@ -116,7 +116,7 @@ def encode_together(timers: Iterable[NewTimer], on_conflict: OnConflict) -> tupl
     given = enumerate(rows.listed("timers", timers))
     made = [_nth_row(at, each, on_conflict) for at, each in given]
     if not made:
-        raise InvalidRequest.of("timers", "none", "give at least one")
+        raise InvalidRequest.of("timers", None, "give at least one")
     body, order = encode_rows(made, mode)
     return rows.checked(body), order
 

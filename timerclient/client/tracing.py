@@ -80,7 +80,7 @@ class Tracing:
         """
         each = (messages,) if isinstance(messages, Message) else messages
         if not len(each):
-            raise InvalidRequest.of("messages", "none", "give at least one")
+            raise InvalidRequest.of("messages", None, "give at least one")
         around = self._trace.set_span_in_context(self._deliver(each))
         kind, attributes = (
             self._trace.SpanKind.CONSUMER,

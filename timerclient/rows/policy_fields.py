@@ -32,7 +32,7 @@ def altered(namespace: str | None, topic: str | None, *, cluster: bool) -> pb.Po
     given = [topic is not None, namespace is not None, cluster].count(True)
     if given != 1:
         limit = "give exactly one of topic=, namespace= and cluster=True"
-        raise InvalidRequest.of("scope", f"{given} of them", limit)
+        raise InvalidRequest.of("scope", None, limit)
     return scope(namespace, topic)
 
 

@@ -25,7 +25,7 @@ from google.protobuf.message import Message
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.codecs import NO_VALUE, Payload
-from timerclient.values.errors import InvalidRequest
+from timerclient.values.errors import Described, InvalidRequest
 
 DUE_MS_MAX: Final = (1 << 48) - 1
 SECONDS: Final = range(10**9, 10**10)
@@ -514,7 +514,7 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
     columns |= {"ordering_keys": orders, "priorities": levels}
     for name, column in columns.items():
         if len(column) not in (0, n):
-            raise InvalidRequest.of(name, f"{len(column)} values", f"give none, or {n}")
+            raise InvalidRequest.of(name, Described(f"{len(column)} values"), f"give none, or {n}")
     check_keyed(request.on_conflict, key_list or [b""])
     _write_optional(to, key_list, header_list)
     _write_traits(to, orders, levels)
@@ -547,7 +547,9 @@ def checked(body: bytes) -> bytes:
         InvalidRequest: It is too large.
     """
     if len(body) > REQUEST_SIZE_MAX:
-        raise InvalidRequest.of("request", f"{len(body)} bytes", f"at most {REQUEST_SIZE_MAX}")
+        raise InvalidRequest.of(
+            "request", Described(f"{len(body)} bytes"), f"at most {REQUEST_SIZE_MAX}"
+        )
     return body
 
 
@@ -567,7 +569,7 @@ def payload_bytes(payload: Any, hint: str = ", or give a value as `json`") -> by
 def kind_of(value: object) -> str:
     """Return the type and size of a value, for an error that must not show the value."""
     size = f" of {len(value)}" if isinstance(value, str | bytes | bytearray) else ""
-    return f"{type(value).__name__}{size}"
+    return Described(f"{type(value).__name__}{size}")
 
 
 def _write_payloads(to: pb.TimerColumns, payloads: Any) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
 
-from timerclient.values.errors import InvalidRequest, UndecodablePayload
+from timerclient.values.errors import Described, InvalidRequest, UndecodablePayload
 
 CONTENT_TYPE: Final = "content-type"
 """The header that names the codec of a payload."""
@@ -85,10 +85,12 @@ class EncodedValue:
             payload: object = self.codec.encode(self.value)
         except Exception as error:
             limit = f"must have a form as {self.codec.content_type}: {reason_of(error)}"
-            raise InvalidRequest.of(self.field, type(self.value).__name__, limit) from error
+            raise InvalidRequest.of(
+                self.field, Described(type(self.value).__name__), limit
+            ) from error
         if not isinstance(payload, bytes):
             limit = f"the codec must return bytes, not {type(payload).__name__}"
-            raise InvalidRequest.of(self.field, type(self.value).__name__, limit)
+            raise InvalidRequest.of(self.field, Described(type(self.value).__name__), limit)
         return payload
 
     def headers(self, given: Any) -> Mapping[str, str]:
@@ -115,7 +117,8 @@ def payload_of(payload: Payload | None, json: Any) -> Payload:
             raise InvalidRequest.of("payload", None, "give bytes, or a value as `json`")
         return payload
     if payload is not None:
-        raise InvalidRequest.of("json", type(json).__name__, "give `payload` or `json`, not both")
+        limit = "give `payload` or `json`, not both"
+        raise InvalidRequest.of("json", Described(type(json).__name__), limit)
     return EncodedValue(json, JSON, "json")
 
 

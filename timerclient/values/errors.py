@@ -60,6 +60,13 @@ class TimerError(Exception):
     """Of a call that sends several requests: the least that was done before one failed."""
 
 
+class Described(str):
+    """A description of a value, which an error shows without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 class InvalidRequest(TimerError, ValueError):
     """The request exceeds a documented limit."""
 
@@ -70,7 +77,7 @@ class InvalidRequest(TimerError, ValueError):
     @classmethod
     def of(cls, field: str, value: object, limit: str) -> "InvalidRequest":
         """Return the error of a value that is rejected before anything is sent."""
-        error = cls(f"{field} = {value!r}: {limit}")
+        error = cls(f"{field}: {limit}" if value is None else f"{field} = {value!r}: {limit}")
         error.field, error.limit = field, limit
         return error
 
@@ -99,7 +106,7 @@ class NotPending(NotFound):
     def of(cls, name: str, result: RescheduleResult, replaced_by: str | None) -> "NotPending":
         """Return the error of a timer that can't be rescheduled."""
         instead = f"; it was rescheduled as {replaced_by}" if replaced_by else ""
-        error = cls(f"timer {name}: {result.name}{instead}")
+        error = cls(f"timer {name} is not pending: {result.name}{instead}")
         error.result, error.replaced_by = result, replaced_by
         return error
 

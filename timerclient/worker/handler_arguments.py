@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, Union
 
-from timerclient.values.errors import InvalidRequest
+from timerclient.values.errors import Described, InvalidRequest
 
 OPTIONS: Final = (
     "key",
@@ -60,20 +60,19 @@ class HandlerArguments:
         """
         if not isinstance(arguments, dict):
             limit = f"must be an object with the arguments of {self._name}"
-            raise InvalidRequest.of("payload", type(arguments).__name__, limit)
+            raise InvalidRequest.of("payload", Described(type(arguments).__name__), limit)
         for name in arguments:
             if name not in self._parameters:
                 known = ", ".join(self._parameters) or "none"
                 limit = f"{self._name} has no such argument; it has: {known}"
-                raise InvalidRequest.of("arguments", str(name), limit)
+                raise InvalidRequest.of(str(name), None, limit)
         for name in sorted(self._required - arguments.keys()):
-            limit = f"{self._name} also needs {name}"
-            raise InvalidRequest.of("arguments", ", ".join(map(str, arguments)), limit)
+            raise InvalidRequest.of(name, None, f"{self._name} needs this argument")
         for name, value in arguments.items():
             wanted = self._annotations().get(name, Any)
             if not fits(value, wanted):
                 limit = f"{self._name} takes {inspect.formatannotation(wanted)}"
-                raise InvalidRequest.of(name, type(value).__name__, limit)
+                raise InvalidRequest.of(name, Described(type(value).__name__), limit)
         return arguments
 
     def _annotations(self) -> Mapping[str, Any]:
