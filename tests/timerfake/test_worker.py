@@ -208,6 +208,26 @@ def test_failure_in_a_task_group_is_named_by_the_first_exception_in_it(
     assert [each.headers["dead-letter-detail"] for each in letters] == texts
 
 
+def test_an_app_can_keep_the_texts_of_exceptions_out_of_dead_letters(timer_app: Run) -> None:
+    app = TimerApp(send_errors=False)
+
+    @app.timer("orders", group="billing", retry=Backoff(1, attempts=1))
+    def bill(order: int) -> None:
+        raise Reject("no such order") if order else ValueError("password=4711")
+
+    timers = timer_app(app)
+    for order in (0, 1):
+        bill.schedule_sync(order=order)
+        timers.advance(0)
+    assert [str(each) for each in timers.errors] == ["password=4711", "no such order"]
+    with timers.cluster.client() as client:
+        letters = client.peek(LETTERS).messages
+    assert [each.headers["dead-letter-detail"] for each in letters] == [
+        "ValueError",
+        "no such order",
+    ]
+
+
 def test_handler_chooses_the_pause_before_its_next_attempt(timer_app: Run) -> None:
     shop = Shop()
     timers = timer_app(shop.app)

@@ -200,7 +200,7 @@ class HandlerRunner:
         pause_s = None if self._paces is None else self._paces.delay_s(message.failures)
         if isinstance(error, Retry):
             pause_s = error.delay_s
-        self._nack(message, pause_s, failure_text(error))
+        self._nack(message, pause_s, failure_text(error, with_text=self.handler.app.send_errors))
         self._log(outcome, message, error)
         return outcome
 

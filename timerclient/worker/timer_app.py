@@ -212,6 +212,8 @@ class TimerApp:
         url: timers://HOST:PORT,… or timers+tls://…. None: $TIMERS_URL when a client is made.
         codec: Of the arguments; it must encode a dict. All processes need the same.
         on_error: Called in a worker with each error of a handler; all are also logged.
+        send_errors: Dead letters have the text of the last exception. False: only its type, because
+            texts may have secrets. The text of a `Reject` is always sent.
         options: Further options of the clients, such as `timeout` or `on_event`.
     """
 
@@ -221,11 +223,13 @@ class TimerApp:
         *,
         codec: Codec = JSON,
         on_error: OnHandlerError | None = None,
+        send_errors: bool = True,
         **options: Any,
     ) -> None:
         self.connection = AppConnection(url, options)
         self.codec = codec
         self.on_error = on_error
+        self.send_errors = send_errors
         self.handlers: list[TimerHandler[..., Any]] = []
         self._lock = threading.Lock()
         self._clients: weakref.WeakKeyDictionary[Any, AsyncTimerClient] = (
