@@ -42,15 +42,9 @@ from chaos.audit.rules import (
     topic_rules,
     verdict,
 )
-from chaos.audit.rules import (
-    file_rules as files,
-)
-from chaos.audit.rules import (
-    late_deliveries as delivered,
-)
-from chaos.audit.rules import (
-    late_firing as late,
-)
+from chaos.audit.rules import file_rules as files
+from chaos.audit.rules import late_deliveries as delivered
+from chaos.audit.rules import late_firing as late
 from chaos.audit.rules.fault_windows import Fault, phases, windows
 from chaos.audit.rules.findings import OFFENDERS_MAX, Findings
 from chaos.history import flat, history

@@ -45,6 +45,8 @@ def spark_session(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         builder = builder.master(master or "local[*]").config(map=_local(quick=quick))
     session = builder.config(map={**settings}).getOrCreate()
+    for each in _NAMED:
+        setattr(session._jvm, each, getattr(session._jvm, each))  # noqa: SLF001
     timerspark.register(session)
     return session
 
@@ -74,6 +76,8 @@ def _submitted() -> bool:
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
+_NAMED: Final = ("PythonUtils", "functions", "org.apache.spark.sql.functions")
+"""Classes that pyspark requests by name for each column, and that Java then searches for again."""
 _ALWAYS: Final[dict[str, bool | float | int | str | None]] = {
     # A line of a history may hold thousands of rows: Spark's 4,096 lines a batch are gigabytes.
     "spark.sql.execution.arrow.maxBytesPerBatch": "64m",
