@@ -1,1 +1,1 @@
-"""TODO door."""
+"""Tests of chaos/: the simulator, the suite, the workloads and the audit."""
