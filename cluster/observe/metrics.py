@@ -135,6 +135,9 @@ class Levels:
     pending: int = 0
     producers: int = 0
     """Registered producers."""
+    request_ids: int = 0
+    request_id_timers: int = 0
+    """Timers in the remembered answers to requests with an id."""
     held: int = 0
     ready: int = 0
     """Fired messages that at least one group has not acked."""
@@ -193,6 +196,8 @@ _GAUGES: Final = {
     "applied_index": "Index of the last entry that this node has applied",
     "pending": "Timers scheduled, and not fired, cancelled or dropped",
     "producers": "Registered producers",
+    "request_ids": "Ids of requests that are remembered, of at most 131,072",
+    "request_id_timers": "Timers of the requests whose ids are remembered, of at most 1,048,576",
     "held": "Pending timers that are overdue because their topic is paused",
     "ready": "Messages that fired and that some group has not acked",
     "leased": "Messages that consumers hold under a lease",

@@ -351,6 +351,8 @@ class NodeState(TopicView):
             dropped=machine.counts.dropped,
             pending=machine.counts.pending,
             producers=len(machine.producers),
+            request_ids=len(machine.requests),
+            request_id_timers=machine.requests.rows,
             expired=self._host.totals.expired,
             held=machine.store.held,
             ready=self._host.totals.ready,

@@ -116,8 +116,15 @@ def test_a_follower_takes_rows(cluster: Running, topic: str) -> None:
     request = pb.ScheduleTimerRequest(
         topic=topic, payload=b"paid", key="k", headers={"a": "b"}, request_id=topic
     )
+    names = ("timer_request_ids", "timer_request_id_timers")
+
+    def remembered() -> list[float]:
+        return [cluster.metric(cluster.wait_for_leader(), name) for name in names]
+
+    before = remembered()
     answer = timers.ScheduleTimer(request, timeout=RPC_S)
     again = timers.ScheduleTimer(request, timeout=RPC_S)
+    assert remembered() == [each + 1 for each in before]
     assert (answer.duplicate, again.duplicate) == (False, True)
     assert (again.timer_id, again.due) == (answer.timer_id, answer.due)
     request.request_id, request.due.seconds = "", 1 << 62
