@@ -7,6 +7,7 @@ import pytest
 
 from tests.timerclient.conftest import Ctl
 from timerclient import InvalidRequest, TimerApp, Worker
+from timerclient.cli import timerctl
 from timerclient.cli.cli_args import UsageError
 from timerclient.cli.cli_errors import USAGE
 from timerclient.cli.cli_worker import chosen_handlers
@@ -69,6 +70,18 @@ def test_worker_that_can_not_start_says_why(
     assert text.format(tmp_path) in err
     assert "Traceback" not in err
     assert "worker started" not in caplog.text
+
+
+def test_help_names_the_variables_that_count_beside_a_url(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        timerctl.main(["worker", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for name in ("URL", *(f"TLS_{each}" for each in ("CA", "CERT", "KEY", "SERVER_NAME")), "TOKEN"):
+        assert f"$TIMERS_{name}" in text
+    assert "default if the app's URL does not count: $TIMERCTL_TLS_CA" in text
+    assert "default: $TIMERCTL" not in text
 
 
 def test_worker_runs_the_handlers_of_the_topics_and_groups_that_are_named() -> None:

@@ -44,7 +44,7 @@ async def port(store: CertificateStore) -> AsyncIterator[Callable[[bool], int]]:
 @pytest.mark.parametrize(
     ("secure", "ca", "hint"),
     [
-        (True, None, "if it has TLS, the client needs a valid certificate"),
+        (True, None, r"if it has TLS, .*a valid certificate .*timers\+tls:// with TIMERS_TLS_CA"),
         (False, "ca", "this port speaks no TLS"),
         (True, "client-ca", "the node's certificate does not fit the client's `ca`"),
     ],

@@ -58,16 +58,18 @@ def variable_of(option: str) -> str:
     return f"TIMERCTL_{option.upper().replace('-', '_')}"
 
 
-def add_connection(parser: argparse._ActionsContainer, default: str | None) -> None:
+def add_connection(
+    parser: argparse._ActionsContainer, default: str | None, absent: str = "default"
+) -> None:
     """Add the options of the connection. `default`: of all: None or SUPPRESS.
 
-    The function `apply_context` gives the absent ones a value.
+    The function `apply_context` gives the absent ones a value. `absent`: introduces it in the help.
     """
     parser.add_argument(
         "--endpoints",
         metavar="HOST:PORT,...",
         default=default,
-        help=f"gRPC addresses of some nodes; default: ${ENDPOINTS_VARIABLE}, else the context's, "
+        help=f"gRPC addresses of some nodes; {absent}: ${ENDPOINTS_VARIABLE}, else the context's, "
         f"else {DEFAULT_ENDPOINTS}",
     )
     for name, text in TLS_OPTIONS:
@@ -75,13 +77,13 @@ def add_connection(parser: argparse._ActionsContainer, default: str | None) -> N
             f"--tls-{name}",
             metavar="NAME" if name == "server-name" else "FILE",
             default=default,
-            help=f"{text}; default: ${variable_of(f'tls-{name}')}, else the context's",
+            help=f"{text}; {absent}: ${variable_of(f'tls-{name}')}, else the context's",
         )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
         default=default,
-        help=f"file with your bearer token, in place of a certificate; default: ${TOKEN_VARIABLE} "
+        help=f"file with your bearer token, in place of a certificate; {absent}: ${TOKEN_VARIABLE} "
         f"(the token itself), else ${variable_of('token-file')}, else the context's",
     )
     parser.add_argument(
@@ -89,7 +91,7 @@ def add_connection(parser: argparse._ActionsContainer, default: str | None) -> N
         metavar="NAME",
         default=default,
         help="settings kept by `timerctl context add`; none: no context; "
-        f"default: ${variable_of('context')}, else that of `timerctl context use`",
+        f"{absent}: ${variable_of('context')}, else that of `timerctl context use`",
     )
 
 

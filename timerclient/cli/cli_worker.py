@@ -12,13 +12,14 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
 from timerclient.cli.contexts import SETTINGS, apply_context
+from timerclient.values import cluster_url
 from timerclient.values.errors import TimerError
 
 if TYPE_CHECKING:
@@ -39,8 +40,11 @@ class WorkerCommands(Commands):
         """Add the arguments."""
         del common
         parser.description = (
-            f"{parser.description} The app's URL, or $TIMERS_URL, names the cluster: only options "
-            "of this command line replace it. Example: timerctl worker myapp:app --port 9100"
+            f"{parser.description} The app's URL, or ${cluster_url.VARIABLE}, names the cluster. "
+            f"A URL that begins with {cluster_url.SECURE} takes the files that it does not name "
+            f"from {_listed(cluster_url.VARIABLE_OF.values())}, or the token itself from "
+            f"${cluster_url.TOKEN}. The URL does not count if this command line has an option of "
+            "the connection. Example: timerctl worker myapp:app --port 9100"
         )
         parser.add_argument("app", metavar="MODULE:NAME", help="a TimerApp, such as myapp:app")
         for name, what in (("topic", "topics"), ("group", "groups")):
@@ -105,6 +109,11 @@ class WorkerCommands(Commands):
             logging.shutdown()
             os._exit(CUT_OFF)  # threads of handlers that were cut off would hold the process
         return 0
+
+
+def _listed(variables: Iterable[str]) -> str:
+    *others, last = (f"${name}" for name in variables)
+    return f"{', '.join(others)} and {last}"
 
 
 async def _serve(worker: "Worker", args: argparse.Namespace) -> None:

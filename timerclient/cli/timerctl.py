@@ -228,8 +228,16 @@ def own_parser() -> MainParser:
     parser.commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=LateParser
     )
-    common = LateParser(_fill_common, add_help=False, argument_default=argparse.SUPPRESS)
+    shared, of_worker = (
+        LateParser(
+            partial(_add_common, inner=True, absent=absent),
+            add_help=False,
+            argument_default=argparse.SUPPRESS,
+        )
+        for absent in ("default", "default if the app's URL does not count")
+    )
     for name, text in _COMMANDS.items():
+        common = of_worker if name == "worker" else shared
         parser.commands.add_parser(
             name,
             parents=[common],
@@ -248,21 +256,20 @@ def _fill(name: str, common: argparse.ArgumentParser, parser: argparse.ArgumentP
     getattr(made, f"register_{name.replace('-', '_')}")(parser, common)
 
 
-def _fill_common(parser: argparse.ArgumentParser) -> None:
-    _add_common(parser, inner=True)
+def _add_common(parser: argparse.ArgumentParser, *, inner: bool, absent: str = "default") -> None:
+    """Add the options of every command. `inner`: absent ones keep the outer parser's values.
 
-
-def _add_common(parser: argparse.ArgumentParser, *, inner: bool) -> None:
-    """Add the options of every command. `inner`: absent ones keep the outer parser's values."""
-    absent = argparse.SUPPRESS if inner else None
+    `absent`: introduces the values of the connection's absent options in the help.
+    """
+    default = argparse.SUPPRESS if inner else None
     group = parser.add_argument_group("connection and output")
-    add_connection(group, absent)
-    add_output(group, absent or "table")
+    add_connection(group, default, absent)
+    add_output(group, default or "table")
     group.add_argument(
         "--timeout",
         metavar="DURATION",
         type=duration,
-        default=absent or timedelta(seconds=10),
+        default=default or timedelta(seconds=10),
         help="time of one request, failovers included; default: 10s",
     )
 

@@ -21,14 +21,15 @@ from timerclient.values.errors import InvalidRequest
 VARIABLE: Final = "TIMERS_URL"
 PLAIN: Final = "timers://"
 SECURE: Final = "timers+tls://"
-_VARIABLE_OF: Final = {
+VARIABLE_OF: Final = {
     "ca": "TIMERS_TLS_CA",
     "cert": "TIMERS_TLS_CERT",
     "key": "TIMERS_TLS_KEY",
     "server_name": "TIMERS_TLS_SERVER_NAME",
     "token_file": "TIMERS_TOKEN_FILE",
 }
-_TOKEN: Final = "TIMERS_TOKEN"  # noqa: S105 -- a name
+"""Parameter of a URL -> the variable that replaces an absent one."""
+TOKEN: Final = "TIMERS_TOKEN"  # noqa: S105 -- a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,20 @@ class ClusterUrl:
             raise InvalidRequest.of("url", url, limit)
         addresses, _, query = url.removeprefix(scheme).partition("?")
         if "@" in addresses:
-            limit = f"has no user and no token: set {_TOKEN}, or name a token_file"
+            limit = f"has no user and no token: set {TOKEN}, or name a token_file"
             raise InvalidRequest.of("url", "(not shown)", limit)
         addresses = addresses.rstrip("/")
         given = dict(parse_qsl(query, keep_blank_values=True))
-        known = _VARIABLE_OF if scheme == SECURE else {}
+        known = VARIABLE_OF if scheme == SECURE else {}
         for name in given:
             if name not in known:
-                limit = f"the parameters of {SECURE} are {', '.join(_VARIABLE_OF)}"
+                limit = f"the parameters of {SECURE} are {', '.join(VARIABLE_OF)}"
                 raise InvalidRequest.of("url", f"…?{name}=", limit)
         if scheme == PLAIN:
             return cls(addresses)
         found = {name: given.get(name) or environ.get(of, "") for name, of in known.items()}
         if not found["ca"]:
-            limit = f"TLS needs the nodes' authorities: ?ca=FILE, or {_VARIABLE_OF['ca']}"
+            limit = f"TLS needs the nodes' authorities: ?ca=FILE, or {VARIABLE_OF['ca']}"
             raise InvalidRequest.of("url", f"{SECURE}{addresses}", limit)
         tls = ClientTls(
             ca=found["ca"],
@@ -78,8 +79,8 @@ class ClusterUrl:
 
 
 def _token(given: Mapping[str, str], environ: Mapping[str, str], file: str) -> str | Path | None:
-    if "token_file" not in given and environ.get(_TOKEN):
-        return environ[_TOKEN]
+    if "token_file" not in given and environ.get(TOKEN):
+        return environ[TOKEN]
     return Path(file) if file else None
 
 

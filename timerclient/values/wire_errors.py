@@ -65,8 +65,9 @@ _HINTS: Final = {
     "WRONG_VERSION_NUMBER": "this port speaks no TLS: leave out the certificates",
     "CERTIFICATE_VERIFY_FAILED": "the node's certificate does not fit the client's `ca`",
     "failed to connect to all addresses; last error: UNAVAILABLE": (
-        "the node closed the new connection: if it has TLS, the client needs a valid certificate of"
-        " its cluster: ClientTls(...), or timerctl --tls-ca, --tls-cert and --tls-key"
+        "the node closed the connection: if it has TLS, the client needs a valid certificate of"
+        " its cluster: timers+tls:// with TIMERS_TLS_CA, TIMERS_TLS_CERT and TIMERS_TLS_KEY,"
+        " ClientTls(...), or timerctl --tls-ca, --tls-cert and --tls-key"
     ),
 }
 """Part of gRPC's message about a connection -> the probable cause. The first that fits counts."""
