@@ -28,7 +28,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -36,7 +36,7 @@ from typing import BinaryIO, Final, Protocol
 import grpc
 
 from deploy import local_tls
-from deploy.local_removal import remove_files
+from deploy.local_removal import IDENTITY, present, remove_files
 from replication.core.quorum import VOTERS_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
@@ -286,12 +286,17 @@ class LocalCluster:
         """Start the named nodes, or all, without waiting; return their names, and which ran before.
 
         Raises:
-            LaunchError: a port is in use, or a name is unknown. No file was written. Or
-                cluster.json can't be written. Nodes before that one were started.
+            LaunchError: a port is in use, or a name is unknown. No file was written. Or the first
+                data directory of a new cluster can't be made. No file is left. Or cluster.json
+                can't be written. Nodes before that one were started.
         """
-        with self._lock():
+        before = present(self.directory)
+        planned: dict[str, LocalNode] = {}
+        with self._lock(), contextlib.ExitStack() as failed:
             known = self.nodes
-            planned = known or self._plan()
+            if not known:
+                failed.callback(self._remove_unformatted, planned, before)
+            planned.update(known or self._plan())
             wanted = [*dict.fromkeys(names)] or [*planned]
             for name in wanted:
                 self._check_name(name, planned)
@@ -304,7 +309,19 @@ class LocalCluster:
             for name in wanted:
                 if name not in running:
                     self._spawn(self._node(name))
+            failed.pop_all()
         return wanted, running
+
+    def _remove_unformatted(
+        self, planned: Mapping[str, LocalNode], before: Collection[Path]
+    ) -> None:
+        """Remove the new files of a cluster of which no node has a data directory yet.
+
+        The next `start` then makes another cluster, with its own options. `before` stays.
+        """
+        nodes = [(node.name, node.data) for node in planned.values()]
+        if not any((self.directory / data / IDENTITY).exists() for _, data in nodes):
+            remove_files(self.directory, nodes, keep=before)
 
     def restart(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Start one node again on its ports; see `start`."""
@@ -389,7 +406,7 @@ class LocalCluster:
         log, config = self._log_path(node.name), self._config_path(node)
         log.parent.mkdir(exist_ok=True)
         data = self.directory / node.data
-        if not (data / "identity.json").exists():
+        if not (data / IDENTITY).exists():
             self._format(node, *(["--learner"] if self._lost_its_disk(node) else []))
         with log.open("ab") as out:
             words = [*self._host(node.name).inside, *self._program, "--config", str(config)]
@@ -410,7 +427,7 @@ class LocalCluster:
         A founding voter without its promise and its log is unsafe: it restarts as a learner.
         """
         others = [self.directory / each.data for each in self.nodes.values() if each != node]
-        return node.pid != 0 and any((other / "identity.json").exists() for other in others)
+        return node.pid != 0 and any((other / IDENTITY).exists() for other in others)
 
     def _launch(self, _: str, words: Sequence[str], log: BinaryIO) -> Process:
         """Start a node's program in its own session: it survives this terminal and its Ctrl-C."""

@@ -130,6 +130,21 @@ def test_port_of_another_process_is_named_before_anything_starts(tmp_path: Path)
     assert not [*tmp_path.rglob("*.toml")]
 
 
+@pytest.mark.parametrize("existed", [False, True])
+def test_first_start_without_a_data_directory_leaves_nothing(
+    tmp_path: Path, *, existed: bool
+) -> None:
+    mine = tmp_path / "d/certs/mine.txt"
+    if existed:
+        mine.parent.mkdir(parents=True)
+        mine.write_text("stays")
+    cluster = LocalCluster(tmp_path / "d", program=(sys.executable, "-c", "exit('no numpy')"))
+    with pytest.raises(LaunchError, match="timerd init of n1 failed:\nno numpy"):
+        cluster.start()
+    files = [each for each in tmp_path.rglob("*") if not each.is_dir()]
+    assert (files, (tmp_path / "d").exists()) == ([mine] if existed else [], existed)
+
+
 def test_node_of_another_cluster_at_the_same_port_is_not_taken_for_ones_own(
     cluster: LocalCluster,
 ) -> None:
@@ -231,6 +246,8 @@ def test_commands_up_status_down(
     for nodes in ("-60", "0", "8"):
         assert run("up", "--nodes", nodes) == 2
         assert f"--nodes = {nodes}: must be 1 to 7" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
+    (tmp_path / "d").mkdir()
     node = {"name": "n1", "pid": 1, "grpc": "h:1", "http": "h:2", "data": "n1"}
     wrong = [{"nodes": [{**node, **each}]} for each in ({"pid": "1"}, {"grpc": 1}, {"http": "h"})]
     for listed in ("{", "{}", '{"nodes": [{"name": "n1"}]}', "[1]", *map(json.dumps, wrong)):
