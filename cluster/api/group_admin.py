@@ -152,9 +152,14 @@ class GroupDesk:
         """Delete a group; committed on return.
 
         Raises:
+            InvalidRequestError: it is the group of dead letters, and some wait. Without it, no list
+                shows them, and no redrive finds them.
             NotFoundError: the group does not exist.
         """
-        leader, _, found = self.find(topic, group)
+        leader, of, found = self.find(topic, group)
+        if group == dead_letters.GROUP and (letters := found.unacked(of.queue.end)):
+            limit = f"has {letters} dead letters of topic {of.name!r}: redrive or purge them first"
+            raise InvalidRequestError("group", group, limit)
         await self._ask(found, lambda done: leader.groups.delete(found, done))
 
     async def seek(self, request: pb.SeekGroupRequest) -> None:

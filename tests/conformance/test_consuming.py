@@ -267,6 +267,21 @@ def test_redriven_dead_letters_come_once_where_they_came_from(world: World, topi
         client.redrive(topic)
 
 
+def test_group_of_dead_letters_is_deleted_only_without_letters(world: World, topic: str) -> None:
+    client, dead = world.client, f"{topic}.g.dead"
+    client.create_group(topic, "g", max_attempts=1)
+    client.schedule_batch(topic, [b"1", b"2"])
+    with client.consumer(topic, "g", max_messages=2) as consumer:
+        for message in world.receive(consumer, 2):
+            message.nack().result(WAIT_S)
+    world.until(lambda: world.unacked(dead, "dead-letters") == 2)
+    with pytest.raises(InvalidRequest, match=f"has 2 dead letters of topic '{dead}': redrive or p"):
+        client.delete_group(dead, "dead-letters")
+    world.redriven(dead, 2)
+    client.delete_group(dead, "dead-letters")
+    assert client.describe_topic(dead).groups == []
+
+
 def test_dead_letters_of_ones_choice_are_redriven_alone(world: World, topic: str) -> None:
     client, dead, other = world.client, f"{topic}.dead", f"{topic}.other"
     for name in (topic, other):

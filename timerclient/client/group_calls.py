@@ -169,6 +169,7 @@ class GroupCalls(Existing):
         """Delete a group. Its consumers end with NotFound, and so do their acks.
 
         Raises:
+            InvalidRequest: It is `dead-letters`, and has letters: redrive or purge them first.
             NotFound: There is no such group.
         """
         request = pb.DeleteGroupRequest(
@@ -190,9 +191,8 @@ class GroupCalls(Existing):
     ) -> Redriven:
         """Send dead letters of `topic` back to the topics from which they came, each exactly once.
 
-        Sends the letters that exist at the begin of the call, at most `max_messages` (None: no
-        limit), or those with the queue `offsets`, and returns how many were sent. Letters that a
-        consumer of the group `dead-letters` has leased are not sent.
+        Sends the present letters, at most `max_messages` (None: no limit), or those with the queue
+        `offsets`; returns the number sent. Letters leased in the group `dead-letters` are not sent.
 
         `homeless` of the result counts letters that stay: their headers name no topic, `topic`
         itself, a topic to which the caller may not produce, or a deleted topic.

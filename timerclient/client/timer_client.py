@@ -585,6 +585,7 @@ class TimerClient(ThreadClient):
         """Delete a group. Its consumers end with NotFound, and so do their acks.
 
         Raises:
+            InvalidRequest: It is `dead-letters`, and has letters: redrive or purge them first.
             NotFound: There is no such group.
         """
         self._call(self._client.delete_group(topic, group))
@@ -594,9 +595,8 @@ class TimerClient(ThreadClient):
     ) -> Redriven:
         """Send dead letters of `topic` back to the topics from which they came, each exactly once.
 
-        Sends the letters that exist at the begin of the call, at most `max_messages` (None: no
-        limit), or those with the queue `offsets`, and returns how many were sent. Letters that a
-        consumer of the group `dead-letters` has leased are not sent.
+        Sends the present letters, at most `max_messages` (None: no limit), or those with the queue
+        `offsets`; returns the number sent. Letters leased in the group `dead-letters` are not sent.
 
         `homeless` of the result counts letters that stay: their headers name no topic, `topic`
         itself, a topic to which the caller may not produce, or a deleted topic.

@@ -1755,7 +1755,7 @@ class SeriesFields(_message.Message):
     every_ms: _builtins.int
     """interval, 1000 or more. This or cron"""
     cron: _builtins.str
-    """five fields, or six with seconds first"""
+    """five fields, six with seconds first, or a name: @daily"""
     zone: _builtins.str
     """IANA time zone of cron; empty: UTC"""
     start_ms: _builtins.int

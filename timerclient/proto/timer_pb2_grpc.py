@@ -1321,7 +1321,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Deletes a group: its consumers' streams and their acks end with NOT_FOUND.
+        """Deletes a group: its consumers' streams and their acks end with NOT_FOUND. Rejects the group
+        `dead-letters` with INVALID_REQUEST while it has unacked letters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -413,7 +413,9 @@ class AdminServiceStub:
     deliveries from before the seek return LEASE_LOST.
     """
     DeleteGroup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteGroupRequest, _timer_pb2.DeleteGroupResponse]
-    """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
+    """Deletes a group: its consumers' streams and their acks end with NOT_FOUND. Rejects the group
+    `dead-letters` with INVALID_REQUEST while it has unacked letters.
+    """
     Redrive: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]
     """Sends dead letters back to the topics from which they came, each exactly once."""
     RedriveLetters: _grpc.UnaryUnaryMultiCallable[_timer_pb2.RedriveLettersRequest, _timer_pb2.RedriveLettersResponse]
@@ -492,7 +494,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     deliveries from before the seek return LEASE_LOST.
     """
     DeleteGroup: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteGroupRequest, _timer_pb2.DeleteGroupResponse]  # type: ignore[assignment]
-    """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
+    """Deletes a group: its consumers' streams and their acks end with NOT_FOUND. Rejects the group
+    `dead-letters` with INVALID_REQUEST while it has unacked letters.
+    """
     Redrive: _aio.UnaryUnaryMultiCallable[_timer_pb2.RedriveRequest, _timer_pb2.RedriveResponse]  # type: ignore[assignment]
     """Sends dead letters back to the topics from which they came, each exactly once."""
     RedriveLetters: _aio.UnaryUnaryMultiCallable[_timer_pb2.RedriveLettersRequest, _timer_pb2.RedriveLettersResponse]  # type: ignore[assignment]
@@ -622,7 +626,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.DeleteGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.DeleteGroupResponse, _abc.Awaitable[_timer_pb2.DeleteGroupResponse]]:
-        """Deletes a group: its consumers' streams and their acks end with NOT_FOUND."""
+        """Deletes a group: its consumers' streams and their acks end with NOT_FOUND. Rejects the group
+        `dead-letters` with INVALID_REQUEST while it has unacked letters.
+        """
 
     @_abc_1.abstractmethod
     def Redrive(
