@@ -52,6 +52,21 @@ def test_each_line_is_a_timer_with_its_own_fields(ctl: Ctl, threaded: Threaded, 
     assert err == "timerctl: line 1: REJECTED: a pending timer has its key\n"
 
 
+def test_ten_lines_whose_keys_are_taken_are_named_and_the_rest_counted(
+    ctl: Ctl, threaded: Threaded, lines: Any
+) -> None:
+    path = lines(*({"payload": "p", "key": f"k{number}"} for number in range(1_200)))
+    again = ("schedule", "orders", "--delay", "1h", "--from", path)
+    assert ctl(*again)[:2] == (0, "1200 SCHEDULED\n")
+    code, out, err = ctl(*again)
+    assert (code, out) == (5, "1200 REJECTED\n")
+    *named, rest = err.splitlines()
+    assert [line.split(":")[1] for line in named] == [f" line {n}" for n in range(1, 11)]
+    assert rest == "timerctl: 1190 more not scheduled; -o wide names each line"
+    assert ctl(*again, "-o", "wide")[2].count("a pending timer has its key\n") == 1_200
+    assert len(ctl(*again, "-o", "json")[1].splitlines()) == 1_200
+
+
 @pytest.mark.parametrize(
     ("line", "error"),
     [

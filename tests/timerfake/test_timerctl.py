@@ -56,7 +56,7 @@ def test_namespaces_are_listed_described_and_deleted(ctl: Ctl, client: TimerClie
 
 
 def test_topics_are_made_listed_and_described(ctl: Ctl, client: TimerClient) -> None:
-    assert ctl("topics", "create", "orders")[:2] == (0, "topic orders exists\n")
+    assert ctl("topics", "create", "orders")[:2] == (0, "topic orders is ready\n")
     assert [each.name for each in client.topics()] == ["orders"]
     assert ctl("topics", "list")[1] == ctl("topics")[1]
     assert ctl("topics", "describe", "orders")[1].startswith(ctl("topics")[1].rstrip())

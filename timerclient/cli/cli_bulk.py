@@ -57,6 +57,8 @@ _FIELDS: Final = (*(*_PAYLOADS, *_DUE, "key", "ordering_key", "priority", "heade
 _LIMITS: Final = {"due": "a string", "delay": "a string or a number of seconds"}
 WAIT_S: Final = 600.0
 """Longest wait of a request for room: the cluster forgets an id after five minutes by default."""
+FAILED_SHOWN: Final = 10
+"""Lines without a timer that the command names, except with -o wide or json."""
 SHOWN: Final = 40
 """Characters of a value in an error."""
 _ROW: Final = re.compile(r"timers\[(\d+)\]\.")
@@ -230,6 +232,8 @@ class BulkSchedule:
         self._repeated = self._sent = 0
         self._last = args.skip
         """Number of the last line of an answered request."""
+        self._failed = 0
+        """Lines without a timer."""
         self._was_sent = False
         """A request was sent, and may have taken effect."""
         self._began_s = time.monotonic()
@@ -245,11 +249,11 @@ class BulkSchedule:
                 for batch in requests_of(lines_of(file, self._args)):
                     self._send(client, batch)
             except (TimerError, KeyboardInterrupt):
-                self._progress(is_last=True)
+                self._end()
                 if self._was_sent:
                     self._hint()
                 raise
-        self._progress(is_last=True)
+        self._end()
         if self._args.output != "json":
             counts = ", ".join(f"{n} {each.name}" for each, n in sorted(self._counts.items()))
             repeated = f"; {self._repeated} of them repeated" if self._repeated else ""
@@ -348,6 +352,9 @@ class BulkSchedule:
                 document |= {"result": one.result.name, "duplicate": one.duplicate}
                 sys.stdout.write(output.to_json(document, indent=None) + "\n")
             elif one.result not in _DONE:
+                self._failed += 1
+                if self._failed > FAILED_SHOWN and self._args.output != "wide":
+                    continue
                 self._progress(is_last=True)
                 sys.stderr.write(
                     f"timerctl: line {number}: {one.result.name}: {_WHY[one.result]}\n"
@@ -364,6 +371,12 @@ class BulkSchedule:
         text = "" if is_last else f"{self._sent} lines, {per_s:.0f} a second"
         sys.stderr.write(f"\r{text:40}\r")
         sys.stderr.flush()
+
+    def _end(self) -> None:
+        """Remove the line of progress, and print the number of failed lines that were not named."""
+        self._progress(is_last=True)
+        if (more := self._failed - FAILED_SHOWN) > 0 and self._args.output != "wide":
+            sys.stderr.write(f"timerctl: {more} more not scheduled; -o wide names each line\n")
 
     def _hint(self) -> None:
         sys.stderr.write(

@@ -103,7 +103,7 @@ class TopicCommands(Commands):
         with self._connect(args) as client:
             topic_id = client.create_topic(args.topic)
         document = {"topic": args.topic, "topic_id": str(topic_id)}
-        self._put(args, document, f"topic {args.topic} exists")
+        self._put(args, document, f"topic {args.topic} is ready")
         return OK
 
     def _pause(self, args: argparse.Namespace) -> int:
