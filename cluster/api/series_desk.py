@@ -15,7 +15,7 @@ from cluster.api import wire_rows, wire_timers
 from cluster.api.wire_rows import RequestLimits
 from cluster.rpc.rpc_caller import CALLER
 from cluster.security.access_rules import AccessTarget, Permission
-from cluster.settings.cron_calendar import CronCalendar
+from cluster.settings.cron_calendar import NAMED, CronCalendar
 from cluster.state.host import Host
 from timer.leader.leader import Leader
 from timer.model import timer_id
@@ -60,7 +60,7 @@ _ON_WIRE: Final = {
 
 
 def changes_of(fields: pb.SeriesFields, limits: RequestLimits) -> dict[str, Any]:
-    """Return the fields that a message sets, by the names of SeriesSpec.
+    """Return the fields that a message sets, by the names of SeriesSpec; `cron` in fields.
 
     Raises:
         InvalidRequestError: a number or the headers are out of range.
@@ -71,6 +71,8 @@ def changes_of(fields: pb.SeriesFields, limits: RequestLimits) -> dict[str, Any]
         if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= DUE_MS_MAX:
             raise InvalidRequestError(name, value, f"must be 0 to {DUE_MS_MAX}")
         said[name] = value
+    if "cron" in said:
+        said["cron"] = NAMED.get(said["cron"], said["cron"])
     if "misfire" in said:
         if said["misfire"] not in _MISFIRES:
             limit = f"must be one of {', '.join(pb.Misfire.keys()[1:])}"

@@ -164,7 +164,7 @@ _MISFIRE: Final = words(*MISFIRES)
 _DEFINITION: Final = {
     **CONTENT_SCHEMA,
     "every": span("the interval; this or cron"),
-    "cron": TEXT | {"description": "five fields, or six with seconds first"},
+    "cron": TEXT | {"description": "five fields, six with seconds first, or a name: @daily"},
     "zone": TEXT | {"description": "IANA time zone of cron; default: UTC"},
     "start": MOMENT,
     "start_ms": MS,

@@ -8,6 +8,8 @@ Daylight saving time, as in Debian's cron. Five fields whose minute and hour beg
     skipped hour   a time in it occurs once, right after it
     doubled hour   a time in it occurs once, the first time
 
+A name such as @daily stands for five fields. The log has the fields only.
+
 All other expressions follow the clock: a skipped time does not occur, a doubled one occurs twice.
 The leader alone asks for times. They are in the log, so replicas need not agree on time zones.
 """
@@ -33,7 +35,18 @@ LAST_MS: Final = int(datetime(LAST_YEAR, 1, 1, tzinfo=UTC).timestamp() * 1000)
 STEPS_MAX: Final = 10_000
 """Times of an expression that one look passes, because they lie before `after_ms`: those of the
 doubled hour."""
-_FORMS: Final = "must have five fields (minute hour day month weekday), or six with seconds first"
+NAMED: Final = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+}
+"""Names of expressions -> their five fields."""
+_FORMS: Final = (
+    "must have five fields (minute hour day month weekday), six with seconds first, or be "
+    + ", ".join(NAMED)
+)
 _RANGES: Final = {
     "Bad second": "0 to 59",
     "Bad minute": "0 to 59",

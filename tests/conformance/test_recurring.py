@@ -79,6 +79,18 @@ def test_repeated_creation_returns_the_series_and_another_definition_is_refused(
     assert {"k", "other"} <= {each.key for each in client.list_series()}
 
 
+def test_named_expressions_are_kept_as_their_five_fields(world: World, topic: str) -> None:
+    client = world.client
+    names = ("hourly", "daily", "weekly", "monthly", "yearly")
+    found = [client.create_series(topic, name, cron=f"@{name}").cron for name in names]
+    assert found == ["0 * * * *", "0 0 * * *", "0 0 * * 0", "0 0 1 * *", "0 0 1 1 *"]
+    again = client.create_series(topic, "daily", cron="@daily")
+    assert again.id == client.get_series(topic, "daily").id
+    assert client.alter_series(topic, "daily", cron="@weekly").cron == "0 0 * * 0"
+    with pytest.raises(InvalidRequest, match=r"'@reboot': .*, or be @hourly, @daily, @weekly"):
+        client.create_series(topic, "r", cron="@reboot")
+
+
 def test_declaration_alters_a_series_that_differs_and_keeps_an_equal_one(
     world: World, topic: str
 ) -> None:

@@ -160,7 +160,9 @@ def _add_definition(command: argparse.ArgumentParser, *, new: bool) -> None:
     way = command.add_mutually_exclusive_group(required=new)
     way.add_argument("--every", type=duration, metavar="DURATION", help="interval, such as 10s")
     way.add_argument(
-        "--cron", metavar="EXPRESSION", help="five fields, or six with seconds first, in quotes"
+        "--cron",
+        metavar="EXPRESSION",
+        help="five fields, six with seconds first, or a name: @daily; in quotes",
     )
     command.add_argument("--zone", help="IANA time zone of --cron; default: UTC")
     command.add_argument(

@@ -38,7 +38,7 @@ class SeriesOptions(TypedDict, total=False):
     every: timedelta | float
     """Interval, a timedelta or seconds; at least one second. This or `cron`."""
     cron: str
-    """Five fields (minute hour day month weekday), or six with seconds first."""
+    """Five fields (minute hour day month weekday), six with seconds first, or a name: @daily."""
     zone: str
     """IANA time zone of `cron`, such as "Europe/Berlin"; default: UTC."""
     start: datetime | int
