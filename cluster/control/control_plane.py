@@ -74,7 +74,9 @@ ASK_SPARE_S: Final = 1.0
 """Seconds that a node waits for a controller's answer, beyond all the controller's own waits."""
 REPORT_EVERY_MS: Final = 100
 TICK_S: Final = 0.1
-CONTROLLER_TICK_S: Final = 0.05
+"""Interval of reports, and of the controller's look at the time."""
+HURRY_S: Final = 0.05
+"""The same look while a link of the controller is down, or a transfer waits."""
 SERVED_POLL_S: Final = 0.01
 
 
@@ -358,7 +360,8 @@ class ControlPlane:
         assert self._raft is not None
         ticked_at_ms = self._clock()
         while True:
-            await asyncio.sleep(CONTROLLER_TICK_S if self._controller.leads else TICK_S)
+            whole = all(self._link.is_up(peer) for peer in self._peers)
+            await asyncio.sleep(TICK_S if whole or not self._controller.leads else HURRY_S)
             now_ms = self._clock()
             self._raft.check_ticking(now_ms - ticked_at_ms)
             ticked_at_ms = now_ms
@@ -407,7 +410,7 @@ class ControlPlane:
         until_s = loop.time() + self._transfer_s
         effects = self._controller.step(self._clock(), asked)
         while effects.refusal is not None and effects.refusal.soon and loop.time() < until_s:
-            await asyncio.sleep(CONTROLLER_TICK_S)
+            await asyncio.sleep(HURRY_S)
             effects = self._controller.step(self._clock(), asked)
         self._log(effects)
         refusal = effects.refusal

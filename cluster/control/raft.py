@@ -65,7 +65,7 @@ PYSYNCOBJ_VERSION: Final = "0.3.17"
 """The only accepted version, because this module uses private names."""
 REST_S_MIN: Final = 0.02
 """Seconds between ticks while the next deadline has passed, but its work cannot be done yet."""
-REST_S_MAX: Final = 0.1
+REST_S_MAX: Final = 0.5
 """Seconds between ticks of an idle node, at most; messages and commands wake it earlier."""
 BARRIER_EVERY_S: Final = 1.0
 """Interval of a node's barriers to one leader while the node withholds votes."""
