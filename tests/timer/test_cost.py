@@ -99,6 +99,25 @@ def test_a_thread_passes_what_is_dead_before_a_fire(
     assert engine.machine.store.passed <= 100
 
 
+def test_a_fire_before_the_first_run_passes_no_tombstones_of_a_flush(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "DEAD_MAX", 100)
+    engine, log = begun(2)
+    count = 1000
+    log.schedule(part_of([(1, DUE + number, b"") for number in range(count)]))
+    catch_up(engine, log)
+    engine.machine.store.freeze()
+    log.cancel([(DUE + number, 1 + number) for number in range(count - 1)])
+    catch_up(engine, log)
+    fire = log.fire(DUE + count)
+    engine.committed(LogIndex(fire.index))
+    assert engine.begin_prefetch([fire]) is None
+    assert engine.fold([fire]) == 1, "no thread is asked: it has no run to read"
+    assert engine.machine.counts.fired == 1
+    assert engine.machine.store.passed == 0
+
+
 def test_schedule_entries_take_requests_for_so_many_topics_together() -> None:
     play = Play()
     request = 3 * ENTRY_TOPICS_MAX // 4

@@ -758,10 +758,10 @@ class Store:
     ) -> tuple[RowArray, Position | None, int]:
         """Return the live rows after `seen` that are due, complete up to a position.
 
-        Then that position (None: all), and how many rows of runs and tombstones were met. `ahead`:
-        rows read ahead of a FIRE, used instead of the loaded rows of runs.
+        Then that position (None: all), and how many rows of runs and tombstones were met, none
+        without runs. `ahead`: rows read ahead of a FIRE, used instead of the loaded rows of runs.
         """
-        tables, graves = self._memtables(), ahead is None
+        tables, graves = self._memtables(), ahead is None and bool(self._runs.runs)
         peeks = [p for t in tables for p in t.peeks(seen, until_ms, count, graves=graves)]
         if ahead is None:
             peeks += self._runs.peeks(seen, until_ms, count)
