@@ -446,7 +446,7 @@ class RaftLink(grpc.GenericRpcHandler):
 
     def _take_tcp(self, peer: _Peer, task: asyncio.Task[Any], data: bytes) -> bool:
         """Process a message of the connection of a stream. Return whether it may go on."""
-        if self._newest.get(peer.name) is not task:
+        if self._newest.get(peer.name) is not task or not self._running:
             return False
         try:
             self._take(peer, data)

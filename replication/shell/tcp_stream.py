@@ -43,7 +43,7 @@ CONNECT_S: Final = 1.0
 GREETING_S: Final = 5.0
 """Limit for the TLS handshake and the key together."""
 GREETINGS_MAX: Final = 64
-"""Connections without a key so far. The other nodes need one each."""
+"""Connections without a key so far. Each other node needs two: one per stream."""
 UNCONFIRMED_MS: Final = 10_000
 """A connection ends if the peer's machine confirms no byte for so long; Linux waits 15 minutes."""
 

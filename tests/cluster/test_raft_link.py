@@ -32,7 +32,7 @@ from cluster.control.raft_link import (
     RaftLink,
 )
 from deploy.local import free_ports
-from replication.shell.tcp_stream import TcpEnds, TcpPort, TcpStream
+from replication.shell.tcp_stream import HALF, Receive, TcpEnds, TcpPort, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 DEADLINE_S = 60.0
@@ -318,29 +318,68 @@ def test_bad_message_over_tcp_breaks_the_link(caplog: pytest.LogCaptureFixture) 
 def test_connection_of_an_older_stream_is_refused_its_frames() -> None:
     async def scenario() -> None:
         async with linked(only_b=True, tcp=True) as (a, b), channel_to(b.address) as channel:
-            hello = msgpack.packb([VERSION, "a", "b", "test"])
-            ways = []
-            for _ in range(2):
-                call: Call = channel.stream_stream(METHOD)()
-                await call.write(hello)
-                await call.read()
-                told = dict(await call.initial_metadata())
-                port, key = int(told[PORT_METADATA]), told[KEY_METADATA]
-                assert isinstance(key, bytes)
-                stream = await TcpStream.connect(a.connect, "b", port, key, lambda: None)
-                ways.append((call, stream))
-                await stream.write(frame(FrameKind.ASK, len(ways)))
-                await until(lambda: len(b.frames) == len(ways))
-            (older, old_stream), (_, stream) = ways
-            with contextlib.suppress(OSError):
-                await old_stream.write(frame(FrameKind.ASK, "of the older"))
+            older, old_stream, old_receive = await way_to(b, a, channel)
+            await old_stream.write(frame(FrameKind.ASK, 1))
+            await until(lambda: len(b.frames) == 1)
+            _, stream, receive = await way_to(b, a, channel)
+            assert not old_receive(frame(FrameKind.ASK, "of the older"))
             assert await older.code() is grpc.StatusCode.ABORTED
-            await stream.write(frame(FrameKind.ASK, 3))
-            await until(lambda: len(b.frames) == 3)
-            assert [body for _, _, body in b.frames] == [1, 2, 3]
-            stream.abort()
+            await stream.write(frame(FrameKind.ASK, 2))
+            await until(lambda: len(b.frames) == 2)
+            stopping = asyncio.ensure_future(b.link.stop())
+            await asyncio.sleep(0)
+            assert not receive(frame(FrameKind.ASK, "to a node that stops"))
+            await stopping
+            assert [body for _, _, body in b.frames] == [1, 2]
 
     asyncio.run(scenario())
+
+
+def test_stream_and_its_connection_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raft_link, "KEEPALIVE_S", 3600.0)  # no write fails
+
+    async def scenario() -> None:
+        async with linked(tcp=True) as (a, b):
+            await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
+            a.dialled[0].transport.abort()
+            await until(lambda: a.ups == [True, False, True])
+        async with linked(only_b=True, tcp=True) as (a, b), channel_to(b.address) as channel:
+            ended = asyncio.Event()
+            call, _, _ = await way_to(b, a, channel, ended.set)
+            call.cancel()
+            async with asyncio.timeout(DEADLINE_S):
+                await ended.wait()
+
+    asyncio.run(scenario())
+
+
+def test_write_to_a_connection_that_has_ended_breaks_the_link(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with linked(tcp=True) as (a, _):
+            await until(lambda: a.link.is_up("b"))
+            a.dialled[0].on_lost = lambda: None  # as if it had ended before the link was up
+            a.dialled[0].transport.abort()
+            await until(lambda: a.ups == [True, False, True])
+
+    asyncio.run(scenario())
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+async def way_to(
+    b: End, a: End, channel: grpc.aio.Channel, on_lost: Callable[[], object] = lambda: None
+) -> tuple[Call, TcpStream, Receive]:
+    """Return a stream from `a` to `b`, its connection, and the method that gets its messages."""
+    call: Call = channel.stream_stream(METHOD)()
+    await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
+    await call.read()
+    told = dict(await call.initial_metadata())
+    port, key = int(told[PORT_METADATA]), told[KEY_METADATA]
+    assert isinstance(key, bytes)
+    assert b.tcp is not None
+    stream = await TcpStream.connect(a.connect, "b", port, key, on_lost)
+    return call, stream, b.tcp._expected[key[:HALF]].receive
 
 
 def frame(kind: FrameKind, body: object) -> bytes:
