@@ -190,6 +190,8 @@ class LogStory:
         """Seq of a timer with a key -> its key."""
         self.held = HeldStory(self.topics.__getitem__, self._said)
         self.series = SeriesStory()
+        self.decided = np.zeros(0, ROW)
+        """The rows of the last SCHEDULE with keys. `other` is the timer that had a row's key."""
         self._undone: list[tuple[int, int]] = []
         """(due, seq) of rows of this entry that a later row of it replaced."""
 
@@ -410,7 +412,7 @@ class LogStory:
 
     def _decided(self, item: Entry, new: Rows, keyed: I64, modes: U32) -> Rows:
         """Make keys unique; write the rows that become no timers, return the others."""
-        keys = new["key"][keyed].tolist()
+        self.decided, keys = new, new["key"][keyed].tolist()
         updates = (modes[keyed] == OnConflict.UPDATE).any()
         if not updates and len({*keys}) == len(keys) and self._holders.keys().isdisjoint(keys):
             self._hold(new[keyed])

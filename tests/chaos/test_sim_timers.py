@@ -253,12 +253,13 @@ def test_offset_that_a_group_never_got_is_lost() -> None:
 def test_answer_about_a_key_is_compared_with_the_log() -> None:
     book = book_of()
     book.fates.ends |= {8: story.REJECTED, 9: story.KEPT, 10: story.REJECTED}
-    book.fates.others |= {8: 7, 9: 7, 10: 0}
+    book.fates.others |= {8: 7, 9: 7, 10: 0, 11: 7}
     fine = [(8, Verdict.REJECTED, 7), (9, Verdict.KEPT, 7), (10, Verdict.NOT_PENDING, 0)]
     for seq, verdict, other in fine:
         book.check_key(told(TimerName(1_000, seq), verdict, other))
     lies = [(7, Verdict.KEPT, 0), (8, Verdict.KEPT, 7), (9, Verdict.KEPT, 8)]
-    for seq, verdict, other in [*lies, (8, Verdict.NOT_PENDING, 0), (10, Verdict.REJECTED, 7)]:
+    lies += [(8, Verdict.NOT_PENDING, 0), (10, Verdict.REJECTED, 7), (11, Verdict.SCHEDULED, 0)]
+    for seq, verdict, other in lies:
         with pytest.raises(Broken, match="key"):
             book.check_key(told(TimerName(1_000, seq), verdict, other))
     with pytest.raises(Broken, match="lost"):
@@ -267,6 +268,7 @@ def test_answer_about_a_key_is_compared_with_the_log() -> None:
 
 def test_timer_ends_for_one_other_timer_and_as_the_log_has_it() -> None:
     book, after = book_of(), TimerName(1_000, 9)
+    book.fates.others |= {9: NAME.seq, 10: NAME.seq}
     with pytest.raises(Broken, match="key"):
         book.check_key(told(after, Verdict.REPLACED, NAME.seq))
     book.fates.ends[NAME.seq] = story.REPLACED

@@ -271,8 +271,9 @@ class PromiseBook:
     def check_key(self, told: ToldRow) -> None:
         """Check the answer about a row with a key."""
         other = told.other.seq if told.other else 0
-        found = self.fates.ends.get(told.seq), self.fates.others.get(told.seq)
-        if not told.is_timer and found != (_NO_TIMER[told.verdict], other):
+        found = self.fates.ends.get(told.seq), self.fates.others.get(told.seq, 0)
+        end = found[0] if told.is_timer else _NO_TIMER[told.verdict]
+        if found != (end, other):
             raise Broken("key", f"{told}, not {found}")
         if told.verdict is Verdict.REPLACED:
             assert told.other is not None

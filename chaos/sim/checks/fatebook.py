@@ -21,9 +21,7 @@ from chaos.oracle.story import (
     DROPPED,
     FIRED,
     HELD,
-    KEPT,
     PENDING,
-    REJECTED,
     REPLACED,
     RESCHEDULED,
     LogStory,
@@ -118,7 +116,7 @@ class FateBook(StoryBook):
         self.since_ms: dict[int, int] = {}
         """Seq of a fired timer -> the time of the entry that scheduled it."""
         self.others: dict[int, int] = {}
-        """Seq of a row that became no timer -> that of the timer that has its key; 0: none."""
+        """Seq of a row -> that of the pending timer that had its key; 0: none."""
         self.bodies: dict[bytes, set[int]] = defaultdict(set)
         """Request id -> the bodies of the requests that were sent under it."""
         self.queues: dict[int, list[TimerName]] = defaultdict(list)
@@ -153,8 +151,6 @@ class FateBook(StoryBook):
             elif end == DROPPED and topic not in self.story.deleted:
                 self._now.dropped[topic].append(seq)
                 self.dropped.add(TimerName(due_ms, seq))
-            elif end in (REJECTED, KEPT):
-                self.others[seq] = int(row["other"])
 
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
         """Note moved messages. A letter is redriven to the topic that it came from."""
@@ -195,6 +191,8 @@ class FateBook(StoryBook):
             raise Broken("conservation", text) from error
         if entry.kind in (EntryKind.SERIES, EntryKind.OCCURRENCES):
             self._occurs(entry)
+        seqs, others = (story.decided[name].tolist() for name in ("seq", "other"))
+        self.others.update(zip(seqs, others, strict=True))
         fate.timers, fate.read_ms = story.timers, story.last_read_time_ms
         fate.repeats = story.intake.repeats
         fate.paused, fate.resumed = frozenset(story.held.paused), frozenset(story.held.releases)

@@ -305,6 +305,15 @@ def _keep_own(self: Verdicts, start: int, stop: int) -> Verdicts | None:
     return part
 
 
+def _replaced_is_new(self: Verdicts, start: int, stop: int) -> Verdicts | None:
+    """Answer a row that replaced a timer as if no timer had had its key."""
+    part = _verdicts_part(self, start, stop)
+    if part is not None:
+        replaced = part.verdict == Verdict.REPLACED
+        part.verdict[replaced], part.seq[replaced] = Verdict.SCHEDULED, 0
+    return part
+
+
 _verdicts_part = Verdicts.part
 
 
@@ -418,6 +427,14 @@ MUTATIONS: Final = (
         20,
         f"{ANY_WORLD}: a key that is in use",
         patch(Verdicts, "part", _keep_own),
+    ),
+    _mutation(
+        "replaced_is_new",
+        "the answer to a row that replaced a timer does not name the timer",
+        {"key"},
+        20,
+        f"{ANY_WORLD}: a key that is replaced",
+        patch(Verdicts, "part", _replaced_is_new),
     ),
     _mutation(
         "retry_is_new",
