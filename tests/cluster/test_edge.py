@@ -149,7 +149,7 @@ def test_too_few_files_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) ->
     raised = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1_024, 4_095))
-    with pytest.raises(ConfigError, match="RLIMIT_NOFILE = 4095: at least 4096 open files"):
+    with pytest.raises(ConfigError, match="RLIMIT_NOFILE = 4095: must be at least 4096 open files"):
         open_files.raise_limit()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1_024, 4_096))
     assert open_files.raise_limit() == 4_096
