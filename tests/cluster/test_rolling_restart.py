@@ -53,13 +53,24 @@ class Answers:
 
     def __init__(self, status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> None:
         self.status, self.members = lambda: status, lambda: members
+        self._nodes = status.nodes
         self.drains: list[tuple[str, bool]] = []
         self.on_drain: Callable[[str], object] = lambda _: None
 
     def drain_node(self, name: str, *, undo: bool = False) -> pb.DrainNodeResponse:
         self.drains.append((name, undo))
+        self._set_drained(name, to=not undo)
         self.on_drain(name)
         return pb.DrainNodeResponse(node=name, drained=not undo)
+
+    def restarted(self, name: str) -> None:
+        """Let a node be as after a restart."""
+        self._set_drained(name, to=False)
+
+    def _set_drained(self, name: str, *, to: bool) -> None:
+        for node in self._nodes:
+            if node.name == name:
+                node.drained = to
 
 
 def test_each_trouble_stops_a_restart() -> None:
@@ -138,13 +149,23 @@ def test_two_commands_at_the_same_time_restart_no_two_nodes() -> None:
     assert len(client.drains) == 2
 
 
+def test_node_that_another_command_restarted_after_its_drain_is_not_restarted_again() -> None:
+    client = Answers(*healthy())
+    client.on_drain = client.restarted
+    restarts: list[str] = []
+    sequence = RestartSequence(cast("Any", client), restarts.append, print, 0.0)
+    with pytest.raises(RestartError, match=r"^n1 is not drained any more: did another command"):
+        sequence.run(["n1"])
+    assert restarts == []
+
+
 def test_learner_that_was_restarted_is_not_said_to_have_caught_up() -> None:
     status, members = healthy()
     status.nodes.add(name="n4", reachable=True, role="learner")
     members.members.add(name="n4", role="learner", lag_entries=LAG_MAX + 1)
     told: list[str] = []
-    client = cast("Any", Answers(status, members))
-    RestartSequence(client, lambda _: None, told.append, 0.0).run(["n1", "n4"])
+    client = Answers(status, members)
+    RestartSequence(cast("Any", client), client.restarted, told.append, 0.0).run(["n1", "n4"])
     assert [line.rpartition(",")[0] for line in told if "restart" not in line] == [
         "n1: serves and has caught up",
         "n4: runs again, without a vote",

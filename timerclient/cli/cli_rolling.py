@@ -159,6 +159,8 @@ class RestartSequence:
         if moved:
             self.tell(f"{name}: leadership transferred to {status.leader or 'another node'}")
         self._wait_healthy(f"after the drain of {name}", name)
+        if not any(node.drained for node in self.client.status().nodes if node.name == name):
+            raise RestartError(f"{name} is not drained any more: did another command restart it?")
 
     def _wait_healthy(self, when: str, mine: str = "") -> None:
         until_s = time.monotonic() + self.node_timeout_s
