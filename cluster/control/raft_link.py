@@ -289,7 +289,7 @@ class RaftLink(grpc.GenericRpcHandler):
             return None
         told = dict(await call.initial_metadata())
         port, key = told.get(PORT_METADATA, ""), told.get(KEY_METADATA)
-        if not isinstance(port, str) or not port.isdecimal() or not isinstance(key, bytes):
+        if not isinstance(port, str) or not isinstance(key, bytes):
             return None
         loop = asyncio.get_running_loop()
         if loop.time() < peer.tcp_again_s:
@@ -297,7 +297,9 @@ class RaftLink(grpc.GenericRpcHandler):
         # While this waits, the peer hears nothing, and must not take that for silence.
         limit_s = min(CONNECT_S, self._silence_s / 4)
         complaints = self._complaints
-        tcp = await self._tcp.reach(peer.name, int(port), key, call.cancel, complaints, limit_s)
+        tcp = await self._tcp.reach(
+            peer.name, _port_of(port), key, call.cancel, complaints, limit_s
+        )
         if tcp is None:
             peer.tcp_again_s = loop.time() + RETRY_TCP_S
         return tcp
@@ -469,6 +471,11 @@ class RaftLink(grpc.GenericRpcHandler):
     def _complain(self, peer: _Peer, error: BadRaftMessage) -> None:
         more = {"peer_name": peer.name, "error": str(error)}
         self._complaints.say(peer.name, "broke off the link", **more)
+
+
+def _port_of(text: str) -> int:
+    """Return a port; 0 if it is none."""
+    return int(text) if text.isdecimal() and len(text) <= 5 and int(text) < 1 << 16 else 0
 
 
 def _hello(sender: str, receiver: str, cluster_id: str) -> bytes:
