@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import re
 import shutil
@@ -57,6 +58,16 @@ NO_CHROMIUM: Final = (
 ROOT: Final = Path(__file__).parent.parent
 WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+
+
+class _Loggers(dict[str, Any]):
+    """All loggers. pytest walks over them around each test, and a thread may make one meanwhile."""
+
+    def values(self) -> Any:
+        return list(super().values())
+
+
+logging.root.manager.loggerDict = _Loggers(logging.root.manager.loggerDict)
 
 # Spark's launcher forks through Python's preexec_fn. Since 1.81 gRPC's fork handlers can end that
 # child before its exec, if calls are under way in this process (grpc/grpc#43055). No code here

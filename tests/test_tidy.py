@@ -2,6 +2,7 @@
 
 import ast
 import gc
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -116,3 +117,10 @@ def syntax_trees() -> Iterator[None]:
     yield
     parsed.cache_clear()
     gc.enable()
+
+
+def test_logger_that_is_made_during_a_walk_over_all_does_not_end_it() -> None:
+    walk = iter(logging.root.manager.loggerDict.values())
+    next(walk)
+    logging.getLogger("made meanwhile")
+    assert [*walk]
