@@ -360,8 +360,8 @@ class ControlPlane:
         assert self._raft is not None
         ticked_at_ms = self._clock()
         while True:
-            whole = all(self._link.is_up(peer) for peer in self._peers)
-            await asyncio.sleep(TICK_S if whole or not self._controller.leads else HURRY_S)
+            linked = all(self._link.is_up(peer) for peer in self._peers)
+            await asyncio.sleep(TICK_S if linked or not self._controller.leads else HURRY_S)
             now_ms = self._clock()
             self._raft.check_ticking(now_ms - ticked_at_ms)
             ticked_at_ms = now_ms

@@ -498,7 +498,8 @@ class Runs:
             return self.write(merge.numbers, merged(merge), merge.part_size, pace)
         except (CorruptFileError, UnknownVersionError):
             for name in self._disk.list_dir(self._directory):
-                if int(name.partition(".")[0]) in merge.numbers:
+                number = name.partition(".")[0]
+                if number.isdecimal() and int(number) in merge.numbers:
                     self._disk.remove(self._directory / name)
             raise
 
