@@ -12,8 +12,8 @@ no longer listed, and the timers that replaced them have higher seqs.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import numpy as np
@@ -27,7 +27,7 @@ from timer.entries.payloads import Ids, Keys, Targets
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import RESCHEDULE_ROWS_MAX, Leader
 from timer.model.columns import U32, taken
-from timer.model.timer_errors import EngineError, OverloadedError
+from timer.model.timer_errors import EngineError, InvalidRequestError, OverloadedError
 from timer.state.apply_results import (
     ALREADY_CANCELLED,
     CANCELLED,
@@ -172,17 +172,20 @@ class TimerChanges:
         if kind == "keys":
             topics = leader.machine.topic_by_name
             keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
-            moving = self._move(keys, keys.topic, wire_rows.when_of(request, len(keys)))
-            return self._rescheduled(*await within(moving, context))
+            when = wire_rows.when_of(request, len(keys))
+            moving = self._move(keys, keys.topic, when)
+            with _places_named(when, np.arange(len(keys)), len(keys)):
+                return self._rescheduled(*await within(moving, context))
         ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
         genuine = genuine & await self._looking_in.permitted(ids)
         when = wire_rows.when_of(request, len(ids))
         results = np.full(len(ids), NOT_FOUND, np.uint8)
         timers = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
         if genuine.any():
-            known = Ids(ids.due_ms[genuine], ids.seq[genuine])
-            moving = self._move_ids(leader, known, when.take(np.flatnonzero(genuine)))
-            results[genuine], moved = await within(moving, context)
+            known, places = Ids(ids.due_ms[genuine], ids.seq[genuine]), np.flatnonzero(genuine)
+            moving = self._move_ids(leader, known, when.take(places))
+            with _places_named(when, places, len(ids)):
+                results[genuine], moved = await within(moving, context)
             timers.due_ms[genuine], timers.seq[genuine] = moved.due_ms, moved.seq
         results, successors = await self._successors(leader, ids, genuine, results)
         answer = self._rescheduled(results, timers)
@@ -288,6 +291,20 @@ class TimerChanges:
         if following is None:
             return count, b""
         return count, wire_timers.page_token(request.filter, following, seq_end, salt)
+
+
+@contextmanager
+def _places_named(when: WantedTimes, places: npt.NDArray[np.intp], n: int) -> Iterator[None]:
+    """Put the place of a rejected time into the name of its field, as in delay_ms[3].
+
+    `places`: of the timers at hand among the n of the request. One time for all has no place.
+    """
+    try:
+        yield
+    except InvalidRequestError as error:
+        if len(when.values) == 1:
+            raise
+        raise error.at_rows(places.tolist()).in_request(0, n) from None
 
 
 def _cancelled(results: _Results) -> pb.CancelResponse:

@@ -229,6 +229,8 @@ def part_of(
         try:
             pieces.append(_Columns.of(timers, limits, rules, now, floor_ms, texts))
         except InvalidRequestError as error:
+            if error.field in WAYS and len(timers.payload_sizes) == 1:
+                error = error.at_rows([0])
             raise error.in_request(rows, rows_in_all) from None
         texts += pieces[-1].texts
         rows += len(timers.payload_sizes)

@@ -26,6 +26,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.connections import grpc_address
+from cluster.rpc.field_names import with_field
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON, RPC_ROUTES, HttpRoute
@@ -123,7 +124,12 @@ class HttpApi:
         self, route: HttpRoute, form: HttpForm | None, request: web.Request, charge: BodyCharge
     ) -> web.Response:
         message = await _message(route, form, request, charge)
-        answer = await self._called(route, message, request)
+        try:
+            answer = await self._called(route, message, request)
+        except ProblemError as refusal:
+            if form is not None and (field := refusal.error.field):
+                refusal.error = with_field(refusal.error, form.field_in_json(message, field))
+            raise
         if route.rpc == "Peek" and (size := answer.ByteSize()) > PEEK_BYTES_MAX:
             limit = f"at most {PEEK_BYTES_MAX} over HTTP; `timerctl peek` shows it"
             raise InvalidRequestError("bytes of the messages", size, limit)

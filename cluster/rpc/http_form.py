@@ -28,6 +28,9 @@ class HttpForm:
     """The schema of the answer."""
     bytes_max: int = SMALL_BYTES_MAX
     """Bytes of a body, at most."""
+    field_in_json: Callable[[Any, str], str] = lambda _, name: name
+    """Returns the name in the JSON of a field that an error names, of the contract's request and
+    the name."""
     takes_request_id: bool = False
     """The header `Idempotency-Key` is the field `request_id`."""
 

@@ -9,13 +9,14 @@ if the field were absent.
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timer.model.units import DUE_MS_MAX
 
+T = TypeVar("T")
 Fields = Mapping[str, Any]
 """Path, query and body of one request."""
 SHOWN_MAX: Final = 64
@@ -135,10 +136,47 @@ def wholes(fields: Fields, name: str, most: int, count_max: int) -> list[int]:
     Raises:
         InvalidRequestError: it is another value.
     """
+    values = elements(fields, name, "whole numbers", count_max)
+    for at, value in enumerate(values):
+        if value is None:
+            raise refused(f"{name}[{at}]", value, "must be a whole number")
+    return [
+        whole({(place := f"{name}[{at}]"): value}, place, 0, most)
+        for at, value in enumerate(values)
+    ]
+
+
+def elements(fields: Fields, name: str, noun: str, count_max: int | None = None) -> list[Any]:
+    """Return a list of 1 to `count_max` values. `noun`: their name in the plural, for the error.
+
+    Raises:
+        InvalidRequestError: it is another value, or its length is out of range.
+    """
     values = fields.get(name)
-    if not isinstance(values, list) or not 1 <= len(values) <= count_max or None in values:
-        raise refused(name, values, f"must be a list of 1 to {count_max} whole numbers")
-    return [whole({name: value}, name, 0, most) for value in values]
+    if not isinstance(values, list) or not values or len(values) > (count_max or len(values)):
+        limit = f"must be a list of {'one or more' if count_max is None else f'1 to {count_max}'}"
+        raise refused(name, values, f"{limit} {noun}")
+    return values
+
+
+def element(
+    name: str, at: int, value: object, known: Iterable[str], read: Callable[[Fields], T]
+) -> T:
+    """Return the result of `read` for the object at place `at` of the list `name`.
+
+    Raises:
+        InvalidRequestError: it is no object, or one of its fields is wrong. The error names the
+            place, as in timers[3].delay.
+    """
+    place = f"{name}[{at}]"
+    if not isinstance(value, dict):
+        raise refused(place, value, "must be an object")
+    try:
+        check_known(value, known)
+        return read(value)
+    except InvalidRequestError as error:
+        wrong = error
+    raise InvalidRequestError(f"{place}.{wrong.field}", wrong.value, wrong.limit)
 
 
 def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX, least_ms: int = 0) -> int | None:

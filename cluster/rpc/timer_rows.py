@@ -169,6 +169,8 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
 def _headers(headers: dict[str, Any]) -> bytes:
     out = bytearray()
     for name, value in headers.items():
+        if not name:
+            raise refused("headers", name, "the name of a header must not be empty")
         for field, each in (("headers", name), (f"headers.{name[:SHOWN_MAX]}", value)):
             if not isinstance(each, str):
                 raise refused(field, each, "must be a string")

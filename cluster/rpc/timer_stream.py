@@ -16,6 +16,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from cluster.rpc.aiohttp_server import web
+from cluster.rpc.field_names import with_field
 from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
@@ -114,7 +115,8 @@ class TimerLines:
 
     def _result(self, answer: pb.ScheduleStreamResponse) -> Mapping[str, Any]:
         if answer.HasField("error"):
-            return {"error": document_of_error(answer.error)}
+            error = with_field(answer.error, self._form.field_in_json(None, answer.error.field))
+            return {"error": document_of_error(error)}
         return self._form.answer(None, answer)
 
     async def _requests(self) -> AsyncIterator[pb.ScheduleStreamRequest]:

@@ -371,6 +371,110 @@ def test_follower_shows_moves_and_cancels_timers(cluster: Running, topic: str) -
     assert send(cluster, node, "PATCH", f"{at}/policies", {"scope": {}}).status == 400
 
 
+def test_follower_cancels_and_reschedules_many_timers(cluster: Running, topic: str) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}"
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return send(cluster, node, "POST", path, body).body
+
+    def results(path: str, body: dict[str, Any]) -> list[str]:
+        return [each["result"] for each in post(path, body)["timers"]]
+
+    keys = ["cancel", "b", "c", "d"]  # the first one is also the end of a path
+    rows = [{"payload": key, "key": key, "delay": "PT1H"} for key in keys]
+    made = [each["id"] for each in post(f"{at}/timers/batch", {"timers": rows})["timers"]]
+    assert send(cluster, node, "GET", f"{at}/keys/cancel").body["id"] == made[0]
+    moves = [{"id": made[1], "delay": 7200}, {"id": "0" * 24, "delay": 1}]
+    moved, unknown = post("/v1/timers/reschedule", {"timers": moves})["timers"]
+    assert (moved["result"], unknown["result"], unknown["id"]) == ("RESCHEDULED", "NOT_FOUND", None)
+    again, first = post("/v1/timers/cancel", {"ids": [made[1], made[0]]})["timers"]
+    assert again == {"result": "ALREADY_CANCELLED", "id": made[1], "successor_id": moved["id"]}
+    assert first == {"result": "CANCELLED", "id": made[0], "successor_id": None}
+    far = [{"key": key, "due": "2999-01-01T00:00:00Z"} for key in ("b", "none", "c")]
+    told = post(f"{at}/keys/reschedule", {"timers": far})["timers"]
+    assert [each["result"] for each in told] == ["RESCHEDULED", "NOT_FOUND", "RESCHEDULED"]
+    assert results(f"{at}/keys/cancel", {"keys": ["none", "b", "d"]}) == [
+        *("NOT_FOUND", "CANCELLED", "CANCELLED"),
+    ]
+    later = [{"id": told[2]["id"], "delay": 60}, {"id": moved["id"], "delay": 60}]
+    assert results("/v1/timers/reschedule", {"timers": later}) == [
+        *("RESCHEDULED", "ALREADY_CANCELLED"),
+    ]
+    assert send(cluster, node, "GET", f"{at}/timers/count").body["pending"] == 1
+    for path, body, field in (
+        ("/v1/timers/cancel", {"ids": [made[0], "x"]}, "ids[1]"),
+        ("/v1/timers/cancel", {"ids": [made[0]] * 1_025}, "ids"),
+        ("/v1/timers/reschedule", {"timers": [{"id": made[0], "dealy": 1}]}, "timers[0].dealy"),
+        (f"{at}/keys/cancel", {"keys": ["a", "k" * 5_000]}, "keys[1]"),
+        (f"{at}/keys/cancel", {"keys": ["k" * 5_000]}, "keys[0]"),
+        (f"{at}/keys/cancel", {"keys": ["a", "b", "a"]}, "keys[2]"),
+        (
+            f"{at}/keys/reschedule",
+            {"timers": [{"key": "a", "delay": 1}, {"key": "k" * 5_000, "delay": 1}]},
+            "timers[1].key",
+        ),
+        (f"{at}/timers/cancel", {"key_prefix": "k" * 5_000}, "key_prefix"),
+    ):
+        refused = send(cluster, node, "POST", path, body)
+        assert (refused.status, refused.body["field"]) == (400, field), refused.body
+        assert refused.body["detail"].startswith(field)
+
+
+def test_follower_changes_the_timers_that_a_filter_selects(cluster: Running, topic: str) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}"
+    rows = [{"key": f"{name}{n}", "delay": 3600} for name in "ab" for n in range(3)]
+    send(cluster, node, "POST", f"{at}/timers/batch", {"timers": rows})
+
+    def changed(path: str, body: dict[str, Any], field: str) -> list[int]:
+        """Return the number that each request changed."""
+        counts: list[int] = []
+        token: str | None = ""
+        while token is not None:
+            page = send(cluster, node, "POST", path, body | {"page_token": token}).body
+            counts.append(page[field])
+            token = page["next_page_token"]
+        return counts
+
+    far = {"key_prefix": "a", "due": "2999-01-01T00:00:00Z"}
+    assert changed(f"{at}/timers/reschedule", far, "rescheduled") == [0, 3]
+    assert changed(f"{at}/timers/cancel", {"due_to": far["due"]}, "cancelled") == [0, 3]
+    left = send(cluster, node, "GET", f"{at}/timers").body["timers"]
+    assert sorted(each["key"] for each in left) == ["a0", "a1", "a2"]
+    other = send(cluster, node, "POST", f"{at}/timers/cancel", {"page_token": "AAAA"})
+    assert (other.status, other.body["field"]) == (400, "page_token")
+
+
+def test_error_of_a_batch_names_the_timer_and_its_field_as_sent(
+    cluster: Running, topic: str
+) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}"
+    limits = {"payload_bytes_max": 10, "delay_ms_max": 60_000}
+    send(cluster, node, "PUT", at)
+    assert send(cluster, node, "PATCH", f"{at}/policies", {"set": limits}).status == 200
+    first = {"payload": "a", "delay": 60, "key": "k"}
+    made = send(cluster, node, "POST", f"{at}/timers", first).body["id"]
+    fine, late = {"payload": "b", "due_ms": 0}, {"key": "k", "delay": 61}
+    for path, timers, field in (
+        ("timers/batch", [fine, {"payload": "x" * 11}], "timers[1].payload"),
+        ("timers/batch", [{"json": "x" * 11}], "timers[0].payload"),
+        ("timers/batch", [fine, {"payload": "", "delay": 61}], "timers[1].delay"),
+        ("timers/batch", [fine, {"payload": "", "key": "k" * 5_000}], "timers[1].key"),
+        ("timers/batch", [fine, fine | {"headers": {"a": "b" * 60_000}}], "timers[1].headers"),
+        ("timers/batch", [fine, fine | {"headers": {"": "b"}}], "timers[1].headers"),
+        ("keys/reschedule", [late | {"delay": 1}, late | {"key": "n"}], "timers[1].delay"),
+        ("keys/reschedule", [late], "timers[0].delay"),
+    ):
+        refused = send(cluster, node, "POST", f"{at}/{path}", {"timers": timers})
+        assert (refused.status, refused.body.get("field")) == (400, field), refused.body
+        assert refused.body["detail"].startswith(field)
+    by_id = [{"id": "0" * 24, "delay": 1}, {"id": made, "delay": 61}]
+    refused = send(cluster, node, "POST", "/v1/timers/reschedule", {"timers": by_id})
+    assert refused.body["field"] == "timers[1].delay", refused.body
+    assert (
+        send(cluster, node, "PATCH", f"/v1/timers/{made}", {"delay": 61}).body["field"] == "delay"
+    )
+
+
 def test_follower_delivers_and_settles_messages(
     cluster: Running, client: TimerClient, topic: str
 ) -> None:

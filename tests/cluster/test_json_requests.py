@@ -15,6 +15,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import DUE_MS_MAX, decode_headers
 
 TOPIC = {"topic": "orders"}
+ID = "0" * 24
 
 
 def scheduled(body: str | bytes | dict[str, Any]) -> pb.ScheduleRequest:
@@ -185,10 +186,10 @@ def test_durations_of_consumers_are_seconds_or_iso() -> None:
         ("AckMessages", {"lease_id": "7", "offsets": [1]}, "lease_id"),
         ("AckMessages", {"lease_id": "1-1"}, "offsets"),
         ("AckMessages", {"lease_id": "1-1", "offsets": []}, "offsets"),
-        ("AckMessages", {"lease_id": "1-1", "offsets": [-1]}, "offsets"),
-        ("AckMessages", {"lease_id": "1-1", "offsets": [1, None]}, "offsets"),
-        ("AckMessages", {"lease_id": "1-1", "offsets": [1.5]}, "offsets"),
-        ("AckMessages", {"lease_id": "1-1", "offsets": [1 << 64]}, "offsets"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [-1]}, "offsets[0]"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [1, None]}, "offsets[1]"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [1.5]}, "offsets[0]"),
+        ("AckMessages", {"lease_id": "1-1", "offsets": [1 << 64]}, "offsets[0]"),
         ("AckMessages", {"lease_id": "1-1", "offsets": [1], "cumulative": 1}, "cumulative"),
         ("NackMessages", {"lease_id": "1-1", "offsets": [1], "delay": -1}, "delay"),
     ],
@@ -236,6 +237,55 @@ def test_timer_that_found_no_room_is_not_said_to_be_missing() -> None:
     left = pb.RescheduleResponse(results=[pb.RESCHEDULE_RESULT_LEFT], timer_ids=bytes(15))
     with pytest.raises(NotReadyError, match="repeat the request"):
         FORMS["RescheduleTimer"].answer(pb.RescheduleRequest(timer_ids=bytes(15)), left)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "field", "limit"),
+    [
+        ("CancelTimers", {}, "ids", "must be a list of 1 to 1024 ids of timers"),
+        ("CancelTimers", {"ids": []}, "ids", "must be a list of 1 to 1024"),
+        ("CancelTimers", {"ids": "a" * 24}, "ids", "must be a list of 1 to 1024"),
+        ("CancelTimers", {"ids": [ID, 7]}, "ids[1]", "must be a string"),
+        ("CancelTimers", {"ids": [ID, None]}, "ids[1]", "must be a string"),
+        ("CancelTimers", {"ids": [ID, "z" * 24]}, "ids[1]", "must be 24 characters"),
+        ("CancelTimersByKey", {"keys": ["k"] * 257}, "keys", "must be a list of 1 to 256 keys"),
+        ("CancelTimersByKey", {"keys": ["k", ""]}, "keys[1]", "one character or more"),
+        ("CancelTimersByKey", {"keys": ["k", "\ud800"]}, "keys[1]", "UTF-8"),
+        ("CancelTimersByKey", {"keys": ["k", "l", "k"]}, "keys[2]", "must not repeat keys[0]"),
+        ("CancelTimersByFilter", {"due_from": "today"}, "due_from", "RFC 3339"),
+        ("RescheduleTimers", {"timers": [ID]}, "timers[0]", "must be an object"),
+        ("RescheduleTimers", {"timers": [{"delay": 1}]}, "timers[0].id", "must be a string"),
+        ("RescheduleTimers", {"timers": [{"id": ID}]}, "timers[0].delay", "give one of"),
+        (
+            "RescheduleTimers",
+            {"timers": [{"id": ID, "delay": 1}, {"id": ID, "due_ms": 0}]},
+            "timers[1].due_ms",
+            "must be delay, as in timers[0]",
+        ),
+        (
+            "RescheduleTimersByKey",
+            {"timers": [{"key": "k", "delay": 1}, {"key": "k", "delay": 1}]},
+            "timers[1].key",
+            "must not repeat timers[0].key",
+        ),
+        ("RescheduleTimersByKey", {"timers": [{"id": ID}]}, "timers[0].id", "known: key, due"),
+        ("RescheduleTimersByFilter", {}, "delay", "give one of"),
+    ],
+)
+def test_refusal_of_many_changes_names_the_element(
+    operation: str, body: dict[str, Any], field: str, limit: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        FORMS[operation].message(TOPIC, body)
+    assert (refused.value.field, limit in refused.value.limit) == (field, True), refused.value
+
+
+def test_timer_of_many_that_found_no_room_is_left() -> None:
+    results = [pb.RESCHEDULE_RESULT_RESCHEDULED, pb.RESCHEDULE_RESULT_LEFT]
+    left = pb.RescheduleResponse(results=results, timer_ids=bytes([1] * 15 + [0] * 15))
+    made = FORMS["RescheduleTimers"].answer(None, left)["timers"]
+    assert [each["result"] for each in made] == ["RESCHEDULED", "LEFT"]
+    assert made[1] == {"result": "LEFT", "id": None, "due_ms": None, "successor_id": None}
 
 
 def test_large_bodies_share_one_account() -> None:

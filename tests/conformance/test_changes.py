@@ -167,6 +167,24 @@ def test_reschedule_by_key_and_in_batches_answers_each(world: World, topic: str)
     assert [t.key for t in client.list_timers(topic)] == ["b", "a"]
 
 
+def test_rejected_time_of_many_reschedules_is_named_by_its_place(world: World, topic: str) -> None:
+    client = world.client
+    client.create_topic(topic)
+    client.alter_policies({"delay_ms_max": HOUR_MS}, topic=topic)
+    timers = client.schedule_batch(topic, [b"1", b"2", b"3"], keys=["a", "b", "c"], delay=1800)
+    client.cancel(timers[0])
+    with pytest.raises(InvalidRequest) as refused:
+        client.reschedule_batch(["0" * 24, *timers[1:]], delay=[0, 60, 2 * HOUR])
+    assert refused.value.field == "delay_ms[2]"
+    keys = [f"{n}" for n in range(258)]  # of two requests
+    with pytest.raises(InvalidRequest) as refused:
+        client.reschedule_keys(topic, keys, delay=[0] * 257 + [2 * HOUR])
+    assert refused.value.field == "delay_ms[257]"
+    with pytest.raises(InvalidRequest) as refused:
+        client.reschedule_batch(timers, delay=2 * HOUR)  # one time for all has no place
+    assert refused.value.field == "delay_ms"
+
+
 def test_reschedule_by_filter_moves_each_once(world: World, topic: str) -> None:
     client, due_ms = world.client, world.clock_ms() + 5 * HOUR_MS
     client.schedule_batch(topic, [b""] * 100, delay=HOUR)

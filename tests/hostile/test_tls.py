@@ -534,6 +534,57 @@ def test_a_client_works_on_the_topics_of_its_rules_only(cluster: Running, shop: 
         assert has_state(client, ended[5], "CANCELLED")
 
 
+def test_lists_over_http_change_no_timer_of_another_topic(
+    cluster: Running, shop: ClientTls
+) -> None:
+    node = cluster.node(cluster.followers()[0])
+
+    def post(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        with contextlib.closing(open_http(node.http, shop, CALL_S)) as connection:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", f"/v1/{path}", json.dumps(body), headers)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    with cluster.client() as admin:
+        foreign = admin.schedule("orders", b"x", key="k", delay=3_600)
+        old = admin.schedule("orders", b"x", delay=3_600)
+        new = admin.reschedule(old, delay=7_200)
+        own = admin.schedule("payments/a", b"y", key="k", delay=3_600)
+        others = [foreign.id, old.id, new.id]
+        moves = [{"id": each, "delay": 60} for each in [own.id, *others]]
+        status, moved = post("timers/reschedule", {"timers": moves})
+        assert status == 200
+        done, *unseen = moved["timers"]
+        assert done["result"] == "RESCHEDULED"
+        assert [each["result"] for each in unseen] == [
+            *("NOT_FOUND", "ALREADY_CANCELLED", "NOT_FOUND"),
+        ]
+        assert not any(each["id"] or each["successor_id"] for each in unseen)
+        status, cancelled = post("timers/cancel", {"ids": [*others, done["id"]]})
+        assert status == 200
+        assert [(each["result"], each["successor_id"]) for each in cancelled["timers"]] == [
+            ("NOT_FOUND", None),
+            ("ALREADY_CANCELLED", None),  # its end is no secret, its successor is
+            ("NOT_FOUND", None),
+            ("CANCELLED", None),
+        ]
+        far = {"key": "k", "delay": 60}
+        for path, body in (
+            ("topics/orders/keys/cancel", {"keys": ["k"]}),
+            ("topics/orders/keys/reschedule", {"timers": [far]}),
+            ("topics/orders/timers/cancel", {}),
+            ("topics/orders/timers/reschedule", {"delay": 60}),
+        ):
+            status, refused = post(path, body)
+            assert (status, refused["reason"]) == (403, "PERMISSION_DENIED"), path
+        _, page = post("topics/payments%2Fa/timers/cancel", {})
+        token = page["next_page_token"]  # of another filter
+        assert post("topics/orders/timers/cancel", {"page_token": token})[0] == 403
+        assert [has_state(admin, each, "PENDING") for each in (foreign, new)] == [True] * 2
+        assert [admin.cancel(each).name for each in (foreign, new)] == ["CANCELLED"] * 2
+
+
 def has_state(client: Any, timer: Any, name: str) -> bool:
     """Return whether a timer has a state."""
     return bool(client.get_timer(timer).state.name == name)

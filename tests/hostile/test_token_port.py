@@ -193,12 +193,16 @@ def test_timers_over_http_need_the_rules_of_their_methods(cluster: WithTokens) -
         f"{own}/timers/stream", "ci", "POST", f"{timer}\n{timer}\n", "application/x-ndjson"
     )
     assert (status, [json.loads(line)["line"] for line in lines.splitlines()]) == (200, [1, 2])
-    wanted = '{"max_messages": 3, "wait": 5}'
-    received = json.loads(cluster.http(f"{own}/groups/g/receive", "ci", "POST", wanted)[1])
-    offsets = [each["queue_offset"] for each in received["messages"]]
-    held = json.dumps({"lease_id": received["lease_id"], "offsets": offsets})
-    results = json.loads(cluster.http(f"{own}/groups/g/ack", "ci", "POST", held)[1])["results"]
-    assert results == ["ACKED"] * len(offsets)
+    wanted, held = '{"max_messages": 3, "wait": 5}', ""
+    for words in (("extend", "nack"), ("ack",)):  # a nacked message is delivered again
+        received = json.loads(cluster.http(f"{own}/groups/g/receive", "ci", "POST", wanted)[1])
+        offsets = [*(each["queue_offset"] for each in received["messages"]), 1_000]
+        for word in words:
+            more = {"delay": 0} if word == "nack" else {}
+            held = json.dumps({"lease_id": received["lease_id"], "offsets": offsets, **more})
+            results = json.loads(cluster.http(f"{own}/groups/g/{word}", "ci", "POST", held)[1])
+            done = f"{word}ed".upper()  # the last offset is that of no message
+            assert results["results"] == [done] * (len(offsets) - 1) + ["NOT_DELIVERED"]
     assert cluster.http(f"{own}/policies", "ci")[0] == 200
     for path, body in (("timers", timer), ("groups/g/receive", "{}"), ("groups/g/ack", held)):
         status, refused, _ = cluster.http(f"{other}/{path}", "ci", "POST", body)

@@ -80,6 +80,16 @@ class InvalidRequestError(EngineError):
         self.row = row
         """Index of the row at fault in its columns. None: the error is not about one row."""
 
+    def at_rows(self, places: Sequence[int]) -> "InvalidRequestError":
+        """Return the error with another row: `places` has that of each row that was checked.
+
+        An error without a row gets one only if a single row was checked.
+        """
+        if self.row is None and len(places) > 1:
+            return self
+        row = places[self.row or 0]
+        return InvalidRequestError(self.field, self.value, self.limit, row=row)
+
     def in_request(self, before: int, rows: int) -> "InvalidRequestError":
         """Return the error with its row in the name of the field, as in payload[7].
 

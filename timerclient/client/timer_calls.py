@@ -1,5 +1,6 @@
 """The client's calls about existing timers: cancels, reschedules and queries."""
 
+import re
 import threading
 from abc import abstractmethod
 from collections.abc import (
@@ -123,6 +124,20 @@ def part_of(done: object, count: int = 0) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def named_at(places: Sequence[int]) -> Iterator[None]:
+    """Name the element at fault, as in delay_ms[3], by its place among the caller's elements.
+
+    `places`: of the elements of the request, in their order.
+    """
+    try:
+        yield
+    except InvalidRequest as error:
+        if not (row := re.fullmatch(r"(\w+)\[(\d+)\]", error.field)):
+            raise
+        raise error.with_field(f"{row[1]}[{places[int(row[2])]}]") from None
+
+
 class Existing:
     """Calls about existing timers, for an event loop; a part of AsyncTimerClient."""
 
@@ -195,7 +210,8 @@ class Existing:
         for start in range(0, len(listed), pending_timers.CHANGES_MAX):
             some = pending_timers.named(topic, listed[start : start + pending_timers.CHANGES_MAX])
             request = pb.CancelRequest(keys=some)
-            with part_of(results, len(results)):
+            some_at = range(start, start + pending_timers.CHANGES_MAX)
+            with part_of(results, len(results)), named_at(some_at):
                 answer = await self._call(cancelling(request), timeout, repeatable=False)
             results += [CancelResult(result) for result in answer.results]
         return results
@@ -325,7 +341,7 @@ class Existing:
             some, left = left[:rows_max], left[rows_max:]
             request = naming([targets[at] for at in some])
             set_times(request, {name: ms if len(ms) == 1 else [ms[at] for at in some]})
-            with part_of(done, len(done)):
+            with part_of(done, len(done)), named_at(some):
                 answer = await self._call(rescheduling(request), timeout, repeatable=False)
             for at, one in zip(some, pending_timers.rescheduled(answer), strict=True):
                 if one is None:

@@ -282,7 +282,10 @@ class Admission:
         for topic in np.unique(topics).tolist():
             mine = np.flatnonzero(topics == topic)
             rules = self.rules(topic) if topic else UNBOUNDED
-            times = rules.times(when.take(mine), len(mine), now, floor_ms)
+            try:
+                times = rules.times(when.take(mine), len(mine), now, floor_ms)
+            except InvalidRequestError as error:
+                raise (error if len(when.values) == 1 else error.at_rows(mine.tolist())) from None
             requested[mine], due[mine] = times
         return Times(requested, due)
 
