@@ -151,8 +151,8 @@ class LimitsConfig(_Part):
     request_bytes_max: int = _int(16 * MIB, 1 * KIB, PAYLOAD_SIZE_MAX)
     """Payloads, keys and headers of one request. With its rows it must fit into one log entry."""
     request_window_ms: int = _int(300_000, 60_000, 86_400_000)
-    """How long the answer to a request with a request_id is stored. At most 131,072 are stored, or
-    437 per second over the default; further requests get RESOURCE_EXHAUSTED."""
+    """How long the answer to a request with a request_id is stored. At most 524,288 are stored, or
+    1,747 per second over the default; further requests get RESOURCE_EXHAUSTED."""
     producer_idle_ms: int = _int(7 * 86_400_000, 1_000, 366 * 86_400_000)
     """A producer idle for so long is forgotten at the next checkpoint; its client registers again
     by itself."""

@@ -118,7 +118,7 @@ def test_a_sender_of_request_ids_leaves_others_their_share(
 
     def fill() -> str:
         """Send requests until one is rejected for its share; return the error's text."""
-        for number in range(16):
+        for number in range(64):
             try:
                 until(partial(sent, f"fill-{number}"))
             except grpc.RpcError as error:

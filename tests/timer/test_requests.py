@@ -160,7 +160,11 @@ def test_id_that_is_used_anew_is_remembered_for_its_new_time_alone() -> None:
         table.accept(named(b"%d" % number, until_ms=90), old, UnixMs(0))
     table.accept(named(b"again", until_ms=10), old, UnixMs(0))
     before = table.sum
-    assert table.repeated(named(b"again"), UnixMs(10)) is old
+    assert table.repeated(named(b"again"), UnixMs(10)) is old, "the entry is being applied"
+    table.seal()
+    again = table.repeated(named(b"again"), UnixMs(10))
+    assert again is not None
+    assert again.pack() == old.pack()
     assert table.repeated(named(b"again", until_ms=60), UnixMs(11)) is None
     table.accept(named(b"again", until_ms=60), new, UnixMs(11))
     assert (len(table), table.rows) == (4, 3 * 3 + 1), "it is there once"
@@ -185,6 +189,34 @@ def test_table_forgets_what_is_over_and_counts_what_it_holds() -> None:
     assert table.repeated(named(b"2"), UnixMs(25)) is None, "but counts no more"
     table.expire(UnixMs(31))
     assert (len(table), table.rows, table.sum) == (0, 0, 0)
+
+
+def test_pages_of_a_table_are_found_forgotten_and_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_ids, "PAGE_IDS", 3)
+    table = RequestIds()
+
+    def accept(number: int, until_ms: int, now_ms: int) -> None:
+        answer = RequestAnswer(0, Seq(number), np.full(1, number))
+        table.accept(named(b"%d" % number, until_ms=until_ms), answer, UnixMs(now_ms))
+        table.seal()
+
+    for number in range(8):
+        accept(number, 40 if number == 2 else 10 + number, 0)
+    for number in range(8):
+        found = table.repeated(named(b"%d" % number), UnixMs(10))
+        assert found is not None, number
+        assert found.first_seq == number
+    lent, packed = table.pack(), [*table.pack()]
+    accept(1, 50, 12)  # the second id, over but still there, anew; the first is forgotten
+    table.expire(UnixMs(30))
+    assert [fields[0][0] for fields in table.pack()] == [b"2", b"1"]
+    assert (len(table), table.rows) == (2, 2)
+    assert len(lent) == 8
+    assert [*lent] == packed, "a manifest in the making does not change"
+    again = RequestIds()
+    again.restore(table.pack())
+    assert (len(again), again.rows, again.sum) == (2, 2, table.sum)
+    assert again.repeated(named(b"2"), UnixMs(40)) is not None
 
 
 def test_many_that_are_over_are_forgotten_in_portions() -> None:
@@ -218,7 +250,7 @@ def test_leader_takes_repetitions_where_it_takes_nothing_new(
     ask(play, "again", play.leader.request_id(b"r", 1, play.now))
     play.settle()
     assert [type(play.answers[name]) for name in ("first", "again")] == [Accepted, Repeated]
-    assert play.answers["first"].answer is play.answers["again"].answer
+    assert play.answers["first"].answer.pack() == play.answers["again"].answer.pack()
     with pytest.raises(DiskFullError):
         ask(play, "new", play.leader.request_id(b"s", 1, play.now))
     play.leader.full = None
@@ -305,5 +337,5 @@ def test_repetition_while_the_first_is_in_flight_is_one_timer() -> None:
     play.step()
     ask(play, "again", request)
     play.settle()
-    assert play.answers["first"].answer is play.answers["again"].answer
+    assert play.answers["first"].answer.pack() == play.answers["again"].answer.pack()
     assert play.machine.counts.scheduled == 1

@@ -32,7 +32,6 @@ import numpy.typing as npt
 from timer.entries.payloads import GroupSettings
 from timer.entries.policies import Policies, decode_policy, encode_policy
 from timer.files.disk import Disk
-from timer.model.columns import RequestId
 from timer.model.firing_order import START, Position
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import (
@@ -56,10 +55,9 @@ from timer.ready.queue import Queue
 from timer.ready.spill import Spill, check_spill, read_page
 from timer.ready.topic import Counts, Topic, TopicRelease
 from timer.state.apply_results import Checkpoint
-from timer.state.key_conflicts import Verdicts
 from timer.state.machine import Machine
 from timer.state.producers import ProducerState, RequestAnswer
-from timer.state.request_ids import RememberedRequest
+from timer.state.request_ids import Remembered
 
 MAGIC: Final = b"TIMERMAN"
 VERSION: Final = 12
@@ -220,7 +218,7 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
         "topic_deleted_in": machine.topic_deleted_in,
         "policies": [encode_policy(*record) for record in machine.policies],
         "producers": ahead.producers.finish(machine),
-        "requests": machine.requests.all(),
+        "requests": machine.requests.pack(),
         "key_secret": machine.store.hasher.secret,
         "trace": machine.trace.pack(),
         "successors": machine.successors.pack(),
@@ -349,10 +347,7 @@ def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None
     machine.swept = Position(*state["swept"]) if state["swept"] else None
     for fields in sorted(state["producers"], key=itemgetter(2)):  # by their last use
         machine.producers.restore(*_producer(fields))
-    machine.requests.restore(
-        RememberedRequest(RequestId(text, body, UnixMs(until_ms)), _answer(*answer))
-        for (text, body, until_ms), answer in state["requests"]
-    )
+    machine.requests.restore(state["requests"])
     machine.trace.restore(state["trace"])
     machine.successors.restore(state["successors"])
     if "series" in state:
@@ -450,7 +445,7 @@ def _encode(state: State) -> bytes:
     packer.pack_map_header(len(state))
     for name, value in state.items():
         packer.pack(name)
-        if isinstance(value, list):
+        if isinstance(value, list | Remembered):
             packer.pack_array_header(len(value))
             for element in value:
                 packer.pack(element)
@@ -610,10 +605,7 @@ def _pack(value: object) -> object:
     if isinstance(value, GroupSettings):
         return _settings_state(value)
     if isinstance(value, RequestAnswer):
-        verdicts = value.verdicts
-        columns = () if verdicts is None else (verdicts.verdict, verdicts.due_ms, verdicts.seq)
-        tail = [column.tobytes() for column in columns]
-        return [value.sequence, value.first_seq, value.due_ms.tobytes(), value.body, *tail]
+        return value.pack()
     assert isinstance(value, np.ndarray), type(value)
     if value.dtype == np.uint64:  # seqs and due times of timers, offsets that moved, series
         return value.tobytes()
@@ -676,23 +668,11 @@ def _producer_state(producer_id: ProducerId, producer: ProducerState) -> list[An
 
 def _producer(fields: list[Any]) -> tuple[ProducerId, ProducerState]:
     producer_id, token, used_at_ms, last_sequence, answers = fields
-    kept = deque(_answer(*answer) for answer in answers)
+    kept = deque(RequestAnswer.unpack(*answer) for answer in answers)
     rows = sum(len(answer.due_ms) for answer in kept)
     return ProducerId(producer_id), ProducerState(
         token, UnixMs(used_at_ms), last_sequence, kept, rows
     )
-
-
-def _answer(sequence: int, first_seq: int, due_ms: bytes, body: int, *tail: bytes) -> RequestAnswer:
-    answer = RequestAnswer(sequence, Seq(first_seq), np.frombuffer(due_ms, np.int64), body)
-    if tail:
-        verdict, other_due, other_seq = tail
-        answer.verdicts = Verdicts(
-            np.frombuffer(verdict, np.uint8),
-            np.frombuffer(other_due, np.int64),
-            np.frombuffer(other_seq, np.uint64),
-        )
-    return answer
 
 
 def _checkpoint_state(checkpoint: Checkpoint | None) -> State | None:

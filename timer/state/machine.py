@@ -194,6 +194,7 @@ class Machine(State):
         keyed = int(np.count_nonzero(rows["key_size"]))
         if keyed:
             rows = self._decide(rows, modes, entry.payload, fresh)
+        self.requests.seal()
         if len(rows):
             ready = self._admit(rows, entry.payload)
         return ScheduleApplied(tuple(results), ready, keyed, self.topics_split)

@@ -14,8 +14,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, islice
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from sortedcontainers import SortedDict
 
 from timer.model.columns import I64
@@ -67,6 +68,28 @@ class RequestAnswer:
     """Checksum of the request (Part.body)."""
     verdicts: Verdicts | None = None
     """Set when the whole entry is decided. None: every row is SCHEDULED."""
+
+    def pack(self) -> list[Any]:
+        """Return the fields for a manifest: columns as bytes, the verdicts' last and if present."""
+        verdicts = self.verdicts
+        columns = () if verdicts is None else (verdicts.verdict, verdicts.due_ms, verdicts.seq)
+        tail = [column.tobytes() for column in columns]
+        return [self.sequence, self.first_seq, self.due_ms.tobytes(), self.body, *tail]
+
+    @classmethod
+    def unpack(
+        cls, sequence: int, first_seq: int, due_ms: bytes, body: int, *verdicts: bytes
+    ) -> "RequestAnswer":
+        """Return the answer that `pack` returned the fields of."""
+        answer = cls(sequence, Seq(first_seq), np.frombuffer(due_ms, np.int64), body)
+        if verdicts:
+            verdict, other_due_ms, other_seq = verdicts
+            answer.verdicts = Verdicts(
+                np.frombuffer(verdict, np.uint8),
+                np.frombuffer(other_due_ms, np.int64),
+                np.frombuffer(other_seq, np.uint64),
+            )
+        return answer
 
 
 @dataclass(slots=True)

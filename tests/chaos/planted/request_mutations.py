@@ -39,18 +39,24 @@ def _capture_without_requests(machine: Machine, ahead: FlushSources) -> Any:
 _repeated = RequestIds.repeated
 
 
+def _stored(table: RequestIds, request: RequestId) -> RequestId:
+    """Return the stored request that has this id, or the request itself."""
+    for (text, body, until_ms), _ in table.pack():
+        if text == request.text:
+            return RequestId(text, body, until_ms)
+    return request
+
+
 def _repeated_for_ever(self: RequestIds, request: RequestId, now_ms: Any) -> RequestAnswer | None:
     """Count a stored id as valid after the end of its time."""
-    kept = self._kept.get(request.text)
-    return _repeated(self, request, now_ms if kept is None else kept.request.until_ms)
+    return _repeated(self, request, min(now_ms, _stored(self, request).until_ms))
 
 
 def _repeated_whatever_it_asks(
     self: RequestIds, request: RequestId, now_ms: Any
 ) -> RequestAnswer | None:
     """Compare only the id, not the body, of a request."""
-    kept = self._kept.get(request.text)
-    return None if kept is None or kept.request.until_ms < now_ms else kept.answer
+    return _repeated(self, _stored(self, request), now_ms)
 
 
 class _Piece(NamedRequest):

@@ -5,8 +5,8 @@
 
 One sender therefore gets at most half of the table, two get a third each, and some room is always
 left for a sender that has none yet. The sender is an address. The counts are in the leader's
-memory, and a new leader starts them at zero. A part of timer/leader/leader.py, and a pure core,
-too.
+memory, by sender and step of time; a new leader starts them at zero. A part of
+timer/leader/leader.py, and a pure core, too.
 """
 
 from typing import Final, NamedTuple
@@ -18,6 +18,8 @@ from timer.state.request_ids import REQUEST_ROWS_MAX, REQUESTS_MAX, RequestIds
 
 RETRY_MS: Final = 1000
 """Pause before a rejected sender retries: the oldest ids are forgotten one by one."""
+STEPS: Final = 256
+"""Steps in a window. An id no longer counts for its sender when its last step begins."""
 
 
 class Use(NamedTuple):
@@ -40,9 +42,10 @@ WHOLE: Final = Use(REQUESTS_MAX, REQUEST_ROWS_MAX)
 
 
 class _Taken(NamedTuple):
-    until_ms: UnixMs
     whose: str
     use: Use
+    step: int
+    """Step of time in which the id is forgotten."""
 
 
 class Fairness:
@@ -51,12 +54,15 @@ class Fairness:
     def __init__(self, requests: RequestIds, window_ms: int) -> None:
         self._requests = requests
         self._window_ms = window_ms
-        self._taken: dict[bytes, _Taken] = {}
-        """By id, in the order in which they are forgotten."""
-        self._on_the_way: dict[bytes, Use] = {}
+        self._step_ms = window_ms // STEPS + 1
+        self._on_the_way: dict[tuple[bytes, int], _Taken] = {}
+        """By id and body."""
         self._way = _NONE
         """Sum over `_on_the_way`."""
         self._of: dict[str, Use] = {}
+        """Sum of each sender."""
+        self._until: dict[int, dict[str, Use]] = {}
+        """The same by the step in which it is forgotten, the first one first."""
 
     def check(self, whose: str, rows: int, now_ms: UnixMs) -> None:
         """Check that there is room for one more request.
@@ -81,32 +87,30 @@ class Fairness:
 
     def take(self, request: RequestId, whose: str, rows: int) -> None:
         """Count an accepted request as in flight."""
-        self.settle(request)
-        use = self._on_the_way[request.text] = Use(1, rows)
-        self._way = self._way.plus(use)
-        self._end(request.text)
-        self._taken[request.text] = _Taken(request.until_ms, whose, use)
-        self._of[whose] = self._of.get(whose, _NONE).plus(use)
+        taken = _Taken(whose, Use(1, rows), request.until_ms // self._step_ms)
+        self._on_the_way[request[:2]] = taken
+        self._way = self._way.plus(taken.use)
+        self._of[whose] = self._of.get(whose, _NONE).plus(taken.use)
+        senders = self._until.setdefault(taken.step, {})
+        senders[whose] = senders.get(whose, _NONE).plus(taken.use)
 
     def settle(self, request: RequestId, *, applied: bool = True) -> None:
         """Stop counting a request as in flight; forget it if it was not applied."""
-        self._way = self._way.minus(self._on_the_way.pop(request.text, _NONE))
-        if not applied:
-            self._end(request.text)
-
-    def _forget(self, now_ms: UnixMs) -> None:
-        while self._taken:
-            text, first = next(iter(self._taken.items()))
-            if first.until_ms >= now_ms:
-                break
-            self._end(text)
-
-    def _end(self, text: bytes) -> None:
-        taken = self._taken.pop(text, None)
+        taken = self._on_the_way.pop(request[:2], None)
         if taken is None:
             return
-        left = self._of[taken.whose].minus(taken.use)
-        if left == _NONE:
-            del self._of[taken.whose]
-        else:
-            self._of[taken.whose] = left
+        self._way = self._way.minus(taken.use)
+        if not applied and taken.step in self._until:
+            senders = self._until[taken.step]
+            senders[taken.whose] = senders[taken.whose].minus(taken.use)
+            self._give_back(taken.whose, taken.use)
+
+    def _forget(self, now_ms: UnixMs) -> None:
+        while self._until and (first := next(iter(self._until))) * self._step_ms <= now_ms:
+            for whose, use in self._until.pop(first).items():
+                self._give_back(whose, use)
+
+    def _give_back(self, whose: str, use: Use) -> None:
+        left = self._of.pop(whose, _NONE).minus(use)
+        if left != _NONE:
+            self._of[whose] = left
