@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -46,7 +45,7 @@ from chaos.audit.rules import file_rules as files
 from chaos.audit.rules import late_deliveries as delivered
 from chaos.audit.rules import late_firing as late
 from chaos.audit.rules.fault_windows import Fault, phases, windows
-from chaos.audit.rules.findings import OFFENDERS_MAX, Findings
+from chaos.audit.rules.findings import Findings, shown
 from chaos.history import flat, history
 from chaos.history.history import RunFolder
 from chaos.oracle import tables
@@ -509,13 +508,13 @@ def _counts(
             ends[row["end"]] = ends.get(row["end"], 0) + row["n"]
     violated = {name: counts[name] for name in verdict.VIOLATIONS if name in counts}
     findings.violations.update(violated)
-    if diverged := sum(node["diverged"] for node in held):
-        findings.violations["diverged_entries"] = diverged
+    if any(node["diverged"] for node in held):
+        differing = disputes.where("NOT stale").drop("stale")
+        findings.add({"diverged_entries": differing}, order=["index", "node", "life"])
     delivered, messages = (
         sum(row[name] or 0 for row in rows) for name in ("deliveries", "messages")
     )
     bad = found.where(F.col("verdict").isin(*verdict.VIOLATIONS))
-    entries = disputes.where(~F.col("stale"))
     return {
         "verdicts": dict(sorted(counts.items())),
         "scheduled": sum(n for end, n in ends.items() if end not in (None, "rejected", "kept")),
@@ -524,13 +523,8 @@ def _counts(
         "redelivered": delivered - messages,
         "stale_entries": sum(node["stale"] for node in held),
         "nodes": held,
-        "offenders": _first(bad, "verdict", "seq", "mark") if violated else [],
-        "diverged_entries": _first(entries, "index", "node", "life") if diverged else [],
+        "offenders": shown(bad, ["verdict", "seq", "mark"]) if violated else [],
     }
-
-
-def _first(rows: DataFrame, *order: str) -> list[dict[str, Any]]:
-    return [row.asDict() for row in rows.orderBy(*order).limit(OFFENDERS_MAX).collect()]
 
 
 def _known(spoken: DataFrame, states: Iterable[ManifestState]) -> dict[str, int]:
@@ -586,22 +580,20 @@ def _conserved(
     said = states.agg(F.count("scheduled"), F.count("digest"), F.count_distinct("node")).first()
     assert found is not None
     assert said is not None
-    shown = {}
-    for violation, name, order, rows in (
-        ("unbalanced_checkpoints", "unbalanced", ("index",), points.where(~F.col("balanced"))),
-        ("miscounted", "miscounted", ("index", "node"), counts.miscounted(table, states)),
-        ("diverged_states", "diverged_states", ("index",), counts.diverged_states(states)),
-        ("frozen_digests", "frozen_digests", ("index",), counts.frozen_digests(states, table)),
-    ):
-        if count := rows.count():
-            findings.violations[violation] = count
-        shown[name] = _first(rows, *order) if count else []
+    findings.add(
+        {
+            "unbalanced_checkpoints": points.where("NOT balanced"),
+            "miscounted": counts.miscounted(table, states),
+            "diverged_states": counts.diverged_states(states),
+            "frozen_digests": counts.frozen_digests(states, table),
+        },
+        order=["index"],
+    )
     return {
         "conservation": {
             "checkpoints": found[0],
             "last": [found[1].asDict()] if found[1] else [],
             "said": dict(zip(("counts", "digests", "nodes"), said, strict=True)),
-            **shown,
         },
     }
 
@@ -632,15 +624,12 @@ def _changed(
     revoked = story["fates"].end_index == story["series"].series_index
     fates = story["fates"].join(F.broadcast(story["series"]), revoked, "left_anti")
     told = change_answers.miscounted(lines, fates, asks).collect() if filtered else []
-    over = [row.asDict() for row in told]
-    findings.violations += Counter(
-        overcounted=sum(row["told"] > row["logged"] for row in over),
-        undercounted=sum(row["told"] < row["least"] for row in over),
-    )  # without those that are 0
+    rows = [row.asDict() for row in told]
+    findings.note("overcounted", [row for row in rows if row["told"] > row["logged"]])
+    findings.note("undercounted", [row for row in rows if row["told"] < row["least"]])
     fired = lines.sparkSession.read.parquet(str(run.audit / "work/fired_answers"))
     return {
         "operations": [row.asDict() for row in operations],
-        "overcounted": over,
         "fired_answers": change_answers.fired_figures(fired, fates, clocks.error_ms),
     }
 

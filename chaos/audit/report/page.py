@@ -171,16 +171,6 @@ def _offenders(s: dict[str, Any]) -> Iterator[str]:
         heads = (*named, *more, *last)
         rows = [[_raw(row.get(name)) for name in heads] for row in s["offenders"]]
         yield _table(heads, rows, texts=len(named))
-    if s["diverged_entries"]:
-        yield "<p>Log entries of a node that differ from the majority's:</p>"
-        rows = [[row["node"], row["index"], row["epoch"]] for row in s["diverged_entries"]]
-        yield _table(("node", "index", "epoch"), rows)
-    if s["overcounted"]:
-        yield "<p>Changes by filter whose answers count more or fewer timers than the log has:</p>"
-        told = ("op", "topic", "told", "logged", "least")
-        rows = [[row[name] for name in told] for row in s["overcounted"]]
-        headings = ("operation", "topic", "answered", "in the log", "by filters alone")
-        yield _table(headings, rows, texts=2)
     others = s["other_offenders"]
     for verdict in dict.fromkeys(row["verdict"] for row in others):
         some = [{k: v for k, v in row.items() if k != "verdict"} for row in others
@@ -267,15 +257,7 @@ def _nodes(s: dict[str, Any]) -> str:
 def _conservation(s: dict[str, Any]) -> Iterator[str]:
     points = s["conservation"]
     yield "<h2>Conservation</h2>"
-    yield (
-        "<p>scheduled = pending + fired + cancelled + dropped. The last checkpoint, and those that"
-        " do not balance:</p>"
-    )
+    yield "<p>scheduled = pending + fired + cancelled + dropped. The last checkpoint:</p>"
     names = ("index", "scheduled", "pending", "fired", "cancelled", "dropped", "balanced")
-    rows = [[row[name] for name in names] for row in (*points["last"], *points["unbalanced"])]
-    if rows:
+    if rows := [[row[name] for name in names] for row in points["last"]]:
         yield _table(names, rows, texts=0)
-    for name in ("miscounted", "diverged_states"):
-        if points[name]:
-            rows = [[*row.values()] for row in points[name]]
-            yield _table([*points[name][0]], rows, texts=2)

@@ -76,22 +76,8 @@ def describe(report: Report) -> Iterator[str]:
 
 
 def _offenders(s: dict[str, Any]) -> Iterator[str]:
-    for row in s["offenders"][:SHOWN_MAX]:
-        yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
-    for row in s["diverged_entries"][:SHOWN_MAX]:
-        yield f"  diverged entry: node={row['node']} index={row['index']} epoch={row['epoch']}"
-    for row in s["conservation"]["unbalanced"][:SHOWN_MAX]:
-        yield "  unbalanced checkpoint: " + " ".join(f"{k}={v}" for k, v in row.items())
-    for name in ("miscounted", "diverged_states", "frozen_digests"):
-        for row in s["conservation"][name][:SHOWN_MAX]:
-            yield f"  {name}: " + " ".join(f"{k}={v}" for k, v in row.items())
-    for row in s["overcounted"]:
-        yield (
-            f"  {row['op']} by filter, {row['topic']}: {row['told']:,} answered,"
-            f" {row['logged']:,} in the log, {row['least']:,} by filters alone"
-        )
     shown = Counter[str]()
-    for row in s["other_offenders"]:
+    for row in (*s["offenders"][:SHOWN_MAX], *s["other_offenders"]):
         shown[row["verdict"]] += 1
         if shown[row["verdict"]] <= SHOWN_MAX:
             yield "  " + " ".join(f"{k}={v}" for k, v in row.items() if v is not None)
