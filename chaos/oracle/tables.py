@@ -52,7 +52,7 @@ same holds for `group`, by LogStory.life_of, after a seek or a deletion.
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -128,31 +128,43 @@ _ROWS_PER_GROUP: Final = 1 << 19
 _ENDS: Final = pa.array(ENDS)
 
 
-class _Table:
+class GrowingTable:
     """A Parquet file that grows by pieces. A row group is written when enough rows wait."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(
+        self, path: Path, schema: pa.Schema, columns_of: Callable[..., Iterable[Any]]
+    ) -> None:
+        """`columns_of`: makes the columns of a row group; argument i: column i of each piece."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._writer = pq.ParquetWriter(path, schema, compression="lz4")
         self._schema = schema
+        self._columns_of = columns_of
         self._waiting: list[tuple[Any, ...]] = []
         self._rows = 0
 
-    def add(self, rows: int, *columns: Any) -> bool:
-        """Add columns of `rows` values; return whether enough rows wait for a write."""
-        self._waiting.append(columns)
-        self._rows += rows
-        return self._rows >= _ROWS_PER_GROUP
+    def add(self, rows: int, *columns: Any) -> None:
+        """Add a piece of `rows` rows."""
+        if rows:
+            self._waiting.append(columns)
+            self._rows += rows
+        if self._rows >= _ROWS_PER_GROUP:
+            self.write()
 
-    def drain(self) -> Iterable[tuple[Any, ...]]:
-        waiting, self._waiting, self._rows = self._waiting, [], 0
-        return waiting
-
-    def write(self, columns: Sequence[Any]) -> None:
-        self._writer.write_table(pa.table([*columns], schema=self._schema))
+    def write(self) -> None:
+        """Write the waiting rows."""
+        if self._waiting:
+            columns = self._columns_of(*zip(*self._waiting, strict=True))
+            self._writer.write_table(pa.table([*columns], schema=self._schema))
+        self._waiting, self._rows = [], 0
 
     def close(self) -> None:
+        """Close the file, without the waiting rows."""
         self._writer.close()
+
+
+def _chained(*columns: Iterable[Any]) -> Iterable[Any]:
+    """Return the columns of pieces that have lists."""
+    return ([*itertools.chain.from_iterable(each)] for each in columns)
 
 
 class ParquetBook(StoryBook):
@@ -164,66 +176,60 @@ class ParquetBook(StoryBook):
     def __init__(self, folder: Path) -> None:
         self.counts = np.zeros(len(ENDS), np.int64)
         """Timers by their end."""
+        columns_of: dict[str, Callable[..., Iterable[Any]]] = {
+            "fates": lambda *pieces: self._fates(*map(np.concatenate, pieces)),
+            "carried": self._carried,
+            "acks": self._runs,
+            "returns": self._slots,
+            "expired": self._slots,
+            "payloads": lambda *pieces: map(np.concatenate, pieces),
+        }
         self._tables = {
-            name: _Table(folder / name / "part-0.parquet", schema) for name, schema in STORY.items()
+            name: GrowingTable(
+                folder / name / "part-0.parquet", schema, columns_of.get(name, _chained)
+            )
+            for name, schema in STORY.items()
         }
 
     def fates(self, rows: Rows, **columns: I64 | int) -> None:
         """Add timers that ended."""
-        if not len(rows):
-            return
         names = ("end", "end_index", "ended_at_ms", "queue_offset")
         full = [np.broadcast_to(np.asarray(columns[n], np.int64), len(rows)) for n in names]
         self.counts += np.bincount(full[0], minlength=len(ENDS))
-        if self._tables["fates"].add(len(rows), rows, *full):
-            self._write_fates()
+        self._tables["fates"].add(len(rows), rows, *full)
 
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
         """Add messages that a MOVE carried."""
         names = ("queue_offset", "redriven")
         full = [np.broadcast_to(np.asarray(columns[n]), len(rows)) for n in names]
-        if self._tables["carried"].add(len(rows), group.group_id, rows, offsets, *full):
-            self._write_carried()
+        self._tables["carried"].add(len(rows), group.group_id, rows, offsets, *full)
 
     def payloads(self, marks: I64, crcs: I64) -> None:
         """Add checksums of payloads."""
-        if self._tables["payloads"].add(len(marks), np.ascontiguousarray(marks), crcs):
-            self._write_payloads()
-
-    def _write_payloads(self) -> None:
-        waiting = [*self._tables["payloads"].drain()]
-        if waiting:
-            columns = zip(*waiting, strict=True)
-            self._tables["payloads"].write([pa.array(np.concatenate(each)) for each in columns])
+        self._tables["payloads"].add(len(marks), marks, crcs)
 
     def acks(self, group: GroupStory, acks: Any) -> None:
         """Add acks that counted."""
-        if self._tables["acks"].add(len(acks), group.group_id, acks):
-            self._write_slots("acks")
+        self._tables["acks"].add(len(acks), group.group_id, acks)
 
     def returns(self, group: GroupStory, returns: Any) -> None:
         """Add messages that came back from consumers."""
-        if self._tables["returns"].add(len(returns), group.group_id, returns):
-            self._write_slots("returns")
+        self._tables["returns"].add(len(returns), group.group_id, returns)
 
     def expired(self, group: GroupStory, expired: Any) -> None:
         """Add messages that expired."""
-        if self._tables["expired"].add(len(expired), group.group_id, expired):
-            self._write_slots("expired")
+        self._tables["expired"].add(len(expired), group.group_id, expired)
 
     def checkpoint(self, **figures: int) -> None:
         """Add the figures at one CHECKPOINT entry."""
-        self._tables["checkpoints"].add(1, *(figures[name] for name in CHECKPOINTS.names))
+        names = STORY["checkpoints"].names
+        self._tables["checkpoints"].add(1, *([figures[name]] for name in names))
 
-    def _write_fates(self) -> None:
-        if waiting := self._tables["fates"].drain():
-            columns = map(np.concatenate, zip(*waiting, strict=True))
-            self._tables["fates"].write(self._columns(*columns))
+    # ---- columns
 
-    def _columns(
+    def _fates(
         self, rows: Rows, end: I64, end_index: I64, ended_at_ms: I64, offsets: I64
     ) -> list[pa.Array]:
-        """Return the columns of FATES."""
         starts = np.array(self.story.epoch_starts or [(0, 0)], np.int64)
         end_epoch = starts[np.searchsorted(starts[:, 0], end_index, "right") - 1, 1]
         top = max([*self.story.topics, int(rows["topic"].max())])
@@ -244,74 +250,44 @@ class ParquetBook(StoryBook):
             pa.array(rows["payload_size"].astype(np.int64)),
         ]
 
-    def _write_carried(self) -> None:
-        waiting = [*self._tables["carried"].drain()]
-        if not waiting:
-            return
-        groups, *rest = zip(*waiting, strict=True)
-        rows, from_offset, offsets, redriven = map(np.concatenate, rest)
-        sizes = [len(each) for each in rest[0]]
-        known = self.story.groups
-        places = [(self._topic(known[n].topic), self.story.life_of(known[n])) for n in groups]
-        topics, names = (
-            pa.array([place[at] for place in places], pa.string()).take(
-                pa.array(np.repeat(np.arange(len(places)), sizes))
-            )
-            for at in range(2)
-        )
-        index, at_ms = rows["index"], rows["time_ms"]
-        ends = np.full(len(rows), FIRED)
-        self._tables["carried"].write(
-            [
-                *self._columns(
-                    rows, ends, np.ascontiguousarray(index), np.ascontiguousarray(at_ms), offsets
-                ),
-                *(topics, names, pa.array(from_offset), pa.array(redriven)),
-            ]
-        )
+    def _carried(self, groups: Sequence[int], pieces: Sequence[Rows], *rest: Any) -> list[pa.Array]:
+        rows = np.concatenate(pieces)
+        from_offset, offsets, redriven = map(np.concatenate, rest)
+        index, at_ms = (np.ascontiguousarray(rows[name]) for name in ("index", "time_ms"))
+        return [
+            *self._fates(rows, np.full(len(rows), FIRED), index, at_ms, offsets),
+            *self._groups(np.repeat(groups, [*map(len, pieces)])),
+            *map(pa.array, (from_offset, redriven)),
+        ]
 
-    def _write_slots(self, table: str) -> None:
-        """Write acks (by runs), returns, or expired messages."""
-        waiting = [each for each in self._tables[table].drain() if len(each[1])]
-        if not waiting:
-            return
-        acks = np.concatenate([each for _, each in waiting])
-        numbers = np.repeat([number for number, _ in waiting], [len(each) for _, each in waiting])
-        known = self.story.groups
-        topics = [None, *(self._topic(known[n].topic) for n in sorted(known))]
-        names = [None, *(self.story.life_of(known[n]) for n in sorted(known))]
-        counts = []
-        if table == "acks":
-            starts = _run_starts(numbers, acks)
-            counts = [np.diff(starts, append=len(acks))]
-            numbers, acks = numbers[starts], acks[starts]
-        columns = [np.ascontiguousarray(acks[name]) for name in acks.dtype.names or ()]
-        self._tables[table].write(
-            [
-                pa.array(topics, pa.string()).take(pa.array(numbers)),
-                pa.array(names, pa.string()).take(pa.array(numbers)),
-                *map(pa.array, columns + counts),
-            ]
-        )
+    def _slots(self, groups: Sequence[int], pieces: Sequence[Any]) -> list[pa.Array]:
+        rows = np.concatenate(pieces)
+        columns = [pa.array(np.ascontiguousarray(rows[name])) for name in rows.dtype.names or ()]
+        return [*self._groups(np.repeat(groups, [*map(len, pieces)])), *columns]
+
+    def _runs(self, groups: Sequence[int], pieces: Sequence[Any]) -> list[pa.Array]:
+        """Return the columns of acks: a row per run."""
+        acks = np.concatenate(pieces)
+        starts = _run_starts(np.repeat(groups, [*map(len, pieces)]), acks)
+        columns = [each.take(pa.array(starts)) for each in self._slots(groups, pieces)]
+        return [*columns, pa.array(np.diff(starts, append=len(acks)))]
+
+    def _groups(self, numbers: I64) -> list[pa.Array]:
+        """Return the topics and the names of groups, by their ids."""
+        known = [self.story.groups[number] for number in sorted(self.story.groups)]
+        topics = [None, *(self._topic(group.topic) for group in known)]
+        names = [None, *map(self.story.life_of, known)]
+        return [pa.array(each, pa.string()).take(pa.array(numbers)) for each in (topics, names)]
 
     def _topic(self, number: int) -> str | None:
         return self.story.life(number) if number in self.story.topics else None
 
     def close(self) -> None:
-        """Write the waiting rows, then the groups and topics."""
-        self._write_fates()
-        self._write_carried()
-        self._write_payloads()
-        self._write_slots("acks")
-        self._write_slots("returns")
-        self._write_slots("expired")
-        points = [*self._tables["checkpoints"].drain()]
-        columns = zip(*points, strict=True) if points else [[]] * len(CHECKPOINTS)
-        self._tables["checkpoints"].write([pa.array(c, pa.int64()) for c in columns])
+        """Write the waiting rows, the groups and the topics."""
         for name, rows in _tables(self.story).items():
-            columns = zip(*rows, strict=True) if rows else [[]] * len(STORY[name])
-            kinds = zip(columns, STORY[name].types, strict=True)
-            self._tables[name].write([pa.array([*column], kind) for column, kind in kinds])
+            self._tables[name].add(len(rows), *zip(*rows, strict=True))
+        for table in self._tables.values():
+            table.write()
         self._close_files()
 
     def _close_files(self) -> None:
