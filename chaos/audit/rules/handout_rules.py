@@ -1,11 +1,7 @@
 """Deliveries: violations by leaders and order, and acks without a request.
 
-    deposed_handed_out  P5  a leader delivered after the next epoch had begun: two led at once
-    outlived            P5  delivered after its time to live was over
-    disordered              delivered in an ordered group while the message before was unfinished
-                            (order_rules.py)
-    acks_unasked            a figure: messages that are acked in the log without a request in any
-                            history
+docs/audit.md lists these violations. `acks_unasked` is a figure: messages that are acked in the log
+without a request in any history.
 
 The leader recorded the time of a delivery (`handed_out_ms`). An epoch begins with the first entry
 after its EPOCH entry. The two times are compared only if the run states the greatest difference

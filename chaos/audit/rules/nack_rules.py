@@ -1,11 +1,6 @@
 """Nacks: violations of the promises about nacked messages.
 
-    nacked_early  P5  delivered again before the time that its nack set, on the cluster's clock
-    nacked_lost   P1  its time is long over, it is neither acked nor expired, and it was not
-                      delivered again
-    nack_lost     P5  a consumer received NACKED, and the log has no nack of the message
-    nack_untrue   P5  a consumer received NACKED with a delay, and no nack in the log delays the
-                      message for that long
+docs/audit.md lists these violations.
 
 The attempt shows whether a delivery was made before or after a nack, as for acks (verdict.py): the
 replay knows the highest attempt before the nack. The leader recorded the time of a delivery

@@ -1,12 +1,6 @@
 """Recurring timers: changes of series, planned times, and deliveries of occurrences.
 
-    series_untrue       P1  a change of a series was confirmed, and the log has no such change
-    series_unasked      P4  the log has a change of a series that no client requested
-    misplanned          P3  the planned time of an occurrence contradicts the series' definition, or
-                            the log ended a series that has further times
-    planned_late        P3  a series waited longer than late_firing.LATE_MS for its occurrence
-    occurrence_untrue   P2  a message names another series or number than the log has for its timer
-    occurrence_doubled  P2  two timers were delivered with one number of one series
+docs/audit.md lists these violations.
 
 The replay computes the next time of a series by itself (chaos/oracle/series_story.py). The log
 makes occurrences, so no client requests them. Their verdicts are those of other timers, with the

@@ -1,14 +1,6 @@
 """Settings of groups, policies, payloads and epochs: answers and effects that contradict the log.
 
-    policy_untrue  P1  a change of a policy was confirmed, and no entry of its scope has its values
-    group_untrue   P5  a client received settings of a group that the group never had
-    moved_early    P1  a message became a dead letter with fewer failures than its group allows
-    lease_cut      P5  a lease ended before its time, while its consumer continued on its stream
-    over_in_flight P5  more messages of a group were certainly held at once than its limit allows
-    payload_untrue P1  the payload bytes in the log differ from the requested ones, by CRC-32
-    epoch_untrue   P6  an EPOCH entry names another epoch than its frame, or a leader that is not a
-                       voter, or voters that differ by more than one change; or the last EPOCH entry
-                       names replicas that are not nodes of the folder
+docs/audit.md lists these violations.
 
 A message is certainly held from its receipt until its consumer requests its ack. This holds only if
 the ack counted under the same lease, the lease was not over, and no later epoch had begun. Other

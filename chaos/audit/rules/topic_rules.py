@@ -1,19 +1,6 @@
 """Topics, groups and quotas: answers that contradict the log, and quotas that were exceeded.
 
-quota_exceeded  P1  a SCHEDULE entry raised the pending timers, or the bytes of their payloads,
-                    above a quota of its topic; or it was accepted although a quota of ready
-                    messages forbade it at every entry that its leader may have applied by then
-                    (chaos/oracle/quota_story.py)
-delete_untrue   P1  the answer reported a deleted topic, and by the log the topic was not deleted,
-                    or with another number of timers
-policy_lost     P1  more changes of a policy (of a topic, a namespace or the cluster) were confirmed
-                    than the log has
-seek_untrue     P1  a seek was confirmed, and the life of the group that the answer names does not
-                    begin at the requested offset, nor at the first kept message if that is later
-group_delete_lost  P1  more deletions of a group were confirmed than the log has
-redrive_untrue  P1  more redriven dead letters were confirmed than the log has
-carried_untrue  P2  a message became a dead letter, or was redriven, with the payload of another
-                    one; or it was redriven to a topic other than its origin
+docs/audit.md lists these violations. `judged` has the function of each.
 """
 
 from collections.abc import Mapping

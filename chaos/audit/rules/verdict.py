@@ -1,42 +1,7 @@
 """Verdicts: each timer that any of the three witnesses knows gets one, by joins of their tables.
 
-    fine verdict
-    ok                  fired, and delivered to every group
-    cancelled, dropped  ended by a cancel; by the deletion of its topic, or by a logged resume
-    pending, held       due after the run's end; held by a logged pause at the run's end
-    refused             requested, and certainly not accepted
-    unknown_not_fired, unknown_fired_once   the answer was lost
-    replaced            another timer took its key
-    rescheduled         another id replaces it
-    rejected, kept      no timer: a pending timer has its key
-    expired             fired, and expired in a group that did not receive it
-    carried             a dead letter or a redriven one, delivered as a fired timer must be
-
-    violation           promise
-    diverged            P6  nodes disagree, or the request's topic, an answer or a delivery
-                            contradicts the log
-    duplicate_fire      P2  requested once, and two timers in the log or two queue offsets
-    phantom             P2  in the log or delivered without a request; or delivered, and the log
-                            never fired it
-    key_doubled         P2  pending, delivered or answered as scheduled while another timer had its
-                            key
-    cancelled_delivered P4  fired or delivered although a cancel returned CANCELLED
-    replaced_delivered, rescheduled_delivered
-                        P4  fired or delivered although it was replaced or rescheduled
-    early               P3  fired before its due time, or due before the requested time; or received
-                            before it was due, by a client's clock
-    misdated            P3  due later than the requested time or delay
-    acked_again         P5  delivered after its ack, in the log's order
-    expired_delivered   P5  delivered after it had expired in that group, in the log's order
-    expired_early       P1  expired before its due time plus its time to live
-    ack_lost            P5  its ack was confirmed, and the log has no ack
-    unmarked_redelivery P5  delivered twice to one group with the same attempt
-    cancel_untrue, conflict_untrue, reschedule_untrue
-                        P4  the answer to a cancel, about a taken key, or to a reschedule
-                            contradicts the log
-    lost                P1  answered OK, and not in the log or never fired; or in some group neither
-                            delivered, nor expired, nor moved from it; or cancelled without a
-                            request
+docs/audit.md lists the fine verdicts and the violations, each with its promise. `FINE` and
+`VIOLATIONS` have their names, and `_violations` the conditions.
 
 **Dead letters.** A dead letter is a message of its own, and so is the message that a redrive makes
 of it. No client requests them: the log makes them, by the entry that ends the original message in
@@ -70,7 +35,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from chaos.audit.rules.change_answers import ChangeTables
 from chaos.audit.rules.client_tables import SLOT, name_of, with_runs
 from chaos.audit.rules.node_logs import no
-from chaos.audit.rules.plain_timers import TICK_MS_MAX
+from chaos.audit.rules.plain_timers import TICK_MS_MAX, VERDICTS
 
 FINE: Final = (
     *("ok", "cancelled", "dropped", "replaced", "rescheduled", "rejected", "kept", "expired"),
@@ -267,13 +232,7 @@ def verdicts(
             WHEN from_topic IS NOT NULL THEN 'carried'
             ELSE 'ok' END"""
     chain = chain.otherwise(F.expr(fine))
-    evidence = (
-        *("id", "mark", "seq", "topic", "due_ms", "asked_due_ms", "outcome", "copies", "end"),
-        *("key", "told", "other_seq", "old_due_ms"),
-        *("scheduled_at_ms", "ended_at_ms", "end_epoch", "queue_offset"),
-        *("deliveries", "groups", "received_ms", "from_topic"),
-    )
-    return known.select(chain.alias("verdict"), *evidence)
+    return known.withColumn("verdict", chain).select(*VERDICTS.names)
 
 
 def _asked_in_log(asks: DataFrame, log: DataFrame, changes: ChangeTables) -> DataFrame:
