@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from chaos import workloads
-from chaos.suite.show import Bill, Show, claimable, clear
+from chaos.suite import suite_commands
+from chaos.suite.show import Bill, claimable
 from chaos.suite.stage.plan import Need, RunOptions, Strike
-from chaos.suite.stage.stage import Stage
-from chaos.workloads.workload_clients import Setting, WorkloadClients
 from deploy.local import LaunchError
 
 WORKLOADS: Final = ("uniform", "cancels", "singles")
@@ -32,18 +30,17 @@ DOWN_S: Final = 3.0
 """Time until a killed node is restarted."""
 AFTER_S: Final = 4.0
 """From the last kill to the last schedule. Some schedules reach a dead leader."""
-WAIT_S: Final = 8.0
-"""From the last schedule to the last due time."""
 
 
-def bill_of(kills: int, seed: int) -> Bill:
-    """Return the demo as a scenario for the suite."""
+def bill_of(kills: int, timers: int, seed: int) -> Bill:
+    """Return the demo as a scenario for the suite, with about so many timers."""
     times_s = [FIRST_S + BETWEEN_S * number for number in range(kills)]
-    minutes = (max(times_s, default=FIRST_S) + AFTER_S) / 60
+    seconds = max(times_s, default=FIRST_S) + AFTER_S
+    rate = max(1, round(timers / seconds))
     return Bill(
         scenario="demo",
         seed=seed,
-        options=RunOptions(minutes=minutes, workloads=WORKLOADS),
+        options=RunOptions(minutes=seconds / 60, workloads=WORKLOADS, rate_per_s=rate),
         schedule=[Strike(at_s=at_s, nemesis="kill", for_s=DOWN_S) for at_s in times_s],
         missing=dict.fromkeys(Need, ""),
         settings=(),
@@ -64,24 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the clients (default: 1)")
     args = parser.parse_args(argv)
-    bill = bill_of(args.kills, args.seed)
-    horizon_s = bill.options.horizon_s
-
-    def make(stage: Stage) -> Sequence[WorkloadClients]:
-        stage.say(f"about {args.timers:,} timers for the next {horizon_s + WAIT_S:g} s")
-        setting = Setting(
-            run=stage.run,
-            endpoints=lambda: stage.cluster.endpoints,
-            seed=args.seed,
-            rate_per_s=args.timers / horizon_s,
-            horizon_s=horizon_s + WAIT_S,
-        )
-        return workloads.make(WORKLOADS, setting)
-
     try:
-        run = claimable(args.dir)
-        clear(run)
-        return Show(run, bill, make).play()
+        run, bill = claimable(args.dir), bill_of(args.kills, args.timers, args.seed)
+        return suite_commands.play(run, bill)
     except LaunchError as error:
         print(error, file=sys.stderr)
         return 2

@@ -55,7 +55,7 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
         missing=missing,
         strikes_apart_max=SCENARIOS[scenario].strikes_apart_max,
     )
-    return _play(target, bill)
+    return play(target, bill)
 
 
 def clean(folder: Path) -> int:
@@ -109,7 +109,8 @@ def _missing(target: RunFolder, *, plain: bool) -> dict[Need, str]:
     return missing
 
 
-def _play(target: RunFolder, bill: Bill) -> int:
+def play(target: RunFolder, bill: Bill) -> int:
+    """Play a run in place of an earlier one in its folder; return the exit status."""
     clear(target)
 
     def make(there: Stage) -> Sequence[WorkloadClients]:

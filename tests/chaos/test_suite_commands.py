@@ -25,7 +25,7 @@ def test_run_with_the_same_seed_plays_the_same_schedule(
         played.append((target.root, each))
         return 0
 
-    monkeypatch.setattr(suite_commands, "_play", play)
+    monkeypatch.setattr(suite_commands, "play", play)
     words = ["run", "mix", "--minutes", "1", "--seed", "7", "--plain", "--rate", "9"]
     for folder in ("first", "again"):
         more = ["--workloads", "herd,singles", "--dir", str(tmp_path / folder)]
@@ -81,7 +81,7 @@ def test_who_is_not_root_is_told_what_is_left_out(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     played: list[Bill] = []
-    monkeypatch.setattr(suite_commands, "_play", lambda _, each: played.append(each))
+    monkeypatch.setattr(suite_commands, "play", lambda _, each: played.append(each))
     words = ["--minutes", "0.5", "--dir", str(tmp_path / "run")]
     chaos_commands.main(["run", "mix", *words])
     assert played[0].missing == dict.fromkeys(Need, "not root")
@@ -100,7 +100,7 @@ def test_empty_folder_is_its_owners_again_once_the_machine_was_looked_at(
         return {Need.DISKS: "none here"}
 
     monkeypatch.setattr(stages, "capabilities", capabilities)
-    monkeypatch.setattr(suite_commands, "_play", lambda *_: 0)
+    monkeypatch.setattr(suite_commands, "play", lambda *_: 0)
     folder = tmp_path / "mine"
     folder.mkdir()
     words = ["run", "power-cut" if refused else "mix", "--minutes", "0.5", "--dir", str(folder)]
