@@ -174,7 +174,7 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
     monkeypatch.setattr(stages, "READY_S", 0.01)
     for answer in ((True, "follower"), (False, "unreachable")):
         answers[:] = [answer] * 10_000
-        with pytest.raises(LaunchError, match=r"or silent for longer than 0\.01 s: n2$"):
+        with pytest.raises(LaunchError, match=r"unsure or silent: n2$"):
             stage.wait_until_sure()
     stage.lost.add("n2")
     monkeypatch.setattr(stages, "READY_S", 90.0)

@@ -354,20 +354,16 @@ class Stage:
 
     def _change(self, change: Change, name: str) -> None:
         """Request a change again and again until it is made, as an operator does."""
-        deadline = time.monotonic() + READY_S
-        why = "no answer"
-        with TimerClient(self.cluster.endpoints) as client:
-            while time.monotonic() < deadline:
-                try:  # the change is refused until the node has caught up
-                    found = [m for m in client.members().members if m.name == name and m.voter]
-                    works = any(member.role in WORKING for member in found)
-                    if works if change != "remove" else not found:
-                        return
-                    client.change_members(change, name)
-                except TimerError as error:
-                    why = str(error)
-                time.sleep(WHOLE_POLL_S)
-        raise LaunchError(f"{change} {name}: not made within {READY_S:g} s: {why}")
+
+        def lacks(client: TimerClient) -> str:
+            found = [m for m in client.members().members if m.name == name and m.voter]
+            works = any(member.role in WORKING for member in found)
+            if works if change != "remove" else not found:
+                return ""
+            client.change_members(change, name)  # it is refused until the node has caught up
+            return "requested"
+
+        self._until(lacks, f"{change} {name}: not made")
 
     def wait_until_whole(self, name: str) -> None:
         """Return once a damaged node has caught up with the leader and its files are sound.
@@ -375,23 +371,17 @@ class Stage:
         Raises:
             LaunchError: it does not reach that within READY_S, or has ended.
         """
-        deadline = time.monotonic() + READY_S
-        said = "no answer"
-        with TimerClient(self.cluster.endpoints) as client:
-            while time.monotonic() < deadline and self.cluster.is_running(name):
-                with contextlib.suppress(TimerError):
-                    for one in client.members().members:
-                        if one.name != name:  # a node just started does not know all names
-                            continue
-                        said = f"{one.role}, {one.lag_entries} entries behind, unsure: {one.unsure}"
-                        whole = one.role in ("leader", "follower") and not one.unsure
-                        if whole and one.lag_entries <= LAG_MAX:
-                            states = {each.name: each.damage for each in client.status().nodes}
-                            if not (damage := states.get(name) or self.damage_of(name)):
-                                return
-                            said = damage
-                time.sleep(WHOLE_POLL_S)
-        raise LaunchError(f"{name} is not whole within {READY_S:g} s: {said}")
+
+        def lacks(client: TimerClient) -> str:
+            members = {each.name: each for each in client.members().members}
+            if (one := members.get(name)) is None:
+                return "no member"  # a node just started does not know all names
+            if one.role not in WORKING or one.unsure or one.lag_entries > LAG_MAX:
+                return f"{one.role}, {one.lag_entries} entries behind, unsure: {one.unsure}"
+            states = {each.name: each.damage for each in client.status().nodes}
+            return states.get(name) or self.damage_of(name)
+
+        self._until(lacks, f"{name} is not whole", while_running=name)
 
     def wait_until_sure(self) -> None:
         """Return once all voters answer and none is unsure; until then they count for no majority.
@@ -401,19 +391,37 @@ class Stage:
         Raises:
             LaunchError: the voters do not reach that within READY_S.
         """
-        deadline = time.monotonic() + READY_S
-        said = "no answer"
+
+        def lacks(client: TimerClient) -> str:
+            voters = [each for each in client.members().members if each.voter]
+            unsure = [each.name for each in voters if each.unsure]
+            silent = [each.name for each in voters if each.role == UNREACHABLE]
+            fine = not unsure and len(silent) <= len(self.lost)
+            return "" if fine else f"unsure or silent: {', '.join(unsure + silent)}"
+
+        self._until(lacks, "the voters are not sure")
+
+    def _until(
+        self, lacks: Callable[[TimerClient], str], otherwise: str, while_running: str = ""
+    ) -> None:
+        """Return once `lacks` returns an empty text: the cluster lacks nothing more.
+
+        Raises:
+            LaunchError: it does not within READY_S, or the node `while_running` has ended.
+        """
+        deadline, why = time.monotonic() + READY_S, "no answer"
         with TimerClient(self.cluster.endpoints) as client:
             while time.monotonic() < deadline:
-                with contextlib.suppress(TimerError):
-                    voters = [each for each in client.members().members if each.voter]
-                    unsure = [each.name for each in voters if each.unsure]
-                    silent = [each.name for each in voters if each.role == UNREACHABLE]
-                    if not unsure and len(silent) <= len(self.lost):
-                        return
-                    said = ", ".join(unsure + silent)
+                if while_running and not self.cluster.is_running(while_running):
+                    break
+                try:
+                    why = lacks(client)
+                except TimerError as error:
+                    why = str(error)
+                if not why:
+                    return
                 time.sleep(WHOLE_POLL_S)
-        raise LaunchError(f"unsure or silent for longer than {READY_S:g} s: {said}")
+        raise LaunchError(f"{otherwise} within {READY_S:g} s: {why}")
 
     @contextlib.contextmanager
     def waiting_for(self, name: str) -> Iterator[None]:
