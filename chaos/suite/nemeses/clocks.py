@@ -1,9 +1,10 @@
 """Nemesis of clocks: one node's wall clock jumps or drifts (cluster/settings/wall_clock.py)."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chaos.suite.nemeses.nemesis import NodeNemesis, Undo, said
+from chaos.suite.nemeses.nemesis import NodeNemesis, said
 from chaos.suite.stage.stage import Stage
 
 
@@ -16,14 +17,11 @@ class MoveClock(NodeNemesis):
     drift_ppm: int = 0
     """Microseconds gained per second. Negative: the clock is slow."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         how = f"by {self.offset_ms:+,} ms and {self.drift_ppm / 10_000:+g} %"
         stage.say(f"the clock of {said(stage, name, self.who)} is wrong {how}")
         stage.set_clock(name, offset_ms=self.offset_ms, drift_ppm=self.drift_ppm)
-
-        def undo() -> None:
-            stage.set_clock(name)
-            stage.say(f"the clock of {name} is right again")
-
-        return undo
+        yield
+        stage.set_clock(name)
+        stage.say(f"the clock of {name} is right again")

@@ -5,13 +5,14 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, Undo, nothing
+from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
 from chaos.suite.stage.stage import Stage
 from chaos.workloads.history_books import Books
 from chaos.workloads.workload_producer import RecordingProducer, now_ms
@@ -42,7 +43,7 @@ class KillConsumer(Nemesis):
     lease_ms: int = 3000
     """Of the consumer's messages."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Start the consumer, let it receive messages, kill it; no effect if it had none."""
         with TimerClient(stage.cluster.endpoints) as client:
             groups = [(t.name, g.name) for t in client.topics() for g in t.groups if g.consumers]
@@ -71,7 +72,7 @@ class KillConsumer(Nemesis):
         if not took:
             raise Fizzled(f"{who} no messages leased")
         stage.say(f"{who} messages leased")
-        return nothing
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Flood(Nemesis):
     has_to_be_refused: bool = False
     """The strike counts only if the nodes refuse some requests."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Send all requests and wait for all answers; no effect if no node could accept any."""
         before = stage.refusals()
         requests = max(1, self.size_mb * 1_000_000 // (_SIZE * _ROWS * self.clients))
@@ -110,7 +111,7 @@ class Flood(Nemesis):
             raise Fizzled(f"no node accepted any of the flood: {answers[-1]!r}")
         if self.has_to_be_refused and not refused:
             raise Fizzled("no request of the flood was refused")
-        return nothing
+        yield
 
 
 def _pour(

@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +17,7 @@ from chaos.suite.nemeses.file_damage import LOG
 from chaos.suite.nemeses.nemesis import (
     Fizzled,
     NodeNemesis,
-    Undo,
     back,
-    nothing,
     remaining,
     said,
     until,
@@ -41,11 +38,12 @@ class SlowDisk(NodeNemesis):
     delay_ms: int = 300
     """Added to each sync."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         stage.say(f"the disk of {said(stage, name, self.who)}: {self.delay_ms} ms a sync")
         stage.disk_faults.set(name, stage.data(name), Kind.SLOW, delay_ms=self.delay_ms)
-        return partial(_well, stage, name)
+        yield
+        _well(stage, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +53,16 @@ class HangingDisk(NodeNemesis):
     calls: str = Calls.SYNCS
     """SYNCS: writes still return, because they end in the page cache. Or ALL."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Let the disk hang, and wait until a call of the node has met the fault."""
         name = self.victim(stage, chance)
         stage.say(f"the disk of {said(stage, name, self.who)} hangs: {self.calls}")
         stage.disk_faults.set(name, stage.data(name), Kind.HANG, calls=Calls(self.calls))
-        with _undone_if_it_fails(partial(_well, stage, name)) as undo:
+        try:
             _until_met(stage, name)
-        return undo
+            yield
+        finally:
+            _well(stage, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class DiskErrors(NodeNemesis):
     calls: str = Calls.SYNCS
     """SYNCS or WRITES."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Let the calls fail, and wait until the node has ended; it has to end with EXIT_DISK."""
         name = self.victim(stage, chance)
         stage.say(f"the disk of {said(stage, name, self.who)} fails: EIO of its {self.calls}")
@@ -81,18 +81,16 @@ class DiskErrors(NodeNemesis):
         stage.away.add(name)
         stage.failing.add(name)
         stage.disk_faults.set(name, stage.data(name), Kind.ERROR, calls=Calls(self.calls))
-
-        def undo() -> None:
+        try:
+            _until_ended(stage, name, f"{name} goes on")
+            status = stage.cluster.exit_status(name)
+            stage.record("disk-failed", **word, status=status)
+            if status != EXIT_DISK:
+                stage.failures.append(f"{name} met EIO and ended with status {status}")
+            yield
+        finally:
             stage.disk_faults.end(name)
             back(stage, name)
-
-        with _undone_if_it_fails(undo):
-            _until_ended(stage, name, f"{name} goes on")
-        status = stage.cluster.exit_status(name)
-        stage.record("disk-failed", **word, status=status)
-        if status != EXIT_DISK:
-            stage.failures.append(f"{name} met EIO and ended with status {status}")
-        return undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class BadSector(NodeNemesis):
     part: str = file_damage.STATE
     """LOG or STATE."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Kill a node, make a file unreadable, start the node, and wait until it is whole.
 
         The fault names the file by its inode. A second link to the file keeps the inode from being
@@ -132,7 +130,7 @@ class BadSector(NodeNemesis):
             held.unlink()
         if stage.disk_faults.met(name) is None:
             raise Fizzled(f"{name} did not read its {path.name}")
-        return nothing
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +141,7 @@ class TornWrite(NodeNemesis):
     the rest (docs/adr/0039-tear-without-doubt.md). So three nodes have a majority with it.
     """
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Kill one node, tear a write of another, start the torn node, and wait for a leader."""
         name = self.victim(stage, chance)
         others = [each for each in remaining(stage) if each != name]
@@ -152,8 +150,7 @@ class TornWrite(NodeNemesis):
         absent = chance.choice(others)
         stage.say(f"{absent} is down; {said(stage, name, self.who)} dies inside a write")
         stage.kill(absent)
-        undo = partial(back, stage, absent)
-        with _undone_if_it_fails(undo):
+        try:
             stage.leader()
             word = stage.word_of(name)
             stage.away.add(name)
@@ -169,11 +166,13 @@ class TornWrite(NodeNemesis):
             began_s = time.monotonic()
             stage.restart(name)
             leader = stage.leader()
-        stage.say(
-            f"{met.get('written')} of {met.get('wanted')} bytes were written; without {absent},"
-            f" {leader} leads {time.monotonic() - began_s:.2f} s after {name}'s start"
-        )
-        return undo
+            stage.say(
+                f"{met.get('written')} of {met.get('wanted')} bytes were written; without {absent},"
+                f" {leader} leads {time.monotonic() - began_s:.2f} s after {name}'s start"
+            )
+            yield
+        finally:
+            back(stage, absent)
 
 
 def _until_met(stage: Stage, name: str) -> None:
@@ -187,16 +186,6 @@ def _until_ended(stage: Stage, name: str, otherwise: str) -> None:
     """Return as soon as a node has ended; Fizzled: it has not, in time."""
     running = stage.cluster.is_running
     until(lambda: not running(name), stage, name, MEETS_S, otherwise, Fizzled)
-
-
-@contextlib.contextmanager
-def _undone_if_it_fails(undo: Undo) -> Iterator[Undo]:
-    """Yield `undo`; call it if the block raises, so that a failed strike leaves a whole cluster."""
-    try:
-        yield undo
-    except BaseException:
-        undo()
-        raise
 
 
 def _well(stage: Stage, name: str) -> None:

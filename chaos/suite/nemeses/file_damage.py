@@ -12,21 +12,13 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import ClassVar, Final
 
-from chaos.suite.nemeses.nemesis import (
-    DISKS,
-    Fizzled,
-    NodeNemesis,
-    Undo,
-    back,
-    nothing,
-    said,
-)
+from chaos.suite.nemeses.nemesis import DISKS, Fizzled, NodeNemesis, back, said
 from chaos.suite.stage.stage import Stage
 from cluster.files.disk_room import WAITING
 from deploy.local import LaunchError
@@ -57,7 +49,7 @@ class DamageFile(NodeNemesis):
     how: str = FLIPPED
     """FLIPPED: one bit in the middle half. CUT: the second half is gone. REMOVED."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Kill the node, damage the file, start the node, and wait until it has healed.
 
         A node that gives up healing is lost for this run. If the node does not need the damaged
@@ -70,16 +62,19 @@ class DamageFile(NodeNemesis):
         try:
             path = VICTIM[self.part](stage.data(name), chance)
             head = segment.HEADER_SIZE * (self.part == LOG)
-            harm(path, self.how, chance, head=head, inner=True).close()
-            stage.say(f"{name}'s {path.name} is {self.how}")
-            _check_missed(stage, name, path)
+            file = harm(path, self.how, chance, head=head, inner=True)
         except Fizzled:
             back(stage, name)
             raise
+        with file:
+            stage.say(f"{name}'s {path.name} is {self.how}")
+            if not is_missed(stage, name, path, file):
+                back(stage, name)
+                raise Fizzled(f"{name} does not need the damaged part of {path.name}")
         stage.damaged.add(name)
         stage.hurt.add(name)
         heal(stage, name)
-        return nothing
+        yield
 
 
 def harm(
@@ -121,7 +116,7 @@ class Fill(NodeNemesis):
     leave: int = 0
     """Free bytes left. 0: the node's next write fails; the node stops and waits for room."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Fill the disks and wait until their nodes report that; no effect if none does."""
         names = self.victims(stage, chance)
         for name in names:
@@ -135,18 +130,15 @@ class Fill(NodeNemesis):
             noticed = noticed or f"unaware of its full disk: {stage.cluster.state(name)}"
             stage.record("full", node=name, leave=self.leave, noticed=noticed)
             stage.say(f"{name} is {noticed}")
-
-        def undo() -> None:
-            for name in names:
-                stage.disks[name].drain()
-            stage.await_ready(*names)
-            stage.leader()
-            has = "has" if len(names) == 1 else "have"
-            stage.say(f"{' and '.join(names)} {has} room again")
-            if not impressed:
-                raise Fizzled(f"{' and '.join(names)} did not notice within {NOTICE_S:g} s")
-
-        return undo
+        yield
+        for name in names:
+            stage.disks[name].drain()
+        stage.await_ready(*names)
+        stage.leader()
+        has = "has" if len(names) == 1 else "have"
+        stage.say(f"{' and '.join(names)} {has} room again")
+        if not impressed:
+            raise Fizzled(f"{' and '.join(names)} did not notice within {NOTICE_S:g} s")
 
 
 def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
@@ -176,29 +168,27 @@ class Wipe(NodeNemesis):
 
     who: str = "follower"
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         stage.say(f"{name} loses its disk")
         stage.kill(name)
         with stage.archive.held():
             shutil.rmtree(stage.data(name))
-
-        def undo() -> None:
-            stage.cluster.format_learner(name)
-            with stage.waiting_for(name):
-                back(stage, name)
-                stage.replace(name)
-                stage.wait_until_whole(name)
-
-        return undo
+        yield
+        stage.cluster.format_learner(name)
+        with stage.waiting_for(name):
+            back(stage, name)
+            stage.replace(name)
+            stage.wait_until_whole(name)
 
 
-def heal(stage: Stage, name: str, first: Callable[[], object] = nothing) -> None:
+def heal(stage: Stage, name: str, first: Callable[[], object] | None = None) -> None:
     """Start a damaged node, call `first`, and wait until the node is whole or lost for good."""
     try:
         with stage.waiting_for(name):
             stage.restart(name)
-            first()
+            if first is not None:
+                first()
             stage.wait_until_whole(name)
     except LaunchError:
         if not stage.is_given_up(name):
@@ -229,41 +219,42 @@ def _any_of_state(data: Path, chance: random.Random) -> Path:
     Raises:
         Fizzled: there is no manifest yet. The node makes one from its whole log.
     """
-    said = manifest.read(RealDisk(), data / STATE)
-    if said is None:
+    paths = _named(data)
+    if not paths:
         raise Fizzled(f"{data} has no manifest yet")
-    names = [manifest.NAME] + [name for name, _, _ in manifest.files(said)]
     # The folder first: else nearly every victim would be a run, of which there are many.
-    folder = chance.choice(sorted({Path(name).parent for name in names}))
-    return data / STATE / chance.choice([name for name in names if Path(name).parent == folder])
+    folder = chance.choice(sorted({path.parent for path in paths}))
+    return chance.choice([path for path in paths if path.parent == folder])
+
+
+def _named(data: Path) -> list[Path]:
+    """Return the manifest of a dead node and the files that it names; empty: it has none."""
+    state = manifest.read(RealDisk(), data / STATE)
+    names = [] if state is None else [manifest.NAME, *(n for n, _, _ in manifest.files(state))]
+    return [data / STATE / name for name in names]
 
 
 VICTIM: Final = {LOG: _last_segment, STATE: _any_of_state}
 
 
-def finds_damage(data: Path) -> bool:
-    """Return whether a dead node's own `verify` finds damage in its state or log."""
-    found = verify(RealDisk(), state=data / STATE, log=data / LOG)
-    return any(each.damage is not None for each in found)
+def is_missed(stage: Stage, name: str, path: Path, file: FileIO, *, ran: bool = False) -> bool:
+    """Return whether a dead node's own `verify` finds the damage to a file, which `file` has open.
 
-
-def _check_missed(stage: Stage, name: str, path: Path) -> None:
-    """Return if the node's own `verify` finds the damage to a dead node's file.
-
-    Damage that `verify` does not find is a failure of the run, with three exceptions. The log's
-    last segment may have entries that are not known to be durable. A spill file may have bytes
-    that the manifest does not need. A whole log makes a missing manifest anew.
-
-    Raises:
-        Fizzled: `verify` finds no damage.
+    Damage that it does not find is a failure of the run, with some exceptions. The log's last
+    segment may have entries that are not known to be durable. A spill file may have bytes that the
+    manifest does not need. A whole log makes a missing manifest anew. A node that `ran` with the
+    damage may have retired the file or replaced it.
     """
-    if finds_damage(stage.data(name)):
-        return
-    why = f"{name} does not need the damaged part of {path.name}"
+    data = stage.data(name)
+    found = verify(RealDisk(), state=data / STATE, log=data / LOG)
+    if any(each.damage is not None for each in found):
+        return True
     if path.exists():
-        excused = path.parent.name in (LOG, manifest.SPILL_DIRECTORY)
+        is_other = path.stat().st_ino != os.fstat(file.fileno()).st_ino
+        in_part = path.parent.name in (LOG, manifest.SPILL_DIRECTORY)
+        excused = in_part or is_other or path not in _named(data)
     else:
-        excused = path.name == manifest.NAME
+        excused = ran or path.name == manifest.NAME
     if not excused:
-        stage.failures.append(f"{why}, by its own verify: {path}")
-    raise Fizzled(why)
+        stage.failures.append(f"{name} finds no damage, by its own verify: {path}")
+    return False

@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -13,7 +14,6 @@ from chaos.suite.nemeses.nemesis import (
     Fizzled,
     Nemesis,
     NodeNemesis,
-    Undo,
     chosen,
     remaining,
     said,
@@ -39,12 +39,12 @@ class Isolate(NodeNemesis):
     clients: bool = True
     """Whether the clients are cut off as well."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         others = [end for end in stage.names + [CLIENTS] * self.clients if end != name]
         seen = "" if self.clients else ", but not from the clients"
         stage.say(f"cut off {said(stage, name, self.who)}{seen}")
-        return _healing(stage, name, [pair for end in others for pair in both(name, end)])
+        yield from _cut(stage, name, [pair for end in others for pair in both(name, end)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class CutClients(NodeNemesis):
 
     needs: ClassVar = NETWORK
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         stage.say(f"clients can't reach {said(stage, name, self.who)}; the other nodes can")
-        return _healing(stage, name, both(name, CLIENTS))
+        yield from _cut(stage, name, both(name, CLIENTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class OneWay(NodeNemesis):
     hears: bool = True
     """True: the node receives and its own packets are lost. False: the other way round."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         others = [other for other in stage.names if other != name]
         how = "can receive, not send" if self.hears else "can send, not receive"
         stage.say(f"{said(stage, name, self.who)} {how}")
         pairs = [(name, other) if self.hears else (other, name) for other in others]
-        return _healing(stage, name, pairs)
+        yield from _cut(stage, name, pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Bridge(Nemesis):
 
     needs: ClassVar = NETWORK
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Cut all links between the halves; the leader is in one of them."""
         leader = chosen(stage, "leader", chance)
         bridge = chosen(stage, "follower", chance)
@@ -94,7 +94,7 @@ class Bridge(Nemesis):
         left, right = [leader, *rest[:half]], rest[half:]
         stage.say(f"{' '.join(left)} and {' '.join(right)} reach each other through {bridge} only")
         pairs = [pair for a in left for b in right for pair in both(a, b)]
-        return _healing(stage, bridge, pairs)
+        yield from _cut(stage, bridge, pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Flap(NodeNemesis):
     period_s: float = 0.6
     """Mean length of a cut, and of the time between two cuts."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         assert stage.network is not None
         network = stage.network
@@ -122,14 +122,11 @@ class Flap(NodeNemesis):
 
         pool = ThreadPoolExecutor(1, "flap")
         flapping = pool.submit(flap)
-
-        def undo() -> None:
-            over.set()
-            pool.shutdown()
-            flapping.result()
-            _healed(stage, name)
-
-        return undo
+        yield
+        over.set()
+        pool.shutdown()
+        flapping.result()
+        _healed(stage, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +142,7 @@ class Slow(NodeNemesis):
     loss: float = 0.01
     """Share of the packets."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         assert stage.network is not None
         others = [end for end in stage.network.ends() if end != name]
@@ -157,12 +154,9 @@ class Slow(NodeNemesis):
         heal = stage.network.slow(
             pairs, delay_ms=self.delay_ms, jitter_ms=self.jitter_ms, loss=self.loss
         )
-
-        def undo() -> None:
-            heal()
-            stage.say(f"links of {name}: fast again")
-
-        return undo
+        yield
+        heal()
+        stage.say(f"links of {name}: fast again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +172,7 @@ class NearLease(Nemesis):
     jitter: float = 0.1
     """Greatest additional length of a round trip, as a share of the lease."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         del chance
         assert stage.network is not None
         pairs = [*itertools.permutations(stage.names, 2)]
@@ -187,27 +181,21 @@ class NearLease(Nemesis):
             pairs, delay_ms=int(self.share * each_ms), jitter_ms=int(self.jitter * each_ms)
         )
         stage.say(f"a round trip between nodes takes {100 * self.share:g} % of a lease")
-
-        def undo() -> None:
-            heal()
-            began_s = time.monotonic()
-            leader = stage.cluster.wait_for_leader(RECOVERS_S)
-            took_s = round(time.monotonic() - began_s, 2)
-            stage.record("recovered", leader=leader, took_s=took_s)
-            stage.say(f"round trips are short again; {leader} leads, {took_s:g} s later")
-
-        return undo
+        yield
+        heal()
+        began_s = time.monotonic()
+        leader = stage.cluster.wait_for_leader(RECOVERS_S)
+        took_s = round(time.monotonic() - began_s, 2)
+        stage.record("recovered", leader=leader, took_s=took_s)
+        stage.say(f"round trips are short again; {leader} leads, {took_s:g} s later")
 
 
-def _healing(stage: Stage, name: str, pairs: list[Pair]) -> Undo:
+def _cut(stage: Stage, name: str, pairs: list[Pair]) -> Iterator[None]:
     assert stage.network is not None
     heal = stage.network.cut(pairs)
-
-    def undo() -> None:
-        heal()
-        _healed(stage, name)
-
-    return undo
+    yield
+    heal()
+    _healed(stage, name)
 
 
 def _healed(stage: Stage, name: str) -> None:

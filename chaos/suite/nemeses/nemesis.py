@@ -1,8 +1,10 @@
 """The protocol of a nemesis: one kind of fault, and the choice of its victim.
 
-    strike(stage, chance) ──► chooses a victim, injects the fault, returns the undo
-    undo()                ──► the cluster is whole again; LaunchError names the part that is not
-    Fizzled, of either    ──► no victim, or no effect: the strike is not counted
+    fault(stage, chance)
+        chooses a victim, injects the fault
+        yield                   the fault lasts
+        ends it                 the cluster is whole again; LaunchError names the part that is not
+    Fizzled, at any time        no victim, or no effect: the strike is not counted
 
 A schedule (plan.py) names nemeses with their arguments, start times and lengths. A role such as
 "leader" is resolved at the time of the strike: the victim is the leader of that moment.
@@ -11,15 +13,16 @@ A schedule (plan.py) names nemeses with their arguments, start times and lengths
 import abc
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final
 
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.stage import Stage
 from deploy.local import LaunchError
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 
 
 class Fizzled(Exception):
@@ -33,12 +36,18 @@ class Nemesis(abc.ABC):
     needs: ClassVar[frozenset[Need]] = frozenset()
 
     @abc.abstractmethod
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Inject the fault and return the function that ends it.
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
+        """Inject the fault, yield once while it lasts, and end it.
 
         Raises:
-            Fizzled: the strike had no effect. The undo may raise it as well.
+            Fizzled: the strike had no effect.
         """
+
+    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+        """Inject the fault and return the function that ends it. Both may raise Fizzled."""
+        lasting = self.fault(stage, chance)
+        next(lasting)
+        return partial(next, lasting, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,3 @@ def until(
         if time.monotonic() > deadline or not stage.cluster.is_running(name):
             raise error(f"{otherwise}, after {within_s:g} s or its end")
         time.sleep(POLL_S)
-
-
-def nothing() -> None:
-    """The undo of a strike that is already over."""

@@ -2,8 +2,8 @@
 
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from chaos.suite.nemeses.nemesis import (
@@ -11,10 +11,8 @@ from chaos.suite.nemeses.nemesis import (
     Fizzled,
     Nemesis,
     NodeNemesis,
-    Undo,
     back,
     chosen,
-    nothing,
     remaining,
     said,
 )
@@ -27,7 +25,7 @@ from timerclient.values.errors import TimerError
 class Kill(NodeNemesis):
     """Kill -9; the node stays down, then starts again."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Kill a node. If a leader died and a majority is left, wait for its successor.
 
         While another node heals, the victim finishes its current write before it dies. A node with
@@ -46,7 +44,8 @@ class Kill(NodeNemesis):
         if state is not None and led and enough:
             successor = stage.leader(above_epoch=state.epoch)
             stage.say(f"{successor} leads, {time.monotonic() - at:.2f} s later")
-        return partial(back, stage, name)
+        yield
+        back(stage, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +55,27 @@ class KillMany(Nemesis):
     count: int = 2
     """At most; all nodes if there are fewer."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         leader = chosen(stage, "leader", chance)
         others = [name for name in remaining(stage) if name != leader]
         names = [leader, *chance.sample(others, min(self.count - 1, len(others)))]
         stage.say(f"kill -9 {' and '.join(names)} together")
         stage.kill(*names)
-        return partial(back, stage, *names)
+        yield
+        back(stage, *names)
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendNode(NodeNemesis):
     """SIGSTOP of a node, for longer than any lease, then SIGCONT."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         stage.say(f"SIGSTOP {said(stage, name, self.who)}")
         stage.pause(name)
-
-        def undo() -> None:
-            stage.resume(name)
-            stage.say(f"{name} goes on")
-
-        return undo
+        yield
+        stage.resume(name)
+        stage.say(f"{name} goes on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ class RollingRestart(Nemesis):
     After each node the strike lends its turn, so that another strike may begin.
     """
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Restart all nodes; none is left to undo."""
         names = remaining(stage)
         for name in chance.sample(names, len(names)):
@@ -105,7 +102,7 @@ class RollingRestart(Nemesis):
                 stage.restart(*left)
             stage.wait_until_sure()
         stage.say("all nodes were restarted, one by one")
-        return nothing
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ class TransferStorm(Nemesis):
 
     times: int = 5
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Make all transfers; no effect if all were refused."""
         done = refused = 0
         with TimerClient(stage.cluster.endpoints) as client:
@@ -128,7 +125,7 @@ class TransferStorm(Nemesis):
         if refused == self.times:
             raise Fizzled(f"all {refused} transfers of the leadership were refused")
         stage.say(f"{done} of {self.times} transfers of the leadership")
-        return nothing
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +134,9 @@ class PowerCut(NodeNemesis):
 
     needs: ClassVar = DISKS
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         names = self.victims(stage, chance)
         stage.say(f"power cut: {' '.join(names)}")
         stage.cut_power(*names)
-        return partial(back, stage, *names)
+        yield
+        back(stage, *names)

@@ -8,21 +8,17 @@ same, which the audit checks. One thing is wrong with the cluster meanwhile: no 
 nodes falls until the node is dead or heals.
 """
 
-import os
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from io import FileIO
-from pathlib import Path
 from typing import Final
 
-from chaos.suite.nemeses.file_damage import FLIPPED, LOG, STATE, VICTIM, finds_damage, harm, heal
-from chaos.suite.nemeses.nemesis import Fizzled, NodeNemesis, Undo, nothing, said, until
+from chaos.suite.nemeses.file_damage import FLIPPED, LOG, STATE, VICTIM, harm, heal, is_missed
+from chaos.suite.nemeses.nemesis import Fizzled, NodeNemesis, said, until
 from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
 from timer.files import segment
-from timer.files.disk import RealDisk
-from timer.recovery import manifest
 
 RUNS_ON_S: Final = 8.0
 """A scrub begins every ten seconds, so some damage of state is found before, and some is not.
@@ -42,7 +38,7 @@ class HurtRunning(NodeNemesis):
     how: str = FLIPPED
     """FLIPPED: one bit; CUT: the second half is gone; REMOVED."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Damage the file, let the node run on, kill it if it notices nothing; see it heal."""
         name = self.victim(stage, chance)
         if self.part == STATE:
@@ -50,7 +46,7 @@ class HurtRunning(NodeNemesis):
         else:
             with stage.archive.sealed(name):
                 self._strike(stage, name, chance)
-        return nothing
+        yield
 
     def _strike(self, stage: Stage, name: str, chance: random.Random) -> None:
         since, word = stage.output(name).stat().st_size, stage.word_of(name)  # it may end at once
@@ -67,28 +63,11 @@ class HurtRunning(NodeNemesis):
                 stage.say(f"{name} ran on; kill -9, for its next start to find the damage")
                 stage.kill(name)
                 noticed = _says(stage, name, since, NOTICED)  # just before it died
-            if noticed or _is_missed(stage, name, path, file):
+            if noticed or is_missed(stage, name, path, file, ran=True):
                 heal(stage, name, first=lambda: _until_fetching(stage, name, since))
                 return
         heal(stage, name)
         raise Fizzled(f"{name} can do without its {path.name} as it was")
-
-
-def _is_missed(stage: Stage, name: str, path: Path, file: FileIO) -> bool:
-    """Return whether a dead node misses what was damaged of a file.
-
-    If it does not, that is a failure of the run. But of the log's end more may have been written
-    than was known to be durable, of a spill file less may be needed than is there, and any file of
-    the state may have been replaced, or retired, before it was read.
-    """
-    data = stage.data(name)
-    if finds_damage(data):
-        return True
-    is_there = path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino
-    excused = path.parent.name in (LOG, manifest.SPILL_DIRECTORY)
-    if is_there and not excused and _is_named(data, path):
-        stage.failures.append(f"{name} finds no damage, by its own verify: {path}")
-    return False
 
 
 def _notices(stage: Stage, name: str, since: int) -> bool:
@@ -121,10 +100,3 @@ def _says(stage: Stage, name: str, since: int, text: str) -> bool:
     with stage.output(name).open("rb") as file:
         file.seek(since)
         return text.encode() in file.read()
-
-
-def _is_named(data: Path, path: Path) -> bool:
-    """Return whether a sound manifest names a file of the state, or is it."""
-    named = manifest.read(RealDisk(), data / STATE)
-    names = [manifest.NAME] + [name for name, _, _ in manifest.files(named)] if named else []
-    return path in [data / STATE / name for name in names]

@@ -9,6 +9,7 @@ import contextlib
 import random
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -20,7 +21,6 @@ from chaos.suite.nemeses.nemesis import (
     NETWORK,
     Fizzled,
     NodeNemesis,
-    Undo,
     back,
     chosen,
     said,
@@ -50,7 +50,7 @@ class Forget(NodeNemesis):
     runs_on_s: float = 0.0
     """Seconds that the node runs on with the damage. 0: it is killed before the damage."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Kill the node, damage the file, start the node; wait until it reports REPLACEABLE."""
         name = self.victim(stage, chance)
         path = stage.data(name) / self.file
@@ -72,15 +72,9 @@ class Forget(NodeNemesis):
         _until_replaceable(stage, name)
         stage.record("replaceable", node=name, file=self.file, how=self.how)
         stage.say(f"{name} is {REPLACEABLE}")
-
-        def undo() -> None:
-            with stage.waiting_for(name):
-                stage.replace(name)
-                back(stage, name)
-                stage.wait_until_whole(name)
-            stage.say(f"{name} is a new replica, and whole")
-
-        return undo
+        yield
+        _replaced(stage, name)
+        stage.say(f"{name} is a new replica, and whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +91,7 @@ class HurtRaft(NodeNemesis):
     how: str = FLIPPED
     """FLIPPED, CUT or REMOVED. The folder can only be REMOVED."""
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Kill the node and damage the file; the undo waits until its Raft votes count again."""
         names = self.victims(stage, chance)
         if self.who == ALL and stage.lost:  # `timerd --raft-lost` is for that
@@ -112,21 +106,18 @@ class HurtRaft(NodeNemesis):
         whose = "all nodes'" if self.who == ALL else f"{names[0]}'s"
         stage.say(f"{whose} {self.file}: {self.how}")
         stage.hurt.update(names)
-
-        def undo() -> None:
-            # Others strike while one node is waited for; nothing else may be wrong beside all.
-            with stage.waiting_for(names[0]) if self.who != ALL else contextlib.nullcontext():
-                back(stage, *names)
-                began_s = time.monotonic()
-                for name in names:
-                    _until_it_votes(stage, name)
-                    stage.wait_until_whole(name)
-            took_s = round(time.monotonic() - began_s, 2)
+        yield
+        # Others strike while one node is waited for; nothing else may be wrong beside all.
+        with stage.waiting_for(names[0]) if self.who != ALL else contextlib.nullcontext():
+            back(stage, *names)
+            began_s = time.monotonic()
             for name in names:
-                stage.record("raft-votes", node=name, file=self.file, how=self.how, took_s=took_s)
-            stage.say(f"Raft votes of {' and '.join(names)} count, {took_s:g} s later")
-
-        return undo
+                _until_it_votes(stage, name)
+                stage.wait_until_whole(name)
+        took_s = round(time.monotonic() - began_s, 2)
+        for name in names:
+            stage.record("raft-votes", node=name, file=self.file, how=self.how, took_s=took_s)
+        stage.say(f"Raft votes of {' and '.join(names)} count, {took_s:g} s later")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,31 +127,26 @@ class RemoveCutOff(NodeNemesis):
     needs: ClassVar = NETWORK
     who: str = "follower"
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         name = self.victim(stage, chance)
         state = stage.cluster.state(name)
         stage.say(f"cut off {said(stage, name, self.who)}, and remove it")
         assert stage.network is not None
         others = [other for other in stage.names if other != name]
         heal = stage.network.cut([pair for other in others for pair in both(name, other)])
-
-        def undo() -> None:
+        try:
+            if state is not None and state.role == "leader":
+                stage.leader(above_epoch=state.epoch)
+            stage.remove(name)
+            stage.record("removed", node=name)
+            stage.say(f"{name} is no voter any more")
+            yield
+        finally:
             heal()
             stage.add(name)
             stage.record("added", node=name)
             stage.wait_until_whole(name)
             stage.say(f"{name} votes again")
-
-        try:
-            if state is not None and state.role == "leader":
-                stage.leader(above_epoch=state.epoch)
-            stage.remove(name)
-        except BaseException:
-            undo()
-            raise
-        stage.record("removed", node=name)
-        stage.say(f"{name} is no voter any more")
-        return undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +160,7 @@ class ReplaceCutOff(NodeNemesis):
     needs: ClassVar = NETWORK
     who: str = "follower"
 
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
+    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
         """Empty the node's disk, start it as a learner cut off from the leader, and replace it."""
         leader = chosen(stage, "leader", chance)
         name = self.victim(stage, chance)
@@ -187,15 +173,6 @@ class ReplaceCutOff(NodeNemesis):
         stage.cluster.format_learner(name)
         assert stage.network is not None
         heal = stage.network.cut(both(name, leader))
-
-        def undo() -> None:
-            heal()
-            with stage.waiting_for(name):
-                stage.replace(name)
-                back(stage, name)
-                stage.wait_until_whole(name)
-            stage.say(f"{name} votes in place of its earlier replica")
-
         stage.launch(name)
         answer = "made"
         with TimerClient(stage.cluster.endpoints) as client:
@@ -205,7 +182,18 @@ class ReplaceCutOff(NodeNemesis):
                 answer = str(error)
         stage.record("replace-asked", node=name, leader=leader, answer=answer)
         stage.say(f"replace {name}: {answer}")
-        return undo
+        yield
+        heal()
+        _replaced(stage, name)
+        stage.say(f"{name} votes in place of its earlier replica")
+
+
+def _replaced(stage: Stage, name: str) -> None:
+    """Replace a node that runs by a new replica, as an operator does."""
+    with stage.waiting_for(name):
+        stage.replace(name)
+        back(stage, name)
+        stage.wait_until_whole(name)
 
 
 def _content(path: Path) -> bytes:
