@@ -260,20 +260,6 @@ def pastdue(clients: WorkloadClients) -> None:
         clients.producer.single(clients.marks(1)[0], 0.0)
 
 
-def groups(clients: WorkloadClients) -> None:
-    """Add a group after a third of the time; it begins with the messages that are left then."""
-    late_ms = clients.start_ms + (clients.end_ms - clients.start_ms) // 3
-    late = WorkloadReader(group="late")
-    joined = False
-    for count in clients.beats(BEAT_S):
-        if not joined and now_ms() >= late_ms:
-            clients.join(late)
-            joined = True
-        clients.producer.batch(clients.marks(count), clients.soon(count, SHORT_MS))
-    if not joined:
-        clients.join(late)
-
-
 def singles(clients: WorkloadClients) -> None:
     """Send single timers in parallel, one timer by its delay, and the rest as a batch."""
     chance = clients.chance
@@ -400,10 +386,11 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
     "pastdue": _kind("due at once, just now, or long ago", pastdue),
     "groups": _kind(
         "several groups on one topic; one of them starts late",
-        groups,
+        evenly_short,
         WorkloadReader(group="first"),
         WorkloadReader(group="second"),
         WorkloadReader(group="second"),
+        WorkloadReader(group="late", late=True),
     ),
     "singles": _kind("single timers, pipelined or not, among batches of all sizes", singles),
     "slow": _kind(
@@ -474,6 +461,7 @@ KINDS: Final[Mapping[str, WorkloadKind]] = {
         topic_changes.fleeting,
         WorkloadReader(nacks=0.1),
         WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow, options={"max_in_flight": 4}),
+        WorkloadReader(group="late", late=True),
     ),
     "limited": _kind(
         "changing quotas of pending and ready timers, changing bounds of delays and ticks",

@@ -18,7 +18,6 @@ from typing import Final
 from chaos.workloads.changer import CLUSTER, NAMESPACE, TOPIC
 from chaos.workloads.history_books import PAYLOAD_SIZE
 from chaos.workloads.workload_clients import Rest, WorkloadClients
-from chaos.workloads.workload_consumer import WorkloadReader
 from chaos.workloads.workload_producer import now_ms
 from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.policy_names import CatchUp
@@ -41,7 +40,6 @@ LAST_TIMERS: Final = 50
 
 TTLS_MS: Final = (300, 1_000, 4_000)
 RETENTIONS_MS: Final = (0, 2_000, 60_000)
-LATE: Final = WorkloadReader(group="late")
 
 SCOPE_BEATS: Final = 2
 """From one change of a scope's rules to the next."""
@@ -127,8 +125,6 @@ def _cancel(clients: WorkloadClients, timers: Sequence[Asked]) -> bool:
 def fleeting(clients: WorkloadClients) -> Rest:
     """Set times to live below the lease; some have ended when the timer is scheduled."""
     chance, changer, among = clients.chance, clients.changer, ("ttl_ms", "retention_ms")
-    late_ms = clients.start_ms + (clients.end_ms - clients.start_ms) // 3
-    joined = False
     for number, count in enumerate(clients.beats(BEAT_S)):
         if number % RULE_BEATS == 0:
             said = {"ttl_ms": chance.choice(TTLS_MS), "retention_ms": chance.choice(RETENTIONS_MS)}
@@ -136,9 +132,6 @@ def fleeting(clients: WorkloadClients) -> Rest:
             clients.producer.batch(
                 clients.marks(1), [now_ms() - chance.choice((200, 2_000, 9_000))]
             )
-        if not joined and now_ms() >= late_ms:
-            clients.join(LATE)  # it begins with the retained messages
-            joined = True
         clients.producer.batch(clients.marks(count), _soon(clients, count))
     return lambda: changer.rule({}, among=among)
 

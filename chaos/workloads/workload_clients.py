@@ -57,7 +57,6 @@ class WorkloadKind:
     produce: Callable[["WorkloadClients"], "Rest | None"]
     """Sends requests until `beats` ends. None: the topic needs no `Rest`."""
     readers: Sequence[WorkloadReader] = (WorkloadReader(),)
-    """From the start."""
     settle: "Callable[[WorkloadClients], None] | None" = None
     """Called again and again in the last wait, before each look; it may raise a TimerError."""
     payload_size: int = PAYLOAD_SIZE
@@ -110,6 +109,8 @@ class WorkloadClients:
         self._consumers: dict[str, RecordingConsumer] = {}
         self._morgues: dict[str, Morgue] = {}
         """By group."""
+        self._late = [reader for reader in kind.readers if reader.late]
+        """Those that have not joined."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     # ---- for the harness
@@ -182,7 +183,7 @@ class WorkloadClients:
     @property
     def groups(self) -> list[str]:
         """The groups that exist from the start."""
-        return sorted({reader.group for reader in self._kind.readers})
+        return sorted({reader.group for reader in self._kind.readers if not reader.late})
 
     @property
     def stopping(self) -> bool:
@@ -226,6 +227,8 @@ class WorkloadClients:
         most = self._setting.waiting_max
         while not self._stopping.wait(max(0.0, last_s + every_s - time.monotonic())):
             now_s = time.monotonic()
+            if self._late and now_ms() >= self.start_ms + (self.end_ms - self.start_ms) // 3:
+                self._join_late()
             if most is not None and self.books.asked - self.books.delivered > most:
                 last_s = now_s
                 continue
@@ -234,6 +237,10 @@ class WorkloadClients:
             if count := int(owed):
                 owed -= count
                 yield count
+
+    def _join_late(self) -> None:
+        while self._late:
+            self.join(self._late.pop())
 
     def marks(self, count: int) -> list[int]:
         """Return new marks, unique in the run."""
@@ -253,8 +260,10 @@ class WorkloadClients:
     def _work(self) -> None:
         with self.books.noting_failure():
             for reader in self._kind.readers:
-                self.join(reader)
+                if not reader.late:
+                    self.join(reader)
             rest = self._kind.produce(self)
+            self._join_late()
             self.cancels.join(END_TIMEOUT_S)  # its last requests may move `last_due_ms`
             if rest is not None:
                 self._until(rest)

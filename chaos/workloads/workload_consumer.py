@@ -67,7 +67,7 @@ def record(history: History, topic: str, group: str, batch: Batch, **more: Any) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadReader:
-    """A consumer of a topic: from the start of a workload, or joined later."""
+    """A consumer of a topic."""
 
     group: str = GROUP
     lease: timedelta = LEASE
@@ -77,6 +77,8 @@ class WorkloadReader:
     """Share of the messages that are nacked, 0 .. 1. A tenth as many get a longer lease."""
     options: GroupOptions = field(default_factory=GroupOptions)
     """Options with which the group is created; empty: it is not created explicitly."""
+    late: bool = False
+    """It joins after a third of the run, and begins with the messages that are left then."""
     redriven: bool = False
     """Its dead letters are redriven, so no consumer reads their topic."""
     habit: Callable[[Any], Habit] = lambda _: prompt
