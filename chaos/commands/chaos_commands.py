@@ -27,6 +27,13 @@ RUN_CODES: Final = f"""\
   3    INCOMPLETE: no guarantee was seen broken, and evidence for some is missing
   130  interrupted: the run was not audited
 """
+_RUN_OPTIONS: Final = (
+    ("--nodes", 3, "N", "3 to 7 (default: 3)"),
+    ("--minutes", 10.0, "M", "duration of load and faults, from 0.17 (default: 10)"),
+    ("--workloads", "", "A,B", "names from `timerctl chaos list` (default: all)"),
+    ("--rate", 200, "N", "timers per second, all workloads together (default: 200)"),
+)
+"""Options of `chaos run`: name, default, placeholder, help."""
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -89,14 +96,8 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("scenario", metavar="SCENARIO", help="a name from `timerctl chaos list`")
-    run.add_argument("--nodes", type=int, default=3, metavar="N", help="3 to 7 (default: 3)")
-    run.add_argument(
-        "--minutes",
-        type=float,
-        default=10.0,
-        metavar="M",
-        help="duration of load and faults, from 0.17 (default: 10)",
-    )
+    for name, default, metavar, what in _RUN_OPTIONS:
+        run.add_argument(name, type=type(default), default=default, metavar=metavar, help=what)
     run.add_argument(
         "--seed",
         type=int,
@@ -104,25 +105,12 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
         help="seed of the schedule and of the clients' choices (default: random)",
     )
     run.add_argument(
-        "--workloads",
-        default="",
-        metavar="A,B",
-        help="names from `timerctl chaos list` (default: all)",
-    )
-    run.add_argument(
-        "--rate",
-        type=int,
-        default=200,
-        metavar="N",
-        help="timers per second, all workloads together (default: 200)",
-    )
-    run.add_argument(
         "--plain", action="store_true", help="plain processes on loopback, even as root"
     )
-    run.set_defaults(run=_needing(_run))
     run.add_argument(
         "--dir", type=Path, metavar="D", help=f"folder of the run (default: {RUNS}/SCENARIO-SEED)"
     )
+    run.set_defaults(run=_needing(_run))
     text = "remove the processes, networks and disks that crashed runs left"
     clean = actions.add_parser("clean", **described(text))
     clean.add_argument(
