@@ -192,26 +192,24 @@ def test_full_disk_takes_what_fits_and_fails_with_enospc() -> None:
 def test_flipped_bit_is_seen_now_and_after_a_crash() -> None:
     disk = fresh()
     disk.write_atomic(PATH, bytes(100))
-    found = disk.flip_synced(random.Random(1), ROOT)
+    found = disk.synced(random.Random(1), ROOT)
     assert found is not None
     path, position = found
     assert path == PATH
+    disk.flip(path, position, mask=8)
     damaged = disk.read(PATH)
     assert damaged[position].bit_count() == 1
     assert sum(damaged) == damaged[position]
     disk.crash(random.Random(1))
     assert disk.read(PATH) == damaged
-    assert disk.flip_synced(random.Random(1), Path("/other")) is None
+    assert disk.synced(random.Random(1), Path("/other")) is None
 
 
 def test_page_that_is_spoilt_is_not_read_until_it_is_written_again() -> None:
     disk = fresh()
     disk.write_atomic(PATH, bytes(3 * PAGE_SIZE))
-    found = disk.spoil_synced(random.Random(1), ROOT)
-    assert found is not None
-    path, position = found
-    assert path == PATH
-    page = position // PAGE_SIZE
+    page = 1
+    disk.spoil(PATH, PAGE_SIZE + 7)
     disk.crash(random.Random(1))
     for n in range(3):
         if n == page:
@@ -228,7 +226,6 @@ def test_page_that_is_spoilt_is_not_read_until_it_is_written_again() -> None:
     file.truncate(page * PAGE_SIZE)
     file.write([b"1" * (3 - page) * PAGE_SIZE])
     assert disk.read(PATH) == bytes(page * PAGE_SIZE) + b"1" * (3 - page) * PAGE_SIZE
-    assert disk.spoil_synced(random.Random(1), Path("/other")) is None
 
 
 def test_mark_on_a_bad_sector_is_written_only_as_a_whole_page() -> None:

@@ -352,7 +352,9 @@ def test_nothing_but_errors_of_ours_comes_from_a_damaged_directory() -> None:
     refused = 0
     for _ in range(100):
         disk, engine = flushed(busy_log())
-        assert disk.flip_synced(rng, Path("/")) is not None
+        place = disk.synced(rng, Path("/"))
+        assert place is not None
+        disk.flip(*place, mask=1 << rng.randrange(8))
         try:
             again = engine_on(disk).machine
             fetch_all(again)

@@ -45,21 +45,23 @@ def may_damage(world: "World", node: "SimNode") -> bool:
     return node.replica in voters and len(broken | {node.replica}) <= most
 
 
-def flip(node: "SimNode", rng: random.Random) -> bool:
-    """Flip one bit of synced data, or make its page unreadable; False: there are no synced data."""
-    hurt = node.disk.spoil_synced if rng.random() < SPOILT else node.disk.flip_synced
-    found = hurt(rng, ROOT)
-    if found is not None:
-        node.damage += node.disk.names_of(found[0])
-    return found is not None
+def hurt(node: "SimNode", rng: random.Random, *, shortens: bool = False) -> bool:
+    """Flip one bit of synced data, or make its page unreadable; return whether there were any.
 
-
-def shorten(node: "SimNode", rng: random.Random) -> bool:
-    """Cut a synced file of a dead node; return whether there was a synced file."""
-    found = node.disk.shorten_synced(rng, ROOT)
-    if found is not None:
-        node.damage += node.disk.names_of(found[0])
-    return found is not None
+    `shortens`: cut the file there instead, on the disk of a dead node.
+    """
+    disk, spoils = node.disk, not shortens and rng.random() < SPOILT
+    place = disk.synced(rng, ROOT)
+    if place is None:
+        return False
+    if shortens:
+        disk.shorten(*place)
+    elif spoils:
+        disk.spoil(*place)
+    else:
+        disk.flip(*place, mask=1 << rng.randrange(8))
+    node.damage += disk.names_of(place[0])
+    return True
 
 
 def wipe(node: "SimNode") -> None:

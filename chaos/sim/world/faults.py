@@ -327,7 +327,7 @@ class FaultInjector:
         restarts = self._rng.random() < 0.7
         if restarts:
             self._rng.choice((node.stop, node.stop_hard))()
-        flipped = disk_loss.flip(node, self._rng)
+        flipped = disk_loss.hurt(node, self._rng)
         if restarts:
             self._for_a_while(node.start)
         return flipped
@@ -337,7 +337,7 @@ class FaultInjector:
         if not disk_loss.may_damage(self._world, node):
             return False
         self._rng.choice((node.stop, node.stop_hard))()
-        shortened = disk_loss.shorten(node, self._rng)
+        shortened = disk_loss.hurt(node, self._rng, shortens=True)
         self._for_a_while(node.start)
         return shortened
 

@@ -192,43 +192,22 @@ class SimDisk(Disk):
         if position < len(file.durable):
             file.durable[position] ^= mask
 
-    def flip_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
-        """Flip one bit of synced data below `under`; return its file and byte. None: no data."""
-        found = self._synced(rng, under)
-        if found is not None:
-            self.flip(*found, mask=1 << rng.randrange(8))
-        return found
-
     def spoil(self, path: Path, position: int) -> None:
         """Make this byte's page unreadable until it is written again."""
         self._file(path).unreadable.add(position // PAGE_SIZE)
 
-    def spoil_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
-        """Spoil a page of synced data below `under`; return a byte's place. None: no data."""
-        found = self._synced(rng, under)
-        if found is not None:
-            self.spoil(*found)
-        return found
-
-    def shorten_synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
-        """Cut a file below `under` within its synced data; return it and its size. None: no data.
-
-        Only for a disk that no process uses.
-        """
-        found = self._synced(rng, under)
-        if found is not None:
-            path, size = found
-            file = self._file(path)
-            del file.durable[size:]
-            file.forget()
-        return found
+    def shorten(self, path: Path, size: int) -> None:
+        """Cut a file within its synced data. Only for a disk that no process uses."""
+        file = self._file(path)
+        del file.durable[size:]
+        file.forget()
 
     def names_of(self, path: Path) -> list[Path]:
         """Return all names of the file at `path`, links included."""
         wanted = self._file(path)
         return sorted(name for name, file in self._files() if file is wanted)
 
-    def _synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
+    def synced(self, rng: random.Random, under: Path) -> tuple[Path, int] | None:
         """Return the place of a random synced byte below `under`. None: there is none."""
         sizes = [
             (path, size)
