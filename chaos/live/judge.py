@@ -162,15 +162,10 @@ class Judge(StoryBook):
         del group, offsets, columns
         self._queue(int(rows["topic"][0])).add(rows, self.clock_ms)
 
-    def acks(self, group: GroupStory, acks: Any) -> None:
-        """Note acks of the witness."""
-        if group.name == WITNESS_GROUP and len(acks):
-            self._left.append((group, acks, False))
-
-    def expired(self, group: GroupStory, expired: Any) -> None:
-        """Note messages that expired before the witness acked them."""
-        if group.name == WITNESS_GROUP and len(expired):
-            self._left.append((group, expired, True))
+    def messages(self, what: str, group: GroupStory, rows: Any) -> None:
+        """Note acks of the witness, and messages that expired before it acked them."""
+        if group.name == WITNESS_GROUP and what != "returns" and len(rows):
+            self._left.append((group, rows, what == "expired"))
 
     def _queue(self, topic: int) -> WatchedQueue:
         return self._queues.setdefault(topic, WatchedQueue())

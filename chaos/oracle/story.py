@@ -126,14 +126,11 @@ class StoryBook:
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
         """Add messages that a MOVE took from these offsets of a group (tables.py)."""
 
-    def acks(self, group: GroupStory, acks: Any) -> None:
-        """Add acks that counted, of dtype ACK (group_story.py)."""
+    def messages(self, what: str, group: GroupStory, rows: Any) -> None:
+        """Add messages of a group, as group_story.py has them.
 
-    def returns(self, group: GroupStory, returns: Any) -> None:
-        """Add messages that came back from consumers, of dtype RETURN."""
-
-    def expired(self, group: GroupStory, expired: Any) -> None:
-        """Add messages that expired in a group, of dtype EXPIRED."""
+        `what`: `acks` that counted (ACK), `returns` from consumers (RETURN), `expired` (EXPIRED).
+        """
 
     def payloads(self, marks: I64, crcs: I64) -> None:
         """Add the marks and the CRC-32 of scheduled payloads."""
@@ -619,14 +616,14 @@ class LogStory:
                 continue  # no such group, or settings that only the leader applies
             elif isinstance(op, Nack):
                 back = group.take_back(NACKED, op.offsets, item, op.not_before_ms)
-                self._book.returns(group, back)
+                self._book.messages("returns", group, back)
             elif op.op is Op.RESERVE:
                 group.reserved = max(group.reserved, int(op.offsets[0]))
             elif op.op is Op.HAND_OVER:
                 group.hand_over(int(op.offsets[0]))
             elif op.op in (Op.ENDED, Op.RECALL):
                 why = ENDED if op.op is Op.ENDED else RECALLED
-                self._book.returns(group, group.take_back(why, op.offsets, item))
+                self._book.messages("returns", group, group.take_back(why, op.offsets, item))
             elif op.op is Op.ACK:
                 self._ack(item, op, group)
             else:
@@ -641,7 +638,8 @@ class LogStory:
         if op.op is Op.DELETE:
             group.over = group.deleted = True
         else:
-            self._book.expired(group, group.expire(op.offsets, item, self._ttl_ms(op.topic)))
+            gone = group.expire(op.offsets, item, self._ttl_ms(op.topic))
+            self._book.messages("expired", group, gone)
         self._trim(group.topic)
 
     def _expire_below(self, item: Entry, op: GroupOp) -> None:
@@ -650,7 +648,7 @@ class LogStory:
         for group in self.groups.values():
             if group.topic == op.topic and not group.over:
                 gone = group.expire_below(offset, item, self._ttl_ms(op.topic))
-                self._book.expired(group, gone)
+                self._book.messages("expired", group, gone)
         self.kept[op.topic].let_go(offset)
         self.quotas.touched.add(op.topic)
 
@@ -660,7 +658,7 @@ class LogStory:
     def _ack(self, item: Entry, op: GroupOp, group: GroupStory) -> npt.NDArray[np.bool_]:
         """Apply an ack of different offsets; return for which of them it was new (n, bool)."""
         acks = group.ack(op.offsets, item)
-        self._book.acks(group, acks)
+        self._book.messages("acks", group, acks)
         self._trim(group.topic)
         return np.isin(op.offsets.astype(np.int64), acks["queue_offset"])
 

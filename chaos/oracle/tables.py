@@ -1,53 +1,8 @@
-"""The replay's tables, as Parquet files for Spark.
+"""The replay's tables, as Parquet files for Spark. `STORY` describes them and has their columns.
 
-fates        one row per scheduled row of the log: seq mark topic due_ms end schedule_index
-             scheduled_at_ms end_index end_epoch ended_at_ms queue_offset; other_seq (the timer that
-             it replaced, moved, or left alone); old_due_ms (of the timer that a RESCHEDULE moved);
-             payload_size. Unknown and inapplicable values are null.
-carried      one row per message that a MOVE made of another one, with the columns of fates, and its
-             origin: from_topic from_group from_offset; redriven, or else a dead letter
-acks         one row per run of messages of a group that one entry acked after as many attempts:
-             topic group queue_offset (of the first) attempts ack_index ack_epoch acked_at_ms count
-returns      one row per message that came back without an ack: topic group queue_offset attempts
-(of
-             the returned delivery, at most) why (`ended`: its lease; `nacked`; `recalled`: an
-             earlier message of its key came back) not_before_ms (of a nack, else 0) return_index
-             returned_at_ms
-expired      one row per message that a group did not ack in time: topic group queue_offset attempts
-             (the highest before) expire_index expire_epoch expired_at_ms ttl_ms (by the policies of
-             that entry; 0: none)
-groups       one row per life of a group: topic group group_id start_offset kept_offset (the first
-             that the topic retained then) acked lease_ends; sought: one of several lives, or one
-             that ended before its topic; over: it or its topic was deleted, or it was sought;
-             deleted: the group itself was; type: shared, key_shared, …
-checkpoints  one row per CHECKPOINT entry: index time_ms scheduled fired
-deletions    one row per deleted topic: topic topic_id delete_index
-quotas       one row per SCHEDULE entry and quota of a topic of it: topic schedule_index quota most,
-             ready (for quotas of ready messages: quota_story.py)
-postponed    one row per topic whose policies ever moved due times back: topic, by_ms (at most)
-ttls         one row per time to live of a topic, in order: topic from_ms ttl_ms (0: none); topics
-             that never had one are left out
-rates        one row per change of a topic's rates of delivery, in order: topic from_ms topic_rate
-             group_rate (0: none); topics that never had one are left out
-occurrences  one row per timer of a series: topic key series number seq planned_ms since_ms (when
-             the series began to wait; null: a reschedule made the timer) at_ms (the entry) untrue
-             (planned_ms contradicts the definition). seq = 0: the series waits at the log's end,
-             or ended too early
-series       one row per SERIES entry with an effect: topic key op fields (JSON) series_index
-pauses       one row per pause of a topic: topic from_ms until_ms (beyond all times if it continues)
-policies     one row per POLICY entry: topic (a namespace's is NAME/, the cluster's /) policy_index
-             fields (a JSON object of all fields of the scope from then on)
-settings     one row per CREATE and ALTER of a group: topic group lease_ms max_attempts
-             max_in_flight, last (or another ALTER followed)
-moved_early  one row per dead letter with fewer failures than its group allows: topic group
-             queue_offset failures move_index
-payloads     one row per scheduled row, if the replay was told to: mark logged (the CRC-32 of its
-             payload)
-leaders      one row per EPOCH entry: epoch_index epoch (of its frame) said_epoch leader voters
-             (replica ids, 16 hexadecimal digits)
-
-`topic` is the text of LogStory.life: a topic with the name of a deleted one is another topic. The
-same holds for `group`, by LogStory.life_of, after a seek or a deletion.
+Unknown and inapplicable values are null. `topic` is the text of LogStory.life: a topic with the
+name of a deleted one is another topic. The same holds for `group`, by LogStory.life_of, after a
+seek or a deletion.
 """
 
 import itertools
@@ -88,36 +43,62 @@ _FATE: Final = (
     "seq mark due_ms schedule_index scheduled_at_ms topic end end_index end_epoch ended_at_ms"
     " queue_offset other_seq old_due_ms payload_size"
 )
-FATES: Final = _schema(_FATE)
 CARRIED: Final = _schema(f"{_FATE} from_topic from_group from_offset redriven")
 ACKS: Final = _schema(_SLOT + "attempts ack_index ack_epoch acked_at_ms count")
-RETURNS: Final = _schema(_SLOT + "attempts why not_before_ms return_index returned_at_ms")
 EXPIRED: Final = _schema(_SLOT + "attempts expire_index expire_epoch expired_at_ms ttl_ms")
 GROUPS: Final = _schema(
     "topic group group_id start_offset kept_offset acked lease_ends sought over deleted type"
 )
-CHECKPOINTS: Final = _schema("index time_ms scheduled fired")
 TTLS: Final = _schema("topic from_ms ttl_ms")
 STORY: Final = {
-    "fates": FATES,
+    # A row per scheduled row of the log. `other_seq`: the timer that it replaced, moved, or left
+    # alone. `old_due_ms`: of the timer that a RESCHEDULE moved.
+    "fates": _schema(_FATE),
+    # A row per message that a MOVE made of another one, and its origin. Not `redriven`: a letter.
     "carried": CARRIED,
+    # A row per run of `count` messages of a group that one entry acked after as many attempts.
     "acks": ACKS,
-    "returns": RETURNS,
+    # A row per message that came back without an ack. `attempts`: of that delivery, at most. `why`:
+    # `ended`: its lease; `nacked`; `recalled`: an earlier message of its key came back.
+    # `not_before_ms`: of a nack, else 0.
+    "returns": _schema(_SLOT + "attempts why not_before_ms return_index returned_at_ms"),
+    # A row per message that a group did not ack in time. `attempts`: the highest before. `ttl_ms`:
+    # by the policies of that entry; 0: none.
     "expired": EXPIRED,
+    # A row per life of a group. `kept_offset`: the first that the topic retained then. `sought`:
+    # one of several lives, or one that ended before its topic. `over`: it or its topic was deleted,
+    # or it was sought. `deleted`: the group itself was. `type`: shared, key_shared, …
     "groups": GROUPS,
-    "checkpoints": CHECKPOINTS,
+    # A row per CHECKPOINT entry.
+    "checkpoints": _schema("index time_ms scheduled fired"),
+    # A row per deleted topic.
     "deletions": _schema("topic topic_id delete_index"),
+    # A row per SCHEDULE entry and quota of a topic of it. `ready`: see quota_story.py.
     "quotas": _schema("topic schedule_index quota most ready"),
+    # A row per topic whose policies ever moved due times back, by `by_ms` at most.
     "postponed": _schema("topic by_ms"),
+    # A row per time to live of a topic, in order. 0: none. Topics that never had one are left out.
     "ttls": TTLS,
+    # A row per change of a topic's rates of delivery, likewise.
     "rates": _schema("topic from_ms topic_rate group_rate"),
+    # A row per timer of a series. `since_ms`: when the series began to wait; null: a reschedule
+    # made the timer. `untrue`: `planned_ms` contradicts the definition. seq = 0: the series waits
+    # at the log's end, or ended too early.
     "occurrences": _schema("topic key series number seq planned_ms since_ms at_ms untrue"),
+    # A row per SERIES entry with an effect. `fields`: JSON.
     "series": _schema("topic key op fields series_index"),
+    # A row per pause of a topic. `until_ms`: beyond all times if it continues.
     "pauses": _schema("topic from_ms until_ms"),
+    # A row per POLICY entry. `topic`: a namespace's is NAME/, the cluster's /. `fields`: a JSON
+    # object of all fields of the scope from then on.
     "policies": _schema("topic policy_index fields"),
+    # A row per CREATE and ALTER of a group. Not `last`: another ALTER followed.
     "settings": _schema("topic group lease_ms max_attempts max_in_flight last"),
+    # A row per dead letter with fewer failures than its group allows.
     "moved_early": _schema(_SLOT + "failures move_index"),
+    # A row per EPOCH entry. `epoch`: of its frame. `leader` and `voters`: 16 hexadecimal digits.
     "leaders": _schema("epoch_index epoch said_epoch leader voters"),
+    # A row per scheduled row, if the replay was told to. `logged`: the CRC-32 of its payload.
     "payloads": _schema("mark logged"),
 }
 FIGURES: Final = ", ".join(
@@ -208,17 +189,9 @@ class ParquetBook(StoryBook):
         """Add checksums of payloads."""
         self._tables["payloads"].add(len(marks), marks, crcs)
 
-    def acks(self, group: GroupStory, acks: Any) -> None:
-        """Add acks that counted."""
-        self._tables["acks"].add(len(acks), group.group_id, acks)
-
-    def returns(self, group: GroupStory, returns: Any) -> None:
-        """Add messages that came back from consumers."""
-        self._tables["returns"].add(len(returns), group.group_id, returns)
-
-    def expired(self, group: GroupStory, expired: Any) -> None:
-        """Add messages that expired."""
-        self._tables["expired"].add(len(expired), group.group_id, expired)
+    def messages(self, what: str, group: GroupStory, rows: Any) -> None:
+        """Add messages of a group to the table `what`."""
+        self._tables[what].add(len(rows), group.group_id, rows)
 
     def checkpoint(self, **figures: int) -> None:
         """Add the figures at one CHECKPOINT entry."""

@@ -84,17 +84,10 @@ class Notes(StoryBook):
         for at, offset in enumerate(offsets.tolist()):
             self.carries.append((group.group_id, offset, seqs[at], marks[at], to[at]))
 
-    def acks(self, group: GroupStory, acks: np.ndarray[Any, Any]) -> None:
-        """Take acks."""
-        self.acked.setdefault(group.group_id, []).extend(acks.tolist())
-
-    def returns(self, group: GroupStory, returns: np.ndarray[Any, Any]) -> None:
-        """Take what came back."""
-        self.returned.setdefault(group.group_id, []).extend(returns.tolist())
-
-    def expired(self, group: GroupStory, expired: np.ndarray[Any, Any]) -> None:
-        """Take what expired."""
-        self.over.setdefault(group.group_id, []).extend(expired.tolist())
+    def messages(self, what: str, group: GroupStory, rows: np.ndarray[Any, Any]) -> None:
+        """Take acks, messages that came back, and expired ones."""
+        into = {"acks": self.acked, "returns": self.returned, "expired": self.over}[what]
+        into.setdefault(group.group_id, []).extend(rows.tolist())
 
     def checkpoint(self, **figures: int) -> None:
         """Take figures."""

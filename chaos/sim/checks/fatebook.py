@@ -167,13 +167,11 @@ class FateBook(StoryBook):
                 text = f"{old} of {self.homes[old]} is {new} of {self.story.topics[topic]}"
                 raise Broken("redrive", text)
 
-    def acks(self, group: GroupStory, acks: Any) -> None:
-        """Note acks."""
-        self.done |= {(group.group_id, offset) for offset in acks["queue_offset"].tolist()}
-
-    def expired(self, group: GroupStory, expired: Any) -> None:
-        """Note messages that expired."""
-        self.over |= {(group.group_id, offset) for offset in expired["queue_offset"].tolist()}
+    def messages(self, what: str, group: GroupStory, rows: Any) -> None:
+        """Note acks, and messages that expired."""
+        if what != "returns":
+            into = self.done if what == "acks" else self.over
+            into.update((group.group_id, offset) for offset in rows["queue_offset"].tolist())
 
     # ---- entries
 
