@@ -91,7 +91,7 @@ def requirements(which: Distribution) -> dict[str, list[str]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     if which is CLIENT:
-        wanted = {name: extras[name] for name in ("cli", "otel")}
+        wanted = {name: extras[name] for name in ("cli", "otel", "push")}
         return {"dependencies": project["dependencies"], **wanted}
     server = [f"{CLIENT.name}=={project_version()}", *extras["server"]]
     return {

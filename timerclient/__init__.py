@@ -85,6 +85,7 @@ if TYPE_CHECKING:
         ScheduleResult,
         TimerState,
     )
+    from timerclient.worker.http_target import HttpTarget
     from timerclient.worker.retry_policy import Backoff, Reject, Retry
     from timerclient.worker.timer_app import TimerApp, TimerContext, TimerHandler
     from timerclient.worker.worker import Worker
@@ -117,6 +118,7 @@ __all__ = [
     "GroupHeld",
     "GroupOptions",
     "GroupType",
+    "HttpTarget",
     "InvalidRequest",
     "LeaderChanged",
     "LeaderMissing",
@@ -199,6 +201,7 @@ _NAMES_OF: Final = {
     "values.results": (
         "AckResult CancelResult ExtendResult NackResult RescheduleResult ScheduleResult TimerState"
     ),
+    "worker.http_target": "HttpTarget",
     "worker.retry_policy": "Backoff Reject Retry",
     "worker.timer_app": "TimerApp TimerContext TimerHandler",
     "worker.worker": "Worker",

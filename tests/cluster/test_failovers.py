@@ -4,9 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -143,4 +146,86 @@ def test_worker_runs_every_timer_through_a_killed_leader_and_ends_at_sigterm(
         assert done() == {*map(str, range(300))}
         [jobs] = [each for each in client.topics() if each.name == "jobs"]
         assert (jobs.groups[0].unacked, jobs.groups[0].settings.backoff_ms_min) == (0, 100)
+    assert "worker stopped" in (tmp_path / "log").read_text()
+
+
+class Hook(ThreadingHTTPServer):
+    """An HTTP server: it fails each tenth message once, and keeps `last` until `go` is set."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.done: set[str] = set()
+        self.failed: set[str] = set()
+        self.last, self.go = threading.Event(), threading.Event()
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                name = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                self.send_response(hook.answer(name))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def answer(self, name: str) -> int:
+        if name.endswith("0") and name not in self.failed:
+            self.failed.add(name)
+            return 500
+        if name == "last":
+            self.last.set()
+            assert self.go.wait(60)
+        self.done.add(name)
+        return 204
+
+
+@contextmanager
+def serving() -> Iterator[Hook]:
+    with Hook() as hook:
+        thread = threading.Thread(target=hook.serve_forever, args=[0.05])
+        thread.start()
+        try:
+            yield hook
+        finally:
+            hook.shutdown()
+            thread.join()
+
+
+def test_push_posts_every_timer_through_a_killed_leader_and_ends_at_sigterm(
+    cluster: Running, tmp_path: Path
+) -> None:
+    cluster.up()
+    words = ["push", "hooks", "--group", "g", "--backoff-min", "100ms", "--backoff-max", "1s"]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path)}
+    env["TIMERCTL_ENDPOINTS"] = ",".join(cluster.endpoints)
+    with serving() as hook, cluster.client() as client, (tmp_path / "log").open("w") as log:
+        to = f"http://127.0.0.1:{hook.server_port}/"
+        command = [sys.executable, "-m", "timerclient.cli.timerctl", *words, "--to", to]
+        push = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=log)
+        try:
+            for number in range(300):
+                client.submit("hooks", b"%d" % number, delay=number * 0.01)
+            until(lambda: len(hook.done) >= 50)
+            cluster.kill(cluster.wait_for_leader())
+            until(lambda: len(hook.done) == 300)
+            assert len(hook.failed) == 30
+            client.schedule("hooks", b"last", delay=0)
+            assert hook.last.wait(60)
+            push.send_signal(signal.SIGTERM)
+            until(lambda: "draining" in (tmp_path / "log").read_text())
+            hook.go.set()
+            assert push.wait(30) == 0, (tmp_path / "log").read_text()
+        finally:
+            hook.go.set()
+            push.kill()
+            push.wait()
+        assert hook.done == {"last", *map(str, range(300))}
+        [hooks] = [each for each in client.topics() if each.name == "hooks"]
+        assert hooks.groups[0].unacked == 0
     assert "worker stopped" in (tmp_path / "log").read_text()

@@ -47,11 +47,14 @@ exit codes:
 """
 
 _OPTIONS: Final = {
+    "attempts": ("--max-attempts",),
     "backoff_max": ("--backoff-max",),
     "backoff_min": ("--backoff-min",),
     "backoff_ms_max": ("--backoff-max",),
     "backoff_ms_min": ("--backoff-min",),
+    "ca": ("--ca",),
     "cluster": ("--endpoints",),
+    "concurrency": ("--concurrency",),
     "delay": ("--delay",),
     "delay_ms": ("--delay",),
     "delay_level": ("--delay-level",),
@@ -62,6 +65,7 @@ _OPTIONS: Final = {
     "end": ("--end",),
     "every": ("--every",),
     "group": ("--group",),
+    "header_file": ("--header-file",),
     "key": ("--key",),
     "key_prefix": ("--key-prefix",),
     "lease": ("--lease",),
@@ -75,8 +79,10 @@ _OPTIONS: Final = {
     "ordering_key": ("--ordering-key",),
     "priority": ("--priority",),
     "request_id": ("--request-id",),
+    "secret_file": ("--secret-file",),
     "start": ("--start",),
-    "timeout": ("--timeout",),
+    "timeout": ("--request-timeout", "--timeout"),
+    "url": ("--to",),
     "zone": ("--zone",),
 }
 """Field of the client or the cluster -> options that may have given its value."""

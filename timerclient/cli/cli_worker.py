@@ -62,53 +62,77 @@ class WorkerCommands(Commands):
             type=int,
             help="calls of each handler at a time; default: the handler's own number",
         )
-        parser.add_argument(
-            "--drain",
-            metavar="DURATION",
-            type=duration,
-            default=timedelta(seconds=25),
-            help="longest wait for running handlers after SIGTERM; default: 25s",
-        )
-        parser.add_argument(
-            "--port",
-            metavar="N",
-            type=int,
-            help="serve /healthz, /readyz and /metrics; 0: a free port; default: none",
-        )
-        parser.add_argument(
-            "--host", default="127.0.0.1", help="address of that port; default: 127.0.0.1"
-        )
-        parser.add_argument(
-            "--log-level",
-            choices=("debug", "info", "warning", "error"),
-            default="info",
-            help="if the application does not configure logging; debug: with the stacks of "
-            "handlers' errors; default: info",
-        )
+        add_process_options(parser)
         parser.set_defaults(run=self._run)
 
     def _run(self, args: argparse.Namespace) -> int:
-        if args.port is not None and not 0 <= args.port <= 65_535:
-            raise UsageError(f"--port {args.port}: must be 0 to 65535")
+        check_port(args)
         app = load_app(args.app)
-        logging.basicConfig(  # does nothing if the application has set its log
-            level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        begin_log(args)
         _connect(app, args)
-        import asyncio
-
         from timerclient.worker.worker import Worker
 
         handlers = chosen_handlers(app, args.topics, args.groups)
         worker = Worker(app, handlers=handlers, concurrency=args.concurrency, drain=args.drain)
-        asyncio.run(_serve(worker, args))
-        with suppress(TimerError):
-            app.close_sync()
-        if worker.left_running:
-            sys.stdout.flush()
-            logging.shutdown()
-            os._exit(CUT_OFF)  # threads of handlers that were cut off would hold the process
-        return 0
+        return run_worker(worker, args)
+
+
+def add_process_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a process that runs handlers: its stop, port and log."""
+    parser.add_argument(
+        "--drain",
+        metavar="DURATION",
+        type=duration,
+        default=timedelta(seconds=25),
+        help="longest wait for running handlers after SIGTERM; default: 25s",
+    )
+    parser.add_argument(
+        "--port",
+        metavar="N",
+        type=int,
+        help="serve /healthz, /readyz and /metrics; 0: a free port; default: none",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address of that port; default: 127.0.0.1"
+    )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="if the application does not configure logging; debug: with the stacks of "
+        "handlers' errors; default: info",
+    )
+
+
+def check_port(args: argparse.Namespace) -> None:
+    """Check the option --port.
+
+    Raises:
+        UsageError: It is no port.
+    """
+    if args.port is not None and not 0 <= args.port <= 65_535:
+        raise UsageError(f"--port {args.port}: must be 0 to 65535")
+
+
+def begin_log(args: argparse.Namespace) -> None:
+    """Write the log on stderr, unless the application has set it."""
+    logging.basicConfig(
+        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def run_worker(worker: "Worker", args: argparse.Namespace) -> int:
+    """Run a worker until a signal ends it; return the exit code."""
+    import asyncio
+
+    asyncio.run(_serve(worker, args))
+    with suppress(TimerError):
+        worker.app.close_sync()
+    if worker.left_running:
+        sys.stdout.flush()
+        logging.shutdown()
+        os._exit(CUT_OFF)  # threads of handlers that were cut off would hold the process
+    return 0
 
 
 def _listed(variables: Iterable[str]) -> str:

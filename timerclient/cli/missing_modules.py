@@ -6,6 +6,7 @@ from typing import Final
 from timerclient.cli.cli_errors import one_line
 
 DISTRIBUTION: Final = "timer-cluster"
+CLIENT: Final = "timer-client"
 
 
 def why_missing(error: Exception, extras: str = "", command: str = "") -> str:
@@ -28,14 +29,19 @@ def _requirement(known: list[str]) -> str:
     import importlib.metadata
 
     clone = " or ".join(f"'.[{extras}]'" for extras in known) + f" in a clone of {DISTRIBUTION}"
-    try:
-        installed = importlib.metadata.distribution(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
+    for name in (CLIENT, DISTRIBUTION):
+        try:
+            installed = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        offered = installed.metadata.get_all("Provides-Extra") or []
+        if name == DISTRIBUTION or {*",".join(known).split(",")} <= {*offered}:
+            break
+    else:
         return clone
-    offered = installed.metadata.get_all("Provides-Extra") or []
     if "server" in offered:  # the wheel of `make dist` always requires the server's packages
         return clone
-    wheel = f"{DISTRIBUTION.replace('-', '_')}-{installed.version}-py3-none-any.whl"
+    wheel = f"{name.replace('-', '_')}-{installed.version}-py3-none-any.whl"
     lists = [[each for each in extras.split(",") if each in offered] for extras in known]
     return " or ".join(f"'{wheel}[{','.join(extras)}]'" if extras else wheel for extras in lists)
 

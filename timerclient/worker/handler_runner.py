@@ -3,6 +3,7 @@
     fetch ──► arguments ──► function ──► returned: ack
                   │             ├──────► raised: nack with the backoff, one line of log
                   │             ├──────► raised Reject: a dead letter, then the ack
+                  │             ├──────► raised TargetUnreached: back to the group, not failed
                   │             └──────► cut off by the drain: nack without a delay
                   └──► no arguments of the function: nack with the backoff
 
@@ -33,6 +34,7 @@ from timerclient.worker.rejected_letters import (
     write_letter,
 )
 from timerclient.worker.retry_policy import Backoff, Reject, Retry
+from timerclient.worker.target_brake import TargetUnreached
 from timerclient.worker.timer_app import CONTEXT, TimerContext, TimerHandler
 from timerclient.worker.worker_metrics import HandlerMetrics, Outcome
 
@@ -140,22 +142,40 @@ class HandlerRunner:
     async def _deliver(self) -> None:
         assert self._consumer is not None
         while True:
-            while (free := self._concurrency - len(self.running)) <= 0:
-                self._slot.clear()
-                await self._slot.wait()
+            free = await self._room()
             # A cancellation loses no message: the receipt waits for the first one only.
             if not (messages := await self._consumer.receive(free)):
                 return  # the consumer was closed
-            for message in messages:
+            free = self._free()  # fewer, if the target has become unavailable meanwhile
+            for message in messages[free:]:
+                self._hand_back(message)
+            for message in messages[:free]:
                 task = asyncio.create_task(self._handle(message))
                 self.running[task] = message
                 task.add_done_callback(self._ended)
             self.metrics.running = len(self.running)
 
+    async def _room(self) -> int:
+        """Wait until further messages may run; return their number."""
+        while not (free := self._free()):
+            self._slot.clear()
+            pause_s = self.handler.brake.left_s(time.monotonic()) if self.handler.brake else 0.0
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._slot.wait(), pause_s or None)
+        return free
+
+    def _free(self) -> int:
+        """Return the number of further messages that may run now."""
+        most, brake = self._concurrency, self.handler.brake
+        if brake is not None:
+            most = 0 if brake.left_s(time.monotonic()) else brake.most(most)
+        return max(0, most - len(self.running))
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self.running[task]
         self.ended += 1
         self.metrics.running = len(self.running)
+        self.metrics.is_braked = self.handler.brake is not None and self.handler.brake.is_on
         self._slot.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("worker's own error: %s", self._fields(), exc_info=error)
@@ -177,6 +197,8 @@ class HandlerRunner:
             await self._call(arguments)
         except Reject as error:
             return await self._reject(message, error)
+        except TargetUnreached as error:
+            return self._give_back(message, error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -203,6 +225,17 @@ class HandlerRunner:
         self._nack(message, pause_s, failure_text(error, with_text=self.handler.app.send_errors))
         self._log(outcome, message, error)
         return outcome
+
+    def _give_back(self, message: Message, error: BaseException) -> Outcome:
+        """Return a message as unseen, and log the error."""
+        self._hand_back(message)
+        self._log(Outcome.RETURNED, message, error)
+        return Outcome.RETURNED
+
+    @staticmethod
+    def _hand_back(message: Message) -> None:
+        with contextlib.suppress(TimerError):  # the lease is lost: the message comes again
+            _ = message.give_back()
 
     @staticmethod
     def _nack(message: Message, pause_s: float | None, detail: str) -> None:
@@ -269,7 +302,8 @@ class HandlerRunner:
         frames = traceback.extract_tb(first.__traceback__)
         place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "-"
         why = reason_of(first) if isinstance(first, Exception) else type(first).__name__
-        is_last = outcome is not Outcome.REJECTED and message.failures + 1 == self._attempts
+        counts = outcome not in (Outcome.REJECTED, Outcome.RETURNED)
+        is_last = counts and message.failures + 1 == self._attempts
         LOG.log(
             logging.ERROR if is_last else logging.WARNING,
             "timer %s%s: %s error=%r at=%s",

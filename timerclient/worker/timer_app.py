@@ -10,14 +10,15 @@
 A timer's payload is an object with the arguments, by default as JSON. `timerctl worker myapp:app`
 runs the handlers. A handler runs *at least once* for each timer: again after an exception, after
 the loss of a lease, and if its worker ends before the ack is committed. Make it idempotent;
-`app.context.id` is the same in each attempt.
+`app.context.id` is the same in each attempt. `app.push` sends messages to a URL in place of a
+function.
 """
 
 import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,13 +36,19 @@ from timerclient.values.cluster_url import VARIABLE
 from timerclient.values.codecs import JSON, Codec, EncodedValue
 from timerclient.values.errors import InvalidRequest
 from timerclient.worker.handler_arguments import OPTIONS, HandlerArguments
+from timerclient.worker.http_target import HttpTarget
 from timerclient.worker.retry_policy import Backoff
+from timerclient.worker.target_brake import TargetBrake
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 CONCURRENCY: Final = 16
 CONCURRENCY_MAX: Final = 10_000
+HOLD_S: Final = 600.0
+"""Least `hold_max` of a push, in seconds."""
+HOLD_MARGIN_S: Final = 60.0
+"""Seconds by which it exceeds the time of one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,9 @@ class HandlerOptions:
 
 class TimerHandler(Generic[P, R]):
     """A function that handles the timers of a topic. A call of it runs the function as it is."""
+
+    brake: TargetBrake | None = None
+    """Reduces the messages that run while a target is unavailable. None: there is no target."""
 
     def __init__(self, app: "TimerApp", function: Callable[P, R], options: HandlerOptions) -> None:
         self.app = app
@@ -198,8 +208,29 @@ class TimerHandler(Generic[P, R]):
         """
         return self.arguments.check(message.decode(self.app.codec))
 
+    async def close(self) -> None:
+        """Release the resources of the calls, at the end of a worker."""
+
     def __repr__(self) -> str:
         return f"TimerHandler({self.name}, {self.options.topic!r}, {self.options.group!r})"
+
+
+class PushHandler(TimerHandler[[Message], Coroutine[Any, Any, None]]):
+    """A handler that sends each message to a URL; see `TimerApp.push`."""
+
+    def __init__(self, app: "TimerApp", target: HttpTarget, options: HandlerOptions) -> None:
+        super().__init__(app, target.post, options)
+        self.name = target.name
+        self.brake = target.brake
+        self._target = target
+
+    def arguments_of(self, message: Message) -> dict[str, Any]:
+        """Return the message: its payload may be any bytes."""
+        return {"message": message}
+
+    async def close(self) -> None:
+        """Close the connections to the URL."""
+        await self._target.close()
 
 
 class TimerApp:
@@ -285,13 +316,53 @@ class TimerApp:
 
         def register(function: Callable[P, R]) -> TimerHandler[P, R]:
             handler = TimerHandler(self, function, options)
-            for other in self.handlers:
-                if (other.options.topic, other.options.group) == (topic, group):
-                    raise InvalidRequest.of("group", group, f"{other.name} has it in {topic!r}")
-            self.handlers.append(handler)
+            self._add(handler)
             return handler
 
         return register
+
+    def push(
+        self,
+        topic: str,
+        *,
+        group: str,
+        to: HttpTarget,
+        concurrency: int = CONCURRENCY,
+        retry: Backoff | None = Backoff(),  # noqa: B008 -- frozen
+        start: Start = "earliest",
+    ) -> None:
+        """Send the messages of a topic to a URL; a worker runs this as it runs the handlers.
+
+        docs/push.md describes the requests, and the meaning of the answers.
+
+        Args:
+            topic: Of the timers. Payloads may be any bytes.
+            group: The group of consumers that all workers with this push form.
+            to: The URL, with the headers and secrets of the requests.
+            concurrency: Requests at a time in one worker, 1 to 10,000.
+            retry: As for `timer`.
+            start: First message of a group that the worker creates.
+
+        Raises:
+            InvalidRequest: An option is out of range, or a handler has the topic and the group.
+        """
+        options = HandlerOptions(
+            topic=topic,
+            group=group,
+            concurrency=concurrency,
+            retry=retry,
+            lease=None,
+            hold_max=max(HOLD_S, to.timeout_s + HOLD_MARGIN_S),
+            start=start,
+        )
+        self._add(PushHandler(self, to, options))
+
+    def _add(self, handler: TimerHandler[..., Any]) -> None:
+        of = handler.options
+        for other in self.handlers:
+            if (other.options.topic, other.options.group) == (of.topic, of.group):
+                raise InvalidRequest.of("group", of.group, f"{other.name} has it in {of.topic!r}")
+        self.handlers.append(handler)
 
     @property
     def context(self) -> TimerContext:

@@ -133,6 +133,7 @@ class Worker:
             await asyncio.wait(running, timeout=CANCEL_S)
         for each in self.runners:
             await each.close()
+            await each.handler.close()
         with contextlib.suppress(TimerError):
             await self.app.close()
         if self._own_threads is not None:

@@ -4,6 +4,7 @@
     timers_worker_handler_seconds{topic,group}         histogram of the handler's time
     timers_worker_running{topic,group}                 handlers that run now
     timers_worker_connected{topic,group}               1: its consumer is connected
+    timers_worker_braked{topic,group}                  1: its push target is unavailable
 
 The client depends on no metrics library, so the text is written here.
 """
@@ -12,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Final
 
 BUCKETS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
@@ -30,6 +32,8 @@ class Outcome(StrEnum):
     """The payload has no arguments of the handler; as FAILED."""
     INTERRUPTED = "interrupted"
     """The worker stopped before the handler ended; another worker tries it at once."""
+    RETURNED = "returned"
+    """No connection to the target of a push; the message is tried again, and has not failed."""
     LOST = "lost"
     """The lease ended before the ack; counted beside DONE. The message is tried again, or is a dead
     letter, or has expired."""
@@ -43,6 +47,7 @@ class HandlerMetrics:
     group: str
     running: int = 0
     is_connected: bool = False
+    is_braked: bool = False
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     seconds: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
@@ -76,15 +81,15 @@ def _lines(handlers: list[HandlerMetrics]) -> Iterator[str]:
             yield f'timers_worker_handler_seconds_bucket{{{label},le="{bound}"}} {total}'
         yield f"timers_worker_handler_seconds_sum{{{label}}} {each.seconds}"
         yield f"timers_worker_handler_seconds_count{{{label}}} {total}"
-    for name, text in (
-        ("running", "Handlers that run."),
-        ("connected", "1: the consumer is connected."),
+    for name, text, read in (
+        ("running", "Handlers that run.", attrgetter("running")),
+        ("connected", "1: the consumer is connected.", attrgetter("is_connected")),
+        ("braked", "1: the target of a push is unavailable.", attrgetter("is_braked")),
     ):
         yield f"# HELP timers_worker_{name} {text}"
         yield f"# TYPE timers_worker_{name} gauge"
         for each, label in both:
-            value = each.running if name == "running" else int(each.is_connected)
-            yield f"timers_worker_{name}{{{label}}} {value}"
+            yield f"timers_worker_{name}{{{label}}} {int(read(each))}"
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,461 @@
+"""Messages that are pushed to a URL, on an in-memory cluster and a real HTTP server."""
+
+import asyncio
+import base64
+import email.utils
+import hashlib
+import hmac
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from cluster.security.identities import IdentityKind
+from deploy.certificate_store import CertificateStore
+from tests.timerfake.receiver import OK, Answers, Posted, Receiver, answer
+from timerclient import AsyncTimerClient, Backoff, HttpTarget, InvalidRequest, TimerApp, Worker
+from timerclient.worker import http_target, renewed_file, target_brake
+from timerclient.worker.worker_metrics import Outcome, exposition
+from timerfake import AsyncFakeApp
+
+LETTERS = "orders.billing.dead"
+SECRETS = [f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2, 3)]
+
+
+class Pushing:
+    """An app on an in-memory cluster that pushes the topic `orders`."""
+
+    def __init__(self, timers: AsyncFakeApp, client: AsyncTimerClient) -> None:
+        self.timers, self.client = timers, client
+
+    async def send(self, payload: bytes = b"x", **options: Any) -> str:
+        timer = await self.client.schedule("orders", payload, delay=1, **options)
+        await self.timers.advance(1)
+        return timer.id
+
+    async def left(self) -> int:
+        topic = await self.client.describe_topic("orders")
+        return topic.groups[0].unacked
+
+    async def letter(self) -> dict[str, str]:
+        page = await self.client.peek(LETTERS, "dead-letters")
+        [found] = page.messages
+        return dict(found.headers)
+
+    def outcomes(self) -> dict[str, int]:
+        [runner] = self.worker.runners
+        return {of.value: count for of, count in runner.metrics.outcomes.items() if count}
+
+    @property
+    def worker(self) -> Worker:
+        assert self.timers._worker is not None
+        return self.timers._worker
+
+
+@asynccontextmanager
+async def pushing(
+    url: str, *, concurrency: int = 16, attempts: int = 16, **options: Any
+) -> AsyncIterator[Pushing]:
+    app = TimerApp()
+    app.push(
+        "orders",
+        group="billing",
+        to=HttpTarget(url, **options),
+        concurrency=concurrency,
+        retry=Backoff(10, max=100, attempts=attempts),
+    )
+    async with AsyncFakeApp(app, handler_s=60) as timers, timers.cluster.client() as client:
+        yield Pushing(timers, client)
+
+
+def verified(posted: Posted, secret: str) -> bool:
+    """Return whether one of the signatures fits, as a receiver checks it."""
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    signed = f"{posted.id}.{posted.headers['webhook-timestamp']}.".encode() + posted.body
+    wanted = "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
+    return wanted in posted.headers["webhook-signature"].split(" ")
+
+
+async def test_message_is_posted_as_it_is_with_a_signature_and_acked() -> None:
+    payload = bytes(range(256)) * 100
+    async with Receiver() as receiver, pushing(receiver.url, secrets=SECRETS[:2]) as push:
+        timer_id = await push.send(payload, key="order 4711", headers={"trace": "a b"})
+        await push.send(b"")
+        await push.client.schedule("orders", json={"a": 1})
+        await push.timers.settle()
+        assert (await push.left(), push.outcomes()) == (0, {"done": 3})
+    first, empty, json = receiver.posted
+    assert (first.line, first.body, first.id) == ("POST /hook?who=me HTTP/1.1", payload, timer_id)
+    assert [verified(first, each) for each in SECRETS] == [True, True, False]
+    assert abs(int(first.headers["webhook-timestamp"]) - time.time()) < 60
+    wanted = {
+        "timer-topic": "orders",
+        "timer-key": "order%204711",
+        "timer-attempt": "1",
+        "timer-failures": "0",
+        "timer-header-trace": "a%20b",
+        "content-type": "application/octet-stream",
+    }
+    assert wanted.items() <= first.headers.items()
+    assert first.headers["timer-due"] <= first.headers["timer-fired"]
+    assert (empty.body, empty.headers["content-length"]) == (b"", "0")
+    assert (json.body, json.headers["content-type"]) == (b'{"a":1}', "application/json")
+
+
+async def test_idle_connection_serves_the_next_request() -> None:
+    async with Receiver() as receiver, pushing(receiver.url, concurrency=1) as push:
+        for _ in range(5):
+            await push.send()
+    assert (len(receiver.posted), receiver.connections) == (5, 1)
+
+
+async def test_hostile_texts_of_a_message_do_not_reach_other_headers() -> None:
+    texts = {
+        "plain\r\nevil: 1": "v\r\n\r\nPOST /evil HTTP/1.1\r\n",
+        "schlüssel": "ü€\u2028\x00\x7f100%",
+        "webhook-id": "forged",
+    }
+    headers = texts | {"content-type": "text/html\r\nevil: 1"}
+    async with Receiver() as receiver, pushing(receiver.url, secrets=SECRETS[:1]) as push:
+        timer_id = await push.send(key="k\r\nevil: 1 ü", headers=headers)
+    [posted] = receiver.posted
+    assert posted.id == timer_id
+    assert verified(posted, SECRETS[0])
+    assert posted.headers["content-type"] == "application/octet-stream"
+    assert unquote(posted.headers["timer-key"]) == "k\r\nevil: 1 ü"
+    named = [each.split("timer-header-") for each in posted.headers if "timer-header-" in each]
+    own = {unquote(name): unquote(posted.headers["timer-header-" + name]) for _, name in named}
+    assert own == texts
+    assert "evil" not in posted.headers
+    assert all(each.isascii() and each.isprintable() for each in posted.headers.values())
+
+
+async def test_headers_that_are_too_large_are_left_out_and_counted() -> None:
+    headers = {"small": "1", "huge": "€" * 1000, "last": "2"}
+    async with Receiver() as receiver, pushing(receiver.url) as push:
+        await push.send(headers=headers)
+    [posted] = receiver.posted
+    own = {name for name in posted.headers if name.startswith("timer-header")}
+    assert own == {"timer-header-small", "timer-header-last", "timer-headers-omitted"}
+    assert posted.headers["timer-headers-omitted"] == "1"
+
+
+@pytest.mark.parametrize("status", [200, 202, 204, 299])
+async def test_success_is_an_ack(status: int) -> None:
+    answers: Answers = lambda _: answer(status)  # noqa: E731
+    async with Receiver(answers) as receiver, pushing(receiver.url) as push:
+        await push.send()
+        assert (await push.left(), push.outcomes()) == (0, {"done": 1})
+
+
+@pytest.mark.parametrize("status", [302, 307, 400, 401, 404, 408, 425, 429, 500, 502, 503, 599])
+async def test_other_answers_are_failures_and_tried_again_after_the_backoff(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 0.001)
+    answers = iter([answer(status, b"no\nroom", Location="/other"), OK])
+    async with Receiver(lambda _: next(answers)) as receiver, pushing(receiver.url) as push:
+        await push.send()
+        await push.timers.advance(9)
+        assert (await push.left(), len(receiver.posted)) == (1, 1)
+        await push.timers.advance(1)
+        await receiver.until(2)
+        await push.timers.settle()
+        assert (await push.left(), push.outcomes()) == (0, {"failed": 1, "done": 1})
+        [error] = push.timers.errors
+    first, second = receiver.posted
+    assert (first.id, second.line) == (second.id, first.line)
+    assert [each.headers["timer-failures"] for each in receiver.posted] == ["0", "1"]
+    assert str(error).startswith(str(status))
+    assert str(error).endswith(": no room")
+
+
+async def test_gone_is_a_dead_letter_at_once() -> None:
+    answers: Answers = lambda _: answer(410, b"no such order")  # noqa: E731
+    async with Receiver(answers) as receiver, pushing(receiver.url) as push:
+        await push.send()
+        assert (await push.left(), push.outcomes()) == (0, {"rejected": 1})
+        letter = await push.letter()
+    assert letter["dead-letter-reason"] == "rejected"
+    assert letter["dead-letter-detail"] == "410 Gone: no such order"
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "waits_s"),
+    [
+        (429, "30", 30),
+        (503, "30", 30),
+        (503, "date", 30),
+        (503, "0", 1),
+        (503, "999999999999999999999", 3600),
+        (503, "Wed, 21 Oct 2015 07:28:00 GMT", 1),
+        (503, "soon", 10),
+        (503, "-5", 10),
+        (500, "30", 10),
+    ],
+)
+async def test_target_says_when_to_try_again(
+    status: int, after: str, waits_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 0.001)
+    monkeypatch.setattr(target_brake, "LONGEST_S", 0.001)
+    if after == "date":
+        after = email.utils.formatdate(time.time() + 30, usegmt=True)
+    answers = iter([answer(status, Retry_After=after), OK])
+    async with Receiver(lambda _: next(answers)) as receiver, pushing(receiver.url) as push:
+        await push.send()
+        await push.timers.advance(waits_s - 1 if waits_s == 1 else waits_s * 0.9)
+        assert len(receiver.posted) == 1
+        await push.timers.advance(waits_s * 0.11 + 1)
+        await receiver.until(2)
+    assert receiver.posted[1].headers["timer-failures"] == "1"
+
+
+async def test_dead_letter_after_all_attempts_has_the_beginning_of_the_last_answer() -> None:
+    answers: Answers = lambda _: answer(500, b"\x1b[31m\xff" + b"stack " * 100_000)  # noqa: E731
+    async with Receiver(answers) as receiver, pushing(receiver.url, attempts=3) as push:
+        await push.send()
+        await push.timers.advance(60)
+        assert (await push.left(), len(receiver.posted)) == (0, 3)
+        detail = (await push.letter())["dead-letter-detail"]
+    assert detail.startswith("PushFailed: 500 Internal Server Error: [31m\ufffdstack stack")
+    assert len(detail.encode()) <= 1024
+    assert receiver.connections == 3, "the rest of a long answer is not read"
+
+
+async def test_status_counts_if_the_body_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_target, "BODY_S", 0.01)
+    endless = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
+    async with Receiver(lambda _: endless) as receiver, pushing(receiver.url) as push:
+        await push.send()
+        assert push.outcomes() == {"done": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (None, "no answer within 0.1 s"),
+        (b"", "Server disconnected"),
+        (b"nonsense\r\n\r\n", "no answer: ClientResponseError: Bad status line"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200_000, "no answer: ClientResponseError: "),
+    ],
+)
+async def test_target_that_does_not_answer_well_is_a_failure(
+    data: bytes | None, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 0.001)
+
+    def answers(_: Posted) -> bytes | None:
+        if data == b"":
+            raise ConnectionError
+        return data
+
+    timeout = 0.1 if data is None else 30
+    async with Receiver(answers) as receiver, pushing(receiver.url, timeout=timeout) as push:
+        await push.send()
+        assert push.outcomes() == {"failed": 1}
+        [failed] = push.timers.errors
+        assert error in str(failed)
+        assert "who=me" not in str(failed)
+        receiver.answers = lambda _: OK
+        await push.timers.advance(10)
+        await receiver.until(2)
+    assert receiver.posted[1].headers["timer-failures"] == "1"
+
+
+# ---- a target that is unavailable
+
+
+async def test_messages_do_not_fail_while_the_target_can_not_be_reached(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 0.05)
+    caplog.set_level("INFO")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tries = 0
+    post = HttpTarget.post
+
+    async def counted(self: HttpTarget, message: Any) -> None:
+        nonlocal tries
+        tries += 1
+        await post(self, message)
+
+    monkeypatch.setattr(HttpTarget, "post", counted)
+    receiver = Receiver(port=port)
+    async with pushing(receiver.url, concurrency=4, attempts=1) as push:
+        await push.client.schedule_batch("orders", [b"%d" % n for n in range(50)])
+        await push.timers.settle()
+        [runner] = push.worker.runners
+        while runner.metrics.outcomes[Outcome.RETURNED] < 7:  # four at a time, then one by one
+            await push.timers.settle()
+        assert "timers_worker_braked" in (text := exposition([runner.metrics]))
+        assert '_braked{topic="orders",group="billing"} 1' in text
+        async with receiver:
+            await receiver.until(50)
+            await push.timers.settle()
+        assert (await push.left(), push.outcomes()["done"]) == (0, 50)
+        assert tries - 50 <= 12
+        assert '_braked{topic="orders",group="billing"} 0' in exposition([runner.metrics])
+    assert {each.headers["timer-failures"] for each in receiver.posted} == {"0"}
+    assert len({each.id for each in receiver.posted}) == 50
+    assert "target unavailable, one request at a time: push:http://127.0.0.1" in caplog.text
+    assert "target answers again" in caplog.text
+    assert "who=me" not in caplog.text
+
+
+async def test_unavailable_target_gets_one_request_at_a_time_and_the_other_messages_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 0.02)
+    monkeypatch.setattr(target_brake, "LONGEST_S", 0.02)
+    receiver = Receiver(lambda _: answer(503), gate=(gate := asyncio.Event()))
+    async with receiver, pushing(receiver.url, concurrency=4) as push:
+        await push.client.schedule_batch("orders", [b"%d" % n for n in range(100)])
+        await receiver.until(4)
+        assert receiver.most_at_once == 4
+        gate.set()
+        await receiver.until(8)
+        receiver.most_at_once, receiver.slow_s = 0, 0.02  # so that requests would meet
+        await receiver.until(20)
+        assert receiver.most_at_once == 1
+        receiver.answers = lambda _: OK
+        await push.timers.settle()
+        while await push.left() > 20:
+            await push.timers.settle()
+        failed = push.outcomes()["failed"]
+        assert 19 <= failed <= 24, "the other messages have not failed"
+
+
+async def test_wrong_certificate_sends_nothing_and_fails_no_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 0.01)
+    stores = [CertificateStore(tmp_path / name) for name in ("own", "other")]
+    for each in stores:
+        each.create("prod")
+        each.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(stores[0].path("node-n1"), stores[0].path("node-n1", key=True))
+    async with Receiver(tls=tls) as receiver:
+        for ca in (None, stores[1].path("ca")):
+            async with pushing(receiver.url, ca=ca) as push:
+                await push.send()
+                assert push.outcomes().keys() == {"returned"}
+                assert "CERTIFICATE_VERIFY_FAILED" in str(push.timers.errors[0])
+        assert receiver.posted == []
+        async with pushing(receiver.url, ca=stores[0].path("ca")) as push:
+            await push.send()
+            assert push.outcomes() == {"done": 1}
+
+
+async def test_message_that_returns_waits_for_the_end_of_the_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 60.0)
+    monkeypatch.setattr(target_brake, "LONGEST_S", 60.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        async with pushing(f"http://127.0.0.1:{free.getsockname()[1]}") as push:
+            await push.send()  # the worker waits for it with room for 16
+            await push.send()
+            assert (push.outcomes(), await push.left()) == ({"returned": 1}, 2)
+
+
+# ---- the end, and settings
+
+
+async def test_drain_waits_for_the_answer_of_a_running_request() -> None:
+    receiver = Receiver(gate=(gate := asyncio.Event()))
+    async with receiver, pushing(receiver.url) as push:
+        push.timers.cluster.works.clear()
+        await push.client.schedule("orders", b"x")
+        await receiver.until(1)
+        push.worker.stop()
+        gate.set()
+        await push.timers._running  # type: ignore[misc]
+        assert (push.worker.left_running, await push.left()) == (0, 0)
+        push.timers.cluster.works.append(push.timers._until_idle)
+
+
+async def test_files_of_secrets_and_headers_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
+    secrets, headers = tmp_path / "secrets", tmp_path / "headers"
+
+    def write(path: Path, text: str) -> None:
+        (tmp_path / "new").write_text(text)
+        (tmp_path / "new").rename(path)
+
+    write(secrets, f"# of today\n{SECRETS[0]}\n")
+    write(headers, "Authorization: Bearer one\n")
+    files: dict[str, Any] = {"secret_file": secrets, "header_file": headers}
+    extra = {"X-From": "timers", "content-type": "text/plain"}
+    async with Receiver() as receiver, pushing(receiver.url, headers=extra, **files) as push:
+        await push.send()
+        write(secrets, "\n".join(SECRETS[:2]))
+        write(headers, "Authorization: Bearer two\n")
+        await push.send()
+        write(secrets, "nonsense")
+        await push.send()
+    first, second, third = receiver.posted
+    assert [verified(first, each) for each in SECRETS[:2]] == [True, False]
+    assert [verified(second, each) for each in SECRETS[:2]] == [True, True]
+    assert [verified(third, each) for each in SECRETS[:2]] == [True, True]
+    tokens = [each.headers["authorization"] for each in receiver.posted]
+    assert tokens == ["Bearer one", "Bearer two", "Bearer two"]
+    assert (first.headers["x-from"], first.headers["content-type"]) == ("timers", "text/plain")
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "text"),
+    [
+        ("ftp://h/x", {}, "url = 'ftp://h/x': must be http://HOST"),
+        ("https:///x", {}, "must be http://HOST"),
+        ("http://h:99999/", {}, "must be http://HOST"),
+        ("http://h/ x", {}, "must be http://HOST"),
+        ("http://h/\r\nx", {}, "must be http://HOST"),
+        ("http://h/#x", {}, "must be http://HOST"),
+        ("http://bücher/", {}, "must be http://HOST"),
+        ("https://me:geheim@h/", {}, "must have no user and password"),
+        ("http://h/?token=geheim#x", {}, "must be http://HOST"),
+        ("http://h", {"timeout": 0}, "timeout = 0: must be 0.1 to 3600 s"),
+        ("http://h", {"headers": {"a b": "geheim"}}, "header 1: must be NAME: VALUE"),
+        ("http://h", {"headers": {"a": "geheim\r\nb: c"}}, "header 1: must be NAME: VALUE"),
+        ("http://h", {"headers": {"Host": "geheim"}}, "header = 'Host': is set by the push"),
+        ("http://h", {"headers": {"Webhook-Id": "geheim"}}, "is set by the push itself"),
+        ("http://h", {"header_file": "none"}, "header_file = 'none': must be a readable file"),
+        ("http://h", {"secrets": ["geheim"]}, "secret 1: must be whsec_ and the base64 of 24 to"),
+        ("http://h", {"secrets": ["whsec_Z2VoZWlt"]}, "secret 1: must be whsec_ and the base64"),
+        ("http://h", {"secret_file": "/dev/null"}, "secrets: there is none"),
+        ("https://h", {"ca": "none"}, "ca = 'none': must be a PEM file of certificates: No such"),
+        ("https://h", {"ca": "/dev/null"}, "ca = '/dev/null': must be a PEM file"),
+    ],
+)
+def test_target_that_can_not_be_used_is_refused_without_its_secrets(
+    url: str, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        HttpTarget(url, **options)
+    assert text in str(refused.value)
+    assert "geheim" not in str(refused.value)
+
+
+def test_push_and_handler_of_one_group_are_refused() -> None:
+    app, target = TimerApp(), HttpTarget("http://h/x?token=1", timeout=timedelta(minutes=20))
+    assert repr(target) == "HttpTarget('http://h/x')"
+    app.push("orders", group="billing", to=target)
+    [push] = app.handlers
+    assert (push.name, push.options.hold_max) == ("push:http://h/x", 1260)
+    decorate: Callable[..., Any] = app.timer("orders", group="billing")
+    with pytest.raises(InvalidRequest, match="push:http://h/x has it in 'orders'"):
+        decorate(lambda: None)

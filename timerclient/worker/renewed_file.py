@@ -1,0 +1,60 @@
+"""A small text file whose content is used, and read again when the file is replaced."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+from timerclient.values.client_tls import stamp_of
+from timerclient.values.errors import InvalidRequest
+
+T = TypeVar("T")
+
+LOOK_S: Final = 1.0
+"""Least seconds between two looks at the file."""
+SIZE_MAX: Final = 65_536
+
+
+class RenewedFile(Generic[T]):
+    """The value of a file. One that no longer fits is not used: the former value stays.
+
+    Args:
+        field: Name of the argument, for errors.
+        path: Of the file.
+        read: Returns the value of the file's text, or raises InvalidRequest.
+
+    Raises:
+        InvalidRequest: The file can't be read, or its text does not fit.
+    """
+
+    def __init__(self, field: str, path: Path, read: Callable[[str], T]) -> None:
+        self._field, self._path, self._read = field, path, read
+        self._stamp = stamp_of(path)
+        self._value = self._content()
+        self._looked_s = time.monotonic()
+
+    @property
+    def value(self) -> T:
+        """The value of the file as it is, or was a second ago."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            if (stamp := stamp_of(self._path)) != self._stamp:
+                try:
+                    self._value = self._content()
+                except InvalidRequest:
+                    return self._value  # half written: the next look reads it again
+                self._stamp = stamp
+        return self._value
+
+    def _content(self) -> T:
+        try:
+            with self._path.open(encoding="utf-8", errors="replace") as file:
+                text = file.read(SIZE_MAX)
+        except OSError as error:
+            limit = f"must be a readable file: {error.strerror}"
+            raise InvalidRequest.of(self._field, str(self._path), limit) from None
+        try:
+            return self._read(text)
+        except InvalidRequest as error:
+            raise InvalidRequest.of(self._field, str(self._path), str(error)) from None
