@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import AsyncMock
 
@@ -605,3 +606,33 @@ def test_lagging_node_gets_a_snapshot_and_restarts_from_it(
         assert all(n.plane.state.checkpoint == published for n in cluster.nodes.values())
 
     run(scenario, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("leads", "linked", "tick_s"),
+    [
+        (True, False, control_plane.HURRY_S),
+        (True, True, control_plane.TICK_S),
+        (False, False, control_plane.TICK_S),
+    ],
+)
+async def test_controller_looks_at_the_time_more_often_while_a_link_is_down(
+    monkeypatch: pytest.MonkeyPatch, tick_s: float, *, leads: bool, linked: bool
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    plane: Any = SimpleNamespace(
+        _raft=object(),
+        _clock=clock,
+        _peers={"b": "", "c": ""},
+        _link=SimpleNamespace(is_up=lambda peer: linked or peer == "c"),
+        _controller=SimpleNamespace(leads=leads),
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await ControlPlane._run(plane)
+    assert slept == [tick_s]

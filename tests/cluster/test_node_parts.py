@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from cluster.control.control_plane import CommandOutcome
 from cluster.control.control_state import ControlState
 from cluster.control.replica_report import ReportSource
-from cluster.node import checkpoint_publisher, digest_comparison
+from cluster.node import build, checkpoint_publisher, digest_comparison
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
 from cluster.node.node import Node
@@ -20,8 +21,13 @@ from cluster.node.ports import GrpcServers, Ports
 from cluster.observe.apply_metrics import PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.rpc.health_service import HealthService
+from cluster.settings.config import build_config
 from cluster.settings.exit_codes import Diverged
+from cluster.state.alarm import KernelAlarm
 from replication.core.core_events import Role
+from replication.core.promise import NEVER_GIVEN
+from timer.files.data_directory import format_directory, founding_replica_id
+from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError
 from timer.model.units import Epoch, LogIndex, ReplicaId
 from timer.state.apply_results import Checkpoint
@@ -346,3 +352,41 @@ def test_stranded_replica_is_logged_once_while_it_is_stranded(
             assert source.report().applied_index == 5
             told.append(len(caplog.records))
     assert told == [1, 1, 1, 2]
+
+
+# ---- the node's own wiring
+
+
+class _HostMade(Exception):
+    """Carries the settings of the host of a node; nothing else of the node is made after it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+
+@pytest.mark.parametrize("names", [("n1",), ("n1", "n2", "n3")])
+async def test_node_has_the_kernels_alarm_and_only_one_with_peers_reports_damage(
+    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*_: object, **settings: Any) -> None:
+        raise _HostMade(**settings)
+
+    monkeypatch.setattr(build, "Host", made)
+    peers = {f"peers.{name}": f"127.0.0.1:{7_000 + at}" for at, name in enumerate(names)}
+    config = build_config({"name": "n1", "cluster_id": "c", "data": str(tmp_path), **peers})
+    voters = {name: founding_replica_id("c", name) for name in names}
+    format_directory(
+        RealDisk(),
+        tmp_path,
+        cluster_id="c",
+        name="n1",
+        replica_id=voters["n1"],
+        founding_voters=voters,
+        promise=NEVER_GIVEN,
+    )
+    calls: Any = SimpleNamespace(fatal=lambda _: None, on_leading=lambda: None)
+    with pytest.raises(_HostMade) as host:
+        build.build(config, calls, raft_lost=False)
+    assert host.value.settings["make_alarm"] is KernelAlarm
+    # Without peers there is nothing to fetch: the damage ends the process.
+    assert (host.value.settings["damaged"] is None) == (names == ("n1",))
