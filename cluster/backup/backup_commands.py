@@ -167,7 +167,7 @@ def taken(args: argparse.Namespace, store: "BackupStore") -> "Catalogue":
         return BackupRun(client, store, node=args.node, patience_s=patience_s).take()
 
 
-def _store(args: argparse.Namespace) -> "BackupStore":
+def store_of(args: argparse.Namespace) -> "BackupStore":
     """Return the store of --from.
 
     Raises:
@@ -183,7 +183,7 @@ def _store(args: argparse.Namespace) -> "BackupStore":
 def _list(args: argparse.Namespace) -> int:
     from cluster.backup.catalogue import readable_catalogues
 
-    found, damages = readable_catalogues(_store(args))
+    found, damages = readable_catalogues(store_of(args))
     rows = [_row(each) for each in found]
     table = cli_args.table(args, _HEADINGS, rows, _WIDE) if rows else f"no backups in {args.store}"
     document = {"backups": [_document(each) for each in found], "damaged": damages}
@@ -194,7 +194,7 @@ def _list(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from cluster.backup.store_care import damages_of
 
-    checked, damages = damages_of(_store(args), args.backup)
+    checked, damages = damages_of(store_of(args), args.backup)
     lines = [*damages, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
     if damages:
         remedy = "the next backup sends the parts again that the node still has"
@@ -206,7 +206,7 @@ def _verify(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from cluster.backup.store_care import prune
 
-    gone = prune(_store(args), args.keep)
+    gone = prune(store_of(args), args.keep)
     document = {"backups": gone.backups, "parts": gone.parts, "bytes": gone.size}
     text = f"{len(gone.backups)} backups and {gone.parts} parts deleted, {_mib(gone.size)} MiB"
     put(args, document, text)
@@ -246,7 +246,7 @@ def _restore(args: argparse.Namespace) -> int:
     if args.config is not None and not args.restore_id:
         text = "such as the output of `openssl rand -hex 8`"
         raise UsageError(f"--config needs --restore-id: one new id for all nodes, {text}")
-    store = _store(args)
+    store = store_of(args)
     found = find_backup(store, backup=args.backup, at_index=args.at_index, at=args.at)
     plan, places, target = _plan(args, found)
     now_ms = time.time_ns() // 1_000_000

@@ -13,6 +13,7 @@ from cluster.backup.backup_commands import (
     add_cluster,
     add_source,
     put,
+    store_of,
     taken,
     with_extra,
 )
@@ -44,7 +45,7 @@ def _export(args: argparse.Namespace) -> int:
 
     target = BackupStore(args.into)
     if args.store is not None:
-        store = BackupStore(args.store)
+        store = store_of(args)
         found = find_backup(store, backup=args.backup, at_index=args.at_index, at=args.at)
         return _written(args, target, store, found)
     if args.backup or args.at_index or args.at:

@@ -122,6 +122,9 @@ def check_restore(
     for command in (["list"], ["verify"], ["prune", "--keep", "1"]):
         assert timerctl(["backup", *command, "--from", str(folder / "none")]) == 1
         assert "none: there is no such folder" in capsys.readouterr().err
+    words = ["export", "--into", str(folder / "out"), "--from", str(folder / "none")]
+    assert timerctl(words) == 1
+    assert "none: there is no such folder" in capsys.readouterr().err
     (folder / "empty").mkdir()
     assert timerctl(["backup", "list", "--from", str(folder / "empty")]) == 0
     assert capsys.readouterr().out == f"no backups in {folder / 'empty'}\n"

@@ -338,8 +338,10 @@ class NodeCommands(Commands):
         document = [dict(zip(keys, row, strict=True)) for row in rows]
         table = cli_args.table(args, ("NODE", "SETTING", "PATH", "RESULT", "NOTE"), rows, _PATHS)
         self._put(args, {"files": document}, table)
-        done = all(row[3] not in ("kept", "refused", "no answer") for row in rows)
-        return OK if done else UNREACHABLE
+        results = {row[3] for row in rows}
+        if results & {"kept", "no answer"}:
+            return UNREACHABLE
+        return FAILED if "refused" in results else OK
 
     def _list(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
