@@ -231,7 +231,7 @@ class FakeNode(TopicView):
         )
         return pb.ListMembersResponse(epoch=status.epoch, leader=NAME, members=[member])
 
-    async def drain(self, *, undo: bool) -> bool:
+    async def drain(self, *, undo: bool, holder: str) -> bool:
         """Reject a drain; to undo one has no effect.
 
         Raises:

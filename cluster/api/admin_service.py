@@ -34,6 +34,8 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.values.same_fields import as_type
 
+HOLDER_SIZE_MAX: Final = 64
+"""Bytes of the holder of a drain."""
 _Answer = TypeVar("_Answer", pb.NodeCheckpoint, pb.NodeVerification)
 
 
@@ -88,7 +90,7 @@ class View(Protocol):
     async def transfer(self, target: str) -> bool:
         """Transfer leadership to a node; "": to any. False: the target leads already."""
 
-    async def drain(self, *, undo: bool) -> bool:
+    async def drain(self, *, undo: bool, holder: str) -> bool:
         """Drain this node, or undo it; return whether the node gave the leadership away."""
 
     async def members(self) -> pb.ListMembersResponse:
@@ -317,7 +319,10 @@ class AdminService(Service, rpc.AdminServiceServicer):
         if not self._is_here(request.node):
             passed: pb.DrainNodeResponse = await self._passed_on("DrainNode", request, context)
             return passed
-        moved = await self._view.drain(undo=request.undo)
+        if (size := len(request.holder.encode())) > HOLDER_SIZE_MAX:
+            limit = f"must have at most {HOLDER_SIZE_MAX} bytes"
+            raise InvalidRequestError("holder", f"{size} bytes", limit)
+        moved = await self._view.drain(undo=request.undo, holder=request.holder)
         return pb.DrainNodeResponse(node=request.node, drained=not request.undo, transferred=moved)
 
     @answered

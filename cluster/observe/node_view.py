@@ -31,6 +31,7 @@ from replication.shell.replica import Replica
 from timer.leader.leader import Leader
 from timer.model.timer_errors import (
     UNSHOWN,
+    AlreadyExistsError,
     CommitTimeoutError,
     EngineError,
     InvalidRequestError,
@@ -80,8 +81,9 @@ class NodeState(TopicView):
         """The leaders that the control plane appointed."""
         self._remade: set[str] = set()
         """Nodes that replaced lost voters as learners and do not vote yet."""
-        self.drained = False
-        """An operator wants this node not to lead."""
+        self._drain_holder: str | None = None
+        """The holder of the drain of this node; empty: it has none. None: it is not drained."""
+        self._drains = asyncio.Lock()
         self.not_after_s: Callable[[], Mapping[str, float]] = dict
         """Returns certificate or authority -> Unix time of its end; without TLS there are none."""
         self.backup_completed_ms: Callable[[], int] = lambda: 0
@@ -155,25 +157,46 @@ class NodeState(TopicView):
         names = {self._name_of(voter) for voter in self._replica.voters}
         return name in names or None in names
 
-    async def drain(self, *, undo: bool) -> bool:
+    @property
+    def drained(self) -> bool:
+        """Whether an operator wants this node not to lead."""
+        return self._drain_holder is not None
+
+    async def drain(self, *, undo: bool, holder: str = "") -> bool:
         """Drain this node, or undo it. Return whether the node gave the leadership away.
 
+        Drains run one after another. `holder`: excludes other holders; empty: none.
+
         Raises:
-            EngineError: no other node can lead now; this node is not drained.
+            AlreadyExistsError: another holder has drained this node.
+            EngineError: no other node can lead now; this node is as before.
         """
-        if not undo:
-            others = await ask_all(self.peers(), status_of)
-            if not any(node.reachable and not node.drained for node in others):
-                limit = "can't be drained: each other node is drained, or does not answer"
-                raise InvalidRequestError("node", self.name, limit)
-        self.drained = not undo
-        if undo or self.leader_name() != self.name:
-            return False
-        try:
-            return await self.transfer("")
-        except EngineError:
-            self.drained = False
-            raise
+        async with self._drains:
+            before = self._drain_holder
+            if before is not None and holder not in ("", before):
+                why = f"of another command; if that has ended: timerctl drain {self.name} --undo"
+                raise AlreadyExistsError("drain of", self.name, why)
+            if undo:
+                self._drain_holder = None
+                return False
+            self._drain_holder = holder if before is None else before
+            try:
+                return await self._give_leadership_away()
+            except EngineError:
+                self._drain_holder = before
+                raise
+
+    async def _give_leadership_away(self) -> bool:
+        """Transfer the leadership, if this node leads; return whether it did.
+
+        This node is drained already. So of nodes that are drained at the same time, the last one
+        finds all others drained.
+        """
+        others = await ask_all(self.peers(), status_of)
+        if not any(node.reachable and not node.drained for node in others):
+            limit = "can't be drained: each other node is drained, or does not answer"
+            raise InvalidRequestError("node", self.name, limit)
+        return self.leader_name() == self.name and await self.transfer("")
 
     async def transfer(self, target: str) -> bool:
         """Transfer leadership. False: the target leads already.

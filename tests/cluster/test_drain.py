@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.cluster.running import Running, until
-from timerclient import InvalidRequest, NotFound, TimerClient
+from timerclient import AlreadyExists, InvalidRequest, NotFound, TimerClient
 from timerclient.cli.timerctl import main
 
 pytestmark = pytest.mark.slow
@@ -52,6 +52,8 @@ def test_restart_ends_a_drain_and_unknown_nodes_are_refused(
     name = cluster.followers()[0]
     answer = client.drain_node(name)
     assert (answer.drained, answer.transferred) == (True, False)
+    with pytest.raises(AlreadyExists, match=f"timerctl drain {name} --undo"):
+        client.drain_node(name, by="a command")
     cluster.stop(name)
     cluster.start(name)
     wait_for_drained(client)

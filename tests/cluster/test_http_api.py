@@ -234,7 +234,7 @@ def test_refusals_have_the_reasons_of_grpc(cluster: Running, *, follower: bool) 
     assert send(cluster, node, "GET", "/v1/status?scope=node").status == 200
     assert send(cluster, node, "POST", "/v1/status", {}).headers["Allow"] == "GET,HEAD"
     wrong = send(cluster, node, "POST", f"/v1/nodes/{node}/drain", {"drained": False}).body
-    assert (wrong["field"], wrong["limit"]) == ("drained", "is not known; known: undo")
+    assert (wrong["field"], wrong["limit"]) == ("drained", "is not known; known: undo, holder")
     wrong = send(cluster, node, "PATCH", "/v1/policies", {"set": {"ttl": 1}}).body
     assert (wrong["field"], "ttl_ms" in wrong["limit"]) == ("set.ttl", True)
 

@@ -22,6 +22,7 @@ from timerclient.cli.cli_rolling import (
     troubles_of,
 )
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import AlreadyExists
 
 PAUSE_S_MAX = 10.0
 """Bound for a loaded machine; docs/members.md has a measured figure."""
@@ -55,10 +56,13 @@ class Answers:
         self.status, self.members = lambda: status, lambda: members
         self._nodes = status.nodes
         self.drains: list[tuple[str, bool]] = []
+        self.holders: dict[str, str] = {}
         self.on_drain: Callable[[str], object] = lambda _: None
 
-    def drain_node(self, name: str, *, undo: bool = False) -> pb.DrainNodeResponse:
+    def drain_node(self, name: str, *, undo: bool = False, by: str = "") -> pb.DrainNodeResponse:
         self.drains.append((name, undo))
+        if self.holders.setdefault(name, by) != by:
+            raise AlreadyExists(f"drain of {name!r} exists already: of another command")
         self._set_drained(name, to=not undo)
         self.on_drain(name)
         return pb.DrainNodeResponse(node=name, drained=not undo)
@@ -156,6 +160,20 @@ def test_node_that_another_command_restarted_after_its_drain_is_not_restarted_ag
     sequence = RestartSequence(cast("Any", client), restarts.append, print, 0.0)
     with pytest.raises(RestartError, match=r"^n1 is not drained any more: did another command"):
         sequence.run(["n1"])
+    assert restarts == []
+
+
+def test_node_that_another_command_drained_at_the_same_instant_is_not_restarted() -> None:
+    client = Answers(*healthy())
+    restarts: list[str] = []
+    first, second = (
+        RestartSequence(cast("Any", client), restarts.append, print, 0.0) for _ in range(2)
+    )
+    client.on_drain = lambda _: client.restarted("n1")  # the second one's look came before
+    with pytest.raises(RestartError, match="not drained any more"):
+        first.run(["n1"])
+    with pytest.raises(RestartError, match=r"^drain of 'n1' exists already"):
+        second.run(["n1"])
     assert restarts == []
 
 

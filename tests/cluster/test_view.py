@@ -1,5 +1,6 @@
 """The answer to an operator's request is the outcome that the control plane knows."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
@@ -16,6 +17,7 @@ from cluster.settings.config import build_config
 from replication.core.core_events import Role
 from tests.cluster.test_config import BASE
 from timer.model.timer_errors import (
+    AlreadyExistsError,
     CommitTimeoutError,
     EngineError,
     InvalidRequestError,
@@ -252,3 +254,83 @@ def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatc
     node.concerns.clear()
     monkeypatch.setattr(view, "has_spare", lambda: True)
     assert [*node._warnings()] == []
+
+
+class Drained:
+    """A node that leads, with other nodes whose status it asks for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.node = state_with(CommandOutcome.OK)
+        self.others = [pb.NodeStatus(name="n2", reachable=True)]
+        self.transfers: list[asyncio.Future[bool]] = []
+
+        async def answers(*_: object) -> list[pb.NodeStatus]:
+            return self.others
+
+        async def transfer(_: str) -> bool:
+            self.transfers.append(asyncio.get_running_loop().create_future())
+            return await self.transfers[-1]
+
+        monkeypatch.setattr(view, "ask_all", answers)
+        monkeypatch.setattr(self.node, "leader_name", lambda: "n1")
+        monkeypatch.setattr(self.node, "transfer", transfer)
+
+    async def begin(self, holder: str) -> "asyncio.Task[bool]":
+        """Begin a drain; return when it transfers the leadership, or waits."""
+        task = asyncio.create_task(self.node.drain(undo=False, holder=holder))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return task
+
+
+async def test_drain_of_a_holder_excludes_others_until_its_undo_or_one_without_a_holder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Drained(monkeypatch)
+    monkeypatch.setattr(world.node, "leader_name", lambda: "n2")
+    node = world.node
+    await node.drain(undo=False, holder="a")
+    await node.drain(undo=False, holder="a")  # a request whose answer was lost
+    await node.drain(undo=False)
+    for undo in (False, True):
+        with pytest.raises(AlreadyExistsError, match="timerctl drain n1 --undo"):
+            await node.drain(undo=undo, holder="b")
+    await node.drain(undo=True, holder="a")
+    assert not node.drained
+    await node.drain(undo=False)
+    with pytest.raises(AlreadyExistsError):
+        await node.drain(undo=False, holder="b")  # an operator's drain is no command's
+    await node.drain(undo=True)
+    assert not node.drained
+
+
+async def test_drain_whose_transfer_fails_leaves_the_drain_that_came_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Drained(monkeypatch)
+    first, second = await world.begin(""), await world.begin("")
+    world.transfers[0].set_exception(NotReadyError("no node caught up"))
+    with pytest.raises(NotReadyError):
+        await first
+    for _ in range(5):
+        await asyncio.sleep(0)
+    world.transfers[1].set_result(True)
+    assert await second
+    assert world.node.drained
+
+
+async def test_nodes_that_are_drained_at_the_same_time_do_not_all_stay_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Drained(monkeypatch)
+
+    async def drained_meanwhile(*_: object) -> list[pb.NodeStatus]:
+        seen.append(world.node.drained)
+        return [pb.NodeStatus(name="n2", reachable=True, drained=True)]
+
+    seen: list[bool] = []
+    monkeypatch.setattr(view, "ask_all", drained_meanwhile)
+    with pytest.raises(InvalidRequestError, match="each other node is drained"):
+        await world.node.drain(undo=False)
+    assert seen == [True]  # the others, which ask now, find this node drained
+    assert not world.node.drained

@@ -11,14 +11,15 @@
 
 A node restarts only while the leader serves, all voters answer, no voter lags or withholds its
 vote, and no other node is drained. So at most one voter is ever down, also if two commands run at
-the same time: each drains its node before it looks at the others. A node that neither answers nor
-votes at the begin is left out, as one that was stopped after `members remove`. The others must go
-on answering.
+the same time: each drains its node before it looks at the others. A drain has a holder, so no other
+command drains the same node. A node that neither answers nor votes at the begin is left out, as one
+that was stopped after `members remove`. The others must go on answering.
 """
 
 from __future__ import annotations
 
 import argparse
+import secrets
 import shlex
 import subprocess
 import sys
@@ -27,13 +28,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands, UsageError, duration
 from timerclient.cli.cli_errors import FAILED
 from timerclient.cli.cli_nodes import trouble_of_leader
-from timerclient.values.errors import TimerError
+from timerclient.values.errors import AlreadyExists, TimerError
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
@@ -118,6 +120,8 @@ class RestartSequence:
     """Limit for each wait: for health before a restart, and for the node after it."""
     _planned: list[str] = field(default_factory=list, init=False)
     """Nodes that must go on answering, also without a vote."""
+    _holder: str = field(default_factory=partial(secrets.token_hex, 16), init=False)
+    """Of the drains of this command."""
 
     def run(self, names: Sequence[str]) -> None:
         """Restart the nodes in this order.
@@ -143,7 +147,7 @@ class RestartSequence:
             self._wait_restarted(name, began_s)
         except BaseException:
             with suppress(TimerError):
-                self.client.drain_node(name, undo=True)
+                self.client.drain_node(name, undo=True, by=self._holder)
             raise
         took_s = time.monotonic() - began_s
         votes = any(each.voter for each in self.client.members().members if each.name == name)
@@ -152,7 +156,10 @@ class RestartSequence:
 
     def _drain(self, name: str) -> None:
         """Drain a node, which gives the leadership away. Other commands see that, and stop."""
-        moved = self.client.drain_node(name).transferred
+        try:
+            moved = self.client.drain_node(name, by=self._holder).transferred
+        except AlreadyExists as error:
+            raise RestartError(str(error)) from None
         status = self.client.status()
         if others := [*drained_beside(status, name)]:
             raise RestartError("; ".join(others))

@@ -3,7 +3,13 @@
 from timerclient.client.group_calls import GroupCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.values.errors import InvalidRequest, NotFound, PermissionDenied, TokenRejected
+from timerclient.values.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    TokenRejected,
+)
 
 FINAL = (InvalidRequest, NotFound, PermissionDenied, TokenRejected)
 """Errors that every node would answer."""
@@ -37,20 +43,22 @@ class OneNodeCalls(GroupCalls):
         )
         return answer.before
 
-    async def drain_node(self, node: str, *, undo: bool = False) -> pb.DrainNodeResponse:
+    async def drain_node(
+        self, node: str, *, undo: bool = False, by: str = ""
+    ) -> pb.DrainNodeResponse:
         """Drain one node: it gives the leadership away, and gets none while another node can lead.
 
-        A restart of the node or `undo` ends that. Returns when another node leads.
+        A restart or `undo` ends that. Returns when another node leads. `by`: holder of the drain.
 
         Raises:
-            NotFound: There is no such node.
+            NotFound, AlreadyExists: There is no such node; or another holder has drained it.
             InvalidRequest, Unavailable: No other node can lead now; the node is not drained.
         """
-        request = pb.DrainNodeRequest(node=rows.utf8("node", node).decode(), undo=undo)
+        request = pb.DrainNodeRequest(node=rows.utf8("node", node).decode(), undo=undo, holder=by)
         return await self.nodes().anywhere(
             lambda at, left_s: at.admin.DrainNode(request, timeout=left_s),
             within_s=self.within_s(None),
-            final=FINAL,
+            final=(*FINAL, AlreadyExists),
         )
 
     async def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:

@@ -625,16 +625,16 @@ class TimerClient(ThreadClient):
         """
         return self._call(self._client.set_log_level(level, node=node, logger=logger))
 
-    def drain_node(self, node: str, *, undo: bool = False) -> pb.DrainNodeResponse:
+    def drain_node(self, node: str, *, undo: bool = False, by: str = "") -> pb.DrainNodeResponse:
         """Drain one node: it gives the leadership away, and gets none while another node can lead.
 
-        A restart of the node or `undo` ends that. Returns when another node leads.
+        A restart or `undo` ends that. Returns when another node leads. `by`: holder of the drain.
 
         Raises:
-            NotFound: There is no such node.
+            NotFound, AlreadyExists: There is no such node; or another holder has drained it.
             InvalidRequest, Unavailable: No other node can lead now; the node is not drained.
         """
-        return self._call(self._client.drain_node(node, undo=undo))
+        return self._call(self._client.drain_node(node, undo=undo, by=by))
 
     def dump_stacks(self, node: str = "") -> pb.DumpStacksResponse:
         """Return the stacks of all threads and tasks of a node; "": of the first that answers.

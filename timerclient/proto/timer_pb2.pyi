@@ -4351,19 +4351,23 @@ class DrainNodeRequest(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """name"""
     undo: _builtins.bool
     """true: the node may lead again"""
+    holder: _builtins.str
+    """up to 64 bytes. While a holder has drained the node, a request with another"""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         undo: _builtins.bool = ...,
+        holder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "undo", b"undo"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "node", b"node", "undo", b"undo"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
