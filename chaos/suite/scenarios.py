@@ -6,8 +6,9 @@ planned every 9 seconds, in a lane of its own, so that one falls at least every 
 the gaps between the kills, and fails if too many other strikes fall in one (STRIKES_APART_MAX).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from chaos.suite.nemeses.file_damage import CUT, FLIPPED, LOG, REMOVED, STATE
 from chaos.suite.nemeses.nemesis import ALL
 from chaos.suite.nemeses.voter_damage import RAFT
 from chaos.suite.stage.disk_faults import Calls
-from chaos.suite.stage.plan import Draw, Lane, Need, RunOptions, Strike
+from chaos.suite.stage.plan import QUIET_S, Lane, Need, RunOptions, Strike
 from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
 
 FIRST_S: Final = 4.0
@@ -46,9 +47,10 @@ class Card:
     lane: Lane = Lane.NODES
     args: Mapping[str, Any]
 
-    def deal(self, draw: Draw, at_s: float) -> None:
-        """Plan a strike at `at_s`."""
-        draw.strike(at_s, self.nemesis, draw.uniform(*self.for_s), self.lane, **self.args)
+    def strike(self, at_s: float, chance: random.Random) -> Strike:
+        """Return a strike at `at_s`, of a random length."""
+        for_s = chance.uniform(*self.for_s)
+        return Strike(at_s=at_s, nemesis=self.nemesis, for_s=for_s, lane=self.lane, args=self.args)
 
 
 def card(nemesis: str, for_s: tuple[float, float] = (2.0, 4.0), **args: Any) -> Card:
@@ -69,64 +71,72 @@ class Scenario:
     """One line for the list of scenarios."""
     cards: Sequence[Card]
     every_s: float = 9.0
-    draw: Callable[["Scenario", Draw], None]
+    mixed: bool = False
+    """Faults of several kinds coincide. Else one comes after the other."""
 
     @property
     def strikes_apart_max(self) -> int | None:
         """Most strikes between two kills of a leader. None: the scenario promises no kills."""
-        return STRIKES_APART_MAX if self.draw is _mixed else None
+        return STRIKES_APART_MAX if self.mixed else None
 
     @property
     def needs(self) -> frozenset[Need]:
         """Needs that the machine has to meet, or the scenario is refused; none for a mix."""
-        if self.draw is not _one_after_the_other:
+        if self.mixed:
             return frozenset()
         return frozenset().union(*(NEMESES[each.nemesis].needs for each in self.cards))
 
 
 def schedule(name: str, seed: int, options: RunOptions) -> list[Strike]:
     """Return the strikes with their times. Equal arguments give equal strikes on every machine."""
-    draw = Draw(seed, options)
-    scenario = SCENARIOS[name]
-    scenario.draw(scenario, draw)
-    return draw.strikes()
+    chance = random.Random(f"{seed} {options.nodes} {options.minutes} {options.without}")
+    scenario, end_s = SCENARIOS[name], options.horizon_s - QUIET_S
+    cards = _allowed(scenario.cards, options)
+    if scenario.mixed:
+        drawn = _mixed(cards, end_s, chance)
+    else:
+        drawn = _in_turn(cards, scenario.every_s, end_s, chance)
+    fit = (each for each in drawn if each.at_s + each.for_s <= end_s)
+    rounded = [replace(s, at_s=round(s.at_s, 2), for_s=round(s.for_s, 2)) for s in fit]
+    return sorted(rounded, key=lambda strike: strike.at_s)
 
 
 def _allowed(cards: Sequence[Card], options: RunOptions) -> list[Card]:
     return [each for each in cards if NEMESES[each.nemesis].needs.isdisjoint(options.without)]
 
 
-def _deck(cards: Sequence[Card], draw: Draw) -> Iterator[Card]:
+def _deck(cards: Sequence[Card], chance: random.Random) -> Iterator[Card]:
     """Yield all cards in a random order, again and again; none if there are none."""
     while cards:
-        yield from draw.random.sample(cards, len(cards))
+        yield from chance.sample(cards, len(cards))
 
 
-def _one_after_the_other(scenario: Scenario, draw: Draw) -> None:
+def _in_turn(
+    cards: Sequence[Card], every_s: float, end_s: float, chance: random.Random
+) -> Iterator[Strike]:
     at_s = FIRST_S
-    for each in _deck(_allowed(scenario.cards, draw.options), draw):
-        if at_s >= draw.end_s:
+    for each in _deck(cards, chance):
+        if at_s >= end_s:
             return
-        each.deal(draw, at_s)
-        at_s += scenario.every_s * draw.uniform(0.8, 1.2)
+        yield each.strike(at_s, chance)
+        at_s += every_s * chance.uniform(0.8, 1.2)
 
 
-def _mixed(scenario: Scenario, draw: Draw) -> None:
-    cards = _allowed(scenario.cards, draw.options)
-    nodes = _deck([each for each in cards if each.lane is Lane.NODES], draw)
-    rest = _deck([each for each in cards if each.lane is Lane.AROUND], draw)
+def _mixed(cards: Sequence[Card], end_s: float, chance: random.Random) -> Iterator[Strike]:
+    nodes = _deck([each for each in cards if each.lane is Lane.NODES], chance)
+    rest = _deck([each for each in cards if each.lane is Lane.AROUND], chance)
     kill = Card(nemesis="kill", for_s=(0.2, 1.0), lane=Lane.LEADER, args={"who": "leader"})
     at_s = FIRST_S
-    while at_s < draw.end_s:
-        kill_s = at_s + draw.uniform(0, KILL_JITTER_S)
-        kill.deal(draw, kill_s)
-        next(nodes).deal(draw, kill_s + BETWEEN_S)
-        next(rest).deal(draw, at_s + draw.uniform(0, KILLS_S / 2))
+    while at_s < end_s:
+        kill_s = at_s + chance.uniform(0, KILL_JITTER_S)
+        yield kill.strike(kill_s, chance)
+        yield next(nodes).strike(kill_s + BETWEEN_S, chance)
+        yield next(rest).strike(at_s + chance.uniform(0, KILLS_S / 2), chance)
         at_s += KILLS_S
 
 
 def _of(line: str, *cards: Card, every_s: float = 9.0) -> Scenario:
-    return Scenario(line=line, cards=cards, every_s=every_s, draw=_one_after_the_other)
+    return Scenario(line=line, cards=cards, every_s=every_s)
 
 
 def _files(nemesis: str, **args: Any) -> tuple[Card, ...]:
@@ -264,12 +274,12 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
         "mix": Scenario(
             line="all of these, and a kill of the leader planned every 9 s",
             cards=_OTHERS,
-            draw=_mixed,
+            mixed=True,
         ),
         "short": Scenario(
             line="the mix, without floods: for continuous integration",
             cards=[each for each in _OTHERS if each.nemesis != "flood"],
-            draw=_mixed,
+            mixed=True,
         ),
     }
 )

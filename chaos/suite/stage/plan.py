@@ -15,7 +15,6 @@ lane `around` take no turns and coincide with all others.
 
 import dataclasses
 import enum
-import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -77,37 +76,6 @@ class Strike:
 
 QUIET_S: Final = 6.0
 """No strike is planned at the end of a run, so that the last one has healed before the drain."""
-
-
-class Draw:
-    """Draws the strikes of a scenario and collects them."""
-
-    def __init__(self, seed: int, options: RunOptions) -> None:
-        self.random = random.Random(f"{seed} {options.nodes} {options.minutes} {options.without}")
-        self.options = options
-        self._strikes: list[Strike] = []
-
-    @property
-    def end_s(self) -> float:
-        """All strikes are planned to end by this time."""
-        return self.options.horizon_s - QUIET_S
-
-    def strike(
-        self, at_s: float, nemesis: str, for_s: float, lane: Lane = Lane.NODES, **args: Any
-    ) -> None:
-        """Add a strike; leave it out if it would end after `end_s`."""
-        if at_s + for_s <= self.end_s:
-            rounded = {"at_s": round(at_s, 2), "for_s": round(for_s, 2)}
-            self._strikes.append(Strike(nemesis=nemesis, lane=lane, args=args, **rounded))
-
-    def uniform(self, low: float, high: float) -> float:
-        """Return a number in [low, high)."""
-        return self.random.uniform(low, high)
-
-    def strikes(self) -> list[Strike]:
-        """Return all of them, the earliest first."""
-        return sorted(self._strikes, key=lambda strike: strike.at_s)
-
 
 _CLOCKS: Final = frozenset({"clock-jump", "clock-drift"})
 
