@@ -135,6 +135,8 @@ class PromiseBook:
     quotas: QuotaBook = field(init=False)
     committed: LogIndex = LogIndex(0)
     """The last entry that was checked."""
+    first_applied: LogIndex = LogIndex(0)
+    """The last entry that some replica has applied, and its effects were checked."""
     read_time_ms: int = 0
     """Read time of the last committed FIRE."""
 

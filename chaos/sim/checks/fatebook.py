@@ -94,7 +94,6 @@ class EntryFate:
     """At a CHECKPOINT: topic -> (held, pending) timers."""
     paused: frozenset[int] = frozenset()
     resumed: frozenset[int] = frozenset()
-    read_ms: int = 0
     series: dict[int, tuple[int, tuple[int, int] | None]] = field(default_factory=dict)
     """At an entry about series: series -> (ended occurrences, the pending one)."""
 
@@ -191,8 +190,7 @@ class FateBook(StoryBook):
             self._occurs(entry)
         seqs, others = (story.decided[name].tolist() for name in ("seq", "other"))
         self.others.update(zip(seqs, others, strict=True))
-        fate.timers, fate.read_ms = story.timers, story.last_read_time_ms
-        fate.repeats = story.intake.repeats
+        fate.timers, fate.repeats = story.timers, story.intake.repeats
         fate.paused, fate.resumed = frozenset(story.held.paused), frozenset(story.held.releases)
         there = [topic for topic in story.topics if topic not in story.deleted]
         fate.spans = {topic: (story.kept[topic].begin, story.kept[topic].end) for topic in there}
@@ -261,9 +259,7 @@ class FateBook(StoryBook):
 
     def check(self, entry: Entry, applied: Applied, machine: Machine) -> None:
         """Compare an entry, as the first replica has applied it."""
-        fate = self._fates.pop(entry.index, None)
-        if fate is None:
-            return
+        fate = self._fates.pop(entry.index)
         if isinstance(applied, SeriesApplied | OccurrencesApplied):
             self._recurred(entry, fate, machine)
         match applied:

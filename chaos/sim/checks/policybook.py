@@ -16,7 +16,7 @@ from timer.entries.entry_frame import Entry
 from timer.entries.payloads import Ids, decode_reschedule
 from timer.entries.policies import Scope
 from timer.model.columns import decode_schedule
-from timer.model.units import LogIndex, TopicId
+from timer.model.units import TopicId
 from timer.state.apply_results import RESCHEDULED, Accepted, RescheduleApplied, ScheduleApplied
 
 LEVELS_MS: Final = (1_000, 3_000, 7_000, 15_000)
@@ -48,7 +48,6 @@ class PolicyBook:
     """(producer, sequence) -> its acceptances."""
     moves: dict[object, list[tuple[str, TakenRequest]]] = field(default_factory=dict)
     """Seq, or (topic, key) -> (topic, acceptance) of each reschedule."""
-    checked: LogIndex = LogIndex(0)
 
     def at(self, index: int, topic: str) -> dict[str, Any]:
         """Return the fields in force for a topic at an entry."""
@@ -66,9 +65,6 @@ class PolicyBook:
 
     def check(self, entry: Entry, applied: object) -> None:
         """Check P3: the times of new rows follow from the policies."""
-        if entry.index <= self.checked:
-            return
-        self.checked = entry.index
         if isinstance(applied, ScheduleApplied):
             self._check_schedule(entry, applied)
         elif isinstance(applied, RescheduleApplied):

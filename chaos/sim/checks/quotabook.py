@@ -29,7 +29,6 @@ class QuotaBook:
     request counts as new, though no quota was checked for it."""
     refused: int = 0
     """Requests that were rejected for a quota."""
-    checked: int = 0
 
     def took(self, leader: Leader, request: object, part: Part, *, repeated: bool) -> None:
         """Note a request that a leader accepted; `repeated`: it is applied or under way already."""
@@ -46,9 +45,6 @@ class QuotaBook:
 
     def check(self, entry: Entry, applied: object, machine: Machine) -> None:
         """Check that new timers fit the quotas of earlier entries, and that they were accepted."""
-        if entry.index <= self.checked:
-            return
-        self.checked = entry.index
         if not isinstance(applied, ScheduleApplied):
             return
         schedule, start = decode_schedule(entry.payload), 0

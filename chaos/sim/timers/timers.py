@@ -198,17 +198,20 @@ class EngineApp(KeeperCalls):
         Engine(disk, directory, CONFIG)
 
     def _observe(self, entry: Entry, applied: Applied) -> None:
+        book, machine = self._town.book, self.engine.machine
         if self.node.world.options.crowds:
             asks = self.node.replica % 2 == 1
-            workbook.check(entry, applied, self.engine.machine.store, asks=asks)
-        self._town.book.fates.check(entry, applied, self.engine.machine)
-        self._town.book.applied(self.node, self.engine.machine, applied)
-        self._town.book.policies.check(entry, applied)
+            workbook.check(entry, applied, machine.store, asks=asks)
+        if entry.index > book.first_applied:
+            book.first_applied = entry.index
+            book.fates.check(entry, applied, machine)
+            book.policies.check(entry, applied)
+            book.quotas.check(entry, applied, machine)
+        book.applied(self.node, machine, applied)
         if isinstance(applied, FireApplied) and self.engine.leader is not None:
-            self._town.book.late.fired(self, entry, applied, self.clock_ms())
-        self._town.book.quotas.check(entry, applied, self.engine.machine)
+            book.late.fired(self, entry, applied, self.clock_ms())
         if isinstance(applied, Checkpoint):
-            self._town.book.digest(self.node, applied, self.engine.machine)
+            book.digest(self.node, applied, machine)
 
     # ---- time
 

@@ -146,16 +146,7 @@ class SimNode:
         self._writing = False
         self._wake_ms = self._alarm_us = None
         self.nonce = world.next_nonce()
-        try:
-            self._open()
-        except Death:
-            self._killed_in_write()
-            return
-        except DiskFailedError as error:
-            self.fail(error)
-            return
-        except StorageError as error:
-            self.damage_found(error)
+        if not self._survives(self._open):
             return
         self.commit_seen = self.core.commit_index
         for peer in world.nodes:
@@ -338,22 +329,25 @@ class SimNode:
         if self.paused:
             self._backlog.append((call, args))
             return
-        try:
-            call(*args)
-        except Death:
-            self._killed_in_write()
-            return
-        except DiskFailedError as error:
-            self.fail(error)
-            return
-        except StorageError as error:
-            self.damage_found(error)
-            return
-        if life != self.life or not self.alive:
+        if not self._survives(call, *args) or life != self.life or not self.alive:
             return
         self.world.referee.after_step(self)
         if self.lied and not self.core.unsure:
             self.lied = False
+
+    def _survives(self, call: Callable[..., object], *args: object) -> bool:
+        """Call `call(*args)`; return whether no fault of the disk has ended the process."""
+        try:
+            call(*args)
+        except Death:
+            self._killed_in_write()
+        except DiskFailedError as error:
+            self.fail(error)
+        except StorageError as error:
+            self.damage_found(error)
+        else:
+            return True
+        return False
 
     # ---------------------------------------------------------------- input from outside
 
