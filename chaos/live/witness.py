@@ -116,8 +116,12 @@ class Writer:
         return EventColumns(EventKind.GIVEN, len(due_ms), columns)
 
 
+def _opened(client: TimerClient, topic: str) -> Consumer:
+    return client.consumer(topic, WITNESS_GROUP, lease=LEASE_S, start="latest", name="witness")
+
+
 def _consume(
-    topic: str, consumer: Consumer, again: Callable[[], Consumer], came: "queue.Queue[Given]"
+    client: TimerClient, topic: str, consumer: Consumer, came: "queue.Queue[Given]"
 ) -> None:
     """Put batches into `came` until the consumer is closed."""
     while True:
@@ -125,26 +129,20 @@ def _consume(
             for batch in consumer.batches():
                 came.put((topic, batch, exported_events.now_ms()))
             return
-        consumer = again()
+        consumer = _opened_again(client, topic)
 
 
-def _when_there(
-    client: TimerClient, topic: str, consume: Callable[[], Consumer]
-) -> Callable[[], Consumer]:
-    """Return a function that waits until a deleted topic exists again, and consumes it."""
-
-    def wait() -> Consumer:
-        while True:
-            try:
-                if any(status.name == topic for status in client.topics()):
-                    return consume()
-            except Closed:
-                raise
-            except TimerError:  # the next call may succeed
-                pass
-            time.sleep(LOOK_S)
-
-    return wait
+def _opened_again(client: TimerClient, topic: str) -> Consumer:
+    """Return a consumer as soon as a deleted topic exists again."""
+    while True:
+        try:
+            if any(status.name == topic for status in client.topics()):
+                return _opened(client, topic)
+        except Closed:
+            raise
+        except TimerError:  # the next call may succeed
+            pass
+        time.sleep(LOOK_S)
 
 
 def witness(
@@ -162,11 +160,8 @@ def witness(
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(TimerClient(endpoints))
         for topic in topics:
-            consume = partial(
-                client.consumer, topic, WITNESS_GROUP, lease=LEASE_S, start="latest", name="witness"
-            )
-            again = _when_there(client, topic, consume)
-            work = _guarded(partial(_consume, topic, consume(), again, came), failures)
+            consume = partial(_consume, client, topic, _opened(client, topic), came)
+            work = _guarded(consume, failures)
             threading.Thread(target=work, name=f"witness-{topic}", daemon=True).start()
         writer = Writer(into, topics)
         waiting: list[Given] = []
