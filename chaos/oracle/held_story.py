@@ -267,7 +267,4 @@ class HeldStory:
 
 
 def _table(rows: list[Any]) -> Rows:
-    table = np.zeros(len(rows), ROW)
-    for at, row in enumerate(rows):
-        table[at] = row
-    return table
+    return np.array(rows, ROW)

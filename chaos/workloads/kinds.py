@@ -123,9 +123,7 @@ def cancels(clients: WorkloadClients) -> None:
 def _race(clients: WorkloadClients, ids: list[str], due_ms: int) -> None:
     """Cancel most of the timers around their due time, perhaps one twice, perhaps all again."""
     chance = clients.chance
-    delay_s = (due_ms + chance.uniform(-RACE_MS, RACE_MS) - now_ms()) / 1000
-    if chance.random() < 0.2:
-        delay_s = 0.0
+    delay_s = _around_s(chance, due_ms)
     chosen = [at for at in range(len(ids)) if chance.random() < 0.8]
     if not chosen:
         return
