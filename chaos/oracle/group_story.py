@@ -64,7 +64,6 @@ class GroupStory:
     acked_count: int = 0
     ended_count: int = 0
     """Leases that ended without an ack."""
-    expired_count: int = 0
     kept: int = 0
     """The first offset that the topic retained when the group began."""
     type: str = SHARED
@@ -109,7 +108,6 @@ class GroupStory:
         """Expire offsets, delivered or not; return them (EXPIRED)."""
         below = int(offsets.max(initial=0)) + 1
         at = self._open(offsets, max(self.reserved, self.delivered_to, below))
-        self.expired_count += len(at)
         expired = self._done(at, item, EXPIRED)
         expired["ttl_ms"] = ttl_ms
         return expired
