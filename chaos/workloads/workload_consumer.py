@@ -18,7 +18,6 @@ from timerclient.client.group_calls import GroupOptions
 from timerclient.client.sync import Consumer as Subscription
 from timerclient.rows.messages import Acking, Batch, Message
 from timerclient.values.errors import LeaseLost, NotDelivered, TimerError
-from timerclient.values.results import AckResult
 
 T = TypeVar("T")
 LEASE: Final = timedelta(seconds=10)
@@ -202,62 +201,51 @@ class RecordingConsumer:
         """Nack some messages, extend the lease of others; return the offsets of the nacked ones."""
         back: set[int] = set()
         for message in batch if self._reader.nacks else ():
-            chance = self._moods.random()
+            chance, offset = self._moods.random(), message.queue_offset
             if chance < self._reader.nacks:
                 delay = self._moods.choice(NACK_DELAYS_S)
                 ms = {} if delay is None else {"delay_ms": round(delay * 1000)}
-                self._say("nack", batch, message, _asked(partial(message.nack, delay)), ms)
-                back.add(message.queue_offset)
+                self._ask("nack", batch, {offset: partial(message.nack, delay)}, **ms)
+                back.add(offset)
             elif chance < self._reader.nacks * 1.1:
-                ms = {"lease_ms": round(self._lease.total_seconds() * 1000)}
-                longer = _asked(partial(message.extend, self._lease))
-                self._say("extend", batch, message, longer, ms)
+                lease_ms = round(self._lease.total_seconds() * 1000)
+                longer = partial(message.extend, self._lease)
+                self._ask("extend", batch, {offset: longer}, lease_ms=lease_ms)
         return back
 
-    def _say(
-        self, op: str, batch: Batch, message: Message, acking: Acking[Any], ms: dict[str, int]
-    ) -> None:
-        start_ms, offset = now_ms(), message.queue_offset
-
-        def answered(acking: Acking[Any]) -> None:
-            with self._books.noting_failure():
-                self._record(op, batch, {offset: _answer(acking)}, start_ms, **ms)
-
-        acking.add_done_callback(answered)  # type: ignore[arg-type]  # it is an Acking
-
     def _ack(self, batch: Batch, messages: Sequence[Message]) -> None:
-        """Ack messages of a batch. Recorded once all answers are there."""
-        start_ms, left = now_ms(), itertools.count(len(messages) - 1, -1)
         # One ack per message: the answer to a joint ack has only the number of expired ones.
-        ackings = {message.queue_offset: _asked(message.ack) for message in messages}
+        self._ask("ack", batch, {message.queue_offset: message.ack for message in messages})
+
+    def _ask(
+        self, op: str, batch: Batch, asks: Mapping[int, Callable[[], Acking[Any]]], **ms: int
+    ) -> None:
+        """Ack, nack or extend messages of a batch. Recorded once all answers are there."""
+        start_ms, left = now_ms(), itertools.count(len(asks) - 1, -1)
+        ackings = {offset: _asked(ask) for offset, ask in asks.items()}
 
         def answered(_: object) -> None:
             with self._books.noting_failure():
                 if next(left) == 0:
-                    self._acked(batch, start_ms, ackings)
+                    self._record(op, batch, ackings, start_ms, **ms)
 
         for acking in ackings.values():
             acking.add_done_callback(answered)
 
-    def _acked(self, batch: Batch, start_ms: int, ackings: Mapping[int, Acking[AckResult]]) -> None:
-        """Record the answers to acks."""
+    def _record(
+        self, op: str, batch: Batch, ackings: Mapping[int, Acking[Any]], start_ms: int, **ms: int
+    ) -> None:
+        """Record answers about messages of a batch: one line for those with the same outcome."""
         answers = {offset: _answer(acking) for offset, acking in ackings.items()}
         for outcome, detail in dict.fromkeys((a.outcome, a.detail) for a in answers.values()):
             same = {o: a for o, a in answers.items() if (a.outcome, a.detail) == (outcome, detail)}
-            self._record("ack", batch, same, start_ms)
-
-    def _record(
-        self, op: str, batch: Batch, answers: dict[int, "_Answer"], start_ms: int, **ms: int
-    ) -> None:
-        """Record answers with the same outcome about messages of a batch, by their offsets."""
-        one, *_ = answers.values()
-        results = [answer.result for answer in answers.values()]
-        self._history.change(
-            op, span_ms=(start_ms, now_ms()), outcome=one.outcome, topic=self._topic,
-            group=self._group, offsets=[*answers],
-            results=results if one.outcome is OpOutcome.OK else None, epoch=batch.epoch,
-            lease_id=batch.lease_id, **ms, **({"detail": one.detail} if one.detail else {}),
-        )  # fmt: skip
+            results = [answer.result for answer in same.values()]
+            self._history.change(
+                op, span_ms=(start_ms, now_ms()), outcome=outcome, topic=self._topic,
+                group=self._group, offsets=[*same],
+                results=results if outcome is OpOutcome.OK else None, epoch=batch.epoch,
+                lease_id=batch.lease_id, **ms, **({"detail": detail} if detail else {}),
+            )  # fmt: skip
 
 
 class Morgue(RecordingConsumer):
