@@ -178,7 +178,7 @@ class Wipe(NodeNemesis):
         stage.cluster.format_learner(name)
         with stage.waiting_for(name):
             back(stage, name)
-            stage.replace(name)
+            stage.change("replace", name)
             stage.wait_until_whole(name)
 
 

@@ -137,13 +137,13 @@ class RemoveCutOff(NodeNemesis):
         try:
             if state is not None and state.role == "leader":
                 stage.leader(above_epoch=state.epoch)
-            stage.remove(name)
+            stage.change("remove", name)
             stage.record("removed", node=name)
             stage.say(f"{name} is no voter any more")
             yield
         finally:
             heal()
-            stage.add(name)
+            stage.change("add", name)
             stage.record("added", node=name)
             stage.wait_until_whole(name)
             stage.say(f"{name} votes again")
@@ -191,7 +191,7 @@ class ReplaceCutOff(NodeNemesis):
 def _replaced(stage: Stage, name: str) -> None:
     """Replace a node that runs by a new replica, as an operator does."""
     with stage.waiting_for(name):
-        stage.replace(name)
+        stage.change("replace", name)
         back(stage, name)
         stage.wait_until_whole(name)
 

@@ -336,24 +336,15 @@ class Stage:
         for name in names:
             self.record("launch", node=name)
 
-    def replace(self, name: str) -> None:
-        """Make a node with a new disk, a learner, the voter in place of its earlier replica.
+    def change(self, change: Change, name: str) -> None:
+        """Request a change of the voters again and again until it is made, as an operator does.
+
+        `add` makes a learner a voter, `remove` a voter a learner. `replace` makes a node with a new
+        disk, a learner, the voter in place of its earlier replica.
 
         Raises:
             LaunchError: the change is not made within READY_S.
         """
-        self._change("replace", name)
-
-    def add(self, name: str) -> None:
-        """Make a learner a voter. Raises LaunchError as `replace`."""
-        self._change("add", name)
-
-    def remove(self, name: str) -> None:
-        """Make a voter a learner. Raises LaunchError as `replace`."""
-        self._change("remove", name)
-
-    def _change(self, change: Change, name: str) -> None:
-        """Request a change again and again until it is made, as an operator does."""
 
         def lacks(client: TimerClient) -> str:
             found = [m for m in client.members().members if m.name == name and m.voter]
