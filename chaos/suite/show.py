@@ -119,10 +119,9 @@ class Show:
         """Numbers of strikes that have got their turn."""
         self._killed_s = -math.inf
         """Start of the last promised kill of the leader, in seconds of the run."""
-        self._begun: set[int] = set()
-        """Numbers of strikes that began. A strike that failed stays here; the run fails anyway."""
-        self._fizzled: dict[int, str] = {}
-        """Number of a strike that began and had no effect -> the reason."""
+        self._missed = dict.fromkeys(range(1, len(bill.schedule) + 1), NOT_REACHED)
+        """Number of a strike that did not fall -> the reason. One that failed counts as fallen: the
+        run fails anyway."""
         self._leader_kills: dict[str, int] = {}
 
     def play(self) -> int:
@@ -200,7 +199,7 @@ class Show:
             try:
                 for lane in lanes:
                     lane.start()
-                self._sleep_until(bill.options.horizon_s)
+                time.sleep(max(0.0, bill.options.horizon_s - self._elapsed_s))
                 if bill.complete:
                     for lane in lanes:
                         lane.join()
@@ -261,7 +260,7 @@ class Show:
             self._strike_now(stage, number, strike, chance)
 
     def _strike_now(self, stage: Stage, number: int, strike: Strike, chance: random.Random) -> None:
-        self._begun.add(number)
+        del self._missed[number]
         with stage.struck_by(number):
             stage.record("strike", nemesis=strike.nemesis, args=dict(strike.args))
             try:
@@ -271,7 +270,7 @@ class Show:
                 finally:
                     undo()
             except Fizzled as fizzled:
-                self._fizzled[number] = str(fizzled)
+                self._missed[number] = str(fizzled)
                 stage.record("fizzled", why=str(fizzled))
                 self._say(f"FIZZLED: {number}, {strike.nemesis}: {fizzled}")
             finally:
@@ -325,22 +324,20 @@ class Show:
     @property
     def _struck(self) -> dict[int, str]:
         """Number -> nemesis of the strikes that fell."""
-        fell = self._begun - self._fizzled.keys()
-        return {number: s.nemesis for number, s in self._numbered if number in fell}
+        return {number: s.nemesis for number, s in self._numbered if number not in self._missed}
 
     @property
-    def _not_struck(self) -> dict[int, str]:
-        """Number -> nemesis of the strikes that did not fall."""
-        struck = self._struck
-        return {n: strike.nemesis for n, strike in self._numbered if n not in struck}
-
-    def _why_not(self, number: int) -> str:
-        return self._fizzled.get(number, NOT_REACHED)
+    def _not_struck(self) -> list[dict[str, Any]]:
+        """The strikes that did not fall, as run.json has them."""
+        return [
+            {"strike": number, "nemesis": strike.nemesis, "why": self._missed[number]}
+            for number, strike in self._numbered
+            if number in self._missed
+        ]
 
     def _judge_strikes(self) -> None:
-        missed = self._not_struck
-        if missed and self._bill.complete:
-            self._failures.append(f"these strikes did not fall: {spans(missed)}")
+        if self._missed and self._bill.complete:
+            self._failures.append(f"these strikes did not fall: {spans(self._missed)}")
         elif self._bill.schedule and not self._struck:
             numbers = range(1, len(self._bill.schedule) + 1)
             self._failures.append(f"no strike fell, of {spans(numbers)}")
@@ -359,11 +356,11 @@ class Show:
         self._say(f"{len(struck)} of {planned} planned faults happened: {kinds or 'none'}{some}")
         if kills := leader_kills_told(self._leader_kills):
             self._say(kills)
-        late = [number for number in self._not_struck if number not in self._fizzled]
-        if late:
+        if late := [number for number, why in self._missed.items() if why == NOT_REACHED]:
             self._say(f"DID NOT HAPPEN: {spans(late)}: {NOT_REACHED}")
-        for number, why in sorted(self._fizzled.items()):
-            self._say(f"DID NOT HAPPEN: {number}, {self._not_struck[number]}: {why}")
+        for each in self._not_struck:
+            if each["why"] != NOT_REACHED:
+                self._say("DID NOT HAPPEN: {strike}, {nemesis}: {why}".format(**each))
 
     # ---- failures
 
@@ -400,9 +397,6 @@ class Show:
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._began
 
-    def _sleep_until(self, at_s: float) -> None:
-        time.sleep(max(0.0, at_s - self._elapsed_s))
-
     def _progress(self) -> str:
         books = [each.books for each in self._workloads]
         asked, unanswered, delivered = (
@@ -417,14 +411,12 @@ class Show:
 
     def _write(self, state: str, **more: Any) -> None:
         bill, struck, missed = self._bill, self._struck, self._not_struck
+        fizzled = (each["nemesis"] for each in missed if each["why"] != NOT_REACHED)
         strikes = {
             "strikes": Counter(struck.values()),
-            "fizzled": Counter(missed[number] for number in self._fizzled),
+            "fizzled": Counter(fizzled),
             "struck": [*struck],
-            "not_struck": [
-                {"strike": n, "nemesis": name, "why": self._why_not(n)}
-                for n, name in missed.items()
-            ],
+            "not_struck": missed,
             "leader_kills": self._leader_kills,
         }
         about = {
