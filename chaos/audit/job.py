@@ -99,7 +99,8 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     said, timeline = about(run), history.read_faults(run.faults)
     lines = read_histories(spark, run)
     logs = run.logs()
-    entries = _kept(_frames(spark, run), run, "entries")
+    frames = spark.read.format("timerlog").option("view", "entries").load(str(run.root))
+    entries = _kept(frames, run, "entries")
     majority = len(logs) // 2 + 1
     begun = [life[0].first - 1 for lives in logs.values() for life in lives[1:] if life]
     common = _kept(node_logs.agreed(entries, majority, max(begun, default=0)), run, "common")
@@ -227,10 +228,6 @@ def _torn(history_file: Path) -> int:
     except ValueError:
         return 1
     return 0
-
-
-def _frames(spark: SparkSession, run: RunFolder) -> DataFrame:
-    return spark.read.format("timerlog").option("view", "entries").load(str(run.root))
 
 
 def _kept(table: DataFrame, run: RunFolder, name: str) -> DataFrame:

@@ -354,13 +354,10 @@ def _wrong_gaps(given: Mapping[str, Any], fields: Mapping[str, Field]) -> Iterat
         results = given.get("results") or [""] * len(given[name])
         for at, (each, result) in enumerate(zip(given[name], results, strict=False)):
             if (each is None) != (result in field.null_if):
-                rule = f"must be null if, and only if, results[{at}] is {_or(field.null_if)}"
+                nulls = " or ".join(sorted(field.null_if))
+                rule = f"must be null if, and only if, results[{at}] is {nulls}"
                 yield f"{name}[{at}]", each, f"{rule}; it is {result or 'absent'}"
                 break
-
-
-def _or(names: frozenset[str]) -> str:
-    return " or ".join(sorted(names))
 
 
 def _shown(value: Any) -> str:

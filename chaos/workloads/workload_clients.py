@@ -267,7 +267,8 @@ class WorkloadClients:
             self.cancels.join(END_TIMEOUT_S)  # its last requests may move `last_due_ms`
             if rest is not None:
                 self._until(rest)
-            self._pause_until(self.producer.last_due_ms / 1000 + SETTLE_S)
+            settled_s = self.producer.last_due_ms / 1000 + SETTLE_S
+            self._closing.wait(max(0.0, settled_s - time.time()))
             self._until(self._is_over)
             if not self._closing.is_set():
                 self._ended.set()
@@ -289,9 +290,6 @@ class WorkloadClients:
         topics = (t for t in self.client.topics() if f"{t.name}.".startswith(f"{self.topic}."))
         groups = [group for topic in topics for group in topic.groups]
         return bool(groups) and not any(group.unacked for group in groups)
-
-    def _pause_until(self, at_s: float) -> None:
-        self._closing.wait(max(0.0, at_s - time.time()))
 
     def _join(self, timeout_s: float) -> bool:
         self._thread.join(timeout_s)

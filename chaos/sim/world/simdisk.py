@@ -381,9 +381,6 @@ class SimDisk(Disk):
         file.sync()
         self.syncs += 1
 
-    def _check_life(self, path: Path, life: int) -> None:
-        assert life == self._life, f"{path}: a handle from before the crash was used"
-
     def _release(self, path: Path, life: int) -> None:
         if life == self._life:
             self._locks.pop(path, None)
@@ -401,7 +398,7 @@ class _SimHandle:
         self._closed = False
 
     def _use(self) -> None:
-        self._disk._check_life(self._path, self._life)  # noqa: SLF001
+        assert self._life == self._disk._life, f"{self._path}: from before the crash"  # noqa: SLF001
         assert not self._closed, f"{self._path}: used after close"
 
     def sync(self) -> None:
