@@ -349,7 +349,7 @@ class Witnesses(NamedTuple):
 
 
 def _judged(
-    run: RunFolder, lines: DataFrame, told: Witnesses, story: dict[str, DataFrame], *,
+    run: RunFolder, lines: DataFrame, told: Witnesses, story: client_tables.Tables, *,
     clocks: verdict.Clocks, parts: int,
 ) -> DataFrame:  # fmt: skip
     """Write the verdict table; return it. With `parts`, the witnesses are cut so, and sifted.
@@ -535,7 +535,7 @@ def _known(spoken: DataFrame, states: Iterable[ManifestState]) -> dict[str, int]
 
 def _judge_settings(
     findings: Findings, run: RunFolder, lines: DataFrame, epochs: list[Row],
-    story: dict[str, DataFrame], clocks: verdict.Clocks,
+    story: client_tables.Tables, clocks: verdict.Clocks,
 ) -> None:  # fmt: skip
     """Add the violations in settings of groups, in policies, and in epochs."""
     groups = story["settings"]
@@ -562,7 +562,7 @@ def _unfounded(run: RunFolder, given: DataFrame) -> DataFrame:
 
 
 def _conserved(
-    findings: Findings, run: RunFolder, story: dict[str, DataFrame], states: DataFrame
+    findings: Findings, run: RunFolder, story: client_tables.Tables, states: DataFrame
 ) -> dict[str, Any]:
     """Return P7 at the checkpoints, the nodes' counts of their states, and P6 by their digests.
 
@@ -611,7 +611,7 @@ def read_states(spark: SparkSession, run: RunFolder) -> DataFrame:
 
 
 def _changed(
-    findings: Findings, run: RunFolder, lines: DataFrame, story: dict[str, DataFrame],
+    findings: Findings, run: RunFolder, lines: DataFrame, story: client_tables.Tables,
     asks: DataFrame, clocks: verdict.Clocks,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the changes by key and of existing timers, and answers with wrong counts."""

@@ -14,6 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from chaos.history import flat
 from chaos.oracle.story import LIFE
 
+Tables = dict[str, DataFrame]
+"""The replay's tables by name (`story`), or offenders by violation."""
 SLOT: Final = ("topic", "group", "queue_offset")
 """Columns that identify a message in a group."""
 LETTERS: Final = "dead-letters"

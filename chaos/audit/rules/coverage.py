@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import LETTERS, name_of
+from chaos.audit.rules.client_tables import LETTERS, Tables, name_of
 from chaos.audit.rules.verdict import Clocks
 
 UNKNOWN_SHARE_MAX: Final = 0.2
@@ -35,7 +35,7 @@ def unread_groups(lines: DataFrame, groups: DataFrame) -> list[str]:
 
 
 def not_looked_at(
-    lines: DataFrame, story: Mapping[str, DataFrame], summary: Mapping[str, Any], clocks: Clocks,
+    lines: DataFrame, story: Tables, summary: Mapping[str, Any], clocks: Clocks,
     lost: Collection[str],
 ) -> list[str]:  # fmt: skip
     """Return a line for each part of the promises that the folder cannot show.

@@ -12,13 +12,13 @@ group acked after the entry must be in a spill file.
 """
 
 import itertools
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import name_of
+from chaos.audit.rules.client_tables import Tables, name_of
 from chaos.audit.rules.findings import Findings
 from chaos.history.history import RunFolder
 from chaos.spark import state_files
@@ -77,7 +77,7 @@ def states_within(run: RunFolder, *, lost: Container[str], end: int) -> list[Man
 
 
 def in_queues(
-    story: Mapping[str, DataFrame], rows: DataFrame, states: Sequence[ManifestState]
+    story: Tables, rows: DataFrame, states: Sequence[ManifestState]
 ) -> tuple[DataFrame, DataFrame]:
     """Return the untrue messages of spill files, and those that are missing: node, seq, topic, …
 
@@ -109,9 +109,7 @@ def in_queues(
     return untrue, missing.select("node", "index", "seq", "topic", "queue_offset")
 
 
-def _judge_queues(
-    findings: Findings, story: Mapping[str, DataFrame], states: Sequence[ManifestState]
-) -> None:
+def _judge_queues(findings: Findings, story: Tables, states: Sequence[ManifestState]) -> None:
     """Add the violations of spill files."""
     spark = story["fates"].sparkSession
     blocks = spark.createDataFrame([b for s in states for b in s.blocks], state_files.BLOCKS)
@@ -127,9 +125,8 @@ def _judge_queues(
 
 
 def judged(
-    findings: Findings, run: RunFolder, story: Mapping[str, DataFrame],
-    states: Sequence[ManifestState],
-) -> dict[str, Any]:  # fmt: skip
+    findings: Findings, run: RunFolder, story: Tables, states: Sequence[ManifestState]
+) -> dict[str, Any]:
     """Add the violations of nodes' files; return their pending timers as a part of the summary.
 
     Violations: `missing_in_files`, `extra_in_files` (not pending, or more than once),

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from chaos.audit.rules.client_tables import Tables
+
 OFFENDERS_MAX: Final = 100
 """The most offenders of a violation in the summary. The verdict table has all timers."""
 
@@ -21,7 +23,7 @@ class Findings:
     offenders: list[dict[str, Any]] = field(default_factory=list)
     """Each has the violation as its `verdict`."""
 
-    def add(self, found: Mapping[str, DataFrame], *, order: Sequence[str] = ()) -> None:
+    def add(self, found: Tables, *, order: Sequence[str] = ()) -> None:
         """Add violations: name -> one row per offender.
 
         They are listed in order of the columns `order`, and then of all columns.

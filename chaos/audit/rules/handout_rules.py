@@ -9,13 +9,13 @@ between clocks, and only beyond it. A client that died may not have recorded its
 `acks_unasked` is no violation: the suite knows whether clients died, and judges it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import SLOT, id_parts, messages, name_of
+from chaos.audit.rules.client_tables import SLOT, Tables, id_parts, messages, name_of
 from chaos.audit.rules.order_rules import WHOSE, disordered, ordered
 from chaos.audit.rules.verdict import Clocks
 
@@ -67,7 +67,7 @@ def outlived(lines: DataFrame, ttls: DataFrame) -> DataFrame:
     return given.join(F.broadcast(spans), lets, "left_anti")
 
 
-def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int | None:
+def unasked_acks(lines: DataFrame, story: Tables) -> int | None:
     """Return the number of messages that are acked in the log without a request in any history.
 
     None: the log has more than ACKS_MAX acks. Only groups that a history opened count. Moved
@@ -96,9 +96,7 @@ def unasked_acks(lines: DataFrame, story: dict[str, DataFrame]) -> int | None:
     return left.join(asked, [*SLOT], "left_anti").join(moved, [*SLOT], "left_anti").count()
 
 
-def judged(
-    lines: DataFrame, epochs: Sequence[Row], story: Mapping[str, DataFrame], clocks: Clocks
-) -> dict[str, DataFrame]:
+def judged(lines: DataFrame, epochs: Sequence[Row], story: Tables, clocks: Clocks) -> Tables:
     """Return violation -> offenders.
 
     `lines`: with the replay's names of topics and groups. `story`: the replay's tables.

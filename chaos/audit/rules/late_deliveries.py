@@ -21,14 +21,14 @@ long, or if the topic ever had a rate of delivery. Such waits are counted. With 
 verdict is OK.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Final
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import LETTERS, SLOT, messages, name_of
+from chaos.audit.rules.client_tables import LETTERS, SLOT, Tables, messages, name_of
 from chaos.audit.rules.late_firing import Stretch
 from chaos.audit.rules.order_rules import ordered
 
@@ -43,9 +43,7 @@ _GROUP: Final = ("topic", "group")
 _RECEIPT: Final = (*SLOT, "attempt", "client", "fired_at_ms", "received_ms")
 
 
-def waits(
-    lines: DataFrame, story: Mapping[str, DataFrame], excused: Sequence[Stretch], bound_ms: int
-) -> DataFrame:
+def waits(lines: DataFrame, story: Tables, excused: Sequence[Stretch], bound_ms: int) -> DataFrame:
     """Return the receipts more than `bound_ms` after the firing: _RECEIPT, since_ms.
 
     An attempt appears once, with its first receipt. `since_ms`: the last event that explains the
@@ -96,9 +94,7 @@ def _opened(rows: DataFrame, lines: DataFrame) -> DataFrame:
     return rows.join(F.broadcast(events), mine & before & theirs)
 
 
-def free_hands(
-    waiting: DataFrame, lines: DataFrame, story: Mapping[str, DataFrame]
-) -> DataFrame:  # fmt: skip
+def free_hands(waiting: DataFrame, lines: DataFrame, story: Tables) -> DataFrame:
     """Return the waits with two columns: free_ms, came.
 
     `free_ms`: the part of the wait in which the consumer was free; in an ordered or limited group,
@@ -156,9 +152,8 @@ def _held(lines: DataFrame) -> DataFrame:
 
 
 def judged(
-    lines: DataFrame, story: Mapping[str, DataFrame], excused: Sequence[Stretch],
-    error_ms: int | None,
-) -> tuple[dict[str, DataFrame], dict[str, int]]:  # fmt: skip
+    lines: DataFrame, story: Tables, excused: Sequence[Stretch], error_ms: int | None
+) -> tuple[Tables, dict[str, int]]:
     """Return violation -> offenders; and the numbers of long waits, and of those not judged.
 
     `excused`: from `late_firing.excuses`. `error_ms`: the greatest difference between clocks; None:

@@ -7,13 +7,12 @@ replay knows the highest attempt before the nack. The leader recorded the time o
 (`handed_out_ms`). Without `handed_out_ms`, `nacked_early` is not judged.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import SLOT, answers, messages, name_of, with_runs
+from chaos.audit.rules.client_tables import SLOT, Tables, answers, messages, name_of, with_runs
 from chaos.oracle.group_story import NACKED
 
 GRACE_MS: Final = 15_000
@@ -23,7 +22,7 @@ GRACE_MS: Final = 15_000
 def judged_nacks(
     lines: DataFrame, log_nacks: DataFrame, log_acks: DataFrame, *, until_ms: int,
     clock_error_ms: int | None = None,
-) -> dict[str, DataFrame]:  # fmt: skip
+) -> Tables:  # fmt: skip
     """Return violation -> one row per offending message, with the evidence.
 
     Args:
@@ -68,8 +67,8 @@ def _sooner(lines: DataFrame, log_nacks: DataFrame, clock_error_ms: int) -> Data
 
 
 def judged(
-    lines: DataFrame, story: Mapping[str, DataFrame], *, until_ms: int, clock_error_ms: int | None
-) -> tuple[dict[str, DataFrame], int]:
+    lines: DataFrame, story: Tables, *, until_ms: int, clock_error_ms: int | None
+) -> tuple[Tables, int]:
     """Return violation -> offenders, and the number of nacks. Arguments as `judged_nacks`."""
     log_nacks = story["returns"].where(F.col("why") == NACKED)
     count = log_nacks.count()

@@ -12,13 +12,12 @@ message came too early if it was received before the ack of the message before w
 clients' clocks.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import SLOT, messages, or_nulls, with_runs
+from chaos.audit.rules.client_tables import SLOT, Tables, messages, or_nulls, with_runs
 from timer.entries.payloads import KEY_SHARED, SHARED
 
 WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
@@ -26,14 +25,12 @@ WHOSE: Final = ("client", "topic", "group", "epoch", "handed_out_ms")
 _KEY: Final = ("topic", "group", "key")
 
 
-def ordered(story: Mapping[str, DataFrame]) -> DataFrame:
+def ordered(story: Tables) -> DataFrame:
     """Return the groups that keep an order: topic, group, type."""
     return story["groups"].where(f"type != '{SHARED}'").select("topic", "group", "type")
 
 
-def disordered(
-    lines: DataFrame, story: Mapping[str, DataFrame], clients_error_ms: int | None
-) -> DataFrame:
+def disordered(lines: DataFrame, story: Tables, clients_error_ms: int | None) -> DataFrame:
     """Return deliveries that came too early: WHOSE, lease_id, offset, mark, behind, holder.
 
     `behind` is the offset of the message before; `holder` is the consumer that held it, null if
@@ -79,7 +76,7 @@ def _given(lines: DataFrame, groups: DataFrame) -> DataFrame:
     return whole.unionByName(rows.where(f"type = '{KEY_SHARED}'").join(keys, "mark"))
 
 
-def _over(story: Mapping[str, DataFrame]) -> DataFrame:
+def _over(story: Tables) -> DataFrame:
     """Return the slots of messages that expired or were moved."""
     moved = story["carried"].select("from_topic", "from_group", "from_offset").toDF(*SLOT)
     return story["expired"].select(*SLOT).unionByName(moved).distinct()

@@ -14,7 +14,6 @@ because the leader looks at a message some time after it fired. First attempts a
 deliveries of their epoch that a history has.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -22,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import name_of
+from chaos.audit.rules.client_tables import Tables, name_of
 from chaos.audit.rules.handout_rules import POLICY_MS
 from timer.entries.payloads import SHARED
 
@@ -101,9 +100,7 @@ def _passed(given: pa.Table) -> pa.Table:
     return found.filter(pa.array((attempt == 1) & (passed > allowed)))
 
 
-def judged(
-    lines: DataFrame, story: Mapping[str, DataFrame], error_ms: int | None
-) -> dict[str, DataFrame]:
+def judged(lines: DataFrame, story: Tables, error_ms: int | None) -> Tables:
     """Return violation -> offenders. `error_ms`: greatest difference of clocks; None: unknown."""
     found = {}
     if error_ms is not None and story["rates"].head(1):

@@ -8,14 +8,14 @@ planned time as the requested one (verdict.py). A SERIES entry may cancel a pend
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.rules import late_firing
-from chaos.audit.rules.client_tables import id_parts, name_of
+from chaos.audit.rules.client_tables import Tables, id_parts, name_of
 from chaos.audit.rules.node_logs import no
 from chaos.audit.rules.settings_rules import unlogged
 
@@ -23,7 +23,7 @@ CHANGES: Final = "op IN ('create_series', 'alter_series', 'delete_series')"
 _CHANGE: Final = ("topic", "key", "op")
 
 
-def with_occurrences(log: DataFrame, story: Mapping[str, DataFrame]) -> DataFrame:
+def with_occurrences(log: DataFrame, story: Tables) -> DataFrame:
     """Return the fates with `planned_ms` of occurrences, and `revoked`: a SERIES entry ended it."""
     made = story["occurrences"].where("seq > 0 AND since_ms IS NOT NULL")
     by = story["series"].select(F.col("series_index").alias("end_index"), (~no()).alias("revoked"))
@@ -68,7 +68,7 @@ def _given(lines: DataFrame) -> DataFrame:
     )
 
 
-def untrue_deliveries(lines: DataFrame, story: Mapping[str, DataFrame]) -> DataFrame:
+def untrue_deliveries(lines: DataFrame, story: Tables) -> DataFrame:
     """Return the messages whose series or number is not the log's. Carried ones are left out."""
     known = story["occurrences"].where("seq > 0").select(
         "seq", *(F.col(name).alias(f"logged_{name}") for name in ("series", "number"))
@@ -87,9 +87,7 @@ def doubled(lines: DataFrame, carried: DataFrame) -> DataFrame:
     return given.groupBy("series", "number").agg(*seqs).where("first < last")
 
 
-def judged(
-    lines: DataFrame, story: Mapping[str, DataFrame], excused: Sequence[late_firing.Stretch]
-) -> dict[str, DataFrame]:
+def judged(lines: DataFrame, story: Tables, excused: Sequence[late_firing.Stretch]) -> Tables:
     """Return violation -> offenders. `excused`: from `late_firing.excuses`."""
     rows, series = story["occurrences"], story["series"]
     if not (lines.where(CHANGES).head(1) or series.head(1)):

@@ -3,12 +3,10 @@
 docs/audit.md lists these violations. `judged` has the function of each.
 """
 
-from collections.abc import Mapping
-
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import name_of
+from chaos.audit.rules.client_tables import Tables, name_of
 
 
 def exceeded(fates: DataFrame, quotas: DataFrame) -> DataFrame:
@@ -139,7 +137,7 @@ def untrue_carries(fates: DataFrame, carried: DataFrame) -> DataFrame:
     )
 
 
-def judged(lines: DataFrame, story: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+def judged(lines: DataFrame, story: Tables) -> Tables:
     """Return violation -> offenders."""
     fates = story["fates"]
     ops = {row["op"] for row in lines.select("op").distinct().collect()}
