@@ -30,6 +30,10 @@ REDRIVE_WAIT_US: Final = 2_000_000
 REDRIVE_LEASE_MS: Final = 2_000
 
 
+Reply = Callable[[object], None]
+"""Takes the result of a request, or its error, back to the client."""
+
+
 def unanswered(result: object) -> None:
     """Drop an answer."""
 
@@ -47,9 +51,7 @@ class KeeperCalls:
         raise NotImplementedError
 
     @contextmanager
-    def _taking(
-        self, reply: Callable[[object], None] = unanswered, *, kick: bool = True
-    ) -> Iterator[None]:
+    def _taking(self, reply: Reply = unanswered, *, kick: bool = True) -> Iterator[None]:
         """Take a request in the block, then let the plane step. `reply` gets the error, if any."""
         try:
             yield

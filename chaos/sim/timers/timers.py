@@ -20,7 +20,7 @@ from chaos.sim.checks.keybook import TimerName
 from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
 from chaos.sim.checks.progress_check import ProgressCheck
 from chaos.sim.timers.callers import NamedRequest
-from chaos.sim.timers.keeping import KeeperCalls
+from chaos.sim.timers.keeping import KeeperCalls, Reply
 from chaos.sim.timers.node_results import ids_of, listed, named, rows_of, told
 from chaos.sim.timers.slow_reader import SlowReader, UnsentDelivery
 from chaos.sim.timers.timeline_io import TimelineIo
@@ -31,6 +31,7 @@ from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import WALL_START_MS
 from chaos.sim.world.world import World
 from cluster.state.state_plane import FlushLimits, StatePlane
+from replication.core.quorum import Voters
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import CreateGroup, GroupStart, Keys
@@ -125,7 +126,7 @@ class EngineApp(KeeperCalls):
             store.dead_max, store.chunk = workbook.DEAD_MAX, workbook.CHUNK
         pauses = self.engine.machine.pauses
         pauses.portion, pauses.together, pauses.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
-        self.voters: frozenset[ReplicaId] | None = (
+        self.voters: Voters | None = (
             frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
         )
         self.state_time_ms = self.engine.machine.applied_time_ms
@@ -282,16 +283,14 @@ class EngineApp(KeeperCalls):
 
     # ---- requests of clients; each answers through `reply`
 
-    def register(self, token: bytes, reply: "Callable[[object], None]") -> None:
+    def register(self, token: bytes, reply: Reply) -> None:
         """Register a producer."""
         with self._taking(reply, kick=False):
             leader = self._leading()
             drawn = ProducerId(self._rng.randrange(1, self._producer_ids))
             leader.register(token, drawn, self._now(), reply)
 
-    def schedule(
-        self, producer_id: int, request: NumberedRequest, reply: "Callable[[object], None]"
-    ) -> None:
+    def schedule(self, producer_id: int, request: NumberedRequest, reply: Reply) -> None:
         """Schedule a request's timers; the answer is a list of ToldRow, or an error."""
         with self._taking(reply):
             leader, now = self._leading(), self._now()
@@ -327,7 +326,7 @@ class EngineApp(KeeperCalls):
     def _headers(self, payloads: list[bytes]) -> Binary | None:
         return headers_of(payloads) if self.node.world.options.traits else None
 
-    def call(self, call: NamedRequest, reply: "Callable[[object], None]") -> None:
+    def call(self, call: NamedRequest, reply: Reply) -> None:
         """Schedule a request that has an id; the answer is the same as for `schedule`."""
         with self._taking(reply):
             leader, now = self._leading(), self._now()
@@ -356,9 +355,7 @@ class EngineApp(KeeperCalls):
             )
             self._take(leader, request[:2], part, now, reply)
 
-    def _take(
-        self, leader: Leader, key: object, part: Part, now: Now, reply: "Callable[[object], None]"
-    ) -> None:
+    def _take(self, leader: Leader, key: object, part: Part, now: Now, reply: Reply) -> None:
         """Give a schedule request to the leader."""
         last = leader.machine.producers.last_sequence(part.producer_id)
         repeated = part.request is not None or (last is not None and part.sequence <= last)
@@ -376,16 +373,14 @@ class EngineApp(KeeperCalls):
             raise
         self._town.book.quotas.took(leader, key, part, repeated=repeated)
 
-    def cancel(self, names: list[TimerName], reply: "Callable[[object], None]") -> None:
+    def cancel(self, names: list[TimerName], reply: Reply) -> None:
         """Cancel timers; the answer is a list of the machine's results."""
         with self._taking(reply):
             targets = ids_of(names)
             leader = self._leading()
             leader.cancel(targets.due_ms, targets.seq, lambda result: reply(listed(result)))
 
-    def reschedule(
-        self, names: list[TimerName], delay_ms: int, reply: "Callable[[object], None]"
-    ) -> None:
+    def reschedule(self, names: list[TimerName], delay_ms: int, reply: Reply) -> None:
         """Reschedule timers; the answer is a list of (the machine's result, new name)."""
 
         def answer(result: object) -> None:
@@ -403,9 +398,7 @@ class EngineApp(KeeperCalls):
             topics = self.engine.machine.store.topics(targets.due_ms, targets.seq)
             leader.reschedule(targets, topics, _after(delay_ms), now, answer)
 
-    def change_key(
-        self, key: tuple[str, bytes], delay_ms: int | None, reply: "Callable[[object], None]"
-    ) -> None:
+    def change_key(self, key: tuple[str, bytes], delay_ms: int | None, reply: Reply) -> None:
         """Cancel or reschedule the timer with a key.
 
         Args:
@@ -530,7 +523,7 @@ class EngineApp(KeeperCalls):
             self._town.book.credit.granted(stream, messages)
             leader.groups.credit(group, joined, messages)
 
-    def ack(self, stream: SimStream, held: HeldMessages, reply: "Callable[[object], None]") -> None:
+    def ack(self, stream: SimStream, held: HeldMessages, reply: Reply) -> None:
         """Acknowledge messages; the answer is a list of verdicts.
 
         The verdicts are those of timer/leader/groups/group_leases.py.
@@ -540,9 +533,7 @@ class EngineApp(KeeperCalls):
             self._town.book.order.ack_asked(group.group_id, held.offsets)
             leader.groups.ack(group, *held.columns, lambda result: reply(listed(result)))
 
-    def ack_up_to(
-        self, stream: SimStream, held: HeldMessages, reply: "Callable[[object], None]"
-    ) -> None:
+    def ack_up_to(self, stream: SimStream, held: HeldMessages, reply: Reply) -> None:
         """Acknowledge all messages up to the last held one; the answer is a list of one verdict."""
         with self._taking():
             leader, group, _ = self._serving(stream)
@@ -552,11 +543,7 @@ class EngineApp(KeeperCalls):
             leader.groups.ack_up_to(group, *lease, last, lambda result: reply(listed(result)))
 
     def nack(
-        self,
-        stream: SimStream,
-        held: HeldMessages,
-        delay_ms: int | None,
-        reply: "Callable[[object], None]",
+        self, stream: SimStream, held: HeldMessages, delay_ms: int | None, reply: Reply
     ) -> None:
         """Nack messages; the answer is (group id, verdicts). None after an error."""
         with self._taking():

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from chaos.sim.world.paths import STATE_PATH
+from replication.core.quorum import Voters
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import decode_epoch
 from timer.files.disk import Disk
 from timer.model.timer_errors import NotLeaderError, OverloadedError
-from timer.model.units import Epoch, LogIndex, ReplicaId, UnixMs
+from timer.model.units import Epoch, LogIndex, UnixMs
 from timer.recovery import manifest
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class App(Protocol):
         """Last applied index; at start, the manifest's. Later entries come through `on_commit`."""
 
     @property
-    def voters(self) -> frozenset[ReplicaId] | None:
+    def voters(self) -> Voters | None:
         """The voter set in force at applied_index. None: there is no manifest."""
 
     @property
@@ -80,7 +81,7 @@ class CountingApp:
     def __init__(self, node: "SimNode") -> None:
         self._node = node
         self.applied_index = LogIndex(0)
-        self.voters: frozenset[ReplicaId] | None = None
+        self.voters: Voters | None = None
         self.state_time_ms = UnixMs(0)
         """Always 0: this app uses no times of entries."""
         self.level = 0

@@ -15,6 +15,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from replication.core.core_events import Role
+from replication.core.quorum import Voters
 from replication.driver.driver import LogStatus
 from timer.model.units import Epoch, ReplicaId
 
@@ -66,7 +67,7 @@ class Control:
             if node.alive and not node.paused and node.replica in self._hears()
         }
 
-    def _hears(self) -> frozenset[ReplicaId]:
+    def _hears(self) -> Voters:
         """Return the voters that the control plane can reach. It reads no reports of learners."""
         for node in self._world.nodes:
             if node.alive and node.core.serving and node.core.epoch > self._voters_epoch:
@@ -206,7 +207,7 @@ class Control:
         self._world.faults.on_change(leader, self.voters, frozenset(after))
         self._announce(leader, frozenset(after))
 
-    def _announce(self, leader: ReplicaId, voters: frozenset[ReplicaId] | None = None) -> None:
+    def _announce(self, leader: ReplicaId, voters: Voters | None = None) -> None:
         self._world.timeline.note("control", f"appoints {leader} in epoch {self.epoch}")
         self._history.append((self.epoch, leader))
         self._world.faults.on_appointed(leader)
@@ -214,11 +215,7 @@ class Control:
             self._tell(node, self.epoch, leader, voters)
 
     def _tell(
-        self,
-        node: "SimNode",
-        epoch: Epoch,
-        leader: ReplicaId,
-        voters: frozenset[ReplicaId] | None = None,
+        self, node: "SimNode", epoch: Epoch, leader: ReplicaId, voters: Voters | None = None
     ) -> None:
         if node.replica in self.deaf:
             return

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 from chaos.sim.world import disk_loss
 from chaos.sim.world.options import FAULTS_MIN
 from chaos.sim.world.paths import LOG_PATH
+from replication.core.quorum import Voters
 from timer.entries.entry_frame import HEADER_SIZE, Entry, frame_at
 from timer.files.log import MARK_NAME
 from timer.files.segment import HEADER_SIZE as SEGMENT_HEADER_SIZE
@@ -556,9 +557,7 @@ class FaultInjector:
         one, other = self._rng.sample(followers, 2)
         return leaders[0], one, other
 
-    def on_change(
-        self, leader: ReplicaId, before: frozenset[ReplicaId], after: frozenset[ReplicaId]
-    ) -> None:
+    def on_change(self, leader: ReplicaId, before: Voters, after: Voters) -> None:
         """Separate the leader and the new voters from the old voters, and appoint an old voter."""
         old = sorted(before - {leader})
         if "rival" not in self._armed or not old:

@@ -32,6 +32,7 @@ from replication.core.core_events import (
 from replication.core.log_recovery import recover
 from replication.core.peer_messages import Message
 from replication.core.promise import NEVER_GIVEN, PromiseFile
+from replication.core.quorum import Voters
 from replication.core.replication_config import ReplicationConfig
 from replication.driver.driver import Driver
 from replication.driver.write_order import Order, write_batch
@@ -367,9 +368,7 @@ class SimNode:
         if self.alive:
             self.later(1_000, self._handle, Reconnected(peer))
 
-    def appointed(
-        self, epoch: Epoch, leader: ReplicaId, voters: frozenset[ReplicaId] | None, level: int
-    ) -> None:
+    def appointed(self, epoch: Epoch, leader: ReplicaId, voters: Voters | None, level: int) -> None:
         """Receive an appointment from the control plane."""
         self._run(self.life, self._handle, Appointed(epoch, leader, voters, level))
 

@@ -15,6 +15,7 @@ from chaos.sim.world.sim_network import SimNetwork
 from chaos.sim.world.sim_node import SimNode
 from chaos.sim.world.timeline import Timeline
 from replication.core.core import Core
+from replication.core.quorum import Voters
 from timer.model.units import LogIndex, Nonce, ReplicaId
 
 HEAL_MS_MAX: Final = 15_000
@@ -41,7 +42,7 @@ class World:
         drawn = WorldOptions.draw(self.rng)
         self.options = options or drawn
         self.timeline = Timeline()
-        self.sets_seen: set[frozenset[ReplicaId]] = set()
+        self.sets_seen: set[Voters] = set()
         """Voter sets that were in force at some time, as far as applications recorded them."""
         self.heals = 0
         """Number of times that all faults were ended."""
@@ -107,7 +108,7 @@ class World:
     def ran_out(self, node: SimNode) -> None:
         """Note that a node's disk is full and that no fault has filled it."""
 
-    def voters_now(self) -> frozenset[ReplicaId]:
+    def voters_now(self) -> Voters:
         """Return the replicas that any node counts as voters, during a change old and new ones."""
         assert self.control is not None
         sets = [node.core._sets for node in self.nodes if hasattr(node, "core")]  # noqa: SLF001
