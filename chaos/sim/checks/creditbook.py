@@ -13,7 +13,7 @@ from chaos.sim.world.referee import Broken
 class CreditBook:
     """See the module. `delivered` raises Broken. A stream is any hashable name of it."""
 
-    left: dict[object, int] = field(default_factory=dict[object, int])
+    left: dict[object, int] = field(default_factory=dict)
     """Stream -> messages that its node may send."""
 
     def granted(self, stream: object, messages: int) -> None:

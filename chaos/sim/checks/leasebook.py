@@ -28,14 +28,10 @@ _Counts = tuple[int, int]
 class LeaseBook:
     """See the module. `handed_out` raises Broken."""
 
-    until: dict[_Key, tuple[object, ConsumerStream, int]] = field(
-        default_factory=dict[_Key, tuple[object, ConsumerStream, int]]
-    )
+    until: dict[_Key, tuple[object, ConsumerStream, int]] = field(default_factory=dict)
     """Message -> (leader, consumer, the new deadline on the leader's monotonic clock)."""
     granted: int = 0
-    unsent: dict[_Key, tuple[object, _Counts]] = field(
-        default_factory=dict[_Key, tuple[object, _Counts]]
-    )
+    unsent: dict[_Key, tuple[object, _Counts]] = field(default_factory=dict)
     """Message -> (leader, its counts) of a delivery that was dropped before it was sent."""
     dropped: int = 0
     """Such deliveries."""

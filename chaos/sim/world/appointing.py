@@ -80,10 +80,8 @@ class _Shell:
     applied: ControlState | None = None
     said: ReplicaReport | None = None
     said_ms: int = -REPORT_MS
-    links: dict[str, _Link] = field(default_factory=dict[str, _Link])
-    heard: dict[str, tuple[ReplicaReport, int]] = field(
-        default_factory=dict[str, tuple[ReplicaReport, int]]
-    )
+    links: dict[str, _Link] = field(default_factory=dict)
+    heard: dict[str, tuple[ReplicaReport, int]] = field(default_factory=dict)
     """Name of a node -> its last report and the time of arrival."""
 
 
