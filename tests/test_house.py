@@ -105,7 +105,7 @@ def test_each_place_for_a_change_names_what_its_file_defines() -> None:
 
 def test_the_proof_grows_no_further() -> None:
     """The limit may only fall, except for a new subject (docs/adr/0068, 0089)."""
-    limit = 25_839
+    limit = 25_715
     proof = [path for path in product() if path.relative_to(ROOT).parts[0] == "chaos"]
     lines = sum(path.read_bytes().count(b"\n") for path in proof)
     assert lines <= limit
