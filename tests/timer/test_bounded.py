@@ -199,13 +199,17 @@ def test_restart_between_the_manifest_and_the_move_finds_the_blocks() -> None:
     assert not {*names} & {*disk.list_dir(SPILLS)}
 
 
+@pytest.mark.parametrize("runs", [1, 8])
 @pytest.mark.parametrize("ending", ["cancelled", "deleted"])
-def test_a_full_disk_gets_back_the_room_of_what_ended(ending: str) -> None:
+def test_a_full_disk_gets_back_the_room_of_what_ended(ending: str, runs: int) -> None:
+    """Also if a larger merge, of eight runs of one size, is due and has no room."""
     disk, engine, log = begun()
     due, rows = log.now_ms + 3_600_000, 2_000
-    log.schedule(part_of([(BUSY, due + number, bytes(PAYLOAD)) for number in range(rows)]))
-    catch_up(engine, log)
-    flush(engine)
+    for first in range(0, rows, rows // runs):
+        numbers = range(first, first + rows // runs)
+        log.schedule(part_of([(BUSY, due + number, bytes(PAYLOAD)) for number in numbers]))
+        catch_up(engine, log)
+        flush(engine)
     taken = run_bytes(disk)
     assert taken > rows * PAYLOAD
     engine.room = Room(free=taken // 4, reserve=taken, low=True)

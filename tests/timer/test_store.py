@@ -273,7 +273,7 @@ def test_merge_keeps_a_tombstone_only_while_its_target_is_outside(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[list[int]] = [[1, 2], [0, 1]]
-    monkeypatch.setattr(run_set, "plan", lambda _: chosen.pop(0))
+    monkeypatch.setattr(run_set, "plan", lambda *_: chosen.pop(0))
     store.insert(*batch(1, [NOW + 100] * 500))
     flush(store)
     for first in (1_001, 2_001):

@@ -502,6 +502,6 @@ class Engine:
     def begin_merge(self) -> Merge | None:
         """Return the merge to do now.
 
-        None: none is needed, one is under way, or it would write more than half of the free room.
+        None: one is under way, or none is needed that writes at most half of the free room.
         """
         return self.machine.store.begin_merge(self.room.free // 2)

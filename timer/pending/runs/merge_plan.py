@@ -16,7 +16,7 @@ runs are merged early with the runs that they overlap. A run with many rows of d
 rewritten alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final
@@ -59,13 +59,26 @@ class Sketch:
         return self.first <= other.last and other.first <= self.last
 
 
-def plan(runs: Sequence[Sketch]) -> list[int]:
+def plan(
+    runs: Sequence[Sketch], fits: Callable[[Sequence[int]], bool] = lambda chosen: True
+) -> list[int]:
     """Return the runs to merge now, ascending, at most DEPTH; none if no merge is due.
 
     All runs have remaining rows. The caller repeats this after each merge until no merge is due.
     This ends, because the runs that a merge writes do not overlap each other.
+
+    Args:
+        fits: whether the disk has room for a merge of these runs. A merge without room does not
+            stop others: those of tombstones and deleted topics free room, and write little.
     """
-    return sorted(_of_one_size(runs) or _over_each_other(runs) or _buried(runs) or _vacant(runs))
+    return next((sorted(chosen) for chosen in _due(runs) if fits(chosen)), [])
+
+
+def _due(runs: Sequence[Sketch]) -> Iterator[list[int]]:
+    """Yield the merges that are due, the most urgent first."""
+    yield from filter(None, (_of_one_size(runs), _over_each_other(runs)))
+    yield from _buried(runs)
+    yield from _vacant(runs)
 
 
 def _tier(size: int) -> int:
@@ -108,8 +121,8 @@ def _width(run: Sketch) -> int:
     return run.last.due_ms - run.first.due_ms
 
 
-def _buried(runs: Sequence[Sketch]) -> list[int]:
-    """Return a run and those whose tombstones overlap it, if the tombstones suffice for a merge."""
+def _buried(runs: Sequence[Sketch]) -> Iterator[list[int]]:
+    """Yield each run with those whose tombstones overlap it, if these suffice for a merge."""
     graves = [number for number, run in enumerate(runs) if run.tombstones]
     graves.sort(key=lambda number: runs[number].tombstones, reverse=True)
     first = np.array([runs[number].first.due_ms for number in graves], np.int64)
@@ -120,16 +133,14 @@ def _buried(runs: Sequence[Sketch]) -> list[int]:
         chosen = [place, *over[: DEPTH - 1]]
         tombstones = sum(runs[number].tombstones for number in chosen)
         if over and BURIED * tombstones >= sum(runs[number].rows for number in chosen):
-            return chosen
-    return []
+            yield chosen
 
 
-def _vacant(runs: Sequence[Sketch]) -> list[int]:
-    """Return a run with enough rows of deleted topics for a rewrite."""
+def _vacant(runs: Sequence[Sketch]) -> Iterator[list[int]]:
+    """Yield each run with enough rows of deleted topics for a rewrite."""
     for number, run in enumerate(runs):
         if run.gone and VACANT * run.gone >= run.rows:
-            return [number]
-    return []
+            yield [number]
 
 
 def part_size(size: int) -> int:

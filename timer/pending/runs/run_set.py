@@ -468,7 +468,7 @@ class Runs:
     # ---- merging
 
     def begin_merge(self, position: Position, size_max: int = NO_LIMIT) -> Merge | None:
-        """Return the runs to merge now; None: none, it exceeds `size_max`, or one is under way.
+        """Return the runs to merge now; None: none within `size_max`, or one is under way.
 
         Rows at or before `position`, the fire position, and rows of deleted topics are left out.
         """
@@ -477,13 +477,15 @@ class Runs:
         live = [run for run in self.runs if run.meta.last > position]
         live = [run for run in live if run.meta.number not in self._damaged]
         sketches = [_sketch(run, position, self._gone_rows(run.meta)) for run in live]
-        places = plan(sketches)
-        chosen = tuple(live[number] for number in places)
+
+        def fits(places: Sequence[int]) -> bool:
+            size = sum(live[number].size_after(position) for number in places)
+            return _size_left(size, [sketches[number] for number in places]) <= size_max
+
+        chosen = tuple(live[number] for number in plan(sketches, fits))
         if not chosen:
             return None
         size = sum(run.size_after(position) for run in chosen)
-        if _size_left(size, [sketches[number] for number in places]) > size_max:
-            return None
         self._merge = Merge(chosen, self.new_numbers(size), part_size(size), position, self.gone)
         return self._merge
 
