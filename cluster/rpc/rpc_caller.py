@@ -134,6 +134,8 @@ class Caller:
         needed = "" if permission is None else f" for {permission}"
         on = "" if target.topic is None else f" on {target.topic!r:.300}"
         on += "" if target.group is None else f", group {target.group!r:.300}"
+        if permission and target == CLUSTER and self.rules().may_some(self.identity, permission):
+            on = " on all topics and groups"
         name = self.method.rpartition("/")[2]
         return PermissionDeniedError(f"{name}: {self.identity} has no rule{needed}{on}")
 

@@ -177,6 +177,15 @@ async def test_a_series_is_altered_by_its_creation_only_with_the_permission_of_a
     CALLER.reset(token)
 
 
+def test_a_denied_call_about_all_topics_says_so() -> None:
+    method = "/timer.v1.AdminService/ListTopics"
+    rules = parse_rules(RULES.replace('"consume"]', '"consume", "observe"]'))
+    unused: Any = None
+    caller = Caller(BILLING, method, METHOD_RULES[method], lambda: rules, "", unused)
+    with pytest.raises(PermissionDeniedError, match="no rule for observe on all topics and groups"):
+        caller.check_target(CLUSTER)
+
+
 def test_each_method_has_a_line() -> None:
     services = [*pb.DESCRIPTOR.services_by_name.values()]
     services += health_pb2.DESCRIPTOR.services_by_name.values()
