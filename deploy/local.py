@@ -559,13 +559,13 @@ class LocalCluster:
             self._wait_ended(wanted, timeout_s)
 
     def destroy(self) -> list[Path]:
-        """Stop all nodes, and remove the cluster's files; return the files that stay.
+        """Kill all nodes, and remove the cluster's files; return the files that stay.
 
         Raises:
-            LaunchError: a node does not end in time. No file is removed.
+            LaunchError: a node does not end. No file is removed.
         """
-        self.stop()
         with self._lock():
+            self.kill_together(*self.nodes)
             return remove_files(
                 self.directory, [(node.name, node.data) for node in self.nodes.values()]
             )
@@ -574,7 +574,10 @@ class LocalCluster:
         if not _wait(lambda: not any(map(self._runs, nodes)), timeout_s):
             left = [node.name for node in nodes if self._runs(node)]
             who = ", ".join(f"{name} (pid {self._node(name).pid})" for name in left)
-            raise LaunchError(f"{who} still runs after {timeout_s:g} s\n{self._last_words(left)}")
+            kill = f"to end it at once: timerctl local kill {' '.join(left)}"
+            raise LaunchError(
+                f"{who} still runs after {timeout_s:g} s; {kill}\n{self._last_words(left)}"
+            )
 
     def _signal(self, node: LocalNode, number: int) -> bool:
         """Send a signal to a node's own process only. Return whether it runs."""

@@ -51,7 +51,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         ("kill", _kill, "end nodes at once with SIGKILL, as a crash does; their data stays"),
         ("restart", _restart, "stop nodes in good order, if they run, and start them again"),
         ("logs", _logs, "print the end of a node's log"),
-        ("destroy", _destroy, "stop all nodes, and remove the cluster with all its data"),
+        ("destroy", _destroy, "kill all nodes, and remove the cluster with all its data"),
     ):
         example = f"Example: timerctl local {_EXAMPLES[name]}"
         parser = actions.add_parser(
@@ -287,7 +287,7 @@ def _destroy(cluster: "LocalCluster", args: argparse.Namespace) -> int:
     if not nodes:
         raise LaunchError(f"{cluster.directory}: no cluster was started there yet")
     what = f"destroy the cluster in {cluster.directory}"
-    so = f"Its {len(nodes)} nodes are stopped, and their timers and messages are lost."
+    so = f"Its {len(nodes)} nodes are killed, and their timers and messages are lost."
     if not (args.yes or cli_args.agreed(what, so)):
         return FAILED
     endpoints = ",".join(cluster.endpoints)

@@ -200,9 +200,18 @@ def test_minority_is_not_waited_for(cluster: LocalCluster) -> None:
 def test_node_that_does_not_end_is_named_and_left(cluster: LocalCluster) -> None:
     behave(cluster, "stubborn")
     cluster.start()
-    with pytest.raises(LaunchError, match=r"n1 \(pid \d+\) still runs after 0\.3 s"):
+    told = r"n1 \(pid \d+\) still runs after 0\.3 s; to end it at once: timerctl local kill n1"
+    with pytest.raises(LaunchError, match=told):
         cluster.stop("n1", timeout_s=0.3)
     assert cluster.is_running("n1")
+
+
+def test_cluster_is_destroyed_although_a_node_does_not_end(cluster: LocalCluster) -> None:
+    cluster.start()
+    cluster.kill("n1", signal.SIGSTOP)
+    left = cluster.destroy()
+    assert [path.name for path in left] == []
+    assert not cluster.directory.exists()
 
 
 def test_process_that_got_a_dead_nodes_pid_is_never_signalled(cluster: LocalCluster) -> None:
