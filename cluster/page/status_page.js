@@ -127,18 +127,27 @@ function trouble(o) {
   return leader.serving ? "" : `${o.leader} leads and does not serve yet`;
 }
 
+/* Whether the leader rejects new timers: its disk is low, or too few voters have room (disk_reserve.py). */
+function rejects(o) {
+  const voters = o.nodes.filter((node) => node.role !== "learner"), low = voters.filter((node) => node.disk_low);
+  const roomy = voters.filter((node) => node.reachable && !node.disk_low);
+  return low.some((node) => node.name === o.leader) || (low.length > 0 && 2 * roomy.length <= voters.length);
+}
+
 function drawState(o) {
   const asked = o.nodes.some((node) => node.role === "asked"), why = trouble(o);
   const absent = o.nodes.filter((node) => node.role === "unreachable").map((node) => node.name);
   const voteless = o.nodes.filter((node) => node.role === "learner").map((node) => node.name);
-  const cls = asked ? "" : why ? "bad" : absent.length || voteless.length ? "warn" : "good";
+  const full = !why && !asked && rejects(o);
+  const cls = asked ? "" : why || full ? "bad" : absent.length || voteless.length ? "warn" : "good";
   let text = asked ? "Asking the nodes." : why ? `Does not serve: ${why}` : `${o.leader} leads and serves`;
+  if (full) text += " · rejects new timers: disks have too little room";
   if (absent.length && !why && !asked) text += ` · ${absent.join(", ")} unreachable`;
   if (voteless.length && !why && !asked) text += ` · without a vote: ${voteless.join(", ")}`;
   const state = $("state");
   if (state.textContent !== text) state.textContent = text;
   state.className = `state ${cls}`;
-  document.title = `${why ? "✗" : cls === "warn" ? "!" : "✓"} ${o.cluster_id} · ${o.viewed}`;
+  document.title = `${cls === "bad" ? "✗" : cls === "warn" ? "!" : "✓"} ${o.cluster_id} · ${o.viewed}`;
   show("cluster", o.cluster_id);
   show("where", `seen from ${o.viewed} · epoch ${o.epoch} · controller ${o.controller || "none"} · `, time(o.clock_ms));
 }
@@ -175,7 +184,7 @@ function drawNodes(o) {
     const notes = [
       node.role === "learner" && "does not vote; see timerctl members",
       node.unsure && "unsure: may have lost log entries", node.withholds_votes && "its Raft votes do not count yet", node.damage && `damaged: ${node.damage}`,
-      node.disk_low && `free disk below the reserve of ${bytes(node.disk_reserve_bytes)}`,
+      node.disk_low && `free disk ${node.disk_free_bytes < node.disk_reserve_bytes ? "below" : "not yet an eighth above"} the reserve of ${bytes(node.disk_reserve_bytes)}`,
       ...node.warnings,
     ].filter(Boolean).join("; ");
     return [

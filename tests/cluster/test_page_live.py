@@ -178,6 +178,13 @@ async def test_page_shows_nodes_histogram_and_story_in_a_browser(
         assert "without a vote: n" in shown
         assert "state warn" in shown
         assert "does not vote" in shown
+        full = "({...n, disk_low: true, disk_free_bytes: 9, disk_reserve_bytes: 8})"
+        shown = await tab.value(
+            f"draw({{...last, nodes: last.nodes.map((n) => {full})}}), "
+            f"`${{{text.format('#state')}}} ${{{text.format('#nodes')}}}`"
+        )
+        assert "rejects new timers: disks have too little room" in shown
+        assert "free disk not yet an eighth above the reserve of 8 B" in shown
         own = f"http://{cluster.node(leader).http}/"
         assert tab.requested
         assert [each for each in tab.requested if not each.startswith((own, "data:"))] == []

@@ -64,6 +64,15 @@ def test_what_is_new_needs_room_on_a_majority_and_here(
         assert told in str(refusal)
 
 
+def test_disk_whose_room_is_not_yet_enough_is_not_called_below_its_reserve() -> None:
+    again = LOW.after(850, 800)
+    assert again.low
+    told = "full until it has an eighth more than its storage.reserve_bytes = 800"
+    assert f"n1 has 850 bytes free, and is {told}" in str(
+        rooms(again, ROOMY, ROOMY).refusal(VOTERS, NOW)
+    )
+
+
 def test_silent_voter_counts_as_low_but_alone_is_no_reason() -> None:
     later = MonoMs(NOW + SILENT_MS)
     known = rooms(ROOMY, LOW, ROOMY)

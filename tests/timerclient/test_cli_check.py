@@ -45,10 +45,15 @@ def cluster() -> tuple[list[pb.NodeStatus], list[pb.NodeCheckpoint]]:
     return nodes, checkpoints
 
 
-def low(nodes: list[pb.NodeStatus]) -> int:
+def low(nodes: list[pb.NodeStatus], reserves: float = 0.5) -> int:
     for node in nodes:
-        node.disk_low, node.disk_free_bytes = True, 1 << 29
+        node.disk_low, node.disk_free_bytes = True, int(reserves * (1 << 30))
     return len(nodes)
+
+
+def full_and_away(full: pb.NodeStatus, away: pb.NodeStatus) -> None:
+    low([full])
+    away.reachable = False
 
 
 def judged(change: Change) -> list[Finding]:
@@ -99,6 +104,8 @@ def test_a_healthy_cluster_is_ok() -> None:
         (lambda n, _: low(n[1:2]), 1, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[:1]), 2, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[1:]), 2, "disk", "reserve 1024 MiB"),
+        (lambda n, _: full_and_away(*n[1:]), 2, "disk", "512 MiB free"),
+        (lambda n, _: low(n[1:2], 1), 1, "disk", "low: not yet an eighth above the reserve"),
         (lambda n, _: setattr(n[1], "disk_free_bytes", 2 << 30), 0, "disk", "2048 MiB free"),
         (lambda n, _: setattr(n[1], "disk_free_bytes", (2 << 30) - 1), 1, "disk", "2047 MiB"),
         (lambda n, _: setattr(n[1], "damage", "a.arrow"), 2, "files", "damaged: a.arrow"),
@@ -119,6 +126,21 @@ def test_each_trouble_has_its_level(change: Change, level: int, check: str, text
     findings = judged(change)
     assert any(each.check == check and text in each.text for each in findings), findings
     assert worst(findings) == level
+
+
+def test_status_says_that_new_timers_are_rejected(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, _ = cluster()
+    answer = pb.GetStatusResponse(cluster_id="c", epoch=4, leader="n1", nodes=nodes)
+    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(status=answer))
+    assert "rejected" not in ctl("status")[1]
+    low(nodes[:1], 1)
+    answer.nodes[0].CopyFrom(nodes[0])
+    code, out, _ = ctl("status")
+    assert (code, "new timers are rejected" in out) == (0, True)
+    assert "disk low: not yet an eighth above the reserve of 1024 MiB" in out
+    assert json.loads(ctl("status", "-o", "json")[1])["rejects_new_timers"]
 
 
 def test_a_node_without_a_vote_is_a_warning() -> None:

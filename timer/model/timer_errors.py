@@ -181,7 +181,13 @@ class DiskFullError(EngineError):
     def __init__(self, disks: Sequence[tuple[str, int, int]], *, retry_after_ms: int) -> None:
         """`disks`: (node, free bytes, reserve in bytes) of the disks with too little room."""
         low = "; ".join(
-            f"{node} has {free} bytes free, below its storage.reserve_bytes = {reserve}"
+            f"{node} has {free} bytes free, "
+            + (
+                "below its"
+                if free < reserve
+                else "and is full until it has an eighth more than its"
+            )
+            + f" storage.reserve_bytes = {reserve}"
             for node, free, reserve in disks
         )
         super().__init__(f"disks are nearly full: {low}: nothing new is taken until there is room")

@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import output
 from timerclient.cli.cli_args import Commands, duration, duration_text
-from timerclient.cli.cli_nodes import HOW_TO_VOTE, trouble_of_leader, why_absent
+from timerclient.cli.cli_nodes import (
+    HOW_TO_VOTE,
+    rejects_new_timers,
+    trouble_of_leader,
+    why_absent,
+    why_low,
+)
 from timerclient.cli.cli_watch import add_watch
 from timerclient.cli.colours import colours
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError, Unavailable
@@ -94,8 +100,7 @@ def findings_of_nodes(
         + (f"; no answer: {', '.join(map(_absent, absent))}" if absent else ""),
         len(there),
     )
-    low = [node.name for node in status.nodes if node.disk_low]
-    rejects = len(low) >= majority or status.leader in low
+    rejects = rejects_new_timers(status)
     for node in there:
         yield _of_disk(node, rejects=rejects)
         if node.tls_not_after_ms:
@@ -131,10 +136,11 @@ def _absent(node: pb.NodeStatus) -> str:
 
 
 def _of_disk(node: pb.NodeStatus, *, rejects: bool) -> Finding:
-    """Judge a node's free space. `rejects`: new timers are rejected while so many disks are low."""
+    """Judge a node's free space. `rejects`: new timers are rejected, as some disks are low."""
     free, reserve = node.disk_free_bytes, node.disk_reserve_bytes
     level = Level.WARNING if free < RESERVES * reserve else Level.OK
     text = f"{free >> 20} MiB free, reserve {reserve >> 20} MiB"
+    text += f"; low: {why_low(node)}" if node.disk_low and free >= reserve else ""
     level = Level.CRITICAL if node.disk_low and rejects else level
     return Finding("disk", node.name, level, text, free)
 

@@ -86,6 +86,20 @@ def trouble_of_leader(status: pb.GetStatusResponse) -> str:
     return "" if named.serving else f"{status.leader} leads and does not serve yet"
 
 
+def rejects_new_timers(status: pb.GetStatusResponse) -> bool:
+    """Return whether the leader rejects new timers, because its disk or those of others are low."""
+    voters = {node.name for node in status.nodes if node.role != "learner"}
+    low = {node.name for node in status.nodes if node.disk_low}
+    out = voters & (low | {node.name for node in status.nodes if not node.reachable})
+    return status.leader in low or (bool(low & voters) and 2 * len(voters - out) <= len(voters))
+
+
+def why_low(node: pb.NodeStatus) -> str:
+    """Return why a disk is low: it stays so until an eighth more than the reserve is free."""
+    more = "below" if node.disk_free_bytes < node.disk_reserve_bytes else "not yet an eighth above"
+    return f"{more} the reserve of {node.disk_reserve_bytes >> 20} MiB"
+
+
 def _serving(node: pb.NodeStatus) -> bool | None:
     """Return whether a leader serves. None: the node does not lead."""
     return node.serving if node.role == "leader" else None
@@ -200,9 +214,12 @@ class NodeCommands(Commands):
             f"controller {status.controller or 'none'}"
         )
         head += _versions(status)
+        rejects = not trouble and rejects_new_timers(status)
         head += f"\nthe cluster does not serve: {trouble}" if trouble else ""
+        head += "\nnew timers are rejected: disks have too little room" if rejects else ""
         table = cli_args.table(args, _STATUS, rows, _STATUS_WIDE)
         document = status_document(status) | {"serves": not trouble, "trouble": trouble}
+        document |= {"rejects_new_timers": rejects}
         self._put(args, document, f"{head}\n\n{table}")
         return UNREACHABLE if trouble else OK
 
@@ -415,5 +432,5 @@ def _notes(node: pb.NodeStatus) -> Iterator[str]:
     if node.damage:
         yield f"damaged: {node.damage}"
     if node.disk_low:
-        yield f"disk low: below the reserve of {node.disk_reserve_bytes >> 20} MiB"
+        yield f"disk low: {why_low(node)}"
     yield from node.warnings
