@@ -221,13 +221,13 @@ function drawCheckpoint(o) {
 
 function drawPending(o) {
   const p = o.pending, names = { 60: "1 minute", 600: "10 minutes", 3600: "1 hour", 86400: "1 day", 604800: "1 week" };
-  const total = `${count(p.total)} in ${count(p.topics)} ${p.topics === 1 ? "topic" : "topics"}`;
+  const total = `${count(p.total)} now, in ${count(p.topics)} ${p.topics === 1 ? "topic" : "topics"}`;
   if (!p.counts) {
     show("pending-note", total);
     show("pending", note("The timers are being counted."));
     return;
   }
-  show("pending-note", total, p.exact ? "" : " · estimates", ` · counted ${duration(p.age_ms)} ago`);
+  show("pending-note", total, ` · the table: ${p.exact ? "" : "estimates of "}${duration(p.age_ms)} ago`);
   const most = Math.max(1, ...p.counts);
   const rows = p.counts.map((n, at) => {
     const bound = p.buckets_s[at];
