@@ -59,6 +59,8 @@ POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
 PATIENCE_S_MAX: Final = 5.0
 LOG_TAIL_LINES: Final = 15
+UNFIT: Final = b"waiting to be replaced"
+"""State in /readyz of a node that takes no part until `timerctl members replace`."""
 _PORTS: Final = range(10_000, 32_768)
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -476,6 +478,8 @@ class LocalCluster:
                     waiting.remove(name)
                 elif not self._runs(node):
                     raise LaunchError(f"{name} ended at its start\n{self._last_words([name])}")
+                elif found is not None and UNFIT in found[1]:
+                    raise LaunchError(f"{name} {found[1].decode(errors='replace').strip()}")
                 elif found is not None and name not in told and time.monotonic() > silent_until_s:
                     told.add(name)
                     tell(f"{name} {found[1].decode(errors='replace').strip()}")

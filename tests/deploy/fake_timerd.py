@@ -3,8 +3,8 @@
 It answers /readyz and /v1/status, and ends on SIGTERM.
 
 The file `behaviour` beside its TOML file changes it. With `crash` it ends with an error message,
-with `unready` it is never ready, with `stubborn` it ignores SIGTERM, and with `stranger` it belongs
-to another cluster.
+with `unready` it is never ready, with `unfit` it waits to be replaced, with `stubborn` it ignores
+SIGTERM, and with `stranger` it belongs to another cluster.
 """
 
 import json
@@ -35,8 +35,10 @@ def serve(config: Path) -> NoReturn:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(503 if behaviour == "unready" else 200)
+            self.send_response(503 if behaviour in ("unready", "unfit") else 200)
             self.end_headers()
+            if behaviour == "unfit":
+                self.wfile.write(b"is waiting to be replaced: its promise")
             if self.path == "/v1/status":
                 cluster_id = "other" if behaviour == "stranger" else settings["cluster_id"]
                 status = {"cluster_id": cluster_id, "nodes": [{"name": settings["name"]}]}

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cluster.files.replacement import REPLACEABLE
 from deploy import local, local_commands
 from deploy.local import LaunchError, LocalCluster, NodeHost, free_ports
 from timerclient.cli import contexts, timerctl
@@ -189,6 +190,13 @@ def test_node_that_never_is_ready_is_reported(
     with pytest.raises(LaunchError, match="n1, n2, n3 not ready within 4 s"):
         cluster.start(timeout_s=4, tell=told.append)
     assert sorted(line.partition(" ")[0] for line in told) == ["n1", "n2", "n3"], "each once"
+
+
+def test_node_that_waits_to_be_replaced_is_not_waited_for(cluster: LocalCluster) -> None:
+    assert local.UNFIT.decode() == REPLACEABLE
+    behave(cluster, "unfit")
+    with pytest.raises(LaunchError, match=r"^n\d is waiting to be replaced: its promise$"):
+        cluster.start()
 
 
 def test_minority_is_not_waited_for(cluster: LocalCluster) -> None:
