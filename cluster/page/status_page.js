@@ -119,6 +119,11 @@ function time(ms, { millis = false } = {}) {
 /* ---- sections */
 
 function trouble(o) {
+  const why = leaderTrouble(o), voting = o.nodes.filter((node) => node.reachable && node.role !== "learner").length;
+  return why && 2 * voting <= o.nodes.length ? `${why}; ${voting} of ${o.nodes.length} nodes answer and vote` : why;
+}
+
+function leaderTrouble(o) {
   if (!o.leader) return "no node leads";
   const leader = o.nodes.find((node) => node.name === o.leader);
   if (leader && leader.role === "asked") return `${o.leader} has not answered yet`;

@@ -79,18 +79,20 @@ def test_status_names_no_leader_that_does_not_serve(
     node: dict[str, Any] = {"name": "n1", "reachable": True, "role": "leader"}
     node |= {"serving": True, "epoch": 1, "withholds_votes": True, "warnings": ["not ready: x"]}
     named = pb.NodeStatus(**(node | change))
-    answer = pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[named])
+    learner = pb.NodeStatus(name="n2", reachable=True, role="learner")
+    answer = pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[named, learner])
     monkeypatch.setattr(timerctl, "_client", lambda _: Answering(status=answer))
     code, out, _ = ctl("status")
     assert code == 3
     assert "leader none" in out
+    trouble += f"; {int(named.reachable)} of 2 nodes answer and vote"
     assert f"the cluster does not serve: {trouble}" in out
     assert ("withholds Raft votes" in out) == ("reachable" not in change)
     assert ("not ready: x" in out) == ("reachable" not in change)
     document = json.loads(ctl("status", "-o", "json")[1])
     assert (document["serves"], document["trouble"]) == (False, trouble)
     if "reachable" in change:  # its figures are unknown, and not 0
-        assert {*out.splitlines()[-1].split()[1:8]} == {"-"}
+        assert {*out.splitlines()[-2].split()[1:8]} == {"-"}
         assert document["nodes"][0]["pending"] is None
 
 

@@ -76,6 +76,14 @@ def why_absent(node: pb.NodeStatus) -> str:
 
 def trouble_of_leader(status: pb.GetStatusResponse) -> str:
     """Return the reason why the cluster does not serve; empty: its leader answers and serves."""
+    trouble = _trouble(status)
+    voting = sum(node.reachable and node.role != "learner" for node in status.nodes)
+    if trouble and 2 * voting <= len(status.nodes):
+        trouble += f"; {voting} of {len(status.nodes)} nodes answer and vote"
+    return trouble
+
+
+def _trouble(status: pb.GetStatusResponse) -> str:
     if not status.leader:
         return "no node leads"
     named = next((node for node in status.nodes if node.name == status.leader), None)
