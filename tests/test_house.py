@@ -103,6 +103,10 @@ def test_each_place_for_a_change_names_what_its_file_defines() -> None:
     assert absent == []
 
 
+def test_the_readme_is_short() -> None:
+    assert (ROOT / "README.md").read_bytes().count(b"\n") <= 150
+
+
 def test_the_proof_grows_no_further() -> None:
     """The limit may only fall, except for a new subject (docs/adr/0068, 0089)."""
     limit = 25_715
