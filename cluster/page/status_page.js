@@ -232,7 +232,7 @@ function drawPending(o) {
     show("pending", note("The timers are being counted."));
     return;
   }
-  show("pending-note", total, ` · the table: ${p.exact ? "" : "estimates of "}${duration(p.age_ms)} ago`);
+  show("pending-note", total, ` · ${p.exact ? "counted" : "estimated"} by due time ${duration(p.age_ms)} ago`);
   const most = Math.max(1, ...p.counts);
   const rows = p.counts.map((n, at) => {
     const bound = p.buckets_s[at];

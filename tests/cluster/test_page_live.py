@@ -187,7 +187,8 @@ async def test_page_shows_nodes_histogram_and_story_in_a_browser(
         assert "rejects new timers: disks have too little room" in shown
         assert "free disk not yet an eighth above the reserve of 8 B" in shown
         assert re.search(
-            r"^\d+ now, in \d+ topics? · the table: ", await tab.value(text.format("#pending-note"))
+            r"^\d+ now, in \d+ topics? · counted by due time ",
+            await tab.value(text.format("#pending-note")),
         )
         own = f"http://{cluster.node(leader).http}/"
         assert tab.requested
