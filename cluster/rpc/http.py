@@ -206,7 +206,9 @@ class HttpTls:
             PermissionDeniedError: it may not.
         """
         if not self.access.rules.may(caller, Permission.OBSERVE, CLUSTER):
-            raise PermissionDeniedError(f"{caller} has no rule for observe with all topics")
+            raise PermissionDeniedError(
+                f"{caller} has no rule for observe on all topics and groups"
+            )
 
     def _shown(self, request: web.Request) -> str:
         """Return the identity that a denied caller shows; empty: none."""
@@ -225,7 +227,7 @@ class HttpTls:
             caller = identity_of(uris, self.cluster_id)
         except UntrustedIdentityError as error:
             bare = ", ".join(sorted(PROBES))
-            raise PermissionDeniedError(f"{error}\nwithout a certificate: {bare}") from None
+            raise PermissionDeniedError(f"{error}; without a certificate: {bare}") from None
         until = (request.get_extra_info("peercert") or {}).get("notAfter", "")
         if _unix_s(until) <= time.time():
             raise PermissionDeniedError(f"the certificate expired at {until}")
