@@ -49,7 +49,7 @@ def test_wrong_command_line_is_two_lines_about_the_command(
         (("schedule", "t", "p", "--due-ms", "-1"), "--due-ms = -1: must be 0 to "),
         (
             ("cancel", "order-4711"),
-            "ID = 'order-4711': must be 24 characters of 0-9, a-v. By key: timerctl timers cancel ",
+            "ID = 'order-4711': must be 24 characters of 0-9, a-v. By key: timerctl cancel ",
         ),
         (("schedule", "t", "p", "--priority", "10"), "--priority = 10: must be 0 to 9"),
         (
@@ -68,10 +68,10 @@ def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], tex
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("reschedule", "did you mean timers reschedule?"),
+        ("count", "did you mean timers count?"),
         ("timers describe", "did you mean get?"),
         ("policies get", "did you mean show?"),
-        ("cancel --key k", "by key: timerctl timers cancel --topic TOPIC --key KEY"),
+        ("cancel --key k", "timers = 'keys': give ids; or --topic with one of: --key; "),
         ("timers", "required: COMMAND: get, list, count, story, cancel, reschedule"),
         ("policies set --topic t ttl_ms=-1", "ttl_ms = '-1': must not be negative"),
         ("policies set --topic t pending_max=-1", "pending_max = '-1': must not be negative"),

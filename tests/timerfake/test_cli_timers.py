@@ -1,4 +1,4 @@
-"""`timerctl timers get` and `story` by a key, on a cluster in memory."""
+"""timerctl's commands about timers by their keys, on a cluster in memory."""
 
 import json
 
@@ -30,3 +30,26 @@ def test_timer_of_an_order_is_found_while_it_waits_and_the_error_says_how_to_fin
             assert "(timerctl peek orders)" in err
         assert "FIRED" in run("story", timer.id)[1]
         assert run("story")[0] == 2
+
+
+@pytest.mark.parametrize("words", [(), ("timers",)])
+def test_timer_is_rescheduled_and_cancelled_by_its_key_with_and_without_the_word_timers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    def run(*argv: str) -> tuple[int, str]:
+        code = timerctl.main([*words, *argv, "-o", "json"])
+        return code, capsys.readouterr().out
+
+    with FakeCluster() as cluster, cluster.client() as client:
+        monkeypatch.setattr(timerctl, "_client", lambda _: cluster.client())
+        client.schedule("orders", b"remind", key="order-1", delay=60)
+        code, out = run("reschedule", *BY_KEY, "--delay", "2m")
+        [moved] = json.loads(out)["results"]
+        assert (code, moved["key"], moved["result"]) == (0, "order-1", "RESCHEDULED")
+        cluster.advance(60)
+        assert client.get_timer(moved["new_id"]).due_ms == moved["due_ms"]
+        code, out = run("cancel", *BY_KEY)
+        [row] = json.loads(out)["results"]
+        assert (code, row["key"], row["result"]) == (0, "order-1", "CANCELLED")
+        assert run("cancel", *BY_KEY)[0] == 5
+        assert run("cancel")[0] == 2

@@ -141,7 +141,6 @@ ELSEWHERE: Final = {
     "list": "timers list",
     "count": "timers count",
     "story": "timers story",
-    "reschedule": "timers reschedule",
     "pause": "topics pause",
     "resume": "topics resume",
     "seek": "groups seek",
@@ -179,9 +178,6 @@ class Parser(argparse.ArgumentParser):
             options = [o for o in self._option_string_actions if o.startswith("--")]
             hints = [_like(word.partition("=")[0], options) for word in unknown]
             hint = next(filter(None, hints), "")
-            by_key = self.get_default("by_key")
-            if by_key and by_key != self.prog and {"--key", "--topic"} & {*unknown}:
-                hint = f"; by key: {by_key} --topic TOPIC --key KEY"
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
 

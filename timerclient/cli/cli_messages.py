@@ -1,4 +1,4 @@
-"""`timerctl schedule`, `cancel` and `consume`: single messages from a terminal."""
+"""`timerctl schedule` and `consume`: single messages from a terminal."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from timerclient.cli import cli_args, cli_timers, output
+from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, some, when_of
-from timerclient.cli.cli_errors import NOT_CHANGED, OK, TOO_FEW
+from timerclient.cli.cli_errors import OK, TOO_FEW
 from timerclient.rows.message_json import payload_fields
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
-from timerclient.values.results import CancelResult, ScheduleResult
+from timerclient.values.results import ScheduleResult
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.rows.messages import Message
@@ -26,11 +26,6 @@ class MessageCommands(Commands):
         """Add the arguments to the parser of `schedule`."""
         schedule.set_defaults(run=self.schedule)
         _add_schedule(schedule)
-
-    def register_cancel(self, cancel: argparse.ArgumentParser, _: object) -> None:
-        """Add the arguments to the parser of `cancel`."""
-        cancel.set_defaults(run=self.cancel, by_key="timerctl timers cancel")
-        cancel.add_argument("ids", metavar="ID", nargs="+", help="as `schedule` printed it")
 
     def register_consume(self, consume: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `consume`."""
@@ -94,15 +89,6 @@ class MessageCommands(Commands):
             raise InvalidRequest.of("--request-id", args.request_id, limit)
         with self._connect(args) as client:
             return BulkSchedule(args).run(client)
-
-    def cancel(self, args: argparse.Namespace) -> int:
-        """Cancel timers by id."""
-        with self._connect(args) as client:
-            results = client.cancel_batch(args.ids)
-            rows = cli_timers.cancelled(client, args.ids, results)
-        self._put(args, *cli_timers.cancel_output(args, "id", rows))
-        done = (CancelResult.CANCELLED, CancelResult.ALREADY_CANCELLED)
-        return OK if all(result in done for result in results) else NOT_CHANGED
 
     def consume(self, args: argparse.Namespace) -> int:
         """Print a group's messages as they arrive; ack them, except with --no-ack."""

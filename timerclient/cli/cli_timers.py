@@ -1,4 +1,4 @@
-"""`timerctl timers …`: show, cancel and reschedule timers.
+"""`timerctl timers …`, `cancel` and `reschedule`: show, cancel and reschedule timers.
 
 timers get ID | --topic T --key K
 timers list T [--from --to --key-prefix --limit --lines]
@@ -8,7 +8,8 @@ timers cancel ID... | --topic T --key K... | --topic T --from --to --key-prefix 
               [--yes]
 timers reschedule the same, and --delay, --delay-level, --due or --due-ms
 
-A change by filter asks for confirmation, except with --yes.
+A change by filter asks for confirmation, except with --yes. `timerctl cancel` and `timerctl
+reschedule` are the same commands as those of `timers`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.rows.pending_timers import Changed, TimerInfo, Where
 
 LIMIT = 100
+CANCEL_HELP = "cancel timers by id, by key, or by filter"
+RESCHEDULE_HELP = "change the due time of timers"
 
 
 class TimerCommands(Commands):
-    """The commands of `timers`."""
+    """The commands of `timers`, and its changes as commands of their own."""
 
     def register_timers(
         self, parser: argparse.ArgumentParser, common: argparse.ArgumentParser
@@ -63,18 +66,21 @@ class TimerCommands(Commands):
         story.add_argument("id", metavar="ID", nargs="?")
         story.add_argument("--topic", help="topic of --key")
         story.add_argument("--key", help="key of a pending timer")
-        get.set_defaults(by_key="timerctl timers get")
-        story.set_defaults(by_key="timerctl timers story")
-        cancel = add("cancel", self._cancel, "cancel timers by id, by key, or by filter")
-        _add_targets(cancel)
-        move = add("reschedule", self._reschedule, "change the due time of timers")
-        _add_targets(move)
-        cli_args.add_when(move, required=True)
-        for command, word in ((cancel, "cancel"), (move, "reschedule")):
-            command.set_defaults(by_key=f"timerctl timers {word}")
-            command.add_argument(
-                "--yes", action="store_true", help="with a filter: don't ask for confirmation"
-            )
+        get.set_defaults(by_key=get.prog)
+        story.set_defaults(by_key=story.prog)
+        self.register_cancel(add("cancel", self._cancel, CANCEL_HELP), common)
+        self.register_reschedule(add("reschedule", self._reschedule, RESCHEDULE_HELP), common)
+
+    def register_cancel(self, parser: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to a parser of `cancel`."""
+        _add_targets(parser)
+        parser.set_defaults(run=self._cancel)
+
+    def register_reschedule(self, parser: argparse.ArgumentParser, _: object) -> None:
+        """Add the arguments to a parser of `reschedule`."""
+        _add_targets(parser)
+        cli_args.add_when(parser, required=True)
+        parser.set_defaults(run=self._reschedule)
 
     # ---- queries
 
@@ -249,6 +255,10 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", dest="keys", action="append", default=[], help="may be repeated")
     parser.add_argument("--all", action="store_true", help="every pending timer of the topic")
     _add_where(parser)
+    parser.add_argument(
+        "--yes", action="store_true", help="with a filter: don't ask for confirmation"
+    )
+    parser.set_defaults(by_key=parser.prog)
 
 
 def _instant(text: str) -> datetime | int:
