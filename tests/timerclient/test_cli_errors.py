@@ -74,6 +74,7 @@ def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], tex
         ("cancel --key k", "timers = 'keys': give ids; or --topic with one of: --key; "),
         ("timers", "required: COMMAND: get, list, count, story, cancel, reschedule"),
         ("policies set --topic t ttl_ms=-1", "ttl_ms = '-1': must not be negative"),
+        ("policies set --topic t ttl=1h", "'ttl' is not a field; did you mean ttl_ms? fields: "),
         ("policies set --topic t pending_max=-1", "pending_max = '-1': must not be negative"),
         ("deadletters redrive t.g.dead --offset -1", "--offset = -1: must be 0 or more"),
         ("recurring create t k --every 9s --preview 101", "--preview = 101: must be 1 to 100"),

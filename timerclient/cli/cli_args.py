@@ -176,7 +176,7 @@ class Parser(argparse.ArgumentParser):
                 raise
         if unknown:
             options = [o for o in self._option_string_actions if o.startswith("--")]
-            hints = [_like(word.partition("=")[0], options) for word in unknown]
+            hints = [like(word.partition("=")[0], options) for word in unknown]
             hint = next(filter(None, hints), "")
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return found, unknown
@@ -197,7 +197,7 @@ class Parser(argparse.ArgumentParser):
             named = {value: ELSEWHERE.get(value, "")} if "status" in choices else {}  # of timerctl
             alike = [each for words in ALIKE if value in words for each in choices if each in words]
             near = named.get(value) or next(iter(alike), "")
-            error.message += f"; did you mean {near}?" if near else _like(str(value), choices)
+            error.message += f"; did you mean {near}?" if near else like(str(value), choices)
             raise
 
     def error(self, message: str) -> NoReturn:
@@ -240,7 +240,7 @@ class LateParser(Parser):
             return getattr(self, name)
 
 
-def _like(word: str, words: Sequence[str]) -> str:
+def like(word: str, words: Sequence[str]) -> str:
     """Return a hint at the most similar of `words`; empty: none is similar."""
     import difflib
 

@@ -195,9 +195,11 @@ def field_value(text: str) -> tuple[str, Any]:
     """Return the field and the value of "field=value"."""
     name, equals, value = text.partition("=")
     if not equals or name not in policy_names.FIELDS:
-        scopes = "" if equals else " Give the scope with --topic, --namespace or --cluster."
-        names = ", ".join(policy_names.FIELDS)
-        msg = f"{text!r} is not FIELD=VALUE with one of these fields: {names}.{scopes}"
+        wrong = f"{text!r} is not FIELD=VALUE. The scope needs --topic, --namespace or --cluster;"
+        if equals:
+            near = cli_args.like(name, policy_names.FIELDS)
+            wrong = f"{name!r} is not a field{near or ';'}"
+        msg = f"{wrong} fields: {', '.join(policy_names.FIELDS)}"
         raise argparse.ArgumentTypeError(msg)
     if name in policy_names.TEXTS:
         return name, value
