@@ -69,6 +69,7 @@ def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], tex
     ("line", "hint"),
     [
         ("count", "did you mean timers count?"),
+        ("schedul", "invalid choice: 'schedul'; did you mean schedule? (choose from "),
         ("timers describe", "did you mean get?"),
         ("policies get", "did you mean show?"),
         ("cancel --key k", "timers = 'keys': give ids; or --topic with one of: --key; "),

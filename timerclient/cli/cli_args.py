@@ -197,7 +197,9 @@ class Parser(argparse.ArgumentParser):
             named = {value: ELSEWHERE.get(value, "")} if "status" in choices else {}  # of timerctl
             alike = [each for words in ALIKE if value in words for each in choices if each in words]
             near = named.get(value) or next(iter(alike), "")
-            error.message += f"; did you mean {near}?" if near else like(str(value), choices)
+            hint = f"; did you mean {near}?" if near else like(str(value), choices)
+            head, between, tail = str(error.message).partition(" (choose from")
+            error.message = f"{head}{hint}{between}{tail}"
             raise
 
     def error(self, message: str) -> NoReturn:
