@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.timerclient.conftest import Ctl, Threaded
-from timerclient.cli import cli_watch, screen
+from timerclient.cli import cli_watch, screen, timerctl
 from timerclient.cli.cli_top import ClusterSample, group_rows, node_rows, rate, topic_rows
 from timerclient.proto import timer_pb2 as pb
 
@@ -122,6 +122,12 @@ def test_top_appends_frames_and_lines(ctl: Ctl) -> None:
     assert (code, len(lines), len(lines[0]["topics"])) == (0, 2, 1)
     assert lines[0]["nodes"][0]["fired_per_s"] == 0.0
     assert ctl("top", "--frames", "0")[0] == 2
+
+
+def test_top_takes_the_option_watch_for_its_interval(ctl: Ctl) -> None:
+    code, out, err = ctl("top", "--watch", "0.1", "--frames", "2")
+    assert (code, err, out.count("timerctl top, every 100ms")) == (0, "", 2)
+    assert timerctl.own_parser().parse_args(["top", "--watch"]).interval == timedelta(seconds=2)
 
 
 def in_terminal(

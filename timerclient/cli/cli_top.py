@@ -147,8 +147,12 @@ class TopCommands(Commands):
         parser.set_defaults(is_repeated=True)
         parser.add_argument(
             "--interval",
+            "--watch",  # as other commands name it; `args.watch` would run the command repeatedly
+            dest="interval",
             metavar="SECONDS",
+            nargs="?",
             type=interval,
+            const=EVERY,
             default=EVERY,
             help=f"time between two frames; default: {duration_text(EVERY)}",
         )
