@@ -19,6 +19,7 @@ from cluster.api.peer_queries import (
 )
 from cluster.api.policy_admin import PolicyDesk
 from cluster.api.timer_service import TimerService
+from cluster.api.topic_filter import TopicFilter, filter_of_caller
 from cluster.control.membership import Change
 from cluster.rpc.handlers import NO_HOOKS, Context, Service, ServiceHooks, answered, within
 from cluster.rpc.relay import DIRECT
@@ -78,8 +79,10 @@ class View(Protocol):
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """Return a group from the state applied on this node."""
 
-    async def topics(self, after: str, page_size: int) -> pb.ListTopicsResponse:
-        """Return a page of topics from the state applied on this node."""
+    async def topics(
+        self, after: str, page_size: int, *, shown: TopicFilter | None = None
+    ) -> pb.ListTopicsResponse:
+        """Return a page of topics from the state applied on this node. `shown`: only these."""
 
     def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
         """Return a topic from the state applied on this node. `lateness`: with its histograms."""
@@ -199,13 +202,17 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def ListTopics(  # noqa: N802
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
-        """Return a page of topics, or one, with their groups, from the leader."""
+        """Return a page of topics, or one, with their groups, from the leader.
+
+        A page has the topics that the caller's rules cover.
+        """
         del context
         self._require_leader()
         if not request.topic:
             if request.lateness:
                 raise InvalidRequestError("lateness", "true", "needs a topic: give `topic`, too")
-            return await self._view.topics(request.after, request.page_size)
+            shown = filter_of_caller()
+            return await self._view.topics(request.after, request.page_size, shown=shown)
         topic = self._view.topic(wire_rows.topic_name(request.topic), lateness=request.lateness)
         if not topic.lag_ms:  # an overdue timer may wait behind many of other topics
             topic.lag_ms = await self._timers.lag_ms(topic.topic_id)

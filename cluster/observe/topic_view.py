@@ -1,13 +1,14 @@
 """Topics, groups and producers of the state applied on this node, for operators."""
 
 import asyncio
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from cluster.api import group_admin, wire_rows
+from cluster.api.topic_filter import TopicFilter, span_of
 from cluster.observe import lag, quota_view
 from cluster.observe import producer_view as producers
 from cluster.observe.lateness import BOUNDS_MS, Histogram, Lateness
@@ -74,10 +75,12 @@ class TopicView:
 
     # ---- answers
 
-    async def topics(self, after: str, page_size: int, prefix: str = "") -> pb.ListTopicsResponse:
+    async def topics(
+        self, after: str, page_size: int, prefix: str = "", shown: TopicFilter | None = None
+    ) -> pb.ListTopicsResponse:
         """Return a page of the topics whose names have the prefix, by name, after a name.
 
-        `page_size`: 0 means PAGE_SIZE_MAX.
+        `page_size`: 0 means PAGE_SIZE_MAX. `shown`: only these topics, and no count; None: all.
 
         The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile.
 
@@ -87,9 +90,14 @@ class TopicView:
         if page_size > PAGE_SIZE_MAX:
             raise InvalidRequestError("page_size", page_size, f"must be at most {PAGE_SIZE_MAX}")
         machine, clock_ms, late = self._machine, self._host.now().clock_ms, self._late()
-        names = _with_prefix(self._sorted_names(), prefix)
+        size = page_size or PAGE_SIZE_MAX
+        begin, end = span_of(all_names := self._sorted_names(), prefix)
+        names = all_names[begin:end] if prefix else all_names
+        count = len(names)
+        if shown is not None:
+            names, count = await shown.after(names, after, size + 1), 0
         start = bisect_right(names, after)
-        page = names[start : start + (page_size or PAGE_SIZE_MAX)]
+        page = names[start : start + size]
         found: list[pb.TopicStatus] = []
         work = pause_at = 0
         for name in page:
@@ -103,9 +111,7 @@ class TopicView:
                 pause_at = work + TOPICS_AT_ONCE
                 await asyncio.sleep(0)
         more = bool(page) and after != names[-1]
-        return pb.ListTopicsResponse(
-            topics=found, next_after=after if more else "", count=len(names)
-        )
+        return pb.ListTopicsResponse(topics=found, next_after=after if more else "", count=count)
 
     def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
         """Return the topic of this name. `lateness`: with its histograms.
@@ -190,15 +196,6 @@ class TopicView:
     @property
     def _machine(self) -> Machine:
         return self._host.engine.machine
-
-
-def _with_prefix(names: list[str], prefix: str) -> list[str]:
-    """Return the sorted names that have the prefix."""
-    if not prefix:
-        return names
-    start = bisect_left(names, prefix)
-    end = bisect_left(names, 1, start, key=lambda name: not name.startswith(prefix))
-    return names[start:end]
 
 
 def _histogram(found: Histogram) -> pb.Lateness:

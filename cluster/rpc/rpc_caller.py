@@ -94,6 +94,11 @@ class Caller:
         permission = self.rule.permission
         return permission is None or self.rules().may(self.identity, permission, target)
 
+    def topic_prefixes(self) -> tuple[str, ...]:
+        """Return prefixes: each topic that `allows` covers has one of them."""
+        permission = self.rule.permission
+        return ("",) if permission is None else self.rules().prefixes(self.identity, permission)
+
     def require(self, permission: Permission, target: AccessTarget) -> None:
         """Check that the caller has one more permission than the method's for a target.
 

@@ -113,6 +113,11 @@ class AccessRules:
         """Return whether the caller has the permission for the target."""
         return any(rule.covers(target) for rule in self._of(caller, permission))
 
+    def prefixes(self, caller: CallerIdentity, permission: Permission) -> tuple[str, ...]:
+        """Return prefixes: each topic for which the caller has the permission has one of them."""
+        rules = self._of(caller, permission)
+        return tuple({_prefix(pattern) for rule in rules for pattern in rule.topics})
+
     def _limits_of(self, caller: CallerIdentity) -> CallerLimits:
         mine = (rule.limits for rule in self._rules if _matches(str(caller), rule.who))
         return functools.reduce(CallerLimits.lesser, mine, CallerLimits())
@@ -138,6 +143,15 @@ def _covers(pattern: str, topic: str) -> bool:
     if not name:
         return (namespaces, names) == (namespace, ALL)
     return fnmatchcase(namespace, namespaces) and fnmatchcase(name, names)
+
+
+def _prefix(pattern: str) -> str:
+    """Return the longest text with which all topics of a pattern begin, as they are listed."""
+    namespaces, names = _split(pattern)
+    if ALL in namespaces:
+        return ""
+    begin = names.partition(ALL)[0]
+    return begin if f"{namespaces}/" == DEFAULT_NAMESPACE else f"{namespaces}/{begin}"
 
 
 def _split(topic: str) -> tuple[str, str]:

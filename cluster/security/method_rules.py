@@ -46,6 +46,11 @@ def _topic_or_all(request: Any) -> Iterable[AccessTarget]:
     return (AccessTarget(request.topic) if request.topic else CLUSTER,)
 
 
+def _topic_or_shown(request: Any) -> Iterable[AccessTarget]:
+    """The topic. The service shows of all topics those that the caller's rules cover."""
+    return _topic(request) if request.topic else ()
+
+
 def _group_and_letters(request: Any) -> Iterable[AccessTarget]:
     """The group, and the topic of its dead letters: named in its settings, or the default."""
     named = request.settings.dead_letter_topic
@@ -137,7 +142,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.AdminService/GetStatus": MethodRule(None),
     "/timer.v1.AdminService/GetCheckpoint": MethodRule(_P.OBSERVE, _cluster),
     "/timer.v1.AdminService/GetVerification": MethodRule(_P.OBSERVE, _cluster),
-    "/timer.v1.AdminService/ListTopics": MethodRule(_P.OBSERVE, _topic_or_all, look_up=True),
+    "/timer.v1.AdminService/ListTopics": MethodRule(_P.OBSERVE, _topic_or_shown, look_up=True),
     "/timer.v1.AdminService/ListProducers": MethodRule(_P.OBSERVE, _cluster),
     "/timer.v1.AdminService/ListMembers": MethodRule(_P.OBSERVE),
     "/timer.v1.AdminService/DescribePolicies": MethodRule(_P.OBSERVE, _scope, look_up=True),

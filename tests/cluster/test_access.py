@@ -9,6 +9,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from cluster.api.series_desk import SeriesDesk
+from cluster.api.topic_filter import NAMES_AT_ONCE, filter_of_caller
 from cluster.api.wire_rows import RequestLimits
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.rpc_caller import CALLER, Caller
@@ -178,12 +179,41 @@ async def test_a_series_is_altered_by_its_creation_only_with_the_permission_of_a
 
 
 def test_a_denied_call_about_all_topics_says_so() -> None:
-    method = "/timer.v1.AdminService/ListTopics"
+    method = "/timer.v1.TimerService/ListSeries"
     rules = parse_rules(RULES.replace('"consume"]', '"consume", "observe"]'))
     unused: Any = None
     caller = Caller(BILLING, method, METHOD_RULES[method], lambda: rules, "", unused)
     with pytest.raises(PermissionDeniedError, match="no rule for observe on all topics and groups"):
         caller.check_target(CLUSTER)
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        *(["*"], ["o*"], ["*o*", "orders"], ["default/*"], ["default/o*", "o*"], ["none"]),
+        *(["pay/*"], ["pay/a*", "pay/*", "orders"], ["p*/*b"], ["d*/o*"], ["*/*"]),
+    ],
+)
+async def test_a_list_has_all_topics_of_the_rules_and_no_other_page_by_page(
+    patterns: list[str],
+) -> None:
+    # Groups are limited, because else "*" stands for the whole cluster, too.
+    rules = parse_rules(
+        f'[[rule]]\nwho = ["client/*"]\nmay = ["observe"]\ngroups = ["g"]\ntopics = {patterns}\n'
+    )
+    method, unused = "/timer.v1.AdminService/ListTopics", cast("Any", None)
+    caller = Caller(BILLING, method, METHOD_RULES[method], lambda: rules, "", unused)
+    names = ["default", "o", "o/a", "orders", "orders/b", "pay", "pay/a", "pay/ab", "pay/b", "q/o"]
+    names = sorted([*names, *(f"m/{n}" for n in range(NAMES_AT_ONCE))])
+    token = CALLER.set(caller)
+    shown = filter_of_caller()
+    CALLER.reset(token)
+    assert shown is not None
+    mine = [name for name in names if caller.allows(AccessTarget(name))]
+    assert await shown.after(names, "", len(names)) == mine
+    for after in ("", "a", "o", "o/", "pay/a", "z"):
+        rest = [name for name in mine if name > after]
+        assert await shown.after(names, after, 2) == rest[:2]
 
 
 def test_each_method_has_a_line() -> None:

@@ -534,6 +534,36 @@ def test_a_client_works_on_the_topics_of_its_rules_only(cluster: Running, shop: 
         assert has_state(client, ended[5], "CANCELLED")
 
 
+def test_a_list_of_topics_names_only_those_of_the_callers_rules(
+    cluster: Running, shop: ClientTls
+) -> None:
+    with cluster.client() as admin, cluster.client(credentials=shop) as client:
+        own = [f"payments/list-{n}" for n in range(3)]
+        for topic in ("list", "payment/x", "payments", *own, "payments2/x", "zebra/payments"):
+            admin.create_topic(topic)
+        every = [each.name for each in admin.topics()]
+        mine = [name for name in every if name.startswith("payments/")]
+        assert {*own} <= {*mine} < {*every}
+        assert [each.name for each in client.topics()] == mine
+        made = credentials(shop, Path(shop.ca))
+        for name in cluster.nodes:  # followers relay the request
+            with grpc.secure_channel(cluster.node(name).grpc, made) as channel:
+                page_of = partial(rpc.AdminServiceStub(channel).ListTopics, timeout=CALL_S)
+                after, found = "", []
+                for _ in mine:
+                    page = page_of(timer_pb2.ListTopicsRequest(page_size=1, after=after))
+                    found += [each.name for each in page.topics]
+                    after = page.next_after
+                    assert (page.count, after in {"", *mine}) == (0, True)
+                assert (found, after) == (mine, "")
+                for edge, names in (("payments", mine), ("payments/~", []), ("zebra", [])):
+                    page = page_of(timer_pb2.ListTopicsRequest(page_size=1_000, after=edge))
+                    assert ([each.name for each in page.topics], page.next_after) == (names, "")
+                with pytest.raises(grpc.RpcError) as caught:
+                    page_of(timer_pb2.ListTopicsRequest(topic="list"))
+                assert code_of(caught.value) is grpc.StatusCode.NOT_FOUND
+
+
 def test_lists_over_http_change_no_timer_of_another_topic(
     cluster: Running, shop: ClientTls
 ) -> None:

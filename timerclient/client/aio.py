@@ -471,7 +471,7 @@ class AsyncTimerClient(SeriesCalls):
         )
 
     async def topics(self) -> list[pb.TopicStatus]:
-        """Return all topics with their groups, by name, from the leader."""
+        """Return the topics that the caller may see, with groups, by name, from the leader."""
         return [topic async for topic in self._all_topics()]
 
     async def create_topic(self, topic: str) -> int:

@@ -298,7 +298,7 @@ class TimerClient(ThreadClient):
         return self._call(self._client.checkpoint(local=local, at_index=at_index))
 
     def topics(self) -> list[pb.TopicStatus]:
-        """Return all topics with their groups, by name, from the leader."""
+        """Return the topics that the caller may see, with groups, by name, from the leader."""
         return self._call(self._client.topics())
 
     def create_topic(self, topic: str) -> int:

@@ -3475,7 +3475,7 @@ class ListTopicsResponse(_message.Message):
     next_after: _builtins.str
     """empty: this is the last page"""
     count: _builtins.int
-    """of all topics"""
+    """of all topics; 0 for a caller with rules for some topics"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]:
         """by name"""

@@ -398,6 +398,7 @@ class AdminServiceStub:
     GetCheckpoint: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetCheckpointRequest, _timer_pb2.GetCheckpointResponse]
     """Returns the checkpoints of all nodes that answer, and the shared checkpoint."""
     ListTopics: _grpc.UnaryUnaryMultiCallable[_timer_pb2.ListTopicsRequest, _timer_pb2.ListTopicsResponse]
+    """Returns the topics that the caller's rules of access cover, page by page, or one topic."""
     CreateTopic: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]
     DeleteTopic: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteTopicRequest, _timer_pb2.DeleteTopicResponse]
     """Deletes a topic with its pending timers, its messages, its groups and its own policy, with one
@@ -479,6 +480,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetCheckpoint: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetCheckpointRequest, _timer_pb2.GetCheckpointResponse]  # type: ignore[assignment]
     """Returns the checkpoints of all nodes that answer, and the shared checkpoint."""
     ListTopics: _aio.UnaryUnaryMultiCallable[_timer_pb2.ListTopicsRequest, _timer_pb2.ListTopicsResponse]  # type: ignore[assignment]
+    """Returns the topics that the caller's rules of access cover, page by page, or one topic."""
     CreateTopic: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateTopicRequest, _timer_pb2.CreateTopicResponse]  # type: ignore[assignment]
     DeleteTopic: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteTopicRequest, _timer_pb2.DeleteTopicResponse]  # type: ignore[assignment]
     """Deletes a topic with its pending timers, its messages, its groups and its own policy, with one
@@ -574,7 +576,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _timer_pb2.ListTopicsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_timer_pb2.ListTopicsResponse, _abc.Awaitable[_timer_pb2.ListTopicsResponse]]: ...
+    ) -> _typing.Union[_timer_pb2.ListTopicsResponse, _abc.Awaitable[_timer_pb2.ListTopicsResponse]]:
+        """Returns the topics that the caller's rules of access cover, page by page, or one topic."""
 
     @_abc_1.abstractmethod
     def CreateTopic(
