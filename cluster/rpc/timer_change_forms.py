@@ -112,7 +112,7 @@ def token_of(fields: Fields) -> bytes:
     """
     token = json_fields.text(fields, "page_token")
     try:
-        return base64.urlsafe_b64decode(token.encode())
+        return base64.b64decode(token.encode(), b"-_", validate=True)
     except ValueError:
         raise refused("page_token", token, "must be next_page_token of an answer") from None
 

@@ -253,6 +253,7 @@ def test_timer_that_found_no_room_is_not_said_to_be_missing() -> None:
         ("CancelTimersByKey", {"keys": ["k", "\ud800"]}, "keys[1]", "UTF-8"),
         ("CancelTimersByKey", {"keys": ["k", "l", "k"]}, "keys[2]", "must not repeat keys[0]"),
         ("CancelTimersByFilter", {"due_from": "today"}, "due_from", "RFC 3339"),
+        ("CancelTimersByFilter", {"page_token": "????"}, "page_token", "next_page_token of an"),
         ("RescheduleTimers", {"timers": [ID]}, "timers[0]", "must be an object"),
         ("RescheduleTimers", {"timers": [{"delay": 1}]}, "timers[0].id", "must be a string"),
         ("RescheduleTimers", {"timers": [{"id": ID}]}, "timers[0].delay", "give one of"),
