@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,7 +22,7 @@ from cluster.security.identities import IdentityKind
 from deploy.certificate_store import CertificateStore
 from tests.timerfake.receiver import OK, Answers, Posted, Receiver, answer
 from timerclient import AsyncTimerClient, Backoff, HttpTarget, InvalidRequest, TimerApp, Worker
-from timerclient.worker import http_target, renewed_file, target_brake
+from timerclient.worker import handler_runner, http_target, renewed_file, target_brake
 from timerclient.worker.worker_metrics import Outcome, exposition
 from timerfake import AsyncFakeApp
 
@@ -459,3 +460,17 @@ def test_push_and_handler_of_one_group_are_refused() -> None:
     decorate: Callable[..., Any] = app.timer("orders", group="billing")
     with pytest.raises(InvalidRequest, match="push:http://h/x has it in 'orders'"):
         decorate(lambda: None)
+
+
+async def test_pause_that_ends_while_the_room_is_counted_holds_up_no_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app, target = TimerApp(), HttpTarget("http://h")
+    app.push("orders", group="billing", to=target)
+    [runner] = Worker(app).runners
+    target.brake.unavailable(0.0, 0.0)  # until 1.0
+    ticks = iter([0.999, 1.0])
+    clock = SimpleNamespace(monotonic=lambda: next(ticks, 2.0))
+    monkeypatch.setattr(handler_runner, "time", clock)
+    async with asyncio.timeout(10):
+        assert await runner._room() == 1

@@ -146,7 +146,8 @@ class HandlerRunner:
             # A cancellation loses no message: the receipt waits for the first one only.
             if not (messages := await self._consumer.receive(free)):
                 return  # the consumer was closed
-            free = self._free()  # fewer, if the target has become unavailable meanwhile
+            # Fewer, if the target has become unavailable meanwhile.
+            free = self._free(time.monotonic())
             for message in messages[free:]:
                 self._hand_back(message)
             for message in messages[:free]:
@@ -157,18 +158,19 @@ class HandlerRunner:
 
     async def _room(self) -> int:
         """Wait until further messages may run; return their number."""
-        while not (free := self._free()):
+        # One time for both: if the pause ended between two, the wait would have no end.
+        while not (free := self._free(now_s := time.monotonic())):
             self._slot.clear()
-            pause_s = self.handler.brake.left_s(time.monotonic()) if self.handler.brake else 0.0
+            pause_s = self.handler.brake.left_s(now_s) if self.handler.brake else 0.0
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._slot.wait(), pause_s or None)
         return free
 
-    def _free(self) -> int:
+    def _free(self, now_s: float) -> int:
         """Return the number of further messages that may run now."""
         most, brake = self._concurrency, self.handler.brake
         if brake is not None:
-            most = 0 if brake.left_s(time.monotonic()) else brake.most(most)
+            most = 0 if brake.left_s(now_s) else brake.most(most)
         return max(0, most - len(self.running))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
