@@ -5,12 +5,15 @@ import base64
 import email.utils
 import hashlib
 import hmac
+import os
 import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +26,8 @@ from deploy.certificate_store import CertificateStore
 from tests.timerfake.receiver import OK, Answers, Posted, Receiver, answer
 from timerclient import AsyncTimerClient, Backoff, HttpTarget, InvalidRequest, TimerApp, Worker
 from timerclient.worker import handler_runner, http_target, renewed_file, target_brake
+from timerclient.worker.renewed_file import RenewedFile
+from timerclient.worker.webhook_headers import lines_of, read_headers
 from timerclient.worker.worker_metrics import Outcome, exposition
 from timerfake import AsyncFakeApp
 
@@ -415,6 +420,40 @@ async def test_files_of_secrets_and_headers_are_read_again(
     tokens = [each.headers["authorization"] for each in receiver.posted]
     assert tokens == ["Bearer one", "Bearer two", "Bearer two"]
     assert (first.headers["x-from"], first.headers["content-type"]) == ("timers", "text/plain")
+
+
+def test_file_that_does_not_fit_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
+    (path := tmp_path / "headers").write_text("a: 1")
+    file = RenewedFile("header_file", path, lambda text: read_headers(lines_of(text)))
+    (tmp_path / "new").write_text("geheim")
+    (tmp_path / "new").rename(path)
+    assert (file.value, caplog.messages) == ({"a": "1"}, []), "perhaps half written"
+    for _ in range(3):
+        assert file.value == {"a": "1"}
+    [message] = caplog.messages
+    assert message.startswith("file does not fit, the former one is used: header_file = ")
+    assert message.endswith("header 1: must be NAME: VALUE, in visible characters of ASCII")
+    (tmp_path / "new").write_text("a: 2")
+    (tmp_path / "new").rename(path)
+    assert file.value == {"a": "2"}
+
+
+def test_pipe_in_place_of_a_file_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
+    os.mkfifo(path := tmp_path / "pipe")
+    stamps = count()
+    monkeypatch.setattr(renewed_file, "stamp_of", lambda _: (0, next(stamps)))
+    with ThreadPoolExecutor() as threads:
+        writing = threads.submit(path.write_text, "a: 1")
+        file = RenewedFile("header_file", path, lambda text: read_headers(lines_of(text)))
+        writing.result()
+    monkeypatch.setattr(RenewedFile, "_content", lambda _: pytest.fail("it has no writer"))
+    assert file.value == {"a": "1"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A small text file whose content is used, and read again when the file is replaced."""
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from timerclient.values.errors import InvalidRequest
 
 T = TypeVar("T")
 
+LOG: Final = logging.getLogger("timerclient.worker")
 LOOK_S: Final = 1.0
 """Least seconds between two looks at the file."""
 SIZE_MAX: Final = 65_536
@@ -17,6 +19,8 @@ SIZE_MAX: Final = 65_536
 
 class RenewedFile(Generic[T]):
     """The value of a file. One that no longer fits is not used: the former value stays.
+
+    A pipe is read once.
 
     Args:
         field: Name of the argument, for errors.
@@ -29,7 +33,7 @@ class RenewedFile(Generic[T]):
 
     def __init__(self, field: str, path: Path, read: Callable[[str], T]) -> None:
         self._field, self._path, self._read = field, path, read
-        self._stamp = stamp_of(path)
+        self._stamp = self._unfit = stamp_of(path)
         self._value = self._content()
         self._looked_s = time.monotonic()
 
@@ -39,13 +43,19 @@ class RenewedFile(Generic[T]):
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
-            if (stamp := stamp_of(self._path)) != self._stamp:
-                try:
-                    self._value = self._content()
-                except InvalidRequest:
-                    return self._value  # half written: the next look reads it again
-                self._stamp = stamp
+            if self._path.is_file() and (stamp := stamp_of(self._path)) != self._stamp:
+                self._renew(stamp)
         return self._value
+
+    def _renew(self, stamp: tuple[int, int]) -> None:
+        try:
+            self._value = self._content()
+        except InvalidRequest as error:
+            if stamp != self._unfit:
+                self._unfit = stamp  # perhaps half written: the next look reads it again
+                return
+            LOG.warning("file does not fit, the former one is used: %s", error)
+        self._stamp = stamp
 
     def _content(self) -> T:
         try:
