@@ -12,7 +12,9 @@ brake (`target_brake.py`) reduces the requests to one at a time. Redirects are n
 
 import asyncio
 import email.utils
+import ipaddress
 import logging
+import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +57,7 @@ IDLE_S: Final = 1.0
 """Time for which an idle connection is kept: less than servers keep theirs, so that no request
 meets its end."""
 _UNAVAILABLE: Final = (429, 502, 503, 504)
+_HOST: Final = re.compile(r"[0-9A-Za-z._:%-]+")
 
 
 class PushFailed(Exception):
@@ -214,12 +217,17 @@ def _checked(url: str) -> str:
     """Return a URL without its query.
 
     Raises:
-        InvalidRequest: It is no http:// or https://, or has a user, a fragment or a space.
+        InvalidRequest: It is no http:// or https://, no host can have its name, or it has a user,
+            a fragment or a space.
     """
     limit, shown = "must be http://HOST… or https://HOST…, in visible ASCII", url.partition("?")[0]
     try:
         parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        host = parts.hostname or ""
+        fits = parts.scheme in ("http", "https") and parts.port != 0 and _HOST.fullmatch(host)
+        host.encode("idna")  # as before a look-up of its address
+        if host.rpartition(".")[2].isdecimal():
+            ipaddress.ip_address(host)
     except ValueError:
         raise InvalidRequest.of("url", shown, limit) from None
     if "@" in parts.netloc:
