@@ -144,13 +144,14 @@ async def test_hostile_texts_of_a_message_do_not_reach_other_headers() -> None:
 
 
 async def test_headers_that_are_too_large_are_left_out_and_counted() -> None:
-    headers = {"small": "1", "huge": "€" * 1000, "last": "2"}
+    headers = {"small": "1", "huge": "€" * 1000, "last": "2", "content-type": "a/b;" + "c" * 9000}
     async with Receiver() as receiver, pushing(receiver.url) as push:
         await push.send(headers=headers)
     [posted] = receiver.posted
     own = {name for name in posted.headers if name.startswith("timer-header")}
     assert own == {"timer-header-small", "timer-header-last", "timer-headers-omitted"}
     assert posted.headers["timer-headers-omitted"] == "1"
+    assert posted.headers["content-type"] == "application/octet-stream"
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 299])

@@ -27,6 +27,8 @@ OMITTED: Final = "Timer-Headers-Omitted"
 """Number of the message's headers that exceed HEADERS_BYTES_MAX."""
 HEADERS_BYTES_MAX: Final = 4_096
 """Bytes of the message's headers in a request. Many servers take 8 KB of headers in all."""
+CONTENT_TYPE_BYTES_MAX: Final = 256
+"""Bytes of a message's `content-type`; a longer one is no media type."""
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 -- of the standard
 SECRET_BYTES: Final = range(24, 65)
 _TOKEN: Final = "!#$&'*+-.^_`|~"  # noqa: S105 -- a token of HTTP: with letters, digits and "%"
@@ -80,7 +82,8 @@ def delivery_headers(message: Message) -> dict[str, str]:
 
 def _content_type(headers: Mapping[str, str]) -> str:
     given = headers.get(CONTENT_TYPE, "")
-    return given if _MEDIA_TYPE.fullmatch(given) else "application/octet-stream"
+    fits = len(given) <= CONTENT_TYPE_BYTES_MAX and _MEDIA_TYPE.fullmatch(given)
+    return given if fits else "application/octet-stream"
 
 
 def _instant(ms: int) -> str:
