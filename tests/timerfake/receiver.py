@@ -46,6 +46,8 @@ class Receiver:
     """Time of a request before its answer."""
     gate: asyncio.Event | None = None
     """Set: answers may go out. None: they always may."""
+    _writer: asyncio.StreamWriter | None = None
+    """Of the last connection."""
     _running: int = 0
     _came: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -59,6 +61,12 @@ class Receiver:
             while len(self.posted) < number:
                 self._came.clear()
                 await self._came.wait()
+
+    async def say(self, data: bytes) -> None:
+        """Send bytes on the last connection, without a request."""
+        assert self._writer is not None
+        self._writer.write(data)
+        await self._writer.drain()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
@@ -75,6 +83,7 @@ class Receiver:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._tasks.add(task := asyncio.current_task())
         self.connections += 1
+        self._writer = writer
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 self._running += 1

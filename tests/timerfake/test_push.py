@@ -81,6 +81,14 @@ async def pushing(
         yield Pushing(timers, client)
 
 
+def idle_connection(push: Pushing) -> Any:
+    """Return the only connection in the pool of a push."""
+    [runner] = push.worker.runners
+    session = runner.handler._target._session  # type: ignore[attr-defined]
+    [[(connection, _)]] = session.connector._conns.values()
+    return connection
+
+
 def verified(posted: Posted, secret: str) -> bool:
     """Return whether one of the signatures fits, as a receiver checks it."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
@@ -275,6 +283,25 @@ async def test_target_that_does_not_answer_well_is_a_failure(
         await push.timers.advance(10)
         await receiver.until(2)
     assert receiver.posted[1].headers["timer-failures"] == "1"
+
+
+async def test_second_answer_to_one_message_does_not_ack_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 0.001)
+    monkeypatch.setattr(http_target, "IDLE_S", 60.0)
+    async with Receiver() as receiver, pushing(receiver.url) as push:
+        await push.send()
+        await receiver.say(OK)
+        connection = idle_connection(push)
+        while not connection.should_close:
+            await push.timers.settle()
+        await push.send()
+        await receiver.until(2)
+        await push.timers.settle()
+        assert (await push.left(), push.outcomes()) == (0, {"done": 2, "returned": 1})
+        assert str(push.timers.errors[0]) == "an answer came before the request"
+    assert receiver.posted[1].headers["timer-failures"] == "0"
 
 
 # ---- a target that is unavailable

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from timerclient.rows import rows
@@ -120,7 +120,7 @@ class HttpTarget:
             Reject: It answers 410.
             Retry: It answers 429 or 503, and when to try again.
             PushFailed: It answers otherwise, or the connection ends before the answer.
-            TargetUnreached: There is no connection.
+            TargetUnreached: There is no connection, or one with an answer before its request.
             TimeoutError: There is no answer in time.
         """
         import aiohttp
@@ -136,6 +136,9 @@ class HttpTarget:
             async with sending as answer:
                 body = await _beginning(answer)
                 self._judge(answer, body, began_s)
+        except TargetUnreached as error:
+            self._unavailable(began_s, str(error))
+            raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             text = f"{type(error).__name__}: {error}"
             self._unavailable(began_s, text)
@@ -194,7 +197,7 @@ class HttpTarget:
 
             connect_s = self.timeout_s / 3
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls, keepalive_timeout=IDLE_S),
+                connector=_connector(self._tls),
                 timeout=aiohttp.ClientTimeout(total=self.timeout_s, connect=connect_s),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
@@ -240,6 +243,24 @@ def _checked(url: str) -> str:
 
 def _file(field: str, path: str | Path | None, read: Callable[[str], T]) -> RenewedFile[T] | None:
     return None if path is None else RenewedFile(field, Path(path), read)
+
+
+def _connector(tls: "ssl.SSLContext | bool") -> "aiohttp.TCPConnector":
+    """Return a pool of connections. One that already has an answer gets no request.
+
+    Else that answer, as of a target that answers twice, would ack a message without a delivery.
+    """
+    import aiohttp
+
+    class Connector(aiohttp.TCPConnector):
+        async def connect(self, *request: Any, **options: Any) -> "aiohttp.connector.Connection":
+            found = await super().connect(*request, **options)
+            if found.protocol is not None and found.protocol.should_close:
+                found.close()
+                raise TargetUnreached("an answer came before the request")
+            return found
+
+    return Connector(limit=0, ssl=tls, keepalive_timeout=IDLE_S)
 
 
 def _context(ca: str | Path | None) -> ssl.SSLContext:
