@@ -219,6 +219,21 @@ def test_pages_of_a_table_are_found_forgotten_and_lent(monkeypatch: pytest.Monke
     assert again.repeated(named(b"2"), UnixMs(40)) is not None
 
 
+def test_pages_are_full_of_packed_records_and_none_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_ids, "PAGE_IDS", 3)
+    it = Applied()
+    for number in range(7):
+        it.schedule(part(named(b"%d" % number)))
+    table = it.machine.requests
+    pages = table.pack().pages
+    assert [len(page) for page in pages] == [3, 3, 1]
+    assert {type(record) for page in pages for record in page.values()} == {bytes}
+    table.expire(UnixMs(START_MS + 101), 4)
+    assert [len(page) for page in table.pack().pages] == [2, 1], "four of them, over two pages"
+
+
 def test_many_that_are_over_are_forgotten_in_portions() -> None:
     table, last = RequestIds(), request_ids.EXPIRED_MAX + 10
     for number in range(last):
@@ -307,7 +322,10 @@ def test_who_names_most_requests_leaves_as_much_room_to_others(
     play.wait(60_001)
     play.leader.checkpoint(play.now)
     play.settle()
-    asks("flood", 20)
+    asks("fourth", 20)
+    with pytest.raises(OverloadedError, match="the share of fourth"):
+        asks("fourth", 1)  # its rejected request gives nothing back a second time
+    asks("flood", 10)
 
 
 def test_repetition_is_answered_whatever_has_become_policy() -> None:
