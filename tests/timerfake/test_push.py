@@ -135,6 +135,7 @@ async def test_hostile_texts_of_a_message_do_not_reach_other_headers() -> None:
         "plain\r\nevil: 1": "v\r\n\r\nPOST /evil HTTP/1.1\r\n",
         "schlüssel": "ü€\u2028\x00\x7f100%",
         "webhook-id": "forged",
+        "encoded": "%41",
     }
     headers = texts | {"content-type": "text/html\r\nevil: 1"}
     async with Receiver() as receiver, pushing(receiver.url, secrets=SECRETS[:1]) as push:
@@ -152,13 +153,15 @@ async def test_hostile_texts_of_a_message_do_not_reach_other_headers() -> None:
 
 
 async def test_headers_that_are_too_large_are_left_out_and_counted() -> None:
-    headers = {"small": "1", "huge": "€" * 1000, "last": "2", "content-type": "a/b;" + "c" * 9000}
+    headers = {"small": "1", "huge": "€" * 1000, "SMALL": "3", "last": "2"}
+    headers["content-type"] = "a/b;" + "c" * 9000
     async with Receiver() as receiver, pushing(receiver.url) as push:
         await push.send(headers=headers)
     [posted] = receiver.posted
     own = {name for name in posted.headers if name.startswith("timer-header")}
     assert own == {"timer-header-small", "timer-header-last", "timer-headers-omitted"}
-    assert posted.headers["timer-headers-omitted"] == "1"
+    assert posted.headers["timer-headers-omitted"] == "2"
+    assert posted.headers["timer-header-small"] == "1"
     assert posted.headers["content-type"] == "application/octet-stream"
 
 

@@ -24,7 +24,8 @@ from timerclient.values.errors import InvalidRequest
 
 PREFIX: Final = "Timer-Header-"
 OMITTED: Final = "Timer-Headers-Omitted"
-"""Number of the message's headers that exceed HEADERS_BYTES_MAX."""
+"""Number of the message's headers that exceed HEADERS_BYTES_MAX, or whose names differ from another
+one only in case: names of HTTP have no case."""
 HEADERS_BYTES_MAX: Final = 4_096
 """Bytes of the message's headers in a request. Many servers take 8 KB of headers in all."""
 CONTENT_TYPE_BYTES_MAX: Final = 256
@@ -64,16 +65,17 @@ def delivery_headers(message: Message) -> dict[str, str]:
     }
     if message.key is not None:
         headers["Timer-Key"] = encoded(message.key)
-    room, omitted = HEADERS_BYTES_MAX, 0
+    room, omitted, names = HEADERS_BYTES_MAX, 0, set[str]()
     for given, text in message.headers.items():
         name, value = PREFIX + quote(given, safe=_TOKEN, errors="replace"), encoded(text)
         size = len(f"{name}: {value}\r\n")
         if given == CONTENT_TYPE:
             continue
-        if size > room:
+        if size > room or name.lower() in names:
             omitted += 1
         else:
             room -= size
+            names.add(name.lower())
             headers[name] = value
     if omitted:
         headers[OMITTED] = str(omitted)
