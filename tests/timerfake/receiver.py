@@ -44,6 +44,8 @@ class Receiver:
     most_at_once: int = 0
     slow_s: float = 0.0
     """Time of a request before its answer."""
+    closes: bool = False
+    """An answer ends its connection."""
     gate: asyncio.Event | None = None
     """Set: answers may go out. None: they always may."""
     _writer: asyncio.StreamWriter | None = None
@@ -105,6 +107,8 @@ class Receiver:
                 self._running -= 1
                 writer.write(data)
                 await writer.drain()
+                if self.closes:
+                    return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import email.utils
+import gzip
 import hashlib
 import hmac
 import os
@@ -246,6 +247,21 @@ async def test_dead_letter_after_all_attempts_has_the_beginning_of_the_last_answ
     assert detail.startswith("PushFailed: 500 Internal Server Error: [31m\ufffdstack stack")
     assert len(detail.encode()) <= 1024
     assert receiver.connections == 3, "the rest of a long answer is not read"
+
+
+async def test_status_counts_if_the_connection_ends_within_the_body() -> None:
+    cut = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
+    async with Receiver(lambda _: cut, closes=True) as receiver, pushing(receiver.url) as push:
+        await push.send()
+        assert push.outcomes() == {"done": 1}
+
+
+async def test_compressed_answer_is_not_expanded() -> None:
+    packed = answer(500, gzip.compress(b"a" * 1_000_000), Content_Encoding="gzip")
+    async with Receiver(lambda _: packed) as receiver, pushing(receiver.url) as push:
+        await push.send()
+        [error] = push.timers.errors
+    assert "aaaa" not in str(error)
 
 
 async def test_status_counts_if_the_body_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
