@@ -402,7 +402,7 @@ class Runs:
         self.log = log_of(0)
         self.plane, self.io = plane_of(self.log, disk)
         self.store = self.plane.engine.machine.store
-        monkeypatch.setattr(run_set, "plan", lambda sketches: ())
+        monkeypatch.setattr(run_set, "plan", lambda *_: ())
         for delay_ms in delays_ms:
             self.write(delay_ms)
         path = STATE / "runs" / self.store.runs[0].name
@@ -431,7 +431,7 @@ def test_merge_that_meets_damage_is_given_up_and_other_runs_are_merged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = Runs([10**9] * 2, monkeypatch)
-    monkeypatch.setattr(run_set, "plan", lambda each: range(2 if len(each) > 1 else 0))
+    monkeypatch.setattr(run_set, "plan", lambda each, _: range(2 if len(each) > 1 else 0))
     runs.write(10**9)
     before = runs.numbers
     runs.io.finish(ThreadWork.MERGE)
@@ -452,7 +452,7 @@ def test_merge_that_meets_damage_in_none_of_its_runs_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = Runs([10**9] * 2, monkeypatch)
-    monkeypatch.setattr(run_set, "plan", lambda each: range(len(each)))
+    monkeypatch.setattr(run_set, "plan", lambda each, _: range(len(each)))
     merge = runs.store.begin_merge()
     runs.store.leave_out(CorruptFileError(STATE / "runs" / "a part", 0, "planted"), merge)
     assert runs.store.begin_merge() is None
