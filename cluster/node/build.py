@@ -40,6 +40,7 @@ from cluster.node.ports import Ports, grpc_servers_of
 from cluster.observe.apply_metrics import ApplyMetrics, PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.observe.node_view import NodeState
+from cluster.page import leader_figures
 from cluster.page.page_data import PageData
 from cluster.page.page_routes import StatusPages
 from cluster.page.timer_lookup import TimerLookup
@@ -489,6 +490,10 @@ def _services(
 def _ports(
     basis: _Basis, planes: _Planes, services: Services, connections: Connections, relay: Relay
 ) -> Ports:
+    calls = LocalCalls(services, basis.endpoints.http_guard())
+    lookup = TimerLookup(calls, timer_id.salt_of(basis.config.cluster_id))
+    view, host, telemetry = planes.view, planes.host, basis.telemetry
+    data = PageData(view, host, telemetry, lookup, mono_ms, basis.channels.channel)
     peers = (*planes.control.handlers(), *planes.replica.handlers())
     health = HealthService(planes.leads)
     servers = grpc_servers_of(
@@ -496,20 +501,20 @@ def _ports(
         basis.config.limits,
         services=services,
         health_service=health,
-        peers=(*map(connections.of_nodes, peers), planes.snapshots.handler()),
+        peers=(
+            *map(connections.of_nodes, peers),
+            planes.snapshots.handler(),
+            leader_figures.handler_of(data.leader_figures),
+        ),
     )
-    salt = timer_id.salt_of(basis.config.cluster_id)
-    calls = LocalCalls(services, basis.endpoints.http_guard())
-    lookup = TimerLookup(calls, salt)
     config = basis.config
     ports = (config.http, *config.peers.values())
     hosts = [parse_address("http", each, port_min=0).host for each in ports]
     names = [each.strip() for each in config.http_names.split(",")]
     api = HttpApi(calls, (*hosts, *names), secure=config.tls.on)
-    data = PageData(planes.view, planes.host, basis.telemetry, lookup, mono_ms)
-    registry, rpcs = basis.telemetry.registry, basis.telemetry.rpcs
+    rpcs = telemetry.rpcs
     hooks = HttpHooks(rpcs.handshakes_failed.inc, rpcs.connections_ended.inc)
-    http = basis.endpoints.http_server(planes.view, registry, StatusPages(data, api), hooks)
+    http = basis.endpoints.http_server(view, telemetry.registry, StatusPages(data, api), hooks)
     return Ports(
         basis.endpoints,
         basis.channels,

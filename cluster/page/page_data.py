@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import grpc
 from prometheus_client import Counter
 
 from cluster.api.peer_queries import Stub, checkpoint_of, status_of
@@ -16,6 +17,7 @@ from cluster.observe.lateness import BOUNDS_MS
 from cluster.observe.metrics import Telemetry
 from cluster.observe.node_view import NodeState
 from cluster.page.due_histogram import BUCKETS_S, DueCounts, DueHistogram
+from cluster.page.leader_figures import Figures, LeaderAnswer, LeaderFigures
 from cluster.page.measurement import Measurement
 from cluster.page.timer_lookup import TimerLookup
 from cluster.page.worst_lags import WorstLags
@@ -57,7 +59,9 @@ class PageData:
         telemetry: Telemetry,
         timers: TimerLookup,
         mono_ms: Callable[[], MonoMs],
+        channel: Callable[[str], grpc.aio.Channel],
     ) -> None:
+        """`channel` returns the channel to another node, by its name."""
         self._view, self._host, self._telemetry = view, host, telemetry
         self._timers, self._mono_ms = timers, mono_ms
         self._histogram = DueHistogram(host)
@@ -77,14 +81,14 @@ class PageData:
             name: Measurement(partial(self._ask, name, *at), mono_ms, every_ms=PEER_EVERY_MS)
             for name, at in view.peers().items()
         }
+        self._leader = LeaderFigures(self._other_leader, channel, mono_ms)
 
     async def overview(self) -> dict[str, Any]:
         """Return the state of the cluster as this node knows it; see page_routes.py."""
-        view, leads = self._view, self._host.leader is not None
-        due, lags, *answers = await asyncio.gather(
-            self._due.read(PART_WAIT_S),
-            self._lags.read(PART_WAIT_S),
-            *(peer.read(PART_WAIT_S) for peer in self._peers.values()),
+        view = self._view
+        reads = (peer.read(PART_WAIT_S) for peer in self._peers.values())
+        due, found, answers = await asyncio.gather(
+            self._due.read(PART_WAIT_S), self._found_figures(), asyncio.gather(*reads)
         )
         epoch, leader, controller = view.leadership()
         shared = view.shared_checkpoint(offsets=False)
@@ -102,15 +106,10 @@ class PageData:
             "clock_ms": mine.status.clock_ms,
             "nodes": sorted(nodes, key=lambda node: str(node["name"])),
             "shared": None if shared is None else _shared(shared),
-            "counters": self._counters(mine.status, leads=leads),
-            "lateness": {
-                "bounds_ms": BOUNDS_MS,
-                "fired": self._telemetry.lateness.counts(),
-                "delivered": self._telemetry.handed_out_lateness.counts(),
-            },
+            "figures_of": view.name if found.figures is None else found.leader,
+            "figures_error": found.why,
+            **(self._own_figures() if found.figures is None else found.figures),
             "pending": self._pending(due),
-            "lags": lags if leads else None,
-            "lags_age_ms": self._lags.age_ms,
             "changes": [
                 {
                     "epoch": each.epoch,
@@ -122,6 +121,11 @@ class PageData:
                 for each in view.history.newest_first()
             ],
         }
+
+    async def leader_figures(self) -> Figures | None:
+        """Return the figures that other nodes show of this one. None: it does not lead."""
+        lags = await self._lags.read(PART_WAIT_S)
+        return None if self._host.leader is None else self._own_figures(lags)
 
     async def topics(self, *, prefix: str, after: str, size: str) -> dict[str, Any]:
         """Return a page of topics by name; `size`: decimal number, "" for TOPICS_PAGE.
@@ -157,6 +161,7 @@ class PageData:
         """End all work."""
         await self._due.stop()
         await self._lags.stop()
+        await self._leader.stop()
         for peer in self._peers.values():
             await peer.stop()
         self._histogram.close()
@@ -174,14 +179,39 @@ class PageData:
         status, there = await asyncio.gather(status_of(name, address, stub), checkpoint())
         return _Peer(status, there, log_end, index, digest)
 
-    def _counters(self, mine: pb.NodeStatus, *, leads: bool) -> dict[str, Any]:
+    def _other_leader(self) -> str:
+        """Return the name of another node that leads; empty: none is known."""
+        _, leader, _ = self._view.leadership()
+        return leader if leader in self._peers else ""
+
+    async def _found_figures(self) -> LeaderAnswer:
+        """Return the figures of this node if it leads, otherwise of the leader."""
+        figures = None if self._host.leader is None else await self.leader_figures()
+        if figures is not None:
+            return LeaderAnswer(self._view.name, figures, "")
+        return await self._leader.read(PART_WAIT_S)
+
+    def _own_figures(self, lags: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return this node's figures. Without `lags`: those of a node that does not lead."""
+        return {
+            "counters": self._counters(leads=self._host.leader is not None),
+            "lateness": {
+                "bounds_ms": BOUNDS_MS,
+                "fired": self._telemetry.lateness.counts(),
+                "delivered": self._telemetry.handed_out_lateness.counts(),
+            },
+            "lags": lags,
+            "lags_age_ms": self._lags.age_ms,
+        }
+
+    def _counters(self, *, leads: bool) -> dict[str, Any]:
         """Return counters that only rise while the same node serves the same epoch."""
-        telemetry = self._telemetry
+        telemetry, counts = self._telemetry, self._host.engine.machine.counts
         return {
             "at_ms": self._mono_ms(),
-            "scheduled": mine.scheduled,
-            "fired": mine.fired,
-            "cancelled": mine.cancelled,
+            "scheduled": counts.scheduled,
+            "fired": counts.fired,
+            "cancelled": counts.cancelled,
             "delivered": _value(telemetry.delivered) if leads else None,
             "redelivered": _value(telemetry.redelivered) if leads else None,
             "acked": _value(telemetry.acked) if leads else None,

@@ -20,12 +20,16 @@ Times are Unix milliseconds, unless a name says otherwise. `/v1/overview` return
                      runs, digest: at digest_index, that of the shared checkpoint: equal, differs,
                      not_applied or unknown}]
     shared           {epoch, index, last_read_time_ms, digest, published_at_ms, age_ms}, or null
-    counters         at_ms on a monotonic clock; scheduled, fired, cancelled; on a leader also
+    figures_of       the node that has the counters, lateness and lags below: the leader, as far as
+                     it answers, otherwise the node that answers
+    figures_error    why they are not the leader's; empty: they are
+    counters         at_ms on a monotonic clock; scheduled, fired, cancelled; of a leader also
                      delivered, redelivered, acked. For rates: compare two answers
     lateness         bounds_ms, and counts per bound of firings and of first deliveries
     pending          total, ready, topics; counts of buckets_s: overdue, up to a bound, later. Null:
                      not counted yet. exact, held (in overdue), age_ms
-    lags             {topics, groups} with most lag, 20 each; null: this node does not lead
+    lags             {topics, groups} with most lag, 20 each; null: not known, or not searched yet.
+                     lags_age_ms
     changes          [epoch, leader, time_ms, reason, earlier]: the last 20, newest first
 
 `/v1/topics` returns topics, count (of all that match) and next_after; empty: no more. `/v1/timer`

@@ -253,7 +253,7 @@ function drawLags(o) {
     const leader = o.nodes.find((node) => node.name === o.leader);
     const page = leader ? pageOf(leader, o) : "";
     show("lags-note");
-    show("lags", h("p", { class: "note" }, "Only the leader knows lag.",
+    show("lags", o.figures_error === "" ? note("The lag is being searched.") : h("p", { class: "note" }, `Only the leader knows lag. Not known: ${o.figures_error}.`,
       o.leader && o.leader !== o.viewed ? [" See ", page ? h("a", { href: page }, `the page of ${o.leader}`) : `the page of ${o.leader}`, "."] : ""));
     return;
   }
@@ -297,10 +297,13 @@ function quantile(bounds, before, now, q) {
   return null;
 }
 
-/* Rates come from two answers of one node in one epoch; between others there is a gap. */
+/* Rates come from two answers of one node in one epoch; between others there is a gap. The leader's
+   answer may be the one of before, as viewers share it. */
 function measure(o) {
   const c = o.counters, was = last && last.counters;
-  const comparable = was && last.viewed === o.viewed && last.epoch === o.epoch && c.at_ms > was.at_ms;
+  const same = was && last.viewed === o.viewed && last.figures_of === o.figures_of;
+  if (same && c.at_ms === was.at_ms) { last = o; return; }
+  const comparable = same && last.epoch === o.epoch && c.at_ms > was.at_ms;
   const seconds = comparable ? (c.at_ms - was.at_ms) / 1000 : 0;
   for (const name of ["scheduled", "fired", "delivered", "acked"]) {
     const known = comparable && c[name] !== null && was[name] !== null && c[name] >= was[name];
@@ -331,8 +334,8 @@ function spark(points, label) {
 }
 
 function drawRates(o) {
-  const leads = o.leader === o.viewed;
-  show("rates-note", leads ? "last two minutes" : `as applied on ${o.viewed}; deliveries and acks are known to the leader`);
+  const leads = o.figures_error === "";
+  show("rates-note", leads ? "last two minutes" : `as applied on ${o.viewed}; deliveries and acks are not known: ${o.figures_error}`);
   const tile = (label, value, unit, points) => {
     const most = Math.max(0, ...points.filter((p) => p !== null && Number.isFinite(p)));
     return h("div", { class: "tile" }, h("div", { class: "label" }, label),

@@ -301,6 +301,10 @@ class AdminChannels:
             channel = self._channels[name] = self._endpoints.channel(name)
             self.stubs[name] = rpc.AdminServiceStub(channel)
 
+    def channel(self, name: str) -> grpc.aio.Channel:
+        """Return the channel to another node."""
+        return self._channels[name]
+
     async def close(self) -> None:
         """Close the channels, one after the other."""
         for channel in (*self._outdated, *self._channels.values()):

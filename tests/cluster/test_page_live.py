@@ -51,6 +51,7 @@ def test_overview_has_nodes_counts_and_equal_digests_on_each_node(
     def counted(state: Any) -> bool:
         return bool(
             state["pending"]["counts"][1:] == [3] * 6
+            and state["lags"] is not None
             and all(node["checkpoint"]["digest"] == "equal" for node in state["nodes"])
         )
 
@@ -64,26 +65,48 @@ def test_overview_has_nodes_counts_and_equal_digests_on_each_node(
         assert state["pending"]["total"] == sum(state["pending"]["counts"]) == 18
         assert state["pending"]["exact"]
         assert state["counters"]["fired"] == 1
-        assert (state["lags"] is None) == (name != leader)
-        assert (state["counters"]["delivered"] is None) == (name != leader)
+        assert (state["figures_of"], state["figures_error"]) == (leader, "")
+        assert state["counters"]["delivered"] == 0
         assert state["changes"][0]["leader"] == leader
     late = overview(cluster, leader)["lateness"]
     assert (sum(late["fired"]), len(late["fired"])) == (1, len(late["bounds_ms"]) + 1)
 
 
-def test_group_that_lags_is_among_the_worst(
+def test_group_that_lags_is_among_the_worst_on_each_node(
     cluster: Running, client: TimerClient, topic: str
 ) -> None:
     client.create_group(topic, "g")
     client.schedule(topic, b"now")
 
     def lags(state: Any) -> bool:
-        return any(each["topic"] == topic for each in state["lags"]["groups"])
+        return any(each["topic"] == topic for each in (state["lags"] or {"groups": ()})["groups"])
 
-    found = overview(cluster, cluster.wait_for_leader(), lags)["lags"]["groups"]
-    [group] = [each for each in found if each["topic"] == topic]
-    assert (group["group"], group["unacked"]) == ("g", 1)
-    assert group["unacked_ms"] >= group["undelivered_ms"] > 0
+    for name in cluster.nodes:
+        found = overview(cluster, name, lags)["lags"]["groups"]
+        [group] = [each for each in found if each["topic"] == topic]
+        assert (group["group"], group["unacked"]) == ("g", 1)
+        assert group["unacked_ms"] >= group["undelivered_ms"] > 0
+
+
+@pytest.mark.chromium
+async def test_page_of_a_follower_shows_lag_and_deliveries_or_why_not(
+    cluster: Running, client: TimerClient, topic: str, tmp_path: Path
+) -> None:
+    client.create_group(topic, "g")
+    client.schedule(topic, b"now")
+    follower = until(cluster.followers)[0]
+    text = "document.querySelector('{}').textContent"
+    async with chromium.opened(tmp_path, f"http://{cluster.node(follower).http}/") as tab:
+        await tab.until("document.querySelectorAll('#rates .spark').length === 6")
+        await tab.until(f"{text.format('#lags')}.includes('{topic}')")
+        assert await tab.value(text.format("#rates-note")) == "last two minutes"
+        silent = "{...last, lags: null, figures_of: last.viewed, figures_error: 'it is silent'}"
+        shown = await tab.value(
+            f"draw({silent}), `${{{text.format('#lags')}}} ${{{text.format('#rates-note')}}}`"
+        )
+        assert "Only the leader knows lag. Not known: it is silent. See the page of n" in shown
+        assert "deliveries and acks are not known: it is silent" in shown
+        assert tab.complaints == []
 
 
 def test_topics_are_found_by_prefix_page_by_page(cluster: Running, client: TimerClient) -> None:

@@ -235,6 +235,16 @@ def test_timers_over_http_need_the_rules_of_their_methods(cluster: WithTokens) -
         page.request("GET", f"/v1/timer?id={json.loads(made)['id']}")
         answer = page.getresponse()
         assert (answer.status, json.loads(answer.read())["state"]) == (200, "fired")
+    for node in cluster.nodes.values():  # each node gets the leader's figures, as a node itself
+
+        def shown(address: str = node.http) -> bool:
+            assert cluster.tls is not None
+            with contextlib.closing(open_http(address, cluster.tls, RPC_S)) as page:
+                page.request("GET", "/v1/overview")
+                overview = json.loads(page.getresponse().read())
+            return overview["counters"]["acked"] is not None and overview["lags"] is not None
+
+        until(shown)
 
 
 def test_timers_that_arrive_together_over_http_have_answers_of_their_own(
