@@ -540,6 +540,10 @@ def test_target_that_can_not_be_used_is_refused_without_its_secrets(
     assert "geheim" not in str(refused.value)
 
 
+def test_header_whose_name_begins_as_a_reserved_one_is_taken() -> None:
+    HttpTarget("http://h", headers={"Host-Group": "a", "Connection-Id": "b"})
+
+
 def test_push_and_handler_of_one_group_are_refused() -> None:
     app, target = TimerApp(), HttpTarget("http://h/x?token=1", timeout=timedelta(minutes=20))
     assert repr(target) == "HttpTarget('http://h/x')"

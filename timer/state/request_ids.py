@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from timer.model.columns import RequestId
 from timer.model.timer_errors import InvalidRequestError
@@ -45,15 +45,8 @@ Fields = list[Any]
 """A remembered request in a manifest: [text, body, until_ms] and RequestAnswer.pack()."""
 
 
-class RememberedRequest(NamedTuple):
-    """An applied request and its answer."""
-
-    request: RequestId
-    answer: RequestAnswer
-
-
-class Page(dict[bytes, bytes | RememberedRequest]):
-    """Records by id, in log order. Those of the entry that is being applied are not yet packed."""
+class Page(dict[bytes, bytes]):
+    """Packed records by id, in log order."""
 
     __slots__ = ("lent",)
     lent: bool
@@ -71,7 +64,7 @@ class Remembered:
 
     def __iter__(self) -> Iterator[Fields]:
         for text, record in chain.from_iterable(page.items() for page in self.pages):
-            yield _fields(text, _packed(record))
+            yield _fields(text, record)
 
 
 @dataclass(slots=True)
@@ -85,8 +78,8 @@ class RequestIds:
     _pages: list[Page] = field(default_factory=list[Page])
     """New ids go to the last one. None is empty."""
     _count: int = 0
-    _unsealed: list[bytes] = field(default_factory=list[bytes])
-    """Ids whose records are not yet packed."""
+    _open: dict[bytes, RequestAnswer] = field(default_factory=dict[bytes, RequestAnswer])
+    """Answers of the entry that is being applied, which may still get verdicts, by id."""
 
     def repeated(self, request: RequestId, now_ms: UnixMs) -> RequestAnswer | None:
         """Return the stored answer of a repeated request. None: the request is new.
@@ -98,13 +91,13 @@ class RequestIds:
         if place < 0:
             return None
         record = self._pages[place][request.text]
-        if _until_ms(record) < now_ms:
+        body, until_ms, *_ = _HEAD.unpack_from(record)
+        if until_ms < now_ms:
             return None
-        kept = _opened(request.text, record)
-        if kept.request.body != request.body:
-            limit = f"belongs to another request, remembered until {kept.request.until_ms} ms"
+        if body != request.body:
+            limit = f"belongs to another request, remembered until {until_ms} ms"
             raise InvalidRequestError("request_id", request.text.decode(errors="replace"), limit)
-        return kept.answer
+        return self._open.get(request.text) or RequestAnswer.unpack(*_fields(b"", record)[1])
 
     def accept(self, request: RequestId, answer: RequestAnswer, now_ms: UnixMs) -> None:
         """Store the answer of a new request; forget up to two expired ones.
@@ -116,19 +109,19 @@ class RequestIds:
         if place >= 0:  # an expired request with the same id
             self._forget(place, request.text)
             self._drop_empty_pages()
-        self._keep(request.text, RememberedRequest(request, answer))
-        self._unsealed.append(request.text)
+        self._keep(request.text, _record([request, answer.pack()]))
+        self._open[request.text] = answer
 
     def seal(self) -> None:
-        """Pack the records of an entry that is applied."""
-        for text in self._unsealed:
-            place = self._place_of(text)
-            if place >= 0:
+        """Store the verdicts of an entry that is applied."""
+        for text, answer in self._open.items():
+            if answer.verdicts is not None and (place := self._place_of(text)) >= 0:
                 page = self._own(place)
-                page[text] = _packed(page[text])
-        self._unsealed.clear()
+                [request, _] = _fields(text, page[text])
+                page[text] = _record([request, answer.pack()])
+        self._open.clear()
 
-    def _keep(self, text: bytes, record: bytes | RememberedRequest) -> None:
+    def _keep(self, text: bytes, record: bytes) -> None:
         if not self._pages or len(self._pages[-1]) >= PAGE_IDS:
             self._pages.append(_page({}))
         self._own(-1)[text] = record
@@ -140,7 +133,7 @@ class RequestIds:
         for place, page in enumerate(self._pages):
             oldest = [*islice(page.items(), most)]
             for text, record in oldest:
-                if _until_ms(record) < now_ms:
+                if _HEAD.unpack_from(record)[1] < now_ms:
                     self._forget(place, text)
             most -= len(oldest)
             if most <= 0:
@@ -161,8 +154,8 @@ class RequestIds:
         if not all(self._pages):
             self._pages = [page for page in self._pages if page]
 
-    def _add(self, text: bytes, record: bytes | RememberedRequest, times: int) -> None:
-        body, until_ms, first_seq, _, rows = _HEAD.unpack_from(_packed(record))
+    def _add(self, text: bytes, record: bytes, times: int) -> None:
+        body, until_ms, first_seq, _, rows = _HEAD.unpack_from(record)
         hashed = text + _HASHED.pack(body, until_ms, first_seq, rows)
         each = int.from_bytes(hashlib.blake2b(hashed, digest_size=8).digest(), "little")
         self.sum = (self.sum + times * each) & _MASK
@@ -190,24 +183,10 @@ class RequestIds:
         return self._count
 
 
-def _page(records: dict[bytes, bytes | RememberedRequest]) -> Page:
+def _page(records: dict[bytes, bytes]) -> Page:
     page = Page(records)
     page.lent = False
     return page
-
-
-def _until_ms(record: bytes | RememberedRequest) -> int:
-    if isinstance(record, RememberedRequest):
-        return record.request.until_ms
-    until_ms: int = _HEAD.unpack_from(record)[1]
-    return until_ms
-
-
-def _packed(record: bytes | RememberedRequest) -> bytes:
-    if isinstance(record, bytes):
-        return record
-    (text, body, until_ms), answer = record
-    return _record([[text, body, until_ms], answer.pack()])
 
 
 def _record(fields: Fields) -> bytes:
@@ -221,10 +200,3 @@ def _fields(text: bytes, record: bytes) -> Fields:
     due_ms, rest = record[_HEAD.size : _HEAD.size + 8 * rows], record[_HEAD.size + 8 * rows :]
     verdicts = [rest[:rows], rest[rows : 9 * rows], rest[9 * rows :]] if rest else []
     return [[text, body, until_ms], [0, first_seq, due_ms, answer_body, *verdicts]]
-
-
-def _opened(text: bytes, record: bytes | RememberedRequest) -> RememberedRequest:
-    if isinstance(record, RememberedRequest):
-        return record
-    (_, body, until_ms), answer = _fields(text, record)
-    return RememberedRequest(RequestId(text, body, UnixMs(until_ms)), RequestAnswer.unpack(*answer))

@@ -1,4 +1,4 @@
-"""A small text file whose content is used, and read again when the file is replaced."""
+"""A value that comes from a text file, and is read again when the file changes."""
 
 import logging
 import time
@@ -18,9 +18,9 @@ SIZE_MAX: Final = 65_536
 
 
 class RenewedFile(Generic[T]):
-    """The value of a file. One that no longer fits is not used: the former value stays.
+    """The value of a text file. A changed file that does not fit leaves the former value in use.
 
-    A pipe is read once.
+    A pipe is read once. The event loop reads the file: it has at most SIZE_MAX characters.
 
     Args:
         field: Name of the argument, for errors.
@@ -33,7 +33,9 @@ class RenewedFile(Generic[T]):
 
     def __init__(self, field: str, path: Path, read: Callable[[str], T]) -> None:
         self._field, self._path, self._read = field, path, read
-        self._stamp = self._unfit = stamp_of(path)
+        self._stamp = stamp_of(path)
+        self._unfit: tuple[int, int] | None = None
+        """Stamp of a file that did not fit at the last look."""
         self._value = self._content()
         self._looked_s = time.monotonic()
 
@@ -52,7 +54,7 @@ class RenewedFile(Generic[T]):
             self._value = self._content()
         except InvalidRequest as error:
             if stamp != self._unfit:
-                self._unfit = stamp  # perhaps half written: the next look reads it again
+                self._unfit = stamp  # a writer may be at work: the next look reads the file again
                 return
             LOG.warning("file does not fit, the former one is used: %s", error)
         self._stamp = stamp

@@ -38,14 +38,8 @@ _VISIBLE: Final = "!\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE: Final = re.compile(r"[\x20-\x7e]*")
 _MEDIA_TYPE: Final = re.compile(rf"{_NAME.pattern}/{_NAME.pattern}(?: *;[\x20-\x7e]*)?")
-_RESERVED: Final = (
-    "connection",
-    "content-length",
-    "host",
-    "transfer-encoding",
-    "webhook-",
-    "timer-",
-)
+_RESERVED: Final = frozenset({"connection", "content-length", "host", "transfer-encoding"})
+_RESERVED_PREFIXES: Final = ("webhook-", "timer-")
 
 
 def encoded(text: str) -> str:
@@ -145,7 +139,7 @@ def read_headers(lines: Iterable[tuple[int, str]]) -> dict[str, str]:
         if not (colon and _NAME.fullmatch(name) and _VALUE.fullmatch(value)):
             limit = "must be NAME: VALUE, in visible characters of ASCII"
             raise InvalidRequest.of(f"header {number}", None, limit)
-        if name.lower().startswith(_RESERVED):
+        if (lower := name.lower()) in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
             raise InvalidRequest.of("header", name, "is set by the push itself")
         found[name] = value
     return found
