@@ -30,6 +30,7 @@ from timer.model import timer_id
 from timer.model.columns import U32, U64
 from timer.model.firing_order import Position
 from timer.model.timer_errors import (
+    UNSHOWN,
     InvalidRequestError,
     NotFoundError,
     NotReadyError,
@@ -257,12 +258,17 @@ class LookingIn:
         return await self._look(lambda cut: cut.page(what, seen, rows_max, whole=whole))
 
     async def count(self, request: pb.CountTimersRequest) -> pb.CountTimersResponse:
-        """Return the number of a topic's pending timers, in all and by horizon.
+        """Return the number of a topic's pending timers, in all and by horizon; or of a filter's.
 
         Raises:
+            InvalidRequestError: a field is out of its limits.
             NotFoundError: the topic does not exist.
         """
         leader = self._host.require_lease()
+        if request.HasField("filter"):
+            return await self._count_of(leader, request)
+        if request.page_token:
+            raise InvalidRequestError("page_token", UNSHOWN, "allowed only with a filter")
         topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
         clock_ms = self._host.now().clock_ms
         until = [min(clock_ms + horizon, DUE_MS_MAX) for horizon in HORIZONS_MS]
@@ -270,6 +276,23 @@ class LookingIn:
         return pb.CountTimersResponse(
             pending=pending, horizon_ms=HORIZONS_MS, within=within, clock_ms=clock_ms
         )
+
+    async def _count_of(
+        self, leader: Leader, request: pb.CountTimersRequest
+    ) -> pb.CountTimersResponse:
+        """Return the number of a filter's timers in the next part of its topic."""
+        if request.topic:
+            limit = "exactly one must be given"
+            raise InvalidRequestError("topic, filter", "both", limit)
+        clock_ms, token = self._host.now().clock_ms, b""
+        what = self.filter(leader, request.filter)
+        seen = what.start
+        if request.page_token:
+            seen, _ = wire_timers.read_page_token(request.page_token, request.filter, self._salt)
+        count, following = await self._look(lambda cut: cut.tally(what, seen))
+        if following is not None:
+            token = wire_timers.page_token(request.filter, following, SEQ_MAX, self._salt)
+        return pb.CountTimersResponse(pending=count, clock_ms=clock_ms, next_page_token=token)
 
     async def lag_ms(self, topic: TopicId) -> int:
         """Return the age of a topic's oldest overdue timer in ms; 0: none is overdue.

@@ -92,6 +92,14 @@ _TIMERS: Final = f"{_TOPIC}/timers"
 _TIMER: Final = "/v1/timers/{id}"
 _KEY: Final = f"{_TOPIC}/keys/{{key}}"
 _ONE_SERIES: Final = f"{_TOPIC}/series/{{key}}"
+_FILTER: Final = {
+    "due_from": "effective due time at or after this one, as in RFC 3339",
+    "due_from_ms": "likewise, in Unix milliseconds",
+    "due_to": "before this time, as in RFC 3339",
+    "due_to_ms": "likewise, in Unix milliseconds",
+    "key_prefix": "the beginning of the keys",
+}
+_FILTER_PAGE: Final = {"page_token": "next_page_token of the page before, with the same filter"}
 _SERIES_PAGE: Final = {
     "page_size": "1 to 100; default: 100",
     "page_token": "next_page_token of the page before",
@@ -338,15 +346,7 @@ APPLICATION_ROUTES: Final = (
         rpc="ListTimers",
         form="ListPendingTimers",
         summary="Pending timers in the order in which they fire, page by page",
-        query={
-            "due_from": "effective due time at or after this one, as in RFC 3339",
-            "due_from_ms": "likewise, in Unix milliseconds",
-            "due_to": "before this time, as in RFC 3339",
-            "due_to_ms": "likewise, in Unix milliseconds",
-            "key_prefix": "the beginning of the keys",
-            "page_size": "1 to 1000; default: 100",
-            "page_token": "next_page_token of the page before, with the same filter",
-        },
+        query={**_FILTER, "page_size": "1 to 1000; default: 100", **_FILTER_PAGE},
         is_private=True,
     ),
     HttpRoute(
@@ -354,7 +354,8 @@ APPLICATION_ROUTES: Final = (
         path=f"{_TIMERS}/count",
         rpc="CountTimers",
         form="CountPendingTimers",
-        summary="How many timers are pending, and how soon they are due",
+        summary="How many timers are pending, and how soon they are due; or how many of a filter",
+        query={**_FILTER, **_FILTER_PAGE},
     ),
     HttpRoute(
         verb="GET",

@@ -167,12 +167,20 @@ def _listed(request: pb.ListTimersRequest, answer: pb.ListTimersResponse) -> Map
     return {"timers": [_document(each) for each in found], "next_page_token": token}
 
 
+def _counting(fields: Fields) -> pb.CountTimersRequest:
+    what, token = filter_of(fields), token_of(fields)
+    if not token and what == pb.TimerFilter(topic=what.topic):
+        return pb.CountTimersRequest(topic=what.topic)
+    return pb.CountTimersRequest(filter=what, page_token=token)
+
+
 def _counted(_: Any, answer: pb.CountTimersResponse) -> Mapping[str, Any]:
     within = zip(answer.horizon_ms, answer.within, strict=True)
     return {
         "pending": answer.pending,
         "within": [{"horizon_ms": horizon, "pending": count} for horizon, count in within],
         "clock_ms": answer.clock_ms,
+        "next_page_token": token_text(answer.next_page_token),
     }
 
 
@@ -234,7 +242,7 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         field_in_json=lambda _, name: field_of_one(name),
     ),
     "CountPendingTimers": HttpForm(
-        request=lambda fields: pb.CountTimersRequest(topic=json_fields.text(fields, "topic")),
+        request=_counting,
         answer=_counted,
         answered=named(
             "TimerCount",
@@ -242,8 +250,10 @@ FORMS: Final[Mapping[str, HttpForm]] = {
                 "pending": WHOLE,
                 "within": listed(named("TimersWithin", {"horizon_ms": WHOLE, "pending": WHOLE})),
                 "clock_ms": MS,
+                "next_page_token": nullable(TEXT),
             },
         ),
+        field_in_json=lambda _, name: field_of_one(name),
     ),
     **timer_change_forms.FORMS,
 }

@@ -65,6 +65,10 @@ def _timers(request: Any) -> Iterable[AccessTarget]:
     return (AccessTarget(request.filter.topic),) if request.HasField("filter") else ()
 
 
+def _topic_or_filter(request: Any) -> Iterable[AccessTarget]:
+    return _topic(request.filter if request.HasField("filter") else request)
+
+
 def _timer(request: Any) -> Iterable[AccessTarget]:
     return () if request.timer_id else (AccessTarget(request.topic),)
 
@@ -125,7 +129,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.TimerService/ListTimers": MethodRule(
         _P.OBSERVE, lambda request: _topic(request.filter), look_up=True
     ),
-    "/timer.v1.TimerService/CountTimers": MethodRule(_P.OBSERVE, _topic, look_up=True),
+    "/timer.v1.TimerService/CountTimers": MethodRule(_P.OBSERVE, _topic_or_filter, look_up=True),
     "/timer.v1.TimerService/CreateSeries": MethodRule(_P.PRODUCE, _topic),
     "/timer.v1.TimerService/AlterSeries": MethodRule(_P.CANCEL, _topic),
     "/timer.v1.TimerService/DeleteSeries": MethodRule(_P.CANCEL, _topic),

@@ -102,6 +102,13 @@ def test_the_topic_of_a_groups_dead_letters_is_a_target_if_it_is_the_default_one
     assert targets_of(method, request) == [group, AccessTarget("lost")]
 
 
+def test_the_topic_of_a_counts_filter_is_its_target() -> None:
+    rule = METHOD_RULES["/timer.v1.TimerService/CountTimers"]
+    assert [*rule.targets(pb.CountTimersRequest(topic="t"))] == [AccessTarget("t")]
+    request = pb.CountTimersRequest(topic="t", filter=pb.TimerFilter(topic="of-others"))
+    assert [*rule.targets(request)] == [AccessTarget("of-others")]
+
+
 def test_a_rule_for_some_groups_allows_no_act_on_all_of_them() -> None:
     policies = [pb.PolicyScope(topic="t"), pb.PolicyScope(namespace="ns"), pb.PolicyScope()]
     targets = targets_of("DeleteTopic", pb.DeleteTopicRequest(topic="t"))

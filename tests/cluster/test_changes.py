@@ -184,6 +184,21 @@ def test_change_says_which_field_breaks_which_limit(cluster: Running, client: Ti
             "page_token",
         ),
         (
+            stub.CountTimers,
+            pb.CountTimersRequest(topic="limits", filter=pb.TimerFilter(topic="limits")),
+            "topic, filter",
+        ),
+        (
+            stub.CountTimers,
+            pb.CountTimersRequest(topic="limits", page_token=bytes(32)),
+            "page_token",
+        ),
+        (
+            stub.CountTimers,
+            pb.CountTimersRequest(filter=pb.TimerFilter(topic="limits"), page_token=bytes(32)),
+            "page_token",
+        ),
+        (
             stub.Schedule,
             schedule(columns("limits", [b""], key_sizes=[1], keys=b"k"), on_conflict=7),
             "on_conflict",

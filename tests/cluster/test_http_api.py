@@ -337,6 +337,8 @@ def test_follower_shows_moves_and_cancels_timers(cluster: Running, topic: str) -
     ):
         within = send(cluster, node, "GET", f"{at}/timers?{query}").body["timers"]
         assert [each["id"] for each in within] == [wanted]
+        counted = send(cluster, node, "GET", f"{at}/timers/count?{query}").body
+        assert (counted["pending"], counted["next_page_token"]) == (1, None)
     counted = send(cluster, node, "GET", f"{at}/timers/count").body
     assert (counted["pending"], counted["within"][-1]["pending"]) == (2, 2)
     moved = send(cluster, node, "PATCH", f"{at}/keys/a%2F1", {"delay": 7200}).body

@@ -8,6 +8,7 @@ import pytest
 from tests.conformance.worlds import World
 from timerclient import InvalidRequest, NotFound, TimerState
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.pending_timers import Where
 
 HOUR = 3600.0
 HOUR_MS = 3_600_000
@@ -52,6 +53,26 @@ def test_count_says_how_soon(world: World, topic: str) -> None:
     assert within == {timedelta(minutes=1): 2, timedelta(hours=6): 3}
     client.cancel_where(topic)
     assert client.count_timers(topic).pending == 0
+
+
+def test_count_of_a_filter_is_the_length_of_its_list(world: World, topic: str) -> None:
+    client, begin_ms = world.client, world.clock_ms() + HOUR_MS
+    keys = [f"{'odd' if at % 2 else 'even'}-{at}" for at in range(10)]
+    due_ms = [begin_ms + at for at in range(10)]
+    timers = client.schedule_batch(topic, [b""] * 10, keys=keys, due_ms=due_ms)
+    client.cancel(timers[3])
+    middle: Where = {"due_from": begin_ms + 2, "due_to": begin_ms + 6}
+    for where, expected in (
+        (middle, 3),
+        ({"key_prefix": "odd-"}, 4),
+        (middle | {"key_prefix": "odd-"}, 1),
+        ({"key_prefix": "none"}, 0),
+        ({"due_to": begin_ms}, 0),
+    ):
+        counts = client.count_timers(topic, **where)
+        assert (counts.pending, len([*client.list_timers(topic, **where)])) == (expected,) * 2
+        assert (counts.within, counts.clock_ms > 0) == ({}, True)
+    client.cancel_where(topic)
 
 
 def test_timer_is_told_whole_while_pending_and_by_its_end_after(world: World, topic: str) -> None:

@@ -1,6 +1,6 @@
 """Helpers for tests of the machine: a log in memory, and a naive model of the machine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,12 @@ from timer.entries.series_payloads import Planned, SeriesOp, encode_occurrences,
 from timer.files.disk import Disk
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import Binary, OnConflict, Part, encode_schedule, gather
+from timer.model.firing_order import Position
 from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 from timer.pending.memory.held_rows import aside
 from timer.pending.prefetch import Prefetch, PrefetchTargets
-from timer.pending.read_view import Cut
+from timer.pending.read_view import Cut, Filter
 from timer.pending.runs.held_scan import HELD_END, HeldReader, Portion
 from timer.pending.store import Store
 from timer.ready.page_cache import Pages
@@ -568,6 +569,31 @@ def slices_of(column: Binary) -> list[bytes]:
 
 def _within_horizon(result: int, age_ms: int) -> set[int]:
     return {result} if age_ms <= HORIZON_MS else {result, NOT_FOUND}
+
+
+def pages(cut: Cut, what: Filter, rows_max: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
+    """Yield (due, seq, payload, key) of the timers of each page."""
+    seen: Position | None = what.start
+    while seen is not None:
+        page = cut.page(what, seen, rows_max)
+        rows, blob = page.timers
+        payload, key = (slices_of(gather(rows, {0: blob}, name)) for name in ("payload", "key"))
+        assert len(rows) <= rows_max
+        yield [*zip(rows["due_ms"].tolist(), rows["seq"].tolist(), payload, key, strict=True)]
+        assert page.next is None or page.next > seen
+        seen = page.next
+
+
+def tallied(cut: Cut, what: Filter) -> int:
+    """Return the number of a filter's timers, part by part."""
+    count, seen = 0, what.start
+    while True:
+        part = cut.tally(what, seen)
+        count += part.timers
+        if part.next is None:
+            return count
+        assert part.next > seen
+        seen = part.next
 
 
 def check_counts(cut: Cut, topic: int, until: list[int], pending: list[tuple[int, int]]) -> None:

@@ -1,6 +1,7 @@
 """P9: the cost of one entry is bounded, for any number of topics and dead rows."""
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ from timer.model.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
 from timer.pending import read_view as cut_module
 from timer.pending import store as store_module
 from timer.pending.memory.memtable import PORTION_SIZE, ROOM_ROWS, Memtable
-from timer.pending.read_view import Filter
+from timer.pending.read_view import Filter, ViewTally
 from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.recovery.engine import Engine
@@ -350,18 +351,38 @@ def test_search_for_a_prefix_of_keys_handles_only_matching_rows_of_runs_one_by_o
     log.schedule(part_of([(1, DUE + number, b"") for number in range(len(keys))], keys=keys))
     catch_up(engine, log)
     flushed(engine)
-    handled, in_order = 0, cut_module._in_order
+    handled, rows_of = 0, cut_module._Step.rows
 
-    def counted(*arguments: Any) -> Any:
+    def counted(step: Any) -> Any:
         nonlocal handled
-        for each in in_order(*arguments):
+        for each in rows_of(step):
             handled += 1
             yield each
 
-    monkeypatch.setattr(cut_module, "_in_order", counted)
+    monkeypatch.setattr(cut_module._Step, "rows", counted)
     for prefix in (b"order-77-2", b"order-4", b"order-", b"order-77-20", b"other"):
         handled, wanted = 0, [at for at, key in enumerate(keys, 1) if key.startswith(prefix)]
         what = Filter(topic=1, due_from_ms=0, due_to_ms=1 << 47, key_prefix=prefix)
         page = engine.machine.store.cut().page(what, what.start, len(keys) + 1)
         assert page.timers.rows["seq"].tolist() == wanted
+        assert engine.machine.store.cut().tally(what, what.start) == ViewTally(len(wanted), None)
         assert handled == len(wanted)
+
+
+def test_count_by_a_prefix_of_keys_reads_a_bounded_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cut_module, "PART_ROWS", 50)
+    monkeypatch.setattr(cut_module, "SCAN_ROWS_MAX", 100)
+    engine, log = begun(1)
+    keys = [b"%d-%d" % (number % 2, number) for number in range(1_000)]
+    log.schedule(part_of([(1, DUE + number, b"") for number in range(len(keys))], keys=keys))
+    catch_up(engine, log)
+    what = Filter(topic=1, due_from_ms=0, due_to_ms=1 << 47, key_prefix=b"1-")
+    counts, seen = [], what.start
+    while (part := engine.machine.store.cut().tally(what, seen)).next is not None:
+        counts.append(part.timers)
+        seen = part.next
+    assert [*counts, part.timers] == [50] * 10
+    every = replace(what, key_prefix=b"")
+    assert engine.machine.store.cut().tally(every, every.start) == ViewTally(1_000, None)

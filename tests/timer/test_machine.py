@@ -4,7 +4,7 @@ One replica leads, one follows, and one is flushed, merged, crashed and restarte
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,20 +25,20 @@ from tests.timer.machines import (
     ids_of,
     keys_of,
     machine_on,
+    pages,
     part_of,
     queue_of,
-    slices_of,
     state_of,
+    tallied,
     u64,
 )
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import FIRE_ROWS_MAX, EpochStart, GroupStart, Op, Targets
-from timer.model.columns import OnConflict, Part, gather
-from timer.model.firing_order import Position
+from timer.model.columns import OnConflict, Part
 from timer.model.timer_errors import OutcomeForgottenError, SequenceGapError, UnknownProducerError
 from timer.model.units import GroupId, TopicId, UnixMs
-from timer.pending.read_view import Cut, Filter
+from timer.pending.read_view import Filter
 from timer.ready.queue import MARK_MS
 from timer.ready.topic import RETENTION_MS
 from timer.recovery.engine import Flush
@@ -180,6 +180,7 @@ class World:
         for machine in (self.leader, self.follower, self.engine.machine):
             cut = machine.store.cut()
             assert [row for page in pages(cut, what, rows_max) for row in page] == listed
+            assert tallied(cut, what) == len(listed)
             until = [0, span[0], span[1] - 1, 10**14]
             check_counts(cut, topic, until, [model.timers[s][:2] for s in model.pending])
             assert machine.topics[TopicId(topic)].counts.pending == len(mine)
@@ -291,19 +292,6 @@ deltas = st.sampled_from([-(10**13), -1000, 0, 10, 10, 20, 50, 500, 60_000, 10**
 names_of = st.lists(
     st.tuples(st.integers(1, 2), st.sampled_from(KEYS)), min_size=1, max_size=4, unique=True
 )
-
-
-def pages(cut: Cut, what: Filter, rows_max: int) -> Iterator[list[tuple[int, int, bytes, bytes]]]:
-    """Yield (due, seq, payload, key) of the timers of each page."""
-    seen: Position | None = what.start
-    while seen is not None:
-        page = cut.page(what, seen, rows_max)
-        rows, blob = page.timers
-        payload, key = (slices_of(gather(rows, {0: blob}, name)) for name in ("payload", "key"))
-        assert len(rows) <= rows_max
-        yield [*zip(rows["due_ms"].tolist(), rows["seq"].tolist(), payload, key, strict=True)]
-        assert page.next is None or page.next > seen
-        seen = page.next
 
 
 timers_of = st.lists(

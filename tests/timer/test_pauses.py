@@ -22,11 +22,13 @@ from tests.timer.machines import (
     check_counts,
     engine_on,
     keys_of,
+    pages,
     part_of,
     queue_of,
+    tallied,
     u64,
 )
-from tests.timer.test_machine import KEYS, World, pages
+from tests.timer.test_machine import KEYS, World
 from timer.entries import payloads
 from timer.entries.payloads import Ids, Op
 from timer.entries.policies import CATCH_UPS, CLUSTER, Scope
@@ -305,6 +307,7 @@ class PausingWorld(World):
                 what = Filter(topic=topic, due_from_ms=begin, due_to_ms=end, key_prefix=prefix)
                 listed = [row[:2] for page in pages(cut, what, rows_max) for row in page]
                 assert listed == [place for place in keyed if begin <= place[0] < end]
+                assert tallied(cut, what) == len(listed)
             until = [0, low, self.log.now_ms, 10**14]
             timers = self.model.timers
             check_counts(cut, topic, until, [timers[s][:2] for s in self.model.pending])

@@ -365,7 +365,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def CountTimers(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
-        return self.cluster.timers.count(request.topic)
+        return self.cluster.timers.count(request)
 
     # ---- consuming
 

@@ -153,8 +153,11 @@ class Timers:
             return pb.GetTimerResponse(state=state)
         return pb.GetTimerResponse(state=state, topic=row.topic, timer=columns([row]))
 
-    def count(self, topic: str) -> pb.CountTimersResponse:
-        due = [row.due_ms for row in self.rows if row.pending and row.topic == topic]
+    def count(self, request: Any) -> pb.CountTimersResponse:
+        if request.HasField("filter"):
+            rows, token = self.page(request.filter, request.page_token)
+            return pb.CountTimersResponse(pending=len(rows), next_page_token=token)
+        due = [row.due_ms for row in self.rows if row.pending and row.topic == request.topic]
         horizons = [5_000, 3_600_000]
         return pb.CountTimersResponse(
             pending=len(due),

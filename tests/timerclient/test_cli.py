@@ -666,6 +666,7 @@ def test_timers_are_listed_counted_and_shown(ctl: Ctl) -> None:
     assert json.loads(by_key) == timer
     counts = json.loads(ctl("-o", "json", "timers", "count", "orders")[1])
     assert counts == {"pending": 5, "within": {"5s": 0, "1h": 1}, "beyond": 4}
+    assert ctl("timers", "count", "orders", "--key-prefix", "k3")[1] == "1 pending\n"
     assert ctl("timers", "get", "--topic", "orders", "--key", "none")[0] == 1
 
 

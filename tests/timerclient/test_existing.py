@@ -254,6 +254,10 @@ async def test_looking_in(client: AsyncTimerClient) -> None:
     assert (info.id, info.state, info.topic) == (timer.id, TimerState.PENDING, "t")
     assert (info.payload, info.key, info.headers) == (b"p\xff", "k", {"a": "ä"})
     assert info.requested_ms == NOW_MS + 9000
+    await client.schedule_batch("t", [b""] * 8, keys=[f"a{n}" for n in range(8)], delay=1)
+    counts = await client.count_timers("t", key_prefix="a", due_from=NOW_MS)
+    assert (counts.pending, counts.within) == (8, {})  # of three pages
+    assert await client.cancel_where("t", key_prefix="a") == 8
     counts = await client.count_timers("t")
     assert (counts.pending, counts.within[timedelta(seconds=5)], counts.beyond) == (1, 0, 0)
     await client.cancel(timer)

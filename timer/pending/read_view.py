@@ -1,6 +1,6 @@
 """A cut: the pending rows of a store at one moment, for reads by a thread beside the event loop.
 
-    store --cut (cheap, on the loop)--> Cut --page, count (in a thread)--> timers, numbers
+    store --cut (cheap, on the loop)--> Cut --page, count, tally (in a thread)--> timers, numbers
 
 Runs are immutable, and rows are only added to a memtable. The flags of live rows may change, so a
 cut has a copy of them. The content of a cut is therefore consistent for as long as it is used. A
@@ -63,6 +63,14 @@ class ViewPage(NamedTuple):
 
     timers: Whole
     """In (due, seq) order. Without bytes if only ids were requested."""
+    next: Position | None
+    """Continue after it. None: there are no more."""
+
+
+class ViewTally(NamedTuple):
+    """The number of a filter's timers in one part of a cut."""
+
+    timers: int
     next: Position | None
     """Continue after it. None: there are no more."""
 
@@ -197,6 +205,33 @@ class Cut:
         due = np.sort(due[after(due, seq, self._position)] & MASK)
         return np.asarray(due.searchsorted(np.array(until_ms, np.int64), "right"), np.int64)
 
+    def tally(self, what: Filter, seen: Position) -> ViewTally:
+        """Return how many timers after `seen` a filter selects: all of them without a key prefix.
+
+        With a prefix, a call reads about SCAN_ROWS_MAX rows.
+
+        Raises:
+            CorruptFileError: a batch doesn't verify.
+            FileNotFoundError: a run was removed; take a new cut.
+        """
+        if self._gone.has(what.topic):
+            return ViewTally(0, None)
+        if not what.key_prefix and seen == what.start and what.seq_end == SEQ_MAX:
+            before, upto = self.count(what.topic, [what.due_from_ms - 1, what.due_to_ms - 1])
+            return ViewTally(upto - before, None)
+        count = 0
+        if seen < self._position and self._holds:
+            count, following = self._tally(self._held(what), aside(seen))
+            if following is not None:
+                return ViewTally(count, Position(following.due_ms - ASIDE, following.seq))
+        more, following = self._tally(what, max(seen, self._position))
+        return ViewTally(count + more, following)
+
+    def _tally(self, what: Filter, seen: Position) -> ViewTally:
+        """Return the number of the next timers after `seen`, in a range of stored dues."""
+        steps = [*self._steps(what, seen)]
+        return ViewTally(sum(step.count() for step in steps), steps[-1].next)
+
     # ---- pages
 
     def page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool = True) -> ViewPage:
@@ -209,12 +244,7 @@ class Cut:
         if self._gone.has(what.topic):
             return ViewPage(_packed([]), None)
         if seen < self._position and self._holds:
-            there = replace(
-                what,
-                due_from_ms=what.due_from_ms + ASIDE,
-                due_to_ms=min(what.due_to_ms, self._position.due_ms + 1) + ASIDE,
-            )
-            page = self._page(there, aside(seen), rows_max, whole=whole)
+            page = self._page(self._held(what), aside(seen), rows_max, whole=whole)
             plain(page.timers.rows)
             if page.next is not None:
                 return page._replace(next=Position(page.next.due_ms - ASIDE, page.next.seq))
@@ -222,8 +252,32 @@ class Cut:
                 return page._replace(next=max(self._position, what.start))
         return self._page(what, max(seen, self._position), rows_max, whole=whole)
 
+    def _held(self, what: Filter) -> Filter:
+        """Return the filter of those of its timers that are held."""
+        return replace(
+            what,
+            due_from_ms=what.due_from_ms + ASIDE,
+            due_to_ms=min(what.due_to_ms, self._position.due_ms + 1) + ASIDE,
+        )
+
     def _page(self, what: Filter, seen: Position, rows_max: int, *, whole: bool) -> ViewPage:
         """Return the next timers after `seen`, in a range of stored dues."""
+        found: list[tuple[np.void, Buffers]] = []
+        size = 0
+        following: Position | None = seen
+        for step in self._steps(what, seen):
+            for part, at in step.rows():
+                row, bufs = part.lane.take(part, at) if whole else part.lane.name(part, at)
+                found.append((row, bufs))
+                size += int(row["payload_size"]) + int(row["key_size"]) + int(row["headers_size"])
+                if len(found) >= rows_max or size >= PAGE_BYTES_MAX:
+                    last = Position(int(row["due_ms"]), int(row["seq"]))
+                    return ViewPage(_packed(found), last)
+            following = step.next
+        return ViewPage(_packed(found), following)
+
+    def _steps(self, what: Filter, seen: Position) -> Iterator["_Step"]:
+        """Yield the next timers after `seen`, step by step; about SCAN_ROWS_MAX rows are read."""
         seen = max(seen, what.start)
         lanes: list[_TableLane | _RunLane] = [_RunLane(run, what) for run in self._runs]
         lanes += [_TableLane(table, what) for table in self._tables if len(table.rows)]
@@ -231,24 +285,17 @@ class Cut:
             seq[topic == what.topic] for _, seq, topic in (table.buried for table in self._tables)
         ]
         dead = np.sort(np.concatenate([np.empty(0, np.uint64), *graves]))
-        found: list[tuple[np.void, Buffers]] = []
-        size = looked = 0
+        looked = 0
         following: Position | None = seen
         while following is not None and looked < SCAN_ROWS_MAX:
             parts = [part for lane in lanes if (part := lane.part(following)) is not None]
             horizon = min((part.last for part in parts if part.last is not None), default=None)
             looked += sum(part.looked for part in parts)
-            for part, at in _in_order(parts, horizon, dead, what.seq_end):
-                row, bufs = part.lane.take(part, at) if whole else part.lane.name(part, at)
-                found.append((row, bufs))
-                size += int(row["payload_size"]) + int(row["key_size"]) + int(row["headers_size"])
-                if len(found) >= rows_max or size >= PAGE_BYTES_MAX:
-                    last = Position(int(row["due_ms"]), int(row["seq"]))
-                    return ViewPage(_packed(found), last)
-            if horizon is not None and horizon <= following:
+            stuck = horizon is not None and horizon <= following
+            following = following if stuck else horizon
+            yield _Step(parts, horizon, dead, what.seq_end, following)
+            if stuck:
                 break
-            following = horizon
-        return ViewPage(_packed(found), following)
 
 
 def _packed(found: list[tuple[np.void, Buffers]]) -> Whole:
@@ -272,28 +319,46 @@ class _Part(NamedTuple):
     looked: int
 
 
-def _in_order(
-    parts: Sequence[_Part], horizon: Position | None, dead: U64, seq_end: int
-) -> Iterator[tuple[_Part, int]]:
-    """Yield (part, number in it) of the live rows up to `horizon`, in firing order.
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The next rows of all sources, up to `horizon`."""
 
-    `dead`: sorted seqs of the timers that tombstones in memtables cancel.
-    """
-    if not parts:
-        return
-    due = np.concatenate([part.due for part in parts])
-    seq = np.concatenate([part.seq for part in parts])
-    source = np.repeat(np.arange(len(parts)), [len(part.due) for part in parts])
-    number = np.concatenate([np.arange(len(part.due)) for part in parts])
-    left = ~np.isin(seq, np.concatenate([part.dead for part in parts]))
-    if len(dead):
-        left &= dead.take(dead.searchsorted(seq), mode="clip") != seq
-    left &= seq < np.uint64(seq_end)
-    if horizon is not None:
-        left &= ~after(due, seq, horizon)
-    places = np.flatnonzero(left)
-    for at in places[fire_order(due[places], seq[places])].tolist():
-        yield parts[int(source[at])], int(number[at])
+    parts: Sequence[_Part]
+    horizon: Position | None
+    dead: U64
+    """Sorted seqs of the timers that tombstones in memtables cancel."""
+    seq_end: int
+    next: Position | None
+    """Continue after it. None: there are no more."""
+
+    def count(self) -> int:
+        """Return the number of live rows."""
+        return int(np.count_nonzero(self._live(*self._columns()))) if self.parts else 0
+
+    def rows(self) -> Iterator[tuple[_Part, int]]:
+        """Yield (part, number in it) of the live rows, in firing order."""
+        if not self.parts:
+            return
+        due, seq = self._columns()
+        source = np.repeat(np.arange(len(self.parts)), [len(part.due) for part in self.parts])
+        number = np.concatenate([np.arange(len(part.due)) for part in self.parts])
+        places = np.flatnonzero(self._live(due, seq))
+        for at in places[fire_order(due[places], seq[places])].tolist():
+            yield self.parts[int(source[at])], int(number[at])
+
+    def _columns(self) -> tuple[I64, U64]:
+        due = np.concatenate([part.due for part in self.parts])
+        return due, np.concatenate([part.seq for part in self.parts])
+
+    def _live(self, due: I64, seq: U64) -> npt.NDArray[np.bool_]:
+        """Return which rows are pending and within `horizon` and `seq_end`."""
+        left = ~np.isin(seq, np.concatenate([part.dead for part in self.parts]))
+        if len(self.dead):
+            left &= self.dead.take(self.dead.searchsorted(seq), mode="clip") != seq
+        left &= seq < np.uint64(self.seq_end)
+        if self.horizon is not None:
+            left &= ~after(due, seq, self.horizon)
+        return left
 
 
 def _order_of(table: Table, topic: int) -> TopicOrder:

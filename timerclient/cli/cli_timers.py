@@ -60,8 +60,9 @@ class TimerCommands(Commands):
             action="store_true",
             help="a line of JSON for each timer, as `schedule --from` takes it",
         )
-        count = add("count", self._count, "count a topic's pending timers, by due time")
+        count = add("count", self._count, "count a topic's pending timers, by due time; or some")
         count.add_argument("topic", metavar="TOPIC")
+        _add_where(count)
         story = add("story", self._story, "show the events of one timer in the log")
         story.add_argument("id", metavar="ID", nargs="?")
         story.add_argument("--topic", help="topic of --key")
@@ -132,7 +133,10 @@ class TimerCommands(Commands):
 
     def _count(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            counts = client.count_timers(args.topic)
+            counts = client.count_timers(args.topic, **_where(args))
+        if not counts.within:
+            self._put(args, {"pending": counts.pending}, f"{counts.pending} pending")
+            return OK
         within = {cli_args.duration_text(span): n for span, n in counts.within.items()}
         rows = [*within.items(), ("beyond", counts.beyond), ("pending", counts.pending)]
         document = {"pending": counts.pending, "within": within, "beyond": counts.beyond}

@@ -246,8 +246,7 @@ class AsyncTimerClient(SeriesCalls):
         Raises:
             AlreadyExists: A pending timer has the key; `existing` is its id.
             NotPending: `on_conflict` is "update", and no pending timer has the key.
-            InvalidRequest: An argument exceeds a limit, a datetime is naive, or a different call
-                had the request id.
+            InvalidRequest: An argument is wrong, or a different call had the request id.
             OutcomeUnknown: No answer in time; the timer may have been scheduled, or may still be.
             TimerError: The call was rejected; no timer was scheduled.
         """

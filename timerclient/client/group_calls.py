@@ -139,8 +139,7 @@ class GroupCalls(Existing):
         delivered before are redeliveries. Acks of deliveries from before the seek raise LeaseLost.
 
         Raises:
-            InvalidRequest: The topic does not keep that offset, or not exactly one argument is
-                given.
+            InvalidRequest: Not exactly one argument is given, or the topic lacks the offset.
             NotFound: There is no such group.
         """
         places = {"offset": offset, "time": time, "start": start}

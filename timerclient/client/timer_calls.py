@@ -164,8 +164,7 @@ class Existing:
         A cancel by id is retried through failovers. If the answer of an earlier attempt was lost,
         the outcome may be ALREADY_CANCELLED through the call itself. RESCHEDULED: the timer was
         rescheduled before; `get_timer(timer).replaced_by` is the id that fires. A cancel by key
-        finds pending timers only. It is sent once: after a lost answer, another timer may have the
-        key.
+        finds pending timers only. It is sent once, because another timer may have the key then.
 
         Raises:
             NotFound: There is no such topic.
@@ -225,10 +224,9 @@ class Existing:
     ) -> Changed:
         """Cancel the pending timers of a topic that `where` selects; return their number.
 
-        Without `where`, or with an empty prefix alone, all are selected.
-        Timers that are scheduled during the call are not cancelled. The call sends one request per
-        page; `timeout` applies to each. A page is retried through failovers. The number may then
-        be too low; `exact` of the result is False.
+        Without `where`, or with an empty prefix alone, all are selected. Timers that are scheduled
+        during the call are not cancelled. The call sends one request per page; `timeout` applies to
+        each. A page is retried through failovers; then the number may be too low, and not `exact`.
 
         Raises:
             NotFound: There is no such topic.
@@ -312,8 +310,7 @@ class Existing:
     ) -> Changed:
         """Reschedule the pending timers that `where` selects to one due time; return their number.
 
-        Each timer is rescheduled once, even if `where` selects its new due time, too. Otherwise as
-        `cancel_where`.
+        Each is rescheduled once, even if `where` selects its new due time. Else as `cancel_where`.
         """
         request = pb.RescheduleRequest(filter=pending_timers.where(topic, where))
         set_times(request, pending_timers.times(when))
@@ -446,14 +443,21 @@ class Existing:
         topic: str,
         *,
         timeout: Seconds | None = None,  # noqa: ASYNC109
+        **where: Unpack[Where],
     ) -> TimerCounts:
-        """Return how many timers of a topic are pending, and how soon they are due."""
-        rows.utf8("topic", topic)
-        request = pb.CountTimersRequest(topic=topic)
-        answer = await self._call(
-            lambda node, left_s: node.timers.CountTimers(request, timeout=left_s), timeout
-        )
-        return pending_timers.counts(answer)
+        """Return how many timers of a topic are pending, and how soon; or how many `where` selects.
+
+        A count by `key_prefix` reads all keys in the due range. Other counts take one request.
+        """
+        request, pending = pending_timers.counting(topic, where), 0
+        while True:
+            answer = await self._call(
+                lambda node, left_s: node.timers.CountTimers(request, timeout=left_s), timeout
+            )
+            pending += answer.pending
+            request.page_token = answer.next_page_token
+            if not request.page_token:
+                return pending_timers.counts(answer, pending)
 
     async def _call(
         self,

@@ -130,8 +130,7 @@ class TimerClient(ThreadClient):
         Raises:
             AlreadyExists: A pending timer has the key; `existing` is its id.
             NotPending: `on_conflict` is "update", and no pending timer has the key.
-            InvalidRequest: An argument exceeds a limit, a datetime is naive, or a different call
-                had the request id.
+            InvalidRequest: An argument is wrong, or a different call had the request id.
             OutcomeUnknown: No answer in time; the timer may have been scheduled, or may still be.
             TimerError: The call was rejected; no timer was scheduled.
         """
@@ -385,8 +384,7 @@ class TimerClient(ThreadClient):
         A cancel by id is retried through failovers. If the answer of an earlier attempt was lost,
         the outcome may be ALREADY_CANCELLED through the call itself. RESCHEDULED: the timer was
         rescheduled before; `get_timer(timer).replaced_by` is the id that fires. A cancel by key
-        finds pending timers only. It is sent once: after a lost answer, another timer may have the
-        key.
+        finds pending timers only. It is sent once, because another timer may have the key then.
 
         Raises:
             NotFound: There is no such topic.
@@ -415,10 +413,9 @@ class TimerClient(ThreadClient):
     ) -> Changed:
         """Cancel the pending timers of a topic that `where` selects; return their number.
 
-        Without `where`, or with an empty prefix alone, all are selected.
-        Timers that are scheduled during the call are not cancelled. The call sends one request per
-        page; `timeout` applies to each. A page is retried through failovers. The number may then
-        be too low; `exact` of the result is False.
+        Without `where`, or with an empty prefix alone, all are selected. Timers that are scheduled
+        during the call are not cancelled. The call sends one request per page; `timeout` applies to
+        each. A page is retried through failovers; then the number may be too low, and not `exact`.
 
         Raises:
             NotFound: There is no such topic.
@@ -489,8 +486,7 @@ class TimerClient(ThreadClient):
     ) -> Changed:
         """Reschedule the pending timers that `where` selects to one due time; return their number.
 
-        Each timer is rescheduled once, even if `where` selects its new due time, too. Otherwise as
-        `cancel_where`.
+        Each is rescheduled once, even if `where` selects its new due time. Else as `cancel_where`.
         """
         return self._call(self._client.reschedule_where(topic, where, timeout=timeout, **when))
 
@@ -527,9 +523,14 @@ class TimerClient(ThreadClient):
             )
         )
 
-    def count_timers(self, topic: str, *, timeout: Seconds | None = None) -> TimerCounts:
-        """Return how many timers of a topic are pending, and how soon they are due."""
-        return self._call(self._client.count_timers(topic, timeout=timeout))
+    def count_timers(
+        self, topic: str, *, timeout: Seconds | None = None, **where: Unpack[Where]
+    ) -> TimerCounts:
+        """Return how many timers of a topic are pending, and how soon; or how many `where` selects.
+
+        A count by `key_prefix` reads all keys in the due range. Other counts take one request.
+        """
+        return self._call(self._client.count_timers(topic, timeout=timeout, **where))
 
     def create_group(
         self, topic: str, group: str, *, start: Start = "earliest", **options: Unpack[GroupOptions]
@@ -569,8 +570,7 @@ class TimerClient(ThreadClient):
         delivered before are redeliveries. Acks of deliveries from before the seek raise LeaseLost.
 
         Raises:
-            InvalidRequest: The topic does not keep that offset, or not exactly one argument is
-                given.
+            InvalidRequest: Not exactly one argument is given, or the topic lacks the offset.
             NotFound: There is no such group.
         """
         return self._call(

@@ -1421,18 +1421,28 @@ Global___ListTimersResponse: _TypeAlias = ListTimersResponse  # noqa: Y015
 
 @_typing.final
 class CountTimersRequest(_message.Message):
+    """Exactly one of topic and filter is set."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    page_token: _builtins.bytes
+    """with filter: next_page_token of the response before"""
+    @_builtins.property
+    def filter(self) -> Global___TimerFilter: ...
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        filter: Global___TimerFilter | None = ...,
+        page_token: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_token", b"page_token", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1446,12 +1456,19 @@ class CountTimersResponse(_message.Message):
     HORIZON_MS_FIELD_NUMBER: _builtins.int
     WITHIN_FIELD_NUMBER: _builtins.int
     CLOCK_MS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     pending: _builtins.int
+    """with filter: in the part of the topic that this request has read. The number"""
     clock_ms: _builtins.int
     """the cluster's clock"""
+    next_page_token: _builtins.bytes
+    """with a filter by key prefix: there may be more. Empty: there are none"""
     @_builtins.property
     def horizon_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d"""
+        """is the sum of all responses. Timers that are scheduled or end between the
+        requests may count or not
+        5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d; none with filter
+        """
 
     @_builtins.property
     def within(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1464,10 +1481,11 @@ class CountTimersResponse(_message.Message):
         horizon_ms: _abc.Iterable[_builtins.int] | None = ...,
         within: _abc.Iterable[_builtins.int] | None = ...,
         clock_ms: _builtins.int = ...,
+        next_page_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "horizon_ms", b"horizon_ms", "pending", b"pending", "within", b"within"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_ms", b"clock_ms", "horizon_ms", b"horizon_ms", "next_page_token", b"next_page_token", "pending", b"pending", "within", b"within"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -86,11 +86,12 @@ class TimerInfo(PayloadReader):
 
 @dataclass(frozen=True, slots=True)
 class TimerCounts:
-    """How many timers of a topic are pending."""
+    """How many timers of a topic, or of a filter, are pending."""
 
     pending: int
     within: Mapping[timedelta, int]
-    """Timers due within 5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d. Each includes those before."""
+    """Timers due within 5 s, 1 m, 10 m, 1 h, 6 h, 1 d, 7 d, 30 d. Each includes those before.
+    Empty for a filter."""
     clock_ms: int
     """The cluster's time, from which these spans are measured."""
 
@@ -256,11 +257,23 @@ def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
     return TimerInfo(raw, TimerState(answer.state), replaced_by=replaced_by)
 
 
-def counts(answer: pb.CountTimersResponse) -> TimerCounts:
-    """Return the counts of a topic."""
+def counting(topic: str, what: Where) -> pb.CountTimersRequest:
+    """Return a request for the counts of a topic, or for the number of a filter's timers.
+
+    Raises:
+        InvalidRequest: See `where`.
+    """
+    chosen = where(topic, what)
+    if chosen == pb.TimerFilter(topic=topic):
+        return pb.CountTimersRequest(topic=topic)
+    return pb.CountTimersRequest(filter=chosen)
+
+
+def counts(answer: pb.CountTimersResponse, pending: int) -> TimerCounts:
+    """Return the counts of a topic or a filter. `pending`: of all responses."""
     spans = [timedelta(milliseconds=ms) for ms in answer.horizon_ms]
     within = dict(zip(spans, answer.within, strict=True))
-    return TimerCounts(answer.pending, within, answer.clock_ms)
+    return TimerCounts(pending, within, answer.clock_ms)
 
 
 def times(when: Mapping[str, Any], n: int | None = None) -> dict[str, Sequence[int]]:
