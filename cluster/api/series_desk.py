@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from cluster.api import wire_rows, wire_timers
+from cluster.api.topic_filter import filter_of_caller
 from cluster.api.wire_rows import RequestLimits
 from cluster.rpc.rpc_caller import CALLER
 from cluster.security.access_rules import AccessTarget, Permission
@@ -36,7 +37,7 @@ from timer.model.timer_errors import (
     NotFoundError,
     TopicDeletedError,
 )
-from timer.model.units import DUE_MS_MAX
+from timer.model.units import DUE_MS_MAX, TopicId
 from timer.ready.topic import Topic
 from timer.state.apply_results import SeriesApplied
 from timer.state.machine import Machine
@@ -198,8 +199,10 @@ class SeriesDesk:
             times += times_after(view.spec, after_ms, count, self._calendar)
         return pb.GetSeriesResponse(series=self._shown(leader.machine, series_id), next_ms=times)
 
-    def list(self, request: pb.ListSeriesRequest) -> pb.ListSeriesResponse:
+    async def list(self, request: pb.ListSeriesRequest) -> pb.ListSeriesResponse:
         """Return a page of series, in the order of their ids.
+
+        Without a topic, those of the topics that the caller's rules cover.
 
         Raises:
             NotFoundError: no such topic.
@@ -208,10 +211,14 @@ class SeriesDesk:
         machine = self._host.require_lease().machine
         if request.page_size > PAGE_SIZE_MAX:
             raise InvalidRequestError("page_size", request.page_size, f"at most {PAGE_SIZE_MAX}")
-        topic = wire_timers.topic_of(machine.topic_by_name, request.topic) if request.topic else 0
+        topics: Sequence[int] | None
+        if request.topic:
+            topics = [wire_timers.topic_of(machine.topic_by_name, request.topic)]
+        else:
+            topics = await _shown_topics(machine)
         size = request.page_size or PAGE_SIZE
         after = min(request.after_id, (1 << 63) - 1)
-        ids = machine.series.ids_of(topic, after, size + 1)
+        ids = machine.series.ids_of(topics, after, size + 1)
         shown = [self._message(machine, view) for view in machine.series.views(ids[:size])]
         return pb.ListSeriesResponse(series=shown, more=len(ids) > size)
 
@@ -294,3 +301,13 @@ def _check(applied: SeriesApplied, topic: str) -> None:
         raise TopicDeletedError(topic)
     if applied.refused is not None:
         raise applied.refused
+
+
+async def _shown_topics(machine: Machine) -> list[TopicId] | None:
+    """Return the topics with series that the caller's rules cover. None: all topics."""
+    if (shown := filter_of_caller()) is None:
+        return None
+    names = sorted(machine.topics[TopicId(each)].name for each in machine.series.topics())
+    found = await shown.after(names, "", len(names))
+    there = [machine.topic_by_name.get(name) for name in found]  # some may be deleted meanwhile
+    return [each.topic_id for each in there if each is not None]

@@ -384,7 +384,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.ListSeriesResponse:
         """Return a page of series."""
         del context
-        return self._series.list(request)
+        return await self._series.list(request)
 
     @streamed
     async def TellStory(  # noqa: N802

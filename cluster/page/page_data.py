@@ -13,6 +13,7 @@ import grpc
 from prometheus_client import Counter
 
 from cluster.api.peer_queries import Stub, checkpoint_of, status_of
+from cluster.api.topic_filter import TopicFilter
 from cluster.observe.lateness import BOUNDS_MS
 from cluster.observe.metrics import Telemetry
 from cluster.observe.node_view import NodeState
@@ -127,8 +128,12 @@ class PageData:
         lags = await self._lags.read(PART_WAIT_S)
         return None if self._host.leader is None else self._own_figures(lags)
 
-    async def topics(self, *, prefix: str, after: str, size: str) -> dict[str, Any]:
+    async def topics(
+        self, *, prefix: str, after: str, size: str, shown: TopicFilter | None
+    ) -> dict[str, Any]:
         """Return a page of topics by name; `size`: decimal number, "" for TOPICS_PAGE.
+
+        `shown`: only these topics, without their count; None: all.
 
         Raises:
             InvalidRequestError: `size` is not a number of 1 to TOPICS_PAGE_MAX.
@@ -139,11 +144,11 @@ class PageData:
         rows = int(size or TOPICS_PAGE)
         if not 1 <= rows <= TOPICS_PAGE_MAX:
             raise InvalidRequestError("size", rows, limit)
-        found = await self._view.topics(after, rows, prefix)
+        found = await self._view.topics(after, rows, prefix, shown)
         leads = self._host.leader is not None
         return {
             "topics": [_topic(topic, leads=leads) for topic in found.topics],
-            "count": found.count,
+            "count": found.count if shown is None else None,
             "next_after": found.next_after,
         }
 

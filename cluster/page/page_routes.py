@@ -32,7 +32,8 @@ Times are Unix milliseconds, unless a name says otherwise. `/v1/overview` return
                      lags_age_ms
     changes          [epoch, leader, time_ms, reason, earlier]: the last 20, newest first
 
-`/v1/topics` returns topics, count (of all that match) and next_after; empty: no more. `/v1/timer`
+`/v1/topics` returns topics, count (of all that match; null for a caller that may see some topics
+only) and next_after; empty: no more. `/v1/timer`
 returns timer_id, state, topic, due_ms, held, successor_id, of a pending timer also requested_ms,
 key and payload_bytes, and its story: events, log_first, log_last, gaps. Errors are problem+json,
 as on the other `/v1` paths.
@@ -45,9 +46,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from cluster.api.topic_filter import TopicFilter, filter_of_observer
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.http import ANSWER_TIMEOUT_S, checked, json_answer
-from cluster.rpc.http_api import HttpApi, context_of
+from cluster.rpc.http_api import IDENTITY, RULES, HttpApi, context_of
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import PAGE_READERS
 
@@ -77,8 +79,10 @@ class Answers(Protocol):
     async def overview(self) -> Mapping[str, Any]:
         """Return `/v1/overview`."""
 
-    async def topics(self, *, prefix: str, after: str, size: str) -> Mapping[str, Any]:
-        """Return `/v1/topics`."""
+    async def topics(
+        self, *, prefix: str, after: str, size: str, shown: TopicFilter | None
+    ) -> Mapping[str, Any]:
+        """Return `/v1/topics`. `shown`: of these topics; None: of all."""
 
     async def timer(
         self, *, timer_id: str, topic: str, key: str, context: HttpContext
@@ -114,7 +118,9 @@ class StatusPages:
 
     async def _topics(self, request: web.Request) -> web.Response:
         fields = _fields(request, "prefix", "after", "size")
-        return await _json(lambda: self._answers.topics(**fields))
+        rules = request.get(RULES)  # with TLS
+        shown = None if rules is None else filter_of_observer(rules, request[IDENTITY])
+        return await _json(lambda: self._answers.topics(**fields, shown=shown))
 
     async def _timer(self, request: web.Request) -> web.Response:
         fields = _fields(request, "id", "topic", "key")

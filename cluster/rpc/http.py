@@ -30,10 +30,10 @@ from cluster.rpc import openapi
 from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.audit_log import AuditLog
-from cluster.rpc.http_api import IDENTITY, certificate_uris, peer_of
+from cluster.rpc.http_api import IDENTITY, RULES, certificate_uris, peer_of
 from cluster.rpc.http_connections import PROBES, HttpConnections
 from cluster.rpc.http_listener import HttpListener
-from cluster.rpc.http_routes import READERS, RPC_PATHS, SCOPES, HttpRoute
+from cluster.rpc.http_routes import FILTERED_PATHS, READERS, RPC_PATHS, SCOPES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX
 from cluster.rpc.metrics_pages import MetricsPages
 from cluster.rpc.open_files import HTTP_RESERVED
@@ -166,8 +166,8 @@ _unix_s: Final = functools.lru_cache(maxsize=1_024)(ssl.cert_time_to_seconds)
 @dataclass(frozen=True, slots=True)
 class HttpTls:
     """TLS of the HTTP port. Probes need no certificate. RPC routes need one or a token before their
-    body is read, and check the rules of their methods. The other pages need one that may observe
-    the cluster."""
+    body is read, and check the rules of their methods. A list of topics needs one that may observe
+    some topic, and the other pages one that may observe the cluster."""
 
     context: Callable[[], ssl.SSLContext]
     """Returns the one for the next handshake."""
@@ -186,7 +186,9 @@ class HttpTls:
         if request.path not in PROBES:
             try:
                 caller = request[IDENTITY] = self._caller(request)
-                if not is_rpc:
+                rules = request[RULES] = self.access.rules
+                some = request.path in FILTERED_PATHS and rules.may_some(caller, Permission.OBSERVE)
+                if not (is_rpc or some):
                     self._check(caller)
             except EngineError as denied:
                 named = self._shown(request)

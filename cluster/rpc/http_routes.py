@@ -3,7 +3,7 @@
 A route has either an RPC or a reader. An RPC route builds the request of its gRPC method from the
 path, the query and the body, and passes the same rules, limits, relay and audit log as over gRPC.
 Its JSON is that of the contract, or that of its form: those for applications have forms. A reader
-answers from the state of the node at hand: it needs `observe` with all topics.
+answers from the state of the node at hand: it needs `observe` with all topics, or is filtered.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,6 +49,8 @@ class HttpRoute:
     timeout_s: float = CHANGE_S
     media: str = JSON
     """Content type of the request and the answer."""
+    is_filtered: bool = False
+    """A reader that shows a caller with rules for some topics those topics."""
     is_private: bool = False
     """A page of another origin must not read the answer; see http_api.py."""
 
@@ -66,7 +68,7 @@ class HttpRoute:
     def permission(self) -> str:
         """The permission that a caller needs with TLS."""
         if not self.rpc:
-            return "observe, for all topics"
+            return "observe" if self.is_filtered else "observe, for all topics"
         return str(METHOD_RULES[PATHS[self.rpc]].permission or "any rule")
 
     def parameters(self, given: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -157,6 +159,7 @@ PAGE_READERS: Final = (
             "after": "next_after of the page before",
             "size": "topics in the page: 1 to 100; default: 20",
         },
+        is_filtered=True,
     ),
     HttpRoute(
         verb="GET",
@@ -561,5 +564,6 @@ RPC_ROUTES: Final = (*APPLICATION_ROUTES, *ADMIN_ROUTES)
 """Answered by the methods of the public services. The server tries their paths in this order: the
 most frequent one comes first."""
 ROUTES: Final = (*READERS, *PAGE_READERS, *RPC_ROUTES)
+FILTERED_PATHS: Final = frozenset(each.path for each in ROUTES if each.is_filtered)
 RPC_PATHS: Final = frozenset((each.verb, each.path) for each in RPC_ROUTES)
 """Routes that check the access rules of their method themselves."""

@@ -42,12 +42,8 @@ def _topic_and_groups(request: Any) -> Iterable[AccessTarget]:
     return (AccessTarget(request.topic, ALL_GROUPS),)
 
 
-def _topic_or_all(request: Any) -> Iterable[AccessTarget]:
-    return (AccessTarget(request.topic) if request.topic else CLUSTER,)
-
-
 def _topic_or_shown(request: Any) -> Iterable[AccessTarget]:
-    """The topic. The service shows of all topics those that the caller's rules cover."""
+    """The topic. Of all topics the service shows those that the caller's rules cover."""
     return _topic(request) if request.topic else ()
 
 
@@ -134,7 +130,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.TimerService/AlterSeries": MethodRule(_P.CANCEL, _topic),
     "/timer.v1.TimerService/DeleteSeries": MethodRule(_P.CANCEL, _topic),
     "/timer.v1.TimerService/GetSeries": MethodRule(_P.OBSERVE, _topic, look_up=True),
-    "/timer.v1.TimerService/ListSeries": MethodRule(_P.OBSERVE, _topic_or_all, look_up=True),
+    "/timer.v1.TimerService/ListSeries": MethodRule(_P.OBSERVE, _topic_or_shown, look_up=True),
     "/timer.v1.TimerService/TellStory": MethodRule(_P.OBSERVE, _cluster),
     "/timer.v1.ConsumeService/Consume": MethodRule(_P.CONSUME, _opening, paced=True),
     "/timer.v1.ConsumeService/Receive": MethodRule(_P.CONSUME, _group),

@@ -186,7 +186,7 @@ async def test_a_series_is_altered_by_its_creation_only_with_the_permission_of_a
 
 
 def test_a_denied_call_about_all_topics_says_so() -> None:
-    method = "/timer.v1.TimerService/ListSeries"
+    method = "/timer.v1.AdminService/ListProducers"
     rules = parse_rules(RULES.replace('"consume"]', '"consume", "observe"]'))
     unused: Any = None
     caller = Caller(BILLING, method, METHOD_RULES[method], lambda: rules, "", unused)

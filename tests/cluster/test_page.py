@@ -39,7 +39,7 @@ class FakeAnswers:
     async def overview(self) -> Mapping[str, Any]:
         return self._answer()
 
-    async def topics(self, **fields: str) -> Mapping[str, Any]:
+    async def topics(self, **fields: Any) -> Mapping[str, Any]:
         return self._answer(**fields)
 
     async def timer(self, **fields: Any) -> Mapping[str, Any]:
@@ -123,7 +123,8 @@ def test_program_makes_no_html_of_data() -> None:
 
 async def test_fields_of_a_query_reach_their_answers_as_they_are(served: Served) -> None:
     await served.ask("/v1/topics?prefix=a%26b&after=c&size=7")
-    assert served.answers.asked == {"prefix": "a&b", "after": "c", "size": "7"}
+    expected = {"prefix": "a&b", "after": "c", "size": "7", "shown": None}
+    assert served.answers.asked == expected
     status, text, headers = await served.ask("/v1/timer?topic=t&key=%3Cscript%3E")
     assert served.answers.asked.pop("context").peer().startswith("ipv4:127.0.0.1:")
     assert served.answers.asked == {"timer_id": "", "topic": "t", "key": "<script>"}

@@ -225,11 +225,21 @@ def test_timers_over_http_need_the_rules_of_their_methods(cluster: WithTokens) -
         ("PUT", f"{other}/series/k", '{"every": 3600}', 403),
         ("POST", f"{other}/series/preview", '{"every": 3600}', 403),
         ("GET", f"{other}/series", None, 404),
-        ("GET", "/v1/series", None, 403),
+        ("GET", "/v1/series?page_size=1", None, 200),
+        ("GET", "/v1/topics", None, 200),
         ("GET", f"{own}/queue", None, 200),
         ("GET", f"{other}/queue", None, 404),
     ):
         assert cluster.http(path, "ci", verb, sent)[0] == expected, (verb, path)
+    with cluster.client() as client:
+        client.create_series("orders/of-others", "k", b"", every=3_600)
+    for path in ("/v1/series?page_size=100", "/v1/topics?prefix=o", "/v1/topics"):
+        listed = json.loads(cluster.http(path, "ci")[1])
+        found = listed.get("series") or listed["topics"]
+        names = [each.get("topic") or each["name"] for each in found]
+        assert all(name.startswith("payments/") for name in names), (path, names)
+        assert ("payments/json" in names) == ("prefix=o" not in path)
+        assert listed.get("count") is None
     assert cluster.tls is not None  # a certificate that may see all of the cluster
     with contextlib.closing(open_http(cluster.node("n1").http, cluster.tls, RPC_S)) as page:
         page.request("GET", f"/v1/timer?id={json.loads(made)['id']}")

@@ -398,7 +398,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         ],
         "series": (
             machine.series.next_id,
-            machine.series.views(machine.series.ids_of(0, 0, 1 << 30)),
+            machine.series.views(machine.series.ids_of(None, 0, 1 << 30)),
             sorted(machine.series.waiting),
         ),
         "outcomes": machine.outcomes.pack(),

@@ -233,7 +233,7 @@ def test_random_changes_number_each_occurrence_once_and_replicas_and_oracle_agre
     read_ms = START_MS
     for step in range(150):
         log.now_ms += 100
-        views = leading.series.views(leading.series.ids_of(0, 0, 1 << 20))
+        views = leading.series.views(leading.series.ids_of(None, 0, 1 << 20))
         pending = [(view.due_ms, view.seq) for view in views if view.seq]
         some = rng.choice(views).series_id if views else 1
         match rng.randrange(9):

@@ -128,13 +128,19 @@ class SeriesTable:
         found = (self.view(series_id) for series_id in series)
         return [each for each in found if each is not None]
 
-    def ids_of(self, topic: int, after: int, count: int) -> list[int]:
-        """Return ids above `after`, ascending, at most `count`. topic = 0: of all topics."""
+    def topics(self) -> list[int]:
+        """Return the ids of the topics that have series, ascending."""
+        rows = self._rows[: len(self._bodies)]
+        topics: list[int] = np.unique(rows["topic"][rows["id"] > 0]).tolist()
+        return topics
+
+    def ids_of(self, topics: Sequence[int] | None, after: int, count: int) -> list[int]:
+        """Return ids above `after`, ascending, at most `count`. `topics`: None for all topics."""
         first = int(self._ids[: len(self._bodies)].searchsorted(np.uint64(after), "right"))
         rows = self._rows[first : len(self._bodies)]
         there = rows["id"] > 0
-        if topic:
-            there &= rows["topic"] == topic
+        if topics is not None:
+            there &= np.isin(rows["topic"], np.array(topics, np.uint32))
         ids: list[int] = rows["id"][np.flatnonzero(there)[:count]].tolist()
         return ids
 

@@ -302,7 +302,7 @@ class FateBook(StoryBook):
     def _recurred(self, entry: Entry, fate: EntryFate, machine: Machine) -> None:
         there = {
             view.series_id: (view.number, (view.due_ms, view.seq) if view.seq else None)
-            for view in machine.series.views(machine.series.ids_of(0, 0, 1 << 30))
+            for view in machine.series.views(machine.series.ids_of(None, 0, 1 << 30))
         }
         if there != fate.series or machine.counts.scheduled != fate.timers:
             raise Broken("series", f"{entry.index}: {there}, not {fate.series}")

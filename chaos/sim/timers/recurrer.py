@@ -24,7 +24,7 @@ class SimRecurrer(SimOperator):
         """Create, change, pause, resume or delete a series, or cancel or move its occurrence."""
         rng = self.rng
         machine = app.engine.machine
-        views = machine.series.views(machine.series.ids_of(0, 0, SERIES_MAX))
+        views = machine.series.views(machine.series.ids_of(None, 0, SERIES_MAX))
         if len(views) < SERIES_MAX and (not views or rng.random() < 0.4):
             self._made += 1
             payload = b"series %d" % self._made
@@ -64,7 +64,7 @@ class SimRecurrer(SimOperator):
         """Resume what is paused."""
         app = self.town.leader()
         table = app.engine.machine.series if app is not None else None
-        for view in table.views(table.ids_of(0, 0, SERIES_MAX)) if table is not None else ():
+        for view in table.views(table.ids_of(None, 0, SERIES_MAX)) if table is not None else ():
             if view.spec.paused:
                 self._ask("alter", view.series_id, {"paused": False})
 
