@@ -71,8 +71,8 @@ def check_columns(schema: StructType, options: FormatOptions) -> None:
     if ("topic" in names) == bool(options.topic):
         limit = "there must be a column topic or the option topic, and not both"
         raise InvalidRequest.of("topic", options.topic, limit)
-    if options.on_conflict == "update" and "key" not in names:
-        raise InvalidRequest.of("on_conflict", "update", "there must be a column key")
+    if options.on_conflict != "reject" and "key" not in names:
+        raise InvalidRequest.of("on_conflict", options.on_conflict, "there must be a column key")
 
 
 def requests_of(

@@ -34,7 +34,7 @@ from timer.model.columns import (
 )
 from timer.model.feature_level import LEVEL_OF_TRAITS
 from timer.model.row_traits import PRIORITY_DEFAULT, PRIORITY_MAX, Traits
-from timer.model.timer_errors import InvalidRequestError
+from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timer.model.units import Now, ProducerId, TopicId, UnixMs
 from timer.ready.queue import Queue
 from timer.state.key_conflicts import Verdict
@@ -228,6 +228,7 @@ def part_of(
         rules = leader.rules(topics[timers.topic], producer_id, request.sequence, request_id)
         try:
             pieces.append(_Columns.of(timers, limits, rules, now, floor_ms, texts))
+            _check_keyed(request.on_conflict, pieces[-1].key)
         except InvalidRequestError as error:
             if error.field in WAYS and len(timers.payload_sizes) == 1:
                 error = error.at_rows([0])
@@ -340,6 +341,13 @@ def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> Wante
     """
     given: dict[str, Sequence[int]] = {way: getattr(request, way) for way in WAYS}
     return when_of_ways(given, rows)
+
+
+def _check_keyed(mode: int, key: Binary) -> None:
+    """Check that each row has a key, except with REJECT."""
+    if mode != OnConflict.REJECT and not key.sizes.all():
+        limit = f"must be given with on_conflict = {OnConflict(mode).name.lower()}"
+        raise InvalidRequestError("key", UNSHOWN, limit, row=int(key.sizes.argmin()))
 
 
 def checked_keys(sizes: Sequence[int], blob: bytes, rows: int, bytes_max: int) -> Binary:

@@ -89,7 +89,7 @@ def _one_answer(request: pb.ScheduleRequest, answer: pb.ScheduleResponse) -> Map
 def _many(fields: Fields) -> pb.ScheduleRequest:
     given = json_fields.elements(fields, "timers", "timers")
     rows = [json_fields.element("timers", at, each, ROW, row_of) for at, each in enumerate(given)]
-    return request_of(json_fields.text(fields, "topic"), rows, fields)
+    return request_of(json_fields.text(fields, "topic"), rows, fields, TIMERS)
 
 
 def _field_of_many(request: pb.ScheduleRequest, name: str) -> str:

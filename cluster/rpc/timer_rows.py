@@ -182,15 +182,21 @@ def _headers(headers: dict[str, Any]) -> bytes:
     return bytes(out)
 
 
-def request_of(topic: str, rows: Sequence[TimerRow], fields: Fields) -> pb.ScheduleRequest:
-    """Return the request for new timers of one topic. `fields`: of the request.
+def request_of(
+    topic: str, rows: Sequence[TimerRow], fields: Fields, place: str = "{name}"
+) -> pb.ScheduleRequest:
+    """Return the request for new timers of one topic.
+
+    `fields`: of the request. `place`: of a row's field in the request, for errors.
 
     Raises:
-        InvalidRequestError: `on_conflict` is wrong, or an update has a row without a key.
+        InvalidRequestError: `on_conflict` is wrong, or it needs a key that a row lacks.
     """
     mode = json_fields.choice(fields, "on_conflict", MODES, "reject")
-    if mode == pb.ON_CONFLICT_UPDATE and not all(row.key for row in rows):
-        raise refused("on_conflict", "update", "each timer needs a key")
+    for at, row in enumerate(rows if mode else ()):
+        if not row.key:
+            limit = f"must be given with on_conflict = {fields['on_conflict']}"
+            raise InvalidRequestError(place.format(at=at, name="key"), UNSHOWN, limit)
     request = pb.ScheduleRequest(
         on_conflict=mode,  # type: ignore[arg-type]
         request_id=fields.get("request_id", ""),

@@ -283,18 +283,12 @@ def test_follower_schedules_a_timer_once(cluster: Running, client: TimerClient, 
         replaced["due_ms"],
     )
     for _ in range(2):  # an empty key is no key
-        keyless = send(cluster, node, "POST", at, timer | {"key": "", "on_conflict": "replace"})
+        keyless = send(cluster, node, "POST", at, timer | {"key": "", "on_conflict": "reject"})
         assert keyless.body["result"] == "SCHEDULED"
     for body, headers, status, reason, detail in (
         (timer, JSON, 409, "ALREADY_EXISTS", replaced["id"]),
         ({"delay": 1, "key": "none", "on_conflict": "update"}, JSON, 404, "NOT_FOUND", "none"),
-        (
-            {"delay": 1, "key": "", "on_conflict": "update"},
-            JSON,
-            400,
-            "INVALID_REQUEST",
-            "needs a key",
-        ),
+        ({"delay": 1, "on_conflict": "update"}, JSON, 400, "INVALID_REQUEST", "key: must be given"),
         (timer | {"delay": 1}, named, 400, "INVALID_REQUEST", "order-4711"),
         ({"delay": 1}, JSON | {"Idempotency-Key": "x" * 65}, 400, "INVALID_REQUEST", "64"),
         ({"delay": 1}, JSON | {"Idempotency-Key": "ä"}, 400, "INVALID_REQUEST", "ASCII"),
@@ -469,12 +463,15 @@ def test_error_of_a_batch_names_the_timer_and_its_field_as_sent(
         refused = send(cluster, node, "POST", f"{at}/{path}", {"timers": timers})
         assert (refused.status, refused.body.get("field")) == (400, field), refused.body
         assert refused.body["detail"].startswith(field)
+    keyless = {"timers": [fine | {"key": "n"}, fine], "on_conflict": "keep"}
+    assert (
+        send(cluster, node, "POST", f"{at}/timers/batch", keyless).body["field"] == "timers[1].key"
+    )
     by_id = [{"id": "0" * 24, "delay": 1}, {"id": made, "delay": 61}]
     refused = send(cluster, node, "POST", "/v1/timers/reschedule", {"timers": by_id})
     assert refused.body["field"] == "timers[1].delay", refused.body
-    assert (
-        send(cluster, node, "PATCH", f"/v1/timers/{made}", {"delay": 61}).body["field"] == "delay"
-    )
+    one = send(cluster, node, "PATCH", f"/v1/timers/{made}", {"delay": 61})
+    assert one.body["field"] == "delay"
 
 
 def test_follower_delivers_and_settles_messages(

@@ -47,7 +47,8 @@ class Player:
 
     def schedule(self, rng: random.Random) -> Any:
         key = rng.choice([None, "k1", "k2", "k3", "k" * 1025])
-        delay, mode = rng.choice([1, 2, 30, 10**9]) * HOUR, rng.choice(MODES)
+        mode = rng.choice(MODES) if key or rng.random() < 0.2 else "reject"
+        delay = rng.choice([1, 2, 30, 10**9]) * HOUR
         payload = rng.randbytes(rng.choice([0, 1, 20, 21]))
         done = self.client.schedule(
             rng.choice(self.topics), payload, key=key, delay=delay, on_conflict=mode
@@ -55,9 +56,10 @@ class Player:
         return self.name(done.id), done.result.name, self.hours(done.due_ms)
 
     def schedule_batch(self, rng: random.Random) -> Any:
-        keys = rng.choices([None, "k1", "k2", "k4"], k=rng.randint(1, 5))
-        delays = [rng.randint(1, 9) * HOUR for _ in keys]
         topic, mode = rng.choice(self.topics), rng.choice(MODES)
+        some = ["k1", "k2", "k4", *([None] if mode == "reject" else [])]
+        keys = rng.choices(some, k=rng.randint(1, 5))
+        delays = [rng.randint(1, 9) * HOUR for _ in keys]
         done = self.client.schedule_batch(
             topic, [b"p"] * len(keys), keys=keys, delay=delays, on_conflict=mode
         )

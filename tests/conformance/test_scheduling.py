@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.running import WAIT_S
-from tests.conformance.worlds import World
+from tests.cluster.running import WAIT_S, columns, schedule
+from tests.conformance.worlds import World, refusal
 from timerclient import (
     AlreadyExists,
     InvalidRequest,
@@ -16,6 +16,8 @@ from timerclient import (
     ScheduleResult,
     TimerState,
 )
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.rows import OnConflict
 
 HOUR = 3600.0
 HOUR_MS = 3_600_000
@@ -217,21 +219,48 @@ def test_batch_of_updates_is_decided_one_by_one(world: World, topic: str) -> Non
     with pytest.raises(NotPending):
         _ = timers[1]
     assert [info.payload for info in client.list_timers(topic)] == [b"3"]
-    for keys in (None, ["a", None]):
-        with pytest.raises(InvalidRequest, match="each timer needs a key"):
-            client.schedule_batch(topic, [b"", b""], keys=keys, on_conflict="update")
+
+
+@pytest.mark.parametrize("mode", ["replace", "keep", "update"])
+def test_on_conflict_needs_a_key(world: World, topic: str, mode: OnConflict) -> None:
+    client, limit = world.client, f"must be given with on_conflict = {mode}"
+    for field, keys in (("keys", None), ("keys[1]", ["a", None]), ("keys[0]", ["", "a"])):
+        with pytest.raises(InvalidRequest) as refused:
+            client.schedule_batch(topic, [b"", b""], keys=keys, on_conflict=mode)
+        assert str(refused.value) == f"{field}: {limit}"
+    timers = [NewTimer(topic, b"", key="a"), NewTimer(topic, b"")]
+    with pytest.raises(InvalidRequest, match=rf"^timers\[1\]\.key: {limit}"):
+        client.schedule_all(timers, on_conflict=mode)
     for key in (None, ""):
-        with pytest.raises(InvalidRequest, match="each timer needs a key"):
-            client.schedule(topic, b"", key=key, on_conflict="update")
+        with pytest.raises(InvalidRequest, match=f"^key: {limit}"):
+            client.schedule(topic, b"", key=key, on_conflict=mode)
+    wire = pb.OnConflict.Value(f"ON_CONFLICT_{mode.upper()}")
+    for field, request in (
+        ("key", schedule(columns(topic, [b""]), on_conflict=wire)),
+        (
+            "key[1]",
+            schedule(columns(topic, [b"", b""], key_sizes=[1, 0], keys=b"k"), on_conflict=wire),
+        ),
+        (
+            "key[1]",
+            schedule(
+                columns(topic, [b""], key_sizes=[1], keys=b"k"),
+                columns(topic, [b""]),
+                on_conflict=wire,
+            ),
+        ),
+    ):
+        error = refusal(world, "Schedule", request)
+        assert (error.field, error.limit) == (field, limit)
 
 
 def test_an_empty_key_is_no_key(world: World, topic: str) -> None:
     client = world.client
-    for mode in ("reject", "replace", "keep"):
-        one = client.schedule(topic, b"", key="", on_conflict=mode, delay=HOUR)
-        [two] = client.schedule_batch(topic, [b""], keys=[""], on_conflict=mode, delay=HOUR)
+    for _ in range(2):
+        one = client.schedule(topic, b"", key="", delay=HOUR)
+        [two] = client.schedule_batch(topic, [b""], keys=[""], delay=HOUR)
         assert one.result is two.result is ScheduleResult.SCHEDULED
-    assert [info.key for info in client.list_timers(topic)] == [None] * 6
+    assert [info.key for info in client.list_timers(topic)] == [None] * 4
     for key in (0, b"", b"a"):
         with pytest.raises(InvalidRequest, match=r"key = .*: must be str"):
             client.schedule(topic, b"", key=key)  # type: ignore[arg-type]

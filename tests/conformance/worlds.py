@@ -76,7 +76,7 @@ class World:
         raise NotImplementedError
 
     def unary(self, method: str, request: Any) -> Any:
-        """Return the answer to a unary call of the ConsumeService.
+        """Return the answer to a unary call of the ConsumeService or the TimerService.
 
         Raises:
             grpc.RpcError: the call was rejected.
@@ -146,7 +146,10 @@ class FakeWorld(World):
         return answer.homeless
 
     def unary(self, method: str, request: Any) -> Any:
-        stub: Any = rpc.ConsumeServiceStub(self._fake.dial(""))
+        consuming: Any = rpc.ConsumeServiceStub(self._fake.dial(""))
+        stub = (
+            consuming if hasattr(consuming, method) else rpc.TimerServiceStub(self._fake.dial(""))
+        )
         return Background().call(getattr(stub, method)(request))
 
 
@@ -173,7 +176,9 @@ class RealWorld(World):
         return redriven(self.client, topic, count)
 
     def unary(self, method: str, request: Any) -> Any:
-        return getattr(self._cluster.consuming(), method)(request, timeout=RPC_S)
+        consuming: Any = self._cluster.consuming()
+        stub = consuming if hasattr(consuming, method) else self._cluster.timers()
+        return getattr(stub, method)(request, timeout=RPC_S)
 
 
 def refusal(world: World, method: str, request: Any) -> pb.Error:

@@ -74,7 +74,7 @@ async def test_modes_do_not_share_a_request(cluster: Cluster, client: AsyncTimer
     kept, replaced, plain = await asyncio.gather(
         client.schedule("t", b"2", key="k", delay=9, on_conflict="keep"),
         client.schedule("t", b"3", key="k", delay=9, on_conflict="replace"),
-        client.schedule("t", b"4", delay=9, on_conflict="replace"),
+        client.schedule("t", b"4", delay=9),
     )
     assert (kept, kept.result) == (first, ScheduleResult.KEPT)
     assert (replaced.result, replaced.replaced) == (ScheduleResult.REPLACED, first.raw)

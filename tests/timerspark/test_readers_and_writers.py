@@ -289,7 +289,7 @@ def test_micro_batch_is_written_once(
     cluster: str, client: TimerClient, topic: str, task: Task
 ) -> None:
     rows = batch(payload=[b"a", b"b"], topic=[topic, topic + "-2"], delay=[0.0, 3600.5])
-    of = source(cluster, "", on_conflict="keep")
+    of = source(cluster, "")
     writer: Any = of.streamWriter(kinds("payload", "topic", "delay"), False)
     with pytest.raises(InvalidRequest, match="must be set by Spark"):
         writer.write(iter([rows]))

@@ -92,7 +92,7 @@ def make_row(  # noqa: PLR0913 -- the arguments of one call
         headers, payload = payload.headers(headers), payload.payload()
     row = SingleRow(topic, rows.payload_bytes(payload), way, values[0])
     mode = rows.conflict_mode(on_conflict)
-    rows.check_keyed(mode, [key])
+    rows.check_keyed("key", on_conflict, [key])
     if key is not None and (encoded := rows.utf8("key", key)):
         row.key, row.on_conflict = encoded, mode
     row.headers = rows.encode_headers(headers)
@@ -231,8 +231,8 @@ class AsyncTimerClient(SeriesCalls):
         A `key` is unique among the pending timers of its topic; an empty key is no key. If a
         pending timer has the key, `on_conflict` decides: "reject" raises AlreadyExists, "replace"
         cancels the pending timer, "keep" returns the pending timer and schedules nothing. If no
-        pending timer has the key (the last may just have fired), these three schedule the new
-        timer. "update" replaces a pending timer; if there is none, it raises NotPending.
+        pending timer has the key, these three schedule the new timer. "update" replaces a pending
+        timer; if there is none, it raises NotPending. All but "reject" need a key.
 
         Groups of type key_shared keep the order of messages with one `ordering_key`, or without one
         of those with one `key`. Any number of pending timers may share an ordering key. Shared

@@ -115,8 +115,8 @@ class TimerClient(ThreadClient):
         A `key` is unique among the pending timers of its topic; an empty key is no key. If a
         pending timer has the key, `on_conflict` decides: "reject" raises AlreadyExists, "replace"
         cancels the pending timer, "keep" returns the pending timer and schedules nothing. If no
-        pending timer has the key (the last may just have fired), these three schedule the new
-        timer. "update" replaces a pending timer; if there is none, it raises NotPending.
+        pending timer has the key, these three schedule the new timer. "update" replaces a pending
+        timer; if there is none, it raises NotPending. All but "reject" need a key.
 
         Groups of type key_shared keep the order of messages with one `ordering_key`, or without one
         of those with one `key`. Any number of pending timers may share an ordering key. Shared

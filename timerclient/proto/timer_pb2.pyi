@@ -168,7 +168,9 @@ class _OnConflictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnConflict
     """the pending timer is replaced; if there is none, the row is not"""
 
 class OnConflict(_OnConflict, metaclass=_OnConflictEnumTypeWrapper):
-    """A key is unique among the pending timers of its topic. Rows are processed in their order."""
+    """A key is unique among the pending timers of its topic. Rows are processed in their order. Each row
+    needs a key, except with UNSPECIFIED.
+    """
 
 ON_CONFLICT_UNSPECIFIED: OnConflict.ValueType  # 0
 """reject: the row is not scheduled"""

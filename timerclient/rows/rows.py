@@ -363,14 +363,16 @@ def conflict_mode(name: str) -> pb.OnConflict.ValueType:
     return choice("on_conflict", name, MODES)
 
 
-def check_keyed(mode: pb.OnConflict.ValueType, keys: Iterable[object]) -> None:
-    """Check that every row of an update has a key.
+def check_keyed(name: str, on_conflict: str, keys: Sequence[object]) -> None:
+    """Check that every row has a key, except with "reject". `name`: with the place of a key as {}.
 
     Raises:
         InvalidRequest: A row has none.
     """
-    if mode == pb.ON_CONFLICT_UPDATE and not all(keys):
-        raise InvalidRequest.of("on_conflict", "update", "each timer needs a key")
+    if MODES[on_conflict] and not all(keys):
+        place = next(at for at, key in enumerate(keys) if not key)
+        limit = f"must be given with on_conflict = {on_conflict}"
+        raise InvalidRequest.of(name.format(place), None, limit)
 
 
 def moment_of(unix_ms: int) -> datetime:
@@ -515,7 +517,7 @@ def encode_batch(  # noqa: PLR0913 -- the columns of a batch
     for name, column in columns.items():
         if len(column) not in (0, n):
             raise InvalidRequest.of(name, Described(f"{len(column)} values"), f"give none, or {n}")
-    check_keyed(request.on_conflict, key_list or [b""])
+    check_keyed("keys[{}]" if key_list else "keys", on_conflict, key_list or [b""])
     _write_optional(to, key_list, header_list)
     _write_traits(to, orders, levels)
     return checked(request.SerializeToString()), n
