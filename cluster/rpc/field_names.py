@@ -5,10 +5,12 @@ delay_ms             delay               of one timer
 filter.key_prefix    key_prefix
 payload[1]           timers[1].payload   of {"timers": [...]}
 key[1]               keys[1]             of {"keys": [...]}
+due_ms               due                 if the request has `due`
 """
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from timerclient.proto import timer_pb2 as pb
 
@@ -21,6 +23,7 @@ _OF_A_ROW: Final = frozenset(
         *("due_ms", "delay_ms", "delay_level"),
     }
 )
+_MOMENTS: Final = ("due", "due_from", "due_to", "start", "end")
 _OF_ALL_ROWS: Final = frozenset({"payloads", "keys"})
 
 
@@ -42,6 +45,21 @@ def field_of_row(name: str, rows: int, place: str) -> str:
     if at is None:
         return place.partition("[")[0]
     return place.format(at=at, name=field_of_one(found[1]))
+
+
+def moments_of(fields: Mapping[str, Any]) -> frozenset[str]:
+    """Return the places of a request's times that are not in Unix milliseconds: timers[1].due."""
+    found = {name for name in _MOMENTS if fields.get(name) is not None}
+    if isinstance(rows := fields.get("timers"), list):
+        given = (isinstance(row, dict) and row.get("due") is not None for row in rows)
+        found |= {TIMERS.format(at=at, name="due") for at, there in enumerate(given) if there}
+    return frozenset(found)
+
+
+def as_sent(name: str, moments: frozenset[str]) -> str:
+    """Return the name of a field as the request has it. `moments`: see `moments_of`."""
+    short = name.removesuffix("_ms")
+    return short if short in moments else name
 
 
 def with_field(error: pb.Error, field: str) -> pb.Error:

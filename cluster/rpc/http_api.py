@@ -26,7 +26,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.connections import grpc_address
-from cluster.rpc.field_names import with_field
+from cluster.rpc.field_names import as_sent, moments_of, with_field
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON, RPC_ROUTES, HttpRoute
@@ -124,12 +124,13 @@ class HttpApi:
     async def _answer(
         self, route: HttpRoute, form: HttpForm | None, request: web.Request, charge: BodyCharge
     ) -> web.Response:
-        message = await _message(route, form, request, charge)
+        message, moments = await _message(route, form, request, charge)
         try:
             answer = await self._called(route, message, request)
         except ProblemError as refusal:
             if form is not None and (field := refusal.error.field):
-                refusal.error = with_field(refusal.error, form.field_in_json(message, field))
+                name = as_sent(form.field_in_json(message, field), moments)
+                refusal.error = with_field(refusal.error, name)
             raise
         if route.rpc == "Peek" and (size := answer.ByteSize()) > PEEK_BYTES_MAX:
             limit = f"at most {PEEK_BYTES_MAX} over HTTP; `timerctl peek` shows it"
@@ -289,8 +290,8 @@ def _document(
 
 async def _message(
     route: HttpRoute, form: HttpForm | None, request: web.Request, charge: BodyCharge
-) -> Message:
-    """Return the RPC's request of an HTTP request.
+) -> tuple[Message, frozenset[str]]:
+    """Return the RPC's request of an HTTP request, and the `moments_of` its fields.
 
     Raises:
         InvalidRequestError: a field is unknown, given twice, or has a wrong type.
@@ -303,12 +304,12 @@ async def _message(
         if name in fields:
             raise refused(name, fields[name], "is in the path: leave it out of the body")
     if form is not None:
-        return form.message(named, fields)
+        return form.message(named, fields), moments_of({**fields, **named})
     made = GetMessageClass(METHODS[route.rpc].input_type)()
     check_message(fields, made.DESCRIPTOR, leave_out={route.inner, *named})
     given = {route.inner: named} if route.inner else named
     check_message(given, made.DESCRIPTOR)
-    return ParseDict(with_numbers(fields | given, made.DESCRIPTOR), made)
+    return ParseDict(with_numbers(fields | given, made.DESCRIPTOR), made), frozenset()
 
 
 def _request_id(form: HttpForm | None, request: web.Request) -> dict[str, str]:

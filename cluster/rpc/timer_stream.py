@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from cluster.rpc.aiohttp_server import web
-from cluster.rpc.field_names import with_field
+from cluster.rpc.field_names import as_sent, moments_of, with_field
 from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
@@ -50,6 +50,8 @@ class TimerLines:
         self._waiting: deque[int] = deque()
         """Numbers of lines without a written result."""
         self._results: dict[int, Mapping[str, Any]] = {}
+        self._moments: dict[int, frozenset[str]] = {}
+        """Of lines without a result; see `moments_of`."""
         self._changed = asyncio.Event()
         self._read = 0
         """Lines that were read."""
@@ -114,8 +116,10 @@ class TimerLines:
         self._changed.set()
 
     def _result(self, answer: pb.ScheduleStreamResponse) -> Mapping[str, Any]:
+        moments = self._moments.pop(answer.request_no, frozenset())
         if answer.HasField("error"):
-            error = with_field(answer.error, self._form.field_in_json(None, answer.error.field))
+            name = as_sent(self._form.field_in_json(None, answer.error.field), moments)
+            error = with_field(answer.error, name)
             return {"error": document_of_error(error)}
         return self._form.answer(None, answer)
 
@@ -137,7 +141,10 @@ class TimerLines:
         named = {"topic": self._topic}
         if self._key:
             named["request_id"] = f"{self._key}/{number}"
-        made = self._form.message(named, parsed(line, "line"))
+        fields = parsed(line, "line")
+        made = self._form.message(named, fields)
+        if moments := moments_of(fields):
+            self._moments[number] = moments
         request = as_type(pb.ScheduleStreamRequest, made)
         request.request_no = number
         return request
