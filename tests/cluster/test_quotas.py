@@ -49,7 +49,7 @@ def test_quota_and_what_is_used_of_it_outlive_failover_and_restart(
         client.schedule(topic, b"1", delay=HOUR)
     with client.consumer(topic, group="g") as consumer:
         assert [message.payload for message in take(consumer, 3)] == [b"12345"] * 3
-    with pytest.raises(QuotaReached, match=r"pending_bytes_max: .* has 6, and 11 more"):
+    with pytest.raises(QuotaReached, match="has 6 bytes of pending payloads; 11 more"):
         client.schedule(topic, b"12345678901", delay=HOUR)
     client.schedule(topic, b"1234567890", delay=HOUR)
     with pytest.raises(QuotaReached, match="pending_max"):

@@ -116,13 +116,29 @@ def test_reached_backlog_takes_nothing_until_it_is_acked(quota: str) -> None:
 def test_refusal_names_topic_field_what_there_is_limit_and_whose_it_is() -> None:
     play = play_with(pending_max=2)
     assert taken(play, "one", 100)
-    text = r"pending_max: topic 'a' has 1, and 2 more: must be at most 2 \(pending_max of the "
-    with pytest.raises(QuotaReachedError, match=f"^{text}cluster\\)$") as refused:
+    with pytest.raises(QuotaReachedError) as refused:
         play.schedule("two", 100, 100)
+    assert str(refused.value) == (
+        "topic 'a' has 1 pending timer; 2 more would exceed its limit of 2"
+        " (pending_max of the cluster)"
+    )
     assert refused.value.field == "pending_max"
-    limited(play, Scope("", TopicId(play.topic_id)), pending_max=1)
-    with pytest.raises(QuotaReachedError, match=r"at most 1 \(pending_max of the topic"):
+    limited(play, Scope("", TopicId(play.topic_id)), pending_max=0)
+    with pytest.raises(QuotaReachedError) as refused:
         play.schedule("one more", 100)
+    text = "topic 'a' has 1 pending timer; its limit is 0 (pending_max of the topic)"
+    assert str(refused.value) == text
+
+
+def test_refusal_names_the_things_that_a_quota_counts() -> None:
+    for name, uses in (
+        ("pending_max", "2,600 pending timers"),
+        ("pending_bytes_max", "2,600 bytes of pending payloads"),
+        ("ready_max", "2,600 unacked messages"),
+        ("ready_bytes_max", "2,600 bytes of unacked payloads"),
+    ):
+        refused = QuotaReachedError("orders", name, 0, "topic", there=2_600, asked=1)
+        assert str(refused) == f"topic 'orders' has {uses}; its limit is 0 ({name} of the topic)"
 
 
 def test_each_topic_has_the_quota_by_itself_and_a_request_of_several_is_refused_whole() -> None:

@@ -194,16 +194,32 @@ class DiskFullError(EngineError):
         self.retry_after_ms = retry_after_ms
 
 
+_USES: Final = {
+    "pending_max": "pending timer{s}",
+    "pending_bytes_max": "byte{s} of pending payloads",
+    "ready_max": "unacked message{s}",
+    "ready_bytes_max": "byte{s} of unacked payloads",
+}
+"""Field of a quota -> the things that it counts."""
+
+
 class QuotaReachedError(EngineError):
     """A topic has reached a quota of timers or messages, or the request would exceed it."""
 
     retryable = True
 
-    def __init__(self, topic: str, field: str, limit: str, *, there: int, asked: int) -> None:
-        """`field`: of the policy. `limit`: its value and source. `there`: the present number."""
-        super().__init__(f"{field}: topic {topic!r} has {there}, and {asked} more: {limit}")
+    def __init__(
+        self, topic: str, field: str, most: int, source: str, *, there: int, asked: int
+    ) -> None:
+        """`most`: value of the policy's `field`. `source`: its scope. `there`: the present use."""
+        noun = _USES[field].format(s="" if there == 1 else "s")
+        end = f"{asked:,} more would exceed its limit of {most:,}"
+        if there >= most:
+            end = f"its limit is {most:,}"
+        of = f"({field} of the {source})"
+        super().__init__(f"topic {topic!r} has {there:,} {noun}; {end} {of}")
         self.field = field
-        self.limit = limit
+        self.limit = f"must be at most {most} {of}"
 
 
 class LimitReachedError(QuotaReachedError):

@@ -100,9 +100,8 @@ class Quotas:
                 there = self.used(topic, quota) + self._taken(charge.topic)[at]
                 asked = charge.amounts[at]
                 if there >= quota.limit or there + asked > quota.limit:
-                    limit = f"must be at most {quota.limit} ({quota.field} of the {quota.source})"
                     raise QuotaReachedError(
-                        topic.name, quota.field, limit, there=there, asked=asked
+                        topic.name, quota.field, quota.limit, quota.source, there=there, asked=asked
                     )
 
     @staticmethod
