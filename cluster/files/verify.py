@@ -19,9 +19,11 @@ from timer.files.data_directory import IDENTITY_NAME, LOCK_NAME, read_identity
 from timer.files.disk import Disk, RealDisk
 from timer.model.timer_errors import (
     CorruptFileError,
+    DiskFailedError,
     EngineError,
     PromiseLostError,
     UnknownVersionError,
+    UnopenedFileError,
     WrongDirectoryError,
 )
 from timer.model.units import Epoch
@@ -37,9 +39,11 @@ DAMAGED = 1
 def verify(disk: Disk, data: Path) -> Iterator[Checked]:
     """Yield every file of a stopped node's data directory, checked.
 
+    A file or directory that can't be opened is damage (UnopenedFileError). It ends a start, too.
+
     Raises:
         WrongDirectoryError: it is not a data directory, or a process has locked it.
-        DiskFailedError: a file or directory cannot be opened, which ends a start, too.
+        DiskFailedError: the lock can't be opened.
     """
     if not disk.exists(data / IDENTITY_NAME):
         raise WrongDirectoryError(
@@ -49,11 +53,10 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
     try:
         yield _checked(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
         state, log, incoming = data / "state", data / "log", data / "incoming"
-        for path in (state, log, data / "raft"):
-            if disk.exists(path):
-                disk.list_dir(path)
         # The next start replaces the state, and a damaged log.
         is_ordered = disk.exists(incoming / "ready")
+        for path in (state, data / "raft", *([log] if is_ordered else [])):
+            yield from _unlisted(disk, path)
         promise, epoch = data / "promise", Epoch(0) if is_ordered else scrub.last_epoch(disk, log)
         found = _checked(disk, promise, lambda: PromiseFile.load(disk, promise, last_epoch=epoch))
         yield found
@@ -66,10 +69,23 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
             yield from scrub.verify(disk, state=state, log=log, is_used=is_used)
         noted = data / "damaged"
         if disk.exists(noted):
-            why = f"noted by the node: {disk.read(noted).decode(errors='replace')}"
-            yield Checked(noted, 0, CorruptFileError(noted, 0, why))
+            yield _checked(disk, noted, lambda: _raise_noted(disk, noted))
     finally:
         lock.release()
+
+
+def _unlisted(disk: Disk, path: Path) -> Iterator[Checked]:
+    """Yield a directory that exists and can't be opened."""
+    try:
+        if disk.exists(path):
+            disk.list_dir(path)
+    except DiskFailedError as error:
+        yield Checked(path, 0, UnopenedFileError(path, error))
+
+
+def _raise_noted(disk: Disk, path: Path) -> None:
+    why = f"noted by the node: {disk.read(path).decode(errors='replace')}"
+    raise CorruptFileError(path, 0, why)
 
 
 def _ordered(disk: Disk, incoming: Path) -> Iterator[Checked]:
@@ -93,11 +109,13 @@ def _check_part(disk: Disk, path: Path, part: SnapshotPart) -> None:
 def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
     try:
         check()
+        return Checked(path, disk.size(path), None)
     except (CorruptFileError, UnknownVersionError) as error:
         return Checked(path, 0, error)
     except PromiseLostError as error:
         return Checked(path, 0, CorruptFileError(path, 0, str(error)))
-    return Checked(path, disk.size(path), None)
+    except (DiskFailedError, OSError) as error:
+        return Checked(path, 0, UnopenedFileError(path, error))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -111,9 +111,22 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
         (data / "raft").rename(data / "kept")
         (data / "raft").touch()
         assert timerctl("--data", str(data)) == DAMAGED
-        assert f"{data / 'raft'}: list failed: ENOTDIR" in capsys.readouterr().err
+        assert f"{data / 'raft'}: list failed: ENOTDIR" in capsys.readouterr().out
         (data / "raft").unlink()
         (data / "kept").rename(data / "raft")
+        (data / "lost").rename(data / "log")
+        unopened = [data / "log" / "durable", data / "promise", data / "state" / "manifest"]
+        for path in unopened:
+            path.rename(path.with_name("kept"))
+            path.mkdir()
+        assert timerctl("--data", str(data), "-o", "json") == DAMAGED
+        found = json.loads(capsys.readouterr().out)
+        assert {each["file"] for each in found["damaged"]} == {*map(str, unopened)}
+        assert all("read failed: EISDIR" in each["what"] for each in found["damaged"])
+        for path in unopened:
+            path.rmdir()
+            path.with_name("kept").rename(path)
+        (data / "log").rename(data / "lost")
         order = data / "incoming" / "ready"
         order.parent.mkdir(exist_ok=True)
         order.write_bytes(b"no order")

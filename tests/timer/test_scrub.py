@@ -1,5 +1,7 @@
 """The scrub finds and names a flip of every byte of every file; replaced files are no damage."""
 
+import errno
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from tests.timer.test_manifest import busy_log, flush
 from tests.timer.test_snapshot import frame_of
 from timer.files import log as timer_log
 from timer.files import segment
-from timer.model.timer_errors import CorruptFileError
+from timer.files.disk import disk_failed
+from timer.model.timer_errors import CorruptFileError, DiskFailedError
 from timer.model.units import LogIndex
 from timer.recovery import manifest, scrub
 from timer.recovery.scrub import Checked
@@ -90,6 +93,49 @@ def test_file_that_is_missing_or_cut_is_found(suffix: str) -> None:
         else:
             disk.remove(path)
         assert path in [each.path for each in damaged(found(disk))]
+
+
+class Refusing(SimDisk):
+    """A disk that opens one file not."""
+
+    refused: Path | None = None
+
+    def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
+        self._check(path)
+        return super().read(path, start, size)
+
+    def read_parts(self, path: Path, parts: Iterable[tuple[int, int]]) -> list[bytes]:
+        self._check(path)
+        return super().read_parts(path, parts)
+
+    def list_dir(self, path: Path) -> list[str]:
+        self._check(path)
+        return super().list_dir(path)
+
+    def _check(self, path: Path) -> None:
+        if path == self.refused:
+            raise disk_failed(path, "read", errno.EACCES)
+
+
+def test_verify_reports_a_file_that_cannot_be_opened_and_reads_the_others() -> None:
+    disk, _ = stored()
+    disk.__class__ = Refusing
+    assert isinstance(disk, Refusing)
+    whole = {each.path for each in scrub.verify(disk, state=STATE, log=LOG)}
+    for path in [*whole, LOG]:
+        disk.refused = path
+        checked = [*scrub.verify(disk, state=STATE, log=LOG)]
+        assert [each.path for each in damaged(checked)] == [path]
+        assert [str(each.damage) for each in damaged(checked)] == [
+            f"{path}: read failed: EACCES (Permission denied)"
+        ]
+        needs_manifest = {each for each in whole if each.parent.parent == STATE}
+        unread = needs_manifest if path == STATE / manifest.NAME else set[Path]()
+        unread = {each for each in whole if each.parent == LOG} if path == LOG else unread
+        assert {each.path for each in checked} >= whole - unread
+    disk.refused = next(each for each in whole if each.suffix == ".arrow")
+    with pytest.raises(DiskFailedError):  # a running node ends
+        found(disk)
 
 
 def test_manifest_that_is_missing_is_found_where_the_log_does_not_hold_all() -> None:

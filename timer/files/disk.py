@@ -282,7 +282,8 @@ class RealDisk:
 
     def exists(self, path: Path) -> bool:
         """See Disk."""
-        return path.exists()
+        with failing(path, "stat"):
+            return path.exists()
 
     def list_dir(self, path: Path) -> list[str]:
         """See Disk."""

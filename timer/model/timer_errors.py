@@ -315,6 +315,14 @@ class UnreadableFileError(CorruptFileError):
     """The disk can't return bytes that were written: a bad sector or a passing failure."""
 
 
+class UnopenedFileError(CorruptFileError):
+    """A file or directory of a stopped node can't be opened."""
+
+    def __init__(self, path: object, error: Exception) -> None:
+        StorageError.__init__(self, str(error))
+        self.path, self.position, self.why = path, 0, str(error)
+
+
 class UnknownVersionError(StorageError):
     """A file of a format version that this program does not know."""
 

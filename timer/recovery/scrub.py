@@ -26,7 +26,13 @@ from timer.files import segment
 from timer.files.disk import Disk
 from timer.files.log import MARK_NAME, no_segments, read_mark
 from timer.files.segment import Header
-from timer.model.timer_errors import CorruptFileError, FileDamage, UnknownVersionError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    DiskFailedError,
+    FileDamage,
+    UnknownVersionError,
+    UnopenedFileError,
+)
 from timer.model.units import Epoch, LogIndex
 from timer.pending.runs.key_file import KeyFile
 from timer.pending.runs.run import Run, RunMeta
@@ -78,9 +84,15 @@ def extent(disk: Disk, *, state: Path, log: Path) -> tuple[int, int]:
 
 
 def verify(disk: Disk, *, state: Path, log: Path, is_used: bool = False) -> Iterator[Checked]:
-    """Yield every file of a stopped node's state and log. `is_used`: see `Log.open`."""
+    """Yield every file of a stopped node's state and log. `is_used`: see `Log.open`.
+
+    A file or directory that can't be opened is damage (UnopenedFileError).
+    """
     for path, check in _checks(disk, state, log, sealed_only=False, is_used=is_used).items():
-        yield _checked(path, check, unpaced)
+        try:
+            yield _checked(path, check, unpaced)
+        except (DiskFailedError, OSError) as error:
+            yield Checked(path, 0, UnopenedFileError(path, error))
 
 
 def _checks(
@@ -88,13 +100,17 @@ def _checks(
 ) -> dict[Path, Check]:
     """Return the checks of the files that are in use now."""
     # Listed before the manifest is read: segments after it are never dropped.
-    paths = segment.paths(disk, log) if disk.exists(log) else []
     checks: dict[Path, Check] = {}
-    applied = LogIndex(0)
+    applied, paths, is_listed = LogIndex(0), list[Path](), True
+    try:
+        paths = segment.paths(disk, log) if disk.exists(log) else []
+    except DiskFailedError:
+        checks[log] = lambda _: len(segment.paths(disk, log))
+        is_listed = False
     try:
         said = manifest.read(disk, state)
         mine = _state_checks(disk, state, said) if said is not None else {}
-    except (CorruptFileError, UnknownVersionError):
+    except (CorruptFileError, UnknownVersionError, DiskFailedError):
         checks[state / manifest.NAME] = lambda _: _check_manifest(disk, state)
     else:
         applied = LogIndex(said["index"] if said is not None else 0)
@@ -104,8 +120,13 @@ def _checks(
             why = f"the log begins with entry {first}; entry {applied + 1} is missing"
             checks[missing] = lambda _: _raise(CorruptFileError(missing, 0, why))
         checks |= mine
-    end = {} if sealed_only else _end_checks(disk, log, paths, applied, is_used=is_used)
-    sealed = {path: _sealed_check(disk, path, after) for path, after in itertools.pairwise(paths)}
+    end: dict[Path, Check] = {}
+    if is_listed and not sealed_only:
+        end = _end_checks(disk, log, paths, applied, is_used=is_used)
+    sealed = {
+        path: _sealed_check(disk, path, after, runs=sealed_only)
+        for path, after in itertools.pairwise(paths)
+    }
     for path, check in (sealed | end).items():
         checks.setdefault(path, check)
     return checks
@@ -188,7 +209,7 @@ def _end_checks(
     floor, mark = applied, log / MARK_NAME
     if disk.exists(mark) or any(disk.size(path) > segment.HEADER_SIZE for path in paths):
         checks[mark] = lambda _: _check_mark(disk, mark)
-        with contextlib.suppress(UnknownVersionError):
+        with contextlib.suppress(UnknownVersionError, DiskFailedError):
             floor = max(floor, read_mark(disk, mark).durable)
     if paths and _is_unborn(disk, paths[-1], floor):
         paths.pop()
@@ -209,17 +230,27 @@ def _is_unborn(disk: Disk, path: Path, floor: LogIndex) -> bool:
         _header(disk, path)
     except CorruptFileError:
         return True
-    except UnknownVersionError:
+    except (UnknownVersionError, DiskFailedError):
         pass  # its check reports this
     return False
 
 
-def _sealed_check(disk: Disk, path: Path, following: Path) -> Check:
+def _sealed_check(disk: Disk, path: Path, following: Path, *, runs: bool) -> Check:
+    """Return the check of a segment. `runs`: the node runs, so a failed read ends it."""
+
     def check(pace: Pace) -> int:
-        after = _header(disk, following)
+        after: Header | None = None
+        try:
+            after = _header(disk, following)
+        except DiskFailedError:
+            if runs:
+                raise
+            # else the check of the following segment reports this
         end, damage, last = _walk(disk, path, pace)
         if damage is not None:
             raise CorruptFileError(path, damage.position, damage.why)
+        if after is None:
+            return end
         wanted = (after.epoch_before, LogIndex(after.first - 1))
         if last != wanted:
             why = "ends at entry {1} of epoch {0}".format(*last)
@@ -240,11 +271,11 @@ def _check_end(disk: Disk, path: Path, floor: LogIndex, pace: Pace) -> int:
 
 
 def last_epoch(disk: Disk, log: Path) -> Epoch:
-    """Return the epoch of a stopped node's last entry. 0: none, or the last segment is damaged."""
-    paths = segment.paths(disk, log) if disk.exists(log) else []
+    """Return the epoch of a stopped node's last entry. 0: none, or it can't be read."""
     try:
+        paths = segment.paths(disk, log) if disk.exists(log) else []
         return _walk(disk, paths[-1], unpaced)[2][0] if paths else Epoch(0)
-    except (CorruptFileError, UnknownVersionError):
+    except (CorruptFileError, UnknownVersionError, DiskFailedError):
         return Epoch(0)
 
 
