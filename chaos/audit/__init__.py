@@ -14,7 +14,7 @@ clients went on until every due timer had arrived.
 
     command.py   options and exit status
     job.py       the audit of one run: read, replay, judge, write
-    rules/       the violations; pure: DataFrame -> DataFrame
+    rules/       the violations: SQL queries (queries.py), and functions DataFrame -> DataFrame
     columns/     fast judgement of plain timers in large runs
     report/      figures; one line, text, JSON, HTML
 

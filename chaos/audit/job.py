@@ -30,15 +30,9 @@ from chaos.audit.report.report import Report, write
 from chaos.audit.rules import (
     change_answers,
     client_tables,
-    counts,
     coverage,
-    handout_rules,
-    nack_rules,
     node_logs,
     pace_rules,
-    series_rules,
-    settings_rules,
-    topic_rules,
     verdict,
 )
 from chaos.audit.rules import file_rules as files
@@ -46,9 +40,11 @@ from chaos.audit.rules import late_deliveries as delivered
 from chaos.audit.rules import late_firing as late
 from chaos.audit.rules.fault_windows import Fault, phases, windows
 from chaos.audit.rules.findings import Findings, shown
+from chaos.audit.rules.queries import BOUNDS, RunEvidence, ask
 from chaos.history import flat, history
 from chaos.history.history import RunFolder
 from chaos.oracle import tables
+from chaos.oracle.group_story import NACKED
 from chaos.oracle.story import ENDS
 from chaos.spark.timerstate import ManifestState
 from timer.model.units import LogIndex
@@ -59,6 +55,15 @@ SMALL_SIZE: Final = 512 << 20
 LINE_SIZE_MAX: Final = 64 << 20
 """The most bytes of a history's last line."""
 DAY_MS: Final = 86_400_000
+ACKS_MAX: Final = 5_000_000
+"""With more acks in the log, those without a request are not counted."""
+SUBJECTS: Final = {
+    "topics": (), "nacks": (), "handouts": ("handed_out_ms",), "settings": (), "series": (),
+    "paces": (),
+}  # fmt: skip
+"""Files of queries -> the order of their offenders; () is that of all columns."""
+REPORTED: Final = ("miscounted", "diverged_states", "frozen_digests")
+"""Violations in the nodes' reports of their states (counts.sql)."""
 STRETCHES_MAX: Final = 600
 """The most stretches of the timeline."""
 
@@ -103,18 +108,20 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     entries = _kept(frames, run, "entries")
     majority = len(logs) // 2 + 1
     begun = [life[0].first - 1 for lives in logs.values() for life in lives[1:] if life]
-    common = _kept(node_logs.agreed(entries, majority, max(begun, default=0)), run, "common")
+    agreed = ask(
+        "logs", "agreed", {"entries": entries}, majority=majority, floor=max(begun, default=0)
+    )
+    common = _kept(agreed, run, "common")
     epochs = _epochs(common)
     end = max(epoch["last"] for epoch in epochs)
     lost = {str(line.get("node")) for line in timeline if line["event"] == "lost"}
     spoken = read_states(spark, run)
     states = files.states_within(run, lost=lost, end=end)
     end_ms = until_ms(lines, timeline, epochs)
-    disputes = _kept(node_logs.conflicts(entries, common, end), run, "disputes")
-    held = [
-        row.asDict()
-        for row in node_logs.ends(entries, disputes, end).orderBy("node", "life").collect()
-    ]
+    frames_of = {"entries": entries, "common": common}
+    disputes = _kept(ask("logs", "disputes", frames_of, last=end), run, "disputes")
+    ends = ask("logs", "ends", frames_of | {"disputes": disputes}, last=end)
+    held = [row.asDict() for row in ends.collect()]
     has_crcs = bool(lines.where("payload_crcs IS NOT NULL").head(1))
     with ThreadPoolExecutor(1) as pool:  # the replay has one core
         telling = pool.submit(_replayed, spark, run, held, checksums=has_crcs)
@@ -133,42 +140,40 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
     if story["deletions"].head(1):
         fired = (story[name].select("seq", "topic") for name in ("fates", "carried"))
         lines, given = client_tables.with_lives(lines, given, next(fired).union(next(fired)))
-    all_lines = lines
-    if story["groups"].where("sought").head(1):
-        named = client_tables.with_group_lives(lines, given, story["groups"])
-        # Stored: Spark takes minutes to plan queries that repeat these joins.
-        lines, given = (_kept(each, run, name) for each, name in zip(named, LIVED, strict=True))
+    all_lines, (lines, given) = lines, _by_lives(run, lines, given, story["groups"])
     told = Witnesses(asks, story["fates"], given, disputed)
     found = _judged(run, lines, told, story, clocks=clocks, parts=parts)
     findings = Findings()
     summary = _counts(findings, found, disputes, held)
-    findings.add({"falling_entries": node_logs.falling(entries)})
+    findings.add({"falling_entries": ask("logs", "falling_entries", frames_of)})
     findings.note("short_log", node_logs.short(held, _known(spoken, states), lost))
     summary |= _conserved(findings, run, story, spoken.where(F.col("index") <= end))
     summary |= _changed(findings, run, lines, story, asks, clocks)
-    findings.add(topic_rules.judged(lines, story))
-    nacks, summary["nacked"] = nack_rules.judged(
-        lines, story, until_ms=end_ms, clock_error_ms=clocks.error_ms
-    )
-    findings.add(nacks)
-    findings.add(handout_rules.judged(lines, epochs, story, clocks), order=["handed_out_ms"])
+    evidence = evidence_of(lines, story, epochs, clocks)
+    for subject, order in SUBJECTS.items():
+        findings.add(evidence.judged(subject), order=order)
+    summary["nacked"] = story["returns"].where(F.col("why") == NACKED).count()
+    leaders = story["leaders"].orderBy("epoch_index").collect()
+    findings.note("epoch_untrue", node_logs.untrue_epochs(leaders, run.replicas()))
     summary |= files.judged(findings, run, story, states)
-    thin = node_logs.thin(common, majority).orderBy("from").collect() if begun else []
+    thin = ask("logs", "thin", frames_of, majority=majority).collect() if begun else []
     summary |= {"holes": _holes(held, logs, end), "thin": [row.asDict() for row in thin]}
     summary |= _failovers(epochs, timeline)
     faults, figured = _figures(run, all_lines, found, timeline, end_ms)
     summary |= {"replayed": replayed, **figured}
-    _judge_settings(findings, run, lines, epochs, story, clocks)
     excused = late.excuses(phases(faults), epochs)
-    waited, summary["waits"] = delivered.judged(lines, story, excused, clocks.error_ms)
+    waited, summary["waits"] = delivered.judged(evidence, spark, excused)
     promises = {
         "late": late.late(found, excused, story["pauses"]),
         "ack_unfounded": _unfounded(run, given),
     }
-    promises |= series_rules.judged(lines, story, excused)
-    findings.add(promises | pace_rules.judged(lines, story, clocks.error_ms) | waited)
+    if evidence.has("occurrences"):
+        promises["planned_late"] = late.planned_late(story["occurrences"], excused)
+    if evidence.has("prioritized"):
+        promises["starved"] = pace_rules.starved(evidence.ask("figures", "shared_deliveries"))
+    findings.add(promises | waited)
     summary |= _redelivered(run, lines, given, found, story["returns"])
-    summary |= {"run": said, "acks_unasked": handout_rules.unasked_acks(lines, story)}
+    summary |= {"run": said, "acks_unasked": unasked_acks(evidence, story["acks"])}
     summary["not_looked_at"] = coverage.not_looked_at(lines, story, summary, clocks, lost)
     summary |= {"violations": findings.violations, "other_offenders": findings.offenders}
     report = Report(summary)
@@ -177,6 +182,17 @@ def _audit(spark: SparkSession, run: RunFolder, *, sift: bool) -> Report:
 
 
 LIVED: Final = ("lived", "given_lived")
+
+
+def _by_lives(
+    run: RunFolder, lines: DataFrame, given: DataFrame, groups: DataFrame
+) -> tuple[DataFrame, DataFrame]:
+    """Return both tables with the names of groups that tell apart the lives of a group."""
+    if groups.where("sought").head(1):
+        named = client_tables.with_group_lives(lines, given, groups)
+        # Stored: Spark takes minutes to plan queries that repeat these joins.
+        lines, given = (_kept(each, run, name) for each, name in zip(named, LIVED, strict=True))
+    return lines, given
 
 
 def read_histories(spark: SparkSession, run: RunFolder) -> DataFrame:
@@ -261,16 +277,17 @@ def _parts(common: DataFrame) -> int:
 
 
 def _epochs(common: DataFrame) -> list[Row]:
-    """Return the majority's entries of each epoch (`node_logs.epochs`), in order.
+    """Return the majority's entries of each epoch (logs.sql), in order.
 
     Raises:
         ValueError: no entry is on a majority, or some are in no log.
     """
-    rows = node_logs.epochs(common).orderBy("epoch").collect()
+    rows = ask("logs", "epochs", {"common": common}).collect()
     if not rows:
         raise ValueError("no entry is on a majority of the nodes: there is nothing to audit")
     if sum(row["entries"] for row in rows) < max(row["last"] for row in rows):
-        holes = [f"{row['from']} .. {row['to']}" for row in node_logs.missing(common).collect()]
+        missing = ask("logs", "missing", {"common": common}).collect()
+        holes = [f"{row['from']} .. {row['to']}" for row in missing]
         raise ValueError(
             f"entries {', '.join(holes)} are in no node's log, or in too few: the audit needs the"
             " whole log (`timerctl archive` archives the entries that nodes delete)"
@@ -369,11 +386,12 @@ def _judged(
         client_tables.confirmed_acks(sayers), acks, client_tables.told_expired(lines), expired
     )
     unkept = _kept(unkept, run, "unkept")
-    fired = _kept(change_answers.fired_answers(lines, told.fates), run, "fired_answers")
+    changes = {"lines": lines, "asks": told.asks, "fates": told.fates}
+    fired = _kept(ask("changes", "fired_answers", changes), run, "fired_answers")
     into = run.audit / "verdicts.parquet"
     if parts:
         doubted = unkept.union(expired.select(*client_tables.SLOT))
-        named = change_answers.named(lines, told.asks)
+        named = ask("changes", "named", changes)
         _cut_crowded(run, lines, told.asks, parts)
         begin = sieve.starts(topics, starts, story["groups"], story["deletions"])
         sift = partial(sieve.sift, parts=parts, begin=begin, clock_error_ms=clocks.error_ms)
@@ -395,11 +413,12 @@ def _judged(
         log = log.join(F.broadcast(gone), "end_index", "left")
     log = log.join(F.broadcast(story["postponed"]), "topic", "left")
     if story["series"].head(1):
-        log = series_rules.with_occurrences(log, story)
+        log = verdict.with_occurrences(log, story)
     by_name = log.withColumn("topic", client_tables.name_of("topic"))
     by_name = by_name.where("from_topic IS NULL") if "from_topic" in log.columns else by_name
     keyed = _kept(told.asks.where("key IS NOT NULL"), run, "keyed")
-    changed = change_answers.changes(lines, keyed, by_name, fired, clocks.error_ms)
+    changes = {"lines": lines, "asks": keyed, "log": by_name, "fired_answers": fired}
+    changed = change_answers.changes(changes, clocks.error_ms)
     over = story["groups"].where("over")
     found = verdict.verdicts(
         told.asks,
@@ -420,11 +439,13 @@ def _judged(
 def _cut_crowded(run: RunFolder, lines: DataFrame, asks: DataFrame, parts: int) -> None:
     """Write the marks of asks whose keys other asks name as well, cut into parts."""
     folder = run.audit / "work" / "crowded"
-    keyed = asks.where("key IS NOT NULL").select("mark", change_answers.key_hash())
+    key_hash = F.xxhash64("topic", "key").alias("hash")  # with equal ones the full rules judge
+    keyed = asks.where("key IS NOT NULL").select("mark", key_hash)
     if not keyed.head(1):
         sieve.clear(folder)
         return
-    shared = _kept(change_answers.shared_keys(lines, keyed), run, "shared")
+    shared = ask("changes", "shared_keys", {"lines": lines, "hashed": keyed})
+    shared = _kept(shared, run, "shared")
     marks = keyed.join(shared, "hash", "left_semi").select("mark")
     sieve.cut(marks, lambda batches: batches, sieve.MARK, folder, parts)
 
@@ -533,25 +554,31 @@ def _known(spoken: DataFrame, states: Iterable[ManifestState]) -> dict[str, int]
     return known
 
 
-def _judge_settings(
-    findings: Findings, run: RunFolder, lines: DataFrame, epochs: list[Row],
-    story: client_tables.Tables, clocks: verdict.Clocks,
-) -> None:  # fmt: skip
-    """Add the violations in settings of groups, in policies, and in epochs."""
-    groups = story["settings"]
-    found = {
-        "policy_untrue": settings_rules.untrue_policies(lines, story["policies"]),
-        "group_untrue": settings_rules.untrue_groups(lines, groups),
-        "moved_early": story["moved_early"],
-        "payload_untrue": settings_rules.untrue_payloads(lines, story["payloads"]),
-    }
-    if (error_ms := clocks.error_ms) is not None:
-        found["lease_cut"] = settings_rules.cut_leases(lines, story["returns"], groups, error_ms)
-        if groups.where("max_in_flight > 0").head(1):
-            found["over_in_flight"] = settings_rules.over_in_flight(lines, groups, epochs, error_ms)
-    findings.add(found)
-    leaders = story["leaders"].orderBy("epoch_index").collect()
-    findings.note("epoch_untrue", settings_rules.untrue_epochs(leaders, run.replicas()))
+def evidence_of(
+    lines: DataFrame, story: client_tables.Tables, epochs: list[Row], clocks: verdict.Clocks
+) -> RunEvidence:
+    """Return the tables and parameters for the queries."""
+    error_ms, clients_error_ms = clocks.error_ms, clocks.clients_error_ms
+    return RunEvidence(
+        story | {
+            "lines": lines,
+            "epochs": lines.sparkSession.createDataFrame(epochs, node_logs.EPOCHS),
+        },
+        until_ms=clocks.until_ms,
+        error_ms=error_ms,
+        # Without a known difference of clocks, any requested ack may have come first.
+        known_ms=1 << 60 if clients_error_ms is None else clients_error_ms,
+        bound_ms=None if error_ms is None else BOUNDS["late_ms"] + error_ms,
+    )  # fmt: skip
+
+
+def unasked_acks(evidence: RunEvidence, acks: DataFrame) -> int | None:
+    """Return the number of acked messages whose ack no history requested; None: too many acks."""
+    total = acks.agg(F.sum("count")).first()
+    if total is not None and (total[0] or 0) > ACKS_MAX:
+        return None
+    row = evidence.ask("figures", "acks_unasked").first()
+    return None if row is None else int(row["n"])
 
 
 def _unfounded(run: RunFolder, given: DataFrame) -> DataFrame:
@@ -570,8 +597,9 @@ def _conserved(
     """
     checkpoints, states = story["checkpoints"], states.cache()
     at = checkpoints.select("index").union(states.where("digest IS NULL").select("index"))
-    table = _kept(counts.counted(story["fates"], story["carried"], at), run, "counted")
-    points = counts.conservation(table, checkpoints)
+    table = _kept(ask("counts", "counted", story | {"points": at}), run, "counted")
+    tables = {"counted": table, "checkpoints": checkpoints, "states": states}
+    points = ask("counts", "conservation", tables)
     last = F.max_by(F.struct(*points.columns), "index")
     found = points.agg(F.count("*"), last).first()
     said = states.agg(F.count("scheduled"), F.count("digest"), F.count_distinct("node")).first()
@@ -580,9 +608,7 @@ def _conserved(
     findings.add(
         {
             "unbalanced_checkpoints": points.where("NOT balanced"),
-            "miscounted": counts.miscounted(table, states),
-            "diverged_states": counts.diverged_states(states),
-            "frozen_digests": counts.frozen_digests(states, table),
+            **{name: ask("counts", name, tables) for name in REPORTED},
         },
         order=["index"],
     )
@@ -615,19 +641,20 @@ def _changed(
     asks: DataFrame, clocks: verdict.Clocks,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the changes by key and of existing timers, and answers with wrong counts."""
-    order = ("op", "by", "on_conflict", "result")
-    operations = change_answers.operations(lines).orderBy(*order).collect()
+    operations = ask("changes", "operations", {"lines": lines}).collect()
     filtered = any(row["by"] == "filter" for row in operations)
     revoked = story["fates"].end_index == story["series"].series_index
     fates = story["fates"].join(F.broadcast(story["series"]), revoked, "left_anti")
-    told = change_answers.miscounted(lines, fates, asks).collect() if filtered else []
+    fired = lines.sparkSession.read.parquet(str(run.audit / "work/fired_answers"))
+    tables = {"lines": lines, "asks": asks, "fates": fates, "fired_answers": fired}
+    told = ask("changes", "miscounted", tables).collect() if filtered else []
     rows = [row.asDict() for row in told]
     findings.note("overcounted", [row for row in rows if row["told"] > row["logged"]])
     findings.note("undercounted", [row for row in rows if row["told"] < row["least"]])
-    fired = lines.sparkSession.read.parquet(str(run.audit / "work/fired_answers"))
+    [figures_of_fired] = ask("changes", "fired_figures", tables, error_ms=clocks.error_ms).collect()
     return {
         "operations": [row.asDict() for row in operations],
-        "fired_answers": change_answers.fired_figures(fired, fates, clocks.error_ms),
+        "fired_answers": figures_of_fired.asDict(),
     }
 
 
@@ -636,7 +663,8 @@ def _figures(
 ) -> tuple[list[Fault], dict[str, Any]]:
     """Return the faults; and lateness by phase, gaps by fault, and the timeline."""
     spark = lines.sparkSession
-    moments = _kept(figures.successes(lines, found), run, "successes")
+    tables = {"lines": lines, "found": found}
+    moments = _kept(ask("figures", "successes", tables), run, "successes")
     faults = windows(timeline, end_ms)
     between = figures.gaps(moments, figures.works(lines, found, end_ms) if faults else [])
     faults = figures.recovered(moments, between, faults, end_ms)
@@ -646,9 +674,10 @@ def _figures(
     begin_ms = begin[0] if begin and begin[0] is not None else end_ms
     bucket_ms = 1000 * max(1, -(-(end_ms - begin_ms) // (1000 * STRETCHES_MAX)))
     histogram = _kept(figures.lateness(found, phases(faults), bucket_ms), run, "lateness")
-    broken = figures.breakdowns(histogram)
+    broken = ask("figures", "breakdowns", {"histogram": histogram})
     percentiles = figures.percentiles(broken, "what", "phase", "bucket").collect()
-    series = _series(figures.throughput(lines, bucket_ms).collect(), percentiles)
+    flow = ask("figures", "throughput", {"lines": lines}, bucket_ms=bucket_ms).collect()
+    series = _series(flow, percentiles)
     return faults, {
         "lateness_ms": _lateness(percentiles),
         "faults": [told | figures.late_in(each, late_in) for each, told in hit],
@@ -660,12 +689,15 @@ def _redelivered(
     run: RunFolder, lines: DataFrame, given: DataFrame, found: DataFrame, returns: DataFrame
 ) -> dict[str, Any]:
     """Return redeliveries by reason, and the number of deliveries after the ack."""
-    seqs = _kept(figures.repeated(given, found), run, "repeated")
-    some = _kept(given.join(seqs, "seq", "left_semi"), run, "redelivered")
-    reasons = figures.redeliveries(some, returns).orderBy("reason").collect()
+    tables = {"given": given, "found": found, "returns": returns}
+    seqs = _kept(ask("figures", "repeated", tables), run, "repeated")
+    tables["redelivered"] = _kept(given.join(seqs, "seq", "left_semi"), run, "redelivered")
+    tables["confirmed"] = client_tables.confirmed_acks(lines)
+    reasons = ask("figures", "redeliveries", tables).collect()
+    [after_ack] = ask("figures", "arrived_after_ack", tables).collect()
     return {
         "redeliveries": {row["reason"]: row["n"] for row in reasons},
-        "arrived_after_ack": figures.arrived_after_ack(some, client_tables.confirmed_acks(lines)),
+        "arrived_after_ack": after_ack["n"],
     }
 
 

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import lit
 
-from chaos.audit.rules import change_answers, client_tables, verdict
+from chaos.audit.rules import client_tables, verdict
 from chaos.audit.rules.plain_timers import TICK_MS_MAX
+from chaos.audit.rules.queries import ask
 from chaos.history import history
 from chaos.oracle.story import LIFE
 from tests.chaos.world import SALT, id_of
@@ -566,6 +567,11 @@ def honest_changes() -> Case:
     return Case(p, expected)
 
 
+def miscounted(lines: DataFrame, log: DataFrame) -> list[Row]:
+    tables = {"lines": lines, "fates": log, "asks": client_tables.asked(lines)}
+    return ask("changes", "miscounted", tables).collect()
+
+
 def test_honest_keys_and_changes_are_not_blamed(
     spark: SparkSession, all_found: dict[str, tuple[Case, Found]]
 ) -> None:
@@ -574,11 +580,10 @@ def test_honest_keys_and_changes_are_not_blamed(
     p = case.planted
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
     log = spark.createDataFrame(p.fates, FATE)
-    asks = client_tables.asked(lines)
-    assert change_answers.miscounted(lines, log, asks).collect() == []
+    assert miscounted(lines, log) == []
     p.lines[-1] |= {"outcome": "ok", "changed": 9}
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
-    [row] = change_answers.miscounted(lines, log, client_tables.asked(lines)).collect()
+    [row] = miscounted(lines, log)
     assert row.asDict() == {"op": "cancel", "topic": "t", "told": 9, "logged": 4, "least": 2}
 
 
@@ -603,7 +608,7 @@ def test_filter_has_to_tell_of_what_no_other_request_of_its_kind_can_have_change
     for told, least in ((3, None), (2, 3)):
         p.lines[-1] |= {"changed": told}
         lines = spark.createDataFrame(p.lines, history.SCHEMA)
-        rows = change_answers.miscounted(lines, log, client_tables.asked(lines)).collect()
+        rows = miscounted(lines, log)
         assert [(row["told"], row["logged"], row["least"]) for row in rows] == (
             [] if least is None else [(told, 6, least)]
         )
@@ -621,13 +626,14 @@ def test_answers_that_neither_the_log_nor_clocks_judge_are_counted(spark: SparkS
     p.cancel(5, "ALREADY_FIRED", client="n", request=8, answered=9)  # untrue
     lines = spark.createDataFrame(p.lines, history.SCHEMA)
     log = spark.createDataFrame(p.fates, FATE)
-    fired = change_answers.fired_answers(lines, log).cache()
+    tables = {"lines": lines, "fates": log}
+    fired = ask("changes", "fired_answers", tables).cache()
     found = {row["seq"]: row["later_index"] for row in fired.collect()}
     assert found == {1: 12, 2: None, 3: None, 4: None, 5: None}
-    figures = change_answers.fired_figures(fired, log, ERROR_MS)
-    assert figures == {"answers": 4, "unjudged": 2}
-    figures = change_answers.fired_figures(fired, log, None)
-    assert figures == {"answers": 4, "unjudged": 3}
+    tables |= {"fired_answers": fired}
+    for error_ms, unjudged in ((ERROR_MS, 2), (None, 3)):
+        [row] = ask("changes", "fired_figures", tables, error_ms=error_ms).collect()
+        assert row.asDict() == {"answers": 4, "unjudged": unjudged}
 
 
 def honest() -> Case:

@@ -8,8 +8,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from chaos.audit.job import evidence_of
 from chaos.audit.rules import late_deliveries
-from chaos.audit.rules.late_deliveries import HELD_MS, LATE_MS
+from chaos.audit.rules.queries import BOUNDS
+from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.oracle import tables
 from chaos.oracle.group_story import ENDED
@@ -18,6 +20,7 @@ pytestmark = pytest.mark.spark
 
 ERROR_MS = 100
 FIRED_MS = 1_000_000
+LATE_MS, HELD_MS = BOUNDS["late_ms"], BOUNDS["held_ms"]
 LATE = FIRED_MS + LATE_MS + ERROR_MS + 50
 """When a message that fired at FIRED_MS comes too late, though a few came before it."""
 EXCUSED = [(0, 1000), (3_000_000, 3_050_000)]
@@ -212,10 +215,12 @@ def test_message_that_comes_late_to_free_hands_is_found_and_no_other(spark: Spar
         world.topic = case.__name__
         case(world)
     lines, story = frames(spark, world)
-    violations, figures = late_deliveries.judged(lines, story, EXCUSED, ERROR_MS)
+    evidence = evidence_of(lines, story, [], Clocks(0, ERROR_MS))
+    violations, figures = late_deliveries.judged(evidence, spark, EXCUSED)
     rows = violations["delivered_late"].groupBy("topic").count().collect()
     assert {row["topic"]: row["count"] for row in rows} == {
         case.__name__: n for case, n in FOUND.items()
     }
     assert figures["long"] > figures["unjudged"] >= len(EXPLAINED)
-    assert late_deliveries.judged(lines, story, EXCUSED, None) == ({}, {"long": 0, "unjudged": 0})
+    evidence = evidence_of(lines, story, [], Clocks(0, None))
+    assert late_deliveries.judged(evidence, spark, EXCUSED) == ({}, {"long": 0, "unjudged": 0})

@@ -7,9 +7,9 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit.rules import handout_rules
-from chaos.audit.rules.handout_rules import POLICY_MS, judged, outlived, unasked_acks
-from chaos.audit.rules.node_logs import epochs
+from chaos.audit import job
+from chaos.audit.job import evidence_of, unasked_acks
+from chaos.audit.rules.queries import BOUNDS, ask
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history_check import check_line
@@ -21,7 +21,10 @@ pytestmark = pytest.mark.spark
 
 HEAD = {"client": "c", "topic": "t", "group": "g"}
 BEGAN_MS = {1: 0, 4: 5_000, 5: None, 6: 9_000}
-EPOCHS = [Row(epoch=number, began_ms=at_ms) for number, at_ms in BEGAN_MS.items()]
+EPOCHS = [
+    Row(epoch=number, since_ms=0, entries=1, last=1, began_ms=at_ms, fired_ms=None)
+    for number, at_ms in BEGAN_MS.items()
+]
 
 
 def test_an_epoch_begins_with_what_its_leader_writes_first(spark: SparkSession) -> None:
@@ -34,7 +37,7 @@ def test_an_epoch_begins_with_what_its_leader_writes_first(spark: SparkSession) 
     common = spark.createDataFrame(
         entries, "index BIGINT, epoch BIGINT, kind STRING, time_ms BIGINT"
     )
-    rows = epochs(common).orderBy("epoch").collect()
+    rows = ask("logs", "epochs", {"common": common}).collect()
     assert {row["epoch"]: row["began_ms"] for row in rows} == BEGAN_MS
     assert [row["fired_ms"] for row in rows] == [70, 5_100, None, None]
 
@@ -74,7 +77,7 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
         ],
     )
     none = story_of(spark)
-    found = judged(lines, EPOCHS, none, Clocks(0, 100))
+    found = evidence_of(lines, none, EPOCHS, Clocks(0, 100)).judged("handouts")
     rows = found.pop("deposed_handed_out").orderBy("epoch").collect()
     assert not found
     assert [(row["epoch"], row["lease_id"], row["over_ms"]) for row in rows] == [
@@ -83,7 +86,7 @@ def test_who_hands_out_after_the_next_epoch_began_is_found_beyond_what_clocks_ma
         (5, 4, 9_000),
     ]
     for known, error_ms in ((EPOCHS, None), (EPOCHS[:1], 100), (EPOCHS, 60_000)):
-        found = judged(lines, known, none, Clocks(0, error_ms))
+        found = evidence_of(lines, none, known, Clocks(0, error_ms)).judged("handouts")
         assert not any(rows.head(1) for rows in found.values())
 
 
@@ -102,21 +105,18 @@ def test_what_is_handed_out_long_after_its_life_is_found(spark: SparkSession) ->
             of("t", (1, at_ms - 50), (2, at_ms - 51), (3, at_ms), at_ms=at_ms),
             of("t", (4, at_ms - 51), at_ms=None),
             of("t", (5, 9), at_ms=40_000),  # it had no time to live then
-            of("t", (6, 9), at_ms=50_000 + POLICY_MS - 1),  # nor had it just before
-            of("t", (7, 9), at_ms=50_000 + POLICY_MS),
+            of("t", (6, 9), at_ms=50_000 + BOUNDS["policy_ms"] - 1),  # nor had it just before
+            of("t", (7, 9), at_ms=50_000 + BOUNDS["policy_ms"]),
             of("longer", (8, at_ms - 60_000), (9, at_ms - 60_001), at_ms=at_ms),
             of("free", (10, 9), at_ms=at_ms),
         ],
     )
     ttls = [("t", 0, 0), ("t", 50_000, 50), ("longer", 0, 60_000), ("longer", 99_000, 50)]
     story = story_of(spark, ttls)
-    found = outlived(lines, story["ttls"]).orderBy("offset").collect()
-    assert [(row["topic"], row["offset"]) for row in found] == [("t", 2), ("t", 7), ("longer", 9)]
-    counts = {
-        name: rows.count()
-        for name, rows in judged(lines, EPOCHS[:1], story, Clocks(0, None)).items()
-    }
-    assert counts == {"outlived": 3}
+    found = evidence_of(lines, story, EPOCHS[:1], Clocks(0, None)).judged("handouts")
+    rows = found.pop("outlived").orderBy("offset").collect()
+    assert [(row["topic"], row["offset"]) for row in rows] == [("t", 2), ("t", 7), ("longer", 9)]
+    assert not found
 
 
 def test_acks_that_nobody_asked_for_are_counted_unless_there_are_too_many(
@@ -160,6 +160,7 @@ def test_acks_that_nobody_asked_for_are_counted_unless_there_are_too_many(
             "topic STRING, `group` STRING, sought BOOLEAN",
         ),
     }
-    assert unasked_acks(lines, story) == 4
-    monkeypatch.setattr(handout_rules, "ACKS_MAX", sum(row[-1] for row in acks) - 1)
-    assert unasked_acks(lines, story) is None
+    evidence = evidence_of(lines, story, [], Clocks(0))
+    assert unasked_acks(evidence, story["acks"]) == 4
+    monkeypatch.setattr(job, "ACKS_MAX", sum(row[-1] for row in acks) - 1)
+    assert unasked_acks(evidence, story["acks"]) is None

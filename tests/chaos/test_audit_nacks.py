@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos.audit.rules.nack_rules import GRACE_MS, judged, judged_nacks
+from chaos.audit.job import evidence_of
+from chaos.audit.rules.queries import BOUNDS
+from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history_check import check_line
 from chaos.oracle.group_story import ENDED, NACKED, RECALLED
@@ -55,7 +57,7 @@ class Played:
 
     def wrong(self, spark: SparkSession) -> dict[str, set[int]]:
         lines, story = self.tables(spark)
-        found = judged_nacks(lines, story["returns"], story["acks"], until_ms=UNTIL_MS)
+        found = evidence_of(lines, story, [], Clocks(UNTIL_MS)).judged("nacks")
         return {
             name: {row["queue_offset"] for row in rows.collect()} for name, rows in found.items()
         }
@@ -82,7 +84,8 @@ def test_planted_faults_of_nacks_are_found_and_nothing_else(spark: SparkSession)
     p.given(9, 2, NACKED_MS + 1_000)  # told, but not in the log
     p.given(10, 3, NACKED_MS + 1)
     p.given(11, 2, NACKED_MS + 1_000)
-    p.nack(11, UNTIL_MS - 1_000 - GRACE_MS + 1, attempts=2)  # its time is not long enough ago
+    ends_ms = UNTIL_MS - BOUNDS["grace_ms"]
+    p.nack(11, ends_ms - 1_000 + 1, attempts=2)  # its time is not long enough ago
     p.told(12, "ACK_LEASE_LOST")
     assert p.wrong(spark) == {
         "nacked_early": {2, 6},
@@ -91,7 +94,7 @@ def test_planted_faults_of_nacks_are_found_and_nothing_else(spark: SparkSession)
     }
 
 
-def test_summary_counts_messages_and_names_them(spark: SparkSession) -> None:
+def test_only_nacks_are_judged_and_each_message_is_named(spark: SparkSession) -> None:
     p = Played()
     p.given(1, 1, NACKED_MS)
     p.nack(1)
@@ -100,8 +103,4 @@ def test_summary_counts_messages_and_names_them(spark: SparkSession) -> None:
     p.told(3)
     for offset, why in ((4, ENDED), (5, RECALLED)):  # long ago, too, and none of them a nack
         p.nacks.append(("t", "g", offset, 1, why, 0, 8))
-    lines, story = p.tables(spark)
-    found, count = judged(lines, story, until_ms=UNTIL_MS, clock_error_ms=None)
-    assert count == 2
-    named = {name: [row["queue_offset"] for row in rows.collect()] for name, rows in found.items()}
-    assert named == {"nacked_early": [1], "nacked_lost": [2], "nack_lost": [3]}
+    assert p.wrong(spark) == {"nacked_early": {1}, "nacked_lost": {2}, "nack_lost": {3}}

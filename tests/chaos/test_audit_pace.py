@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit.rules.handout_rules import POLICY_MS
-from chaos.audit.rules.pace_rules import OLDEST, ROUND, judged
+from chaos.audit.job import evidence_of
+from chaos.audit.rules.pace_rules import OLDEST, ROUND, starved
+from chaos.audit.rules.queries import BOUNDS, RunEvidence
+from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history_check import check_line
 from chaos.oracle.tables import GROUPS, STORY
@@ -15,7 +17,7 @@ from chaos.oracle.tables import GROUPS, STORY
 pytestmark = pytest.mark.spark
 
 FROM_MS = 1_000
-SURE_MS = FROM_MS + POLICY_MS
+SURE_MS = FROM_MS + BOUNDS["policy_ms"]
 
 
 def given(topic: str, at_ms: int, offsets: list[int], **more: Any) -> dict[str, Any]:
@@ -28,9 +30,9 @@ def given(topic: str, at_ms: int, offsets: list[int], **more: Any) -> dict[str, 
     return line | more
 
 
-def found(
+def evidence_in(
     spark: SparkSession, lines: list[dict[str, Any]], rates: list[tuple[str, int, int, int]]
-) -> dict[str, DataFrame]:
+) -> RunEvidence:
     assert [complaint for line in lines for complaint in check_line(line)] == []
     types = {"right": "shared", "passed": "shared", "ordered": "key_shared"}
     groups = [{"topic": topic, "group": "g", "type": each} for topic, each in types.items()]
@@ -38,7 +40,7 @@ def found(
         "rates": spark.createDataFrame([*rates], from_arrow_schema(STORY["rates"])),
         "groups": spark.createDataFrame(groups, from_arrow_schema(GROUPS)),
     }
-    return judged(spark.createDataFrame(lines, history.SCHEMA), story, 9)
+    return evidence_of(spark.createDataFrame(lines, history.SCHEMA), story, [], Clocks(0, 9))
 
 
 def test_deliveries_above_a_rate_are_found_beside_those_at_it(spark: SparkSession) -> None:
@@ -54,12 +56,12 @@ def test_deliveries_above_a_rate_are_found_beside_those_at_it(spark: SparkSessio
     group = [given("group", SURE_MS, [*range(11)], group=group) for group in "gh"]
     group += [given("group", SURE_MS + 1, [11, 12], group="h")]
     epochs = [given("right", SURE_MS, [*range(400, 411)], epoch=2)]
-    table = found(spark, right + fast + early + ended + two + group + epochs, rates)
-    rows = table["rate_exceeded"].orderBy("topic").collect()
+    evidence = evidence_in(spark, right + fast + early + ended + two + group + epochs, rates)
+    rows = evidence.judged("paces")["rate_exceeded"].orderBy("topic").collect()
     assert [(row["whose"], row["topic"], row["group"]) for row in rows] == [
         ("topic", "fast", ""), ("group", "group", "h"), ("topic", "two", "")
     ]  # fmt: skip
-    assert "starved" not in table
+    assert not evidence.has("prioritized")
 
 
 def test_message_that_too_many_deliveries_passed_is_found(spark: SparkSession) -> None:
@@ -77,5 +79,7 @@ def test_message_that_too_many_deliveries_passed_is_found(spark: SparkSession) -
         lines += [given(topic, 5_000, [2 * OLDEST])]
         lines += [given(topic, 5_001, [2 * OLDEST + 1], fired_at_ms=[4_999])]
         lines += [given(topic, 5_002, [2 * OLDEST + 2], attempts=[2])]
-    rows = found(spark, lines, [])["starved"].collect()
+    evidence = evidence_in(spark, lines, [])
+    assert evidence.has("prioritized")
+    rows = starved(evidence.ask("figures", "shared_deliveries")).collect()
     assert [tuple(row) for row in rows] == [("passed", "g", 2 * OLDEST, most + 1, most)]

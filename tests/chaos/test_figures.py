@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from chaos.audit.report import figures
 from chaos.audit.rules.fault_windows import Fault, Phase, windows
+from chaos.audit.rules.queries import ask
 
 pytestmark = pytest.mark.spark
 
@@ -241,9 +242,10 @@ def test_redeliveries_are_told_apart_by_their_reason(spark: SparkSession) -> Non
     )
     wanted = [("lease ended", 1), ("failover", 1), ("first to arrive", 1), ("unmarked", 1)]
     wanted += [("nacked", 2), ("recalled", 1), ("not in the log", 1)]
-    some = given.join(figures.repeated(given, found), "seq", "left_semi")
+    seqs = ask("figures", "repeated", {"given": given, "found": found})
+    some = given.join(seqs, "seq", "left_semi")
     assertDataFrameEqual(
-        figures.redeliveries(some, returns),
+        ask("figures", "redeliveries", {"redelivered": some, "returns": returns}),
         spark.createDataFrame(wanted, "reason STRING, n BIGINT"),
     )
 
@@ -264,4 +266,5 @@ def test_arrivals_after_the_ack_was_first_confirmed_are_counted(spark: SparkSess
         [("t", "g", 1, 10), ("t", "g", 1, 20), ("t", "g", 2, 12), ("t", "g", 3, 1)],
         slot + ", confirmed_ms BIGINT",
     )
-    assert figures.arrived_after_ack(some, confirmed) == 1
+    tables = {"redelivered": some, "confirmed": confirmed}
+    assert ask("figures", "arrived_after_ack", tables).collect() == [Row(n=1)]

@@ -62,16 +62,6 @@ def deliveries(lines: DataFrame) -> DataFrame:
     return delivers(lines).mapInArrow(flat.given_batches, from_arrow_schema(flat.GIVEN))
 
 
-def messages(lines: DataFrame, columns: Sequence[str], **lists: str) -> DataFrame:
-    """Return one row per delivery of a message: `columns` of the lines, and elements of `lists`.
-
-    `lists`: column of the result -> list of the lines.
-    """
-    rows = lines.where("op = 'deliver'")
-    each = F.inline(F.arrays_zip(*lists.values()))
-    return rows.select(*columns, each).toDF(*columns, *lists)
-
-
 def answers(
     lines: DataFrame, ops: Sequence[str], results: Sequence[str], *columns: str
 ) -> DataFrame:
@@ -214,11 +204,6 @@ def consumed(lines: DataFrame, groups: DataFrame) -> DataFrame:
             F.coalesce("start_offset", F.lit(0)).alias("start_offset"),
         )
     )
-
-
-def or_nulls(name: str, of: str) -> Column:
-    """Return a list column; a null list becomes a list of `n` nulls, by the row's column `n`."""
-    return F.coalesce(name, F.array_repeat(F.lit(None).cast(of), F.col("n"))).alias(name)
 
 
 def id_parts(name: str | Column) -> tuple[Column, Column]:

@@ -82,6 +82,12 @@ def late(found: DataFrame, excused: Sequence[Stretch], pauses: DataFrame) -> Dat
     return left.drop("since_ms", "excused_ms")
 
 
+def planned_late(occurrences: DataFrame, excused: Sequence[Stretch]) -> DataFrame:
+    """Return the occurrences of the replay for which their series waited too long."""
+    waits = occurrences.where("since_ms IS NOT NULL AND NOT untrue")
+    return unexcused(waits.withColumn("late_ms", F.expr("at_ms - since_ms")), "at_ms", excused)
+
+
 def unexcused(waits: DataFrame, until: str, excused: Sequence[Stretch]) -> DataFrame:
     """Return the waits [since_ms, until) with more than LATE_MS outside of excuses: excused_ms.
 

@@ -33,7 +33,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.rules.change_answers import ChangeTables
-from chaos.audit.rules.client_tables import SLOT, name_of, with_runs
+from chaos.audit.rules.client_tables import SLOT, Tables, name_of, with_runs
 from chaos.audit.rules.node_logs import no
 from chaos.audit.rules.plain_timers import TICK_MS_MAX, VERDICTS
 
@@ -180,6 +180,14 @@ def carried_off(carried: DataFrame, given: DataFrame, read: DataFrame) -> DataFr
         .groupBy("topic", "queue_offset")
         .agg(F.count("*").alias("carried_groups"))
     )
+
+
+def with_occurrences(log: DataFrame, story: Tables) -> DataFrame:
+    """Return the fates with `planned_ms` of occurrences, and `revoked`: a SERIES entry ended it."""
+    made = story["occurrences"].where("seq > 0 AND since_ms IS NOT NULL")
+    by = story["series"].select(F.col("series_index").alias("end_index"), (~no()).alias("revoked"))
+    log = log.join(F.broadcast(by), "end_index", "left")
+    return log.join(made.select("seq", "planned_ms"), "seq", "left")
 
 
 def verdicts(
