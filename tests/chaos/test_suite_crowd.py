@@ -12,7 +12,7 @@ import pytest
 
 from chaos.history.history import RunFolder, read
 from chaos.suite.nemeses import crowd
-from chaos.suite.nemeses.crowd import Flood, KillConsumer
+from chaos.suite.nemeses.crowd import flood, kill_consumer
 from chaos.suite.nemeses.nemesis import Fizzled
 from tests.chaos.world import told
 from timerclient.values.errors import Overloaded, Unreachable
@@ -60,7 +60,7 @@ def test_consumer_that_gets_nothing_is_killed_all_the_same_and_does_not_count(
         silent.listen()
         stage: Any = FakeStage(tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(Fizzled, match="a consumer of t, group g, died with no messages leased"):
-            KillConsumer(life_s=0).strike(stage, random.Random(1))
+            kill_consumer(life_s=0).strike(stage, random.Random(1))
     assert [event["event"] for event in stage.events] == ["kill-consumer"]
 
 
@@ -71,7 +71,7 @@ def test_no_consumer_is_killed_where_nobody_consumes(
     monkeypatch.setattr(FakeClient, "consumers", 0)
     stage: Any = FakeStage(tmp_path)
     with pytest.raises(Fizzled, match="no group has a consumer"):
-        KillConsumer().strike(stage, random.Random(1))
+        kill_consumer().strike(stage, random.Random(1))
     assert stage.events == []
 
 
@@ -87,7 +87,7 @@ def flooded(
     refusals: Sequence[int] = (7, 7),
     wanted: bool = False,
 ) -> tuple[FakeStage, BaseException | None, list[tuple[str, int]]]:
-    """Flood with one client whose requests end thus, raised as they are sent or answered so.
+    """flood with one client whose requests end thus, raised as they are sent or answered so.
 
     Return the stage, what the strike raised, and outcome and first mark of what is written down.
     """
@@ -112,7 +112,7 @@ def flooded(
     stage.refusals = lambda: next(counts)
     raised = None
     try:
-        Flood(clients=1, size_mb=ROWS * len(sends), has_to_be_refused=wanted).strike(
+        flood(clients=1, size_mb=ROWS * len(sends), has_to_be_refused=wanted).strike(
             stage, random.Random(1)
         )()
     except Exception as error:  # noqa: BLE001 - it is what is looked at

@@ -14,10 +14,10 @@ import pytest
 
 from chaos.history.history import RunFolder
 from chaos.suite.nemeses import file_damage, processes
-from chaos.suite.nemeses.file_damage import CUT, FLIPPED, REMOVED, DamageFile, Fill
-from chaos.suite.nemeses.links import Bridge, Flap
-from chaos.suite.nemeses.nemesis import Fizzled, chosen
-from chaos.suite.nemeses.processes import KillMany, PowerCut, RollingRestart, TransferStorm
+from chaos.suite.nemeses.file_damage import CUT, FLIPPED, REMOVED, damage_file, fill
+from chaos.suite.nemeses.links import bridge, flap
+from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, chosen
+from chaos.suite.nemeses.processes import kill_many, power_cut, rolling_restart, transfer_storm
 from chaos.suite.stage.network import Network, NetworkError
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.stage import Stage
@@ -116,8 +116,8 @@ def test_controller_that_is_lost_is_nobodys_victim(
     stage.faults.close()
 
 
-@pytest.mark.parametrize("nemesis", [KillMany(7), RollingRestart(), PowerCut("all")])
-def test_who_hits_all_leaves_the_lost_alone(nemesis: KillMany | RollingRestart | PowerCut) -> None:
+@pytest.mark.parametrize("nemesis", [kill_many(7), rolling_restart(), power_cut("all")])
+def test_who_hits_all_leaves_the_lost_alone(nemesis: Nemesis) -> None:
     stage: Any = FakeStage("n2")
     nemesis.strike(stage, random.Random(1))()
     assert stage.hit() == {"n1", "n3"}
@@ -136,7 +136,7 @@ def test_rolling_restart_brings_back_whom_a_strike_between_left_down() -> None:
     with stage.turn:
         other.start()
         until_asked(stage.turn, 2)
-        RollingRestart().strike(stage, random.Random(1))()
+        rolling_restart().strike(stage, random.Random(1))()
     other.join()
     first, *_ = (names for what, *names in stage.calls if what == "stop")
     assert stage.calls[:3] == [("stop", *first), ("restart", *first), ("restart", "n4")]
@@ -146,11 +146,11 @@ def test_rolling_restart_brings_back_whom_a_strike_between_left_down() -> None:
 def test_bridge_needs_two_halves() -> None:
     stage: Any = FakeStage("n2")
     with pytest.raises(Fizzled, match="only n1 and n3 are left"):
-        Bridge().strike(stage, random.Random(1))
+        bridge().strike(stage, random.Random(1))
     assert stage.calls == []
     stage = FakeStage("n2", nodes=5)
     for seed in SEEDS:
-        Bridge().strike(stage, random.Random(seed))()
+        bridge().strike(stage, random.Random(seed))()
     assert stage.hit() == {"n1", "n3", "n4", "n5"}
 
 
@@ -186,7 +186,7 @@ def test_transfers_of_which_all_were_refused_fizzle(
 
     monkeypatch.setattr(processes, "TimerClient", Client)
     stage: Any = FakeStage()
-    storm = TransferStorm(times=len(errors))
+    storm = transfer_storm(times=len(errors))
     if fizzles:
         with pytest.raises(Fizzled, match="all 3 transfers of the leadership were refused"):
             storm.strike(stage, random.Random(1))
@@ -205,8 +205,8 @@ def damageable(tmp_path: Path) -> Any:
     return stage
 
 
-@pytest.mark.parametrize("nemesis", [DamageFile(how=how) for how in (CUT, FLIPPED, REMOVED)])
-def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, nemesis: DamageFile) -> None:
+@pytest.mark.parametrize("nemesis", [damage_file(how=how) for how in (CUT, FLIPPED, REMOVED)])
+def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, nemesis: Nemesis) -> None:
     path = durable_log(tmp_path)
     whole = path.read_bytes()
     stage = damageable(tmp_path)
@@ -228,7 +228,7 @@ def test_end_of_a_log_that_was_not_durable_is_no_loss(tmp_path: Path) -> None:
     path.write_bytes(durable_log(tmp_path / "longer", 9).read_bytes())
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="does not need the damaged part"):
-        DamageFile(how=CUT).strike(stage, random.Random(1))
+        damage_file(how=CUT).strike(stage, random.Random(1))
     assert (stage.damaged, stage.hurt, stage.failures) == (set(), set(), [])
 
 
@@ -246,7 +246,7 @@ def with_state(data: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_state_that_is_not_there_yet_is_not_damaged(tmp_path: Path) -> None:
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="has no manifest yet"):
-        DamageFile("follower", file_damage.STATE, REMOVED).strike(stage, random.Random(1))
+        damage_file("follower", file_damage.STATE, REMOVED).strike(stage, random.Random(1))
     assert [what for what, *_ in stage.calls] == ["kill", "restart"]
 
 
@@ -269,7 +269,7 @@ def test_damage_that_a_node_would_not_find_fails_the_run(
     victim = tmp_path / "state" / (names or ["manifest"])[0]
     monkeypatch.setitem(file_damage.VICTIM, file_damage.STATE, lambda *_: victim)
     with pytest.raises(Fizzled, match="does not need the damaged part"):
-        DamageFile("follower", file_damage.STATE, how).strike(stage, random.Random(1))
+        damage_file("follower", file_damage.STATE, how).strike(stage, random.Random(1))
     assert bool(stage.failures) != excused
     assert (stage.damaged, stage.hurt) == (set(), set())
 
@@ -301,7 +301,7 @@ def test_full_disks_that_nobody_notices_fizzle_once_there_is_room_again(
 
     stage.cluster.state = state
     stage.disks = {name: disk(name) for name in stage.names}
-    undo = Fill("all").strike(stage, random.Random(1))
+    undo = fill("all").strike(stage, random.Random(1))
     if noticing:
         undo()
     else:
@@ -328,7 +328,7 @@ def test_failure_of_flapping_links_is_raised_when_they_are_healed() -> None:
     stage.network.cut = once
     said: list[str] = []
     stage.say = said.append
-    undo = Flap("leader", period_s=0.01).strike(stage, random.Random(1))
+    undo = flap("leader", period_s=0.01).strike(stage, random.Random(1))
     assert failed.wait(60)
     with pytest.raises(NetworkError, match="no such namespace"):
         undo()

@@ -21,22 +21,22 @@ import pytest
 from chaos.history.history import RunFolder, read
 from chaos.suite.nemeses import file_damage, running_damage
 from chaos.suite.nemeses.disk_failures import (
-    BadSector,
-    DiskErrors,
-    HangingDisk,
-    SlowDisk,
-    TornWrite,
+    bad_sector,
+    disk_errors,
+    hanging_disk,
+    slow_disk,
+    torn_write,
 )
 from chaos.suite.nemeses.file_damage import CUT, FLIPPED, LOG, REMOVED, STATE
-from chaos.suite.nemeses.links import CutClients, NearLease
+from chaos.suite.nemeses.links import cut_clients, near_lease
 from chaos.suite.nemeses.nemesis import ALL, Nemesis, Undo
-from chaos.suite.nemeses.running_damage import FETCHED, HurtRunning
+from chaos.suite.nemeses.running_damage import FETCHED, hurt_running
 from chaos.suite.nemeses.voter_damage import (
     RAFT,
-    Forget,
-    HurtRaft,
-    RemoveCutOff,
-    ReplaceCutOff,
+    forget,
+    hurt_raft,
+    remove_cut_off,
+    replace_cut_off,
 )
 from chaos.suite.stage.disk_faults import Calls, DiskFaults, Kind
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
@@ -95,9 +95,9 @@ def chance() -> random.Random:
     return random.Random(1)
 
 
-def needs(stage: Stage, nemesis: type[Nemesis]) -> None:
+def needs(stage: Stage, nemesis: Nemesis) -> None:
     for need in nemesis.needs & stage.missing.keys():
-        pytest.skip(f"{nemesis.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
+        pytest.skip(f"{nemesis.fault.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
 
 
 @contextlib.contextmanager
@@ -135,7 +135,7 @@ def recorded(stage: Stage, event: str) -> dict[str, Any]:
 
 
 def test_slow_disk_is_met_and_costs_no_answer(stage: Stage, chance: random.Random) -> None:
-    undo = SlowDisk("leader", delay_ms=200).strike(stage, chance)
+    undo = slow_disk("leader", delay_ms=200).strike(stage, chance)
     schedules(stage)
     # The followers are a majority: the answer may come before the leader's own sync begins.
     until(lambda: any(stage.disk_faults.met(name) for name in stage.names))
@@ -148,17 +148,17 @@ def test_slow_disk_is_met_and_costs_no_answer(stage: Stage, chance: random.Rando
 def test_cluster_serves_while_the_leaders_disk_hangs(
     stage: Stage, chance: random.Random, calls: Calls
 ) -> None:
-    undo = HangingDisk("leader", calls).strike(stage, chance)
+    undo = hanging_disk("leader", calls).strike(stage, chance)
     schedules(stage)
     undo()
     is_whole(stage)
 
 
 @pytest.mark.parametrize(
-    "nemesis", [DiskErrors("leader", Calls.SYNCS), DiskErrors("follower", Calls.WRITES)]
+    "nemesis", [disk_errors("leader", Calls.SYNCS), disk_errors("follower", Calls.WRITES)]
 )
 def test_node_whose_disk_fails_ends_and_comes_back(
-    stage: Stage, chance: random.Random, nemesis: DiskErrors
+    stage: Stage, chance: random.Random, nemesis: Nemesis
 ) -> None:
     undo = nemesis.strike(stage, chance)
     assert recorded(stage, "disk-failed")["status"] == EXIT_DISK
@@ -169,7 +169,7 @@ def test_node_whose_disk_fails_ends_and_comes_back(
 
 def test_file_that_cannot_be_read_is_fetched_anew(stage: Stage, chance: random.Random) -> None:
     log = stage.run.root / "logs"
-    BadSector("follower", part="log").strike(stage, chance)()
+    bad_sector("follower", part="log").strike(stage, chance)()
     name = recorded(stage, "kill")["node"]
     assert "failed: EIO" in (log / f"{name}.log").read_text()
     assert stage.lost == set()
@@ -177,7 +177,7 @@ def test_file_that_cannot_be_read_is_fetched_anew(stage: Stage, chance: random.R
 
 
 def test_torn_node_serves_beside_an_absent_one(stage: Stage, chance: random.Random) -> None:
-    undo = TornWrite("leader").strike(stage, chance)
+    undo = torn_write("leader").strike(stage, chance)
     torn = recorded(stage, "torn")
     assert 0 < torn["torn"]["written"] < torn["torn"]["wanted"]
     assert stage.away == {torn["absent"]}
@@ -189,16 +189,16 @@ def test_torn_node_serves_beside_an_absent_one(stage: Stage, chance: random.Rand
 @pytest.mark.parametrize(
     ("nemesis", "name"),
     [
-        (HurtRunning(part=LOG, how=CUT), ".log"),
-        pytest.param(HurtRunning(part=LOG, how=REMOVED), ".log", marks=pytest.mark.long),
-        pytest.param(HurtRunning(part=STATE, how=FLIPPED), ".arrow", marks=pytest.mark.long),
+        (hurt_running(part=LOG, how=CUT), ".log"),
+        pytest.param(hurt_running(part=LOG, how=REMOVED), ".log", marks=pytest.mark.long),
+        pytest.param(hurt_running(part=STATE, how=FLIPPED), ".arrow", marks=pytest.mark.long),
     ],
 )
 def test_leader_whose_files_are_damaged_while_it_leads_heals(
     stage: Stage,
     chance: random.Random,
     monkeypatch: pytest.MonkeyPatch,
-    nemesis: HurtRunning,
+    nemesis: Nemesis,
     name: str,
 ) -> None:
     monkeypatch.setattr(running_damage, "RUNS_ON_S", 0.5)
@@ -219,8 +219,8 @@ def test_leader_whose_files_are_damaged_while_it_leads_heals(
 def test_cluster_recovers_from_round_trips_near_the_lease(
     stage: Stage, chance: random.Random
 ) -> None:
-    needs(stage, NearLease)
-    undo = NearLease(share=0.75).strike(stage, chance)
+    needs(stage, near_lease)
+    undo = near_lease(share=0.75).strike(stage, chance)
     assert schedules(stage) >= 0.75 * stage.lease_ms / 1000  # a commit takes a round trip
     undo()
     assert recorded(stage, "recovered")["leader"] in stage.names
@@ -230,9 +230,9 @@ def test_cluster_recovers_from_round_trips_near_the_lease(
 def test_leader_that_clients_cannot_reach_is_seen_by_the_nodes(
     stage: Stage, chance: random.Random
 ) -> None:
-    needs(stage, CutClients)
+    needs(stage, cut_clients)
     leader = stage.leader()
-    undo = CutClients("leader").strike(stage, chance)
+    undo = cut_clients("leader").strike(stage, chance)
     until(lambda: stage.cluster.state(leader) is None or stage.leader() != leader)
     undo()
     until(lambda: stage.cluster.state(leader))
@@ -245,13 +245,15 @@ def test_leader_that_clients_cannot_reach_is_seen_by_the_nodes(
 @pytest.mark.parametrize(
     "nemesis",
     [
-        Forget("leader", PROMISE_NAME, FLIPPED),
-        pytest.param(Forget("follower", PROMISE_NAME, REMOVED), marks=pytest.mark.long),
-        pytest.param(Forget("follower", IDENTITY_NAME, CUT), marks=pytest.mark.long),
-        pytest.param(Forget("leader", PROMISE_NAME, CUT, runs_on_s=0.5), marks=pytest.mark.long),
+        forget("leader", PROMISE_NAME, FLIPPED),
+        pytest.param(forget("follower", PROMISE_NAME, REMOVED), marks=pytest.mark.long),
+        pytest.param(forget("follower", IDENTITY_NAME, CUT), marks=pytest.mark.long),
+        pytest.param(forget("leader", PROMISE_NAME, CUT, runs_on_s=0.5), marks=pytest.mark.long),
     ],
 )
-def test_node_that_forgot_is_replaced(stage: Stage, chance: random.Random, nemesis: Forget) -> None:
+def test_node_that_forgot_is_replaced(
+    stage: Stage, chance: random.Random, nemesis: Nemesis
+) -> None:
     undo = nemesis.strike(stage, chance)
     name = recorded(stage, "replaceable")["node"]
     identity = stage.data(name) / IDENTITY_NAME
@@ -270,21 +272,21 @@ def made_anew(stage: Stage, name: str) -> int:
 @pytest.mark.parametrize(
     "nemesis",
     [
-        HurtRaft("leader", RAFT, REMOVED),
-        pytest.param(HurtRaft("follower", "raft/journal", REMOVED), marks=pytest.mark.long),
-        pytest.param(HurtRaft("follower", "raft/meta", FLIPPED), marks=pytest.mark.long),
-        pytest.param(HurtRaft("follower", "raft/snapshot", FLIPPED), marks=pytest.mark.long),
-        pytest.param(HurtRaft(ALL, RAFT, REMOVED), marks=pytest.mark.long),
+        hurt_raft("leader", RAFT, REMOVED),
+        pytest.param(hurt_raft("follower", "raft/journal", REMOVED), marks=pytest.mark.long),
+        pytest.param(hurt_raft("follower", "raft/meta", FLIPPED), marks=pytest.mark.long),
+        pytest.param(hurt_raft("follower", "raft/snapshot", FLIPPED), marks=pytest.mark.long),
+        pytest.param(hurt_raft(ALL, RAFT, REMOVED), marks=pytest.mark.long),
     ],
 )
-def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis: HurtRaft) -> None:
-    files = [stage.data(name) / nemesis.file for name in stage.names]
+def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis: Nemesis) -> None:
+    files = [stage.data(name) / nemesis.args["file"] for name in stage.names]
     until(lambda: all(path.exists() for path in files))  # a snapshot takes some commands
     before = {name: made_anew(stage, name) for name in stage.names}
     nemesis.strike(stage, chance)()
     voted = recorded(stage, "raft-votes")
-    assert voted["file"] == nemesis.file
-    hurt = stage.names if nemesis.who == ALL else [voted["node"]]
+    assert voted["file"] == nemesis.args["file"]
+    hurt = stage.names if nemesis.args["who"] == ALL else [voted["node"]]
     assert all(made_anew(stage, name) > before[name] for name in hurt)
     is_whole(stage)
 
@@ -294,8 +296,8 @@ def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis:
 def test_voter_that_is_cut_off_is_removed_and_added_again(
     stage: Stage, chance: random.Random, who: str
 ) -> None:
-    needs(stage, RemoveCutOff)
-    with undone(RemoveCutOff(who).strike(stage, chance)):
+    needs(stage, remove_cut_off)
+    with undone(remove_cut_off(who).strike(stage, chance)):
         name = recorded(stage, "removed")["node"]
         with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
             members = client.members().members
@@ -308,8 +310,8 @@ def test_voter_that_is_cut_off_is_removed_and_added_again(
 def test_node_is_not_replaced_before_it_hears_the_leader(
     stage: Stage, chance: random.Random
 ) -> None:
-    needs(stage, ReplaceCutOff)
-    with undone(ReplaceCutOff().strike(stage, chance)):
+    needs(stage, replace_cut_off)
+    with undone(replace_cut_off().strike(stage, chance)):
         assert recorded(stage, "replace-asked")["answer"] != "made"
     is_whole(stage)
 

@@ -19,20 +19,20 @@ import pytest
 
 from chaos.history.history import RunFolder, read
 from chaos.suite import scenarios
-from chaos.suite.nemeses import crowd, file_damage
+from chaos.suite.nemeses import crowd, file_damage, links
 from chaos.suite.nemeses import nemesis as nemeses
-from chaos.suite.nemeses.clocks import MoveClock
-from chaos.suite.nemeses.crowd import Flood, KillConsumer
-from chaos.suite.nemeses.file_damage import CUT, REMOVED, DamageFile, Fill, Wipe
-from chaos.suite.nemeses.links import Bridge, Flap, Isolate, OneWay, Slow
+from chaos.suite.nemeses.clocks import move_clock
+from chaos.suite.nemeses.crowd import flood, kill_consumer
+from chaos.suite.nemeses.file_damage import CUT, REMOVED, damage_file, fill, wipe
+from chaos.suite.nemeses.links import bridge, flap, isolate, one_way, slow
 from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
 from chaos.suite.nemeses.processes import (
-    Kill,
-    KillMany,
-    PowerCut,
-    RollingRestart,
-    SuspendNode,
-    TransferStorm,
+    kill,
+    kill_many,
+    power_cut,
+    rolling_restart,
+    suspend_node,
+    transfer_storm,
 )
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.files.disk_room import WAITING
@@ -84,9 +84,9 @@ def chance() -> random.Random:
     return random.Random(1)
 
 
-def needs(stage: Stage, nemesis: type[Nemesis]) -> None:
+def needs(stage: Stage, nemesis: Nemesis) -> None:
     for need in nemesis.needs & stage.missing.keys():
-        pytest.skip(f"{nemesis.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
+        pytest.skip(f"{nemesis.fault.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -134,7 +134,7 @@ def metric(stage: Stage, name: str, metric: str) -> float:
 
 def test_kill_ends_the_leader_and_another_leads(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    undo = Kill("leader").strike(stage, chance)
+    undo = kill("leader").strike(stage, chance)
     leader = recorded(stage, "kill")["node"]
     assert not stage.cluster.is_running(leader)
     assert stage.leader() != leader
@@ -146,7 +146,7 @@ def test_kill_ends_the_leader_and_another_leads(stage: Stage, chance: random.Ran
 
 def test_kill_many_ends_a_majority_or_all(stage: Stage, chance: random.Random) -> None:
     before = pids(stage)
-    undo = KillMany(7).strike(stage, chance)
+    undo = kill_many(7).strike(stage, chance)
     assert not any(map(stage.cluster.is_running, stage.names))
     undo()
     assert not {*before.values()} & {*pids(stage).values()}
@@ -155,7 +155,7 @@ def test_kill_many_ends_a_majority_or_all(stage: Stage, chance: random.Random) -
 
 def test_paused_leader_loses_its_leadership(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    undo = SuspendNode("leader").strike(stage, chance)
+    undo = suspend_node("leader").strike(stage, chance)
     leader = recorded(stage, "pause")["node"]
     stat = Path(f"/proc/{pids(stage)[leader]}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
@@ -166,7 +166,7 @@ def test_paused_leader_loses_its_leadership(stage: Stage, chance: random.Random)
 
 def test_rolling_restart_replaces_every_process(stage: Stage, chance: random.Random) -> None:
     before = pids(stage)
-    RollingRestart().strike(stage, chance)()
+    rolling_restart().strike(stage, chance)()
     assert not {*before.values()} & {*pids(stage).values()}
     assert recorded(stage, "term")
     schedules(stage)
@@ -174,21 +174,22 @@ def test_rolling_restart_replaces_every_process(stage: Stage, chance: random.Ran
 
 def test_transfers_move_the_leadership(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    TransferStorm(times=2).strike(stage, chance)()
+    transfer_storm(times=2).strike(stage, chance)()
     assert epoch(stage) > before
     schedules(stage)
 
 
 @pytest.mark.parametrize(
-    "nemesis", [Isolate("leader", clients=True), Isolate("leader", clients=False), OneWay("leader")]
+    "nemesis",
+    [isolate("leader", clients=True), isolate("leader", clients=False), one_way("leader")],
 )
 def test_leader_that_nobody_hears_is_replaced(
     stage: Stage,
     chance: random.Random,
-    nemesis: Isolate | OneWay,
+    nemesis: Nemesis,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    needs(stage, type(nemesis))
+    needs(stage, nemesis)
     before, struck = epoch(stage), list[str]()
     choose = nemeses.chosen
 
@@ -197,11 +198,11 @@ def test_leader_that_nobody_hears_is_replaced(
         struck.append(choose(stage, who, chance))
         return struck[-1]
 
-    monkeypatch.setattr(nemeses, "chosen", chosen)
+    monkeypatch.setattr(links, "chosen", chosen)
     undo = nemesis.strike(stage, chance)
     [leader] = struck
     until(lambda: stage.leader(above_epoch=before) != leader)
-    hidden = isinstance(nemesis, Isolate) and nemesis.clients
+    hidden = nemesis.args.get("clients", False)
     until(lambda: seen(stage, leader, hidden=hidden))
     undo()
     until(lambda: stage.cluster.state(leader))
@@ -209,8 +210,8 @@ def test_leader_that_nobody_hears_is_replaced(
 
 
 def test_bridged_halves_go_on(stage: Stage, chance: random.Random) -> None:
-    needs(stage, Bridge)
-    undo = Bridge().strike(stage, chance)
+    needs(stage, bridge)
+    undo = bridge().strike(stage, chance)
     with TimerClient(stage.cluster.endpoints) as client:
         client.schedule("t", b"payload", delay=timedelta(hours=1), timeout=WAIT_S)
     undo()
@@ -220,7 +221,7 @@ def test_bridged_halves_go_on(stage: Stage, chance: random.Random) -> None:
 def test_flapping_links_come_and_go(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs(stage, Flap)
+    needs(stage, flap)
     assert stage.network is not None
     cuts, heals, cut = threading.Semaphore(0), threading.Semaphore(0), stage.network.cut
 
@@ -230,7 +231,7 @@ def test_flapping_links_come_and_go(
         return lambda: (heal(), heals.release())[0]  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(stage.network, "cut", watched)
-    undo = Flap("follower", period_s=0.2).strike(stage, chance)
+    undo = flap("follower", period_s=0.2).strike(stage, chance)
     for come_and_go in (cuts, heals, cuts, heals):
         assert come_and_go.acquire(timeout=WAIT_S)
     undo()
@@ -238,8 +239,8 @@ def test_flapping_links_come_and_go(
 
 
 def test_slow_links_answer_late(stage: Stage, chance: random.Random) -> None:
-    needs(stage, Slow)
-    undo = Slow("follower", delay_ms=150, jitter_ms=0, loss=0).strike(stage, chance)
+    needs(stage, slow)
+    undo = slow("follower", delay_ms=150, jitter_ms=0, loss=0).strike(stage, chance)
     assert stage.network is not None
     times = {}
     for name in stage.names:
@@ -252,9 +253,9 @@ def test_slow_links_answer_late(stage: Stage, chance: random.Random) -> None:
 
 
 def test_wrong_clock_is_seen_and_moves_nobody_elses(stage: Stage, chance: random.Random) -> None:
-    for nemesis in (MoveClock(offset_ms=60_000), MoveClock(drift_ppm=900_000)):
+    for nemesis in (move_clock(offset_ms=60_000), move_clock(drift_ppm=900_000)):
         undo = nemesis.strike(stage, chance)
-        skew_s = 59 if nemesis.offset_ms else 1
+        skew_s = 59 if "offset_ms" in nemesis.args else 1
 
         def is_seen(skew_s: int = skew_s) -> bool:  # by whoever leads by then
             spreads = [metric(stage, n, "timer_clock_spread_seconds") for n in stage.names]
@@ -271,14 +272,14 @@ def test_wrong_clock_is_seen_and_moves_nobody_elses(stage: Stage, chance: random
 def test_power_cut_loses_unsynced_files(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs(stage, PowerCut)
+    needs(stage, power_cut)
     leader = stage.leader()
     monkeypatch.setattr(nemeses, "chosen", lambda *_: leader)
     # A sync of any file takes along that another was made; so does the journal, each five seconds.
     stage.pause(leader)
     os.sync()
     (stage.data(leader) / "unsynced").write_text("in the page cache only")
-    undo = PowerCut("leader").strike(stage, chance)
+    undo = power_cut("leader").strike(stage, chance)
     assert not stage.cluster.is_running(leader)
     assert (stage.data(leader) / "identity.json").exists()
     assert not (stage.data(leader) / "unsynced").exists()
@@ -298,7 +299,7 @@ def test_killed_consumers_messages_come_again(
         def killed() -> set[int]:
             """Return what died consumers held; one may find no group that is consumed just then."""
             with contextlib.suppress(Fizzled):
-                KillConsumer(life_s=0.1).strike(stage, chance)()
+                kill_consumer(life_s=0.1).strike(stage, chance)()
             doomed = stage.run.histories.glob("doomed-*.jsonl")
             return {o for file in doomed for line in read(file) for o in line["offsets"]}
 
@@ -314,7 +315,7 @@ def test_killed_consumers_messages_come_again(
 
 def test_flood_is_more_than_the_cluster_takes(stage: Stage, chance: random.Random) -> None:
     def refused() -> bool:
-        Flood(clients=6, size_mb=50).strike(stage, chance)()
+        flood(clients=6, size_mb=50).strike(stage, chance)()
         assert recorded(stage, "flood")["asked"] == 12
         return bool(recorded(stage, "flood")["refused"])
 
@@ -325,7 +326,7 @@ def test_flood_is_more_than_the_cluster_takes(stage: Stage, chance: random.Rando
 def test_full_disk_stops_the_node_and_room_brings_it_back(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs(stage, Fill)
+    needs(stage, fill)
     monkeypatch.setattr(file_damage, "NOTICE_S", WAIT_S)
     stop = threading.Event()
 
@@ -340,7 +341,7 @@ def test_full_disk_stops_the_node_and_room_brings_it_back(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        undo = Fill("follower").strike(stage, chance)
+        undo = fill("follower").strike(stage, chance)
     finally:
         stop.set()
         writer.join()
@@ -353,7 +354,7 @@ def test_full_disk_stops_the_node_and_room_brings_it_back(
 def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs(stage, Fill)
+    needs(stage, fill)
     monkeypatch.setattr(file_damage, "NOTICE_S", WAIT_S)
 
     def refusal() -> str:
@@ -369,7 +370,7 @@ def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
     with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
         timer = client.schedule("t", b"payload", delay=timedelta(hours=1))
         soon = client.schedule("nearly", b"payload", delay=timedelta(seconds=3))
-        undo = Fill("all", leave=scenarios.NEARLY).strike(stage, chance)
+        undo = fill("all", leave=scenarios.NEARLY).strike(stage, chance)
         assert "free, below its storage.reserve_bytes = 134217728" in until(refusal)
         assert client.cancel(timer) is CancelResult.CANCELLED
         with client.consumer("nearly", group="g") as consumer:
@@ -383,7 +384,7 @@ def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
 def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhile(
     stage: Stage, chance: random.Random
 ) -> None:
-    undo = Wipe("follower").strike(stage, chance)
+    undo = wipe("follower").strike(stage, chance)
     name = recorded(stage, "kill")["node"]
     assert not stage.data(name).exists()
 
@@ -396,7 +397,7 @@ def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhil
         until(lambda: stage.waited_for)
         with stage.turn:
             assert stage.waited_for == {name}
-            Kill("leader").strike(stage, chance)()
+            kill("leader").strike(stage, chance)()
         healing.result()
     assert recorded(stage, "kill")["role"] == "leader"
     assert recorded(stage, "kill")["node"] != name
@@ -416,18 +417,18 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("nemesis", "suffix"),
     [
-        (DamageFile(how=CUT), ".log"),
-        (DamageFile(), ".log"),
-        (DamageFile(how=REMOVED), ".log"),
-        (DamageFile(part=file_damage.STATE, how=CUT), "manifest"),
-        (DamageFile(part=file_damage.STATE), ".arrow"),
-        (DamageFile(part=file_damage.STATE, how=CUT), ".keys"),
-        (DamageFile(part=file_damage.STATE, how=REMOVED), ".spill"),
+        (damage_file(how=CUT), ".log"),
+        (damage_file(), ".log"),
+        (damage_file(how=REMOVED), ".log"),
+        (damage_file(part=file_damage.STATE, how=CUT), "manifest"),
+        (damage_file(part=file_damage.STATE), ".arrow"),
+        (damage_file(part=file_damage.STATE, how=CUT), ".keys"),
+        (damage_file(part=file_damage.STATE, how=REMOVED), ".spill"),
     ],
 )
 def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch,
-    nemesis: DamageFile, suffix: str,
+    nemesis: Nemesis, suffix: str,
 ) -> None:  # fmt: skip
     def needed(data: Path) -> list[str]:
         """Files of the manifest: one that a killed node has just begun nobody would miss."""
@@ -457,7 +458,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     stage.archive.update()
     lives = stage.run.logs()[name]
     assert next(between(Piece(lives[0], LogIndex(1), LogIndex(1)))).index == 1
-    if nemesis.part == file_damage.LOG:
+    if nemesis.args.get("part", file_damage.LOG) == file_damage.LOG:
         assert lives[-1][0].first > 1
 
 

@@ -5,7 +5,7 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,6 +116,15 @@ def bill(*strikes: Strike) -> Bill:
     return Bill(scenario="none", seed=1, options=options, schedule=strikes)
 
 
+def strikes_are(monkeypatch: pytest.MonkeyPatch, **strikes: Callable[..., Any]) -> None:
+    """Let these stand in for the nemeses of these names."""
+
+    def nemesis_of(strike: Strike) -> SimpleNamespace:
+        return SimpleNamespace(strike=strikes[strike.nemesis])
+
+    monkeypatch.setattr(show, "nemesis_of", nemesis_of)
+
+
 def about(folder: Path) -> Any:
     return json.loads(RunFolder(folder).about.read_text())
 
@@ -223,12 +232,12 @@ def test_disk_that_stays_busy_is_moved_out_all_the_same(
 def test_strike_that_fails_costs_neither_the_others_nor_the_audit(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def strike(_: object, stage: FakeStage, __: object) -> Any:
+    def strike(stage: FakeStage, _: object) -> Any:
         if stage.events == ["strike"]:
             raise LaunchError("it does not want to")
         return lambda: stage.events.append("undone")
 
-    monkeypatch.setattr("chaos.suite.nemeses.processes.Kill.strike", strike)
+    strikes_are(monkeypatch, kill=strike)
     two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=True)  # both are played, however late the second one is
     status = Show(RunFolder(tmp_path), two, lambda _: [], audit=GOOD).play()
@@ -263,7 +272,7 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
 ) -> None:
     killed, healing = threading.Event(), leader_waits_for(monkeypatch)
 
-    def heal(_: object, stage: FakeStage, __: object) -> Any:
+    def heal(stage: FakeStage, _: object) -> Any:
         healing.set()
         stage.away.add("n3")
         with stage.waiting_for("n3") if waits else contextlib.nullcontext():
@@ -271,13 +280,12 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
             stage.away.remove("n3")  # nobody else has brought it back
         return lambda: stage.events.append("whole")
 
-    def kill(_: object, stage: FakeStage, __: object) -> Any:
+    def kill(stage: FakeStage, _: object) -> Any:
         assert stage.waited_for == ({"n3"} if waits else set())
         return killed.set
 
     monkeypatch.setattr(show, "GIVES_WAY_S", 0.0)
-    monkeypatch.setattr("chaos.suite.nemeses.file_damage.Wipe.strike", heal)
-    monkeypatch.setattr("chaos.suite.nemeses.processes.Kill.strike", kill)
+    strikes_are(monkeypatch, wipe=heal, kill=kill)
     wipe = Strike(at_s=0, nemesis="wipe")
     both = replace(bill(wipe, Strike(at_s=0.2, nemesis="kill", lane=Lane.LEADER)), complete=True)
     assert Show(RunFolder(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
@@ -291,7 +299,7 @@ def test_late_kills_leave_a_node_time_to_heal(
 ) -> None:
     kills, healing = queue.SimpleQueue[str](), leader_waits_for(monkeypatch)
 
-    def heal(_: object, stage: FakeStage, __: object) -> Any:
+    def heal(stage: FakeStage, _: object) -> Any:
         healing.set()
         until_asked(stage.turn, 2)  # the first kill waits for its turn,
         played._began -= 10 * show.HEALS_S  # for long
@@ -302,10 +310,7 @@ def test_late_kills_leave_a_node_time_to_heal(
         return lambda: None
 
     monkeypatch.setattr(show, "GIVES_WAY_S", 0.0)
-    monkeypatch.setattr("chaos.suite.nemeses.file_damage.Wipe.strike", heal)
-    monkeypatch.setattr(
-        "chaos.suite.nemeses.processes.Kill.strike", lambda *_: partial(kills.put, "killed")
-    )
+    strikes_are(monkeypatch, wipe=heal, kill=lambda *_: partial(kills.put, "killed"))
     late = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.2, 0.3)]
     three = replace(bill(Strike(at_s=0, nemesis="wipe"), *late), complete=True)
     played = Show(RunFolder(tmp_path), three, lambda _: [], audit=GOOD)
@@ -318,13 +323,15 @@ def test_promised_kill_that_is_due_soon_goes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = list[str]()
-    for path in ("file_damage.Wipe", "processes.Kill"):
-        strike = staticmethod(partial(lambda name, *_: partial(order.append, name), path))
-        monkeypatch.setattr(f"chaos.suite.nemeses.{path}.strike", strike)
+    strikes = {
+        name: partial(lambda name, *_: partial(order.append, name), name)
+        for name in ("wipe", "kill")
+    }
+    strikes_are(monkeypatch, **strikes)
     kills = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.5, 4)]
     both = replace(bill(Strike(at_s=0, nemesis="wipe"), *kills), complete=True)
     assert Show(RunFolder(tmp_path), both, lambda _: [], audit=GOOD).play() == 0
-    assert order == ["processes.Kill", "file_damage.Wipe", "processes.Kill"]
+    assert order == ["kill", "wipe", "kill"]
 
 
 LATE = Strike(at_s=60, nemesis="pause")
@@ -344,7 +351,7 @@ def fizzling(monkeypatch: pytest.MonkeyPatch, *fates: str) -> None:
             fizzle("nobody is hit")
         return partial(fizzle, "nothing has changed") if fate == "seen later" else lambda: None
 
-    monkeypatch.setattr("chaos.suite.nemeses.processes.Kill.strike", strike)
+    strikes_are(monkeypatch, kill=strike)
 
 
 def missed(folder: Path) -> list[tuple[int, str, str]]:

@@ -77,7 +77,7 @@ def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
         is_given_up=lambda _: given_up, say=lambda _: None,
     )  # fmt: skip
     with contextlib.nullcontext() if given_up else pytest.raises(LaunchError, match="not ready"):
-        damage.DamageFile("leader", how=damage.REMOVED).strike(stage, random.Random(1))
+        damage.damage_file("leader", how=damage.REMOVED).strike(stage, random.Random(1))
     assert (lost, stage.hurt) == (["n1"] if given_up else [], {"n1"})
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -34,84 +33,81 @@ _UNDER_WAY: Final = 4
 _numbers = count()
 
 
-@dataclass(frozen=True, slots=True)
-class KillConsumer(Nemesis):
-    """A consumer receives messages of an existing group, acks none, and dies by kill -9."""
+@Nemesis
+def kill_consumer(
+    stage: Stage, chance: random.Random, life_s: float = 1.0, lease_ms: int = 3000
+) -> Iterator[None]:
+    """A consumer receives messages of an existing group, acks none, and dies by kill -9.
 
-    life_s: float = 1.0
-    """From the first messages to the kill."""
-    lease_ms: int = 3000
-    """Of the consumer's messages."""
+    Start the consumer, let it receive messages, kill it; no effect if it had none.
 
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Start the consumer, let it receive messages, kill it; no effect if it had none."""
-        with TimerClient(stage.cluster.endpoints) as client:
-            groups = [(t.name, g.name) for t in client.topics() for g in t.groups if g.consumers]
-        if not groups:
-            raise Fizzled("no group has a consumer: no consumer was killed")
-        topic, group = chance.choice(groups)
-        name = f"doomed-{next(_numbers)}"
-        words = [str(stage.run.root), name, ",".join(stage.cluster.endpoints), topic, group]
-        doomed = subprocess.Popen(
-            [sys.executable, "-m", "chaos.suite.stage.doomed", *words, str(self.lease_ms)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        assert doomed.stdout is not None
-        with doomed.stdout:
-            # Readable: a line, so the consumer has messages, or the end, so it died. Neither:
-            # its group has no messages.
-            select.select([doomed.stdout], [], [], TAKE_S)
-            time.sleep(self.life_s)
-            doomed.kill()
-            took = bool(doomed.stdout.readline())
-            doomed.wait()
-        stage.record("kill-consumer", topic=topic, group=group, client=name)
-        who = f"a consumer of {topic}, group {group}, died with"
-        if not took:
-            raise Fizzled(f"{who} no messages leased")
-        stage.say(f"{who} messages leased")
-        yield
+    `life_s`: from the first messages to the kill. `lease_ms`: of the consumer's messages.
+    """
+    with TimerClient(stage.cluster.endpoints) as client:
+        groups = [(t.name, g.name) for t in client.topics() for g in t.groups if g.consumers]
+    if not groups:
+        raise Fizzled("no group has a consumer: no consumer was killed")
+    topic, group = chance.choice(groups)
+    name = f"doomed-{next(_numbers)}"
+    words = [str(stage.run.root), name, ",".join(stage.cluster.endpoints), topic, group]
+    doomed = subprocess.Popen(
+        [sys.executable, "-m", "chaos.suite.stage.doomed", *words, str(lease_ms)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert doomed.stdout is not None
+    with doomed.stdout:
+        # Readable: a line, so the consumer has messages, or the end, so it died. Neither:
+        # its group has no messages.
+        select.select([doomed.stdout], [], [], TAKE_S)
+        time.sleep(life_s)
+        doomed.kill()
+        took = bool(doomed.stdout.readline())
+        doomed.wait()
+    stage.record("kill-consumer", topic=topic, group=group, client=name)
+    who = f"a consumer of {topic}, group {group}, died with"
+    if not took:
+        raise Fizzled(f"{who} no messages leased")
+    stage.say(f"{who} messages leased")
+    yield
 
 
-@dataclass(frozen=True, slots=True)
-class Flood(Nemesis):
-    """Requests faster than the cluster accepts them, from several clients at once."""
+@Nemesis
+def flood(
+    stage: Stage, chance: random.Random, clients: int = 4, size_mb: int = 64, *,
+    has_to_be_refused: bool = False,
+) -> Iterator[None]:  # fmt: skip
+    """Requests faster than the cluster accepts them, from several clients at once.
 
-    clients: int = 4
-    """Each sends an equal share."""
-    size_mb: int = 64
-    """Megabytes of payload, all clients together."""
-    has_to_be_refused: bool = False
-    """The strike counts only if the nodes refuse some requests."""
+    It waits for all answers. It has no effect if no node could accept any.
 
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Send all requests and wait for all answers; no effect if no node could accept any."""
-        before = stage.refusals()
-        requests = max(1, self.size_mb * 1_000_000 // (_SIZE * _ROWS * self.clients))
-        answers: list[BaseException | None] = []
-        number = next(_numbers)
-        with ThreadPoolExecutor(self.clients, "flood") as pool:  # its end waits for all
-            pours = [
-                pool.submit(_pour, stage, number, each, requests, answers)
-                for each in range(self.clients)
-            ]
-        taken = answers.count(None)
-        # A node that started again counts from 0, so the difference may be negative.
-        refused = max(0, stage.refusals() - before)
-        stage.record("flood", asked=len(answers), taken=taken, refused=refused)
-        stage.say(
-            f"a flood: {len(answers)} requests of {_SIZE * _ROWS:,} bytes, {taken} accepted,"
-            f" {refused} refusals as overloaded"
-        )
-        for pour in pours:
-            pour.result()
-        if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
-            raise Fizzled(f"no node accepted any of the flood: {answers[-1]!r}")
-        if self.has_to_be_refused and not refused:
-            raise Fizzled("no request of the flood was refused")
-        yield
+    `clients`: each sends an equal share. `size_mb`: megabytes of payload, all clients together.
+    `has_to_be_refused`: the strike counts only if the nodes refuse some requests.
+    """
+    before = stage.refusals()
+    requests = max(1, size_mb * 1_000_000 // (_SIZE * _ROWS * clients))
+    answers: list[BaseException | None] = []
+    number = next(_numbers)
+    with ThreadPoolExecutor(clients, "flood") as pool:  # its end waits for all
+        pours = [
+            pool.submit(_pour, stage, number, each, requests, answers) for each in range(clients)
+        ]
+    taken = answers.count(None)
+    # A node that started again counts from 0, so the difference may be negative.
+    refused = max(0, stage.refusals() - before)
+    stage.record("flood", asked=len(answers), taken=taken, refused=refused)
+    stage.say(
+        f"a flood: {len(answers)} requests of {_SIZE * _ROWS:,} bytes, {taken} accepted,"
+        f" {refused} refusals as overloaded"
+    )
+    for pour in pours:
+        pour.result()
+    if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
+        raise Fizzled(f"no node accepted any of the flood: {answers[-1]!r}")
+    if has_to_be_refused and not refused:
+        raise Fizzled("no request of the flood was refused")
+    yield
 
 
 def _pour(

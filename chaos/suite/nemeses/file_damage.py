@@ -13,12 +13,11 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-from chaos.suite.nemeses.nemesis import DISKS, Fizzled, NodeNemesis, back, said
+from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, back, chosen, on_disks, said, victims
 from chaos.suite.stage.stage import Stage
 from cluster.files.disk_room import WAITING
 from deploy.local import LaunchError
@@ -39,42 +38,38 @@ NOTICE_S: Final = 20.0
 """A node whose disk is full reports that within this, because every node writes all the time."""
 
 
-@dataclass(frozen=True, slots=True)
-class DamageFile(NodeNemesis):
-    """A file of a dead node is damaged."""
+@Nemesis
+def damage_file(
+    stage: Stage, chance: random.Random, who: str = "follower", part: str = LOG, how: str = FLIPPED
+) -> Iterator[None]:
+    """A file of a dead node is damaged.
 
-    who: str = "follower"
-    part: str = LOG
-    """LOG or STATE."""
-    how: str = FLIPPED
-    """FLIPPED: one bit in the middle half. CUT: the second half is gone. REMOVED."""
+    A node that gives up healing is lost for this run. If the node does not need the damaged
+    part, it is started again and the strike fizzles.
 
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Kill the node, damage the file, start the node, and wait until it has healed.
-
-        A node that gives up healing is lost for this run. If the node does not need the damaged
-        part, it is started again and the strike fizzles.
-        """
-        name = self.victim(stage, chance)
-        stage.kill(name)
-        if self.part == LOG:
-            stage.archive.seal(name)
-        try:
-            path = VICTIM[self.part](stage.data(name), chance)
-            head = segment.HEADER_SIZE * (self.part == LOG)
-            file = harm(path, self.how, chance, head=head, inner=True)
-        except Fizzled:
+    `part`: LOG or STATE. `how`: FLIPPED: one bit in the middle half. CUT: the second half is gone.
+    REMOVED.
+    """
+    name = chosen(stage, who, chance)
+    stage.kill(name)
+    if part == LOG:
+        stage.archive.seal(name)
+    try:
+        path = VICTIM[part](stage.data(name), chance)
+        head = segment.HEADER_SIZE * (part == LOG)
+        file = harm(path, how, chance, head=head, inner=True)
+    except Fizzled:
+        back(stage, name)
+        raise
+    with file:
+        stage.say(f"{name}'s {path.name} is {how}")
+        if not is_missed(stage, name, path, file):
             back(stage, name)
-            raise
-        with file:
-            stage.say(f"{name}'s {path.name} is {self.how}")
-            if not is_missed(stage, name, path, file):
-                back(stage, name)
-                raise Fizzled(f"{name} does not need the damaged part of {path.name}")
-        stage.damaged.add(name)
-        stage.hurt.add(name)
-        heal(stage, name)
-        yield
+            raise Fizzled(f"{name} does not need the damaged part of {path.name}")
+    stage.damaged.add(name)
+    stage.hurt.add(name)
+    heal(stage, name)
+    yield
 
 
 def harm(
@@ -106,39 +101,38 @@ def harm(
     return file
 
 
-@dataclass(frozen=True, slots=True)
-class Fill(NodeNemesis):
-    """Disks are full, or so nearly full that the cluster accepts no new timers."""
+@on_disks
+def fill(
+    stage: Stage, chance: random.Random, who: str = "follower", leave: int = 0
+) -> Iterator[None]:
+    """Disks are full, or so nearly full that the cluster accepts no new timers.
 
-    needs: ClassVar = DISKS
-    who: str = "follower"
-    """A role, or "all"."""
-    leave: int = 0
-    """Free bytes left. 0: the node's next write fails; the node stops and waits for room."""
+    No effect if no node reports that.
 
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Fill the disks and wait until their nodes report that; no effect if none does."""
-        names = self.victims(stage, chance)
-        for name in names:
-            left = f"{self.leave:,} bytes of room" if self.leave else "no room"
-            stage.say(f"the disk of {said(stage, name, self.who)} has {left}")
-            stage.disks[name].fill(self.leave)
-        impressed = False
-        for name in names:
-            noticed = _notices(stage, name, waits=not self.leave)
-            impressed |= noticed is not None
-            noticed = noticed or f"unaware of its full disk: {stage.cluster.state(name)}"
-            stage.record("full", node=name, leave=self.leave, noticed=noticed)
-            stage.say(f"{name} is {noticed}")
-        yield
-        for name in names:
-            stage.disks[name].drain()
-        stage.await_ready(*names)
-        stage.leader()
-        has = "has" if len(names) == 1 else "have"
-        stage.say(f"{' and '.join(names)} {has} room again")
-        if not impressed:
-            raise Fizzled(f"{' and '.join(names)} did not notice within {NOTICE_S:g} s")
+    `leave`: free bytes left. 0: the node's next write fails; the node
+    stops and waits for room.
+    """
+    names = victims(stage, who, chance)
+    for name in names:
+        left = f"{leave:,} bytes of room" if leave else "no room"
+        stage.say(f"the disk of {said(stage, name, who)} has {left}")
+        stage.disks[name].fill(leave)
+    impressed = False
+    for name in names:
+        noticed = _notices(stage, name, waits=not leave)
+        impressed |= noticed is not None
+        noticed = noticed or f"unaware of its full disk: {stage.cluster.state(name)}"
+        stage.record("full", node=name, leave=leave, noticed=noticed)
+        stage.say(f"{name} is {noticed}")
+    yield
+    for name in names:
+        stage.disks[name].drain()
+    stage.await_ready(*names)
+    stage.leader()
+    has = "has" if len(names) == 1 else "have"
+    stage.say(f"{' and '.join(names)} {has} room again")
+    if not impressed:
+        raise Fizzled(f"{' and '.join(names)} did not notice within {NOTICE_S:g} s")
 
 
 def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
@@ -162,24 +156,20 @@ def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
         time.sleep(0.05)
 
 
-@dataclass(frozen=True, slots=True)
-class Wipe(NodeNemesis):
+@Nemesis
+def wipe(stage: Stage, chance: random.Random, who: str = "follower") -> Iterator[None]:
     """A node's disk is replaced by an empty one; a learner of the same name replaces the voter."""
-
-    who: str = "follower"
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        name = self.victim(stage, chance)
-        stage.say(f"{name} loses its disk")
-        stage.kill(name)
-        with stage.archive.held():
-            shutil.rmtree(stage.data(name))
-        yield
-        stage.cluster.format_learner(name)
-        with stage.waiting_for(name):
-            back(stage, name)
-            stage.change("replace", name)
-            stage.wait_until_whole(name)
+    name = chosen(stage, who, chance)
+    stage.say(f"{name} loses its disk")
+    stage.kill(name)
+    with stage.archive.held():
+        shutil.rmtree(stage.data(name))
+    yield
+    stage.cluster.format_learner(name)
+    with stage.waiting_for(name):
+        back(stage, name)
+        stage.change("replace", name)
+        stage.wait_until_whole(name)
 
 
 def heal(stage: Stage, name: str, first: Callable[[], object] | None = None) -> None:

@@ -1,22 +1,26 @@
-"""The protocol of a nemesis: one kind of fault, and the choice of its victim.
+"""The form of a nemesis: one kind of fault, and the choice of its victim.
 
-    fault(stage, chance)
-        chooses a victim, injects the fault
+    @Nemesis
+    def fault(stage, chance, …):    the other parameters are the arguments of a strike
+        …                       it chooses a victim, injects the fault
         yield                   the fault lasts
-        ends it                 the cluster is whole again; LaunchError names the part that is not
+        …                       it ends the fault: the cluster is whole again, or LaunchError names
+                                the part that is not
     Fizzled, at any time        no victim, or no effect: the strike is not counted
+
+The argument `who` is a role: leader, controller, follower or any. Some nemeses also allow `all`.
 
 A schedule (plan.py) names nemeses with their arguments, start times and lengths. A role such as
 "leader" is resolved at the time of the strike: the victim is the leader of that moment.
 """
 
-import abc
+import inspect
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Final
+from typing import Any, Final
 
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.stage import Stage
@@ -29,47 +33,34 @@ class Fizzled(Exception):
     """A strike had no victim or no effect. Its text is the reason. The fault is undone."""
 
 
-class Nemesis(abc.ABC):
-    """One kind of fault. Its fields are the arguments of a strike."""
+@dataclass(frozen=True, slots=True)
+class Nemesis:
+    """One kind of fault: a generator function, and the arguments of a strike."""
 
-    __slots__ = ()
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    fault: Callable[..., Iterator[None]]
+    needs: frozenset[Need] = frozenset()
+    args: Mapping[str, Any] = field(default_factory=dict)
 
-    @abc.abstractmethod
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Inject the fault, yield once while it lasts, and end it.
+    def __call__(self, *args: Any, **more: Any) -> "Nemesis":
+        """Return the nemesis with arguments.
 
         Raises:
-            Fizzled: the strike had no effect.
+            TypeError: the fault has no such arguments.
         """
+        bound = inspect.signature(self.fault).bind(None, None, *args, **more).arguments
+        return replace(self, args=dict([*bound.items()][2:]))
 
     def strike(self, stage: Stage, chance: random.Random) -> Undo:
         """Inject the fault and return the function that ends it. Both may raise Fizzled."""
-        lasting = self.fault(stage, chance)
+        lasting = self.fault(stage, chance, **self.args)
         next(lasting)
         return partial(next, lasting, None)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeNemesis(Nemesis):
-    """One kind of fault of the node that has a role at the time of the strike."""
-
-    who: str = "leader"
-    """The role: leader, controller, follower or any. Some nemeses also allow `all`."""
-
-    def victim(self, stage: Stage, chance: random.Random) -> str:
-        """Return the node; see `chosen`."""
-        return chosen(stage, self.who, chance)
-
-    def victims(self, stage: Stage, chance: random.Random) -> list[str]:
-        """Return the node, or for `all` the nodes that are left."""
-        return remaining(stage) if self.who == ALL else [self.victim(stage, chance)]
-
-
 ALL: Final = "all"
 POLL_S: Final = 0.05
-NETWORK: Final = frozenset({Need.NETWORK})
-DISKS: Final = frozenset({Need.DISKS})
+on_network: Final = partial(Nemesis, needs=frozenset({Need.NETWORK}))
+on_disks: Final = partial(Nemesis, needs=frozenset({Need.DISKS}))
 
 
 def remaining(stage: Stage) -> list[str]:
@@ -98,6 +89,11 @@ def chosen(stage: Stage, who: str, chance: random.Random) -> str:
         raise Fizzled(f"no {who} is left: {' and '.join(sorted(stage.lost))} lost for good")
     there = [name for name in fit if name not in stage.away]
     return chance.choice(there or fit)
+
+
+def victims(stage: Stage, who: str, chance: random.Random) -> list[str]:
+    """Return the node of a role, or for `all` the nodes that are left."""
+    return remaining(stage) if who == ALL else [chosen(stage, who, chance)]
 
 
 def said(stage: Stage, name: str, who: str) -> str:

@@ -3,140 +3,119 @@
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
 
 from chaos.suite.nemeses.nemesis import (
-    DISKS,
     Fizzled,
     Nemesis,
-    NodeNemesis,
     back,
     chosen,
+    on_disks,
     remaining,
     said,
+    victims,
 )
 from chaos.suite.stage.stage import Stage
 from timerclient import TimerClient
 from timerclient.values.errors import TimerError
 
 
-@dataclass(frozen=True, slots=True)
-class Kill(NodeNemesis):
-    """Kill -9; the node stays down, then starts again."""
+@Nemesis
+def kill(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
+    """Kill -9; the node stays down, then starts again.
 
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Kill a node. If a leader died and a majority is left, wait for its successor.
-
-        While another node heals, the victim finishes its current write before it dies. A node with
-        a torn log does not count until it is sure of its log. With the node that heals, that would
-        be one more than a cluster tolerates.
-        """
-        name = self.victim(stage, chance)
-        if name in stage.waited_for:
-            raise Fizzled(f"{name}, the {self.who}, is not whole yet")
-        state = stage.cluster.state(name)
-        led = state is not None and state.role == "leader"
-        stage.say(f"kill -9 {said(stage, name, self.who)}")
-        at = time.monotonic()
-        stage.kill(name, whole=bool(stage.waited_for))
-        enough = len({*stage.names} - stage.away - stage.waited_for) >= stage.majority
-        if state is not None and led and enough:
-            successor = stage.leader(above_epoch=state.epoch)
-            stage.say(f"{successor} leads, {time.monotonic() - at:.2f} s later")
-        yield
-        back(stage, name)
+    While another node heals, the victim finishes its current write before it dies. A node with
+    a torn log does not count until it is sure of its log. With the node that heals, that would
+    be one more than a cluster tolerates.
+    """
+    name = chosen(stage, who, chance)
+    if name in stage.waited_for:
+        raise Fizzled(f"{name}, the {who}, is not whole yet")
+    state = stage.cluster.state(name)
+    led = state is not None and state.role == "leader"
+    stage.say(f"kill -9 {said(stage, name, who)}")
+    at = time.monotonic()
+    stage.kill(name, whole=bool(stage.waited_for))
+    enough = len({*stage.names} - stage.away - stage.waited_for) >= stage.majority
+    if state is not None and led and enough:
+        successor = stage.leader(above_epoch=state.epoch)
+        stage.say(f"{successor} leads, {time.monotonic() - at:.2f} s later")
+    yield
+    back(stage, name)
 
 
-@dataclass(frozen=True, slots=True)
-class KillMany(Nemesis):
-    """Kill -9 of several nodes together, the leader among them: a majority is down, or all."""
+@Nemesis
+def kill_many(stage: Stage, chance: random.Random, count: int = 2) -> Iterator[None]:
+    """Kill -9 of several nodes together, the leader among them: a majority is down, or all.
 
-    count: int = 2
-    """At most; all nodes if there are fewer."""
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        leader = chosen(stage, "leader", chance)
-        others = [name for name in remaining(stage) if name != leader]
-        names = [leader, *chance.sample(others, min(self.count - 1, len(others)))]
-        stage.say(f"kill -9 {' and '.join(names)} together")
-        stage.kill(*names)
-        yield
-        back(stage, *names)
+    `count`: at most; all nodes if there are fewer.
+    """
+    leader = chosen(stage, "leader", chance)
+    others = [name for name in remaining(stage) if name != leader]
+    names = [leader, *chance.sample(others, min(count - 1, len(others)))]
+    stage.say(f"kill -9 {' and '.join(names)} together")
+    stage.kill(*names)
+    yield
+    back(stage, *names)
 
 
-@dataclass(frozen=True, slots=True)
-class SuspendNode(NodeNemesis):
+@Nemesis
+def suspend_node(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
     """SIGSTOP of a node, for longer than any lease, then SIGCONT."""
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        name = self.victim(stage, chance)
-        stage.say(f"SIGSTOP {said(stage, name, self.who)}")
-        stage.pause(name)
-        yield
-        stage.resume(name)
-        stage.say(f"{name} goes on")
+    name = chosen(stage, who, chance)
+    stage.say(f"SIGSTOP {said(stage, name, who)}")
+    stage.pause(name)
+    yield
+    stage.resume(name)
+    stage.say(f"{name} goes on")
 
 
-@dataclass(frozen=True, slots=True)
-class RollingRestart(Nemesis):
+@Nemesis
+def rolling_restart(stage: Stage, chance: random.Random) -> Iterator[None]:
     """SIGTERM to one node after the other; each is back before the next one ends.
 
     After each node the strike lends its turn, so that another strike may begin.
     """
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Restart all nodes; none is left to undo."""
-        names = remaining(stage)
-        for name in chance.sample(names, len(names)):
-            stage.say(f"SIGTERM {name}")
-            stage.away.add(name)
-            stage.cluster.stop(name)
-            stage.check_end(name)
-            stage.record("term", node=name)
-            stage.restart(name)
-            stage.leader()
-            with stage.turn.lent():
-                pass
-            if left := sorted(stage.away - stage.lost):  # by another strike that failed
-                stage.restart(*left)
-            stage.wait_until_sure()
-        stage.say("all nodes were restarted, one by one")
-        yield
+    names = remaining(stage)
+    for name in chance.sample(names, len(names)):
+        stage.say(f"SIGTERM {name}")
+        stage.away.add(name)
+        stage.cluster.stop(name)
+        stage.check_end(name)
+        stage.record("term", node=name)
+        stage.restart(name)
+        stage.leader()
+        with stage.turn.lent():
+            pass
+        if left := sorted(stage.away - stage.lost):  # by another strike that failed
+            stage.restart(*left)
+        stage.wait_until_sure()
+    stage.say("all nodes were restarted, one by one")
+    yield
 
 
-@dataclass(frozen=True, slots=True)
-class TransferStorm(Nemesis):
-    """An operator transfers the leadership again and again."""
-
-    times: int = 5
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Make all transfers; no effect if all were refused."""
-        done = refused = 0
-        with TimerClient(stage.cluster.endpoints) as client:
-            for _ in range(self.times):
-                try:
-                    client.transfer(chance.choice(["", *remaining(stage)]))
-                    done += 1
-                except TimerError as error:
-                    refused += error.outcome_known
-                time.sleep(chance.uniform(0, 0.5))
-        if refused == self.times:
-            raise Fizzled(f"all {refused} transfers of the leadership were refused")
-        stage.say(f"{done} of {self.times} transfers of the leadership")
-        yield
+@Nemesis
+def transfer_storm(stage: Stage, chance: random.Random, times: int = 5) -> Iterator[None]:
+    """An operator transfers the leadership again and again; no effect if all were refused."""
+    done = refused = 0
+    with TimerClient(stage.cluster.endpoints) as client:
+        for _ in range(times):
+            try:
+                client.transfer(chance.choice(["", *remaining(stage)]))
+                done += 1
+            except TimerError as error:
+                refused += error.outcome_known
+            time.sleep(chance.uniform(0, 0.5))
+    if refused == times:
+        raise Fizzled(f"all {refused} transfers of the leadership were refused")
+    stage.say(f"{done} of {times} transfers of the leadership")
+    yield
 
 
-@dataclass(frozen=True, slots=True)
-class PowerCut(NodeNemesis):
+@on_disks
+def power_cut(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
     """Nodes die and lose all bytes that they had written and not synced."""
-
-    needs: ClassVar = DISKS
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        names = self.victims(stage, chance)
-        stage.say(f"power cut: {' '.join(names)}")
-        stage.cut_power(*names)
-        yield
-        back(stage, *names)
+    names = victims(stage, who, chance)
+    stage.say(f"power cut: {' '.join(names)}")
+    stage.cut_power(*names)
+    yield
+    back(stage, *names)

@@ -8,15 +8,16 @@ same, which the audit checks. One thing is wrong with the cluster meanwhile: no 
 nodes falls until the node is dead or heals.
 """
 
+import contextlib
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from chaos.suite.nemeses.file_damage import FLIPPED, LOG, STATE, VICTIM, harm, heal, is_missed
-from chaos.suite.nemeses.nemesis import Fizzled, NodeNemesis, said, until
+from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, chosen, said, until
 from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
 from timer.files import segment
 
@@ -29,45 +30,42 @@ FETCHED: Final = "; fetching state and log from the leader"
 """In the line of the process that fetches them."""
 
 
-@dataclass(frozen=True, slots=True)
-class HurtRunning(NodeNemesis):
-    """A file of a node is damaged while it runs: it heals, at once or after its next start."""
+@Nemesis
+def hurt_running(
+    stage: Stage, chance: random.Random, who: str = "leader", part: str = LOG, how: str = FLIPPED
+) -> Iterator[None]:
+    """A file of a node is damaged while it runs: it heals, at once or after its next start.
 
-    part: str = LOG
-    """LOG: the segment that it appends to; STATE: any file that its manifest names, or that."""
-    how: str = FLIPPED
-    """FLIPPED: one bit; CUT: the second half is gone; REMOVED."""
+    The node is killed if it notices nothing.
 
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Damage the file, let the node run on, kill it if it notices nothing; see it heal."""
-        name = self.victim(stage, chance)
-        if self.part == STATE:
-            self._strike(stage, name, chance)
+    `part`: LOG: the segment that it appends to; STATE: any file that its manifest names, or that.
+    `how`: FLIPPED: one bit; CUT: the second half is gone; REMOVED.
+    """
+    name = chosen(stage, who, chance)
+    with contextlib.nullcontext() if part == STATE else stage.archive.sealed(name):
+        _hurt(stage, name, who, VICTIM[part](stage.data(name), chance), how, chance)
+    yield
+
+
+def _hurt(stage: Stage, name: str, who: str, path: Path, how: str, chance: random.Random) -> None:
+    since, word = stage.output(name).stat().st_size, stage.word_of(name)  # it may end at once
+    with harm(path, how, chance, head=segment.HEADER_SIZE, inner=True) as file:
+        stage.damaged.add(name)
+        stage.hurt.add(name)
+        stage.record("hurt-running", **word, file=path.name, how=how)
+        stage.say(f"{said(stage, name, who)}, runs on with its {path.name} {how}")
+        noticed = _notices(stage, name, since)
+        if noticed:
+            stage.say(f"{name} found the damage while it ran")
         else:
-            with stage.archive.sealed(name):
-                self._strike(stage, name, chance)
-        yield
-
-    def _strike(self, stage: Stage, name: str, chance: random.Random) -> None:
-        since, word = stage.output(name).stat().st_size, stage.word_of(name)  # it may end at once
-        path = VICTIM[self.part](stage.data(name), chance)
-        with harm(path, self.how, chance, head=segment.HEADER_SIZE, inner=True) as file:
-            stage.damaged.add(name)
-            stage.hurt.add(name)
-            stage.record("hurt-running", **word, file=path.name, how=self.how)
-            stage.say(f"{said(stage, name, self.who)}, runs on with its {path.name} {self.how}")
-            noticed = _notices(stage, name, since)
-            if noticed:
-                stage.say(f"{name} found the damage while it ran")
-            else:
-                stage.say(f"{name} ran on; kill -9, for its next start to find the damage")
-                stage.kill(name)
-                noticed = _says(stage, name, since, NOTICED)  # just before it died
-            if noticed or is_missed(stage, name, path, file, ran=True):
-                heal(stage, name, first=lambda: _until_fetching(stage, name, since))
-                return
-        heal(stage, name)
-        raise Fizzled(f"{name} can do without its {path.name} as it was")
+            stage.say(f"{name} ran on; kill -9, for its next start to find the damage")
+            stage.kill(name)
+            noticed = _says(stage, name, since, NOTICED)  # just before it died
+        if noticed or is_missed(stage, name, path, file, ran=True):
+            heal(stage, name, first=lambda: _until_fetching(stage, name, since))
+            return
+    heal(stage, name)
+    raise Fizzled(f"{name} can do without its {path.name} as it was")
 
 
 def _notices(stage: Stage, name: str, since: int) -> bool:

@@ -10,21 +10,21 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 from chaos.suite.nemeses.file_damage import FLIPPED, harm
 from chaos.suite.nemeses.links import both
 from chaos.suite.nemeses.nemesis import (
     ALL,
-    NETWORK,
     Fizzled,
-    NodeNemesis,
+    Nemesis,
     back,
     chosen,
+    on_network,
     said,
     until,
+    victims,
 )
 from chaos.suite.stage.stage import READY_S, Stage
 from cluster.control.raft_journal import read_meta
@@ -38,154 +38,138 @@ RAFT: Final = "raft"
 """The folder of Raft's files, all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forget(NodeNemesis):
-    """The promise or the identity of a node is damaged; a new replica replaces the node."""
+@Nemesis
+def forget(
+    stage: Stage, chance: random.Random, who: str = "follower", file: str = PROMISE_NAME,
+    how: str = FLIPPED, runs_on_s: float = 0.0,
+) -> Iterator[None]:  # fmt: skip
+    """The promise or the identity of a node is damaged; a new replica replaces the node.
 
-    who: str = "follower"
-    file: str = PROMISE_NAME
-    """`promise` or `identity.json`."""
-    how: str = FLIPPED
-    """FLIPPED or CUT; for the promise also REMOVED."""
-    runs_on_s: float = 0.0
-    """Seconds that the node runs on with the damage. 0: it is killed before the damage."""
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Kill the node, damage the file, start the node; wait until it reports REPLACEABLE."""
-        name = self.victim(stage, chance)
-        path = stage.data(name) / self.file
-        if not self.runs_on_s:
-            stage.kill(name)
-        stage.say(f"{name}'s {self.file}: {self.how}")
-        harm(path, self.how, chance).close()
-        stage.hurt.add(name)
-        if self.runs_on_s:
-            harmed = _content(path)
-            stage.record("hurt-running", **stage.word_of(name), file=self.file, how=self.how)
-            time.sleep(self.runs_on_s)
-            stage.kill(name)
-            if _content(path) != harmed:
-                back(stage, name)
-                raise Fizzled(f"{name} wrote its {self.file} anew before it died")
-        stage.archive.update()  # a replaced node deletes its log itself
-        stage.launch(name)
-        _until_replaceable(stage, name)
-        stage.record("replaceable", node=name, file=self.file, how=self.how)
-        stage.say(f"{name} is {REPLACEABLE}")
-        yield
-        _replaced(stage, name)
-        stage.say(f"{name} is a new replica, and whole")
+    `file`: `promise` or `identity.json`. `how`: FLIPPED or CUT; for the promise also REMOVED.
+    `runs_on_s`: seconds that the node runs on with the damage. 0: it is killed before the damage.
+    """
+    name = chosen(stage, who, chance)
+    path = stage.data(name) / file
+    if not runs_on_s:
+        stage.kill(name)
+    stage.say(f"{name}'s {file}: {how}")
+    harm(path, how, chance).close()
+    stage.hurt.add(name)
+    if runs_on_s:
+        harmed = _content(path)
+        stage.record("hurt-running", **stage.word_of(name), file=file, how=how)
+        time.sleep(runs_on_s)
+        stage.kill(name)
+        if _content(path) != harmed:
+            back(stage, name)
+            raise Fizzled(f"{name} wrote its {file} anew before it died")
+    stage.archive.update()  # a replaced node deletes its log itself
+    stage.launch(name)
+    _until_replaceable(stage, name)
+    stage.record("replaceable", node=name, file=file, how=how)
+    stage.say(f"{name} is {REPLACEABLE}")
+    yield
+    _replaced(stage, name)
+    stage.say(f"{name} is a new replica, and whole")
 
 
-@dataclass(frozen=True, slots=True)
-class HurtRaft(NodeNemesis):
+@Nemesis
+def hurt_raft(
+    stage: Stage, chance: random.Random, who: str = "follower", file: str = "raft/journal",
+    how: str = FLIPPED,
+) -> Iterator[None]:  # fmt: skip
     """Raft files of a node are damaged or gone; the node makes them anew.
 
     The files of all nodes may be lost at once, while none runs. No node then has the former
     register. The log has epochs and voters, and the promises are there: the next epoch is above.
+
+    The undo waits until the Raft votes count again.
+
+    `file`: a path below the data directory. RAFT: the whole folder. `how`: FLIPPED, CUT or REMOVED.
+    The folder can only be REMOVED.
     """
-
-    who: str = "follower"
-    file: str = "raft/journal"
-    """A path below the data directory. RAFT: the whole folder."""
-    how: str = FLIPPED
-    """FLIPPED, CUT or REMOVED. The folder can only be REMOVED."""
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Kill the node and damage the file; the undo waits until its Raft votes count again."""
-        names = self.victims(stage, chance)
-        if self.who == ALL and stage.lost:  # `timerd --raft-lost` is for that
-            raise Fizzled(f"without {' and '.join(sorted(stage.lost))} no vote would ever count")
-        stage.kill(*names)
-        try:
-            for path in [stage.data(name) / self.file for name in names]:
-                shutil.rmtree(path) if path.is_dir() else harm(path, self.how, chance).close()
-        except Fizzled:
-            back(stage, *names)
-            raise
-        whose = "all nodes'" if self.who == ALL else f"{names[0]}'s"
-        stage.say(f"{whose} {self.file}: {self.how}")
-        stage.hurt.update(names)
-        yield
-        # Others strike while one node is waited for; nothing else may be wrong beside all.
-        with stage.waiting_for(names[0]) if self.who != ALL else contextlib.nullcontext():
-            back(stage, *names)
-            began_s = time.monotonic()
-            for name in names:
-                _until_it_votes(stage, name)
-                stage.wait_until_whole(name)
-        took_s = round(time.monotonic() - began_s, 2)
+    names = victims(stage, who, chance)
+    if who == ALL and stage.lost:  # `timerd --raft-lost` is for that
+        raise Fizzled(f"without {' and '.join(sorted(stage.lost))} no vote would ever count")
+    stage.kill(*names)
+    try:
+        for path in [stage.data(name) / file for name in names]:
+            shutil.rmtree(path) if path.is_dir() else harm(path, how, chance).close()
+    except Fizzled:
+        back(stage, *names)
+        raise
+    whose = "all nodes'" if who == ALL else f"{names[0]}'s"
+    stage.say(f"{whose} {file}: {how}")
+    stage.hurt.update(names)
+    yield
+    # Others strike while one node is waited for; nothing else may be wrong beside all.
+    with stage.waiting_for(names[0]) if who != ALL else contextlib.nullcontext():
+        back(stage, *names)
+        began_s = time.monotonic()
         for name in names:
-            stage.record("raft-votes", node=name, file=self.file, how=self.how, took_s=took_s)
-        stage.say(f"Raft votes of {' and '.join(names)} count, {took_s:g} s later")
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveCutOff(NodeNemesis):
-    """A voter that is cut off from the others is removed; it is added again after the partition."""
-
-    needs: ClassVar = NETWORK
-    who: str = "follower"
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        name = self.victim(stage, chance)
-        state = stage.cluster.state(name)
-        stage.say(f"cut off {said(stage, name, self.who)}, and remove it")
-        assert stage.network is not None
-        others = [other for other in stage.names if other != name]
-        heal = stage.network.cut([pair for other in others for pair in both(name, other)])
-        try:
-            if state is not None and state.role == "leader":
-                stage.leader(above_epoch=state.epoch)
-            stage.change("remove", name)
-            stage.record("removed", node=name)
-            stage.say(f"{name} is no voter any more")
-            yield
-        finally:
-            heal()
-            stage.change("add", name)
-            stage.record("added", node=name)
+            _until_it_votes(stage, name)
             stage.wait_until_whole(name)
-            stage.say(f"{name} votes again")
+    took_s = round(time.monotonic() - began_s, 2)
+    for name in names:
+        stage.record("raft-votes", node=name, file=file, how=how, took_s=took_s)
+    stage.say(f"Raft votes of {' and '.join(names)} count, {took_s:g} s later")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaceCutOff(NodeNemesis):
+@on_network
+def remove_cut_off(stage: Stage, chance: random.Random, who: str = "follower") -> Iterator[None]:
+    """A voter that is cut off from the others is removed; it is added again after the partition."""
+    name = chosen(stage, who, chance)
+    state = stage.cluster.state(name)
+    stage.say(f"cut off {said(stage, name, who)}, and remove it")
+    assert stage.network is not None
+    others = [other for other in stage.names if other != name]
+    heal = stage.network.cut([pair for other in others for pair in both(name, other)])
+    try:
+        if state is not None and state.role == "leader":
+            stage.leader(above_epoch=state.epoch)
+        stage.change("remove", name)
+        stage.record("removed", node=name)
+        stage.say(f"{name} is no voter any more")
+        yield
+    finally:
+        heal()
+        stage.change("add", name)
+        stage.record("added", node=name)
+        stage.wait_until_whole(name)
+        stage.say(f"{name} votes again")
+
+
+@on_network
+def replace_cut_off(stage: Stage, chance: random.Random, who: str = "follower") -> Iterator[None]:
     """`members replace` of a node that lost its disk, while its link to the leader is cut.
 
     The change is refused until the link is whole. The node still reaches the third node, and only
     the leader can send it the log.
     """
-
-    needs: ClassVar = NETWORK
-    who: str = "follower"
-
-    def fault(self, stage: Stage, chance: random.Random) -> Iterator[None]:
-        """Empty the node's disk, start it as a learner cut off from the leader, and replace it."""
-        leader = chosen(stage, "leader", chance)
-        name = self.victim(stage, chance)
-        if name == leader:
-            raise Fizzled(f"{name} leads: it can't be cut off from itself")
-        stage.say(f"{name} loses its disk; its link to {leader}, the leader, is cut")
-        stage.kill(name)
-        with stage.archive.held():
-            shutil.rmtree(stage.data(name))
-        stage.cluster.format_learner(name)
-        assert stage.network is not None
-        heal = stage.network.cut(both(name, leader))
-        stage.launch(name)
-        answer = "made"
-        with TimerClient(stage.cluster.endpoints) as client:
-            try:
-                client.change_members("replace", name)
-            except TimerError as error:
-                answer = str(error)
-        stage.record("replace-asked", node=name, leader=leader, answer=answer)
-        stage.say(f"replace {name}: {answer}")
-        yield
-        heal()
-        _replaced(stage, name)
-        stage.say(f"{name} votes in place of its earlier replica")
+    leader = chosen(stage, "leader", chance)
+    name = chosen(stage, who, chance)
+    if name == leader:
+        raise Fizzled(f"{name} leads: it can't be cut off from itself")
+    stage.say(f"{name} loses its disk; its link to {leader}, the leader, is cut")
+    stage.kill(name)
+    with stage.archive.held():
+        shutil.rmtree(stage.data(name))
+    stage.cluster.format_learner(name)
+    assert stage.network is not None
+    heal = stage.network.cut(both(name, leader))
+    stage.launch(name)
+    answer = "made"
+    with TimerClient(stage.cluster.endpoints) as client:
+        try:
+            client.change_members("replace", name)
+        except TimerError as error:
+            answer = str(error)
+    stage.record("replace-asked", node=name, leader=leader, answer=answer)
+    stage.say(f"replace {name}: {answer}")
+    yield
+    heal()
+    _replaced(stage, name)
+    stage.say(f"{name} votes in place of its earlier replica")
 
 
 def _replaced(stage: Stage, name: str) -> None:
