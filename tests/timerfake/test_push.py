@@ -28,7 +28,7 @@ from tests.timerfake.receiver import OK, Answers, Posted, Receiver, answer
 from timerclient import AsyncTimerClient, Backoff, HttpTarget, InvalidRequest, TimerApp, Worker
 from timerclient.worker import handler_runner, http_target, renewed_file, target_brake
 from timerclient.worker.renewed_file import RenewedFile
-from timerclient.worker.webhook_headers import lines_of, read_headers
+from timerclient.worker.webhook_headers import read_header_file
 from timerclient.worker.worker_metrics import Outcome, exposition
 from timerfake import AsyncFakeApp
 
@@ -176,7 +176,7 @@ async def test_success_is_an_ack(status: int) -> None:
 
 @pytest.mark.parametrize("status", [302, 307, 400, 401, 404, 408, 425, 429, 500, 502, 503, 599])
 async def test_other_answers_are_failures_and_tried_again_after_the_backoff(
-    status: int, monkeypatch: pytest.MonkeyPatch
+    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(target_brake, "FIRST_S", 0.001)
     answers = iter([answer(status, b"no\nroom", Location="/other"), OK])
@@ -194,6 +194,8 @@ async def test_other_answers_are_failures_and_tried_again_after_the_backoff(
     assert [each.headers["timer-failures"] for each in receiver.posted] == ["0", "1"]
     assert str(error).startswith(str(status))
     assert str(error).endswith(": no room")
+    [line] = [each for each in caplog.messages if "timer failed" in each]
+    assert (line.endswith("no room'"), " at=" in line) == (True, False)
 
 
 async def test_gone_is_a_dead_letter_at_once() -> None:
@@ -469,20 +471,31 @@ async def test_files_of_secrets_and_headers_are_read_again(
     assert (first.headers["x-from"], first.headers["content-type"]) == ("timers", "text/plain")
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("geheim", "header 1: must be NAME: VALUE, in visible characters of ASCII"),
+        ("", "headers: there is none: give lines NAME: VALUE"),
+    ],
+)
 def test_file_that_does_not_fit_is_reported_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    text: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
     (path := tmp_path / "headers").write_text("a: 1")
-    file = RenewedFile("header_file", path, lambda text: read_headers(lines_of(text)))
-    (tmp_path / "new").write_text("geheim")
+    file = RenewedFile("header_file", path, read_header_file)
+    (tmp_path / "new").write_text(text)
     (tmp_path / "new").rename(path)
     assert (file.value, caplog.messages) == ({"a": "1"}, []), "perhaps half written"
     for _ in range(3):
         assert file.value == {"a": "1"}
     [message] = caplog.messages
     assert message.startswith("file does not fit, the former one is used: header_file = ")
-    assert message.endswith("header 1: must be NAME: VALUE, in visible characters of ASCII")
+    assert message.endswith(why)
     (tmp_path / "new").write_text("a: 2")
     (tmp_path / "new").rename(path)
     assert file.value == {"a": "2"}
@@ -497,10 +510,13 @@ def test_pipe_in_place_of_a_file_is_read_once(
     monkeypatch.setattr(renewed_file, "stamp_of", lambda _: (0, next(stamps)))
     with ThreadPoolExecutor() as threads:
         writing = threads.submit(path.write_text, "a: 1")
-        file = RenewedFile("header_file", path, lambda text: read_headers(lines_of(text)))
+        file = RenewedFile("header_file", path, read_header_file)
         writing.result()
     monkeypatch.setattr(RenewedFile, "_content", lambda _: pytest.fail("it has no writer"))
     assert file.value == {"a": "1"}
+
+
+_NO_HEADER = "header_file = '/dev/null': headers: there is none: give lines NAME: VALUE"
 
 
 @pytest.mark.parametrize(
@@ -524,6 +540,7 @@ def test_pipe_in_place_of_a_file_is_read_once(
         ("http://h", {"headers": {"Host": "geheim"}}, "header = 'Host': is set by the push"),
         ("http://h", {"headers": {"Webhook-Id": "geheim"}}, "is set by the push itself"),
         ("http://h", {"header_file": "none"}, "header_file = 'none': must be a readable file"),
+        ("http://h", {"header_file": "/dev/null"}, _NO_HEADER),
         ("http://h", {"secrets": ["geheim"]}, "secret 1: must be whsec_ and the base64 of 24 to"),
         ("http://h", {"secrets": ["whsec_Z2VoZWlt"]}, "secret 1: must be whsec_ and the base64"),
         ("http://h", {"secret_file": "/dev/null"}, "secrets: there is none"),

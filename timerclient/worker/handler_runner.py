@@ -301,14 +301,13 @@ class HandlerRunner:
             except Exception:
                 LOG.exception("on_error failed: %s", self._fields(message))
         count, first = first_failure(error)
-        frames = traceback.extract_tb(first.__traceback__)
-        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "-"
+        place = f" at={_place_of(first)}" if self.handler.logs_place else ""
         why = reason_of(first) if isinstance(first, Exception) else type(first).__name__
         counts = outcome not in (Outcome.REJECTED, Outcome.RETURNED)
         is_last = counts and message.failures + 1 == self._attempts
         LOG.log(
             logging.ERROR if is_last else logging.WARNING,
-            "timer %s%s: %s error=%r at=%s",
+            "timer %s%s: %s error=%r%s",
             outcome,
             f" for good, see {self._letters}" if is_last else "",
             self._fields(message),
@@ -324,6 +323,12 @@ class HandlerRunner:
             return text
         more = f"id={message.id} attempt={message.attempt} failures={message.failures}"
         return f"{text} {more}"
+
+
+def _place_of(error: BaseException) -> str:
+    """Return file and line where an exception was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "-"
 
 
 def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> None:

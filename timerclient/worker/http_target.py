@@ -33,6 +33,7 @@ from timerclient.worker.target_brake import TargetBrake, TargetUnreached
 from timerclient.worker.webhook_headers import (
     delivery_headers,
     lines_of,
+    read_header_file,
     read_headers,
     read_secrets,
     webhook_headers,
@@ -102,7 +103,7 @@ class HttpTarget:
         self.timeout_s = rows.span_ms("timeout", timeout, TIMEOUT_MS_MAX, 100) / 1000
         named = enumerate((f"{name}: {value}" for name, value in (headers or {}).items()), 1)
         self._headers = read_headers(named)
-        self._header_file = _file("header_file", header_file, lambda t: read_headers(lines_of(t)))
+        self._header_file = _file("header_file", header_file, read_header_file)
         self._secrets = read_secrets(enumerate(secrets, 1)) if secrets else []
         self._secret_file = _file("secret_file", secret_file, lambda t: read_secrets(lines_of(t)))
         self._tls = _context(ca) if url.lower().startswith("https:") else True

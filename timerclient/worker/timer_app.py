@@ -119,6 +119,8 @@ class TimerHandler(Generic[P, R]):
 
     brake: TargetBrake | None = None
     """Reduces the messages that run while a target is unavailable. None: there is no target."""
+    logs_place = True
+    """Whether the log has the line of the program that failed."""
 
     def __init__(self, app: "TimerApp", function: Callable[P, R], options: HandlerOptions) -> None:
         self.app = app
@@ -217,6 +219,8 @@ class TimerHandler(Generic[P, R]):
 
 class PushHandler(TimerHandler[[Message], Coroutine[Any, Any, None]]):
     """A handler that sends each message to a URL; see `TimerApp.push`."""
+
+    logs_place = False
 
     def __init__(self, app: "TimerApp", target: HttpTarget, options: HandlerOptions) -> None:
         super().__init__(app, target.post, options)

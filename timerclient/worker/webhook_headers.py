@@ -127,6 +127,17 @@ def read_secrets(lines: Iterable[tuple[int, str]]) -> list[bytes]:
     return found
 
 
+def read_header_file(text: str) -> dict[str, str]:
+    """Return the headers of a file's lines. No error has a value.
+
+    Raises:
+        InvalidRequest: See `read_headers`; or there is no header, as in a file that was emptied.
+    """
+    if not (found := read_headers(lines_of(text))):
+        raise InvalidRequest.of("headers", None, "there is none: give lines NAME: VALUE")
+    return found
+
+
 def read_headers(lines: Iterable[tuple[int, str]]) -> dict[str, str]:
     """Return the headers of lines `Name: value`. No error has a value.
 
