@@ -58,6 +58,7 @@ from cluster.control.controller_events import (
 from cluster.control.membership import Change
 from cluster.control.raft import Exit, Raft, RaftView, exit_process, next_nonce
 from cluster.control.raft_link import FrameKind, RaftLink
+from cluster.settings.rounds import next_round
 from replication.core.message_check import ID_MAX
 from replication.shell.peer_complaints import Complaints
 from replication.shell.tcp_stream import TcpEnds
@@ -73,8 +74,9 @@ SERVE_DEADLINE_S: Final = 2.0
 ASK_SPARE_S: Final = 1.0
 """Seconds that a node waits for a controller's answer, beyond all the controller's own waits."""
 REPORT_EVERY_MS: Final = 100
-TICK_S: Final = 0.1
-"""Interval of reports, and of the controller's look at the time."""
+"""Interval of reports. They are made when Raft's messages leave, which is as often."""
+TICK_S: Final = 0.25
+"""Interval of the controller's look at the time, and of reports while no message of Raft leaves."""
 HURRY_S: Final = 0.05
 """The same look while a link of the controller is down, or a transfer waits."""
 SERVED_POLL_S: Final = 0.01
@@ -151,7 +153,7 @@ class ControlPlane:
         self._peers, self._directory = dict(peers), directory
         self._cluster_id, self._founding, self._raft_lost = cluster_id, founding, raft_lost
         self._clock, self._fail = clock, fail
-        self._transfer_s = config.transfer_ms / 1000
+        self._transfer_s, self._grace_s = config.transfer_ms / 1000, config.link_grace_ms / 1000
         self._controller = Controller(
             name=name,
             cluster_id=cluster_id,
@@ -166,6 +168,7 @@ class ControlPlane:
             channel_for=channel_for,
             on_raft=self._on_raft_message,
             on_up=self._on_link,
+            before_raft=self._report_in_time,
             on_frame=self._on_frame,
             on_release=self._on_announced,
             release=release,
@@ -178,7 +181,7 @@ class ControlPlane:
         self._view, self._is_current, self._state = RaftView(), False, ControlState()
         self._on_state, self._report = on_state, report
         self._reported: ReplicaReport | None = None
-        self._reported_at_ms = MonoMs(0)
+        self._reported_at_ms, self._stopping = MonoMs(0), False
         self._pending: dict[int, asyncio.Future[CommandOutcome]] = {}
         self._failed: tuple[Command, CommandOutcome] | None = None
         """The last proposal and its outcome. None: it succeeded."""
@@ -189,7 +192,6 @@ class ControlPlane:
         """The last checkpoint that this node published in whole. 0: none, or one is incomplete."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = False
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Return the handlers for the node's gRPC server."""
@@ -361,15 +363,20 @@ class ControlPlane:
         ticked_at_ms = self._clock()
         while True:
             linked = all(self._link.is_up(peer) for peer in self._peers)
-            await asyncio.sleep(TICK_S if linked or not self._controller.leads else HURRY_S)
+            if linked or not self._controller.leads:
+                await next_round(TICK_S)
+            else:
+                await asyncio.sleep(HURRY_S)
             now_ms = self._clock()
             self._raft.check_ticking(now_ms - ticked_at_ms)
             ticked_at_ms = now_ms
-            # Slightly early is better than a whole tick late.
-            if now_ms - self._reported_at_ms >= REPORT_EVERY_MS - 10:
-                self._make_report()
-            if self._controller.leads:
-                self._step(ControllerTick())
+            self._report_in_time()
+            self._tick()
+
+    def _report_in_time(self) -> None:
+        """Make a report if one is due. Slightly early is better than a whole message late."""
+        if self._clock() - self._reported_at_ms >= REPORT_EVERY_MS - 10:
+            self._make_report()
 
     def _make_report(self) -> None:
         """Send this node's report to the controller."""
@@ -383,8 +390,13 @@ class ControlPlane:
         if controller == self.name:
             self._step(Reported(report))
         elif controller is not None:
-            # Sent with Raft's own answers, which are as frequent, except if the report is urgent.
+            # Sent with Raft's own answers, except if the report is urgent.
             self._link.send(controller, FrameKind.REPORT, astuple(report), lazily=not urgent)
+
+    def _tick(self) -> None:
+        """Let the controller look at the time."""
+        if self._controller.leads and not self._stopping:
+            self._step(ControllerTick())
 
     def _step(self, event: Event) -> None:
         try:
@@ -520,6 +532,8 @@ class ControlPlane:
         if self._raft is not None:
             self._raft.set_connected(peer, up=up)
         self._step(LinkChanged(peer, up))
+        if not up:
+            asyncio.get_running_loop().call_later(self._grace_s + 0.001, self._tick)
         if up and peer == self.controller_name:
             self._reported = None
             self._make_report()

@@ -148,6 +148,7 @@ class RaftLink(grpc.GenericRpcHandler):
         on_raft: Callable[[str, RaftMessage], None],
         on_up: Callable[[str, bool], None],
         on_frame: Callable[[str, FrameKind, object], None],
+        before_raft: Callable[[], None] = lambda: None,
         on_release: Callable[[str, ProgramRelease], None] = lambda peer, release: None,
         release: ProgramRelease = FIRST_RELEASE,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
@@ -157,6 +158,8 @@ class RaftLink(grpc.GenericRpcHandler):
         """Args:
         channel_for: Returns a new channel to the peer, made with CHANNEL_OPTIONS; the link
             closes it.
+        before_raft: Called when a message of Raft is about to be sent, before its frame is taken.
+            Frames that it queues go along.
         on_release: Called with a peer's name and release, at the begin of each of its streams.
         release: This program, with the highest feature level that the settings allow.
         silence_s: The stream to a peer without a message for so long is ended.
@@ -170,7 +173,7 @@ class RaftLink(grpc.GenericRpcHandler):
         self._channel_for = channel_for
         self._on_raft, self._on_up, self._on_frame = on_raft, on_up, on_frame
         self._identify = identify
-        self._on_release, self._release = on_release, release
+        self._on_release, self._release, self._before_raft = on_release, release, before_raft
         self._silence_s = silence_s
         self._complaints = Complaints(logger)
         self._breaks = Complaints(logger, level=logging.INFO)
@@ -225,7 +228,11 @@ class RaftLink(grpc.GenericRpcHandler):
         """Queue an encoded message of Raft. From any thread."""
         assert self._loop is not None, "not started"
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(self._put, self._peers[peer], FrameKind.RAFT, data)
+            self._loop.call_soon_threadsafe(self._put_raft, self._peers[peer], data)
+
+    def _put_raft(self, peer: _Peer, data: bytes) -> None:
+        self._put(peer, FrameKind.RAFT, data)
+        self._before_raft()
 
     def _put(self, peer: _Peer, kind: FrameKind, body: bytes) -> None:
         if peer.up:

@@ -3,6 +3,8 @@
     statvfs in a thread, twice a second --> Room --> host: flushes, merges, the log that is kept
     leading: the others' status, once a second --> Rooms --> refuse new timers, or hand over
 
+While all disks have ample room, the others are asked every five seconds.
+
 The rules are in timer/leader/intake/disk_reserve.py. A write that finds the disk full ends the
 process. The next process, under the same pid, deletes files that it does not need. Before it opens
 any file it waits for room (`wait_for_room`).
@@ -17,6 +19,7 @@ from cluster.api.peer_queries import Peers, ask_all, status_of
 from cluster.files.standby_ports import Standby
 from cluster.files.storage import give_back
 from cluster.settings.config import NodeConfig
+from cluster.settings.rounds import next_round
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.files.disk import Disk
@@ -29,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 ASK_MS: Final = 1_000
+ASK_AMPLE_MS: Final = 5_000
+"""The interval while all disks have ample room: none becomes low within it."""
 MOVE_MS: Final = 10_000
 """Interval of a leader's attempts to hand over while its disk is low."""
 WAITING: Final = "waiting for room"
@@ -76,7 +81,7 @@ class Space:
 
         while True:
             self._look(await asyncio.to_thread(read))
-            await asyncio.sleep(LOOK_S)
+            await next_round(LOOK_S)
 
     def _look(self, free: int) -> None:
         before = self._host.engine.room
@@ -101,7 +106,8 @@ class Space:
 
     def _ask(self, now_ms: MonoMs) -> None:
         """Request the other nodes' status, except while the last requests are under way."""
-        if now_ms - self._asked_ms >= ASK_MS and (self._asking is None or self._asking.done()):
+        every_ms = ASK_AMPLE_MS if self._rooms.are_ample(self._replica.voters) else ASK_MS
+        if now_ms - self._asked_ms >= every_ms and (self._asking is None or self._asking.done()):
             self._asked_ms = now_ms
             self._asking = asyncio.create_task(self._hear(self._rooms))
 

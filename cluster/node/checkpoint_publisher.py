@@ -4,12 +4,12 @@ The next leader reads the checkpoint as a hint. The replicas compare their diges
 controller learns the voters, which the log decides.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from cluster.control.control_plane import CommandOutcome, ControlPlane
 from cluster.control.control_state import SharedCheckpoint
+from cluster.settings.rounds import next_round
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from replication.shell.snapshot_service import Snapshots
@@ -45,7 +45,7 @@ class CheckpointPublisher:
     async def run(self) -> None:
         """Publish each new checkpoint and each change of the voters; unpin idle snapshots."""
         while True:
-            await asyncio.sleep(self._round_s)
+            await next_round(self._round_s)
             await self._snapshots.expire()
             if self._host.leader is not None:
                 await self._publish_members()

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from cluster.node.allocator import give_back_free_pages
 from cluster.rpc.memory import resident_bytes
+from cluster.settings.rounds import next_round
 
 SWEEP_S: Final = 0.25
 YOUNG_ROUNDS: Final = 4
@@ -149,7 +150,7 @@ class Sweeper:
     async def run(self, busy: Callable[[], bool]) -> None:
         """Sweep until cancelled."""
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await next_round(SWEEP_S)
             self.sweep(busy=busy())
             if self._may_trim():
                 await asyncio.get_running_loop().run_in_executor(None, give_back_free_pages)

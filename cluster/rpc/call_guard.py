@@ -39,6 +39,7 @@ from cluster.security.identities import (
 )
 from cluster.security.method_rules import METHOD_RULES
 from cluster.security.token_hashes import hash_in
+from cluster.settings.rounds import next_round
 from timer.model.timer_errors import (
     EngineError,
     NotReadyError,
@@ -307,7 +308,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
     async def run(self) -> None:
         """Compare the certificates of open RPCs with the clock, for as long as the node runs."""
         while True:
-            await asyncio.sleep(SWEEP_S)
+            await next_round(SWEEP_S)
             self.check_dates()
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:

@@ -25,6 +25,7 @@ from cluster.rpc.aiohttp_server import RequestHandler, web
 from cluster.rpc.connections import grpc_address
 from cluster.rpc.open_files import HTTP_RESERVED
 from cluster.rpc.problem_details import problem_of
+from cluster.settings.rounds import next_round
 from timer.model.timer_errors import OverloadedError
 
 logger = logging.getLogger(__name__)
@@ -176,7 +177,7 @@ class HttpConnections:
         """Look at the connections until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(LOOK_S)
+            await next_round(LOOK_S)
             self.look(loop.time())
 
     def look(self, now_s: float) -> None:

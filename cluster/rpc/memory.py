@@ -4,7 +4,6 @@ resident > limits.memory_bytes_max --> new work is OVERLOADED, the heaviest conn
          < nine tenths of that     --> all requests are served again
 """
 
-import asyncio
 import contextlib
 import functools
 import logging
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.rpc.connections import Connections
+from cluster.settings.rounds import next_round
 from timer.model.timer_errors import OverloadedError
 
 LOOK_S: Final = 0.25
@@ -111,7 +111,7 @@ class MemoryGuard:
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await next_round(LOOK_S)
             await self.look()
 
     async def look(self) -> None:

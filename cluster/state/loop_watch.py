@@ -16,13 +16,16 @@ import time
 from collections.abc import Callable
 from typing import Final, ParamSpec, Protocol, TypeVar
 
+from cluster.settings.rounds import wait_s
+
 INTERVAL_S: Final = 0.005
 """A measured hold is too short by up to the interval, on a busy loop this one."""
 QUIET_INTERVAL_S: Final = 0.02
 """The interval after QUIET_AFTER callbacks on time, until the loop's own work makes one late."""
-IDLE_INTERVAL_S: Final = 0.1
-"""The interval while the callbacks are also on time and the loop's thread works little."""
-IDLE_SHARE: Final = 0.1
+IDLE_INTERVAL_S: Final = 0.25
+"""The interval while the callbacks are also on time and the loop's thread works little. They then
+run with other periodic work (cluster/settings/rounds.py)."""
+IDLE_SHARE: Final = 0.05
 """A loop whose thread works for less than this share of the time is idle."""
 IDLE_WORK_S: Final = 0.02
 """Work of the thread in IDLE_INTERVAL_S that ends the longer intervals: it may be one step."""
@@ -137,6 +140,8 @@ class LoopWatch:
             interval_s = IDLE_INTERVAL_S if self._share < IDLE_SHARE else QUIET_INTERVAL_S
         self._armed_s = self._loop.time()
         self._due_s = self._armed_s + interval_s
+        if interval_s == IDLE_INTERVAL_S:
+            self._due_s = self._armed_s + wait_s(self._armed_s, interval_s)
         self._worked_s = self._worked()
         self._handle = self._loop.call_at(self._due_s, self._tick)
 
@@ -144,7 +149,7 @@ class LoopWatch:
         now_s, worked_s = self._loop.time(), self._worked() - self._worked_s
         held_s = max(0.0, now_s - self._due_s)
         on_time = held_s <= ON_TIME_S or 2 * worked_s < held_s
-        if self._due_s - self._armed_s > IDLE_INTERVAL_S / 2 and worked_s > IDLE_WORK_S:
+        if self._due_s - self._armed_s > QUIET_INTERVAL_S and worked_s > IDLE_WORK_S:
             on_time = False
         self._on_time = self._on_time + 1 if on_time else 0
         self._share += (worked_s / (now_s - self._armed_s) - self._share) / SHARE_OVER

@@ -18,12 +18,20 @@ import grpc
 import pytest
 
 from cluster.control import control_plane, raft, raft_journal
-from cluster.control.control_plane import CommandOutcome, ControlPlane, TransferAnswer
+from cluster.control.control_plane import (
+    HURRY_S,
+    TICK_S,
+    CommandOutcome,
+    ControlPlane,
+    TransferAnswer,
+)
 from cluster.control.control_state import ControlState, SharedCheckpoint
 from cluster.control.controller import (
     ControllerConfig,
 )
 from cluster.control.controller_events import (
+    ControllerTick,
+    LinkChanged,
     ReplicaReport,
     ReportedRole,
 )
@@ -609,15 +617,11 @@ def test_lagging_node_gets_a_snapshot_and_restarts_from_it(
 
 
 @pytest.mark.parametrize(
-    ("leads", "linked", "tick_s"),
-    [
-        (True, False, control_plane.HURRY_S),
-        (True, True, control_plane.TICK_S),
-        (False, False, control_plane.TICK_S),
-    ],
+    ("leads", "linked", "hurries"),
+    [(True, False, True), (True, True, False), (False, False, False)],
 )
 async def test_controller_looks_at_the_time_more_often_while_a_link_is_down(
-    monkeypatch: pytest.MonkeyPatch, tick_s: float, *, leads: bool, linked: bool
+    monkeypatch: pytest.MonkeyPatch, *, leads: bool, linked: bool, hurries: bool
 ) -> None:
     slept: list[float] = []
 
@@ -635,4 +639,36 @@ async def test_controller_looks_at_the_time_more_often_while_a_link_is_down(
     )
     with pytest.raises(asyncio.CancelledError):
         await ControlPlane._run(plane)
-    assert slept == [tick_s]
+    # A tick that is not in a hurry ends at the next multiple of its interval.
+    assert (slept == [HURRY_S]) if hurries else (0 < slept[0] <= TICK_S)
+
+
+async def test_reports_leave_with_messages_of_raft_and_none_without(tmp_path: Path) -> None:
+    """A link that is lost makes the controller decide at the end of the grace, not at a tick."""
+    cluster = Cluster(tmp_path)
+    plane = Node(cluster, "a", raft_lost=False).plane
+    made, steps, now = list[int](), list[object](), SimpleNamespace(ms=0)
+
+    def make_report() -> None:
+        made.append(now.ms)
+        plane._reported_at_ms = MonoMs(now.ms)
+
+    double: Any = plane
+    double._clock, double._make_report = lambda: MonoMs(now.ms), make_report
+    for now.ms in (1_000, 1_050, 1_095, 1_100, 1_200):
+        plane._link._before_raft()
+    assert made == [1_000, 1_095, 1_200]
+
+    decided = asyncio.Event()
+
+    def step(event: object) -> None:
+        steps.append(event)
+        if isinstance(event, ControllerTick):
+            decided.set()
+
+    double._step = step
+    double._controller = SimpleNamespace(leads=True)
+    plane._on_link("b", False)
+    assert steps == [LinkChanged("b", False)]
+    async with asyncio.timeout(DEADLINE_S):
+        await decided.wait()

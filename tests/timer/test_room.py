@@ -10,7 +10,7 @@ from tests.timer.machines import START_MS, u64
 from timer.entries.payloads import Ids
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.intake.admission import WantedTimes
-from timer.leader.intake.disk_reserve import SILENT_MS, Room, Rooms
+from timer.leader.intake.disk_reserve import AMPLE, SILENT_MS, Room, Rooms
 from timer.model.timer_errors import DiskFullError
 from timer.model.units import MonoMs, ProducerId, ReplicaId
 from timer.state.apply_results import CANCELLED, Accepted, Repeated
@@ -41,6 +41,24 @@ def test_low_disk_has_room_again_only_an_eighth_above_its_reserve(free: int) -> 
 
 def test_no_reserve_is_never_low() -> None:
     assert not Room.plenty().after(0, 0).low
+
+
+AMPLE_ROOM = Room(AMPLE * 800, 800, low=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "ample"),
+    [
+        ((AMPLE_ROOM, AMPLE_ROOM, AMPLE_ROOM), True),
+        ((AMPLE_ROOM, AMPLE_ROOM, Room(AMPLE * 800 - 1, 800, low=False)), False),
+        ((ROOMY, AMPLE_ROOM, AMPLE_ROOM), False),
+        ((AMPLE_ROOM, AMPLE_ROOM, None), False),
+    ],
+)
+def test_room_is_ample_if_each_voter_has_several_times_its_reserve(
+    found: tuple[Room | None, ...], *, ample: bool
+) -> None:
+    assert rooms(*found).are_ample(VOTERS) is ample
 
 
 @pytest.mark.parametrize(

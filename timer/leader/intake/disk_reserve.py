@@ -30,6 +30,8 @@ SILENT_MS: Final = 3_000
 RETRY_AFTER_MS: Final = 1_000
 START_BYTES: Final = 16 << 20
 """Free bytes below which a node does not start: it would fill its disk at once."""
+AMPLE: Final = 4
+"""A disk with so many times its reserve free does not become low within some seconds."""
 AGAIN_SHARE: Final = 8
 """A low node has room again when it has 1/8 of the reserve free above the reserve: no flapping."""
 
@@ -91,6 +93,13 @@ class Rooms:
         if 2 * len(fit) <= len(voters):
             return None
         return max(fit, key=lambda voter: (self._heard[voter][1].free, voter))
+
+    def are_ample(self, voters: Iterable[ReplicaId]) -> bool:
+        """Return whether each voter's last report shows room far above its reserve."""
+        rooms = [self._heard[voter][1] for voter in voters if voter in self._heard]
+        return len(rooms) == len([*voters]) and all(
+            room.free >= AMPLE * room.reserve for room in rooms
+        )
 
     def _is_low(self, voter: ReplicaId) -> bool:
         return voter in self._heard and self._heard[voter][1].low
