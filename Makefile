@@ -191,7 +191,7 @@ deploy-tools: setup
 	[[ -x $(TOOLS)/bin/promtool ]] || { rm -rf $(TOOLS)/promtool; mkdir -p $(TOOLS)/promtool; \
 	  cd $(TOOLS)/promtool; go mod init promtool; go get $(PROMTOOL); \
 	  go build -o $(TOOLS)/bin/promtool $(firstword $(subst @, ,$(PROMTOOL))); }
-	cd tests/deploy/manifests && go build -o $(TOOLS)/bin/manifests .
+	cd tests/deploy/manifests && go build -o $(CURDIR)/build/bin/typed-manifests .
 	[[ -x $(TOOLS)/linters/bin/python ]] || $(BIN)/python -m venv $(TOOLS)/linters
 	$(TOOLS)/linters/bin/pip install --quiet $(LINTERS)
 	ln -sf $(TOOLS)/linters/bin/{hadolint,shellcheck,check-jsonschema} $(TOOLS)/bin/

@@ -496,6 +496,25 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self._desk().close(request.backup_id, complete=request.complete)
         return pb.CloseBackupResponse()
 
+    @answered
+    async def FetchLog(  # noqa: N802
+        self, request: pb.FetchLogRequest, context: Context
+    ) -> pb.FetchLogResponse:
+        """Return applied log entries of one node."""
+        if not self._is_here(request.node):
+            passed: pb.FetchLogResponse = await self._passed_on("FetchLog", request, context)
+            return passed
+        after, stored = LogIndex(request.after_index), LogIndex(request.stored_index)
+        found = await self._desk().log.fetch(after, stored, request.shipper_id)
+        return pb.FetchLogResponse(
+            cluster_id=self._view.cluster_id,
+            epoch=found.epoch,
+            applied_index=found.applied[0],
+            applied_epoch=found.applied[1],
+            frames=found.frames,
+            is_gone=found.is_gone,
+        )
+
     def _desk(self) -> BackupDesk:
         if self._backups is None:
             raise InvalidRequestError("node", self._view.name, "can't back up: it has no files")

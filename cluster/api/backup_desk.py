@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from cluster.api.log_shipping import LogShipping
 from replication.shell.send_rate import SendRate
 from timer.files.disk import Disk
 from timer.model.timer_errors import (
@@ -81,6 +82,7 @@ class BackupDesk:
         directory: Path,
         source: BackupSource,
         *,
+        log: LogShipping,
         replica_id: ReplicaId,
         bytes_per_s: int,
         mono_ms: Callable[[], MonoMs],
@@ -93,6 +95,8 @@ class BackupDesk:
         `bytes_per_s`: maximum rate of all fetches. `damaged`: called with damage of this node's
         own files, each time that a request meets it. `fatal`: called with any other error.
         """
+        self.log: Final = log
+        """The log after the backups."""
         self.replica_id: Final = replica_id
         self.completed_ms = UnixMs(0)
         """When the last complete backup ended, since the start; 0: none did."""

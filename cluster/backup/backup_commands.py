@@ -1,6 +1,6 @@
 """`timerctl backup …` and `timerctl restore`.
 
-backup --into STORE [--node NODE]
+backup --into STORE [--node NODE] [--follow]
 backup list | verify | prune --from STORE
 restore --from STORE [--backup ID | --at-index N | --at TIME] (--into DIR | --config FILE)
 
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from cluster.backup.backup_store import BackupStore
     from cluster.backup.catalogue import Catalogue
     from cluster.backup.restoration import RestorePlan, RestoreResult
+    from cluster.backup.roll_forward import Until
 
 STORE: Final = "a directory, or a URI such as s3://bucket/prefix?region=eu-west-1"
-_HEADINGS: Final = (
+HEADINGS: Final = (
     *("BACKUP", "INDEX", "TIME", "PENDING", "MESSAGES", "MIB", "SENT MIB", "NODE", "PARTS"),
 )
-_WIDE: Final = frozenset({"NODE", "PARTS"})
+_LISTED: Final = (*HEADINGS[:3], "LOG TO INDEX", "LOG TO TIME", *HEADINGS[3:])
+WIDE: Final = frozenset({"NODE", "PARTS"})
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -46,6 +48,7 @@ def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
     add_cluster(backup)
     cli_args.add_output(backup)
     backup.add_argument("--into", metavar="STORE", help=STORE)
+    _add_follow(backup)
     actions = backup.add_subparsers(title="commands", metavar="COMMAND")
     for name, run, text in (
         ("list", _list, "show the backups of a store"),
@@ -53,13 +56,46 @@ def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
         ("prune", _prune, "delete old backups, and parts that no backup needs"),
     ):
         action = actions.add_parser(name, **described(text))
-        action.set_defaults(run=with_extra(run))
+        action.set_defaults(run=with_extra(_alone(run, name)))
         action.add_argument("--from", dest="store", metavar="STORE", required=True, help=STORE)
         cli_args.add_output(action)
         if name == "verify":
             action.add_argument("--backup", metavar="ID", help="default: all")
         if name == "prune":
             action.add_argument("--keep", type=_count, required=True, help="newest backups to keep")
+
+
+def _add_follow(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on until a signal: store the log all the time, and a backup now and then",
+    )
+    for option, usual, text in (
+        ("--log-every", "5s", "with --follow: how often the new log is stored"),
+        ("--backup-every", "1h", "with --follow: how often a backup is taken"),
+    ):
+        parser.add_argument(
+            option, metavar="DURATION", type=cli_args.duration, help=f"{text}; default: {usual}"
+        )
+    parser.add_argument(
+        "--keep",
+        type=_count,
+        help="with --follow: newest backups to keep, with the log since the oldest; default: all",
+    )
+
+
+def _alone(run: Run, name: str) -> Run:
+    """Return a command that refuses the options of a backup."""
+
+    @functools.wraps(run)
+    def checked(args: argparse.Namespace) -> int:
+        for option in ("into", "follow", "log_every", "backup_every"):
+            if vars(args)[option]:
+                raise UsageError(f"--{option.replace('_', '-')} does not go with {name}")
+        return run(args)
+
+    return checked
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
@@ -146,8 +182,15 @@ def _backup(args: argparse.Namespace) -> int:
 
     if not args.into:
         raise UsageError("backup needs --into STORE, or a command: list, verify, prune")
+    if args.follow:
+        from cluster.backup.follow_command import follow
+
+        return follow(args, BackupStore(args.into))
+    for name in ("log_every", "backup_every", "keep"):
+        if vars(args)[name] is not None:
+            raise UsageError(f"--{name.replace('_', '-')} goes with --follow")
     found = taken(args, BackupStore(args.into))
-    put(args, _document(found), cli_args.table(args, _HEADINGS, [_row(found)], _WIDE))
+    put(args, document_of(found), cli_args.table(args, HEADINGS, [row_of(found)], WIDE))
     return OK
 
 
@@ -182,24 +225,36 @@ def store_of(args: argparse.Namespace) -> "BackupStore":
 
 def _list(args: argparse.Namespace) -> int:
     from cluster.backup.catalogue import readable_catalogues
+    from cluster.backup.log_parts import StoredLog
 
-    found, damages = readable_catalogues(store_of(args))
-    rows = [_row(each) for each in found]
-    table = cli_args.table(args, _HEADINGS, rows, _WIDE) if rows else f"no backups in {args.store}"
-    document = {"backups": [_document(each) for each in found], "damaged": damages}
-    put(args, document, "\n".join([table, *damages]))
+    store = store_of(args)
+    found, damages = readable_catalogues(store)
+    log = StoredLog(store, found[0].cluster_id if found else "")
+    rows: list[tuple[Any, ...]] = []
+    documents: list[dict[str, Any]] = []
+    for each in found:
+        reach = log.reach(each.end)
+        row = row_of(each)
+        to = ("-", "-") if reach is None else (reach.last, output.instant(reach.time_ms))
+        rows.append((*row[:3], *to, *row[3:]))
+        known = {} if reach is None else {"log_index": reach.last, "log_time_ms": reach.time_ms}
+        documents.append(document_of(each) | known)
+    table = cli_args.table(args, _LISTED, rows, WIDE) if rows else f"no backups in {args.store}"
+    put(args, {"backups": documents, "damaged": damages}, "\n".join([table, *damages]))
     return FAILED if damages else OK
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from cluster.backup.store_care import damages_of
+    from cluster.backup.store_care import damages_of, gaps_of
 
-    checked, damages = damages_of(store_of(args), args.backup)
-    lines = [*damages, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
+    store = store_of(args)
+    checked, damages = damages_of(store, args.backup)
+    gaps = gaps_of(store) if args.backup is None else []
+    lines = [*damages, *gaps, f"{checked} parts: {len(damages) or 'none'} missing or damaged"]
     if damages:
         remedy = "the next backup sends the parts again that the node still has"
         lines.append(f"remove these files if they are damaged for good: {remedy}")
-    put(args, {"parts": checked, "damaged": damages}, "\n".join(lines))
+    put(args, {"parts": checked, "damaged": damages, "gaps": gaps}, "\n".join(lines))
     return FAILED if damages else OK
 
 
@@ -213,13 +268,15 @@ def _prune(args: argparse.Namespace) -> int:
     return OK
 
 
-def _row(backup: "Catalogue") -> tuple[Any, ...]:
+def row_of(backup: "Catalogue") -> tuple[Any, ...]:
+    """Return the cells of a backup under HEADINGS."""
     sizes = _mib(backup.size), _mib(backup.sent_bytes)
     what = backup.backup, backup.index, output.instant(backup.time_ms)
     return *what, backup.pending, backup.messages, *sizes, backup.node, len(backup.parts)
 
 
-def _document(backup: "Catalogue") -> dict[str, Any]:
+def document_of(backup: "Catalogue") -> dict[str, Any]:
+    """Return the fields of a backup for programs."""
     names = (
         *("backup", "cluster_id", "node", "index", "epoch", "time_ms", "begun_ms", "ended_ms"),
         *("program", "manifest_version", "pending", "messages", "sent_bytes"),
@@ -237,7 +294,6 @@ def _mib(size: int) -> float:
 
 def _restore(args: argparse.Namespace) -> int:
     from cluster.backup import restoration
-    from cluster.backup.catalogue import find_backup
 
     if args.config is not None and (args.nodes or args.cluster_id):
         raise UsageError("--nodes and --cluster-id go with --into: the settings have them")
@@ -247,16 +303,40 @@ def _restore(args: argparse.Namespace) -> int:
         text = "such as the output of `openssl rand -hex 8`"
         raise UsageError(f"--config needs --restore-id: one new id for all nodes, {text}")
     store = store_of(args)
-    found = find_backup(store, backup=args.backup, at_index=args.at_index, at=args.at)
-    plan, places, target = _plan(args, found)
+    plan, places, target = _plan(args, *found_point(store, args))
     now_ms = time.time_ns() // 1_000_000
     result = restoration.restore(store, plan, places, target, now_ms)
-    put(args, _restored(plan, result, now_ms), _report(plan, result, now_ms))
+    put(args, _restored(result, now_ms), _report(result, now_ms, plan.catalogue.index))
     return OK
 
 
+def found_point(store: "BackupStore", args: argparse.Namespace) -> "tuple[Catalogue, Until | None]":
+    """Return the backup of a command line, and the last entry of the log to apply after it.
+
+    Raises:
+        BackupError: the store has no such backup.
+    """
+    from cluster.backup.catalogue import find_backup, read_catalogues
+    from cluster.backup.log_parts import StoredLog
+    from cluster.backup.roll_forward import Until
+    from timer.model.units import LogIndex, UnixMs
+
+    newest = find_backup(store, backup=args.backup, at_index=args.at_index, at=args.at)
+    if args.backup is not None:
+        return newest, None
+    at_ms = None if args.at is None else UnixMs(int(args.at.timestamp() * 1000))
+    index = None if args.at_index is None else LogIndex(args.at_index)
+    until = Until(index=index, time_ms=at_ms)
+    log = StoredLog(store, newest.cluster_id)
+    for each in reversed(read_catalogues(store)):  # an older one may reach further
+        reach = log.reach(each.end) if until.may_begin_at(each) else None
+        if reach is not None and until.is_reached(reach):
+            return each, until
+    return newest, until
+
+
 def _plan(
-    args: argparse.Namespace, found: "Catalogue"
+    args: argparse.Namespace, found: "Catalogue", until: "Until | None"
 ) -> "tuple[RestorePlan, dict[str, Path], Path]":
     """Return the plan, the directory of each node to make, and the directory of all of them."""
     import secrets
@@ -278,12 +358,14 @@ def _plan(
             raise UsageError(str(error)) from None
         names, cluster_id, restore_id = tuple(config.peers), config.cluster_id, args.restore_id
         target, places = config.data, {config.name: config.data}
-    plan = RestorePlan(catalogue=found, cluster_id=cluster_id, voters=names, restore_id=restore_id)
+    plan = RestorePlan(
+        catalogue=found, cluster_id=cluster_id, voters=names, restore_id=restore_id, until=until
+    )
     return plan, places, target
 
 
-def _restored(plan: "RestorePlan", result: "RestoreResult", now_ms: int) -> dict[str, Any]:
-    backup = plan.catalogue
+def _restored(result: "RestoreResult", now_ms: int) -> dict[str, Any]:
+    plan, backup = result.plan, result.plan.catalogue
     return {
         "backup": backup.backup,
         "index": backup.index,
@@ -301,12 +383,14 @@ def _restored(plan: "RestorePlan", result: "RestoreResult", now_ms: int) -> dict
     }
 
 
-def _report(plan: "RestorePlan", result: "RestoreResult", now_ms: int) -> str:
-    backup, overdue = plan.catalogue, sum(result.overdue.values())
+def _report(result: "RestoreResult", now_ms: int, backup_index: int) -> str:
+    plan, backup, overdue = result.plan, result.plan.catalogue, sum(result.overdue.values())
     since = output.instant(backup.time_ms)
     which = f"cluster {plan.cluster_id} at log index {backup.index}, {since}"
+    entries = backup.index - backup_index
+    log = f" and {entries} entries of the log after it" if entries else ""
     lines = [
-        f"restored backup {backup.backup}: {which}",
+        f"restored backup {backup.backup}{log}: {which}",
         *(f"  {name}: {place}" for name, place in result.directories.items()),
         f"  pending timers: {backup.pending}, of which {result.held} are held by a pause",
         f"  fired messages that topics keep: {backup.messages}",

@@ -19,7 +19,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.backup_store import (
+    BackupError,
+    BackupStore,
+    StoreUnavailable,
+    WrongStore,
+)
 from cluster.backup.catalogue import (
     PARTS,
     Catalogue,
@@ -75,9 +80,19 @@ class BackupRun:
     """Takes one backup. See the module."""
 
     def __init__(
-        self, client: TimerClient, store: BackupStore, *, node: str = "", patience_s: float = 60
+        self,
+        client: TimerClient,
+        store: BackupStore,
+        *,
+        node: str = "",
+        patience_s: float = 60,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`node`: that sends its state; empty: chosen. `patience_s`: time for each call."""
+        """`node`: that sends its state; empty: chosen. `patience_s`: time for each call.
+
+        `stopped`: returns whether to give up.
+        """
+        self._stopped = stopped
         self._client, self._store = client, store
         self._node, self._patience_s = node, patience_s
         self._backup_id = secrets.randbits(64) or 1
@@ -94,12 +109,7 @@ class BackupRun:
         begun_ms = _now_ms()
         before, _ = readable_catalogues(self._store)  # a damaged one must not stop new backups
         status = self._patiently(self._client.status)
-        other = next((each for each in before if each.cluster_id != status.cluster_id), None)
-        if other is not None:
-            raise BackupError(
-                f"{self._store.root} has backups of cluster {other.cluster_id!r}, this is cluster"
-                f" {status.cluster_id!r}: use a store for each cluster"
-            )
+        check_cluster(self._store, before, status.cluster_id)
         self._node = self._node or chosen_node(status, before)
         committed = max((node.commit_index for node in status.nodes if node.reachable), default=0)
         complete = False
@@ -145,7 +155,7 @@ class BackupRun:
             program=__version__,
             manifest_version=manifest.version_of(state),
             pending=manifest.pending_of(state),
-            messages=sum(topic["end"] - topic["begin"] for topic in state["topics"]),
+            messages=manifest.messages_of(state),
             sent_bytes=self._sent,
             parts=tuple(parts),
         )
@@ -222,12 +232,28 @@ class BackupRun:
         """Return a call's answer; repeat it while no node can serve it."""
         until_s = time.monotonic() + self._patience_s
         while True:
+            if self._stopped():
+                raise BackupError("the backup was stopped; the next one continues it")
             try:
                 return call()
             except Unavailable:
                 if time.monotonic() > until_s:
                     raise
                 time.sleep(PAUSE_S)
+
+
+def check_cluster(store: BackupStore, found: list[Catalogue], cluster_id: str) -> None:
+    """Check that all backups of a store are of one cluster.
+
+    Raises:
+        WrongStore: one is of another cluster.
+    """
+    other = next((each for each in found if each.cluster_id != cluster_id), None)
+    if other is not None:
+        raise WrongStore(
+            f"{store.root} has backups of cluster {other.cluster_id!r}, this is cluster"
+            f" {cluster_id!r}: use a store for each cluster"
+        )
 
 
 def chosen_node(status: pb.GetStatusResponse, before: list[Catalogue]) -> str:

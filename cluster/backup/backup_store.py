@@ -6,6 +6,7 @@ when its last byte is written. So a file that is there is complete.
 
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from timerclient.values.errors import TimerError, Unavailable
 
 READ_SIZE: Final = 4 << 20
 """Bytes of one read from the store."""
+REST_AGE_S: Final = 3600.0
+"""Age of a file that no writer writes any more, in seconds. Each one writes for minutes at most."""
 _TEMPORARY: Final = ".tmp"
 _FOLDER_MODE: Final = 0o750
 _FILE_MODE: Final = 0o640
@@ -23,6 +26,10 @@ _FILE_MODE: Final = 0o640
 
 class BackupError(TimerError):
     """A backup or a restore failed. The message has the cause."""
+
+
+class WrongStore(BackupError):
+    """The store is that of another cluster."""
 
 
 class StoreUnavailable(Unavailable):
@@ -122,7 +129,7 @@ class BackupStore:
                 _make_folder(Path(path).parent)
                 os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
             try:
-                with self._fs.open_output_stream(temporary) as out:
+                with self._fs.open_output_stream(temporary, compression=None) as out:
                     yield out
             except BaseException:
                 with suppress(OSError):  # the end of the stream has made an object of its part
@@ -154,12 +161,15 @@ class BackupStore:
             BackupError: the file is missing.
             StoreUnavailable: it can't be read.
         """
-        with self._reported(name), self._fs.open_input_stream(self._path(name)) as source:
+        with (
+            self._reported(name),
+            self._fs.open_input_stream(self._path(name), compression=None) as source,
+        ):
             while piece := source.read(READ_SIZE):
                 yield piece
 
     def delete_incomplete(self, folder: str) -> None:
-        """Delete the rests of files in a folder and below, whose writers were killed.
+        """Delete the rests of files in a folder and below, whose writers were killed an hour ago.
 
         Raises:
             StoreUnavailable: a file can't be deleted.
@@ -167,7 +177,9 @@ class BackupStore:
         with self._reported(folder):
             rests = [*Path(self._path(folder)).rglob(f"*{_TEMPORARY}")] if self._is_local else []
             for each in rests:
-                each.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # its writer has just ended
+                    if time.time() - each.stat().st_mtime >= REST_AGE_S:
+                        each.unlink()
 
     def delete(self, name: str) -> None:
         """Delete a file.

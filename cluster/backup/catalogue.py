@@ -1,6 +1,7 @@
 """The files of a store of backups, and the catalogue of one backup, format version 1.
 
     backups/20261126T045512042Z-81230.json    catalogue of one backup, the last file written
+    log/…                                     the log between backups: log_parts.py
     parts/REPLICA/runs-0000000012.arrow.SIZE.CRC32
                                               one file of a node's state, immutable
 
@@ -17,11 +18,14 @@ of an immutable file twice.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from cluster.backup.backup_store import BackupError, BackupStore
+from cluster.backup.log_parts import LogEnd
+from timer.model.units import Epoch, LogIndex
+from timer.recovery import manifest
 from timer.recovery.snapshot import is_part_path
 
 FORMAT: Final = 1
@@ -74,6 +78,23 @@ class Catalogue:
     sent_bytes: int
     """Bytes that the node sent for it."""
     parts: tuple[StoredPart, ...]
+
+    def at(self, state: manifest.State) -> "Catalogue":
+        """Return the catalogue of this backup's state at a later index."""
+        return replace(
+            self,
+            index=state["index"],
+            epoch=state["epoch"],
+            time_ms=state["time_ms"],
+            manifest_version=manifest.version_of(state),
+            pending=manifest.pending_of(state),
+            messages=manifest.messages_of(state),
+        )
+
+    @property
+    def end(self) -> LogEnd:
+        """The last entry in it."""
+        return LogEnd(LogIndex(self.index), Epoch(self.epoch))
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ from cluster.backup.backup_commands import (
     STORE,
     add_cluster,
     add_source,
+    found_point,
     put,
     store_of,
     taken,
@@ -24,6 +25,7 @@ from timerclient.cli.cli_errors import OK
 if TYPE_CHECKING:
     from cluster.backup.backup_store import BackupStore
     from cluster.backup.catalogue import Catalogue
+    from cluster.backup.roll_forward import Until
 
 
 def register_export(commands: "argparse._SubParsersAction[Any]") -> None:
@@ -41,22 +43,24 @@ def _export(args: argparse.Namespace) -> int:
     import tempfile
 
     from cluster.backup.backup_store import BackupStore
-    from cluster.backup.catalogue import find_backup
 
     target = BackupStore(args.into)
     if args.store is not None:
         store = store_of(args)
-        found = find_backup(store, backup=args.backup, at_index=args.at_index, at=args.at)
-        return _written(args, target, store, found)
+        return _written(args, target, store, *found_point(store, args))
     if args.backup or args.at_index or args.at:
         raise UsageError("--backup, --at-index and --at need --from STORE")
     with tempfile.TemporaryDirectory(prefix="timerctl-export-") as folder:
         store = BackupStore(folder)
-        return _written(args, target, store, taken(args, store))
+        return _written(args, target, store, taken(args, store), None)
 
 
 def _written(
-    args: argparse.Namespace, target: "BackupStore", store: "BackupStore", found: "Catalogue"
+    args: argparse.Namespace,
+    target: "BackupStore",
+    store: "BackupStore",
+    found: "Catalogue",
+    until: "Until | None",
 ) -> int:
     import tempfile
 
@@ -68,7 +72,7 @@ def _written(
     disk = RealDisk()
     with tempfile.TemporaryDirectory(prefix="timerctl-export-") as folder:
         state = Path(folder) / "state"
-        receive(disk, store, found, state)
+        found, _ = receive(disk, store, found, state, until)
         tables = ParquetExport(disk, state, found).write(target)
     document = {
         "schema_version": SCHEMA_VERSION,

@@ -1,12 +1,15 @@
 """A new cluster from a backup: data directories on which its nodes start (docs/adr/0073).
 
-    parts --verified--> TARGET/restoring/state --links--> TARGET/restoring/NODE --> TARGET/NODE
+    parts --verified--> TARGET/restoring/state --the log--> the same at a later index
+          --links--> TARGET/restoring/NODE --> TARGET/NODE
 
-Each directory has the state at the backup's index, and a log that begins after it with two entries:
-an EPOCH entry that names the new voters, and an entry of the same epoch. With these the voters of
-the old cluster count no more. All directories of one restore have the same entries.
+Each directory has the state at one index, that of the backup or a later one, and a log that begins
+after it with two entries: an EPOCH entry that names the new voters, and an entry of the same epoch.
+With these the voters of the old cluster count no more. All directories of one restore have the same
+entries.
 
-The epoch is far above the backup's, so that it is above all that the old cluster has used since.
+The epoch is far above the state's, so that it is above all that the old cluster has used since, and
+differs from that of any other restore.
 The replicas have new ids, from the ids of cluster, backup and restore and the nodes' names. Each
 has promised the new epoch and is unsure, as a founder is: the first start needs all of them.
 """
@@ -18,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +30,8 @@ import numpy as np
 from cluster.backup.backup_run import PartDigest
 from cluster.backup.backup_store import BackupError, BackupStore
 from cluster.backup.catalogue import Catalogue, StoredPart
+from cluster.backup.log_parts import StoredLog
+from cluster.backup.roll_forward import Until, roll_forward
 from cluster.files.recover import EPOCH_STEP
 from cluster.settings.config import NAME, NAME_RULE
 from replication.core.promise import NEVER_GIVEN, Promise, PromiseFile
@@ -46,6 +51,8 @@ from timerclient.values.errors import InvalidRequest
 STAGE: Final = "restoring"
 """Directory in the target, until all of it is complete."""
 VOTERS_MAX: Final = 7
+EPOCH_SPREAD: Final = 1 << 31
+"""Epochs from which that of a restore is drawn."""
 READERS: Final = 4
 """Parts that are read at the same time."""
 _STATE: Final = "state"
@@ -56,11 +63,14 @@ class RestorePlan:
     """The cluster to make of a backup."""
 
     catalogue: Catalogue
+    """Of the backup; after the roll forward, of the state at the later index."""
     cluster_id: str
     voters: tuple[str, ...]
     """Names of all nodes of the new cluster."""
     restore_id: str
     """The same for all nodes of one restore, and another for each restore."""
+    until: Until | None = None
+    """The last entry of the log to apply. None: no log is read."""
 
     def __post_init__(self) -> None:
         """Check the names and the epoch.
@@ -81,8 +91,11 @@ class RestorePlan:
 
     @property
     def epoch(self) -> Epoch:
-        """The first epoch of the new cluster."""
-        return Epoch(self.catalogue.epoch + EPOCH_STEP)
+        """The first epoch of the new cluster: another one for each restore.
+
+        So an entry of the log has another epoch than that of any other restore at its index.
+        """
+        return Epoch(self.catalogue.epoch + EPOCH_STEP + self._number("epoch", "") % EPOCH_SPREAD)
 
     @property
     def replicas(self) -> dict[str, ReplicaId]:
@@ -96,9 +109,8 @@ class RestorePlan:
         return Promise(self.epoch, leader, Nonce(self._number("process", "") >> 1 or 1))
 
     def _number(self, *words: str) -> int:
-        text = "\0".join(
-            ("timer-cluster restore", self.cluster_id, self.catalogue.backup, self.restore_id)
-        )
+        state = f"{self.catalogue.backup} {self.catalogue.index}"
+        text = "\0".join(("timer-cluster restore", self.cluster_id, state, self.restore_id))
         digest = hashlib.sha256("\0".join((text, *words)).encode()).digest()
         return (int.from_bytes(digest[:8], "little") & REPLICA_ID_MAX) or 1
 
@@ -107,6 +119,8 @@ class RestorePlan:
 class RestoreResult:
     """The content of a restored cluster."""
 
+    plan: RestorePlan
+    """With the catalogue of the state at the restored index."""
     directories: dict[str, Path]
     """Node -> its data directory."""
     overdue: dict[str, int]
@@ -130,14 +144,12 @@ def restore(
     disk = RealDisk()
     try:
         with _stage(disk, target) as stage:
-            _check_room(disk, stage, plan)
+            _check_room(disk, stage, plan.catalogue.size + _log_bytes(store, plan))
             state_path = stage / _STATE
-            receive(disk, store, plan.catalogue, state_path)
-            state = manifest.read(disk, state_path)
-            assert state is not None, state_path
-            level = manifest.level_of(state)
+            found, state = receive(disk, store, plan.catalogue, state_path, plan.until)
+            plan = replace(plan, catalogue=found)
             for name in places:
-                _make(disk, plan, name, stage / name, state_path, level)
+                _make(disk, plan, name, stage / name, state, state_path)
             overdue, held = _overdue(state, disk, state_path, now_ms)
             for name, place in places.items():
                 _install(disk, stage / name, place)
@@ -145,7 +157,7 @@ def restore(
         raise BackupError(str(error)) from None
     except OSError as error:
         raise BackupError(f"{target}: {error}") from None
-    return RestoreResult(directories=places, overdue=overdue, held=held)
+    return RestoreResult(plan=plan, directories=places, overdue=overdue, held=held)
 
 
 @contextmanager
@@ -177,8 +189,20 @@ def _stage(disk: Disk, target: Path) -> Iterator[Path]:
     disk.sync_dir(target)
 
 
-def _check_room(disk: Disk, stage: Path, plan: RestorePlan) -> None:
-    needed, free = plan.catalogue.size, disk.free_bytes(stage)
+def _log_bytes(store: BackupStore, plan: RestorePlan) -> int:
+    """Return the bytes of the log to apply; each becomes at most about one byte of state."""
+    found = 0
+    if plan.until is None:
+        return found
+    for part in StoredLog(store, plan.catalogue.cluster_id).plan(plan.catalogue.end):
+        found += part.size
+        if plan.until.is_reached(part):
+            break
+    return found
+
+
+def _check_room(disk: Disk, stage: Path, needed: int) -> None:
+    free = disk.free_bytes(stage)
     if needed + START_BYTES > free:
         raise BackupError(
             f"{stage.parent}: the disk has {free} free bytes; the backup needs {needed}, and"
@@ -186,11 +210,19 @@ def _check_room(disk: Disk, stage: Path, plan: RestorePlan) -> None:
         )
 
 
-def receive(disk: Disk, store: BackupStore, catalogue: Catalogue, state: Path) -> None:
-    """Copy all parts of a backup into the directory `state`, verified and durable.
+def receive(
+    disk: Disk,
+    store: BackupStore,
+    catalogue: Catalogue,
+    state: Path,
+    until: Until | None = None,
+) -> tuple[Catalogue, manifest.State]:
+    """Copy all parts of a backup into the directory `state`, and apply the log after it.
+
+    Return the catalogue and the manifest of the state that is there then. `until`: see RestorePlan.
 
     Raises:
-        BackupError: a part is missing or damaged.
+        BackupError: a part is missing or damaged, or the disk failed.
         StoreUnavailable: the store does not answer.
     """
     folders = ("", *manifest.DIRECTORIES)
@@ -206,6 +238,27 @@ def receive(disk: Disk, store: BackupStore, catalogue: Catalogue, state: Path) -
                 task.cancel()
     for name in folders:
         disk.sync_dir(state / name)
+    if until is None:
+        return _there(disk, catalogue, state)
+    log = StoredLog(store, catalogue.cluster_id)
+    try:
+        reached = roll_forward(disk, state, log.after(catalogue.end), until)
+    except EngineError as error:
+        raise BackupError(str(error)) from None
+    there, found = _there(disk, catalogue, state)
+    beyond = None if reached else log.behind_gap(there.end, UnixMs(there.time_ms))
+    if beyond is not None:
+        raise BackupError(
+            f"{store.root}: the log has a gap: entry {there.index + 1} is missing, and the next one"
+            f" is {beyond.first}; --at-index {there.index} restores the state before it"
+        )
+    return there, found
+
+
+def _there(disk: Disk, catalogue: Catalogue, state: Path) -> tuple[Catalogue, manifest.State]:
+    found = manifest.read(disk, state)
+    assert found is not None, state
+    return catalogue.at(found), found
 
 
 def _copy(store: BackupStore, part: StoredPart, path: Path) -> None:
@@ -231,9 +284,12 @@ def check_part(store: BackupStore, part: StoredPart, digest: PartDigest) -> None
         )
 
 
-def _make(disk: Disk, plan: RestorePlan, name: str, place: Path, state: Path, level: int) -> None:
-    """Make one node's directory, with links to the files of the state, of a feature level."""
+def _make(
+    disk: Disk, plan: RestorePlan, name: str, place: Path, state: manifest.State, state_path: Path
+) -> None:
+    """Make one node's directory, with links to the files of the state."""
     catalogue, replicas, promise = plan.catalogue, plan.replicas, plan.promise
+    level = manifest.level_of(state)
     format_directory(
         disk,
         place,
@@ -248,8 +304,8 @@ def _make(disk: Disk, plan: RestorePlan, name: str, place: Path, state: Path, le
     folders = ("", *manifest.DIRECTORIES)
     for folder in folders:
         disk.make_dir(place / _STATE / folder)
-    for part in catalogue.parts:
-        disk.link(state / part.path, place / _STATE / part.path)
+    for path in (manifest.NAME, *(path for path, _, _ in manifest.files(state))):
+        disk.link(state_path / path, place / _STATE / path)
     for folder in folders:
         disk.sync_dir(place / _STATE / folder)
     index = LogIndex(catalogue.index)

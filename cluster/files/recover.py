@@ -49,6 +49,8 @@ RECORD_NAME: Final = "recovered.log"
 EPOCH_STEP: Final = 1 << 20
 """Distance of a refounded cluster's first epoch from the known ones, so that it is above the
 epochs that the lost nodes may have promised since."""
+EPOCH_BITS: Final = 31
+"""Random bits above that: two clusters that leave the same log differ in their epochs."""
 
 
 class RecoveryRefused(Exception):
@@ -159,7 +161,8 @@ def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
     if voters != [node.name]:
         limit = f"must be {node.name}, the directory's node; others join later as learners"
         raise RecoveryRefused(f"--voters = {','.join(voters)}: {limit}")
-    epoch = Epoch(max(node.promise.promise.epoch, node.shape.last_epoch) + EPOCH_STEP)
+    known = max(node.promise.promise.epoch, node.shape.last_epoch)
+    epoch = Epoch(known + EPOCH_STEP + secrets.randbits(EPOCH_BITS))
     if epoch > EPOCH_MAX:
         raise RecoveryRefused(
             f"epoch = {epoch}: must be at most {EPOCH_MAX}; run `timerctl recover epoch` first"

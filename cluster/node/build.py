@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol
 from cluster.api.admin_service import no_files
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
+from cluster.api.log_shipping import LogShipping
 from cluster.api.peer_queries import ask_all, status_of
 from cluster.api.public_services import Services, services_of
 from cluster.control.control_plane import ControlPlane
@@ -266,6 +267,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         return leads
 
     replica = _replica(basis, needed_from=lambda: planes.snapshots.kept_from)
+    replica.shipped_from = lambda: planes.backups.log.kept_from
     scrubber = Scrubber(
         FreshDisk(),
         config,
@@ -285,7 +287,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     )
     control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
     view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
-    view.backup_completed_ms = lambda: planes.backups.completed_ms
+    view.backups = lambda: planes.backups
     view.not_after_s = basis.telemetry.certificates.not_after_s
     if (tls := basis.endpoints.tls) is not None:
         view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
@@ -304,18 +306,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             damaged=scrubber.found,
             fatal=node.fatal,
         ),
-        backups=BackupDesk(
-            FreshDisk(),
-            files.directory.state,
-            files.directory.backups,
-            host,
-            replica_id=files.directory.identity.replica_id,
-            bytes_per_s=config.storage.snapshot_bytes_per_s,
-            mono_ms=mono_ms,
-            wall_ms=basis.wall_ms,
-            damaged=scrubber.found,
-            fatal=node.fatal,
-        ),
+        backups=_backup_desk(basis, host, scrubber),
         scrubber=scrubber,
         view=view,
         metrics=ApplyMetrics(basis.telemetry, view, host),
@@ -324,6 +315,29 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         ),
     )
     return planes
+
+
+def _backup_desk(basis: _Basis, host: Host, scrubber: Scrubber) -> BackupDesk:
+    directory = basis.files.directory
+    return BackupDesk(
+        FreshDisk(),
+        directory.state,
+        directory.backups,
+        host,
+        log=LogShipping(
+            basis.files.log,
+            applied=lambda: host.applied_index,
+            mono_ms=mono_ms,
+            wall_ms=basis.wall_ms,
+            damaged=scrubber.found,
+        ),
+        replica_id=directory.identity.replica_id,
+        bytes_per_s=basis.config.storage.snapshot_bytes_per_s,
+        mono_ms=mono_ms,
+        wall_ms=basis.wall_ms,
+        damaged=scrubber.found,
+        fatal=basis.node.fatal,
+    )
 
 
 def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Replica:

@@ -184,6 +184,10 @@ class Levels:
     """States of this node that an operator has to end."""
     backup_completed_ms: int = 0
     """When the last complete backup of this node ended, since its start; 0: none did."""
+    backup_log_index: int = 0
+    """The last log entry that the store of a continuous backup has; 0: unknown."""
+    backup_log_ms: int = 0
+    """When that store had got further, or had the whole log; 0: never since this node's start."""
 
 
 _GAUGES: Final = {
@@ -194,6 +198,7 @@ _GAUGES: Final = {
     "log_end": "Index of the last entry of this node's log",
     "commit_index": "Index of the last entry that a majority has",
     "applied_index": "Index of the last entry that this node has applied",
+    "backup_log_index": "Last log entry in the store of a continuous backup that asks this node",
     "pending": "Timers scheduled, and not fired, cancelled or dropped",
     "producers": "Registered producers",
     "request_ids": "Ids of requests that are remembered, of at most 524,288",
@@ -296,6 +301,11 @@ class _LevelsCollector(Collector):
             "timer_backup_completed_seconds",
             "Unix time of the last complete backup that this node sent since its start; 0: none",
             value=levels.backup_completed_ms / 1000,
+        )
+        yield GaugeMetricFamily(
+            "timer_backup_log_seconds",
+            "Unix time at which a continuous backup of this node last stored entries; 0: none did",
+            value=levels.backup_log_ms / 1000,
         )
         yield GaugeMetricFamily(
             "timer_read_time_lag_seconds",

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.api.backup_desk import BackupDesk
 from cluster.api.peer_queries import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.api.policy_admin import description
 from cluster.control.control_plane import CommandOutcome, ControlPlane
@@ -86,8 +87,8 @@ class NodeState(TopicView):
         self._drains = asyncio.Lock()
         self.not_after_s: Callable[[], Mapping[str, float]] = dict
         """Returns certificate or authority -> Unix time of its end; without TLS there are none."""
-        self.backup_completed_ms: Callable[[], int] = lambda: 0
-        """Returns when the last complete backup of this node ended; 0: none since its start."""
+        self.backups: Callable[[], BackupDesk | None] = lambda: None
+        """Returns the backups of this node; None: it is not built yet, or has no files."""
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
@@ -352,7 +353,7 @@ class NodeState(TopicView):
         """Return the values of a scrape; those of groups and quotas are of the last `measure`."""
         replica, engine, leader = self._replica, self._host.engine, self._host.leader
         machine = engine.machine
-        now = self._host.now()
+        now, backups = self._host.now(), self.backups()
         due = machine.store.next_due() if leader is not None else None
         held = [] if leader is None else [*leader.groups.all_leased()]
         lags = [] if leader is None else self._lags
@@ -405,7 +406,9 @@ class NodeState(TopicView):
             scrub_passes=self._scrubber.passes,
             damaged=bool(self._scrubber.damage),
             concerns=sum(1 for concern in self.concerns for _ in concern()),
-            backup_completed_ms=self.backup_completed_ms(),
+            backup_completed_ms=backups.completed_ms if backups is not None else 0,
+            backup_log_index=backups.log.stored_index if backups is not None else 0,
+            backup_log_ms=backups.log.stored_ms if backups is not None else 0,
             read_time_lag_ms=max(0, now.clock_ms - due) if due is not None else 0,
         )
 

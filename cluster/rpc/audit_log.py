@@ -46,6 +46,8 @@ DENIED_MAX: Final = 100
 """Lines about denied calls a second, at most; further ones are counted."""
 DENIED_EACH_MAX: Final = 10
 """Of these, lines about one identity."""
+POLLED_EVERY_S: Final = 3600.0
+"""Seconds between two lines about the calls of one caller to a polled method."""
 _UNKNOWN: Final = frozenset({"ABORTED", "CANCELLED", "DATA_LOSS", "DEADLINE_EXCEEDED", "UNKNOWN"})
 """Results of calls that may have had an effect."""
 _TARGETS: Final = ("namespace", "topic", "group", "name", "target")
@@ -69,6 +71,8 @@ class AuditLog:
         """Those with a line."""
         self._left_out: Counter[str] = Counter()
         """Those without a line."""
+        self._next_line_s: dict[tuple[str, str], float] = {}
+        """(identity, polled method) -> monotonic time from which a call has a line again."""
         audit.setLevel(logging.INFO)
         if path and not audit.handlers:
             try:
@@ -78,6 +82,16 @@ class AuditLog:
             handler.setFormatter(logging.Formatter("%(message)s"))
             audit.addHandler(handler)
             audit.propagate = False
+
+    def has_line(self, caller: Caller) -> bool:
+        """Return whether a call gets a line even if it succeeds."""
+        if not caller.rule.is_polled:
+            return caller.rule.is_audited
+        whose, now_s = (str(caller.identity), caller.method), time.monotonic()
+        if now_s < self._next_line_s.get(whose, 0.0):
+            return False
+        self._next_line_s[whose] = now_s + POLLED_EVERY_S
+        return True
 
     def complaints(self) -> list[str]:
         """Return why the last line could not be written to its file; empty: it was."""

@@ -368,7 +368,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             EngineError: the gate denies the RPC, or new rules ended it.
         """
         caller, expires_s = self._admit(method, context)
-        audited = caller is not None and caller.rule.is_audited
+        audited = caller is not None and self._audit.has_line(caller)
         change = shown(request) if audited else None
         del request
         task = asyncio.current_task()

@@ -37,7 +37,7 @@ SERVED_HERE: Final = frozenset(
         # Any node passes these on to the node that they name.
         *("DrainNode", "SetLogLevel", "DumpStacks", "ReloadFiles", "TraceHops"),
         *("BeginVerification", "GetVerification"),  # the node asks that node itself
-        *("OpenBackup", "FetchBackup", "CloseBackup"),
+        *("OpenBackup", "FetchBackup", "CloseBackup", "FetchLog"),
     }
 )
 """Methods that each node answers itself. All others need the leader."""
@@ -48,7 +48,13 @@ _OBSERVE: Final = frozenset(
 )
 LOOK_UPS: Final = _OBSERVE - SERVED_HERE
 """Methods of the leader that change nothing."""
-REPEATABLE: Final = LOOK_UPS | {"DumpStacks", "OpenBackup", "FetchBackup", "CloseBackup"}
+REPEATABLE: Final = LOOK_UPS | {
+    "DumpStacks",
+    "OpenBackup",
+    "FetchBackup",
+    "CloseBackup",
+    "FetchLog",
+}
 """Without an answer, a caller may always repeat these."""
 METHODS: Final = {
     method.name: method

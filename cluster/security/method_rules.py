@@ -105,6 +105,8 @@ class MethodRule:
     """Requests of the stream above the caller's rate wait, because an error would end it."""
     is_step: bool = field(default=False, kw_only=True)
     """A step of an audited call. It has no line in the audit log, except if it is denied."""
+    is_polled: bool = field(default=False, kw_only=True)
+    """Called all the time. The calls of one caller have one line an hour in the audit log."""
 
     @property
     def is_audited(self) -> bool:
@@ -166,6 +168,7 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.AdminService/OpenBackup": MethodRule(_P.OPERATE, _cluster),
     "/timer.v1.AdminService/FetchBackup": MethodRule(_P.OPERATE, _cluster, is_step=True),
     "/timer.v1.AdminService/CloseBackup": MethodRule(_P.OPERATE, _cluster),
+    "/timer.v1.AdminService/FetchLog": MethodRule(_P.OPERATE, _cluster, is_polled=True),
     "/grpc.health.v1.Health/Check": MethodRule(None),
     "/grpc.health.v1.Health/Watch": MethodRule(None),
     "/grpc.health.v1.Health/List": MethodRule(None),

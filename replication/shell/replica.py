@@ -122,15 +122,15 @@ class Replica:
         )
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._orders: list[Order] = []
-        self._writing = False
+        self._writing = self._stopped = False
         self._syncs: asyncio.Future[None] | None = None
         """Set by the next sync. None: no call waits for a sync."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms: MonoMs | None = None
         self._wake_ms: MonoMs | None = None
         self._heard_ms = mono_ms()
-        self._stopped = False
         self._on_fsync, self._needed_from = on_fsync, needed_from
+        self.shipped_from: Callable[[], LogIndex | None] = lambda: None  # of a continuous backup
         self._hops = hops or HopRecorder()
 
     # ---- lifetime
@@ -238,12 +238,13 @@ class Replica:
     def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
         """Drop log entries below `index`. This node's restart does not need them.
 
-        `keep`: keep up to `log_kept_bytes` of them for followers that lack them. Without it, such
-        a follower needs a snapshot.
+        `keep`: keep up to `log_kept_bytes` of them for followers and backups that lack them.
+        Without it, such a follower needs a snapshot.
         """
-        index = min(index, self._needed_from() or index)
         size = self._config.log_kept_bytes if keep else 0
-        self._driver.drop_before(index, self._log.first_within(size))
+        beyond = self._log.first_within(size)
+        shipped = max(self.shipped_from() or index, beyond)
+        self._driver.drop_before(min(index, self._needed_from() or index, shipped), beyond)
 
     def leads_under(self) -> Promise | None:
         """Return the promise that this replica leads under. None: no leader, or no lease."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from cluster.rpc.audit_log import DENIED_EACH_MAX, REQUEST_BYTES_MAX, AuditLog, audit, shown
+from cluster.rpc.audit_log import (
+    DENIED_EACH_MAX,
+    POLLED_EVERY_S,
+    REQUEST_BYTES_MAX,
+    AuditLog,
+    audit,
+    shown,
+)
 from cluster.rpc.call_guard import CallGuard
 from cluster.rpc.rpc_caller import Caller
 from cluster.security.access_rules import parse_rules
@@ -125,6 +133,25 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
 def results_and_mode(file: Path) -> tuple[list[str], int]:
     results = [json.loads(line)["result"] for line in file.read_text().splitlines()]
     return results, stat.S_IMODE(file.stat().st_mode)
+
+
+async def test_polled_method_has_one_line_an_hour_for_each_caller(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, now_s = AuditLog("n1", str(file)), [5.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+
+    def called(name: str) -> bool:
+        identity = CallerIdentity(IdentityKind.ADMIN, name)
+        nothing: Any = None
+        path = "/timer.v1.AdminService/FetchLog"
+        return log.has_line(Caller(identity, path, METHOD_RULES[path], nothing, "", nothing))
+
+    assert [called("a"), called("b"), called("a"), called("b")] == [True, True, False, False]
+    now_s[0] += POLLED_EVERY_S - 1
+    assert not called("a")
+    now_s[0] += 1
+    assert [called("a"), called("a")] == [True, False]
 
 
 async def test_flood_of_denied_calls_is_cut_and_counted_and_the_file_may_be_moved(

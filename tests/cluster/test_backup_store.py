@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import random
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,9 @@ import pytest
 from pyarrow import parquet
 
 from cluster.api.backup_desk import OPEN_MAX, BackupDesk
+from cluster.api.log_shipping import LogShipping
 from cluster.backup.backup_run import BackupRun, chosen_node
-from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.backup_store import REST_AGE_S, BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import Catalogue, catalogue_name, find_backup, read_catalogues
 from cluster.backup.parquet_export import ParquetExport
 from cluster.backup.restoration import STAGE, RestorePlan, receive, restore
@@ -22,7 +25,7 @@ from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.method_rules import METHOD_RULES
 from replication.core.log_recovery import recover as shape_of
 from replication.core.promise import PromiseFile
-from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
 from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
@@ -46,9 +49,9 @@ DISK = RealDisk()
 class OneNode:
     """A node's answers to a backup, from an engine on this disk."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, log: Log | None = None) -> None:
         self.state, self.pinned = directory / "state", directory / "pinned"
-        self.log = busy_log()
+        self.log = log or busy_log()
         self.fetched = 0
         self.left: int | None = None
         """Bytes until the node closes the backup. None: any."""
@@ -345,6 +348,7 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
         node.state,
         tmp_path / "backups",
         source,
+        log=cast("LogShipping", None),
         replica_id=ReplicaId(7),
         bytes_per_s=1 << 30,
         mono_ms=lambda: MonoMs(now[0]),
@@ -398,6 +402,7 @@ async def test_damage_that_a_backup_meets_is_healed_by_the_node_and_refused(
         node.state,
         tmp_path / "backups",
         Source(index),
+        log=cast("LogShipping", None),
         replica_id=ReplicaId(7),
         bytes_per_s=1 << 30,
         mono_ms=lambda: MonoMs(0),
@@ -500,6 +505,10 @@ def test_two_writers_of_a_part_do_not_meet_and_its_file_is_not_for_others(tmp_pa
     assert all(not mode & 0o007 for mode in modes.values()), modes
     rest = tmp_path / "store/parts/b.0.tmp"
     rest.write_bytes(b"of a writer that was killed")
+    store.delete_incomplete("parts")
+    assert rest.exists(), "its writer may live"
+    old_s = time.time() - REST_AGE_S
+    os.utime(rest, (old_s, old_s))
     store.delete_incomplete("parts")
     assert not rest.exists()
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.running import Running, in_time, nothing_comes, take
+from tests.cluster.running import Running, in_time, nothing_comes, take, until
 from timerclient import TimerClient
 from timerclient.cli.timerctl import main as timerctl
 
@@ -113,6 +115,66 @@ def test_cluster_restored_from_a_backup_under_load_fires_every_pending_timer_onc
         assert exported["pending"]["rows"] == cluster.counts_add_up().pending
         again = ctl(capsys, "backup", "--into", str(folder / "store2"), *where)
         assert again["index"] > second["index"]
+
+
+def last_applied(client: TimerClient) -> int:
+    return max(node.applied_index for node in client.status().nodes)
+
+
+def test_continuous_backup_has_the_acks_and_timers_since_the_last_backup(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("followed")
+    store = str(folder / "store")
+    with Running(folder / "nodes").cleaned() as cluster:
+        words = ["backup", "--into", store, "--follow", "--log-every", "100ms", "-o", "json"]
+        where = ["--endpoints", ",".join(cluster.endpoints)]
+        command = [sys.executable, "-m", "timerclient.cli.timerctl", *words, *where]
+        with (
+            (folder / "told").open("wb") as told,
+            subprocess.Popen(command, stdout=told, stderr=told) as shipper,
+            cluster.client() as client,
+        ):
+            try:
+
+                def reached(index: int) -> Any:
+                    if not (folder / "store" / "backups").exists():
+                        return None
+                    [backup] = ctl(capsys, "backup", "list", "--from", store)["backups"]
+                    return backup if backup.get("log_index", 0) >= index else None
+
+                client.create_group("t", "g")
+                first = until(lambda: reached(0))
+                client.schedule_batch("t", [b"due %d" % at for at in range(50)])
+                with client.consumer("t", "g") as consumer:
+                    take(consumer, 20)  # acked
+                follower = first["node"]
+                sent = last_applied(client)
+                until(lambda: reached(sent))
+                cluster.kill(follower)  # another node sends the log
+                timers = client.schedule_batch("t", [b"late"] * 30, delay=HOUR_S)
+                assert all(client.cancel_batch(timers[:10]))
+                applied = last_applied(client)
+                until(lambda: reached(applied))
+            finally:
+                shipper.terminate()
+        assert shipper.returncode == 0, (folder / "told").read_text()
+        cluster.kill_together(*cluster.nodes)
+        new = folder / "new"
+        restored = ctl(capsys, "restore", "--from", store, "--into", str(new))
+        assert restored["index"] >= applied > first["index"]
+        assert (restored["pending"], restored["overdue"]) == (20, {})
+        for name in cluster.nodes:
+            data = cluster.directory / cluster.node(name).data
+            shutil.rmtree(data)
+            (new / name).rename(data)
+        cluster.start()
+        cluster.wait_for_leader()
+        with cluster.client() as client, client.consumer("t", "g") as consumer:
+            got = Counter(message.payload for message in take(consumer, 30))
+            assert {*got.values()} == {1}
+            nothing_comes(consumer, lambda: client.schedule("t", b"the next"))
+        cluster.digests_agree()
 
 
 def check_restore(

@@ -54,7 +54,7 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
 def test_operators_calls_are_served_while_memory_is_above_its_limit() -> None:
     rules = {path.rpartition("/")[2]: rule for path, rule in METHOD_RULES.items()}
     operators = {name for name, rule in rules.items() if rule.permission is Permission.OPERATE}
-    reads = {"BeginVerification", "TraceHops", "OpenBackup", "FetchBackup"}  # they use memory
+    reads = {"BeginVerification", "TraceHops", "OpenBackup", "FetchBackup", "FetchLog"}
     assert operators - memory.GO_ON == reads
     assert PATHS.keys() >= memory.GO_ON | handlers.AT_ONCE
 

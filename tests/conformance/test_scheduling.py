@@ -195,7 +195,7 @@ def test_update_replaces_a_pending_timer_and_schedules_nothing_without_one(
     client = world.client
     with pytest.raises(NotPending, match="key = 'k'"):
         client.schedule(topic, b"0", delay=HOUR, key="k", on_conflict="update")
-    first = client.schedule(topic, b"1", delay=world.moment, key="k")
+    first = client.schedule(topic, b"1", delay=HOUR, key="k")
     second = client.schedule(topic, b"2", delay=2 * world.moment, key="k", on_conflict="update")
     assert (second.result, second.replaced) == (ScheduleResult.REPLACED, first.raw)
     with client.consumer(topic, "g") as consumer:

@@ -45,6 +45,12 @@ def test_unit_agrees_with_the_settings_and_the_runbook() -> None:
     )
 
 
+def _commands(text: str) -> list[list[str]]:
+    """Return the words after `timerctl` of each command of units or pods."""
+    found = re.findall(r"^ExecStart\w*=\S+/timerctl (.*)$|args: \[(.*)\]", text, re.MULTILINE)
+    return [re.findall(r"[^\s,\"]+", unit or pod) for unit, pod in found]
+
+
 @pytest.mark.parametrize(
     "place", ["systemd/timerd-backup.service", "kubernetes/components/backup/cronjob.yaml"]
 )
@@ -52,10 +58,34 @@ def test_commands_of_scheduled_backups_are_ones_that_timerctl_takes(place: str) 
     text = (DEPLOY / place).read_text()
     if place.endswith(".service"):
         text += (DEPLOY / place.replace("backup.", "backup-verify.")).read_text()
-    commands = re.findall(r"^ExecStart\w*=\S+/timerctl (.*)$|args: \[(.*)\]", text, re.MULTILINE)
-    parsed = [make_parser().parse_args(re.findall(r"[^\s,\"]+", a or b)) for a, b in commands]
+    parsed = [make_parser().parse_args(words) for words in _commands(text)]
     assert [each.run.__name__ for each in parsed] == ["_backup", "_prune", "_verify"]
     assert parsed[0].into == parsed[1].store == parsed[2].store
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["systemd/timerd-backup-follow.service", "kubernetes/components/backup-follow/deployment.yaml"],
+)
+def test_command_of_continuous_backups_keeps_as_many_as_the_scheduled_ones(place: str) -> None:
+    [words] = _commands((DEPLOY / place).read_text())
+    scheduled = (DEPLOY / "systemd/timerd-backup.service").read_text()
+    parsed, _, prune = (make_parser().parse_args(each) for each in (words, *_commands(scheduled)))
+    assert (parsed.run.__name__, parsed.follow) == ("_backup", True)
+    assert parsed.keep == prune.keep
+
+
+def test_units_of_backups_never_run_beside_each_other_and_share_their_settings() -> None:
+    scheduled, following = (
+        (UNIT.parent / f"{name}.service").read_text()
+        for name in ("timerd-backup", "timerd-backup-follow")
+    )
+    own = set(following.splitlines()) - set(scheduled.splitlines())
+    assert "Conflicts=timerd-backup.service timerd-backup.timer" in own
+    assert "Restart=always" in own
+    lacks = set(scheduled.splitlines()) - set(following.splitlines())
+    kept = {line.partition("=")[0] for line in lacks if not line.startswith("#")}
+    assert kept == {"Description", "After", "Type", "ExecStart", "ExecStartPost", "TimeoutStartSec"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
@@ -64,7 +94,7 @@ def test_units_are_ones_that_systemd_reads(tmp_path: Path) -> None:
         text = re.sub(r"^(Exec\w+)=\S+", r"\1=/bin/true", unit.read_text(), flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)
     copies = sorted(map(str, tmp_path.iterdir()))
-    assert len(copies) == 5
+    assert len(copies) == 6
     done = subprocess.run(
         ["systemd-analyze", "verify", *copies], capture_output=True, text=True, check=False
     )

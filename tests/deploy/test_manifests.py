@@ -25,6 +25,8 @@ from tests.distributions import project_version
 ROOT: Final = Path(__file__).parents[2]
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 TOOLS: Final = CACHE / "timer-cluster/tools/bin"
+BUILT: Final = ROOT / "build/bin"
+"""A tool of this tree: another tree may have another one."""
 BASE: Final = ROOT / "deploy/kubernetes/base"
 COMPONENT: Final = "components/backup"
 CHART: Final = ROOT / "deploy/helm/timer-cluster"
@@ -33,7 +35,7 @@ HELM: Final = ("template", "timerd", str(CHART), "--namespace=timers", "--kube-v
 
 def call(tool: str, *words: str, stdin: str = "") -> str:
     """Run a tool of `make deploy-check`; skip the test without it, except in that target."""
-    path = shutil.which(tool, path=f"{TOOLS}:{os.environ['PATH']}")
+    path = shutil.which(tool, path=f"{BUILT}:{TOOLS}:{os.environ['PATH']}")
     if path is None:
         assert "DEPLOY_CHECK" not in os.environ, f"no {tool}"
         pytest.skip(f"no {tool}: make deploy-check installs it")
@@ -49,7 +51,7 @@ def chart(*words: str) -> dict[str, Any]:
 
 def objects(manifests: str) -> dict[str, Any]:
     """Return the objects by kind and name; each has only fields of its kind."""
-    found = json.loads(call("manifests", stdin=manifests))
+    found = json.loads(call("typed-manifests", stdin=manifests))
     return {f"{each['kind']} {each['metadata']['name']}": each for each in found}
 
 
@@ -145,6 +147,41 @@ def test_backups_reach_the_nodes_through_the_network_policy(tmp_path: Path) -> N
     assert comparable(_only(charted, job)) == comparable(_only(found, job))
 
 
+def test_continuous_backups_run_once_and_reach_the_nodes(tmp_path: Path) -> None:
+    parts = ROOT / "deploy/kubernetes"
+    base, backup = (
+        os.path.relpath(parts / each, tmp_path) for each in ("base", f"{COMPONENT}-follow")
+    )
+    text = f"resources: [{base}]\ncomponents: [{backup}]\n"
+    (tmp_path / "kustomization.yaml").write_text(text)
+    found = objects(call("kustomize", "build", str(tmp_path)))
+    follow, verify = "Deployment timerd-backup-follow", "CronJob timerd-backup-verify"
+    workload = found[follow]["spec"]
+    assert (workload["replicas"], workload["strategy"]) == (1, {"type": "Recreate"})
+    template = workload["template"]
+    labels = template["metadata"]["labels"]
+    rules = found["NetworkPolicy timerd"]["spec"]["ingress"]
+    assert rules[0]["from"][1]["podSelector"]["matchLabels"].items() <= labels.items()
+    [container] = template["spec"]["containers"]
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert f"Service {env['TIMERCTL_ENDPOINTS'].removesuffix(':7401')}" in found
+    values = f"--set=backup.enabled=true,backup.store={env['STORE']},backup.follow="
+    charted, hourly = chart("--no-hooks", f"{values}true"), chart("--no-hooks", f"{values}false")
+    both = {follow, verify}
+    assert comparable(_only(charted, both)) == comparable(_only(found, both))
+    for rendered in (charted, found):
+        assert "CronJob timerd-backup" not in rendered, "its prune must not run beside a backup"
+    assert follow not in hourly
+    job = hourly["CronJob timerd-backup"]["spec"]["jobTemplate"]["spec"]["template"]
+    assert not workload["selector"]["matchLabels"].items() <= job["metadata"]["labels"].items()
+    [scheduled] = job["spec"]["initContainers"]
+    assert container == scheduled | {"args": container["args"]}
+    own = {"initContainers", "restartPolicy", "containers"}
+    assert job["spec"]["restartPolicy"] == "Never"
+    shared = {name: value for name, value in job["spec"].items() if name not in own}
+    assert template["spec"] == shared | {"containers": [container]}
+
+
 def _only(rendered: dict[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: rendered[name] for name in names}
 
@@ -165,20 +202,24 @@ def test_maintenance_suspends_the_backups() -> None:
     for maintenance, suspended in (("true", True), ("false", None)):
         job = chart(f"{backups}{maintenance}")["CronJob timerd-backup"]
         assert job["spec"].get("suspend") is suspended
+        words = f"{backups}{maintenance},backup.follow=true"
+        workload = chart(words)["Deployment timerd-backup-follow"]
+        assert workload["spec"]["replicas"] == (0 if suspended else 1)
 
 
 def test_backups_with_tls_have_a_certificate_and_a_store() -> None:
     enabled = "--set=backup.enabled=true,tls.enabled=true,backup.store="
-    pod = chart(f"{enabled}s3://timers")["CronJob timerd-backup"]["spec"]["jobTemplate"]["spec"][
-        "template"
-    ]["spec"]
-    for container in (*pod["initContainers"], *pod["containers"]):
-        env = {each["name"]: each["value"] for each in container["env"]}
-        mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
-        for name, file in (("CA", "ca.crt"), ("CERT", "tls.crt"), ("KEY", "tls.key")):
-            folder, _, key = env[f"TIMERCTL_TLS_{name}"].rpartition("/")
-            assert key == file
-            assert mounts[folder] in {each["name"] for each in pod["volumes"]}
+    job = chart(f"{enabled}s3://timers")["CronJob timerd-backup"]["spec"]["jobTemplate"]
+    following = f"{enabled}s3://timers,backup.follow=true"
+    for owner in (job, chart(following)["Deployment timerd-backup-follow"]):
+        pod = owner["spec"]["template"]["spec"]
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            env = {each["name"]: each["value"] for each in container["env"]}
+            mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            for name, file in (("CA", "ca.crt"), ("CERT", "tls.crt"), ("KEY", "tls.key")):
+                folder, _, key = env[f"TIMERCTL_TLS_{name}"].rpartition("/")
+                assert key == file
+                assert mounts[folder] in {each["name"] for each in pod["volumes"]}
     rendered = chart(f"{enabled}s3://timers")["CronJob timerd-backup-verify"]
     [verifying] = rendered["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert [each["name"] for each in verifying["env"]] == ["STORE"], "no node is asked"

@@ -23,7 +23,7 @@ from timer.model.timer_errors import NotLeaderError
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 
 DEADLINE_S = 60.0
-CONF = ReplicationConfig(lease_ms=60_000, heartbeat_ms=50)
+CONF = ReplicationConfig(lease_ms=60_000, heartbeat_ms=50, cache_bytes=1 << 16)
 """So long that no pause of the machine ends a lease; a test that needs its end moves the clock."""
 
 
@@ -43,13 +43,14 @@ class Node:
         self.fatal: list[BaseException] = []
         self.alive = False
         self.drains = 0
+        self.shipped_from: LogIndex | None = None
         self._starts = 0
 
     async def start(self, dials: dict[str, Callable[[], grpc.aio.Channel]]) -> None:
         self._starts += 1
         disk = RealDisk()
         disk.make_dir(self.directory)
-        log = Log.open(disk, self.directory / "log")
+        log = Log.open(disk, self.directory / "log", segment_size=1 << 16)
         promise = matched(disk, self.directory / "promise")
         self.committed = LogIndex(0)
         tcp = TcpPort("127.0.0.1", 0) if self.cluster.with_tcp else None
@@ -74,6 +75,7 @@ class Node:
             tcp=TcpEnds(tcp, self.cluster.connect),
             fatal=self.fatal.append,
         )
+        self.replica.shipped_from = lambda: self.shipped_from
         self.server = grpc.aio.server()
         self.server.add_generic_rpc_handlers(tuple(self.replica.handlers()))
         self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
@@ -236,6 +238,23 @@ async def test_follower_that_was_away_catches_up_from_disk(cluster: Cluster) -> 
     await three.join()
     await until(lambda: three.committed >= last)
     assert await payloads(three, 2, 4) == [bytes([number]) * 1_000_000 for number in range(3)]
+
+
+async def test_log_that_a_backup_lacks_is_kept_within_the_limit(cluster: Cluster) -> None:
+    one, *others = cluster.nodes.values()
+    cluster.appoint(1, one)
+    await until(lambda: one.leads == [1])
+    first, *_ = [propose(one, bytes(2_000)) for _ in range(300)]
+    await until(lambda: all(node.committed >= first + 299 for node in (one, *others)))
+    await until(lambda: one.replica._core.kept_from > first + 299)  # every voter has all
+    one.shipped_from = LogIndex(first + 100)
+    one.replica.drop_before(one.committed)
+    await until(lambda: one.replica.first_index > first)
+    kept = one.replica.first_index
+    assert kept <= first + 100, "the first entry that the backup lacks is in the first segment"
+    assert kept > first + 50
+    one.replica.drop_before(one.committed, keep=False)
+    await until(lambda: one.replica.first_index > first + 200)
 
 
 async def test_released_leadership_moves_without_waiting_for_the_lease(cluster: Cluster) -> None:

@@ -598,11 +598,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
     async def OpenBackup(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
-    async def FetchBackup(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def CloseBackup(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
+    FetchBackup = CloseBackup = FetchLog = OpenBackup
 
     async def DumpStacks(self, request: Any, context: Any) -> Any:  # noqa: N802
         del context

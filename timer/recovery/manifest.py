@@ -408,6 +408,11 @@ def pending_of(state: State) -> int:
     return Counts(*state["counts"]).pending
 
 
+def messages_of(state: State) -> int:
+    """Return the number of fired messages that topics keep."""
+    return sum(topic["end"] - topic["begin"] for topic in state["topics"])
+
+
 def check(disk: Disk, directory: Path) -> bytes | None:
     """Return the newest manifest's body, verified; None: there was never one.
 

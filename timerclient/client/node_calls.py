@@ -127,15 +127,10 @@ class OneNodeCalls(GroupCalls):
     ) -> pb.OpenBackupResponse:
         """Pin the state of one node for a backup; return its index and its parts.
 
-        A backup of which no bytes are fetched for a minute is closed.
-
-        Args:
-            backup_id: A random number, 1 to 2^64 - 1. A repeated call has the same number.
-            min_index: The state contains this log entry and all before it.
+        `backup_id`: random, not 0. `min_index`: in the state. After a minute unread it is closed.
 
         Raises:
-            NotFound: There is no such node.
-            InvalidRequest: The id is 0.
+            NotFound, InvalidRequest: There is no such node; the id is 0.
             Unavailable: Not in time; the call may be repeated.
         """
         request = pb.OpenBackupRequest(
@@ -148,12 +143,7 @@ class OneNodeCalls(GroupCalls):
         )
 
     async def fetch_backup(self, node: str, backup_id: int, path: str, offset: int) -> bytes:
-        """Return at most a mebibyte of one part of an open backup; no bytes after its end.
-
-        Args:
-            backup_id: As given to `open_backup`.
-            path: Of the part.
-            offset: Of the first byte.
+        """Return at most a mebibyte of a part of an open backup from a byte on; none after its end.
 
         Raises:
             NotFound: The backup is not open any more, or has no such part.
@@ -168,6 +158,26 @@ class OneNodeCalls(GroupCalls):
             final=FINAL,
         )
         return answer.data
+
+    async def fetch_log(
+        self, node: str, after: int, *, stored: int = 0, shipper_id: int = 0
+    ) -> pb.FetchLogResponse:
+        """Return a node's log entries after an index. `stored`: the store has them up to here.
+
+        Raises:
+            NotFound, Unavailable: There is no such node; it did not answer in time.
+        """
+        request = pb.FetchLogRequest(
+            node=rows.utf8("node", node).decode(),
+            after_index=after,
+            stored_index=stored,
+            shipper_id=shipper_id,
+        )
+        return await self.nodes().anywhere(
+            lambda at, left_s: at.admin.FetchLog(request, timeout=left_s),
+            within_s=self.within_s(None),
+            final=FINAL,
+        )
 
     async def close_backup(self, node: str, backup_id: int, *, complete: bool = False) -> None:
         """Unpin a backup; no effect if it is not open. `complete`: the store has all its parts.

@@ -5156,6 +5156,76 @@ class CloseBackupResponse(_message.Message):
 Global___CloseBackupResponse: _TypeAlias = CloseBackupResponse  # noqa: Y015
 
 @_typing.final
+class FetchLogRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    AFTER_INDEX_FIELD_NUMBER: _builtins.int
+    STORED_INDEX_FIELD_NUMBER: _builtins.int
+    SHIPPER_ID_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    after_index: _builtins.int
+    """the entries after this one"""
+    stored_index: _builtins.int
+    """the store has all entries up to this one; 0: unknown"""
+    shipper_id: _builtins.int
+    """a random number for each process that asks"""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        after_index: _builtins.int = ...,
+        stored_index: _builtins.int = ...,
+        shipper_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_index", b"after_index", "node", b"node", "shipper_id", b"shipper_id", "stored_index", b"stored_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchLogRequest: _TypeAlias = FetchLogRequest  # noqa: Y015
+
+@_typing.final
+class FetchLogResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    APPLIED_INDEX_FIELD_NUMBER: _builtins.int
+    APPLIED_EPOCH_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    IS_GONE_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    epoch: _builtins.int
+    """of entry after_index; 0: the node has not applied that entry"""
+    applied_index: _builtins.int
+    """the last entry that the node has applied"""
+    applied_epoch: _builtins.int
+    """of that entry"""
+    frames: _builtins.bytes
+    """whole entries, about a mebibyte; empty: there are none"""
+    is_gone: _builtins.bool
+    """the entry after after_index is not in this node's log any more"""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        applied_index: _builtins.int = ...,
+        applied_epoch: _builtins.int = ...,
+        frames: _builtins.bytes = ...,
+        is_gone: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied_epoch", b"applied_epoch", "applied_index", b"applied_index", "cluster_id", b"cluster_id", "epoch", b"epoch", "frames", b"frames", "is_gone", b"is_gone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchLogResponse: _TypeAlias = FetchLogResponse  # noqa: Y015
+
+@_typing.final
 class ListMembersRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -1257,6 +1257,11 @@ class AdminServiceStub:
                 request_serializer=timerclient_dot_proto_dot_timer__pb2.CloseBackupRequest.SerializeToString,
                 response_deserializer=timerclient_dot_proto_dot_timer__pb2.CloseBackupResponse.FromString,
                 _registered_method=True)
+        self.FetchLog = channel.unary_unary(
+                '/timer.v1.AdminService/FetchLog',
+                request_serializer=timerclient_dot_proto_dot_timer__pb2.FetchLogRequest.SerializeToString,
+                response_deserializer=timerclient_dot_proto_dot_timer__pb2.FetchLogResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -1464,6 +1469,15 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchLog(self, request, context):
+        """Returns log entries that one node has applied, for a continuous backup. The node keeps the log
+        after `stored_index` for a minute, within storage.log_kept_bytes_max. Any node passes the request
+        on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -1601,6 +1615,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.CloseBackup,
                     request_deserializer=timerclient_dot_proto_dot_timer__pb2.CloseBackupRequest.FromString,
                     response_serializer=timerclient_dot_proto_dot_timer__pb2.CloseBackupResponse.SerializeToString,
+            ),
+            'FetchLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.FetchLog,
+                    request_deserializer=timerclient_dot_proto_dot_timer__pb2.FetchLogRequest.FromString,
+                    response_serializer=timerclient_dot_proto_dot_timer__pb2.FetchLogResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -2334,6 +2353,33 @@ class AdminService:
             '/timer.v1.AdminService/CloseBackup',
             timerclient_dot_proto_dot_timer__pb2.CloseBackupRequest.SerializeToString,
             timerclient_dot_proto_dot_timer__pb2.CloseBackupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/timer.v1.AdminService/FetchLog',
+            timerclient_dot_proto_dot_timer__pb2.FetchLogRequest.SerializeToString,
+            timerclient_dot_proto_dot_timer__pb2.FetchLogResponse.FromString,
             options,
             channel_credentials,
             insecure,

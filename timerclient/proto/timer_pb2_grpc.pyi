@@ -470,6 +470,11 @@ class AdminServiceStub:
     """Returns bytes of one part of an open backup. Any node passes the request on."""
     CloseBackup: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CloseBackupRequest, _timer_pb2.CloseBackupResponse]
     """Closes a backup. One that is not open has no effect. Any node passes the request on."""
+    FetchLog: _grpc.UnaryUnaryMultiCallable[_timer_pb2.FetchLogRequest, _timer_pb2.FetchLogResponse]
+    """Returns log entries that one node has applied, for a continuous backup. The node keeps the log
+    after `stored_index` for a minute, within storage.log_kept_bytes_max. Any node passes the request
+    on.
+    """
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -552,6 +557,11 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Returns bytes of one part of an open backup. Any node passes the request on."""
     CloseBackup: _aio.UnaryUnaryMultiCallable[_timer_pb2.CloseBackupRequest, _timer_pb2.CloseBackupResponse]  # type: ignore[assignment]
     """Closes a backup. One that is not open has no effect. Any node passes the request on."""
+    FetchLog: _aio.UnaryUnaryMultiCallable[_timer_pb2.FetchLogRequest, _timer_pb2.FetchLogResponse]  # type: ignore[assignment]
+    """Returns log entries that one node has applied, for a continuous backup. The node keeps the log
+    after `stored_index` for a minute, within storage.log_kept_bytes_max. Any node passes the request
+    on.
+    """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- administration"""
@@ -793,5 +803,16 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.CloseBackupResponse, _abc.Awaitable[_timer_pb2.CloseBackupResponse]]:
         """Closes a backup. One that is not open has no effect. Any node passes the request on."""
+
+    @_abc_1.abstractmethod
+    def FetchLog(
+        self,
+        request: _timer_pb2.FetchLogRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timer_pb2.FetchLogResponse, _abc.Awaitable[_timer_pb2.FetchLogResponse]]:
+        """Returns log entries that one node has applied, for a continuous backup. The node keeps the log
+        after `stored_index` for a minute, within storage.log_kept_bytes_max. Any node passes the request
+        on.
+        """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

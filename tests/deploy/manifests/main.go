@@ -24,6 +24,7 @@ var types = map[string]func() any{
 	"v1 ConfigMap":                       func() any { return new(corev1.ConfigMap) },
 	"v1 Pod":                             func() any { return new(corev1.Pod) },
 	"v1 Service":                         func() any { return new(corev1.Service) },
+	"apps/v1 Deployment":                 func() any { return new(appsv1.Deployment) },
 	"apps/v1 StatefulSet":                func() any { return new(appsv1.StatefulSet) },
 	"batch/v1 CronJob":                   func() any { return new(batchv1.CronJob) },
 	"policy/v1 PodDisruptionBudget":      func() any { return new(policyv1.PodDisruptionBudget) },

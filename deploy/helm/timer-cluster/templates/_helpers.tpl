@@ -70,13 +70,32 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Settings of a pod of the backup, beside its containers and volumes. */}}
+{{/* Labels by which the Deployment of the continuous backup selects its pod. */}}
+{{- define "timerd.followSelector" -}}
+app.kubernetes.io/name: timer-cluster-backup
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: follow
+{{- end }}
+
+{{/* The certificates of a pod that takes backups. */}}
+{{- define "timerd.backupVolumes" -}}
+{{- if .Values.tls.enabled -}}
+volumes:
+  - name: nodes
+    secret:
+      secretName: {{ .Release.Name }}-0-tls
+      items: [{key: ca.crt, path: ca.crt}]
+  - name: backup
+    secret: {secretName: {{ .Release.Name }}-backup-tls, defaultMode: 0440}
+{{- end }}
+{{- end }}
+
+{{/* Settings of a pod of the backup, beside its containers, volumes and restarts. */}}
 {{- define "timerd.backupPod" -}}
-restartPolicy: Never
+automountServiceAccountToken: false
 {{- with .Values.backup.serviceAccountName }}
 serviceAccountName: {{ . }}
 {{- end }}
-automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:

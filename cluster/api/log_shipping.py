@@ -1,0 +1,151 @@
+"""Log entries of one node for a continuous backup (cluster/backup/log_shipper.py).
+
+Only applied entries are read. They are committed, so every node returns the same ones. The node
+keeps the log that the store lacks while a shipper asks, within `log_kept_bytes_max`. A shipper that
+was away for longer finds its next entry missing, and begins with a new backup.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from timer.model.timer_errors import (
+    CorruptFileError,
+    FileDamage,
+    NotReadyError,
+    UnknownVersionError,
+)
+from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.recovery.snapshot_source import PINNED_MS
+
+READS_MAX: Final = 2
+"""Reads of the log at the same time."""
+ASKERS_MAX: Final = 16
+"""Shippers that are remembered."""
+CHUNK_SIZE: Final = 1 << 20
+"""Bytes of one fetch, at most, except if one entry alone is larger."""
+
+
+class LogSource(Protocol):
+    """The log of a node. Safe on any thread."""
+
+    @property
+    def last_index(self) -> LogIndex:
+        """The last entry."""
+
+    def epoch_at(self, index: LogIndex) -> Epoch | None:
+        """Return the epoch of an entry; None if neither it nor the next one is in the log."""
+
+    def read(self, first: LogIndex, max_bytes: int, last: LogIndex | None) -> list[memoryview]:
+        """Return whole frames from entry `first` on; empty: it is not in the log (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedEntries:
+    """The entries after one index."""
+
+    epoch: Epoch
+    """Of the entry at that index; 0: the node has not applied it."""
+    applied: tuple[LogIndex, Epoch]
+    """The last entry that the node has applied."""
+    frames: bytes
+    """Whole frames; empty: there are none."""
+    is_gone: bool = False
+    """The first of the entries is not in the log any more."""
+
+
+@dataclass(slots=True)
+class _Asker:
+    stored: LogIndex
+    asked_ms: MonoMs
+    moved_ms: UnixMs
+    """When its store got further, or had all."""
+
+
+class LogShipping:
+    """Reads applied entries of one node's log. For the event loop."""
+
+    def __init__(
+        self,
+        log: LogSource,
+        *,
+        applied: Callable[[], LogIndex],
+        mono_ms: Callable[[], MonoMs],
+        wall_ms: Callable[[], UnixMs],
+        damaged: Callable[[FileDamage], None],
+    ) -> None:
+        """`damaged`: called with damage of the log, each time that a request meets it."""
+        self._log, self._applied = log, applied
+        self._mono_ms, self._wall_ms, self._damaged = mono_ms, wall_ms, damaged
+        self._askers: dict[int, _Asker] = {}
+        """Shipper id -> its last request, the latest one last."""
+        self._reads = asyncio.Semaphore(READS_MAX)
+        """Reads share their threads with those of the replica."""
+
+    async def fetch(
+        self, after: LogIndex, stored: LogIndex = LogIndex(0), shipper_id: int = 0
+    ) -> ShippedEntries:
+        """Return the entries after one index, about CHUNK_SIZE of them.
+
+        `stored`: the shipper's store has all entries up to this one; 0: unknown.
+
+        Raises:
+            InvalidRequestError: the store has more than this cluster.
+            NotReadyError: the log is damaged.
+        """
+        async with self._reads:
+            try:
+                found = await asyncio.to_thread(self._fetch, after)
+            except (CorruptFileError, UnknownVersionError) as error:
+                self._damaged(error)
+                raise NotReadyError(f"this node has damaged files: {error}") from error
+        if 0 < stored <= found.applied[0]:
+            self._note(shipper_id, stored, is_all=stored == found.applied[0])
+        return found
+
+    def _note(self, shipper_id: int, stored: LogIndex, *, is_all: bool) -> None:
+        last = self._askers.pop(shipper_id, None)
+        moved_ms = self._wall_ms()
+        if last is not None and last.stored == stored and not is_all:
+            moved_ms = last.moved_ms  # the store does not answer, as it seems
+        self._askers[shipper_id] = _Asker(stored, self._mono_ms(), moved_ms)
+        while len(self._askers) > ASKERS_MAX:
+            del self._askers[next(iter(self._askers))]
+
+    def _fetch(self, after: LogIndex) -> ShippedEntries:
+        # A leader applies entries that its own log writes a moment later.
+        last = min(self._applied(), self._log.last_index)
+        last_epoch = self._log.epoch_at(last)
+        assert last_epoch is not None, last  # the log keeps the entries after the manifest
+        end = last, last_epoch
+        if after > last:
+            return ShippedEntries(Epoch(0), end, b"")
+        epoch = self._log.epoch_at(after)
+        frames = self._log.read(LogIndex(after + 1), CHUNK_SIZE, last) if after < last else []
+        if epoch is None or (after < last and not frames):
+            return ShippedEntries(Epoch(0), end, b"", is_gone=True)
+        return ShippedEntries(epoch, end, b"".join(frames))
+
+    def _present(self) -> list[_Asker]:
+        """Return the shippers that asked within the last minute."""
+        now_ms = self._mono_ms()
+        return [each for each in self._askers.values() if now_ms - each.asked_ms < PINNED_MS]
+
+    @property
+    def kept_from(self) -> LogIndex | None:
+        """The first entry that a store lacks. None: no shipper has asked for a minute."""
+        present = self._present()
+        return LogIndex(min(each.stored for each in present) + 1) if present else None
+
+    @property
+    def stored_index(self) -> LogIndex:
+        """The last entry that the stores have, of those that asked last; 0: unknown."""
+        asked = self._present() or [*self._askers.values()][-1:]
+        return min((each.stored for each in asked), default=LogIndex(0))
+
+    @property
+    def stored_ms(self) -> UnixMs:
+        """When the last one of these stores got further, or had all; 0: none has asked."""
+        asked = self._present() or [*self._askers.values()][-1:]
+        return min((each.moved_ms for each in asked), default=UnixMs(0))

@@ -1,0 +1,71 @@
+"""`timerctl backup --into STORE --follow`: a continuous backup, until SIGTERM or Ctrl-C."""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from datetime import timedelta
+from typing import Final
+
+from cluster.backup.backup_commands import HEADINGS, WIDE, document_of, row_of
+from cluster.backup.backup_store import BackupStore
+from cluster.backup.catalogue import Catalogue
+from cluster.backup.log_shipper import LogShipper, ShipPlan
+from timerclient.cli import cli_args
+from timerclient.cli.cli_args import UsageError, tls_of
+from timerclient.cli.cli_errors import OK
+from timerclient.cli.contexts import apply_context
+from timerclient.client.timer_client import TimerClient
+
+LOG_EVERY_S: Final = 5.0
+BACKUP_EVERY_S: Final = 3600.0
+
+
+def follow(args: argparse.Namespace, store: BackupStore) -> int:
+    """Take a continuous backup until a signal; return the exit code.
+
+    Raises:
+        TimerError: see `LogShipper.run`.
+        UsageError: an option is wrong.
+    """
+    apply_context(args)
+    plan = ShipPlan(
+        log_every_s=_seconds("--log-every", args.log_every, LOG_EVERY_S),
+        backup_every_s=_seconds("--backup-every", args.backup_every, BACKUP_EVERY_S),
+        keep=args.keep,
+        node=args.node,
+        patience_s=args.timeout.total_seconds(),
+    )
+
+    def done(found: Catalogue) -> None:
+        print(shown(found), flush=True)  # noqa: T201
+
+    def shown(found: Catalogue) -> str:
+        if args.output == "json":
+            return json.dumps(document_of(found))  # one line for each backup
+        return cli_args.table(args, HEADINGS, [row_of(found)], WIDE)
+
+    def told(text: str) -> None:
+        print(f"timerctl: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    with TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args)) as client:
+        shipper = LogShipper(
+            client, store, plan, wall_s=time.time, mono_s=time.monotonic, done=done, told=told
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: shipper.stop())
+        shipper.run()
+    return OK
+
+
+def _seconds(option: str, given: timedelta | None, usual: float) -> float:
+    """Return the seconds of an interval.
+
+    Raises:
+        UsageError: it is zero.
+    """
+    found = usual if given is None else given.total_seconds()
+    if not found:
+        raise UsageError(f"{option} 0: must be more than 0")
+    return found

@@ -1,0 +1,333 @@
+"""A continuous backup: a backup now and then, and the log between them all the time.
+
+    this thread     FetchLog --frames--> parts in the store, each interval, until none is left
+    another thread  BackupRun, when the last backup is old, and after a gap
+
+    log      100 ======101..200====|====201..260==|=261..  shipped every few seconds
+    backups        ^150                 ^220               each continues in the log after its index
+
+The log is shipped from one node. Every node has the same applied entries, so any other one serves
+when it does not answer, or has dropped the next entry. All nodes are told now and then how far the
+store is, so that each keeps the rest. If no node has the next entry, there is a gap: the shipper
+goes on behind it, and takes a new backup there. No state within the gap can be restored.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.backup.backup_run import BackupRun, check_cluster
+from cluster.backup.backup_store import BackupError, BackupStore, WrongStore
+from cluster.backup.catalogue import Catalogue, readable_catalogues
+from cluster.backup.log_parts import LogEnd, StoredLog, entries_after, folder_of, write_part
+from cluster.backup.store_care import prune
+from timer.entries.entry_frame import Entry, EntryKind
+from timer.model.units import Epoch, LogIndex
+from timerclient.client.timer_client import TimerClient
+from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import NotFound, Overloaded, TimerError, Unavailable
+
+PARTS_AT_ONCE: Final = 16
+"""Parts that are written before a backup may begin or end."""
+SPREAD_S: Final = 20.0
+"""Interval in which all nodes are told how far the store is; each keeps its log for a minute."""
+GAP_S: Final = 60.0
+"""Time for which a node that does not answer may still have the next entry."""
+PART_BYTES: Final = 16 << 20
+"""Frames of one part, about, in bytes. One entry alone may be larger."""
+IDLE_PART_S: Final = 60.0
+"""Entries without an effect are written together, once in this time."""
+QUIET_S: Final = 30.0
+"""A node that applies nothing for this time is left: a leader appends checkpoints all the time."""
+AGAIN_S: Final = 10.0
+"""Pause after a backup that failed."""
+_BEHIND_ALL: Final = LogEnd(LogIndex((1 << 63) - 1), Epoch(0))
+
+
+class MissingEntries(Exception):
+    """The next entry of the log is not on the node any more, or the log is another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShipPlan:
+    """Intervals of a continuous backup."""
+
+    log_every_s: float
+    backup_every_s: float
+    keep: int | None = None
+    """Newest backups to keep; older ones are deleted, with their log. None: all."""
+    node: str = ""
+    """The node that sends log and state; empty: chosen."""
+    patience_s: float = 60.0
+    """Time for each call of a backup."""
+
+
+class LogShipper:
+    """Takes a continuous backup until `stop`. See the module."""
+
+    def __init__(  # noqa: PLR0913 - clocks and listeners
+        self,
+        client: TimerClient,
+        store: BackupStore,
+        plan: ShipPlan,
+        *,
+        wall_s: Callable[[], float],
+        mono_s: Callable[[], float],
+        done: Callable[[Catalogue], None],
+        told: Callable[[str], None],
+    ) -> None:
+        """`wall_s`, `mono_s`: clocks. `done`: called with each backup. `told`: called with news."""
+        self._client, self._store, self._plan = client, store, plan
+        self._wall_s, self._mono_s, self._done, self._told = wall_s, mono_s, done, told
+        self._id = secrets.randbits(63) + 1
+        self._stopped = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="backup")
+        self._running: Future[Catalogue] | None = None
+        self._pruning: Future[object] | None = None
+        self._backup_due_s = 0.0
+        self._cluster_id = ""
+        self._nodes: list[pb.NodeStatus] = []
+        """The nodes that answered last."""
+        self._node = ""
+        """The node that sends the log; empty: to be chosen."""
+        self._failed = ""
+        """The node that did not answer last."""
+        self._end: LogEnd | None = None
+        """The last entry in the store. None: the log begins at the end of the node's."""
+        self._written_s = self._moved_s = mono_s()
+        """When a part was written last, and when a node returned an entry last."""
+        self._gone_s: float | None = None
+        """When the next entry was first missing on the nodes that answer."""
+        self._spread_s = 0.0
+        """When all nodes were told last how far the store is."""
+        self._troubles: dict[str, str] = {}
+        """Kind of work -> the trouble that was told last."""
+
+    def stop(self) -> None:
+        """End `run`. Safe in a signal handler."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Take the backup, until `stop`.
+
+        Raises:
+            WrongStore: the store has backups of another cluster.
+            TimerError: the cluster rejects a call.
+        """
+        try:
+            while not self._stopped.is_set():
+                if not self.step():
+                    self._stopped.wait(self._plan.log_every_s)
+            self._attempt("log", self._ship)  # what has come meanwhile
+        finally:
+            self._stopped.set()
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def step(self) -> bool:
+        """Ship entries; begin and end backups. Return whether there are more entries."""
+        more = self._attempt("log", self._ship)
+        if self._running is not None and self._running.done():
+            running, self._running = self._running, None
+            self._attempt("backup", lambda: self._end_backup(running))
+        if self._pruning is not None and self._pruning.done():
+            pruning, self._pruning = self._pruning, None
+            self._attempt("prune", lambda: pruning.result() is None)
+        due = self._wall_s() >= self._backup_due_s
+        if due and self._running is None and self._end is not None:  # the log begins before it
+            self._backup_due_s = self._wall_s() + self._plan.backup_every_s
+            run = BackupRun(
+                self._client,
+                self._store,
+                node=self._plan.node,
+                patience_s=self._plan.patience_s,
+                stopped=self._stopped.is_set,
+            )
+            self._running = self._thread.submit(run.take)
+        return more
+
+    def _attempt(self, kind: str, work: Callable[[], bool]) -> bool:
+        """Return the result of some work; False after trouble, which is told once.
+
+        Raises:
+            WrongStore: see `run`.
+            TimerError: see `run`.
+        """
+        try:
+            found = work()
+        except MissingEntries as gap:
+            self._told(f"gap in the log: {gap}; the next backup begins at once")
+            self._end, self._backup_due_s = None, 0.0
+        except WrongStore:
+            raise
+        except (Unavailable, Overloaded, BackupError) as error:
+            self._node = "" if kind == "log" else self._node
+            if self._troubles.get(kind) != str(error):
+                self._told(f"{error}; trying again")
+            self._troubles[kind] = str(error)
+        else:
+            if self._troubles.pop(kind, ""):
+                self._told(f"the {kind} goes on")
+            return found
+        return False
+
+    # ---- backups
+
+    def _end_backup(self, running: "Future[Catalogue]") -> bool:
+        try:
+            found = running.result()
+        except TimerError:  # such as a node that restarted meanwhile
+            self._backup_due_s = self._wall_s() + AGAIN_S
+            raise
+        self._done(found)
+        if self._plan.keep is not None:
+            self._pruning = self._thread.submit(prune, self._store, self._plan.keep)
+        return False
+
+    # ---- the log
+
+    def _ship(self) -> bool:
+        """Write entries that the node has applied. Return whether there are more.
+
+        Raises:
+            MissingEntries: the next entry is gone from all nodes, or is another one.
+            Unavailable, Overloaded: the node or the store does not answer.
+            WrongStore: see `run`.
+        """
+        if not self._cluster_id:
+            self._resume(self._client.status())
+        if not self._node or self._mono_s() - self._moved_s >= QUIET_S:
+            self._choose()
+        if self._end is None:
+            answer = self._fetch(self._node, _BEHIND_ALL)
+            self._end = LogEnd(LogIndex(answer.applied_index), Epoch(answer.applied_epoch))
+        more = True
+        for _ in range(PARTS_AT_ONCE):
+            more = more and not self._stopped.is_set() and self._ship_part(self._end)
+        if self._mono_s() - self._spread_s >= SPREAD_S:
+            self._spread(self._end)
+        return more
+
+    def _resume(self, status: pb.GetStatusResponse) -> None:
+        """Continue the log of an earlier run."""
+        found, _ = readable_catalogues(self._store)
+        check_cluster(self._store, found, status.cluster_id)
+        if found:
+            reach = StoredLog(self._store, status.cluster_id).reach(found[-1].end)
+            self._end = reach.end if reach is not None else found[-1].end
+            self._backup_due_s = found[-1].begun_ms / 1000 + self._plan.backup_every_s
+        self._cluster_id = status.cluster_id
+
+    def _choose(self) -> None:
+        """Choose the node that sends the log; after silence, the one that has applied the most."""
+        status = self._client.status()
+        self._nodes = [node for node in status.nodes if node.reachable]
+        if not self._nodes:
+            raise Unavailable("no node answers with a status")
+        if self._node and not self._plan.node:
+            self._node = max(self._nodes, key=lambda node: node.applied_index).name
+        else:
+            wanted = [node for node in self._nodes if node.name != self._failed] or self._nodes
+            first = min(wanted, key=lambda node: (node.role == "leader", node.name))
+            self._node = self._plan.node or first.name
+        self._moved_s = self._mono_s()
+
+    def _spread(self, end: LogEnd) -> None:
+        """Let the other nodes keep the log that the store lacks."""
+        self._spread_s = self._mono_s()
+        for node in self._nodes:
+            if node.name != self._node:
+                with suppress(TimerError):  # it keeps its log for followers, anyhow
+                    self._fetch(node.name, _BEHIND_ALL, stored=end.index)
+
+    def _ship_part(self, end: LogEnd) -> bool:
+        """Write the next entries as one part. Return whether there may be more."""
+        pieces: list[bytes] = []
+        last: Entry | None = None
+        at, size, idle = end, 0, True
+        while size < PART_BYTES and not self._stopped.is_set():
+            frames = self._next(at, stored=end.index)
+            if not frames:
+                break
+            entries = entries_after(at, frames, f"the log of node {self._node}")
+            last = entries[-1]
+            at = LogEnd(last.index, last.epoch)
+            idle = idle and all(entry.kind is EntryKind.CHECKPOINT for entry in entries)
+            pieces.append(frames)
+            size += len(frames)
+        if last is None:
+            return False
+        now_s = self._moved_s = self._mono_s()
+        if idle and now_s - self._written_s < IDLE_PART_S:
+            return False
+        folder = folder_of(self._cluster_id)
+        self._end = write_part(self._store, folder, end, last, b"".join(pieces)).end
+        self._written_s = now_s
+        return size >= PART_BYTES
+
+    def _next(self, after: LogEnd, *, stored: LogIndex) -> bytes:
+        """Return the next entries after one; empty: there are none yet.
+
+        Raises:
+            MissingEntries: no node has the next entry, or the log is another one.
+        """
+        answer = self._fetch(self._node, after, stored=stored)
+        if answer.is_gone:
+            answer = self._from_any(after, stored=stored)
+        self._gone_s = None
+        known = answer.epoch
+        if answer.applied_index < after.index:  # only a node of another log has a later epoch
+            known = max(answer.applied_epoch, after.epoch)
+        if known != after.epoch:
+            raise MissingEntries(
+                f"entry {after.index} of epoch {after.epoch} is not in the cluster's log"
+            )
+        return answer.frames
+
+    def _from_any(self, after: LogEnd, *, stored: LogIndex) -> pb.FetchLogResponse:
+        """Return the answer of a node that has the next entry.
+
+        Raises:
+            MissingEntries: no node has it.
+            Unavailable: no node that answers has it. After a minute that is a gap, too.
+        """
+        silent = [node.name for node in self._client.status().nodes if not node.reachable]
+        for node in () if self._plan.node else self._nodes:
+            try:
+                answer = self._fetch(node.name, after, stored=stored)
+            except (Unavailable, Overloaded):
+                silent.append(node.name)
+                continue
+            if not answer.is_gone:
+                self._node = node.name
+                return answer
+        now_s = self._mono_s()
+        self._gone_s = now_s if self._gone_s is None else self._gone_s
+        told = f"entry {after.index + 1} is not on the nodes any more"
+        if silent and not self._plan.node and now_s - self._gone_s < GAP_S:
+            raise Unavailable(f"{told}, and {', '.join(sorted({*silent}))} may have it")
+        self._node, self._gone_s = "", None
+        raise MissingEntries(told)
+
+    def _fetch(self, node: str, after: LogEnd, *, stored: int = 0) -> pb.FetchLogResponse:
+        """Return a node's next entries after one.
+
+        Raises:
+            WrongStore: another cluster answers.
+        """
+        try:
+            answer = self._client.fetch_log(node, after.index, stored=stored, shipper_id=self._id)
+        except NotFound as error:
+            if self._plan.node:
+                raise
+            raise Unavailable(str(error)) from None  # it left the cluster
+        except (Unavailable, Overloaded):
+            self._failed = node
+            raise
+        if answer.cluster_id != self._cluster_id:
+            told = f"cluster {answer.cluster_id!r} answers, not {self._cluster_id!r}"
+            raise WrongStore(f"{told}: use a store for each cluster")
+        return answer
