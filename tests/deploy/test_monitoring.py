@@ -13,6 +13,7 @@ from tests.deploy.test_manifests import call
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy/monitoring/rules.yaml"
+CASES: Final = sorted(Path(__file__).parent.glob("alerts*_test.yaml"))
 DASHBOARD: Final = ROOT / "deploy/monitoring/dashboard.json"
 ALERTS: Final = re.findall(
     r"^      - alert: (\w+)\n        expr: (.+)\n(?:        for: \w+\n)?"
@@ -99,13 +100,13 @@ def test_alerts_on_kubernetes_are_the_same() -> None:
 
 
 def test_each_alert_has_a_case() -> None:
-    cases = (Path(__file__).parent / "alerts_test.yaml").read_text()
+    cases = "".join(each.read_text() for each in CASES)
     assert [name for name, *_ in ALERTS if not re.search(rf"\b{name}\b", cases)] == []
 
 
 def test_alerts_fire_at_their_thresholds() -> None:
     call("promtool", "check", "rules", str(RULES))
-    call("promtool", "test", "rules", str(Path(__file__).parent / "alerts_test.yaml"))
+    call("promtool", "test", "rules", *map(str, CASES))
 
 
 def test_expressions_of_the_dashboard_are_valid(tmp_path: Path) -> None:
