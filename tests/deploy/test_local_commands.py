@@ -10,6 +10,7 @@ import pytest
 
 from deploy.local import LocalCluster
 from deploy.local_removal import remove_files
+from tests.cluster.running import Forking
 from timerclient.cli import timerctl
 
 Run = Callable[..., tuple[int, str, str]]
@@ -25,6 +26,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `timerctl local` fork its nodes from a template; the imports of each take a second."""
+    monkeypatch.setattr("deploy.local.LocalCluster", Forking)
+
+
+@pytest.fixture
 def local(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run `timerctl local`: (exit code, stdout, stderr)."""
 
@@ -37,6 +44,7 @@ def local(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("forking")
 def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
     local: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,6 +95,7 @@ def test_a_node_is_killed_restarted_followed_and_its_cluster_destroyed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("forking")
 def test_several_nodes_are_killed_and_restarted_by_one_command(local: Run, folder: Path) -> None:
     assert local("up", "--nodes", "2")[0] == 0
     cluster = LocalCluster(folder)

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from deploy.local import LocalCluster
+from tests.cluster.running import Forking
 from timerclient import TimerClient
 
 
 @contextmanager
 def started(directory: Path, nodes: int) -> Iterator[LocalCluster]:
     """Run a cluster that has a leader; destroy it at the end."""
-    cluster = LocalCluster(directory, nodes)
+    cluster = Forking(directory, nodes)
     try:
         cluster.start()
         cluster.wait_for_leader()
