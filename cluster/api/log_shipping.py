@@ -91,7 +91,6 @@ class LogShipping:
         `stored`: the shipper's store has all entries up to this one; 0: unknown.
 
         Raises:
-            InvalidRequestError: the store has more than this cluster.
             NotReadyError: the log is damaged.
         """
         async with self._reads:

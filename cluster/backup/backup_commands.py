@@ -235,7 +235,7 @@ def _list(args: argparse.Namespace) -> int:
     for each in found:
         reach = log.reach(each.end)
         row = row_of(each)
-        to = ("-", "-") if reach is None else (reach.last, output.instant(reach.time_ms))
+        to = (None, None) if reach is None else (reach.last, output.instant(reach.time_ms))
         rows.append((*row[:3], *to, *row[3:]))
         known = {} if reach is None else {"log_index": reach.last, "log_time_ms": reach.time_ms}
         documents.append(document_of(each) | known)

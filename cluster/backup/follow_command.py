@@ -53,8 +53,13 @@ def follow(args: argparse.Namespace, store: BackupStore) -> int:
         shipper = LogShipper(
             client, store, plan, wall_s=time.time, mono_s=time.monotonic, done=done, told=told
         )
+
+        def stop(number: int, _: object) -> None:
+            signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+            shipper.stop()
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: shipper.stop())
+            signal.signal(number, stop)
         shipper.run()
     return OK
 

@@ -2,6 +2,7 @@
 
     this thread     FetchLog --frames--> parts in the store, each interval, until none is left
     another thread  BackupRun, when the last backup is old, and after a gap
+    at the end      all entries that are committed by then
 
     log      100 ======101..200====|====201..260==|=261..  shipped every few seconds
     backups        ^150                 ^220               each continues in the log after its index
@@ -14,13 +15,14 @@ goes on behind it, and takes a new backup there. No state within the gap can be 
 
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.backup.backup_run import BackupRun, check_cluster
+from cluster.backup.backup_run import PAUSE_S, BackupRun, check_cluster
 from cluster.backup.backup_store import BackupError, BackupStore, WrongStore
 from cluster.backup.catalogue import Catalogue, readable_catalogues
 from cluster.backup.log_parts import LogEnd, StoredLog, entries_after, folder_of, write_part
@@ -98,6 +100,12 @@ class LogShipper:
         """The node that did not answer last."""
         self._end: LogEnd | None = None
         """The last entry in the store. None: the log begins at the end of the node's."""
+        self._begin = LogIndex(0)
+        """The log in the store has all entries after this one, up to `_end`."""
+        self._follows_backup = False
+        """Whether that log continues a complete backup."""
+        self._is_last = False
+        """Whether the last entries are shipped, after `stop`."""
         self._written_s = self._moved_s = mono_s()
         """When a part was written last, and when a node returned an entry last."""
         self._gone_s: float | None = None
@@ -108,24 +116,50 @@ class LogShipper:
         """Kind of work -> the trouble that was told last."""
 
     def stop(self) -> None:
-        """End `run`. Safe in a signal handler."""
+        """End `run`, after the last entries. Safe in a signal handler."""
         self._stopped.set()
 
     def run(self) -> None:
-        """Take the backup, until `stop`.
+        """Take the backup until `stop`. On return the store has all entries committed by then.
 
         Raises:
             WrongStore: the store has backups of another cluster.
+            BackupError, Unavailable, Overloaded: after `stop`, the store lacks entries.
             TimerError: the cluster rejects a call.
         """
         try:
             while not self._stopped.is_set():
                 if not self.step():
                     self._stopped.wait(self._plan.log_every_s)
-            self._attempt("log", self._ship)  # what has come meanwhile
         finally:
             self._stopped.set()
             self._thread.shutdown(wait=True, cancel_futures=True)
+        self._finish()
+
+    def _finish(self) -> None:
+        """Ship the entries that are committed by now.
+
+        Raises:
+            BackupError: there is a gap, or no complete backup before the log.
+            Unavailable, Overloaded: the node or the store does not answer, or lags.
+        """
+        self._is_last = True
+        last = self._running
+        if last is not None and not last.cancelled() and last.exception() is None:
+            self._complete(last.result())
+        until_s = self._mono_s() + self._plan.patience_s
+        self._start()
+        self._choose(furthest=True)
+        committed = max(node.commit_index for node in self._nodes)
+        try:
+            while (more := self._ship()) or self._end is None or self._end.index < committed:
+                if not more and self._mono_s() >= until_s:
+                    raise Unavailable(f"node {self._node} lacks entries up to {committed}")
+                time.sleep(0 if more else PAUSE_S)
+        except MissingEntries as gap:
+            raise BackupError(f"gap in the log: {gap}") from None
+        if not self._follows_backup:
+            raise BackupError("the log in the store follows no complete backup")
 
     def step(self) -> bool:
         """Ship entries; begin and end backups. Return whether there are more entries."""
@@ -160,7 +194,7 @@ class LogShipper:
             found = work()
         except MissingEntries as gap:
             self._told(f"gap in the log: {gap}; the next backup begins at once")
-            self._end, self._backup_due_s = None, 0.0
+            self._end, self._backup_due_s, self._follows_backup = None, 0.0, False
         except WrongStore:
             raise
         except (Unavailable, Overloaded, BackupError) as error:
@@ -182,10 +216,14 @@ class LogShipper:
         except TimerError:  # such as a node that restarted meanwhile
             self._backup_due_s = self._wall_s() + AGAIN_S
             raise
-        self._done(found)
+        self._complete(found)
         if self._plan.keep is not None:
             self._pruning = self._thread.submit(prune, self._store, self._plan.keep)
         return False
+
+    def _complete(self, found: Catalogue) -> None:
+        self._follows_backup |= self._end is not None and found.index >= self._begin
+        self._done(found)
 
     # ---- the log
 
@@ -197,37 +235,43 @@ class LogShipper:
             Unavailable, Overloaded: the node or the store does not answer.
             WrongStore: see `run`.
         """
-        if not self._cluster_id:
-            self._resume(self._client.status())
+        self._start()
         if not self._node or self._mono_s() - self._moved_s >= QUIET_S:
-            self._choose()
+            self._choose(furthest=self._node != "")
         if self._end is None:
             answer = self._fetch(self._node, _BEHIND_ALL)
             self._end = LogEnd(LogIndex(answer.applied_index), Epoch(answer.applied_epoch))
+            self._begin = self._end.index
+        if self._mono_s() - self._spread_s >= SPREAD_S and not self._is_last:
+            self._spread(self._end)  # before the parts: the store may be away
         more = True
         for _ in range(PARTS_AT_ONCE):
-            more = more and not self._stopped.is_set() and self._ship_part(self._end)
-        if self._mono_s() - self._spread_s >= SPREAD_S:
-            self._spread(self._end)
+            more = more and self._goes_on() and self._ship_part(self._end)
         return more
 
-    def _resume(self, status: pb.GetStatusResponse) -> None:
-        """Continue the log of an earlier run."""
+    def _goes_on(self) -> bool:
+        return self._is_last or not self._stopped.is_set()
+
+    def _start(self) -> None:
+        """Continue the log of an earlier run, once."""
+        if self._cluster_id:
+            return
+        status = self._client.status()
         found, _ = readable_catalogues(self._store)
         check_cluster(self._store, found, status.cluster_id)
         if found:
             reach = StoredLog(self._store, status.cluster_id).reach(found[-1].end)
             self._end = reach.end if reach is not None else found[-1].end
+            self._follows_backup = True
             self._backup_due_s = found[-1].begun_ms / 1000 + self._plan.backup_every_s
         self._cluster_id = status.cluster_id
 
-    def _choose(self) -> None:
-        """Choose the node that sends the log; after silence, the one that has applied the most."""
-        status = self._client.status()
-        self._nodes = [node for node in status.nodes if node.reachable]
+    def _choose(self, *, furthest: bool) -> None:
+        """Choose the node that sends the log: a follower, or the one that has applied the most."""
+        self._look()
         if not self._nodes:
             raise Unavailable("no node answers with a status")
-        if self._node and not self._plan.node:
+        if furthest and not self._plan.node:
             self._node = max(self._nodes, key=lambda node: node.applied_index).name
         else:
             wanted = [node for node in self._nodes if node.name != self._failed] or self._nodes
@@ -235,9 +279,16 @@ class LogShipper:
             self._node = self._plan.node or first.name
         self._moved_s = self._mono_s()
 
+    def _look(self) -> list[str]:
+        """Find the nodes that answer; return the names of the others."""
+        every = self._client.status().nodes
+        self._nodes = [node for node in every if node.reachable]
+        return [node.name for node in every if not node.reachable]
+
     def _spread(self, end: LogEnd) -> None:
         """Let the other nodes keep the log that the store lacks."""
         self._spread_s = self._mono_s()
+        self._look()  # nodes come and go; a silent one delays the log
         for node in self._nodes:
             if node.name != self._node:
                 with suppress(TimerError):  # it keeps its log for followers, anyhow
@@ -248,7 +299,7 @@ class LogShipper:
         pieces: list[bytes] = []
         last: Entry | None = None
         at, size, idle = end, 0, True
-        while size < PART_BYTES and not self._stopped.is_set():
+        while size < PART_BYTES and self._goes_on():
             frames = self._next(at, stored=end.index)
             if not frames:
                 break
@@ -261,7 +312,7 @@ class LogShipper:
         if last is None:
             return False
         now_s = self._moved_s = self._mono_s()
-        if idle and now_s - self._written_s < IDLE_PART_S:
+        if idle and not self._is_last and now_s - self._written_s < IDLE_PART_S:
             return False
         folder = folder_of(self._cluster_id)
         self._end = write_part(self._store, folder, end, last, b"".join(pieces)).end
@@ -294,7 +345,7 @@ class LogShipper:
             MissingEntries: no node has it.
             Unavailable: no node that answers has it. After a minute that is a gap, too.
         """
-        silent = [node.name for node in self._client.status().nodes if not node.reachable]
+        silent = self._look()
         for node in () if self._plan.node else self._nodes:
             try:
                 answer = self._fetch(node.name, after, stored=stored)

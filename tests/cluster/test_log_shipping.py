@@ -62,7 +62,10 @@ class Shipped(OneNode):
         self.damages: list[Any] = []
         self.asked: list[tuple[str, int, int]] = []
         self.reachable = True
+        self.committed = 0
         self.silent: set[str] = set()
+        self.absent: set[str] = set()
+        """Nodes that the others don't reach."""
         self.dropped: set[str] = set()
         """Nodes that have dropped their log."""
         super().__init__(directory, log)
@@ -93,6 +96,9 @@ class Shipped(OneNode):
             pb.NodeStatus(name="n1", reachable=True, role="follower", applied_index=self.applied),
             pb.NodeStatus(name="n2", reachable=True, role="leader", applied_index=self.applied + 1),
         ]
+        for node in nodes:
+            node.commit_index = self.committed
+            node.reachable = node.name not in self.absent
         return pb.GetStatusResponse(cluster_id=self.cluster_id, leader="n2", nodes=nodes)
 
     def fetch_log(

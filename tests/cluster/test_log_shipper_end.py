@@ -1,0 +1,129 @@
+"""Continuous backups without processes: nodes and stores that are away, and the end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.backup import log_shipper
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.roll_forward import Until
+from tests.cluster.test_log_shipping import Shipped, Shipper, at, state_at, stored
+from timerclient.cli.timerctl import main as timerctl
+from timerclient.values.errors import Unavailable
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BackupStore:
+    return BackupStore(str(tmp_path / "store"))
+
+
+def test_silent_node_is_not_waited_for_and_is_told_again_later(
+    tmp_path: Path, store: BackupStore
+) -> None:
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+
+    def asked() -> set[str]:
+        node.asked.clear()
+        shipper.step(log_shipper.SPREAD_S)
+        return {name for name, *_ in node.asked}
+
+    assert asked() == {"n1", "n2"}
+    node.absent = {"n2"}
+    assert asked() == {"n1"}
+    node.absent = set()
+    assert asked() == {"n1", "n2"}
+
+
+def test_nodes_keep_the_log_while_the_store_is_away(
+    tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.back_up()
+
+    def full(*_: Any) -> None:
+        raise StoreUnavailable("no space left")
+
+    monkeypatch.setattr(store, "put", full)
+    node.applied = 20
+    node.asked.clear()
+    shipper.step(log_shipper.SPREAD_S)
+    assert shipper.told == ["no space left; trying again"]
+    assert ("n2", 10) in {(name, claimed) for name, _, claimed in node.asked}
+
+
+def test_node_that_came_back_has_the_entry_that_all_others_dropped(
+    tmp_path: Path, store: BackupStore
+) -> None:
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    node.absent = {"n2"}
+    shipper.step()
+    shipper.back_up()
+    node.absent = set()
+    node.dropped, node.applied = {"n1"}, 20
+    shipper.step()
+    assert shipper.told == []
+    assert [part.last for part in stored(store).parts] == [20]
+
+
+def test_stop_ships_the_last_entries(tmp_path: Path, store: BackupStore) -> None:
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    assert shipper.shipper._running is not None
+    shipper.shipper._running.exception()
+    node.applied = node.committed = 20
+    shipper.shipper.stop()
+    shipper.shipper.run()
+    assert shipper.done == [10], "complete meanwhile"
+    assert state_at(store, tmp_path / "x", Until()) == at(node.log, 20)
+
+
+def test_stop_fails_if_the_store_lacks_entries(tmp_path: Path, store: BackupStore) -> None:
+    node = Shipped(tmp_path, applied=10)
+
+    def stopped(*, begun: bool = True) -> None:
+        shipper = Shipper(node, store)
+        if begun:
+            shipper.step()
+        shipper.shipper.stop()
+        shipper.shipper.run()
+
+    with pytest.raises(BackupError, match="follows no complete backup"):
+        stopped(begun=False)
+    one = Shipper(node, store)
+    one.step()
+    one.back_up()
+    node.committed = 12  # no node has applied it
+    with pytest.raises(Unavailable, match="n2 lacks entries up to 12"):
+        stopped()
+    node.reachable = False
+    with pytest.raises(Unavailable, match="no node answers"):
+        stopped()
+    node.reachable, node.applied, node.dropped = True, 12, {"n1", "n2"}
+    with pytest.raises(BackupError, match="gap in the log: entry 11 is not on the nodes"):
+        stopped(begun=False)
+    with pytest.raises(BackupError, match="follows no complete backup"):
+        stopped()  # the new one is cut
+
+
+def test_list_aligns_the_end_of_the_log_of_all_backups(
+    tmp_path: Path, store: BackupStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.back_up()
+    node.applied = 20
+    node.grow()
+    shipper.step()
+    shipper.back_up()
+    assert timerctl(["backup", "list", "--from", store.root]) == 0
+    heads, *rows = capsys.readouterr().out.splitlines()
+    end = heads.index("LOG TO INDEX") + len("LOG TO INDEX")
+    assert [row[end - 3 : end] for row in rows] == [" 20", "  -"]
