@@ -65,6 +65,8 @@ def gaps_of(store: BackupStore) -> list[str]:
         reach = log.reach(each.end)
         time_ms = UnixMs(each.time_ms) if reach is None else reach.time_ms
         end = each.end if reach is None else reach.end
+        if any(new.index <= end.index and new.time_ms > time_ms for new in found):
+            continue  # a restore to an earlier index ended this log
         if (beyond := log.behind_gap(end, time_ms)) is not None:
             span = f"{end.index + 1} to {beyond.first - 1}"
             gaps[f"gap in the log: entries {span} are missing"] = None

@@ -8,7 +8,8 @@ import pytest
 from cluster.backup import log_shipper
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.roll_forward import Until
-from tests.cluster.test_log_shipping import Shipped, Shipper, at, state_at, stored
+from cluster.backup.store_care import gaps_of
+from tests.cluster.test_log_shipping import Shipped, Shipper, at, first, state_at, stored
 from timerclient.cli.timerctl import main as timerctl
 from timerclient.values.errors import Unavailable
 
@@ -127,3 +128,28 @@ def test_list_aligns_the_end_of_the_log_of_all_backups(
     heads, *rows = capsys.readouterr().out.splitlines()
     end = heads.index("LOG TO INDEX") + len("LOG TO INDEX")
     assert [row[end - 3 : end] for row in rows] == [" 20", "  -"]
+
+
+def test_restore_to_an_earlier_index_is_no_gap(tmp_path: Path, store: BackupStore) -> None:
+    old = Shipped(tmp_path / "old", applied=10)
+    shipper = Shipper(old, store)
+    shipper.step()
+    shipper.back_up()
+    old.applied = 30
+    shipper.step()
+    log = first(old.log, 20)
+    log.epoch, log.now_ms = 1 << 20, old.log.now_ms + 1
+    log.begin_epoch()
+    for number in range(20):
+        log.topic(f"new{number}")
+    new = Shipped(tmp_path / "new", applied=22, log=log)
+    again = Shipper(new, store)
+    again.step()
+    again.step()
+    again.back_up()
+    for applied in (32, 40):
+        new.applied = applied
+        again.step()
+    assert [part.first for part in stored(store).parts] == [11, 23, 33]
+    assert gaps_of(store) == []
+    assert state_at(store, tmp_path / "x", Until()) == at(log, 40)

@@ -648,8 +648,10 @@ def test_two_clusters_in_a_new_store_do_not_mix_their_logs(
     one, other = Shipped(tmp_path / "1", applied=10), Shipped(tmp_path / "2", applied=12)
     other.cluster_id, other.left = "d", 0
     shipper, second = Shipper(one, store), Shipper(other, store)
-    shipper.step()
     second.step()
+    assert second.shipper._running is not None
+    second.shipper._running.exception()  # it fails before the other's is complete
+    shipper.step()
     one.applied = other.applied = 20
     shipper.step()
     second.step()
