@@ -62,6 +62,7 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
     timer_errors.StorageError: _STORAGE,
     timer_errors.CorruptFileError: _STORAGE,
     timer_errors.UnreadableFileError: _STORAGE,
+    timer_errors.UnopenedFileError: _STORAGE,
     timer_errors.UnknownVersionError: _STORAGE,
     timer_errors.UnsupportedLevelError: _STORAGE,
     timer_errors.PromiseLostError: _STORAGE,

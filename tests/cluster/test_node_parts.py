@@ -239,7 +239,7 @@ async def test_idle_snapshots_are_unpinned_on_every_node_and_voters_published_by
         rounds.pop()
 
     publisher._snapshots = SimpleNamespace(expire=expire)
-    monkeypatch.setattr(checkpoint_publisher, "asyncio", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(checkpoint_publisher, "next_round", pause)
     for leads in (True, False):
         publisher._host.leader = object() if leads else None
         expired.clear()

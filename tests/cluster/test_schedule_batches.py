@@ -70,7 +70,7 @@ async def test_those_of_one_turn_are_one_request_in_their_order() -> None:
         {"payload": "b", "delay": 2, "ordering_key": "o", "priority": 9},
         {"payload": "c", "due_ms": 3},
         {"topic": "other", "delay": 0},
-        {"on_conflict": "keep", "delay": 0},
+        {"key": "k", "on_conflict": "keep", "delay": 0},
     ]
     assert await scheduled(calls, *timers) == [1, 2, 3, 4, 5]
     first, second, third = calls.requests

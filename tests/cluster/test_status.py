@@ -49,6 +49,7 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.StorageError("disk"),
     timer_errors.CorruptFileError("log/1", 40, "checksum"),
     timer_errors.UnreadableFileError("log/1", 40, "EIO"),
+    timer_errors.UnopenedFileError("log/1", OSError("no such file")),
     timer_errors.UnknownVersionError("manifest", 2, 1),
     timer_errors.UnsupportedLevelError("/data", 9),
     timer_errors.PromiseLostError("formatted again"),

@@ -331,6 +331,7 @@ def test_operators_calls_are_answered() -> None:
             lambda: client.open_backup(name, 1),
             lambda: client.fetch_backup(name, 1, "manifest", 0),
             lambda: client.close_backup(name, 1),
+            lambda: client.fetch_log(name, 1),
         ):
             with pytest.raises(InvalidRequest, match="no files"):
                 call()
