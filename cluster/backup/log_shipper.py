@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.backup.backup_run import PAUSE_S, BackupRun, check_cluster
+from cluster.backup.backup_run import PAUSE_S, BackupRun, check_cluster, chosen_node
 from cluster.backup.backup_store import BackupError, BackupStore, WrongStore
 from cluster.backup.catalogue import Catalogue, readable_catalogues
 from cluster.backup.log_parts import LogEnd, StoredLog, entries_after, folder_of, write_part
@@ -260,7 +260,10 @@ class LogShipper:
         found, _ = readable_catalogues(self._store)
         check_cluster(self._store, found, status.cluster_id)
         if found:
-            reach = StoredLog(self._store, status.cluster_id).reach(found[-1].end)
+            log = StoredLog(self._store, status.cluster_id)
+            reach = log.reach(found[-1].end)
+            if reach is None and found[1:]:  # killed after that backup: the log ends before it
+                reach = log.reach(found[-2].end)
             self._end = reach.end if reach is not None else found[-1].end
             self._follows_backup = True
             self._backup_due_s = found[-1].begun_ms / 1000 + self._plan.backup_every_s
@@ -275,8 +278,8 @@ class LogShipper:
             self._node = max(self._nodes, key=lambda node: node.applied_index).name
         else:
             wanted = [node for node in self._nodes if node.name != self._failed] or self._nodes
-            first = min(wanted, key=lambda node: (node.role == "leader", node.name))
-            self._node = self._plan.node or first.name
+            first = chosen_node(pb.GetStatusResponse(nodes=wanted), [])
+            self._node = self._plan.node or first
         self._moved_s = self._mono_s()
 
     def _look(self) -> list[str]:

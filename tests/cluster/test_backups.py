@@ -117,6 +117,16 @@ def test_cluster_restored_from_a_backup_under_load_fires_every_pending_timer_onc
         assert again["index"] > second["index"]
 
 
+def start_on(cluster: Running, new: Path) -> None:
+    """Start the nodes, which have ended, on restored directories."""
+    for name in cluster.nodes:
+        data = cluster.directory / cluster.node(name).data
+        shutil.rmtree(data)
+        (new / name).rename(data)
+    cluster.start()
+    cluster.wait_for_leader()
+
+
 def last_applied(client: TimerClient) -> int:
     return max(node.applied_index for node in client.status().nodes)
 
@@ -164,12 +174,7 @@ def test_continuous_backup_has_the_acks_and_timers_since_the_last_backup(
         restored = ctl(capsys, "restore", "--from", store, "--into", str(new))
         assert restored["index"] >= applied > first["index"]
         assert (restored["pending"], restored["overdue"]) == (20, {})
-        for name in cluster.nodes:
-            data = cluster.directory / cluster.node(name).data
-            shutil.rmtree(data)
-            (new / name).rename(data)
-        cluster.start()
-        cluster.wait_for_leader()
+        start_on(cluster, new)
         with cluster.client() as client, client.consumer("t", "g") as consumer:
             got = Counter(message.payload for message in take(consumer, 30))
             assert {*got.values()} == {1}
@@ -200,10 +205,5 @@ def check_restore(
     restored = ctl(capsys, "restore", "--from", store, "--into", str(new))
     assert restored["pending"] == backup["pending"]
     assert {*restored["directories"]} == {*cluster.nodes}
-    for name in cluster.nodes:
-        data = cluster.directory / cluster.node(name).data
-        shutil.rmtree(data)
-        (new / name).rename(data)
-    cluster.start()
-    cluster.wait_for_leader()
+    start_on(cluster, new)
     return restored

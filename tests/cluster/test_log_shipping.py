@@ -168,6 +168,15 @@ class Shipper:
             self.shipper._pruning.exception()
 
 
+def backed_up(directory: Path, store: BackupStore) -> tuple[Shipped, Shipper]:
+    """Return a node with ten applied entries, and a shipper that has taken a backup of them."""
+    node = Shipped(directory, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.back_up()
+    return node, shipper
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> BackupStore:
     return BackupStore(str(tmp_path / "store"))
@@ -197,10 +206,7 @@ def test_state_at_every_index_after_a_backup_is_the_one_that_the_node_had(
 ) -> None:
     monkeypatch.setattr(log_shipping, "CHUNK_SIZE", chunk)
     monkeypatch.setattr(log_shipper, "PART_BYTES", 700)
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     assert shipper.done == [10]
     node.applied = 25
     shipper.step()
@@ -249,11 +255,25 @@ def test_shipper_that_begins_again_continues_and_one_beside_it_does_no_harm(
     assert state_at(store, tmp_path / "x", Until(index=LogIndex(27))) == at(node.log, 27)
 
 
-def test_gap_is_told_and_a_new_backup_begins_behind_it(tmp_path: Path, store: BackupStore) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
+def test_shipper_that_was_killed_after_a_backup_stores_the_log_before_it_too(
+    tmp_path: Path, store: BackupStore
+) -> None:
+    node, shipper = backed_up(tmp_path, store)
+    node.applied = 20
     shipper.step()
-    shipper.back_up()
+    node.applied = 25
+    node.grow()
+    BackupRun(cast("TimerClient", node), store, patience_s=0).take()
+    node.applied = 30
+    again = Shipper(node, store)
+    again.step()
+    assert again.told == gaps_of(store) == []
+    assert state_at(store, tmp_path / "x", Until(index=LogIndex(23))) == at(node.log, 23)
+    assert state_at(store, tmp_path / "y", Until()) == at(node.log, 30)
+
+
+def test_gap_is_told_and_a_new_backup_begins_behind_it(tmp_path: Path, store: BackupStore) -> None:
+    node, shipper = backed_up(tmp_path, store)
     node.applied = 30
     node.grow()
     node.files.drop_before(LogIndex(29))
@@ -319,10 +339,7 @@ def test_log_of_a_restored_cluster_goes_on_in_the_same_store(
 def test_damaged_part_of_the_log_is_named_and_no_shorter_state_is_restored(
     tmp_path: Path, store: BackupStore, harm: str
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     node.applied = 20
     shipper.step()
     node.applied = 30
@@ -416,10 +433,7 @@ def test_idle_cluster_fills_no_store_with_small_parts(tmp_path: Path, store: Bac
 def test_stores_and_answers_of_other_clusters_end_the_shipper(
     tmp_path: Path, store: BackupStore
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     node.cluster_id = "d"
     with pytest.raises(WrongStore, match="cluster 'd' answers, not 'c'"):
         shipper.step()
@@ -452,10 +466,7 @@ def test_backup_that_fails_is_tried_again_and_a_stop_ends_it(
 def test_list_and_restore_show_how_far_the_log_reaches(
     tmp_path: Path, store: BackupStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     assert timerctl(["backup", "list", "--from", store.root]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[3:5] == ["-", "-"]
     node.applied = 30
@@ -521,10 +532,7 @@ async def test_leader_that_applies_before_its_own_log_is_written_returns_what_is
 def test_another_node_has_the_entry_that_the_asked_one_dropped(
     tmp_path: Path, store: BackupStore
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     node.dropped, node.silent, node.applied = {"n1"}, {"n2"}, 20
     shipper.step()
     [told] = shipper.told
@@ -581,10 +589,7 @@ def test_prune_that_fails_is_told_and_begins_no_backup(tmp_path: Path, store: Ba
 def test_hole_in_the_log_is_reported_and_no_shorter_state_is_restored_unasked(
     tmp_path: Path, store: BackupStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     for applied in (15, 20, 30):
         node.applied = applied
         shipper.step()
@@ -607,10 +612,7 @@ def test_hole_in_the_log_is_reported_and_no_shorter_state_is_restored_unasked(
 def test_index_of_a_backup_is_restored_though_the_log_after_it_is_damaged(
     tmp_path: Path, store: BackupStore
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     node.applied = 20
     shipper.step()
     [part] = stored(store).parts
