@@ -31,7 +31,8 @@ LINES_MAX: Final = 100
 """Lines that one place of the code may log in a window."""
 _UNLIMITED: Final = frozenset({AUDIT, "cluster.rpc.audit_log", "cluster.node.signal_handlers"})
 """Loggers without that limit. The second one has lines that the audit log's file can't take."""
-_PEERS_FAULTS: Final = frozenset({"ExecuteBatchError", "DecodeError"})
+_PEERS_FAULTS: Final = frozenset({"ExecuteBatchError", "DecodeError", "CancelledError"})
+"""Names of such errors. gRPC logs the last one for a call that ended before its handler began."""
 _STANDARD: Final = frozenset(
     [*vars(logging.LogRecord("", 0, "", 0, "", None, None)), "message", "asctime", "taskName"]
 )
@@ -96,8 +97,8 @@ class _NoDebug(logging.Filter):
 class _PeersFault(logging.Filter):
     """Shortens errors of the other side that gRPC or aiohttp log as ours, with a traceback.
 
-    Clients that disconnect during a write, or send malformed messages, must not fill the log with
-    tracebacks. Such a record becomes one line of level INFO.
+    Clients that disconnect, cancel a call as it begins, or send malformed messages must not fill
+    the log with tracebacks. Such a record becomes one line of level INFO.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -1,5 +1,6 @@
 """Every log record is one line that a program can parse."""
 
+import asyncio
 import io
 import json
 import logging
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from cluster.rpc.handlers import NO_HOOKS, _Measured
 from cluster.settings.log_format import DEFAULT, LineFormatter, set_level, setup_logs
@@ -79,6 +81,17 @@ def test_debug_lines_of_grpc_are_left_out(stream: io.StringIO) -> None:
     for name in ("grpc._cython.cygrpc", "a"):
         logging.getLogger(name).debug("of %s", name)
     assert stream.getvalue().count("level=debug") == 1
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), DecodeError("no protobuf")])
+def test_a_peers_fault_that_grpc_logs_as_an_error_is_one_line_of_information(
+    stream: io.StringIO, error: BaseException
+) -> None:
+    grpc_log = logging.getLogger("grpc._cython.cygrpc")
+    grpc_log.error("not handled in [/Peer/Link]", exc_info=(type(error), error, None))
+    assert "level=info" in stream.getvalue()
+    assert "exc=" not in stream.getvalue()
+    assert f"[/Peer/Link]: {error}" in stream.getvalue()
 
 
 def test_warnings_of_python_are_logged(stream: io.StringIO) -> None:
