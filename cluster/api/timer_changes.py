@@ -96,8 +96,7 @@ class TimerChanges:
             case "keys":
                 topics = leader.machine.topic_by_name
                 keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
-                now = self._host.now()
-                asked = self._host.ask(lambda done: leader.cancel_keys(keys, now, done))
+                asked = self._host.ask(lambda done: leader.cancel_keys(keys, done))
                 applied = await within(asked, context)
                 assert isinstance(applied, CancelApplied)
                 answer = _cancelled(applied.results)

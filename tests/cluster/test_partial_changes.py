@@ -15,7 +15,6 @@ from tests.cluster.hosted import FAR, Hosted
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import Ids
 from timer.entries.policies import Scope, ScopePolicy
-from timer.leader import leader as leader_module
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import RESCHEDULE_ROWS_MAX
 from timer.model import timer_id
@@ -68,8 +67,8 @@ def ids(*numbers: int) -> pb.RescheduleRequest:
     return pb.RescheduleRequest(timer_ids=raw, due_ms=[LATER])
 
 
-def entries_max(monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
-    monkeypatch.setattr(leader_module, "CHANGES_MAX", entries)
+def entries_max(call: Caller, entries: int) -> None:
+    call.host.leader._moves[Ids]._most = entries * RESCHEDULE_ROWS_MAX
 
 
 def moved(call: Caller) -> set[int]:
@@ -77,9 +76,9 @@ def moved(call: Caller) -> set[int]:
 
 
 async def test_what_did_not_fit_of_a_reschedule_is_left_and_moved_once_when_asked_again(
-    call: Caller, monkeypatch: pytest.MonkeyPatch
+    call: Caller,
 ) -> None:
-    entries_max(monkeypatch, 2)
+    entries_max(call, 2)
     answer = await call(ids(*range(N)))
     results = [*answer.results]
     left = [at for at in range(N) if results[at] == pb.RESCHEDULE_RESULT_LEFT]
@@ -92,9 +91,9 @@ async def test_what_did_not_fit_of_a_reschedule_is_left_and_moved_once_when_aske
 
 
 async def test_reschedule_of_which_nothing_was_taken_certainly_had_no_effect(
-    call: Caller, monkeypatch: pytest.MonkeyPatch
+    call: Caller,
 ) -> None:
-    entries_max(monkeypatch, 0)
+    entries_max(call, 0)
     with pytest.raises(OverloadedError):
         await call(ids(*range(N)))
     assert not moved(call)
@@ -109,9 +108,9 @@ async def test_reschedule_that_a_deposed_log_refused_in_part_is_left_in_part(cal
 
 
 async def test_reschedule_in_flight_when_the_leader_is_lost_has_an_unknown_outcome(
-    call: Caller, monkeypatch: pytest.MonkeyPatch
+    call: Caller,
 ) -> None:
-    entries_max(monkeypatch, 2)  # the third is refused, and that certainly
+    entries_max(call, 2)  # the third is refused, and that certainly
     call.host.holds = True
     asked = asyncio.create_task(call(ids(*range(N))))
     for _ in range(5):
@@ -181,9 +180,9 @@ async def test_page_whose_answer_was_lost_is_asked_for_again_and_changes_none_tw
 
 
 async def test_page_that_is_refused_in_part_is_listed_again(
-    call: Caller, monkeypatch: pytest.MonkeyPatch
+    call: Caller,
 ) -> None:
-    entries_max(monkeypatch, 2)
+    entries_max(call, 2)
     assert await all_pages(call, everything("reschedule")) == N
     assert moved(call) == {*range(N)}
     assert call.host.engine.machine.counts.scheduled == 2 * N

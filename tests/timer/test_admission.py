@@ -347,6 +347,7 @@ def test_reschedule_follows_the_policies_of_each_timers_topic() -> None:
     assert topics.tolist() == [play.topic_id, play.b.topic, play.topic_id]
     when = WantedTimes("delay_ms", np.array([20, 20, 40]))
     play.leader.reschedule(ids, topics, when, play.now, play.done("moved"))
+    play.step()
     order = decode_reschedule(play.newest(EntryKind.RESCHEDULE).payload)
     now_ms = play.now.clock_ms
     assert (order.due_ms - now_ms).tolist() == [30, 70, 40]
@@ -381,7 +382,7 @@ def test_reschedule_at_once_by_policy_is_followed_by_a_fire() -> None:
     ids = Ids(np.array([play.now.clock_ms + 10_000]), np.ones(1, np.uint64))
     when, topics = WantedTimes("delay_ms", np.array([5_000])), np.array([play.b.topic], np.uint32)
     play.leader.reschedule(ids, topics, when, play.now, play.done("moved"))
-    assert play.appended == [EntryKind.RESCHEDULE, EntryKind.FIRE]
+    assert play.step() == [EntryKind.RESCHEDULE, EntryKind.FIRE]
     play.commit()
     assert play.machine.counts.fired == 1
 

@@ -163,7 +163,7 @@ def test_cancels_of_many_requests_go_in_one_entry_and_each_gets_its_own_results(
 
 def test_cancels_are_bounded_in_an_entry_and_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_module, "CANCEL_ROWS_MAX", 5)
-    monkeypatch.setattr(leader_module, "WAITING_ROWS_MAX", 9)
+    monkeypatch.setattr(leader_module, "CANCELS_WAITING_MAX", 9)
     play = Play()
     for name, count in (("one", 2), ("two", 1), ("three", 6)):
         play.cancel(name, *[(1, 1)] * count)

@@ -18,26 +18,34 @@ from tests.timer.machines import (
     part_of,
     queue_of,
 )
-from timer.entries.payloads import Targets
+from timer.entries.payloads import Targets, decode_reschedule
+from timer.entries.policies import Scope, ScopePolicy
 from timer.leader.groups.group_batch import Done
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import (
-    CHANGES_MAX,
     KEYED_ROWS_MAX,
     KEYS_MAX,
+    MOVES_WAITING_MAX,
     RESCHEDULE_ROWS_MAX,
     Leader,
     LeaderConfig,
     Now,
 )
-from timer.model.columns import I64, Binary, OnConflict, Part, row_bytes
+from timer.model.columns import I64, U32, Binary, OnConflict, Part, row_bytes
 from timer.model.timer_errors import CorruptFileError, InvalidRequestError, OverloadedError
-from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.model.units import Epoch, LogIndex, MonoMs, TopicId, UnixMs
 from timer.pending.memory.key_index import KeyHasher
 from timer.pending.read_view import Filter
 from timer.recovery.engine import Engine
 from timer.state import machine as machine_module
-from timer.state.apply_results import ALREADY_CANCELLED, CANCELLED, LEFT, NOT_FOUND, RESCHEDULED
+from timer.state.apply_results import (
+    ALREADY_CANCELLED,
+    CANCELLED,
+    LEFT,
+    NOT_FOUND,
+    RESCHEDULED,
+    RescheduleApplied,
+)
 from timer.state.key_conflicts import Verdict
 
 FAR = START_MS + 10**7
@@ -213,12 +221,12 @@ def test_entries_hold_a_bounded_number_of_keys() -> None:
     leader.step(now)
     assert len([e for e in log.entries[before:] if e.kind.name == "SCHEDULE"]) == 2
     with pytest.raises(InvalidRequestError, match="keys"):
-        leader.cancel_keys(keys_of([(1, b"k")] * (KEYS_MAX + 1)), now, answers.append)
+        leader.cancel_keys(keys_of([(1, b"k")] * (KEYS_MAX + 1)), answers.append)
     due = np.full(RESCHEDULE_ROWS_MAX + 1, FAR)
     with pytest.raises(InvalidRequestError, match="timer_ids"):
         reschedule(leader, ids_of([(FAR, 1)] * len(due)), due, now, answers.append)
     one = ids_of([(FAR, 1)])
-    for _ in range(CHANGES_MAX):
+    for _ in range(MOVES_WAITING_MAX):
         reschedule(leader, one, due[:1], now, answers.append)
     with pytest.raises(OverloadedError):
         reschedule(leader, one, due[:1], now, answers.append)
@@ -232,6 +240,7 @@ def test_reschedule_to_now_is_followed_by_a_fire_and_answered_with_the_new_timer
     leader.step(now)
     catch_up(engine, log)
     reschedule(leader, keys_of([(1, b"0")]), np.array([START_MS]), now, answers.append)
+    leader.step(now)
     assert [entry.kind.name for entry in log.entries[-2:]] == ["RESCHEDULE", "FIRE"]
     catch_up(engine, log)
     assert answer_of(answers[1])[0] == [RESCHEDULED]  # type: ignore[arg-type]
@@ -243,5 +252,85 @@ def test_reschedule_of_a_deposed_leader_has_an_unknown_outcome() -> None:
     leader, _, engine = leading()
     now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
     reschedule(leader, ids_of([(FAR, 1)]), np.array([FAR]), now, answers.append)
+    leader.step(now)
     engine.step_down()
     assert [type(answer).__name__ for answer in answers] == ["LeadershipLostError"]
+
+
+@pytest.mark.parametrize("by", ["ids", "keys"])
+def test_reschedules_that_wait_share_an_entry_and_each_gets_its_own_timers(by: str) -> None:
+    leader, log, engine = leading()
+    now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), dict[str, object]()
+    leader.schedule(keyed(5), lambda _: None)
+    leader.step(now)
+    catch_up(engine, log)
+    before = len(log.entries)
+
+    def move(name: str, numbers: list[int], due: int) -> None:
+        ids = ids_of([(FAR, 1 + at) for at in numbers])
+        keys = keys_of([(1, b"%d" % at) for at in numbers])
+        targets, times = ids if by == "ids" else keys, np.full(len(numbers), due)
+        reschedule(leader, targets, times, now, lambda result: answers.update({name: result}))
+
+    for at in range(2):  # from here on requests wait
+        move(f"alone {at}", [at], FAR + 1)
+        leader.step(now)
+    move("one", [2], FAR + 2)
+    move("two", [3, 4], FAR + 3)
+    move("again", [2], FAR + 4)
+    leader.step(now)
+    assert len(log.entries) == before + 2
+    catch_up(engine, log)
+    leader.step(now)
+    assert [len(decode_reschedule(e.payload).targets) for e in log.entries[before:]] == [1, 1, 3, 1]
+    catch_up(engine, log)
+    assert answer_of(answers["one"])[0] == [RESCHEDULED]  # type: ignore[arg-type]
+    assert answer_of(answers["two"])[0] == [RESCHEDULED] * 2  # type: ignore[arg-type]
+    later = [ALREADY_CANCELLED if by == "ids" else RESCHEDULED]
+    assert answer_of(answers["again"])[0] == later  # type: ignore[arg-type]
+    two = answers["two"]
+    assert isinstance(two, RescheduleApplied)
+    assert [*two.timers.due_ms] == [FAR + 3] * 2
+    held = engine.machine.store.find_keys(*_columns([b"3", b"4"]))
+    assert held["seq"].tolist() == [*two.timers.seq]
+    assert leader.idle
+
+
+def test_request_without_room_in_a_shared_entry_waits_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_module, "RESCHEDULE_BYTES_MAX", 3)
+    leader, log, engine = leading()
+    now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
+    leader.schedule(part_of([(1, FAR, b"two")] * 4), lambda _: None)
+    leader.step(now)
+    catch_up(engine, log)
+    for seq in range(1, 5):
+        ids = ids_of([(FAR, seq)])
+        reschedule(leader, ids, np.array([FAR + seq]), now, answers.append)
+        if seq < 3:
+            leader.step(now)
+    for _ in range(3):
+        catch_up(engine, log)
+        leader.step(now)
+    catch_up(engine, log)
+    assert [answer_of(each)[0] for each in answers] == [[RESCHEDULED]] * 4  # type: ignore[arg-type]
+    assert leader.idle
+
+
+def test_reschedules_that_wait_follow_the_policy_in_force_when_they_were_accepted() -> None:
+    leader, log, engine = leading()
+    now = Now(MonoMs(1), UnixMs(START_MS + 1))
+    leader.schedule(keyed(3), lambda _: None)
+    leader.step(now)
+    catch_up(engine, log)
+    for at in range(3):
+        reschedule(leader, ids_of([(FAR, 1 + at)]), np.array([FAR]), now, lambda _: None)
+        if at < 2:
+            leader.step(now)
+    leader.alter(Scope("", TopicId(1)), ScopePolicy(tick_ms=5), (), now, lambda _: None)
+    assert [e.kind.name for e in log.entries[-2:]] == ["RESCHEDULE", "POLICY"]
+
+
+def _columns(keys: list[bytes]) -> tuple[U32, Binary]:
+    return np.ones(len(keys), np.uint32), Binary.of(keys)

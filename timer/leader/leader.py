@@ -21,10 +21,11 @@ import numpy as np
 
 from timer.entries import payloads
 from timer.entries.entry_frame import PAYLOAD_SIZE_MAX, Entry, EntryKind
-from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, Ids, Keys, Reschedule, Targets
+from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, Ids, Keys, Targets
 from timer.entries.policies import DEFAULTS, Policies, Scope, ScopePolicy, encode_policy
+from timer.leader.change_lines import ChangeLine
 from timer.leader.fire_times import FireTimes
-from timer.leader.groups.group_batch import Done, fitting
+from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Serving
 from timer.leader.intake.admission import UNBOUNDED, Admission, Rules, WantedTimes
@@ -80,9 +81,13 @@ KEYS_MAX: Final = 256
 RESCHEDULE_ROWS_MAX: Final = 32
 """Timers in one RESCHEDULE entry: their payloads are read, perhaps from as many batches."""
 CHANGES_MAX: Final = 256
-"""Entries of reschedules and key cancels in flight; above that: OverloadedError."""
-WAITING_ROWS_MAX: Final = 1 << 20
-"""Cancels that may wait; above that: OverloadedError."""
+"""Entries of series and policies in flight; above that: OverloadedError."""
+CANCELS_WAITING_MAX: Final = 1 << 20
+"""Cancels by id that wait or are in flight; above that: OverloadedError. So are the next two."""
+KEYS_WAITING_MAX: Final = 1 << 16
+"""Cancels by key."""
+MOVES_WAITING_MAX: Final = 1 << 13
+"""Reschedules by id, and as many by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +144,18 @@ class Leader:
         self._intake = Intake(machine, config.request_window_ms)
         self._batches: dict[int, list[tuple[Part, Done]]] = {}
         """Requests that were appended together and are neither applied nor rejected."""
-        self._cancels: list[tuple[I64, U64, Done]] = []
-        self._cancels_rows = 0
+        cancels, moves = "the leader's queue of cancels", "the leader's queue of reschedules"
+        self._cancel_ids = ChangeLine(
+            cancels, self._propose, CANCEL_ROWS_MAX, CANCELS_WAITING_MAX, eager=False
+        )
+        self._cancel_keys = ChangeLine(cancels, self._propose, KEYS_MAX, KEYS_WAITING_MAX)
+        self._moves = {
+            kind: ChangeLine(moves, self._propose, RESCHEDULE_ROWS_MAX, MOVES_WAITING_MAX)
+            for kind in (Ids, Keys)
+        }
+        self._lines = (self._cancel_ids, self._cancel_keys, *self._moves.values())
         self._in_flight: dict[LogIndex, Callable[[Applied | EngineError], None]] = {}
         self._schedules_in_flight = 0
-        self._cancels_in_flight = 0
         self._changes_in_flight = 0
         self.bytes_in_flight = 0
         """Bytes of schedules that wait, or are appended and not yet applied."""
@@ -287,21 +299,21 @@ class Leader:
         if not 1 <= len(seq) <= ENTRY_ROWS_MAX:
             limit = f"a request holds 1 to {ENTRY_ROWS_MAX} ids"
             raise InvalidRequestError("timer_ids", len(seq), limit)
-        if self._cancels_rows + len(seq) > WAITING_ROWS_MAX:
-            raise OverloadedError("the leader's queue of cancels", retry_after_ms=OVERLOAD_RETRY_MS)
-        self._cancels.append((due_ms, seq, done))
-        self._cancels_rows += len(seq)
 
-    def cancel_keys(self, targets: Keys, now: Now, done: Done) -> None:
+        def answer(applied: object) -> None:
+            done(applied.results if isinstance(applied, CancelApplied) else applied)
+
+        self._cancel_ids.add(Ids(due_ms, seq), answer)
+
+    def cancel_keys(self, targets: Keys, done: Done) -> None:
         """Accept one cancel by keys, all different; `done` gets the CancelApplied.
 
         Raises:
             InvalidRequestError: it has no key, or more than fit into one entry.
-            OverloadedError: too much is in flight already; the request was not accepted.
+            OverloadedError: too many wait already; the request was not accepted.
         """
-        self._check_changes(len(targets), "keys", KEYS_MAX)
-        self._check_topics(targets)
-        self._change(EntryKind.CANCEL, payloads.encode_cancel(targets), now, done)
+        self._check_targets(targets, KEYS_MAX)
+        self._cancel_keys.add(targets, done)
 
     def reschedule(
         self, targets: Targets, topics: U32 | None, when: WantedTimes, now: Now, done: Done
@@ -313,37 +325,34 @@ class Leader:
         Raises:
             InvalidRequestError: it has no timer, or more than fit into one entry, or a time beyond
                 the maximum.
-            OverloadedError: too much is in flight already; the request was not accepted.
+            OverloadedError: too many wait already; the request was not accepted.
             DiskFullError: there is no room for the new rows.
         """
         self._check_room()
-        field = "keys" if isinstance(targets, Keys) else "timer_ids"
-        self._check_changes(len(targets), field, RESCHEDULE_ROWS_MAX)
-        self._check_topics(targets)
-        requested_ms, due_ms = self.admission.times(when, len(targets), topics, now)
-        order = Reschedule(targets, due_ms, requested_ms)
-        self._change(EntryKind.RESCHEDULE, payloads.encode_reschedule(order), now, done)
-        if int(due_ms.min()) <= now.clock_ms:
-            self._fire(now)  # so that timers due at once fire without a second commit
+        self._check_targets(targets, RESCHEDULE_ROWS_MAX)
+        times = self.admission.times(when, len(targets), topics, now)
+        self._moves[type(targets)].add(targets, done, times)
 
-    def _check_changes(self, rows: int, field: str, rows_max: int) -> None:
+    def _check_targets(self, targets: Targets, rows_max: int) -> None:
         self._check_open()
-        if not 1 <= rows <= rows_max:
-            raise InvalidRequestError(field, rows, f"a request holds 1 to {rows_max}")
+        if not 1 <= len(targets) <= rows_max:
+            field = "keys" if isinstance(targets, Keys) else "timer_ids"
+            raise InvalidRequestError(field, len(targets), f"a request holds 1 to {rows_max}")
+        if isinstance(targets, Keys):
+            for topic in np.unique(targets.topic).tolist():
+                self.groups.check_topic(TopicId(topic))
+
+    def _check_changes(self) -> None:
+        self._check_open()
         if self._changes_in_flight >= CHANGES_MAX:
             raise OverloadedError("the leader's queue of changes", retry_after_ms=OVERLOAD_RETRY_MS)
 
     def _check_series(self, topic: TopicId, *, new: bool) -> None:
         """Check that a change of a topic's series may be appended. `new`: it creates one."""
-        self._check_changes(1, "series", 1)
+        self._check_changes()
         if new:
             self._check_room()
         self.groups.check_topic(topic)
-
-    def _check_topics(self, targets: Targets) -> None:
-        if isinstance(targets, Keys):
-            for topic in np.unique(targets.topic).tolist():
-                self.groups.check_topic(TopicId(topic))
 
     def alter(
         self, scope: Scope, said: ScopePolicy, unset: Sequence[str], now: Now, done: Done
@@ -355,11 +364,11 @@ class Leader:
             OverloadedError: too much is in flight already; the request was not accepted.
             NotReadyError, TopicDeletedError: the topic is being deleted, or was deleted.
         """
-        self._check_changes(1, "policies", 1)
+        self._check_changes()
         if scope.topic:
             self.groups.check_topic(scope.topic)
         policy = self.admission.altered(scope, said, unset)
-        self._flush_schedules(now, all_of_them=True)  # their times follow the previous policy
+        self._flush_timed(now)  # their times follow the previous policy
         if self._change(EntryKind.POLICY, [encode_policy(scope, policy)], now, done):
             self.admission.change(scope, policy)
             self._charge_all(now)
@@ -434,9 +443,9 @@ class Leader:
             NotReadyError, TopicDeletedError: it is being deleted already, or was deleted.
             OverloadedError: too much is in flight already; the request was not accepted.
         """
-        self._check_changes(1, "topics", 1)
+        self._check_changes()
         self.groups.check_topic(topic_id)
-        self._flush_schedules(now, all_of_them=True)  # requests to the topic go before its deletion
+        self._flush_timed(now)  # requests to the topic go before its deletion
         if self._change(EntryKind.TOPIC, [payloads.encode_delete_topic(topic_id)], now, done):
             self.groups.doom(topic_id)
             self.admission.change(Scope("", topic_id), ScopePolicy())
@@ -478,7 +487,7 @@ class Leader:
         if not self._refusing and self.full is None and self.series.step(now):
             self._fire(now)  # so that occurrences due at once fire without a second commit
         self._flush_schedules(now)
-        self._flush_cancels(now)
+        self._flush_changes(now, *self._lines)
         self.groups.flush(now)
         if now.mono_ms >= self._next_checkpoint_ms():
             self.checkpoint(now)
@@ -568,14 +577,14 @@ class Leader:
             done(lost)
         for _, waiter in self._parts:
             waiter(why)
-        for _, _, waiter in self._cancels:
-            waiter(why)
-        self._parts, self._cancels = [], []
+        self._parts = []
+        for line in self._lines:
+            line.close(why)
 
     @property
     def idle(self) -> bool:
         """Whether no caller waits for an answer. Firing may go on."""
-        waiting = self._parts or self._cancels or self.groups.waiting
+        waiting = self._parts or any(self._lines) or self.groups.waiting
         return not waiting and len(self._in_flight) == self._fires_in_flight
 
     def _check_open(self) -> None:
@@ -654,31 +663,17 @@ class Leader:
         if any(int(part.due_ms.min()) <= now.clock_ms for part, _ in batch):
             self._fire(now)  # directly behind, so that timers due at once need no second commit
 
-    def _flush_cancels(self, now: Now) -> None:
-        if not self._cancels or self._cancels_in_flight >= 2:
-            return
-        taken, _ = fitting([len(seq) for _, seq, _ in self._cancels], CANCEL_ROWS_MAX)
-        taken = taken or 1
-        batch = self._cancels[:taken]
-        del self._cancels[:taken]
-        self._cancels_rows -= sum(len(seq) for _, seq, _ in batch)
-        self._cancels_in_flight += 1
+    def _flush_timed(self, now: Now) -> None:
+        """Append all requests whose times are computed: schedules and reschedules."""
+        self._flush_schedules(now, all_of_them=True)
+        self._flush_changes(now, *self._moves.values(), all_of_them=True)
 
-        def answer(applied: Applied | EngineError) -> None:
-            self._cancels_in_flight -= 1
-            start = 0
-            for due_ms, _, done in batch:
-                if isinstance(applied, CancelApplied):
-                    done(applied.results[start : start + len(due_ms)])
-                    start += len(due_ms)
-                else:
-                    done(applied)
+    # ---- changes
 
-        due, seq, _ = batch[0]
-        if len(batch) > 1:
-            due = np.concatenate([due_ms for due_ms, _, _ in batch])
-            seq = np.concatenate([seq for _, seq, _ in batch])
-        self._propose(EntryKind.CANCEL, payloads.encode_cancel(Ids(due, seq)), now, answer)
+    def _flush_changes(self, now: Now, *lines: ChangeLine, all_of_them: bool = False) -> None:
+        due = [line.flush(now, all_of_them=all_of_them) for line in lines if line]
+        if any(due):
+            self._fire(now)  # directly behind, so that timers due at once need no second commit
 
     # ---- firing
 

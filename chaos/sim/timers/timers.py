@@ -423,7 +423,7 @@ class EngineApp(KeeperCalls):
             topic = self._topic(key[0])
             targets = Keys(np.array([topic.topic_id], np.uint32), Binary.of([key[1]]))
             if delay_ms is None:
-                leader.cancel_keys(targets, now, answer)
+                leader.cancel_keys(targets, answer)
             else:
                 self._note_move(key, key[0], delay_ms, now)
                 leader.reschedule(targets, targets.topic, _after(delay_ms), now, answer)

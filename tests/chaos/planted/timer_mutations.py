@@ -104,9 +104,10 @@ def _cancel_at_once(self: Leader, due_ms: I64, seq: U64, done: Any) -> None:
     """Answer CANCELLED at once for pending timers that are not due within 500 ms."""
     store = self.machine.store
     safe = due_ms.min() > self._time_ms + 500 and len(np.unique(seq)) == len(seq)
-    open_ = {int(each) for _, waiting, _ in self._cancels for each in waiting}
+    line = self._cancel_ids
+    open_ = {each for waiting in line._waiting for each in waiting.targets.seq.tolist()}  # type: ignore[union-attr]
     asked = zip(due_ms.tolist(), seq.tolist(), strict=True)
-    if safe and not self._cancels_in_flight and not open_ & set(seq.tolist()):
+    if safe and not line._in_flight and not open_ & set(seq.tolist()):
         safe = all(store.find(due, number) is not None for due, number in asked)
         if safe:
             _cancel(self, due_ms, seq, lambda _: None)

@@ -1,0 +1,181 @@
+"""Changes that wait on the leader: cancels and reschedules of existing timers, by id or by key.
+
+    request --> line of its kind --> entry, when fewer than two of the line are in flight,
+                                     or, if the line is eager, when a full entry waits
+
+Waiting requests of a line share an entry, in the order of their arrival. No request is split. A
+request whose timers had no room in a shared entry waits again, before all others.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from timer.entries.entry_frame import EntryKind
+from timer.entries.payloads import (
+    Ids,
+    Keys,
+    Reschedule,
+    Targets,
+    encode_cancel,
+    encode_reschedule,
+)
+from timer.leader.groups.group_batch import Done, fitting
+from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
+from timer.leader.intake.admission import Times
+from timer.model.columns import Binary
+from timer.model.timer_errors import EngineError, OverloadedError
+from timer.model.units import Now, UnixMs
+from timer.state.apply_results import LEFT, Applied, CancelApplied, RescheduleApplied
+
+Propose: TypeAlias = Callable[
+    [EntryKind, list[bytes], Now, Callable[[Applied | EngineError], None]], bool
+]
+IN_FLIGHT: Final = 2
+"""Entries of a line in flight above which small requests gather."""
+
+
+class _Waiting(NamedTuple):
+    targets: Targets
+    times: Times | None
+    """Of a reschedule; None for a cancel."""
+    done: Done
+
+
+class ChangeLine:
+    """Requests of one kind; see the module."""
+
+    def __init__(
+        self, name: str, propose: Propose, rows_max: int, most: int, *, eager: bool = True
+    ) -> None:
+        """`rows_max`: timers in one entry. `most`: timers that wait or are in flight."""
+        self._name, self._propose = name, propose
+        self._rows_max, self._most, self._eager = rows_max, most, eager
+        self._waiting: list[_Waiting] = []
+        self._rows = 0
+        """Timers of the waiting requests."""
+        self._rows_in_flight = 0
+        self._in_flight = 0
+
+    def __bool__(self) -> bool:
+        """Whether a request waits."""
+        return bool(self._waiting)
+
+    def add(self, targets: Targets, done: Done, times: Times | None = None) -> None:
+        """Accept a request. `done` gets its share of the CancelApplied or RescheduleApplied.
+
+        Raises:
+            OverloadedError: too much is waiting or in flight; the request was not accepted.
+        """
+        if self._rows + self._rows_in_flight + len(targets) > self._most:
+            raise OverloadedError(self._name, retry_after_ms=OVERLOAD_RETRY_MS)
+        self._waiting.append(_Waiting(targets, times, done))
+        self._rows += len(targets)
+
+    def flush(self, now: Now, *, all_of_them: bool = False) -> bool:
+        """Append entries for waiting requests; return whether one has a timer that is due now."""
+        due = False
+        while self._waiting and (
+            all_of_them
+            or self._in_flight < IN_FLIGHT
+            or (self._eager and self._rows >= self._rows_max)
+        ):
+            batch = self._next()
+            due |= self._append(batch, now)
+        return due
+
+    def close(self, why: EngineError) -> None:
+        """Answer all waiting requests: they had no effect."""
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        for each in waiting:
+            each.done(why)
+
+    def _next(self) -> list[_Waiting]:
+        taken, _ = fitting((len(each.targets) for each in self._waiting), self._rows_max)
+        batch = self._waiting[: max(1, taken)]
+        if len(batch) > 1 and batch[0].times is not None:
+            batch = list(_distinct(batch))
+        del self._waiting[: len(batch)]
+        self._rows -= sum(len(each.targets) for each in batch)
+        return batch
+
+    def _append(self, batch: list[_Waiting], now: Now) -> bool:
+        targets = _joined([each.targets for each in batch])
+        self._in_flight += 1
+        self._rows_in_flight += len(targets)
+
+        def answer(applied: Applied | EngineError) -> None:
+            self._in_flight -= 1
+            self._rows_in_flight -= len(targets)
+            again = []
+            start = 0
+            for each in batch:
+                end = start + len(each.targets)
+                share = _share(applied, slice(start, end))
+                if start and isinstance(share, RescheduleApplied) and (share.results == LEFT).all():
+                    again.append(each)
+                else:
+                    each.done(share)
+                start = end
+            self._waiting[:0] = again
+            self._rows += sum(len(each.targets) for each in again)
+
+        times = [each.times for each in batch if each.times is not None]
+        if not times:
+            self._propose(EntryKind.CANCEL, encode_cancel(targets), now, answer)
+            return False
+        due_ms = np.concatenate([each.due_ms for each in times])
+        requested_ms = np.concatenate([each.requested_ms for each in times])
+        order = encode_reschedule(Reschedule(targets, due_ms, requested_ms))
+        self._propose(EntryKind.RESCHEDULE, order, now, answer)
+        return UnixMs(int(due_ms.min())) <= now.clock_ms
+
+
+def _distinct(batch: Sequence[_Waiting]) -> Iterator[_Waiting]:
+    """Yield requests up to the first that names a timer again: it means the rescheduled timer."""
+    named = set[object]()
+    for each in batch:
+        names = set(_names(each.targets))
+        if named & names:
+            return
+        named |= names
+        yield each
+
+
+def _names(targets: Targets) -> Iterator[object]:
+    if isinstance(targets, Ids):
+        yield from targets.seq.tolist()
+        return
+    ends = np.cumsum(targets.key.sizes, dtype=np.int64).tolist()
+    for topic, size, end in zip(
+        targets.topic.tolist(), targets.key.sizes.tolist(), ends, strict=True
+    ):
+        yield topic, bytes(targets.key.blob[end - size : end])
+
+
+def _joined(targets: Sequence[Targets]) -> Targets:
+    if len(targets) == 1:
+        return targets[0]
+    if isinstance(targets[0], Ids):
+        ids = cast("Sequence[Ids]", targets)
+        due_ms = np.concatenate([each.due_ms for each in ids])
+        return Ids(due_ms, np.concatenate([each.seq for each in ids]))
+    keys = cast("Sequence[Keys]", targets)
+    sizes = np.concatenate([each.key.sizes for each in keys])
+    key = Binary(sizes=sizes, blob=b"".join([each.key.blob for each in keys]))
+    return Keys(np.concatenate([each.topic for each in keys]), key)
+
+
+def _share(applied: Applied | EngineError, rows: slice) -> Applied | EngineError:
+    """Return the part of a result that belongs to one request."""
+    if isinstance(applied, CancelApplied):
+        return CancelApplied(applied.results[rows], _ids(applied.targets, rows))
+    if isinstance(applied, RescheduleApplied):
+        targets, timers = _ids(applied.targets, rows), _ids(applied.timers, rows)
+        return RescheduleApplied(applied.results[rows], targets, timers, applied.ready)
+    return applied
+
+
+def _ids(ids: Ids, rows: slice) -> Ids:
+    return Ids(ids.due_ms[rows], ids.seq[rows])
