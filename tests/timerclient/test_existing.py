@@ -69,6 +69,33 @@ async def test_node_is_given_the_time_that_the_call_has_left(
         assert at_least_s < deadline_s <= at_most_s
 
 
+@pytest.mark.parametrize("by", ["id", "key"])
+async def test_single_cancels_and_reschedules_of_many_callers_share_requests(
+    cluster: Cluster, client: AsyncTimerClient, by: str
+) -> None:
+    keys = [f"k{at}" for at in range(40)]
+    timers = [await client.schedule("t", b"1", key=key, delay=9) for key in keys]
+    named = [
+        {"timer": timer} if by == "id" else {"topic": "t", "key": key}
+        for timer, key in zip(timers, keys, strict=True)
+    ]
+    orders = itertools.count()
+
+    def count() -> None:
+        next(orders)
+
+    cluster.on_cancel = count
+    moved = await asyncio.gather(
+        *(client.reschedule(**one, delay=10 + at) for at, one in enumerate(named))
+    )
+    assert [timer.due_ms - NOW_MS for timer in moved] == [1000 * (10 + at) for at in range(40)]
+    assert next(orders) == 3
+    named = [{"timer": timer} for timer in moved] if by == "id" else named
+    results = await asyncio.gather(*(client.cancel(**one) for one in named))
+    assert results == [CancelResult.CANCELLED] * 40
+    assert next(orders) == 7
+
+
 async def test_modes_do_not_share_a_request(cluster: Cluster, client: AsyncTimerClient) -> None:
     first = await client.schedule("t", b"1", key="k", delay=9)
     kept, replaced, plain = await asyncio.gather(

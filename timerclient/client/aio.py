@@ -48,6 +48,7 @@ from timerclient.streams.first_calls import REPEAT_S, FirstCalls
 from timerclient.streams.node_channel import Dial, check_not_forked, tcp
 from timerclient.streams.nodes import RANK_MAX, Method, Nodes, parse_addresses
 from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall, encode_rows
+from timerclient.streams.shared_calls import SharedCalls
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
@@ -196,6 +197,7 @@ class AsyncTimerClient(SeriesCalls):
         self._nodes: Nodes | None = None
         self._producer: ProducerStream | None = None
         self._first_calls = FirstCalls()
+        self.shared = SharedCalls()
         self._consumers: set[AsyncConsumer] = set()
         self._closed = False
         self.tracing = tracing

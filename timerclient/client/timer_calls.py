@@ -13,6 +13,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar, Unpack
 
 from timerclient.proto import timer_pb2 as pb
@@ -21,6 +22,7 @@ from timerclient.rows.pending_timers import Changed, Rescheduled, TimerCounts, T
 from timerclient.rows.rows import DueTime, WhenMany
 from timerclient.rows.scheduled_timers import Timer, Timers
 from timerclient.streams.nodes import Method, Nodes
+from timerclient.streams.shared_calls import R, Send, SharedCalls
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest, TimerError, as_unknown
 from timerclient.values.results import CancelResult
@@ -149,6 +151,9 @@ class Existing:
     def within_s(self, timeout: Seconds | None) -> float:
         """Return the seconds that a call may take."""
 
+    shared: SharedCalls
+    """Calls of one timer each, which share requests."""
+
     # ---- cancels and reschedules
 
     async def cancel(
@@ -173,10 +178,20 @@ class Existing:
         """
         if key is not None:
             no_timer(timer)
-            [result] = await self.cancel_keys(str(topic or ""), [key], timeout=timeout)
-            return result
-        [result] = await self.cancel_batch([the_timer(timer)], timeout=timeout)
-        return result
+            pending_timers.named(topic, [key])
+            by_keys = partial(self._cancel_keys, str(topic))
+            line, most = ("cancel", topic), pending_timers.CHANGES_MAX
+            return await self._share(line, key, by_keys, most, timeout)
+        raw = raw_ids([the_timer(timer)])
+        return await self._share(("cancel",), raw, self._cancel_ids, CANCEL_IDS_MAX, timeout)
+
+    async def _cancel_ids(self, raw: Sequence[bytes], within_s: float) -> list[CancelResult]:
+        return await self.cancel_batch(raw, timeout=within_s)
+
+    async def _cancel_keys(
+        self, topic: str, keys: Sequence[str], within_s: float
+    ) -> list[CancelResult]:
+        return await self.cancel_keys(topic, keys, timeout=within_s)
 
     async def cancel_batch(
         self,
@@ -260,16 +275,29 @@ class Existing:
             OutcomeUnknown: No answer in time; the timer may be rescheduled. Call `get_timer`, by
                 its key if it has one.
         """
+        [(way, [ms])] = pending_timers.times(when).items()
         if key is not None:
             no_timer(timer)
-            times = pending_timers.times(when)
-            [one] = await self._reschedule(pending_timers.by_keys(topic), [key], times, 1, timeout)
+            pending_timers.named(topic, [key])
+            move = partial(self._move, pending_timers.by_keys(topic), way)
+            line, most = ("reschedule", way, topic), pending_timers.CHANGES_MAX
+            one = await self._share(line, (key, ms), move, most, timeout)
             return pending_timers.only(one, key)
         raw = raw_ids([the_timer(timer)])
-        [one] = await self._reschedule(
-            pending_timers.by_ids, [raw], pending_timers.times(when), 1, timeout
-        )
+        by_ids = partial(self._move, pending_timers.by_ids, way)
+        one = await self._share(("reschedule", way), (raw, ms), by_ids, CANCEL_IDS_MAX, timeout)
         return pending_timers.only(one, ids.to_text(raw))
+
+    async def _move(
+        self,
+        naming: Callable[[Sequence[T]], pb.RescheduleRequest],
+        way: str,
+        moves: Sequence[tuple[T, int]],
+        within_s: float,
+    ) -> list[Rescheduled]:
+        times = {way: [ms for _, ms in moves]}
+        targets = [target for target, _ in moves]
+        return await self._reschedule(naming, targets, times, len(targets), within_s)
 
     async def reschedule_batch(
         self,
@@ -458,6 +486,18 @@ class Existing:
             request.page_token = answer.next_page_token
             if not request.page_token:
                 return pending_timers.counts(answer, pending)
+
+    async def _share(
+        self,
+        line: tuple[str | None, ...],
+        target: R,
+        send: Send[R, T],
+        targets_max: int,
+        timeout: Seconds | None,  # noqa: ASYNC109
+    ) -> T:
+        """Return the outcome of a call for one timer; calls of one `line` share requests."""
+        within_s = self.within_s(timeout)
+        return await self.shared.call((*line, within_s), target, send, targets_max, within_s)
 
     async def _call(
         self,
