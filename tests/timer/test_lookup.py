@@ -318,6 +318,29 @@ def test_request_without_room_in_a_shared_entry_waits_for_the_next_one(
     assert leader.idle
 
 
+def test_request_without_room_is_rejected_if_a_policy_changed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine_module, "RESCHEDULE_BYTES_MAX", 3)
+    leader, log, engine = leading()
+    now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
+    leader.schedule(part_of([(1, FAR, b"two")] * 4), lambda _: None)
+    leader.step(now)
+    catch_up(engine, log)
+    for seq in range(1, 5):
+        ids = ids_of([(FAR, seq)])
+        reschedule(leader, ids, np.array([FAR + seq]), now, answers.append)
+        if seq < 3:
+            leader.step(now)
+    catch_up(engine, log)
+    leader.step(now)  # both are in flight, and none waits
+    leader.alter(Scope("", TopicId(1)), ScopePolicy(tick_ms=5), (), now, lambda _: None)
+    catch_up(engine, log)
+    assert [type(each).__name__ for each in answers] == ["RescheduleApplied"] * 3 + [
+        "NotReadyError"
+    ]
+
+
 def test_reschedules_that_wait_follow_the_policy_in_force_when_they_were_accepted() -> None:
     leader, log, engine = leading()
     now = Now(MonoMs(1), UnixMs(START_MS + 1))

@@ -4,7 +4,8 @@
                                      or, if the line is eager, when a full entry waits
 
 Waiting requests of a line share an entry, in the order of their arrival. No request is split. A
-request whose timers had no room in a shared entry waits again, before all others.
+request whose timers had no room in a shared entry waits again, before all others. If a policy has
+changed meanwhile, it is rejected instead: its times follow the policies of its acceptance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from timer.leader.groups.group_batch import Done, fitting
 from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
 from timer.leader.intake.admission import Times
 from timer.model.columns import Binary
-from timer.model.timer_errors import EngineError, OverloadedError
+from timer.model.timer_errors import EngineError, NotReadyError, OverloadedError
 from timer.model.units import Now, UnixMs
 from timer.state.apply_results import LEFT, Applied, CancelApplied, RescheduleApplied
 
@@ -57,6 +58,8 @@ class ChangeLine:
         """Timers of the waiting requests."""
         self._rows_in_flight = 0
         self._in_flight = 0
+        self._rules = 0
+        """Counts the changes of policies."""
 
     def __bool__(self) -> bool:
         """Whether a request waits."""
@@ -74,15 +77,18 @@ class ChangeLine:
         self._rows += len(targets)
 
     def flush(self, now: Now, *, all_of_them: bool = False) -> bool:
-        """Append entries for waiting requests; return whether one has a timer that is due now."""
+        """Append entries for waiting requests; return whether one has a timer that is due now.
+
+        `all_of_them`: policies change next.
+        """
         due = False
         while self._waiting and (
             all_of_them
             or self._in_flight < IN_FLIGHT
             or (self._eager and self._rows >= self._rows_max)
         ):
-            batch = self._next()
-            due |= self._append(batch, now)
+            due |= self._append(self._next(), now)
+        self._rules += all_of_them
         return due
 
     def close(self, why: EngineError) -> None:
@@ -104,6 +110,7 @@ class ChangeLine:
         targets = _joined([each.targets for each in batch])
         self._in_flight += 1
         self._rows_in_flight += len(targets)
+        rules = self._rules
 
         def answer(applied: Applied | EngineError) -> None:
             self._in_flight -= 1
@@ -113,10 +120,13 @@ class ChangeLine:
             for each in batch:
                 end = start + len(each.targets)
                 share = _share(applied, slice(start, end))
-                if start and isinstance(share, RescheduleApplied) and (share.results == LEFT).all():
+                left = isinstance(share, RescheduleApplied) and (share.results == LEFT).all()
+                if not (start and left):
+                    each.done(share)
+                elif rules == self._rules:
                     again.append(each)
                 else:
-                    each.done(share)
+                    each.done(NotReadyError("a policy changed meanwhile; retry"))
                 start = end
             self._waiting[:0] = again
             self._rows += sum(len(each.targets) for each in again)

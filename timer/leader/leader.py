@@ -671,7 +671,7 @@ class Leader:
     # ---- changes
 
     def _flush_changes(self, now: Now, *lines: ChangeLine, all_of_them: bool = False) -> None:
-        due = [line.flush(now, all_of_them=all_of_them) for line in lines if line]
+        due = [line.flush(now, all_of_them=all_of_them) for line in lines if line or all_of_them]
         if any(due):
             self._fire(now)  # directly behind, so that timers due at once need no second commit
 
