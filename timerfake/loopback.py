@@ -16,6 +16,8 @@ from typing import Any, Final, NoReturn, Self
 
 import grpc
 
+from timerclient.streams.node_channel import DIRECT
+
 UNREAD_MAX: Final = 64
 """Messages of one stream and direction; beyond it the writer waits."""
 
@@ -56,6 +58,10 @@ class Context:
     def peer(self) -> str:
         """Return the caller's address: that of this process."""
         return "loopback:here:0"
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata that the project's client sends with each call."""
+        return DIRECT
 
     def time_remaining(self) -> float | None:
         """Return the seconds until the caller's deadline; None: there is none."""

@@ -33,6 +33,7 @@ from cluster.rpc.handlers import (
     turn_of,
     within,
 )
+from cluster.rpc.relay import error_for
 from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from timer.leader.leader import Leader
@@ -157,8 +158,9 @@ class TimerService(Service, rpc.TimerServiceServicer):
                             (began, await self._take_in_turn(request, context, whose))
                         )
                     except EngineError as error:
-                        self.hooks.on_error("ScheduleStream", error)
-                        answers.put_nowait((began, _failed(request.request_no, error)))
+                        refused = error_for(context, error)
+                        self.hooks.on_error("ScheduleStream", refused)
+                        answers.put_nowait((began, _failed(request.request_no, refused)))
                     del request  # the client may read its answer much later
                     await room.acquire()
             except EngineError as error:  # the stream is broken: no later request is readable
@@ -171,7 +173,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
             while (waiting := await answers.get()) is not None:
                 began, answer = waiting
                 if isinstance(answer, asyncio.Future):
-                    answer = await _answer(answer)
+                    answer = await _answer(answer, context)
                 code = grpc_errors.code_in(answer.error)
                 self.hooks.on_answer("ScheduleStream", code, "no", time.perf_counter() - began)
                 del waiting
@@ -407,12 +409,14 @@ class _NumberedFuture(asyncio.Future[pb.ScheduleResponse]):
         self.request_no = request_no
 
 
-async def _answer(future: "asyncio.Future[pb.ScheduleResponse]") -> pb.ScheduleResponse:
+async def _answer(
+    future: "asyncio.Future[pb.ScheduleResponse]", context: Context
+) -> pb.ScheduleResponse:
     try:
         return await future
     except EngineError as error:
         assert isinstance(future, _NumberedFuture)
-        return _failed(future.request_no, error)
+        return _failed(future.request_no, error_for(context, error))
 
 
 def _failed(request_no: int, error: EngineError) -> pb.ScheduleResponse:

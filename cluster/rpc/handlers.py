@@ -23,7 +23,7 @@ import grpc
 
 from cluster.rpc import grpc_errors
 from cluster.rpc.fair_queue import FairQueue
-from cluster.rpc.relay import SERVED_HERE, Relay
+from cluster.rpc.relay import SERVED_HERE, Relay, error_for
 from cluster.rpc.request_bounds import UnreadableRequest, reader_of
 from cluster.rpc.rpc_caller import CALLER, keep_pace
 from timer.model.timer_errors import CommitTimeoutError, EngineError
@@ -92,6 +92,7 @@ class Service:
         Raises:
             grpc.aio.AbortError: always.
         """
+        error = error_for(context, error)
         error.__traceback__ = error.__context__ = error.__cause__ = None
         self.hooks.on_error(method, error)
         try:

@@ -8,8 +8,9 @@ circles while nodes disagree about the leader. Clients that look for the leader 
 DIRECT, too. They get NOT_LEADER with the leader's address.
 
 The leader's errors are passed on as they are, except NOT_LEADER: the leadership is moving, and the
-caller should repeat the request after a pause (NOT_READY). A leader that falls silent without
-closing its connections is given up as soon as this node knows another leader.
+caller should repeat the request after a pause (NOT_READY). So it is if this node knows no leader. A
+leader that falls silent without closing its connections is given up as soon as this node knows
+another leader.
 """
 
 import asyncio
@@ -24,7 +25,12 @@ from cluster.rpc import grpc_errors
 from cluster.rpc.rpc_caller import CALLER, METADATA
 from cluster.security.access_rules import Permission
 from cluster.security.method_rules import METHOD_RULES
-from timer.model.timer_errors import EngineError, LeadershipLostError, NotReadyError
+from timer.model.timer_errors import (
+    EngineError,
+    LeadershipLostError,
+    NotLeaderError,
+    NotReadyError,
+)
 from timerclient.proto import timer_pb2 as pb
 
 DIRECT: Final = "timer-direct"
@@ -75,6 +81,7 @@ CONNECT_S: Final = 2.0
 not sent."""
 WATCH_S: Final = 0.5
 """Interval in which open calls are compared with the present leader."""
+MOVING: Final = "the leadership is moving to another node: retry"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -155,8 +162,7 @@ class Relay:
 
     def target(self, method: str, context: Context) -> str | None:
         """Return the name of the node that has to answer this RPC. None: this node."""
-        metadata = context.invocation_metadata() or ()
-        if method in SERVED_HERE or any(key == DIRECT for key, _ in metadata):
+        if method in SERVED_HERE or is_direct(context):
             return None
         leader = self._leader()
         return None if leader == self._name else leader
@@ -323,7 +329,7 @@ class _Refused:
         """
         if self._trailer is not None:
             if pb.Error.FromString(self._trailer).reason == pb.REASON_NOT_LEADER:
-                raise NotReadyError("the leadership is moving to another node: retry")
+                raise NotReadyError(MOVING)
         elif self._code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             lost = f"the node {self._target} did not answer: {self._details:.200}"
             if self._method in REPEATABLE:
@@ -338,6 +344,18 @@ class _Refused:
         finally:
             del context  # the abort's traceback refers to this frame, and the context to the abort
         raise AssertionError("abort returned")
+
+
+def is_direct(context: Context) -> bool:
+    """Return whether a request has the metadata DIRECT."""
+    return any(key == DIRECT for key, _ in context.invocation_metadata() or ())
+
+
+def error_for(context: Context, error: EngineError) -> EngineError:
+    """Return the error for a caller: NOT_LEADER only for one that looks for the leader itself."""
+    if not isinstance(error, NotLeaderError) or is_direct(context):
+        return error
+    return NotReadyError(MOVING if error.leader else "no leader is known at the moment: retry")
 
 
 def _left_s(context: Context) -> float | None:

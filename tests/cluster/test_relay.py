@@ -12,9 +12,10 @@ import grpc
 import pytest
 
 from cluster.rpc import relay as relay_module
+from cluster.rpc.handlers import Service, answered
 from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
 from tests.cluster.running import RPC_S, Running, error_of, streamed, until
-from timer.model.timer_errors import LeadershipLostError, NotReadyError
+from timer.model.timer_errors import LeadershipLostError, NotLeaderError, NotReadyError
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.client_events import Connected, LeaderMissing
@@ -204,6 +205,33 @@ def test_a_direct_request_is_not_sent_on(cluster: Running, topic: str) -> None:
             one_timer(topic), timeout=RPC_S, metadata=((DIRECT, "test"),)
         )
     assert reason(failed.value) == "NOT_LEADER"
+
+
+class Follower(Service):
+    """Knows no leader."""
+
+    @answered
+    async def GetTimer(  # noqa: N802
+        self, request: pb.GetTimerRequest, context: Any
+    ) -> pb.GetTimerResponse:
+        del request, context
+        raise NotLeaderError(None)
+
+
+async def test_only_clients_that_look_for_the_leader_get_not_leader() -> None:
+    server, address = await serving("GetTimer", Follower().GetTimer)
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            get: Any = channel.unary_unary(PATHS["GetTimer"])
+            for metadata, code, name in (
+                ((), grpc.StatusCode.UNAVAILABLE, "NOT_READY"),
+                (((DIRECT, "test"),), grpc.StatusCode.FAILED_PRECONDITION, "NOT_LEADER"),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as failed:
+                    await get(b"", metadata=metadata)
+                assert (failed.value.code(), reason(failed.value)) == (code, name)
+    finally:
+        await server.stop(None)
 
 
 class FakeContext:

@@ -49,11 +49,9 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_ALREADY_EXISTS: _Reason.ValueType  # 3
     """ALREADY_EXISTS"""
     REASON_NOT_LEADER: _Reason.ValueType  # 4
-    """FAILED_PRECONDITION: with timer-direct, or while no leader is"""
+    """FAILED_PRECONDITION: only with the metadata timer-direct"""
     REASON_NOT_READY: _Reason.ValueType  # 5
-    """known
-    UNAVAILABLE: no leader, no majority, or the node is starting
-    """
+    """UNAVAILABLE: no leader, no majority, or the node is starting"""
     REASON_OVERLOADED: _Reason.ValueType  # 6
     """RESOURCE_EXHAUSTED: retry after `retry_after_ms`"""
     REASON_COMMIT_TIMEOUT: _Reason.ValueType  # 7
@@ -107,11 +105,9 @@ REASON_NOT_FOUND: Reason.ValueType  # 2
 REASON_ALREADY_EXISTS: Reason.ValueType  # 3
 """ALREADY_EXISTS"""
 REASON_NOT_LEADER: Reason.ValueType  # 4
-"""FAILED_PRECONDITION: with timer-direct, or while no leader is"""
+"""FAILED_PRECONDITION: only with the metadata timer-direct"""
 REASON_NOT_READY: Reason.ValueType  # 5
-"""known
-UNAVAILABLE: no leader, no majority, or the node is starting
-"""
+"""UNAVAILABLE: no leader, no majority, or the node is starting"""
 REASON_OVERLOADED: Reason.ValueType  # 6
 """RESOURCE_EXHAUSTED: retry after `retry_after_ms`"""
 REASON_COMMIT_TIMEOUT: Reason.ValueType  # 7
