@@ -2,7 +2,9 @@
 
     EngineError --to_wire--> timer.v1.Error --abort--> status code, details, `timer-error-bin`
 
-Any client sees the status code. The project's own client acts on the reason in the metadata.
+Any client sees the status code. The project's own client acts on the reason in the metadata. gRPC
+itself repeats calls if an application configures that. It knows only the status code, so PUSHBACK
+prevents a repetition that could apply a request twice.
 """
 
 from typing import Final, NamedTuple, NoReturn
@@ -16,6 +18,8 @@ from timerclient.rows.enum_names import short_name
 
 TRAILER: Final = "timer-error-bin"
 """Trailing metadata that carries a serialised `timer.v1.Error`."""
+PUSHBACK: Final = "grpc-retry-pushback-ms"
+"""Trailing metadata for gRPC's own retries: the pause before the next; negative: no retry."""
 TEXT_SIZE_MAX: Final = 1024
 """Characters of one text in an `Error`. All metadata of an answer must fit into 8 KiB."""
 _UINT32_MAX: Final = (1 << 32) - 1
@@ -115,17 +119,37 @@ def to_wire(error: timer_errors.EngineError) -> timer_pb2.Error:
     return wire
 
 
+def trailers_of(
+    wire: timer_pb2.Error, *, is_repeatable: bool
+) -> tuple[tuple[str, str | bytes], ...]:
+    """Return the trailing metadata of a failed RPC.
+
+    `is_repeatable`: the request may be applied twice without harm.
+    """
+    trailers: tuple[tuple[str, str | bytes], ...] = ((TRAILER, wire.SerializeToString()),)
+    if not (wire.outcome_known or is_repeatable):
+        return (*trailers, (PUSHBACK, "-1"))
+    if wire.retry_after_ms:
+        return (*trailers, (PUSHBACK, str(wire.retry_after_ms)))
+    return trailers
+
+
 async def abort(
-    context: "grpc.aio.ServicerContext[object, object]", error: timer_errors.EngineError
+    context: "grpc.aio.ServicerContext[object, object]",
+    error: timer_errors.EngineError,
+    *,
+    is_repeatable: bool = True,
 ) -> NoReturn:
     """End the RPC with the error's status code, and the whole error in the trailing metadata.
+
+    `is_repeatable`: see `trailers_of`.
 
     Raises:
         grpc.aio.AbortError: always; gRPC ends a handler in this way.
     """
     wire = to_wire(error)
-    trailer = ((TRAILER, wire.SerializeToString()),)
-    await context.abort(code_of(error), wire.message, trailer)
+    trailers = trailers_of(wire, is_repeatable=is_repeatable)
+    await context.abort(code_of(error), wire.message, trailers)
 
 
 def _text(text: str) -> str:

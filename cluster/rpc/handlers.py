@@ -23,7 +23,7 @@ import grpc
 
 from cluster.rpc import grpc_errors
 from cluster.rpc.fair_queue import FairQueue
-from cluster.rpc.relay import SERVED_HERE, Relay, error_for
+from cluster.rpc.relay import SERVED_HERE, Relay, error_for, is_repeatable
 from cluster.rpc.request_bounds import UnreadableRequest, reader_of
 from cluster.rpc.rpc_caller import CALLER, keep_pace
 from timer.model.timer_errors import CommitTimeoutError, EngineError
@@ -86,8 +86,12 @@ class Service:
     def __init__(self, hooks: ServiceHooks = NO_HOOKS) -> None:
         self.hooks = hooks
 
-    async def refuse(self, method: str, error: EngineError, context: Context) -> NoReturn:
+    async def refuse(
+        self, method: str, error: EngineError, context: Context, *, is_repeatable: bool
+    ) -> NoReturn:
         """End an RPC with an error, and clear the frames that the error has passed.
+
+        `is_repeatable`: the request may be applied twice without harm.
 
         Raises:
             grpc.aio.AbortError: always.
@@ -96,7 +100,7 @@ class Service:
         error.__traceback__ = error.__context__ = error.__cause__ = None
         self.hooks.on_error(method, error)
         try:
-            await grpc_errors.abort(context, error)
+            await grpc_errors.abort(context, error, is_repeatable=is_repeatable)
         except grpc.aio.AbortError as aborted:
             aborted.__traceback__ = aborted.__context__ = None
             raise
@@ -180,8 +184,9 @@ def answered(
                     queue.leave(caller, weight)
             except EngineError as error:
                 why = error
+            repeatable = is_repeatable(request)
             del request
-            refusing = service.refuse(name, why, context)
+            refusing = service.refuse(name, why, context, is_repeatable=repeatable)
             del context, why
             return await refusing
 
@@ -224,8 +229,9 @@ def streamed(
                 why = error
             else:
                 return
+            repeatable = is_repeatable(request)
             del request
-            refusing = service.refuse(name, why, context)
+            refusing = service.refuse(name, why, context, is_repeatable=repeatable)
             del context, why
             await refusing
 

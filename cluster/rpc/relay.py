@@ -176,6 +176,7 @@ class Relay:
         """
         with self._line(target) as line:
             await line.connect(_left_s(context))
+            repeatable = is_repeatable(request)
             call: Any = line.channel.unary_unary(PATHS[method])
             sent = call(
                 request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
@@ -185,7 +186,7 @@ class Relay:
                 try:
                     answer: bytes = await sent
                 except grpc.aio.AioRpcError as failed:
-                    refused = _Refused(target, method, failed)
+                    refused = _Refused(target, method, failed, is_repeatable=repeatable)
                 except asyncio.CancelledError:
                     if sent not in self._left:
                         raise
@@ -309,9 +310,18 @@ class _Refused:
     """The end of an RPC that the leader refused, or that broke. It keeps no frames."""
 
     def __init__(
-        self, target: str, method: str, failed: grpc.aio.AioRpcError | None = None
+        self,
+        target: str,
+        method: str,
+        failed: grpc.aio.AioRpcError | None = None,
+        *,
+        is_repeatable: bool = False,
     ) -> None:
-        """`failed`: the leader's error. None: another node leads now."""
+        """`failed`: the leader's error. None: another node leads now.
+
+        `is_repeatable`: the request may be applied twice without harm.
+        """
+        self._is_repeatable = is_repeatable
         self._code, self._details = grpc.StatusCode.CANCELLED, "another node leads now"
         trailer = None
         if failed is not None:
@@ -327,23 +337,36 @@ class _Refused:
             EngineError: the leadership moves, or the leader's answer is lost.
             grpc.aio.AbortError: the leader's own refusal.
         """
+        trailers: tuple[tuple[str, str | bytes], ...] = ()
         if self._trailer is not None:
-            if pb.Error.FromString(self._trailer).reason == pb.REASON_NOT_LEADER:
+            wire = pb.Error.FromString(self._trailer)
+            if wire.reason == pb.REASON_NOT_LEADER:
                 raise NotReadyError(MOVING)
+            trailers = grpc_errors.trailers_of(wire, is_repeatable=self._is_repeatable)
         elif self._code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             lost = f"the node {self._target} did not answer: {self._details:.200}"
             if self._method in REPEATABLE:
                 raise NotReadyError(lost)
             raise LeadershipLostError(f"{lost}; the request may have been applied")
-        trailer = () if self._trailer is None else ((grpc_errors.TRAILER, self._trailer),)
         try:
-            await context.abort(self._code, self._details, trailer)
+            await context.abort(self._code, self._details, trailers)
         except grpc.aio.AbortError as aborted:
             aborted.__traceback__ = aborted.__context__ = None
             raise
         finally:
             del context  # the abort's traceback refers to this frame, and the context to the abort
         raise AssertionError("abort returned")
+
+
+def is_repeatable(request: Any) -> bool:
+    """Return whether a request may be applied twice without harm."""
+    match request:
+        case pb.ScheduleRequest() | pb.ScheduleTimerRequest():
+            return bool(request.request_id or getattr(request, "producer_id", 0))
+        case pb.RescheduleRequest():
+            return not request.HasField("keys")
+        case _:
+            return not hasattr(request, "__aiter__")
 
 
 def is_direct(context: Context) -> bool:

@@ -1,6 +1,7 @@
 """Any node takes any request: followers of a real cluster send on what only the leader can do."""
 
 import asyncio
+import json
 import queue
 import re
 import socket
@@ -12,10 +13,15 @@ import grpc
 import pytest
 
 from cluster.rpc import relay as relay_module
-from cluster.rpc.handlers import Service, answered
+from cluster.rpc.handlers import Service, ServiceHooks, answered
 from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
 from tests.cluster.running import RPC_S, Running, error_of, streamed, until
-from timer.model.timer_errors import LeadershipLostError, NotLeaderError, NotReadyError
+from timer.model.timer_errors import (
+    LeadershipLostError,
+    NotLeaderError,
+    NotReadyError,
+    OverloadedError,
+)
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.client_events import Connected, LeaderMissing
@@ -234,6 +240,68 @@ async def test_only_clients_that_look_for_the_leader_get_not_leader() -> None:
         await server.stop(None)
 
 
+RETRIES = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{}],
+                "retryPolicy": {
+                    "maxAttempts": 3,
+                    "initialBackoff": "0.02s",
+                    "maxBackoff": "0.02s",
+                    "backoffMultiplier": 1,
+                    "retryableStatusCodes": ["ABORTED", "RESOURCE_EXHAUSTED"],
+                },
+            }
+        ]
+    }
+)
+
+
+class Leaving(Service):
+    """Loses its leadership with each request in flight."""
+
+    def __init__(self, relay: Relay | None = None) -> None:
+        super().__init__(ServiceHooks(relay=relay))
+        self.calls = 0
+
+    @answered
+    async def ScheduleTimer(  # noqa: N802
+        self, request: pb.ScheduleTimerRequest, context: Any
+    ) -> pb.ScheduleTimerResponse:
+        del context
+        self.calls += 1
+        if request.topic == "full":
+            raise OverloadedError("it", retry_after_ms=1)
+        raise LeadershipLostError("deposed")
+
+
+async def test_grpc_itself_repeats_only_requests_that_may_be_applied_twice() -> None:
+    leader = Leaving()
+    parse = pb.ScheduleTimerRequest.FromString
+    server, address = await serving("ScheduleTimer", leader.ScheduleTimer, parse=parse)
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address))
+    follower, second = await serving("ScheduleTimer", Leaving(relay).ScheduleTimer, parse=parse)
+    options = [("grpc.service_config", RETRIES)]
+    try:
+        for target in (address, second):
+            for request, calls in (
+                (pb.ScheduleTimerRequest(topic="t"), 1),
+                (pb.ScheduleTimerRequest(topic="t", request_id="r"), 3),
+                (pb.ScheduleTimerRequest(topic="full"), 3),
+            ):
+                leader.calls = 0
+                async with grpc.aio.insecure_channel(target, options=options) as channel:
+                    call: Any = channel.unary_unary(PATHS["ScheduleTimer"])
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await call(request.SerializeToString())
+                assert leader.calls == calls, (target, request)
+    finally:
+        await relay.close()
+        await follower.stop(None)
+        await server.stop(None)
+
+
 class FakeContext:
     """A context of an RPC without metadata and without a deadline."""
 
@@ -291,12 +359,15 @@ async def test_a_leader_without_a_connection_gets_no_request(
 
 
 async def serving(
-    method: str, answer: Callable[..., Any], options: Sequence[tuple[str, int]] = ()
+    method: str,
+    answer: Callable[..., Any],
+    options: Sequence[tuple[str, int]] = (),
+    parse: Callable[[bytes], Any] | None = None,
 ) -> tuple[grpc.aio.Server, str]:
     """Start a server with one method of the TimerService; return it and its address."""
     server = grpc.aio.server(options=options)
     port = server.add_insecure_port("127.0.0.1:0")
-    handler: Any = grpc.unary_unary_rpc_method_handler(answer)
+    handler: Any = grpc.unary_unary_rpc_method_handler(answer, parse)
     handlers = grpc.method_handlers_generic_handler("timer.v1.TimerService", {method: handler})
     server.add_generic_rpc_handlers((handlers,))
     await server.start()
