@@ -15,7 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from timer.model import timer_id
 from timer.model.columns import encode_headers
-from timer.model.timer_errors import InvalidRequestError
+from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.peeked_messages import messages_of
 
@@ -41,7 +41,7 @@ def columns_of(request: pb.ScheduleTimerRequest) -> pb.ScheduleRequest:
     """Return a request for one timer as columns.
 
     Raises:
-        InvalidRequestError: a time or a header is malformed.
+        InvalidRequestError: a time or a header is malformed, or there is neither payload nor time.
     """
     out = pb.ScheduleRequest(on_conflict=request.on_conflict, request_id=request.request_id)
     row = out.timers.add(
@@ -55,6 +55,9 @@ def columns_of(request: pb.ScheduleTimerRequest) -> pb.ScheduleRequest:
         case "delay_level":
             row.delay_level.append(request.delay_level)
         case _:
+            if not request.payload:  # such as a row of another type, or an empty one
+                limit = "give it, or one of due, delay, delay_level"
+                raise InvalidRequestError("payload", UNSHOWN, limit)
             row.delay_ms.append(0)
     if key := request.key.encode():
         row.key_sizes.append(len(key))

@@ -171,13 +171,13 @@ class TimerChanges:
         if kind == "keys":
             topics = leader.machine.topic_by_name
             keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
-            when = wire_rows.when_of(request, len(keys))
+            when = _when_of(request, len(keys))
             moving = self._move(keys, keys.topic, when)
             with _places_named(when, np.arange(len(keys)), len(keys)):
                 return self._rescheduled(*await within(moving, context))
         ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
         genuine = genuine & await self._looking_in.permitted(ids)
-        when = wire_rows.when_of(request, len(ids))
+        when = _when_of(request, len(ids))
         results = np.full(len(ids), NOT_FOUND, np.uint8)
         timers = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
         if genuine.any():
@@ -290,6 +290,14 @@ class TimerChanges:
         if following is None:
             return count, b""
         return count, wire_timers.page_token(request.filter, following, seq_end, salt)
+
+
+def _when_of(request: pb.RescheduleRequest, n: int) -> WantedTimes:
+    """See wire_rows.when_of; an error about one of several times has its place."""
+    try:
+        return wire_rows.when_of(request, n)
+    except InvalidRequestError as error:
+        raise error.in_request(0, n) from None
 
 
 @contextmanager

@@ -40,7 +40,13 @@ from timer.ready.queue import Queue
 from timer.state.key_conflicts import Verdict
 from timer.state.producers import RequestAnswer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.rows import NAME_SIZE_MAX, TOPIC_NAME, name_limit
+from timerclient.rows.rows import (
+    NAME_SIZE_MAX,
+    SECONDS,
+    SECONDS_LIMIT,
+    TOPIC_NAME,
+    name_limit,
+)
 
 TOKEN_SIZE_MAX: Final = 64
 COLUMNS_MAX: Final = 1_024
@@ -337,10 +343,19 @@ def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> Wante
     """Return the times that a request gives for its timers.
 
     Raises:
-        InvalidRequestError: none or several ways are given, or a wrong number of values.
+        InvalidRequestError: none or several ways are given, a wrong number of values, or Unix
+            seconds in place of milliseconds.
     """
     given: dict[str, Sequence[int]] = {way: getattr(request, way) for way in WAYS}
-    return when_of_ways(given, rows)
+    when = when_of_ways(given, rows)
+    values = when.values
+    if when.way == "due_ms" and int(values.min()) < SECONDS.stop:
+        wrong = np.flatnonzero((values >= SECONDS.start) & (values < SECONDS.stop))
+        if len(wrong):
+            row = int(wrong[0])
+            place = row if len(values) == rows else None
+            raise InvalidRequestError("due_ms", int(values[row]), SECONDS_LIMIT, row=place)
+    return when
 
 
 def _check_keyed(mode: int, key: Binary) -> None:

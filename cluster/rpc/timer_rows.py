@@ -24,6 +24,7 @@ from timerclient.rows.rows import (
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
     SECONDS,
+    SECONDS_LIMIT,
     TEXT_SIZE_MAX,
     Columns,
     Way,
@@ -77,7 +78,8 @@ def row_of(fields: Fields) -> TimerRow:
     """Return a new timer. The names of the fields are known.
 
     Raises:
-        InvalidRequestError: a field is wrong, or there is neither payload nor due time.
+        InvalidRequestError: a field is wrong, there is neither payload nor due time, or the only
+            due time is null.
     """
     payload, headers = content_of(fields)
     when = way_of(fields)
@@ -87,6 +89,9 @@ def row_of(fields: Fields) -> TimerRow:
     if payload is None and when is None:  # such as an empty body
         limit = f"give it, json or payload_base64, or one of {', '.join(TIMES)}"
         raise refused("payload", UNSHOWN, limit)
+    if when is None and (null := next((name for name in TIMES if name in fields), None)):
+        limit = "must not be null without another time; a delay of 0 means at once"
+        raise refused(null, UNSHOWN, limit)  # such as an unset variable of a program
     way, value = when or ("delay_ms", 0)
     return TimerRow(payload or b"", way, value, key, headers or b"", ordering_key, priority)
 
@@ -160,9 +165,8 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
     if given[0] == "delay_level":
         return "delay_level", json_fields.whole(fields, "delay_level", 0, LEVEL_MAX)
     due_ms = json_fields.instant_ms(fields, "due") or 0
-    if given[0] == "due_ms" and due_ms in SECONDS:
-        limit = "is a time of early 1970: Unix seconds? give milliseconds, or a delay of 0: at once"
-        raise refused("due_ms", due_ms, limit)
+    if due_ms in SECONDS:
+        raise refused(given[0], fields[given[0]], SECONDS_LIMIT)
     return "due_ms", due_ms
 
 

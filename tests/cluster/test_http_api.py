@@ -739,7 +739,7 @@ def test_due_time_in_seconds_is_refused_and_whole_numbers_have_any_form(
     node, at = cluster.followers()[0], f"/v1/topics/{topic}/timers"
     for due_ms in (1_893_456_000, 10**9, 10**10 - 1):
         found = send(cluster, node, "POST", at, {"due_ms": due_ms}).body
-        assert (found["field"], "Unix seconds?" in found["limit"]) == ("due_ms", True), due_ms
+        assert (found["field"], "Unix seconds" in found["limit"]) == ("due_ms", True), due_ms
     for number, due in (("1.893456e12", 1_893_456_000_000), ("253402300799999.0", 253402300799999)):
         assert send(cluster, node, "POST", at, f'{{"due_ms": {number}}}').body["due_ms"] == due
     for at_once in (0, 1, 10**10):

@@ -51,6 +51,7 @@ def test_timer_of_each_kind_of_payload_and_time() -> None:
     for some in ({"payload": ""}, {"delay": 0}):
         empty = scheduled({"key": None, "payload": None} | some).timers[0]
         assert (empty.payloads, [*empty.delay_ms], [*empty.key_sizes]) == (b"", [0], [])
+    assert [*scheduled({"delay": 1, "due": None, "due_ms": None}).timers[0].delay_ms] == [1_000]
     for level in (3, 3.0, "3"):
         assert [*scheduled({"delay_level": level}).timers[0].delay_level] == [3]
     assert (
@@ -114,6 +115,10 @@ def test_delay_is_seconds_or_a_duration(text: str, ms: int) -> None:
         ({"due": "soon"}, "due", "RFC 3339"),
         ({"due": 1}, "due", "Unix time is due_ms"),
         ({"due": "1960-01-01T00:00:00Z"}, "due", "1970"),
+        ({"due": "1970-01-21T18:49:16Z"}, "due", "Unix seconds"),
+        ({"payload": "p", "delay": None}, "delay", "must not be null"),
+        ({"payload": "p", "due": None}, "due", "must not be null"),
+        ({"payload": "p", "due_ms": None}, "due_ms", "must not be null"),
         ({"due_ms": -1}, "due_ms", f"must be 0 to {DUE_MS_MAX}"),
         ({"due_ms": DUE_MS_MAX + 1}, "due_ms", f"must be 0 to {DUE_MS_MAX}"),
         ({"due_ms": 10**300}, "due_ms", "must be 0 to"),

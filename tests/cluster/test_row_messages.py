@@ -33,12 +33,13 @@ def test_a_row_becomes_columns_and_no_timer_is_early() -> None:
     assert [*one.due_ms] == [DUE_MS]
     assert [*decode_headers(one.headers).items()] == [("a", "1"), ("b", "2")]
     assert [*row(delay=Duration(seconds=1, nanos=500_000_000)).delay_ms] == [1_500]
-    assert [*row().delay_ms] == [0]
+    assert [*row(payload=b"x").delay_ms] == [0]
     assert [*row(delay_level=3).delay_level] == [3]
-    traits = row(ordering_key="o", priority=0)
+    traits = row(payload=b"x", ordering_key="o", priority=0)
     assert ([*traits.ordering_key_sizes], traits.ordering_keys) == ([1], b"o")
-    assert ([*traits.priorities], [*row().priorities]) == ([0], [])
+    assert ([*traits.priorities], [*row(payload=b"x").priorities]) == ([0], [])
     request = pb.ScheduleTimerRequest(topic="t", request_id="r", on_conflict=pb.ON_CONFLICT_KEEP)
+    request.delay_level = 1
     columns = columns_of(request)
     assert (columns.request_id, columns.on_conflict) == ("r", pb.ON_CONFLICT_KEEP)
 
@@ -51,8 +52,9 @@ def test_a_row_becomes_columns_and_no_timer_is_early() -> None:
         ({"due": Timestamp(nanos=10**9)}, "due.nanos"),
         ({"delay": Duration(seconds=-(1 << 62))}, "delay.seconds"),
         ({"delay": Duration(seconds=1, nanos=-1)}, "delay.nanos"),
-        ({"headers": {"a": "x" * 65_536}}, "headers"),
-        ({"headers": {"x" * 65_536: "a"}}, "headers"),
+        ({"payload": b"x", "headers": {"a": "x" * 65_536}}, "headers"),
+        ({"payload": b"x", "headers": {"x" * 65_536: "a"}}, "headers"),
+        ({"key": "k"}, "payload"),
     ],
 )
 def test_malformed_rows_are_refused(fields: dict[str, Any], field: str) -> None:

@@ -12,6 +12,7 @@ from cluster.api.wire_rows import (
     count_texts,
     part_of,
     put_bytes,
+    when_of,
 )
 from tests.timer.leading import Play
 from timer.leader.leader import Now
@@ -114,6 +115,19 @@ def test_request_of_too_many_columns_is_refused_by_field_value_and_limit() -> No
         check_request(pb.ScheduleRequest(timers=[column] * (COLUMNS_MAX + 1)), LIMITS)
     assert refused.value.field == "timers"
     assert f"{COLUMNS_MAX + 1} columns" in str(refused.value)
+
+
+@pytest.mark.parametrize("seconds", [10**9, 1_795_824_060, 10**10 - 1])
+def test_unix_seconds_are_not_taken_for_milliseconds(seconds: int) -> None:
+    one = pb.TimerColumns(due_ms=[seconds], payload_sizes=[0])
+    with pytest.raises(InvalidRequestError, match=f"due_ms = {seconds}: .* Unix seconds"):
+        when_of(one, 1)
+    many = pb.RescheduleRequest(due_ms=[0, 10**10, seconds])
+    with pytest.raises(InvalidRequestError) as refused:
+        when_of(many, 3)
+    assert refused.value.row == 2
+    delays = pb.TimerColumns(delay_ms=[seconds], payload_sizes=[0])
+    assert when_of(delays, 1).values.tolist() == [seconds]
 
 
 def test_client_puts_no_more_columns_into_a_request_than_are_taken() -> None:

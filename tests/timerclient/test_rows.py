@@ -40,7 +40,7 @@ def batch(payloads: Any, **more: Any) -> pb.TimerColumns:
         ({"due_ms": np.int64(17)}, "due_ms", 17),
         ({"due_ms": rows.DUE_MS_MAX}, "due_ms", rows.DUE_MS_MAX),
         ({"due": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}, "due_ms", 1_000),
-        ({"due": datetime(1970, 2, 1, tzinfo=UTC)}, "due_ms", 31 * 86_400_000),
+        ({"due": datetime(1971, 2, 1, tzinfo=UTC)}, "due_ms", 396 * 86_400_000),
         ({"due": datetime(1970, 1, 1, 1, 0, 1, 1, timezone(timedelta(hours=1)))}, "due_ms", 1_001),
     ],
 )
@@ -69,6 +69,7 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"due_ms": rows.DUE_MS_MAX + 1}, "must be 0 to"),
         ({"due_ms": 1_795_824_060}, "must be Unix milliseconds; 2026-11-28 is 1795824060000"),
         ({"due": 17}, "aware datetime"),
+        ({"due": datetime(1970, 1, 21, tzinfo=UTC)}, "Unix seconds in place of milliseconds"),
     ],
 )
 def test_when_that_names_no_instant_is_refused(when: dict[str, Any], text: str) -> None:

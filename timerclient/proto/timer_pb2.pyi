@@ -861,11 +861,13 @@ class TimerColumns(_message.Message):
     """UTF-8"""
     @_builtins.property
     def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Unix milliseconds; in the past = at once"""
+        """Unix milliseconds; in the past = at once. Not 1e9 to 1e10,"""
 
     @_builtins.property
     def delay_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """from the time at which the leader accepts the request"""
+        """which are Unix seconds
+        from the time at which the leader accepts the request
+        """
 
     @_builtins.property
     def payload_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...

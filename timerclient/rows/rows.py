@@ -30,6 +30,9 @@ from timerclient.values.errors import Described, InvalidRequest
 DUE_MS_MAX: Final = (1 << 48) - 1
 SECONDS: Final = range(10**9, 10**10)
 """Unix seconds from 2001 to 2286. As milliseconds they are times of early 1970: a mistake."""
+SECONDS_LIMIT: Final = (
+    "is a time of early 1970: Unix seconds in place of milliseconds? A delay of 0 means at once"
+)
 LEASE_MS_MAX: Final = 43_200_000
 """Longest lease that the settings of a node can allow."""
 PAUSE_MS_MAX: Final = 30 * 86_400_000
@@ -219,7 +222,10 @@ def _of_due(value: Any) -> int:
     if value.utcoffset() is None:
         limit = "must not be naive; give the datetime a tzinfo, such as datetime.UTC"
         raise InvalidRequest.of("due", value, limit)
-    return whole("due_ms", -(-(value - _EPOCH) // _MS), 0, DUE_MS_MAX)
+    unix_ms = whole("due_ms", -(-(value - _EPOCH) // _MS), 0, DUE_MS_MAX)
+    if unix_ms in SECONDS:
+        raise InvalidRequest.of("due", value.isoformat(), SECONDS_LIMIT)
+    return unix_ms
 
 
 def _of_due_ms(value: Any) -> int:
