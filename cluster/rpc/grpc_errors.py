@@ -1,6 +1,7 @@
 """The only place where engine errors become gRPC's: status codes, reasons, trailing metadata.
 
-    EngineError --to_wire--> timer.v1.Error --abort--> status code, details, `timer-error-bin`
+    EngineError --to_wire--> timer.v1.Error --abort--> status code, message, `timer-error-bin`,
+                                                       `grpc-status-details-bin`
 
 Any client sees the status code. The project's own client acts on the reason in the metadata. gRPC
 itself repeats calls if an application configures that. It knows only the status code, so PUSHBACK
@@ -12,6 +13,7 @@ from typing import Final, NamedTuple, NoReturn
 import grpc
 import grpc.aio
 
+from cluster.rpc import status_details
 from timer.model import timer_errors
 from timerclient.proto import timer_pb2
 from timerclient.rows.enum_names import short_name
@@ -120,18 +122,20 @@ def to_wire(error: timer_errors.EngineError) -> timer_pb2.Error:
 
 
 def trailers_of(
-    wire: timer_pb2.Error, *, is_repeatable: bool
+    code: grpc.StatusCode, wire: timer_pb2.Error, *, is_repeatable: bool
 ) -> tuple[tuple[str, str | bytes], ...]:
     """Return the trailing metadata of a failed RPC.
 
     `is_repeatable`: the request may be applied twice without harm.
     """
-    trailers: tuple[tuple[str, str | bytes], ...] = ((TRAILER, wire.SerializeToString()),)
+    trailers: list[tuple[str, str | bytes]] = [(TRAILER, wire.SerializeToString())]
+    if (details := status_details.details_of(code, wire)) is not None:
+        trailers.append((status_details.KEY, details))
     if not (wire.outcome_known or is_repeatable):
-        return (*trailers, (PUSHBACK, "-1"))
-    if wire.retry_after_ms:
-        return (*trailers, (PUSHBACK, str(wire.retry_after_ms)))
-    return trailers
+        trailers.append((PUSHBACK, "-1"))
+    elif wire.retry_after_ms:
+        trailers.append((PUSHBACK, str(wire.retry_after_ms)))
+    return tuple(trailers)
 
 
 async def abort(
@@ -147,9 +151,9 @@ async def abort(
     Raises:
         grpc.aio.AbortError: always; gRPC ends a handler in this way.
     """
-    wire = to_wire(error)
-    trailers = trailers_of(wire, is_repeatable=is_repeatable)
-    await context.abort(code_of(error), wire.message, trailers)
+    wire, code = to_wire(error), code_of(error)
+    trailers = trailers_of(code, wire, is_repeatable=is_repeatable)
+    await context.abort(code, wire.message, trailers)
 
 
 def _text(text: str) -> str:

@@ -342,7 +342,7 @@ class _Refused:
             wire = pb.Error.FromString(self._trailer)
             if wire.reason == pb.REASON_NOT_LEADER:
                 raise NotReadyError(MOVING)
-            trailers = grpc_errors.trailers_of(wire, is_repeatable=self._is_repeatable)
+            trailers = grpc_errors.trailers_of(self._code, wire, is_repeatable=self._is_repeatable)
         elif self._code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             lost = f"the node {self._target} did not answer: {self._details:.200}"
             if self._method in REPEATABLE:

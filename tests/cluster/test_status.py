@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ from cluster.rpc.grpc_errors import (
     code_of,
     reason_of,
     to_wire,
+    trailers_of,
 )
 from timer.model import timer_errors
 from timer.model.units import Epoch
@@ -156,6 +158,34 @@ async def test_aborted_rpc_carries_code_details_and_the_whole_error(
         assert failed.value.details() == str(error)
         trailers = dict(failed.value.trailing_metadata())
         assert timer_pb2.Error.FromString(trailers[TRAILER]) == to_wire(error)
+
+
+async def test_status_has_the_error_and_the_pause_among_its_details(
+    failing: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes],
+) -> None:
+    statuses: Any = pytest.importorskip("google.rpc.status_pb2")
+    retries: Any = pytest.importorskip("google.rpc.error_details_pb2")
+    for at, error in enumerate(INSTANCES):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await failing(str(at).encode())
+        trailers = dict(failed.value.trailing_metadata())
+        status = statuses.Status.FromString(trailers["grpc-status-details-bin"])
+        code: Any = code_of(error).value
+        assert (status.code, status.message) == (code[0], str(error))
+        found, retry, wire = timer_pb2.Error(), retries.RetryInfo(), to_wire(error)
+        assert status.details[0].Unpack(found)
+        assert found == wire
+        assert [each.Unpack(retry) for each in status.details[1:]] == [True] * bool(
+            wire.retry_after_ms
+        )
+        assert retry.retry_delay.ToMilliseconds() == wire.retry_after_ms
+
+
+def test_long_error_has_no_details_for_which_metadata_has_no_room() -> None:
+    wire = to_wire(timer_errors.NotReadyError("x" * TEXT_SIZE_MAX))
+    assert len(dict(trailers_of(code_of(INSTANCES[4]), wire, is_repeatable=True))) == 2
+    wire.field = "x" * TEXT_SIZE_MAX
+    assert [*dict(trailers_of(code_of(INSTANCES[4]), wire, is_repeatable=True))] == [TRAILER]
 
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)

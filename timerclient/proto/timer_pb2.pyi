@@ -7,7 +7,8 @@ Rows are sent as columns: packed repeated fields of equal length. A column of by
 fields: the sizes (packed) and the bytes, one string after the other. Element i of every column
 belongs to row i.
 
-A failed RPC carries an `Error` (below) in the trailing metadata `timer-error-bin`.
+A failed RPC carries an `Error` (below) in the trailing metadata `timer-error-bin`, and as a detail
+of its google.rpc.Status in `grpc-status-details-bin`.
 
 Any node takes any request and sends it on to the leader, except with the metadata `timer-direct`
 (any value): then a node that does not lead answers NOT_LEADER, for clients that go to the leader
