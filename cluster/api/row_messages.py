@@ -15,7 +15,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from timer.model import timer_id
 from timer.model.columns import encode_headers
-from timer.model.timer_errors import UNSHOWN, InvalidRequestError
+from timer.model.timer_errors import (
+    UNSHOWN,
+    AlreadyExistsError,
+    InvalidRequestError,
+    NotFoundError,
+)
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.peeked_messages import messages_of
 
@@ -111,6 +116,20 @@ def row_answer(answer: pb.ScheduleResponse, salt: int) -> pb.ScheduleTimerRespon
     if any(answer.other_ids):
         out.other_id = answer.other_ids
     return out
+
+
+def check_conflict(key: str, answer: pb.ScheduleTimerResponse) -> None:
+    """Check that a conflict of keys has not prevented the schedule.
+
+    Raises:
+        AlreadyExistsError: another timer has the key.
+        NotFoundError: no timer has the key of an update.
+    """
+    if answer.result == pb.SCHEDULE_RESULT_REJECTED:
+        why = f"the pending timer {timer_id.to_text(answer.other_id)} has it"
+        raise AlreadyExistsError("key", key, why)
+    if answer.result == pb.SCHEDULE_RESULT_NOT_PENDING:
+        raise NotFoundError("pending timer with the key", key)
 
 
 def _set_time(to: Timestamp, ms: int) -> None:

@@ -134,9 +134,14 @@ class TimerService(Service, rpc.TimerServiceServicer):
         refused: InvalidRequestError
         try:
             future = await self._take(row_messages.columns_of(request), caller_of(context))
-            return row_messages.row_answer(await within(future, context), self._salt)
+            columns = await within(future, context)
         except InvalidRequestError as error:
             refused = row_messages.named_as_sent(error)
+        else:
+            answer = row_messages.row_answer(columns, self._salt)
+            if request.conflict_is_error:
+                row_messages.check_conflict(request.key, answer)
+            return answer
         raise refused
 
     @streamed

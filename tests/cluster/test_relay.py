@@ -167,6 +167,26 @@ def test_a_follower_takes_rows(cluster: Running, topic: str) -> None:
     assert error_of(refused.value).field == "leases"
 
 
+def test_conflict_of_keys_is_an_error_for_requests_that_want_one(
+    cluster: Running, topic: str
+) -> None:
+    timers = cluster.timers(cluster.followers()[0])
+    request = pb.ScheduleTimerRequest(topic=topic, key="k")
+    request.delay.seconds = 600
+    first = timers.ScheduleTimer(request, timeout=RPC_S)
+    second = timers.ScheduleTimer(request, timeout=RPC_S)
+    assert (second.result, second.other_id) == (pb.SCHEDULE_RESULT_REJECTED, first.timer_id)
+    request.conflict_is_error, request.request_id = True, topic
+    for _ in range(2):  # a repetition, too
+        with pytest.raises(grpc.RpcError) as refused:
+            timers.ScheduleTimer(request, timeout=RPC_S)
+        assert error_of(refused.value).reason == pb.REASON_ALREADY_EXISTS
+    request.on_conflict, request.key, request.request_id = pb.ON_CONFLICT_UPDATE, "other", ""
+    with pytest.raises(grpc.RpcError) as refused:
+        timers.ScheduleTimer(request, timeout=RPC_S)
+    assert error_of(refused.value).reason == pb.REASON_NOT_FOUND
+
+
 def test_streams_pass_a_follower(cluster: Running, topic: str) -> None:
     follower = cluster.followers()[0]
     requests = [one_timer(topic, b"%d" % n) for n in range(5)]

@@ -737,6 +737,7 @@ class ScheduleTimerRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ORDERING_KEY_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    CONFLICT_IS_ERROR_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     payload: _builtins.bytes
     key: _builtins.str
@@ -751,6 +752,10 @@ class ScheduleTimerRequest(_message.Message):
     """empty: none"""
     priority: _builtins.int
     """absent: 4"""
+    conflict_is_error: _builtins.bool
+    """true: a conflict of keys is an error: ALREADY_EXISTS in place of the result REJECTED, NOT_FOUND in
+    place of NOT_PENDING. Nodes of earlier releases ignore it
+    """
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -775,10 +780,11 @@ class ScheduleTimerRequest(_message.Message):
         request_id: _builtins.str = ...,
         ordering_key: _builtins.str = ...,
         priority: _builtins.int | None = ...,
+        conflict_is_error: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "delay", b"delay", "delay_level", b"delay_level", "due", b"due", "priority", b"priority", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "delay", b"delay", "delay_level", b"delay_level", "due", b"due", "headers", b"headers", "key", b"key", "on_conflict", b"on_conflict", "ordering_key", b"ordering_key", "payload", b"payload", "priority", b"priority", "request_id", b"request_id", "topic", b"topic", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "conflict_is_error", b"conflict_is_error", "delay", b"delay", "delay_level", b"delay_level", "due", b"due", "headers", b"headers", "key", b"key", "on_conflict", b"on_conflict", "ordering_key", b"ordering_key", "payload", b"payload", "priority", b"priority", "request_id", b"request_id", "topic", b"topic", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
@@ -793,6 +799,8 @@ Global___ScheduleTimerRequest: _TypeAlias = ScheduleTimerRequest  # noqa: Y015
 
 @_typing.final
 class ScheduleTimerResponse(_message.Message):
+    """A conflict of keys is no error, except with `conflict_is_error`: check `result`."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMER_ID_FIELD_NUMBER: _builtins.int
