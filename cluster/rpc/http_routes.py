@@ -39,7 +39,7 @@ class HttpRoute:
     query: Mapping[str, str] = field(default_factory=dict)
     """Name of a parameter -> its description. Of an RPC: fields of the request."""
     name: str = ""
-    """Name of the operation without a form, if another route has the same RPC."""
+    """Name of the operation of a reader, or without a form if it is not that of the RPC."""
     inner: str = ""
     """The names in the path are fields of this field of the request. Empty: of the request."""
     answer: str = ""
@@ -57,7 +57,7 @@ class HttpRoute:
     @property
     def operation(self) -> str:
         """The name of the operation, which no other route has."""
-        return self.form or self.name or self.rpc or self.reader
+        return self.form or self.name or self.rpc
 
     @property
     def is_change(self) -> bool:
@@ -114,6 +114,7 @@ READERS: Final = (
         verb="GET",
         path="/v1/status",
         reader="status",
+        name="GetStatus",
         summary="Roles, positions and counters of this node, or of all",
         query=_SCOPE,
         answer="GetStatusResponse",
@@ -122,6 +123,7 @@ READERS: Final = (
         verb="GET",
         path="/v1/checkpoint",
         reader="checkpoint",
+        name="GetCheckpoint",
         summary="The checkpoint of this node, or of all, and the shared checkpoint",
         query=_SCOPE,
         answer="GetCheckpointResponse",
@@ -130,6 +132,7 @@ READERS: Final = (
         verb="GET",
         path="/v1/policies",
         reader="policies",
+        name="GetPolicies",
         summary="The policies of a scope, as this node has applied them",
         query={"namespace": "a namespace", "topic": "a topic; neither: the cluster"},
         answer="DescribePoliciesResponse",
@@ -138,6 +141,7 @@ READERS: Final = (
         verb="GET",
         path="/v1/openapi.json",
         reader="openapi",
+        name="GetOpenapi",
         summary="This document",
     ),
 )
@@ -147,12 +151,14 @@ PAGE_READERS: Final = (
         verb="GET",
         path="/v1/overview",
         reader="overview",
+        name="GetOverview",
         summary="Everything that the status page shows without a search",
     ),
     HttpRoute(
         verb="GET",
         path="/v1/topics",
         reader="topics",
+        name="ListTopics",
         summary="A page of topics by name",
         query={
             "prefix": "the beginning of the names",
@@ -165,6 +171,7 @@ PAGE_READERS: Final = (
         verb="GET",
         path="/v1/timer",
         reader="timer",
+        name="FindTimer",
         summary="One timer and its story, from the leader",
         query={"id": "the timer's id, or:", "topic": "its topic", "key": "and its key"},
     ),
@@ -253,6 +260,7 @@ ADMIN_ROUTES: Final = (
         verb="GET",
         path=_TOPIC,
         rpc="ListTopics",
+        name="GetTopic",
         summary="One topic with its groups, from the leader",
         query={"lateness": "true: with the histograms of lateness"},
         first_of="topics",
@@ -274,6 +282,7 @@ ADMIN_ROUTES: Final = (
         verb="GET",
         path=f"{_TOPIC}/messages",
         rpc="Peek",
+        name="PeekMessages",
         summary="Messages of a topic or a group with their payloads, shown without a delivery",
         query={
             "group": "its unacked messages with their states; default: all that the topic keeps",

@@ -40,6 +40,15 @@ _IDEMPOTENCY: Final[Schema] = {
     " the first one's answer",
     "schema": {"type": "string", "maxLength": 64},
 }
+_SCHEDULE_PROBLEMS: Final = {
+    "404": "no pending timer has the key of an update, or no topic the name",
+    "409": "a pending timer has the key",
+    "429": "too many requests, or the topic is at a quota",
+}
+"""Status of an answer to a schedule -> its meaning."""
+_RETRY_AFTER: Final[Schema] = {
+    "Retry-After": {"description": "seconds, if they are known", "schema": WHOLE}
+}
 _TAGS: Final = {"timers": timer_forms, "series": series_forms, "messages": message_forms}
 """Tag of the operations of a module with forms. A generator makes one class for each."""
 _PARAMETERS: Final[dict[str, Schema]] = {
@@ -123,6 +132,11 @@ def _operation(route: HttpRoute, schemas: dict[str, Schema]) -> dict[str, Any]:
     }
     if form is not None and form.takes_request_id:
         operation["parameters"].append(_IDEMPOTENCY)
+        problem = operation["responses"].pop("default")
+        for status, told in _SCHEDULE_PROBLEMS.items():
+            operation["responses"][status] = problem | {"description": told}
+        operation["responses"]["429"]["headers"] = _RETRY_AFTER
+        operation["responses"]["default"] = problem
     body = _body(route, form, in_path)
     if body["properties"] and route.is_change:
         content = _content(route, hoisted(body | {"additionalProperties": False}, schemas))

@@ -33,9 +33,10 @@ def nullable(schema: Schema) -> Schema:
     return schema | {"nullable": True}
 
 
-def listed(schema: Schema) -> Schema:
-    """Return the schema of a list."""
-    return {"type": "array", "items": schema}
+def listed(schema: Schema, most: int | None = None) -> Schema:
+    """Return the schema of a list. `most`: its elements, at most; None: any number."""
+    bound = {} if most is None else {"minItems": 1, "maxItems": most}
+    return {"type": "array", "items": schema} | bound
 
 
 def words(*names: str) -> Schema:

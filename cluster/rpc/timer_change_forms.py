@@ -310,14 +310,14 @@ FORMS: Final[Mapping[str, HttpForm]] = {
     "CancelTimers": HttpForm(
         request=_cancel_ids,
         answer=lambda request, answer: {"timers": _all_cancelled(request, answer)},
-        body=named("CancelTimersBody", {"ids": listed(ID)}),
+        body=named("CancelTimersBody", {"ids": listed(ID, IDS_MAX)}),
         answered=_CANCELLED_LIST,
         bytes_max=LARGE_BYTES_MAX,
     ),
     "CancelTimersByKey": HttpForm(
         request=_cancel_keys,
         answer=lambda request, answer: {"timers": _all_cancelled(request, answer)},
-        body=named("CancelKeysBody", {"keys": listed(TEXT)}),
+        body=named("CancelKeysBody", {"keys": listed(TEXT, KEYS_MAX)}),
         answered=_CANCELLED_LIST,
         bytes_max=LARGE_BYTES_MAX,
         field_in_json=lambda request, name: field_of_row(name, _targets(request), KEYS),
@@ -351,7 +351,11 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         answer=_all_rescheduled,
         body=named(
             "RescheduleTimersBody",
-            {"timers": listed(named("TimerMove", {"id": ID, **TIME_SCHEMA}, optional=TIME_SCHEMA))},
+            {
+                "timers": listed(
+                    named("TimerMove", {"id": ID, **TIME_SCHEMA}, optional=TIME_SCHEMA), IDS_MAX
+                )
+            },
         ),
         answered=_RESCHEDULED_LIST,
         bytes_max=LARGE_BYTES_MAX,
@@ -364,7 +368,7 @@ FORMS: Final[Mapping[str, HttpForm]] = {
             "RescheduleKeysBody",
             {
                 "timers": listed(
-                    named("KeyMove", {"key": TEXT, **TIME_SCHEMA}, optional=TIME_SCHEMA)
+                    named("KeyMove", {"key": TEXT, **TIME_SCHEMA}, optional=TIME_SCHEMA), KEYS_MAX
                 )
             },
         ),

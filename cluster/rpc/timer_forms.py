@@ -25,6 +25,7 @@ from cluster.rpc.timer_change_forms import (
     token_text,
 )
 from cluster.rpc.timer_rows import MODE_SCHEMA, ROW, ROW_SCHEMA, request_of, row_of
+from timer.leader.leader import ENTRY_ROWS_MAX
 from timer.model import timer_id
 from timer.model.timer_errors import AlreadyExistsError, EngineError, NotFoundError
 from timerclient.proto import timer_pb2 as pb
@@ -208,7 +209,8 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         body=named(
             "ScheduleTimersBody",
             {
-                "timers": listed(named("NewTimer", ROW_SCHEMA, optional=ROW_SCHEMA)),
+                "timers": listed(named("NewTimer", ROW_SCHEMA, optional=ROW_SCHEMA), ENTRY_ROWS_MAX)
+                | {"description": "at most 1,024 of them with keys"},
                 "on_conflict": MODE_SCHEMA,
             },
             optional=("on_conflict",),

@@ -86,6 +86,7 @@ def test_document_has_what_generators_of_clients_need() -> None:
             assert one.get("requestBody", {"required": True})["required"], one
             assert "requestBody" not in one or verb not in {"get", "delete"}, one
     assert len(operations) == len({*operations})
+    assert all(re.fullmatch(r"([A-Z][a-z]+)+", each) for each in operations), operations
     # A generator for Go makes a type of this name for each operation.
     assert made["components"]["schemas"].keys().isdisjoint(f"{each}Response" for each in operations)
     for each in _schemas(made):

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from cluster.rpc import json_bodies, json_fields
+from cluster.rpc import json_bodies, json_fields, openapi
 from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parsed
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.payload_json import payload_json
 from cluster.rpc.route_forms import FORMS
+from timer.leader.leader import KEYS_MAX
 from timer.model.timer_errors import InvalidRequestError, NotReadyError, OverloadedError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import DUE_MS_MAX, decode_headers
@@ -336,3 +337,13 @@ def test_field_of_a_message_of_the_contract_is_refused_with_its_name_and_limit(
 def test_numbers_as_text_names_of_enums_and_null_are_fields_of_a_message() -> None:
     for fields in ({"offset": str((1 << 64) - 1)}, {"start": "EARLIEST"}, {"start": 1}):
         check_message(fields | {"topic": None}, pb.SeekGroupRequest.DESCRIPTOR)
+
+
+def test_document_declares_the_errors_of_schedules_and_the_limits_of_lists() -> None:
+    made = openapi.document()
+    for path in ("", "/batch"):
+        answers = made["paths"][f"/v1/topics/{{topic}}/timers{path}"]["post"]["responses"]
+        assert {"200", "404", "409", "429", "default"} == answers.keys()
+        assert "Retry-After" in answers["429"]["headers"]
+    keys = made["components"]["schemas"]["CancelKeysBody"]["properties"]["keys"]
+    assert keys["maxItems"] == KEYS_MAX
