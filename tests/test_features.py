@@ -21,7 +21,8 @@ NAME = re.compile(r"`(test_\w+)`")
 def linked(section: str) -> set[str]:
     """Return the names of the tests in the files that a section links to."""
     trees = [parsed((DOCUMENT.parent / link).read_text()) for link in LINK.findall(section)]
-    return {node.name for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)}
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.name for tree in trees for node in tree.body if isinstance(node, kinds)}
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.splitlines()[0])

@@ -841,7 +841,8 @@ Global___ScheduleTimerResponse: _TypeAlias = ScheduleTimerResponse  # noqa: Y015
 @_typing.final
 class TimerColumns(_message.Message):
     """Timers of one topic. Exactly one of due_ms, delay_ms and delay_level is set, with n values, or
-    with one value for all n rows. payload_sizes has n values.
+    with one value for all n rows. payload_sizes has n values. A request has at most 65,536 timers, 1,024
+    of them with keys, in 1,024 TimerColumns.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1022,7 +1023,7 @@ Global___ScheduleStreamResponse: _TypeAlias = ScheduleStreamResponse  # noqa: Y0
 
 @_typing.final
 class TimerKeys(_message.Message):
-    """Pending timers by their keys. A key may occur only once."""
+    """Pending timers by their keys, 1 to 256. A key may occur only once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2488,7 +2489,9 @@ Global___AckRequest: _TypeAlias = AckRequest  # noqa: Y015
 
 @_typing.final
 class NackRequest(_message.Message):
-    """Ends leases now. Each message has failed once more, and is delivered again after delay_ms."""
+    """Ends leases now. Each message has failed once more, and is delivered again after delay_ms. Until then
+    an ack with the same lease is accepted, and answers ACKED.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
