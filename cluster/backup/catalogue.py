@@ -145,7 +145,7 @@ def part_name(replica_id: int, path: str, size: int, crc32: int) -> str:
 
 
 def read_catalogues(store: BackupStore) -> list[Catalogue]:
-    """Return the complete backups of a store, the oldest first.
+    """Return the complete backups of a store, the oldest on the cluster's clock first.
 
     Raises:
         BackupError: a catalogue is damaged.
@@ -159,7 +159,9 @@ def read_catalogues(store: BackupStore) -> list[Catalogue]:
 
 
 def readable_catalogues(store: BackupStore) -> tuple[list[Catalogue], list[str]]:
-    """Return the complete backups of a store, the oldest first, and a sentence for each other one.
+    """Return the complete backups of a store, and a sentence for each other one.
+
+    The oldest on the cluster's clock is first: clocks of `timerctl` may be wrong.
 
     Raises:
         StoreUnavailable: the store can't be read.
@@ -171,7 +173,7 @@ def readable_catalogues(store: BackupStore) -> tuple[list[Catalogue], list[str]]
             found.append(Catalogue.decode(name, b"".join(store.read(name))))
         except BackupError as error:
             damages.append(str(error))
-    return sorted(found, key=lambda each: each.begun_ms), damages
+    return sorted(found, key=lambda each: (each.time_ms, each.index, each.begun_ms)), damages
 
 
 def find_backup(

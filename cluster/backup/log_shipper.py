@@ -170,9 +170,11 @@ class LogShipper:
         if self._pruning is not None and self._pruning.done():
             pruning, self._pruning = self._pruning, None
             self._attempt("prune", lambda: pruning.result() is None)
+        next_s = self._wall_s() + self._plan.backup_every_s
+        self._backup_due_s = min(self._backup_due_s, next_s)  # a clock may have been ahead
         due = self._wall_s() >= self._backup_due_s
         if due and self._running is None and self._end is not None:  # the log begins before it
-            self._backup_due_s = self._wall_s() + self._plan.backup_every_s
+            self._backup_due_s = next_s
             run = BackupRun(
                 self._client,
                 self._store,

@@ -184,6 +184,19 @@ def test_later_backup_fetches_new_files_only_and_one_that_was_cut_continues(
     assert find_backup(store) == later
 
 
+def test_newest_backup_is_that_of_the_cluster_clock(node: OneNode, store: BackupStore) -> None:
+    year_ms = 365 * 86_400_000
+    first = backed_up(node, store)
+    ahead = replace(first, begun_ms=first.begun_ms + year_ms, ended_ms=first.ended_ms + year_ms)
+    data = ahead.encode()
+    store.put(catalogue_name(first.backup), [data], len(data))  # by a host with a wrong clock
+    node.grow(rows=3)
+    newest = backed_up(node, store)
+    assert read_catalogues(store) == [ahead, newest]
+    assert find_backup(store) == newest
+    assert prune(store, 1).backups == [first.backup]
+
+
 def test_bytes_that_change_on_their_way_are_refused_and_fetched_again(
     node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -272,6 +272,16 @@ def test_shipper_that_was_killed_after_a_backup_stores_the_log_before_it_too(
     assert state_at(store, tmp_path / "y", Until()) == at(node.log, 30)
 
 
+def test_backup_by_a_clock_that_was_ahead_does_not_delay_the_next_one(
+    tmp_path: Path, store: BackupStore
+) -> None:
+    node, _ = backed_up(tmp_path, store)  # on the clock of this machine, far ahead of the next
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.step(100)
+    assert shipper.shipper._running is not None
+
+
 def test_gap_is_told_and_a_new_backup_begins_behind_it(tmp_path: Path, store: BackupStore) -> None:
     node, shipper = backed_up(tmp_path, store)
     node.applied = 30
