@@ -159,6 +159,9 @@ class BackupRun:
             sent_bytes=self._sent,
             parts=tuple(parts),
         )
+        there = self._store.sizes(PARTS)
+        if any(there.get(part.name) != part.size for part in parts):
+            raise BackupError("a prune deleted parts of this backup meanwhile; take it again")
         data = catalogue.encode()
         self._store.put(catalogue_name(catalogue.backup), [data], len(data))
         return catalogue

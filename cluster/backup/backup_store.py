@@ -193,10 +193,11 @@ class BackupStore:
 
 
 def _make_folder(path: Path) -> None:
-    """Make a directory and its missing parents; existing ones keep their modes."""
+    """Make a directory and its missing parents, durably; existing ones keep their modes."""
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(_FOLDER_MODE, exist_ok=True)
+        _sync(str(path.parent))
 
 
 def _sync(path: str) -> None:

@@ -245,6 +245,27 @@ def test_parts_that_a_prune_deletes_during_a_verification_are_no_damage(
     assert damages_of(store) == (len({*first.parts, *second.parts}), [])
 
 
+def test_backup_fails_if_a_prune_has_deleted_one_of_its_parts(
+    node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, deleted = node.fetch_backup, list[str]()
+
+    def slow(*request: Any) -> bytes:
+        found = [name for name in store.sizes("parts") if manifest.NAME not in name]
+        if found and not deleted:
+            deleted.append(found[0])
+            store.delete(found[0])
+        return fetch(*request)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(node, "fetch_backup", slow)
+        with pytest.raises(BackupError, match="a prune deleted parts of this backup"):
+            backed_up(node, store)
+    assert read_catalogues(store) == []
+    found = backed_up(node, store)
+    assert damages_of(store) == (len(found.parts), [])
+
+
 @pytest.mark.parametrize("harm", ["missing", "shorter", "changed"])
 def test_harmed_part_is_named_and_leaves_no_directory(
     node: OneNode, store: BackupStore, tmp_path: Path, harm: str
@@ -319,6 +340,16 @@ def test_unusable_stores_are_named(tmp_path: Path) -> None:
         BackupStore(str(tmp_path / "file"))
     with pytest.raises(StoreUnavailable, match="file"):
         BackupStore(str(tmp_path / "file/store")).put("a/b", [b"x"], 1)
+
+
+def test_new_folders_of_a_store_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    BackupStore(str(tmp_path / "store")).put("parts/0001/x", [b"x"], 1)
+    root = tmp_path / "store"
+    assert synced[:3] == [str(tmp_path), str(root), str(root / "parts")]
 
 
 def test_node_of_the_last_backup_sends_the_next_or_else_a_follower() -> None:
