@@ -147,13 +147,18 @@ class LogShipper:
         last = self._running
         if last is not None and not last.cancelled() and last.exception() is None:
             self._complete(last.result())
-        until_s = self._mono_s() + self._plan.patience_s
         self._start()
         self._choose(furthest=True)
         committed = max(node.commit_index for node in self._nodes)
+        until_s = self._mono_s() + self._plan.patience_s
         try:
-            while (more := self._ship()) or self._end is None or self._end.index < committed:
-                if not more and self._mono_s() >= until_s:
+            while True:
+                before, more = self._end, self._ship()
+                if self._end is not None and self._end.index >= committed:
+                    break
+                if self._end != before:
+                    until_s = self._mono_s() + self._plan.patience_s
+                elif self._mono_s() >= until_s:
                     raise Unavailable(f"node {self._node} lacks entries up to {committed}")
                 time.sleep(0 if more else PAUSE_S)
         except MissingEntries as gap:

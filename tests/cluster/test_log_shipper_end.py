@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cluster.api import log_shipping
 from cluster.backup import log_shipper
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.roll_forward import Until
@@ -83,6 +84,22 @@ def test_stop_ships_the_last_entries(tmp_path: Path, store: BackupStore) -> None
     shipper.shipper.run()
     assert shipper.done == [10], "complete meanwhile"
     assert state_at(store, tmp_path / "x", Until()) == at(node.log, 20)
+
+
+def test_stop_does_not_wait_for_entries_that_are_committed_later(
+    tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.back_up()
+    monkeypatch.setattr(log_shipping, "CHUNK_SIZE", 1)
+    monkeypatch.setattr(log_shipper, "PART_BYTES", 1)
+    monkeypatch.setattr(log_shipper, "PARTS_AT_ONCE", 1)
+    node.committed, node.applied = 12, 20  # as if the log grew faster than it is shipped
+    shipper.shipper.stop()
+    shipper.shipper.run()
+    assert [part.last for part in stored(store).parts] == [11, 12]
 
 
 def test_stop_fails_if_the_store_lacks_entries(tmp_path: Path, store: BackupStore) -> None:
