@@ -10,6 +10,7 @@ gets a status.
 
 import asyncio
 import json
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -26,6 +27,8 @@ from cluster.rpc.problem_details import HEADERS, ProblemError, document_of_error
 from timer.model.timer_errors import EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.same_fields import as_type
+
+logger = logging.getLogger(__name__)
 
 LINE_BYTES_MAX: Final = 1 << 20
 """Bytes of one line."""
@@ -107,6 +110,12 @@ class TimerLines:
             self._error = refused.error
         except EngineError as error:
             self._error = to_wire(error)
+        except asyncio.CancelledError:  # by the service, unless `serve` is over
+            self._error = _internal()
+            raise
+        except Exception:
+            logger.exception("a stream of timers failed")
+            self._error = _internal()
         finally:
             self._ended = True
             self._changed.set()
@@ -176,6 +185,10 @@ class TimerLines:
         except TimeoutError:
             limit = f"a stream needs a byte within {SILENCE_S:g} s"
             raise InvalidRequestError("line", "incomplete", limit) from None
+
+
+def _internal() -> pb.Error:
+    return pb.Error(message="Internal Server Error: see the node's log")
 
 
 def _line(number: int, result: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ AT = "/v1/topics/t/timers"
 LINE = '{"delay": 0}\n'
 OWN = ("10.0.0.1", "timers.lan", "", ".")
 NDJSON = {"Content-Type": "application/x-ndjson"}
+LOST = ProblemError(pb.Error(reason=pb.REASON_LEADERSHIP_LOST))
 
 
 class Calls:
@@ -32,8 +33,10 @@ class Calls:
     The payload `bad` is refused.
     """
 
-    def __init__(self, answered: int = 1_000, read: int = 1_000) -> None:
-        self._answered, self._read = answered, read
+    def __init__(
+        self, answered: int = 1_000, read: int = 1_000, failure: BaseException = LOST
+    ) -> None:
+        self._answered, self._read, self._failure = answered, read, failure
 
     def is_unlimited(self, _: object) -> bool:
         return True
@@ -49,7 +52,7 @@ class Calls:
             elif line.request_no <= self._answered:
                 yield pb.ScheduleStreamResponse(request_no=line.request_no, timer_ids=bytes(15))
             elif line.request_no == self._read:
-                raise ProblemError(pb.Error(reason=pb.REASON_LEADERSHIP_LOST))
+                raise self._failure
 
 
 @contextlib.asynccontextmanager
@@ -159,6 +162,15 @@ async def test_failed_stream_names_the_first_line_without_a_result() -> None:
     assert [each["line"] for each in found] == [1, 2, 3]
     reasons = [each["error"]["reason"] for each in found[1:]]
     assert reasons == ["QUOTA_REACHED", "LEADERSHIP_LOST"]
+
+
+@pytest.mark.parametrize("bug", [KeyError("bug"), asyncio.CancelledError()])
+async def test_stream_that_ends_by_a_bug_does_not_look_complete(bug: BaseException) -> None:
+    *found, failed = await lines_of(Calls(answered=2, read=5, failure=bug), 5 * LINE)
+    assert [each["result"] for each in found] == ["SCHEDULED"] * 2
+    assert (failed["line"], failed["error"]["status"]) == (3, 500)
+    [refused] = await lines_of(Calls(answered=0, read=1, failure=bug), LINE)
+    assert (refused["status"], refused["outcome_known"]) == (500, False)
 
 
 async def test_stream_has_any_number_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
