@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import grpc
 from prometheus_client import Counter
 
-from cluster.api.peer_queries import Stub, checkpoint_of, status_of
+from cluster.api.peer_queries import checkpoint_of, status_of
 from cluster.api.topic_filter import TopicFilter
 from cluster.observe.lateness import BOUNDS_MS
 from cluster.observe.metrics import Telemetry
@@ -79,8 +79,8 @@ class PageData:
             cost_ms=lambda lags, took_ms: took_ms,
         )
         self._peers = {
-            name: Measurement(partial(self._ask, name, *at), mono_ms, every_ms=PEER_EVERY_MS)
-            for name, at in view.peers().items()
+            name: Measurement(partial(self._ask, name), mono_ms, every_ms=PEER_EVERY_MS)
+            for name in view.peers()
         }
         self._leader = LeaderFigures(self._other_leader, channel, mono_ms)
 
@@ -173,8 +173,9 @@ class PageData:
 
     # ---- parts
 
-    async def _ask(self, name: str, address: str, stub: Stub) -> _Peer:
+    async def _ask(self, name: str) -> _Peer:
         """Return a node's answers; for an unreachable node: with the reason."""
+        address, stub = self._view.peers()[name]  # a renewal of the certificate replaces the stub
         index, digest = _compared(self._view.shared_checkpoint(offsets=False))
         log_end = self._view.log_end
 

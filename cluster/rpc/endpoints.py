@@ -13,6 +13,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+from weakref import WeakSet
 
 import grpc
 from prometheus_client import CollectorRegistry
@@ -289,14 +290,15 @@ class AdminChannels:
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._outdated: list[grpc.aio.Channel] = []
+        self._outdated: WeakSet[grpc.aio.Channel] = WeakSet()
+        """Of earlier certificates, with calls. The end of the last call frees and closes one."""
         self.stubs: dict[str, rpc.AdminServiceAsyncStub] = {}
         """Name of each other node -> its stub."""
         self.renew()
 
     def renew(self) -> None:
         """Make new channels, with the present certificate. Calls on the old ones may finish."""
-        self._outdated += self._channels.values()
+        self._outdated.update(self._channels.values())
         for name in self._endpoints.others:
             channel = self._channels[name] = self._endpoints.channel(name)
             self.stubs[name] = rpc.AdminServiceStub(channel)

@@ -1,14 +1,20 @@
 """The status page: its files load nothing from elsewhere, its JSON holds, its parts share work."""
 
 import asyncio
+import gc
 import json
 import re
+import weakref
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import aiohttp
+import grpc
 import pytest
+from grpc.aio import Metadata
 from multidict import CIMultiDictProxy
 
 import cluster.page
@@ -16,11 +22,14 @@ from cluster.control.control_state import ControlState
 from cluster.observe.leader_history import CHANGES_MAX, LeaderHistory
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.page.measurement import REST, Measurement
+from cluster.page.page_data import PEER_EVERY_MS, PageData
 from cluster.page.page_routes import CONTENT_POLICY, StatusPages
+from cluster.rpc.endpoints import AdminChannels
 from cluster.rpc.http import HttpServer
 from tests.cluster.test_http import FakeNode
 from timer.model.timer_errors import EngineError, NotFoundError, NotLeaderError
 from timer.model.units import Epoch, MonoMs, ReplicaId, UnixMs
+from timerclient.proto import timer_pb2 as pb
 
 FOLDER: Final = Path(cluster.page.__file__).parent
 HTML, CSS, JS = ((FOLDER / f"status_page.{suffix}").read_text() for suffix in ("html", "css", "js"))
@@ -220,6 +229,57 @@ async def test_failed_work_leaves_the_last_result_and_is_repeated_and_a_bug_is_r
         assert await measurement.read(0) == 7
     assert work.starts == 3
     await measurement.stop()
+
+
+# ---- nodes
+
+
+class OneNode:
+    """A channel to a node, until the certificate expires."""
+
+    expired = False
+
+    def __getattr__(self, kind: str) -> Any:
+        return lambda path, **_: partial(self.answer, path)
+
+    async def answer(self, path: str, request: Any, **_: Any) -> Any:
+        del request
+        if self.expired:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata())
+        if path.endswith("/GetStatus"):
+            return pb.GetStatusResponse(nodes=[pb.NodeStatus(name="n2", reachable=True)])
+        return pb.GetCheckpointResponse(nodes=[pb.NodeCheckpoint(node="n2")])
+
+
+async def test_page_reaches_other_nodes_after_a_renewal_of_the_certificate() -> None:
+    now_ms = 0
+    endpoints: Any = SimpleNamespace(others=["n2"], channel=lambda name: OneNode())
+    channels = AdminChannels(endpoints)
+    view: Any = SimpleNamespace(
+        peers=lambda: {"n2": ("n2:7400", channels.stubs["n2"])},
+        shared_checkpoint=lambda *, offsets: None,
+        log_end=0,
+    )
+    rest: Any = None
+    data = PageData(view, rest, rest, rest, lambda: MonoMs(now_ms), channels.channel)
+
+    async def reaches() -> bool:
+        nonlocal now_ms
+        now_ms += PEER_EVERY_MS
+        found = await data._peers["n2"].read(60)
+        assert found is not None
+        return bool(found.status.reachable)
+
+    assert await reaches()
+    old: Any = channels.channel("n2")
+    old.expired = True
+    assert not await reaches()
+    channels.renew()
+    assert await reaches()
+    freed, old = weakref.ref(old), None
+    gc.collect()
+    assert freed() is None, "renewals leave no channels"
+    data._histogram.close()
 
 
 # ---- leaders

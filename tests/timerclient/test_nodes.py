@@ -1,6 +1,7 @@
 """The search for the leader, on a clock that the test moves."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -308,5 +309,11 @@ async def test_connections_to_relays_are_renewed_and_closed_as_all_others() -> N
     second = nodes._node("n1:1", relays=True)
     assert second is not first
     assert [each.is_closed for each in (first, second)] == [False, False], "streams go on"
+    renewed.append(True)
+    third = weakref.ref(nodes._node("n1:1", relays=True))
+    renewed.append(True)
+    nodes._node("n1:1", relays=True)
+    assert third() is None, "it has no stream"
+    assert [*nodes._outdated] == [first, second] or [*nodes._outdated] == [second, first]
     await nodes.close()
     assert [each.is_closed for each in (first, second)] == [True, True]

@@ -33,6 +33,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import grpc
 
@@ -155,8 +156,9 @@ class Nodes:
         self._nodes: dict[str, NodeChannel] = {}
         self._relays: dict[str, NodeChannel] = {}
         """Address -> the node there, for requests that it relays; with a connection of its own."""
-        self._outdated: list[NodeChannel] = []
-        """Nodes with streams that were opened before the certificate changed."""
+        self._outdated: WeakSet[NodeChannel] = WeakSet()
+        """Nodes with calls from before the certificate changed. The end of the last call frees and
+        closes one."""
         self._closed = False
         self._leader: NodeChannel | None = None
         self._told: tuple[str, int] | None = None
@@ -201,7 +203,7 @@ class Nodes:
         if self._closed:
             raise Closed("the client is closed")
         if self._renewed():
-            self._outdated += [*self._nodes.values(), *self._relays.values()]
+            self._outdated.update([*self._nodes.values(), *self._relays.values()])
             self._nodes.clear()
             self._relays.clear()
             self._leader = None
@@ -217,7 +219,7 @@ class Nodes:
         """Close all channels."""
         self._closed = True
         nodes = [*self._outdated, *self._nodes.values(), *self._relays.values()]
-        self._nodes, self._relays, self._outdated, self._leader = {}, {}, [], None
+        self._nodes, self._relays, self._outdated, self._leader = {}, {}, WeakSet(), None
         await asyncio.gather(*(node.close() for node in nodes))
         self._stayed, self.last_error = (None, 0.0), None  # tracebacks have nodes
         self._unreached.clear()
