@@ -502,6 +502,32 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
         timers.cluster.works.append(timers._until_idle)
 
 
+async def test_end_of_a_worker_does_not_wait_long_for_acks(
+    async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = TimerApp()
+    for name in "abc":
+        app.timer(name, group="g")(lambda: None)
+    cut = []
+
+    async def close(runner: HandlerRunner) -> None:
+        try:
+            await asyncio.Event().wait()  # as if the leader were lost
+        finally:
+            cut.append(runner)
+
+    async with async_timer_app(app):
+        monkeypatch.setattr(HandlerRunner, "close", close)
+        for name in ("CANCEL_S", "CLOSE_S", "CLOSE_S_MIN"):
+            monkeypatch.setattr(f"timerclient.worker.worker.{name}", 0.01)
+        worker = Worker(app, drain=0)
+        running = asyncio.create_task(worker.run())
+        worker.stop()
+        async with asyncio.timeout(20):
+            await running
+    assert {*worker.runners} <= {*cut}
+
+
 async def _all(consumer: Any) -> Any:
     while found := await consumer.receive(10, timeout=0):
         for each in found:

@@ -7,9 +7,8 @@ not failed.
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
@@ -23,6 +22,9 @@ DRAIN_S: Final = 25.0
 """Default of the drain: Kubernetes kills a pod 30 seconds after SIGTERM."""
 CANCEL_S: Final = 2.0
 """Longest wait for handlers that were cancelled."""
+CLOSE_S: Final = 2.0
+"""Longest wait for acks and other calls after that. A short drain leaves them more time."""
+CLOSE_S_MIN: Final = 0.5
 BEAT_S: Final = 1.0
 STUCK_S: Final = 10.0
 """Seconds without a beat of the event loop after which the worker is not healthy."""
@@ -125,17 +127,19 @@ class Worker:
             self._cut_off()
 
     async def _drain(self) -> None:
+        until_s = time.monotonic() + self._drain_s + CANCEL_S + CLOSE_S
         if running := self._running():
             LOG.info("draining: %d handlers run, at most %g s", len(running), self._drain_s)
             await asyncio.wait(running, timeout=self._drain_s)
         self._cut_off()
         if running := self._running():
             await asyncio.wait(running, timeout=CANCEL_S)
+        if self._stops > 1:
+            until_s = time.monotonic() + CLOSE_S
+        await _end(until_s, *(each.close() for each in self.runners))
         for each in self.runners:
-            await each.close()
             await each.handler.close()
-        with contextlib.suppress(TimerError):
-            await self.app.close()
+        await _end(until_s, self.app.close())
         if self._own_threads is not None:
             self._own_threads.shutdown(wait=False, cancel_futures=True)
 
@@ -160,3 +164,14 @@ class Worker:
             return self._ended > before
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         return True
+
+
+async def _end(until_s: float, *closes: Coroutine[Any, Any, None]) -> None:
+    """Wait for closes until a time on the monotonic clock; cancel the rest."""
+    tasks = [asyncio.create_task(each) for each in closes]
+    await asyncio.wait(tasks, timeout=max(CLOSE_S_MIN, until_s - time.monotonic()))
+    for each in tasks:
+        each.cancel()
+    for error in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(error, Exception) and not isinstance(error, TimerError):
+            raise error
