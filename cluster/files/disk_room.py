@@ -12,7 +12,10 @@ any file it waits for room (`wait_for_room`).
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from cluster.api.peer_queries import Peers, ask_all, status_of
@@ -31,6 +34,8 @@ from timer.model.units import MonoMs, ReplicaId
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
+USED_MS: Final = 5_000
+"""Interval of the sums of the sizes of the node's files."""
 ASK_MS: Final = 1_000
 ASK_AMPLE_MS: Final = 5_000
 """The interval while all disks have ample room: none becomes low within it."""
@@ -65,6 +70,8 @@ class Space:
         self._asking: asyncio.Task[None] | None = None
         self._moving: asyncio.Task[object] | None = None
         self._refusal = ""
+        self._used, self._used_ms = 0, MonoMs(mono_ms() - USED_MS)
+        """Bytes of the node's files, and when they were counted."""
 
     async def run(self) -> None:
         """Read the free space, and look for the log's active segment, every LOOK_S.
@@ -77,6 +84,8 @@ class Space:
         def read() -> int:
             free = self._disk.free_bytes(self._path)
             self._replica.check_log()
+            if (now_ms := self._mono_ms()) - self._used_ms >= USED_MS:
+                self._used, self._used_ms = used_bytes(self._path), now_ms
             return free
 
         while True:
@@ -85,7 +94,7 @@ class Space:
 
     def _look(self, free: int) -> None:
         before = self._host.engine.room
-        room = before.after(free, self._reserve)
+        room = before.after(free, self._reserve, self._used)
         if room.low != before.low:
             more = {"free_bytes": room.free, "reserve_bytes": room.reserve}
             now = "too little room" if room.low else "room again"
@@ -133,6 +142,17 @@ class Space:
             more = {"target": self._replica.name_of(better)}
             logger.warning("handing over to a node whose disk has room", extra=more)
             self._moving = asyncio.ensure_future(self._transfer(better))
+
+
+def used_bytes(directory: Path) -> int:
+    """Return the bytes of all files in a directory and below; of hard links, once. In a thread."""
+    sizes = dict[tuple[int, int], int]()
+    for folder, _, files in os.walk(directory):
+        for name in files:
+            with suppress(OSError):  # deleted meanwhile
+                found = (Path(folder) / name).stat()
+                sizes[found.st_dev, found.st_ino] = found.st_size
+    return sum(sizes.values())
 
 
 async def wait_for_room(disk: Disk, config: NodeConfig) -> None:

@@ -2,10 +2,8 @@
 
 import asyncio
 import heapq
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from cluster.api.backup_desk import BackupDesk
@@ -44,7 +42,6 @@ from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 
-DISK_LOOK_MS: Final = 5_000
 """Interval in which the size of the data directory is read."""
 CHANGE_TIMEOUT_MS: Final = 8_000
 """Limit for a new learner to catch up, and for a change of the voters to be committed."""
@@ -98,8 +95,6 @@ class NodeState(TopicView):
         )
         self._connections: Mapping[str, int] = {}
         self._measuring: asyncio.Task[None] | None = None
-        self._disk = (mono_ms() - DISK_LOOK_MS, 0)
-        """(time, bytes) of the last walk over the directory; status is requested more often."""
 
     # ---- leadership
 
@@ -472,7 +467,7 @@ class NodeState(TopicView):
             uptime_ms=self._mono_ms() - self._started_at_ms,
             unsure=replica.unsure,
             rss_bytes=resident_bytes(),
-            disk_bytes=self._disk_bytes(),
+            disk_bytes=self._host.engine.room.used,
             disk_free_bytes=self._host.engine.room.free,
             disk_reserve_bytes=self._config.storage.reserve_bytes,
             disk_low=self._host.engine.room.low,
@@ -507,12 +502,6 @@ class NodeState(TopicView):
         if host in _WILDCARDS:
             host = self._config.peers[self.name].rpartition(":")[0]
         return f"{host}:{port}"
-
-    def _disk_bytes(self) -> int:
-        now = self._mono_ms()
-        if now - self._disk[0] >= DISK_LOOK_MS:
-            self._disk = (now, _disk_bytes(self._config.data))
-        return self._disk[1]
 
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
         """Return this node's checkpoint. `at_index`: also the digest at this index; 0: the last.
@@ -619,14 +608,3 @@ def _connections_limits(config: NodeConfig) -> dict[str, int]:
     limits = config.limits
     most = connections_max(limits.connections_max, len(ports), limits.http_connections_max)
     return dict.fromkeys(ports, most)
-
-
-def _disk_bytes(directory: Path) -> int:
-    total = 0
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            try:
-                total += (Path(folder) / name).stat().st_size
-            except FileNotFoundError:
-                continue  # deleted during the walk
-    return total

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.files.disk_room import WAITING, wait_for_room
+from cluster.files.disk_room import WAITING, used_bytes, wait_for_room
 from cluster.settings.config import build_config
 from deploy.local import free_ports
 from tests.cluster.running import (
@@ -40,6 +40,15 @@ from timerclient.values.errors import OutcomeUnknown, Unavailable
 GIB = 1 << 30
 MARGIN = 4 * GIB
 """Bytes that other processes of this machine may write or free meanwhile."""
+
+
+def test_hard_links_take_their_bytes_once(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "run").write_bytes(bytes(1_000))
+    (tmp_path / "log").write_bytes(bytes(10))
+    for name in ("backup", "snapshot"):
+        (tmp_path / name).hardlink_to(tmp_path / "state" / "run")
+    assert used_bytes(tmp_path) == 1_010
 
 
 class Nearly:

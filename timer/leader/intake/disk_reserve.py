@@ -43,16 +43,18 @@ class Room:
     free: int
     reserve: int
     low: bool
+    used: int = 0
+    """Bytes of the node's own files."""
 
     @classmethod
     def plenty(cls) -> "Room":
         """Return the report of a disk that has not been measured yet: it has room."""
         return cls(1 << 62, 0, low=False)
 
-    def after(self, free: int, reserve: int) -> "Room":
+    def after(self, free: int, reserve: int, used: int = 0) -> "Room":
         """Return the report after a later measurement; a low disk needs the margin to recover."""
         wanted = reserve + reserve // AGAIN_SHARE if self.low else reserve
-        return Room(free, reserve, low=free < wanted)
+        return Room(free, reserve, low=free < wanted, used=used)
 
 
 class Rooms:
