@@ -53,10 +53,7 @@ class Connections:
 
         Connections that weigh less than a hundredth of the remaining excess are not ended.
         """
-        weights = await asyncio.to_thread(self._weights, dict(self._unread))
-        for gone in self._taken.keys() - weights.keys():
-            del self._taken[gone]
-        self._peers &= weights.keys()
+        weights = await self.weigh()
         ended: list[tuple[str, int]] = []
         for peer, weight in sorted(weights.items(), key=lambda each: -each[1]):
             if excess <= 0 or weight < excess // 100:
@@ -65,6 +62,15 @@ class Connections:
             excess -= weight
         await asyncio.to_thread(self._end, {peer for peer, _ in ended})
         return ended
+
+    async def weigh(self) -> dict[str, int]:
+        """Return address -> weight of each open connection, and forget those that are closed."""
+        taken, peers = {*self._taken}, {*self._peers}  # later ones may be too new for the snapshot
+        weights = await asyncio.to_thread(self._weights, dict(self._unread))
+        for gone in taken - weights.keys():
+            del self._taken[gone]
+        self._peers -= peers - weights.keys()
+        return weights
 
     def _weights(self, unread: Mapping[str, int]) -> dict[str, int]:
         found = {}

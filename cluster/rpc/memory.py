@@ -6,6 +6,7 @@ resident > limits.memory_bytes_max --> new work is OVERLOADED, the heaviest conn
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from cluster.settings.rounds import next_round
 from timer.model.timer_errors import OverloadedError
 
 LOOK_S: Final = 0.25
+FORGET_S: Final = 60.0
 RETRY_AFTER_MS: Final = 1_000
 GO_ON: Final = frozenset(
     {
@@ -109,10 +111,13 @@ class MemoryGuard:
             raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)
 
     async def run(self) -> None:
-        """Check until cancelled."""
-        while True:
+        """Check until cancelled; forget closed connections each FORGET_S."""
+        for number in itertools.count(1):
             await next_round(LOOK_S)
             await self.look()
+            if number % round(FORGET_S / LOOK_S) == 0:
+                with contextlib.suppress(OSError):  # no file can be opened
+                    await self._connections.weigh()
 
     async def look(self) -> None:
         """Check once; end connections while memory is above its limit."""

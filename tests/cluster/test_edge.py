@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.rpc import audit_log, handlers, memory, open_files
+from cluster.rpc.connections import Connections
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
@@ -49,6 +50,37 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
         complaints += [resident] * len(guard.complaints())
     assert refused == complaints == [101, 95, 90]
     assert asked == [1]
+
+
+async def test_closed_connections_are_forgotten_each_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections = Connections({1}, {})
+    request, rounds, weighed = SimpleNamespace(ByteSize=lambda: 1), list[float](), asyncio.Event()
+
+    def take(address: str) -> None:
+        connections.take(request, SimpleNamespace(peer=lambda: address))  # type: ignore[arg-type]
+
+    def weights(_: object) -> dict[str, int]:
+        take("new")  # accepted after the snapshot
+        weighed.set()
+        return {"open": 0}
+
+    async def next_round(seconds: float) -> None:
+        rounds.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(memory, "next_round", next_round)
+    monkeypatch.setattr(connections, "_weights", weights)
+    for address in ("open", "closed"):
+        take(address)
+    running = asyncio.create_task(MemoryGuard(1 << 50, connections).run())
+    await weighed.wait()
+    assert sum(rounds) == memory.FORGET_S
+    running.cancel()
+    await asyncio.wait([running])
+    await connections.weigh()
+    assert connections._taken.keys() == {"open", "new"}
 
 
 def test_operators_calls_are_served_while_memory_is_above_its_limit() -> None:
