@@ -246,6 +246,7 @@ class RaftLink(grpc.GenericRpcHandler):
         loop = asyncio.get_running_loop()
         lost_at_s = loop.time()
         while True:
+            dialled_at_s = loop.time()
             try:
                 await self._stream_to(peer)
             except (
@@ -260,7 +261,8 @@ class RaftLink(grpc.GenericRpcHandler):
             if peer.up:
                 self._set_up(peer, up=False)
                 lost_at_s = loop.time()
-                continue
+                if lost_at_s - dialled_at_s >= RETRY_S:  # the peer may end each stream at once
+                    continue
             late = loop.time() - lost_at_s >= RETRY_LATER_AFTER_S
             peer.retry.clear()
             with contextlib.suppress(TimeoutError):

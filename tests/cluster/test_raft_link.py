@@ -261,6 +261,27 @@ def test_link_breaks_at_once_with_its_peer_and_is_rebuilt(*, tcp: bool) -> None:
     asyncio.run(scenario())
 
 
+def test_peer_that_ends_each_stream_is_dialled_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dials = list[float]()
+
+    async def scenario() -> None:
+        async with linked(only_b=True) as (a, _):
+
+            async def end_soon(peer: Any, *_: Any) -> None:
+                dials.append(asyncio.get_running_loop().time())
+                a.link._set_up(peer, up=True)
+
+            monkeypatch.setattr(a.link, "_pump", end_soon)
+            a.link.start()
+            await until(lambda: len(dials) == 4)
+            await a.link.stop()
+
+    asyncio.run(scenario())
+    assert dials[3] - dials[0] >= 3 * raft_link.RETRY_S
+
+
 def test_frames_leave_grpc_if_the_peers_port_can_be_reached(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
