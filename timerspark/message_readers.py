@@ -186,6 +186,11 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the ranges between two positions."""
         topic_id = int(end["topic_id"])
         first = int(start["offset"]) if start["topic_id"] == end["topic_id"] else 0
+        if not self._options.fail_on_loss:
+            with self._messages.client() as client:
+                found = self._messages.bounds(client)
+            if found.topic_id == topic_id:
+                first = max(first, found.begin_offset)
         return _ranges(topic_id, first, int(end["offset"]), self._options.rows_per_partition)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -367,6 +367,7 @@ def test_messages_are_read_in_ranges_of_offsets(
     going_on = source(cluster, topic, rows_per_batch=400, fail_on_loss="false")
     left: Any = going_on.streamReader(struct(key="string"))
     assert left.latestOffset(first, ReadMaxRows(400)) == third
+    assert left.partitions(first, third) == [], "no tasks for messages that are gone"
     client.delete_topic(topic)
     client.create_topic(topic)
     client.schedule(topic, b"", due_ms=1_000)
