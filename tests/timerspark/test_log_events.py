@@ -33,13 +33,14 @@ from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import GroupOp, Op
 from timer.entries.policies import Scope, ScopePolicy, encode_policy
 from timer.files.log import MARK_NAME
+from timer.files.segment import HEADER_SIZE
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import GroupId, LogIndex, Seq, TopicId
 from timer.state.firing_trace import SeqMark
 from timerclient import TimerClient
 from timerspark.log.log_events import EventReader
 from timerspark.log.log_options import EVENT_COLUMNS
-from timerspark.log.log_plan import LogGap, Names, Seqs
+from timerspark.log.log_plan import LogGap, Names, Seqs, _heads
 from timerspark.timerlog_format import TimerLogFormat
 
 TYPES: dict[str, DataType] = {
@@ -248,6 +249,15 @@ def test_torn_payload_at_the_end_of_a_log_is_its_end(tmp_path: Path) -> None:
     head = len(data) - len(log.frames[-1]) + entry_frame.HEADER_SIZE
     path.write_bytes(data[:head].ljust(len(data), b"\0"))
     assert [row[0] for row in said(tmp_path)] == [1, 2]
+
+
+def test_log_of_a_running_node_may_be_cut_while_it_is_planned(tmp_path: Path) -> None:
+    path = durable_log(tmp_path)
+    heads = _heads(path)
+    _, payload = next(heads)
+    os.truncate(path, HEADER_SIZE)
+    assert payload() is None
+    assert [*heads] == []
 
 
 @pytest.mark.parametrize("at", [8, -1], ids=["head", "payload"])

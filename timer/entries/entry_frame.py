@@ -134,14 +134,18 @@ def frame_at(data: memoryview, position: int) -> Entry | Damage | None:
     )
 
 
-def head_at(data: memoryview, position: int) -> FrameHead | None:
-    """Return the head of the frame at `position`; None at the end, and at a damaged or cut head."""
+def head_at(data: memoryview, position: int, size: int | None = None) -> FrameHead | None:
+    """Return the head of the frame at `position`; None at the end, and at a damaged or cut head.
+
+    `size`: bytes from there to the end of the file, if `data` has a part of it. None: it has all.
+    """
+    size = len(data) - position if size is None else size
     if len(data) - position < HEADER_SIZE:
         return None
     length, magic, version, kind, _, _, index, time_ms = _HEAD.unpack_from(data, position + 4)
     if magic != MAGIC or version != VERSION or kind not in _KINDS:
         return None
-    if position + HEADER_SIZE + length > len(data):
+    if HEADER_SIZE + length > size:
         return None
     return FrameHead(EntryKind(kind), LogIndex(index), UnixMs(time_ms), length)
 

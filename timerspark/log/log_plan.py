@@ -11,13 +11,13 @@ and from the whole entries that create, delete or number anything:
              error
 """
 
-import mmap
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from pyspark.sql.datasource import InputPartition
 
@@ -304,21 +304,21 @@ def _heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview | No
 
     At a damaged head it ends: the task that reads the segment reports it, or accepts a torn end.
     """
-    if path.stat().st_size <= segment.HEADER_SIZE:
-        return
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-        memoryview(mapped) as data,
-    ):
-        at = segment.HEADER_SIZE
-        while (head := entry_frame.head_at(data, at)) is not None:
-            yield head, partial(_payload, data, at)
-            at += entry_frame.HEADER_SIZE + head.length
+    with path.open("rb") as file:  # not mapped: a running node may cut it
+        size, at = os.fstat(file.fileno()).st_size, segment.HEADER_SIZE
+        while head := entry_frame.head_at(_bytes(file, at, entry_frame.HEADER_SIZE), 0, size - at):
+            length = entry_frame.HEADER_SIZE + head.length
+            yield head, partial(_payload, file, at, length)
+            at += length
 
 
-def _payload(data: memoryview, at: int) -> memoryview | None:
-    found = entry_frame.frame_at(data, at)
+def _bytes(file: BinaryIO, at: int, size: int) -> memoryview:
+    """Return `size` bytes at a position, fewer at the end of the file."""
+    return memoryview(os.pread(file.fileno(), size, at))
+
+
+def _payload(file: BinaryIO, at: int, size: int) -> memoryview | None:
+    found = entry_frame.frame_at(_bytes(file, at, size), 0)
     return memoryview(bytes(found.payload)) if isinstance(found, Entry) else None
 
 
