@@ -18,7 +18,7 @@ from cluster.api.timer_queries import STATES, LookingIn
 from cluster.state.host import Host
 from timer.entries.payloads import Ids
 from timer.model import timer_id
-from timer.model.timer_errors import NotFoundError
+from timer.model.timer_errors import NotFoundError, NotReadyError
 from timer.model.timer_id import TimerKey
 from timer.model.units import GroupId, LogIndex, ProducerId, Seq, TopicId, UnixMs
 from timer.pending.runs.row_reader import Whole
@@ -33,6 +33,8 @@ PORTION_BYTES: Final = 2 << 20
 """Bytes of the log that one turn reads."""
 EVENTS_MAX: Final = 10_000
 """Events of one story, at most; a message may be nacked any number of times."""
+BEGINS_MAX: Final = 10
+"""Attempts to read the first entry of the log, which the node may drop meanwhile."""
 
 
 class Stories:
@@ -116,12 +118,17 @@ class Stories:
         return events
 
     def _log_begin(self) -> tuple[LogIndex, UnixMs]:
-        """Return index and time of the log's first entry. For a thread."""
+        """Return index and time of the log's first entry. For a thread.
+
+        Raises:
+            NotReadyError: the log is empty, or drops its first entries again and again.
+        """
         log = self._host.log
-        while True:
+        for _ in range(BEGINS_MAX):
             first = log.first_index
             for entry in log.kept(first, first, 1):
                 return entry.index, entry.time_ms
+        raise NotReadyError("the log of this node has no entries at the moment: retry")
 
     def _event(self, machine: Machine, event: StoryEvent) -> pb.StoryEvent:
         topic = machine.topics.get(event.topic)

@@ -15,7 +15,7 @@ from tests.timer.machines import START_MS, catch_up, part_of
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import FIRE_ROWS_MAX, Op
 from timer.model import timer_id
-from timer.model.timer_errors import InvalidRequestError, NotFoundError
+from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
 from timer.model.units import LogIndex
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_name
@@ -36,6 +36,7 @@ class Kept:
     def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
         assert size_max > 0
         self.reads += 1
+        assert self.reads < 10_000
         entries = self._host.log.entries[first - 1 : last][:1]
         return entries if first >= self.first_index else []
 
@@ -122,6 +123,15 @@ async def test_timer_that_was_never_issued_has_no_story() -> None:
     with pytest.raises(InvalidRequestError, match="timer_ids"):
         async for _ in it.stories.tell(pb.TellStoryRequest(timer_id=b"short")):
             pass
+
+
+async def test_story_from_a_log_without_entries_fails() -> None:
+    it = Teller()
+    it.log.schedule(part_of([(1, DUE, b"")]))
+    it.applied()
+    it.kept.first_index = LogIndex(1_000)
+    with pytest.raises(NotReadyError, match="no entries"):
+        await it.tell(DUE, 1)
 
 
 async def test_topic_behind_a_long_backlog_has_its_lag_when_it_is_asked_for() -> None:
