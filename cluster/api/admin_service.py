@@ -2,7 +2,7 @@
 
 import functools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from cluster.api import wire_rows
@@ -29,7 +29,7 @@ from cluster.settings.stack_dump import dump_stacks
 from replication.shell.hop_recorder import HopRecorder
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
-from timer.model.units import LogIndex
+from timer.model.units import LogIndex, TopicId
 from timer.ready.topic import Topic
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -79,13 +79,19 @@ class View(Protocol):
     def group(self, topic: str, group: str) -> pb.GroupStatus:
         """Return a group from the state applied on this node."""
 
+    late_topics: Callable[[], Awaitable[Mapping[TopicId, int]]]
+    """Returns topic -> age of its oldest overdue timer in ms, on a leader with a lease."""
+
     async def topics(
         self, after: str, page_size: int, *, shown: TopicFilter | None = None
     ) -> pb.ListTopicsResponse:
         """Return a page of topics from the state applied on this node. `shown`: only these."""
 
     def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
-        """Return a topic from the state applied on this node. `lateness`: with its histograms."""
+        """Return a topic from the state applied on this node, without its lag.
+
+        `lateness`: with its histograms.
+        """
 
     def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
         """Return a page of producers, or one, from the state applied on this node."""
@@ -214,8 +220,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             shown = filter_of_caller()
             return await self._view.topics(request.after, request.page_size, shown=shown)
         topic = self._view.topic(wire_rows.topic_name(request.topic), lateness=request.lateness)
-        if not topic.lag_ms:  # an overdue timer may wait behind many of other topics
-            topic.lag_ms = await self._timers.lag_ms(topic.topic_id)
+        topic.lag_ms = await self._timers.lag_ms(topic.topic_id)
         return pb.ListTopicsResponse(topics=[topic], count=1)
 
     @answered

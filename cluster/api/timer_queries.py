@@ -57,6 +57,8 @@ LOOKS_WAITING_MAX: Final = 64
 """Queries that run or wait, at most."""
 CUTS_MAX: Final = 3
 """Cuts that a query may take. It takes a new one if a merge has deleted files of the last."""
+OVERDUE_ROWS_MAX: Final = 65_536
+"""Overdue timers of each run that are searched for each topic's oldest, the oldest first."""
 
 STATES: Final = {
     ALREADY_FIRED: pb.TIMER_STATE_FIRED,
@@ -313,6 +315,23 @@ class LookingIn:
                 return clock_ms - int(page.timers.rows["due_ms"][0])
             seen = page.next
         return 0
+
+    async def late_topics(self) -> dict[TopicId, int]:
+        """Return topic -> age of its oldest overdue timer in ms. Topics without one are absent.
+
+        In a long backlog only the oldest timers on disk are searched. See `lag_ms`.
+        """
+        clock_ms = self._host.now().clock_ms
+        first = self._host.require_lease().machine.store.next_due()
+        if first is None or first > clock_ms:
+            return {}
+        found = await self._look(lambda cut: cut.first_overdue(clock_ms, OVERDUE_ROWS_MAX))
+        topics = self._host.require_lease().machine.topics
+        return {
+            TopicId(topic): clock_ms - due_ms
+            for topic, due_ms in found.items()
+            if (there := topics.get(TopicId(topic))) is not None and not there.holding
+        }
 
     async def _look(self, look: Callable[[Cut], _T]) -> _T:
         """Return the result of `look` on a cut, from a thread.

@@ -14,8 +14,6 @@ import heapq
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-import numpy as np
-
 from timer.leader.groups import dead_letters
 from timer.leader.leader import Leader
 from timer.model.units import TopicId, UnixMs
@@ -26,8 +24,6 @@ TOPICS_AT_ONCE: Final = 4096
 """Topics that are checked without a pause."""
 GROUPS_AT_ONCE: Final = 16
 """Groups whose lag is computed without a pause: some milliseconds of work."""
-OVERDUE_ROWS_MAX: Final = 65_536
-"""Overdue timers that are searched for each topic's oldest, the oldest first."""
 
 
 class GroupLag(NamedTuple):
@@ -87,15 +83,3 @@ def worst(lags: Iterable[GroupLag], count: int) -> list[GroupLag]:
         *heapq.nlargest(count, of_consumers(lags), key=lambda each: each[2:]),
         *heapq.nlargest(count, letters, key=lambda each: each[2:]),
     ]
-
-
-def of_topics(leader: Leader, clock_ms: UnixMs) -> dict[TopicId, int]:
-    """Return topic -> age of its oldest overdue timer in ms. Topics without one are absent.
-
-    In a backlog of more than OVERDUE_ROWS_MAX timers only the oldest OVERDUE_ROWS_MAX are searched.
-    """
-    rows = leader.machine.store.overdue(clock_ms, OVERDUE_ROWS_MAX)
-    rows = rows[~leader.machine.pauses.holds(rows)]  # a timer that will be held is not late
-    topics, first = np.unique(rows["topic"], return_index=True)
-    ages = clock_ms - rows["due_ms"][first]
-    return {TopicId(topic): age for topic, age in zip(topics.tolist(), ages.tolist(), strict=True)}

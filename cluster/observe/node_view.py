@@ -37,7 +37,7 @@ from timer.model.timer_errors import (
     NotLeaderError,
     NotReadyError,
 )
-from timer.model.units import LogIndex, MonoMs, ReplicaId
+from timer.model.units import LogIndex, MonoMs, ReplicaId, TopicId
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
@@ -89,6 +89,8 @@ class NodeState(TopicView):
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
+        self._late: Mapping[TopicId, int] = {}
+        """Topic -> age of its oldest overdue timer in ms, of the last `measure`."""
         self._quotas: tuple[NamedFigures, ...] = ()
         self._topics = BusiestTopics(
             host.engine.machine, config.limits.metric_topics_max, mono_ms, self._all_topics
@@ -338,14 +340,16 @@ class NodeState(TopicView):
             self._connections = await asyncio.to_thread(connections_of, known)
         await self._topics.measure()
         if leader is None:
-            self._lags, self._quotas = [], ()
+            self._lags, self._late, self._quotas = [], {}, ()
             return
+        with suppress(EngineError):  # no lease, or many queries wait; the last figures stay
+            self._late = await self.late()
         unacked = self._host.totals.unacked()
         self._lags = await lag.of_groups(leader, self._host.now().clock_ms, unacked)
         self._quotas = await quota_view.fullest(engine.machine, engine.node_policy, WORST_SHOWN)
 
     def levels(self) -> Levels:
-        """Return the values of a scrape; those of groups and quotas are of the last `measure`."""
+        """Return the values of a scrape; those of lags and quotas are of the last `measure`."""
         replica, engine, leader = self._replica, self._host.engine, self._host.leader
         machine = engine.machine
         now, backups = self._host.now(), self.backups()
@@ -353,7 +357,7 @@ class NodeState(TopicView):
         held = [] if leader is None else [*leader.groups.all_leased()]
         lags = [] if leader is None else self._lags
         awaited = lag.of_consumers(lags)
-        late = {} if leader is None else lag.of_topics(leader, now.clock_ms)
+        late = {} if leader is None else self._late
         return Levels(
             role=replica.role.value,
             serving=self._host.serves,
@@ -383,7 +387,11 @@ class NodeState(TopicView):
                 ((each.topic.name, each.group.name), (each.undelivered_ms, each.unacked_ms))
                 for each in lag.worst(lags, WORST_SHOWN)
             ),
-            late_topics=_worst(((machine.topics[i].name,), (ms,)) for i, ms in late.items()),
+            late_topics=_worst(
+                ((machine.topics[topic].name,), (late_ms,))
+                for topic, late_ms in late.items()
+                if topic in machine.topics  # deleted meanwhile
+            ),
             fullest_quotas=() if leader is None else self._quotas,
             groups=() if leader is None else self._groups(leader, held, lags),
             topics=self._topics.figures(),

@@ -2,7 +2,7 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -42,6 +42,8 @@ class TopicView:
         """Lateness by topic since this node began to lead."""
         self._names: tuple[tuple[int, int], list[str]] = ((0, 0), [])
         """((next topic id, number of topics), their sorted names)."""
+        self.late_topics: Callable[[], Awaitable[Mapping[TopicId, int]]] = _no_lags
+        """Returns topic -> age of its oldest overdue timer in ms, on a leader with a lease."""
 
     # ---- events
 
@@ -89,7 +91,8 @@ class TopicView:
         """
         if page_size > PAGE_SIZE_MAX:
             raise InvalidRequestError("page_size", page_size, f"must be at most {PAGE_SIZE_MAX}")
-        machine, clock_ms, late = self._machine, self._host.now().clock_ms, self._late()
+        late = await self.late()
+        machine, clock_ms = self._machine, self._host.now().clock_ms
         size = page_size or PAGE_SIZE_MAX
         begin, end = span_of(all_names := self._sorted_names(), prefix)
         names = all_names[begin:end] if prefix else all_names
@@ -114,7 +117,7 @@ class TopicView:
         return pb.ListTopicsResponse(topics=found, next_after=after if more else "", count=count)
 
     def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
-        """Return the topic of this name. `lateness`: with its histograms.
+        """Return the topic of this name, without its lag. `lateness`: with its histograms.
 
         Raises:
             NotFoundError: the topic does not exist.
@@ -122,16 +125,16 @@ class TopicView:
         topic = self._machine.topic_by_name.get(name)
         if topic is None:
             raise NotFoundError("topic", name)
-        status = self._topic(topic, self._late(), self._host.now().clock_ms)
+        status = self._topic(topic, {}, self._host.now().clock_ms)
         if lateness:
             status.fired_late.CopyFrom(_histogram(self._fired_late.of(status.topic_id)))
             handed_out = self._handed_out_late.of(status.topic_id)
             status.handed_out_late.CopyFrom(_histogram(handed_out))
         return status
 
-    def _late(self) -> Mapping[TopicId, int]:
-        leader = self._host.leader
-        return lag.of_topics(leader, self._host.now().clock_ms) if leader is not None else {}
+    async def late(self) -> Mapping[TopicId, int]:
+        """Return `late_topics` of a leader; of another node none: its timers fire elsewhere."""
+        return await self.late_topics() if self._host.leader is not None else {}
 
     def _sorted_names(self) -> list[str]:
         """Return the names of all topics; they are sorted again only after a change."""
@@ -200,3 +203,7 @@ class TopicView:
 
 def _histogram(found: Histogram) -> pb.Lateness:
     return pb.Lateness(counts=found.counts.tolist(), at_most_ms=BOUNDS_MS, sum_ms=found.sum_ms)
+
+
+async def _no_lags() -> Mapping[TopicId, int]:
+    return {}

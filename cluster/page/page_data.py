@@ -73,7 +73,7 @@ class PageData:
             cost_ms=lambda due, took_ms: due.cpu_ms,
         )
         self._lags = Measurement(
-            WorstLags(host).measure,
+            WorstLags(host, view.late).measure,
             mono_ms,
             every_ms=COUNT_EVERY_MS,
             cost_ms=lambda lags, took_ms: took_ms,

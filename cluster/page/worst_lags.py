@@ -1,10 +1,12 @@
 """The topics and groups with most lag, for the status page. Only the leader knows lag."""
 
 import heapq
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from cluster.observe import lag
 from cluster.state.host import Host
+from timer.model.units import TopicId
 
 SHOWN: Final = 20
 
@@ -12,8 +14,9 @@ SHOWN: Final = 20
 class WorstLags:
     """Finds the topics and groups of a leader with most lag."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, late: Callable[[], Awaitable[Mapping[TopicId, int]]]) -> None:
+        """`late` returns topic -> age of its oldest overdue timer in ms."""
+        self._host, self._late = host, late
 
     async def measure(self) -> dict[str, Any] | None:
         """Return the SHOWN worst topics and groups, worst first. None: this node does not lead.
@@ -24,7 +27,7 @@ class WorstLags:
         leader, clock_ms = self._host.leader, self._host.now().clock_ms
         if leader is None:
             return None
-        late = lag.of_topics(leader, clock_ms)
+        late = await self._late()
         groups = await lag.of_groups(leader, clock_ms, self._host.totals.unacked())
         topics = leader.machine.topics
         return {

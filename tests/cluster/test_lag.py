@@ -13,7 +13,7 @@ from cluster.state.topic_totals import Totals
 from tests.timer.leading import LEASE_MS, Play
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from timer.files.disk import RealDisk
-from timer.model.units import TopicId, UnixMs
+from timer.model.units import TopicId
 from timer.ready.group import Group
 
 
@@ -127,20 +127,6 @@ def test_of_many_groups_some_are_looked_at_before_the_loop_goes_on(
 
     assert len(asyncio.run(look())) == 3
     assert turns == 3
-
-
-def test_lag_of_topics_is_the_age_of_their_oldest_overdue_timer() -> None:
-    play = Play()
-    other = play.make_topic("b").topic_id
-    now_ms = play.now.clock_ms
-    assert lag.of_topics(play.leader, now_ms) == {}
-    due = [(play.topic_id, now_ms + 30), (other, now_ms + 20), (play.topic_id, now_ms + 10)]
-    play.machine.apply(play.log.schedule(part_of([(*each, b"x") for each in due])))
-    assert lag.of_topics(play.leader, UnixMs(now_ms + 9)) == {}
-    assert lag.of_topics(play.leader, UnixMs(now_ms + 10)) == {play.topic_id: 0}
-    assert lag.of_topics(play.leader, UnixMs(now_ms + 100)) == {play.topic_id: 90, other: 80}
-    play.machine.apply(play.log.fire(now_ms + 15))
-    assert lag.of_topics(play.leader, UnixMs(now_ms + 100)) == {play.topic_id: 70, other: 80}
 
 
 def test_when_a_message_fired_is_known_without_its_page(tmp_path: Path) -> None:

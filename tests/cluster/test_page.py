@@ -259,6 +259,7 @@ async def test_page_reaches_other_nodes_after_a_renewal_of_the_certificate() -> 
         peers=lambda: {"n2": ("n2:7400", channels.stubs["n2"])},
         shared_checkpoint=lambda *, offsets: None,
         log_end=0,
+        late=None,
     )
     rest: Any = None
     data = PageData(view, rest, rest, rest, lambda: MonoMs(now_ms), channels.channel)

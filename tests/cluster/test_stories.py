@@ -1,22 +1,30 @@
 """Stories over a host's log: portions, gaps, and a topic's lag behind a long backlog."""
 
+import asyncio
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.api.timer_queries import LookingIn
+from cluster.api.timer_queries import OVERDUE_ROWS_MAX, LookingIn
 from cluster.api.timer_stories import Stories
-from cluster.observe import lag
 from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import FIRE_ROWS_MAX, Op
 from timer.model import timer_id
-from timer.model.timer_errors import InvalidRequestError, NotFoundError, NotReadyError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    InvalidRequestError,
+    NotFoundError,
+    NotReadyError,
+)
 from timer.model.units import LogIndex
+from timer.pending.read_view import Cut
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_name
 
@@ -137,14 +145,41 @@ async def test_story_from_a_log_without_entries_fails() -> None:
 async def test_topic_behind_a_long_backlog_has_its_lag_when_it_is_asked_for() -> None:
     it = Teller()
     it.log.topic("u")
-    many = part_of([(1, START_MS - 9, b"")] * lag.OVERDUE_ROWS_MAX)
+    many = part_of([(1, START_MS - 9, b"")] * OVERDUE_ROWS_MAX)
     it.log.schedule(many)
     it.log.schedule(part_of([(1, START_MS - 9, b""), (2, START_MS - 5, b"")]))
     it.applied()
-    assert lag.of_topics(it.host.leader, it.host.now().clock_ms) == {1: 9}
+    assert await it.looking_in.late_topics() == {1: 9, 2: 5}
     assert await it.looking_in.lag_ms(2) == 5  # type: ignore[arg-type]
     assert await it.looking_in.lag_ms(1) == 9  # type: ignore[arg-type]
-    for _ in range(lag.OVERDUE_ROWS_MAX // FIRE_ROWS_MAX + 1):
+    for _ in range(OVERDUE_ROWS_MAX // FIRE_ROWS_MAX + 1):
         it.log.fire(START_MS)
     it.applied()
     assert await it.looking_in.lag_ms(2) == 0  # type: ignore[arg-type]
+
+
+async def test_lags_of_topics_are_found_in_a_thread_which_reports_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it, threads, damages = Teller(), list[str](), list[Exception]()
+    it.log.topic("u")
+    it.log.schedule(part_of([(1, START_MS - 9, b""), (2, START_MS - 5, b""), (2, DUE, b"")]))
+    it.applied()
+    found = Cut.first_overdue
+
+    def noted(cut: Cut, until_ms: int, rows_max: int) -> dict[int, int]:
+        threads.append(threading.current_thread().name)
+        return found(cut, until_ms, rows_max)
+
+    def damaged(*_: object) -> dict[int, int]:
+        raise CorruptFileError(Path("run"), 0, "checksum mismatch")
+
+    monkeypatch.setattr(Cut, "first_overdue", noted)
+    assert await it.looking_in.late_topics() == {1: 9, 2: 5}
+    assert threading.current_thread().name not in threads
+    monkeypatch.setattr(Cut, "first_overdue", damaged)
+    monkeypatch.setattr(it.looking_in._host, "read_failed", damages.append)
+    with pytest.raises(CorruptFileError):
+        await it.looking_in.late_topics()
+    await asyncio.sleep(0)
+    assert len(damages) == 1

@@ -184,6 +184,9 @@ class World:
             until = [0, span[0], span[1] - 1, 10**14]
             check_counts(cut, topic, until, [model.timers[s][:2] for s in model.pending])
             assert machine.topics[TopicId(topic)].counts.pending == len(mine)
+            late = sorted((model.timers[s][:2] for s in model.pending), reverse=True)
+            firsts = {of: due for of, due in late if due < span[1]}
+            assert cut.first_overdue(span[1] - 1, 1 << 20) == firsts
 
     def fire(self, ahead_ms: int, *limits: int) -> None:
         self.log.now_ms += ahead_ms

@@ -36,6 +36,7 @@ SCAN_ROWS_MAX: Final = 65_536
 """Rows that a page reads, about. Then it is returned even if it is short."""
 PART_ROWS: Final = 4_096
 """Rows of a memtable per step."""
+NO_TOPICS: Final = np.empty(0, np.uint32)
 ORDERS_MAX: Final = 4
 """Topics per memtable whose rows stay sorted for the next page: 24 bytes a row."""
 PAGE_BYTES_MAX: Final = 4 << 20
@@ -191,6 +192,49 @@ class Cut:
             counts += [sum(both) - begun for both in zip(upto, held, strict=True)]
             exact &= totals.exact
         return counts.tolist(), exact
+
+    def first_overdue(self, until_ms: int, rows_max: int) -> dict[int, int]:
+        """Return topic -> due time of its first timer with due <= `until_ms`, without held timers.
+
+        `rows_max`: of each run about so many rows are read, the oldest ones.
+
+        Raises:
+            CorruptFileError: a head doesn't verify.
+            FileNotFoundError: a run was removed; take a new cut.
+        """
+        dues, seqs, topics = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], [NO_TOPICS]
+        dead = [np.empty(0, np.uint64)]
+        for table in self._tables:
+            for start in range(0, len(table.rows), SCAN_ROWS_MAX):
+                rows, live = table.rows[start : start + SCAN_ROWS_MAX], table.live(start)
+                rows = rows[live & (rows["due_ms"] <= until_ms)]
+                rows = rows[after(rows["due_ms"], rows["seq"], self._position)]
+                dues.append(rows["due_ms"])
+                seqs.append(rows["seq"])
+                topics.append(rows["topic"])
+            dead.append(table.buried[1])
+        for run in self._runs:
+            batch, looked = run.batch_after(self._position), 0
+            while batch < len(run) and run.first_due(batch) <= until_ms:
+                if looked >= rows_max:
+                    until_ms = run.first_due(batch)  # later rows may be cancelled by unread ones
+                    break
+                head = run.head(batch)
+                start = rank(head.due_ms, head.seq, self._position)
+                stop = max(start, int(head.due_ms.searchsorted(until_ms, "right")))
+                grave = head.topic[start:stop] == TOMBSTONE
+                dead.append(head.seq[start:stop][grave])
+                dues.append(head.due_ms[start:stop][~grave])
+                seqs.append(head.seq[start:stop][~grave])
+                topics.append(head.topic[start:stop][~grave])
+                batch, looked = batch + 1, looked + stop - start
+        due, seq, topic = np.concatenate(dues), np.concatenate(seqs), np.concatenate(topics)
+        live = (due <= until_ms) & ~np.isin(seq, np.concatenate(dead))
+        if self._gone:
+            live &= ~self._gone.of(topic)
+        order = np.flatnonzero(live)[due[live].argsort(kind="stable")]
+        found, first = np.unique(topic[order], return_index=True)
+        return dict(zip(found.tolist(), due[order][first].tolist(), strict=True))
 
     def _within(self, due: I64, seq: U64, edges: I64) -> I64:
         """Return how many pairs after the fire position have due <= each of `edges`, unsorted."""
