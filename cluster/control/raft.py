@@ -55,7 +55,7 @@ from cluster.control.raft_codec import (
     encode,
 )
 from cluster.control.raft_files import RaftFiles, RaftSnapshot
-from cluster.control.raft_journal import Record, fsync_directory
+from cluster.control.raft_journal import DISK, Record
 from replication.shell.peer_complaints import Complaints
 from timer.model.timer_errors import ConfigError, CorruptFileError, UnknownVersionError
 
@@ -532,7 +532,7 @@ class _Core(SyncObj):  # type: ignore[misc]
     def _read_dump(self, path: str) -> tuple[Record, Record, set[Node]]:
         try:
             # A leader's snapshot was only renamed so far, and pysyncobj drops the journal next.
-            fsync_directory(Path(path).parent)
+            DISK.sync_dir(Path(path).parent)
             snapshot = raft_files.read_snapshot(Path(path))
             self._machine.load(snapshot.state)
         except BaseException as error:  # noqa: BLE001

@@ -40,12 +40,10 @@ from cluster.control.raft_journal import (
     DISK,
     Journal,
     Record,
-    fsync_directory,
     read_meta,
     scan,
     seal,
     unseal,
-    write_atomic,
 )
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
 
@@ -102,7 +100,7 @@ def open_files(
             logger.warning("%s is missing: it is made anew, without a vote", directory)
         _create(directory, may_vote=alone or (founding and not is_member))
     if not is_marked:
-        write_atomic(marker, seal(owner))
+        DISK.write_atomic(marker, seal(owner))
     try:
         return _opened(directory)
     except CorruptFileError as error:
@@ -177,13 +175,13 @@ def remove(data_directory: Path, *, alone: bool) -> None:
             shutil.rmtree(data_directory / name)
     if alone:
         (data_directory / "raft-member").unlink(missing_ok=True)
-    fsync_directory(data_directory)
+    DISK.sync_dir(data_directory)
 
 
 def write_snapshot(path: Path, snapshot: RaftSnapshot) -> None:
     """Write `snapshot` to `path`, durably."""
     body = [SNAPSHOT_VERSION, snapshot.state, snapshot.last, snapshot.previous]
-    write_atomic(path, seal(msgpack.packb(body)))
+    DISK.write_atomic(path, seal(msgpack.packb(body)))
 
 
 def read_snapshot(path: Path) -> RaftSnapshot:
@@ -271,4 +269,4 @@ def _create(directory: Path, *, may_vote: bool) -> None:
     if directory.exists():
         directory.rmdir()
     fresh.rename(directory)
-    fsync_directory(directory.parent)
+    DISK.sync_dir(directory.parent)

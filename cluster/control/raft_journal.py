@@ -40,7 +40,7 @@ from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownV
 
 MAGIC: Final = b"TIMERAFT"
 DISK: Final = RealDisk()
-"""The disk whose `read` reports an unreadable file as damaged."""
+"""The disk of both files."""
 VERSION: Final = 1
 COMMAND_SIZE_MAX: Final = 1 << 16
 TRAILING_RECORDS: Final = 1_000
@@ -89,7 +89,7 @@ class Journal:
     @staticmethod
     def create(directory: Path, *, may_vote: bool) -> None:
         """Write an empty journal and a first meta into the existing `directory`, durably."""
-        write_atomic(directory / "journal", _file_header())
+        DISK.write_atomic(directory / "journal", _file_header())
         _write_meta(directory / "meta", 0, None, may_vote=may_vote)
 
     @property
@@ -137,9 +137,9 @@ class Journal:
 
     def _write_file(self) -> None:
         # The snapshot before these records was renamed into the same directory earlier.
-        fsync_directory(self._directory)
+        DISK.sync_dir(self._directory)
         parts = [_file_header(), *(_encode(*record) for record in self._records)]
-        write_atomic(self._path, b"".join(parts))
+        DISK.write_atomic(self._path, b"".join(parts))
         os.close(self._fd)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._ends = []
@@ -154,11 +154,7 @@ class Journal:
         return self._ends[-1] if self._ends else HEADER_SIZE
 
     def _save_meta(self) -> None:
-        try:
-            _write_meta(self._directory / "meta", self._term, self._vote, may_vote=self._may_vote)
-        except OSError as error:
-            path = self._directory / "meta"
-            raise DiskFailedError(f"{path}: {error}", errno=error.errno) from error
+        _write_meta(self._directory / "meta", self._term, self._vote, may_vote=self._may_vote)
 
     # The interface that pysyncobj calls
 
@@ -250,26 +246,6 @@ class Journal:
         os.close(self._fd)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path`, durably. After a crash the file has the old or the new data."""
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    fsync_directory(path.parent)
-
-
-def fsync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def seal(body: bytes) -> bytes:
     """Return `body` after its checksum."""
     return _U32.pack(zlib.crc32(body)) + body
@@ -289,7 +265,7 @@ def unseal(path: Path) -> bytes:
 
 
 def _write_meta(path: Path, term: int, vote: str | None, *, may_vote: bool) -> None:
-    write_atomic(path, seal(msgpack.packb([VERSION, term, vote, may_vote])))
+    DISK.write_atomic(path, seal(msgpack.packb([VERSION, term, vote, may_vote])))
 
 
 def read_meta(path: Path) -> tuple[int, str | None, bool]:

@@ -88,9 +88,11 @@ def format_anew(disk: Disk, config: NodeConfig) -> None:
         voters = {name: founding_replica_id(config.cluster_id, name) for name in config.peers}
     voters.pop(config.name, None)
     # The identity goes last: after a crash the next start still recognises the directory.
-    for path in sorted(config.data.iterdir(), key=lambda path: path.name == IDENTITY_NAME):
-        if path.name != _KEPT:
+    for path in config.data.iterdir():
+        if path.name not in {_KEPT, IDENTITY_NAME}:
             _remove(path)
+    disk.sync_dir(config.data)
+    (config.data / IDENTITY_NAME).unlink(missing_ok=True)
     format_directory(
         disk,
         config.data,

@@ -148,7 +148,7 @@ def test_what_is_said_to_be_durable_was_synced_in_order(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replaced(name: str) -> list[str]:
-        return [f"fsync {name}.new", f"rename {name}.new {name}", f"fsync {directory.name}"]
+        return [f"fsync {name}.tmp", f"rename {name}.tmp {name}", f"fsync {directory.name}"]
 
     journal, calls = Journal(directory), Calls(monkeypatch)
     for vote in (None, "b", "c"):  # a vote counts as much as a term
