@@ -45,7 +45,6 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
     timer_errors.AlreadyExistsError: Status(_C.ALREADY_EXISTS, timer_pb2.REASON_ALREADY_EXISTS),
     timer_errors.NotLeaderError: Status(_C.FAILED_PRECONDITION, timer_pb2.REASON_NOT_LEADER),
     timer_errors.NotReadyError: Status(_C.UNAVAILABLE, timer_pb2.REASON_NOT_READY),
-    timer_errors.FencedError: Status(_C.ABORTED, timer_pb2.REASON_FENCED),
     timer_errors.OverloadedError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.REASON_OVERLOADED),
     timer_errors.CallerLimitError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.REASON_OVERLOADED),
     timer_errors.DiskFullError: Status(_C.RESOURCE_EXHAUSTED, timer_pb2.REASON_DISK_FULL),
@@ -62,7 +61,6 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
     timer_errors.UnknownProducerError: Status(
         _C.UNAUTHENTICATED, timer_pb2.REASON_UNKNOWN_PRODUCER
     ),
-    timer_errors.LeaseLostError: Status(_C.FAILED_PRECONDITION, timer_pb2.REASON_LEASE_LOST),
     timer_errors.GroupHeldError: Status(_C.FAILED_PRECONDITION, timer_pb2.REASON_GROUP_HELD),
     timer_errors.ShuttingDownError: Status(_C.UNAVAILABLE, timer_pb2.REASON_SHUTTING_DOWN),
     timer_errors.StorageError: _STORAGE,

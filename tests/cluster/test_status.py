@@ -20,7 +20,6 @@ from cluster.rpc.grpc_errors import (
     trailers_of,
 )
 from timer.model import timer_errors
-from timer.model.units import Epoch
 from timerclient.proto import timer_pb2
 from timerclient.values import errors as client_errors
 from timerclient.values.reasons import Reason
@@ -32,7 +31,6 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.AlreadyExistsError("topic", "bills", "another type"),
     timer_errors.NotLeaderError("node2:7100"),
     timer_errors.NotReadyError("no leader is known"),
-    timer_errors.FencedError(ours=Epoch(3), seen=Epoch(4)),
     timer_errors.OverloadedError("the log", retry_after_ms=250),
     timer_errors.CallerLimitError("rate.rows of client/a", "must be at most 5", 9),
     timer_errors.DiskFullError([("n1", 5, 10)], retry_after_ms=1000),
@@ -43,7 +41,6 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.SequenceGapError(expected=7, got=9),
     timer_errors.OutcomeForgottenError(3),
     timer_errors.UnknownProducerError(12),
-    timer_errors.LeaseLostError("leased to another consumer"),
     timer_errors.GroupHeldError("bills", "g", "c"),
     timer_errors.GroupDeletedError("bills", "g"),
     timer_errors.TopicDeletedError("bills"),
@@ -84,7 +81,9 @@ def test_every_error_is_defined_in_the_one_tree() -> None:
 
 def test_every_reason_stands_for_some_error() -> None:
     reasons = {status.reason for status in STATUSES.values()}
-    assert reasons == set(timer_pb2.Reason.values()) - {timer_pb2.REASON_UNSPECIFIED}
+    # An ack returns ACK_RESULT_LEASE_LOST, and streams between nodes carry no reason.
+    unsent = {timer_pb2.REASON_FENCED, timer_pb2.REASON_LEASE_LOST}
+    assert reasons == set(timer_pb2.Reason.values()) - {timer_pb2.REASON_UNSPECIFIED} - unsent
 
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)

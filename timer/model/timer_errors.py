@@ -8,7 +8,6 @@ EngineError
 +-- AlreadyExistsError        it exists with other settings
 +-- NotLeaderError            send the request to `leader`
 +-- NotReadyError             this node can't serve yet (starting, no majority, no known leader)
-+-- FencedError               a newer epoch exists; stop leading at once
 +-- OverloadedError           back off `retry_after_ms`, then send it again
 +-- DiskFullError             a majority's disks have too little room; send it again later
 +-- QuotaReachedError         a topic has reached a quota; send it again when the topic has less
@@ -20,7 +19,6 @@ EngineError
 +-- PermissionDeniedError     the caller's certificate or the access rules do not allow it
 +-- TokenRejectedError        the bearer token is absent, unknown or expired
 +-- UnknownProducerError      the producer id was never issued or has expired; register again
-+-- LeaseLostError            the message is leased to another consumer, or acked
 +-- GroupHeldError            an exclusive group has a consumer; try again when it has left
 +-- ShuttingDownError         the node drains; another node will lead
 +-- StorageError              this node's disk or files failed; it stops or heals
@@ -37,7 +35,6 @@ from collections.abc import Sequence
 from typing import ClassVar, Final, TypeAlias
 
 from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
-from timer.model.units import Epoch
 
 TEXT_MAX: Final = 512
 """Characters of a value in an error. A client may have sent megabytes."""
@@ -145,13 +142,6 @@ class NotReadyError(EngineError):
     """This node can't serve the request at the moment. The request certainly had no effect."""
 
     retryable = True
-
-
-class FencedError(EngineError):
-    """A message has an epoch, leader or process older than the promise."""
-
-    def __init__(self, *, ours: Epoch, seen: Epoch) -> None:
-        super().__init__(f"epoch {ours} is fenced by epoch {seen}")
 
 
 class OverloadedError(EngineError):
@@ -276,10 +266,6 @@ class PermissionDeniedError(EngineError):
 
 class TokenRejectedError(EngineError):
     """The caller's bearer token is absent, unknown or expired. No text of it has the token."""
-
-
-class LeaseLostError(EngineError):
-    """The message was redelivered or acked meanwhile. The consumer must drop its work."""
 
 
 class GroupHeldError(EngineError):
