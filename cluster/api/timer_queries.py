@@ -4,15 +4,15 @@
     one timer ----------------> in memory? else a thread looks it up in the runs -> answer
 
 Only a leader with a valid lease answers, from its applied state. An answer therefore includes
-everything that an earlier answer of any leader included. A thread reads a cut or runs and no
-other state. Queries have threads of their own, also after a caller has given up, so that no firing
-waits for them. Damage that a query finds ends the process, because a damaged node must not lead.
+everything that an earlier answer of any leader included. Queries have threads of their own, also
+after a caller has given up, so that no firing waits for them. Damage that a query finds goes to the
+scrubber: the leader hands over, and the node heals. A node without peers ends.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -24,6 +24,7 @@ from cluster.api.ended_topics import topic_of_ended
 from cluster.rpc.rpc_caller import CALLER
 from cluster.security.access_rules import CLUSTER, AccessTarget
 from cluster.state.host import Host
+from cluster.state.query_threads import QueryThreads
 from timer.entries.payloads import Ids, Keys, Targets
 from timer.leader.leader import Leader
 from timer.model import timer_id
@@ -33,7 +34,6 @@ from timer.model.timer_errors import (
     UNSHOWN,
     InvalidRequestError,
     NotFoundError,
-    NotReadyError,
     OverloadedError,
     StorageError,
 )
@@ -55,8 +55,6 @@ LOOKS_MAX: Final = 2
 """Queries that run in threads at the same time."""
 LOOKS_WAITING_MAX: Final = 64
 """Queries that run or wait, at most."""
-CUTS_MAX: Final = 3
-"""Cuts that a query may take. It takes a new one if a merge has deleted files of the last."""
 OVERDUE_ROWS_MAX: Final = 65_536
 """Overdue timers of each run that are searched for each topic's oldest, the oldest first."""
 
@@ -78,7 +76,7 @@ class LookingIn:
         self._host = host
         self._salt = salt
         self._key_bytes_max = key_bytes_max
-        self._threads = threads or ThreadPoolExecutor(LOOKS_MAX, "looking-in")
+        self._threads = QueryThreads(host, threads or ThreadPoolExecutor(LOOKS_MAX, "looking-in"))
         self._turns = asyncio.Semaphore(LOOKS_MAX)
         self._waiting = 0
 
@@ -203,7 +201,7 @@ class LookingIn:
         prefetch = self._host.require_lease().machine.store.prefetch_of(target)
         if prefetch is not None:
             async with self._turn():
-                await self._in_thread(prefetch.read)
+                await self._threads.run(prefetch.read)
         store = self._host.require_lease().machine.store
         try:
             with store.prefetched(prefetch):
@@ -342,11 +340,9 @@ class LookingIn:
             StorageError: this node's files are damaged; see Host.read_failed.
         """
         async with self._turn():
-            for _ in range(CUTS_MAX):
-                cut = self._host.require_lease().machine.store.cut()
-                with suppress(FileNotFoundError):
-                    return await self._in_thread(partial(look, cut))
-        raise NotReadyError("merges delete runs faster than the query reads them")
+            return await self._threads.read_cut(
+                lambda: self._host.require_lease().machine.store, look
+            )
 
     async def in_turn(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work`, which needs no cut, from a thread.
@@ -356,7 +352,7 @@ class LookingIn:
             StorageError: this node's files are damaged; see Host.read_failed.
         """
         async with self._turn():
-            return await self._in_thread(work)
+            return await self._threads.run(work)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -369,15 +365,3 @@ class LookingIn:
                 yield
         finally:
             self._waiting -= 1
-
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-
-        def run() -> _T:
-            try:
-                return work()
-            except StorageError as error:  # reported even if the caller has given up
-                loop.call_soon_threadsafe(self._host.read_failed, error)
-                raise
-
-        return await loop.run_in_executor(self._threads, run)

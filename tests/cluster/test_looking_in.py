@@ -1,4 +1,4 @@
-"""Reads of timers have their own threads, and damage that they meet ends the node."""
+"""Reads of timers have their own threads, and damage that they meet is passed on."""
 
 import asyncio
 import threading
