@@ -39,10 +39,10 @@ from cluster.rpc.handlers import (
 )
 from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
-from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Delivery, Leader
 from timer.model.timer_errors import (
+    OVERLOAD_RETRY_MS,
     EngineError,
     InvalidRequestError,
     NotLeaderError,

@@ -21,11 +21,11 @@ from timer.leader.groups import dead_letters
 from timer.leader.groups.exits import DELIVERY_BYTES
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_delivery import Delivery
-from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.leader import Leader
 from timer.model.columns import U64
 from timer.model.timer_errors import (
+    OVERLOAD_RETRY_MS,
     AlreadyExistsError,
     EngineError,
     InvalidRequestError,

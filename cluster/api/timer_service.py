@@ -317,10 +317,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self, request: pb.CancelRequest, context: Context
     ) -> pb.CancelResponse:
         """Cancel timers by id, key or filter."""
-        began = time.perf_counter()
-        answer = await self._changes.cancel(request, context)
-        self.hooks.on_cancel(time.perf_counter() - began)
-        return answer
+        return await self._changes.cancel(request, context)
 
     @answered
     async def Reschedule(  # noqa: N802

@@ -61,8 +61,6 @@ class ServiceHooks:
     """Called with the method of each RPC. Raises EngineError if the method is rejected now."""
     taken: Callable[[Any, Context], None] = lambda request, context: None
     """Called with each request, to count its bytes."""
-    on_cancel: Callable[[float], None] = lambda seconds: None
-    """Called for each answered Cancel, with the seconds that it took."""
     on_answer: Callable[[str, str, str, float], None] = lambda method, code, relayed, s: None
     """Called for each answered request: method, name of the status code, `relayed`, seconds.
 

@@ -40,11 +40,13 @@ from timer.entries.entry_frame import HEADER_SIZE, Damage, Entry, EntryKind, enc
 from timer.entries.payloads import EpochStart, decode_epoch, encode_epoch
 from timer.files.disk import Bytes
 from timer.model.feature_level import LEVEL_MIN, is_supported
-from timer.model.timer_errors import InvalidRequestError, NotLeaderError, OverloadedError
+from timer.model.timer_errors import (
+    OVERLOAD_RETRY_MS,
+    InvalidRequestError,
+    NotLeaderError,
+    OverloadedError,
+)
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
-
-OVERLOADED_RETRY_MS = 50
-"""About the time in which a loaded cluster commits a full window."""
 
 
 class BadPeerMessage(ValueError):
@@ -429,7 +431,7 @@ class Driver:
         if not core.serving or (core.draining and not core.parting) or self._blocked is not None:
             raise NotLeaderError(None)
         if core.uncommitted_bytes + size > core.conf.uncommitted_bytes:
-            raise OverloadedError("uncommitted log", retry_after_ms=OVERLOADED_RETRY_MS)
+            raise OverloadedError("uncommitted log", retry_after_ms=OVERLOAD_RETRY_MS)
 
     def propose(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
         """Append an entry and return its index. `on_commit` reports the commit.

@@ -23,10 +23,14 @@ from timer.entries.payloads import (
     encode_reschedule,
 )
 from timer.leader.groups.group_batch import Done, fitting
-from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS
 from timer.leader.intake.admission import Times
 from timer.model.columns import Binary
-from timer.model.timer_errors import EngineError, NotReadyError, OverloadedError
+from timer.model.timer_errors import (
+    OVERLOAD_RETRY_MS,
+    EngineError,
+    NotReadyError,
+    OverloadedError,
+)
 from timer.model.units import Now, UnixMs
 from timer.state.apply_results import LEFT, Applied, CancelApplied, RescheduleApplied
 

@@ -27,7 +27,7 @@ from timer.leader.change_lines import ChangeLine
 from timer.leader.fire_times import FireTimes
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_delivery import Delivery
-from timer.leader.groups.group_dispatch import OVERLOAD_RETRY_MS, Serving
+from timer.leader.groups.group_dispatch import Serving
 from timer.leader.intake.admission import UNBOUNDED, Admission, Rules, WantedTimes
 from timer.leader.intake.count_limits import (
     CountLimits,
@@ -42,6 +42,7 @@ from timer.leader.intake.series_intake import SeriesHooks, SeriesIntake
 from timer.model.columns import I64, U32, U64, Part, RequestId, encode_schedule
 from timer.model.recurrence import Calendar
 from timer.model.timer_errors import (
+    OVERLOAD_RETRY_MS,
     EngineError,
     InvalidRequestError,
     LeadershipLostError,

@@ -36,6 +36,8 @@ from typing import ClassVar, Final, TypeAlias
 
 from timer.model.feature_level import LEVEL_MAX, LEVEL_MIN
 
+OVERLOAD_RETRY_MS: Final = 50
+"""About the time in which a loaded cluster commits a full window."""
 TEXT_MAX: Final = 512
 """Characters of a value in an error. A client may have sent megabytes."""
 

@@ -51,6 +51,7 @@ from timer.leader.intake.count_limits import (
 )
 from timer.model.columns import I64, U64
 from timer.model.timer_errors import (
+    OVERLOAD_RETRY_MS,
     EngineError,
     GroupDeletedError,
     GroupHeldError,
@@ -98,7 +99,6 @@ IN_FLIGHT_MAX: Final = 2
 """Most GROUP entries in flight; above that ops and acks wait in the batch."""
 OPS_MAX: Final = 256
 """Most ops that wait; above that dead letters stay in their group. An op may have a megabyte."""
-OVERLOAD_RETRY_MS: Final = 50
 _DOOMED: Final = "the topic is being deleted; retry"
 
 
