@@ -32,7 +32,7 @@ def reader(run: Path, **options: str) -> EntryFrames:
 
 def opened(source: EntryFrames) -> list[tuple[str, int]]:
     parts = [part for part in source.partitions() if isinstance(part, SegmentFile)]
-    return [(part.node, part.first) for part in parts]
+    return [(part.node, part.part.first) for part in parts]
 
 
 def indexes(source: EntryFrames) -> list[int]:

@@ -83,22 +83,13 @@ class Seqs:
 class PlannedSegment(InputPartition):
     """One segment of the log that is read."""
 
-    path: str
-    """Of a store: in its folder."""
-    first: int
-    end: int | None
-    """As in Segment."""
+    part: Segment
+    """Of a store: with a path in its folder."""
     until: int | None
     """The index before which a later life of the log continues. None: no later one does."""
     next_seq: int | None
     marks: tuple[SeqMark, ...]
     seqs_end: int
-
-    @property
-    def part(self) -> Segment:
-        """The segment."""
-        end = None if self.end is None else LogIndex(self.end)
-        return Segment(Path(self.path), LogIndex(self.first), end)
 
     def seqs(self) -> Seqs:
         """Return the seqs from its first entry on."""
@@ -295,8 +286,7 @@ class _Scan:
             times[1:] = [head.time_ms] if times else [head.time_ms] * 2
         wanted = self._wanted.span(part.first, self._last + 1)
         if wanted and (not times or self._wanted.times(*times)):
-            where = str(part.path), part.first, part.end, until
-            self.segments.append(PlannedSegment(*where, next_seq, tuple(marks), seqs.end))
+            self.segments.append(PlannedSegment(part, until, next_seq, tuple(marks), seqs.end))
 
 
 def _heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview | None]]]:

@@ -13,7 +13,6 @@ from pyspark.sql.types import MapType, StringType, StructType
 
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.model.columns import decode_schedule
-from timer.model.units import LogIndex
 from timerspark.arrow_columns import joined
 from timerspark.format_options import is_true
 from timerspark.log import log_stores, segment_files
@@ -51,8 +50,9 @@ class LogEvents(DataSourceReader):
         with log_stores.planned(self._path) as root:
             self._plan = plan(NodeFolders(root), self._wanted, fail_on_loss=fail_on_loss)
         if log_stores.is_uri(self._path):
-            for part in self._plan.segments:
-                part.path = str(Path(part.path).relative_to(root))
+            for planned in self._plan.segments:
+                path = planned.part.path.relative_to(root)
+                planned.part = replace(planned.part, path=path)
 
     def partitions(self) -> list[InputPartition]:
         """Return the segments that may hold an entry that the filter accepts."""
@@ -67,7 +67,7 @@ class LogEvents(DataSourceReader):
         """
         if not isinstance(partition, PlannedSegment):
             return  # without partitions Spark calls this once, with an object of its own
-        with log_stores.fetched(self._path, partition.path) as path:
+        with log_stores.fetched(self._path, str(partition.part.path)) as path:
             yield from self._events(partition, replace(partition.part, path=path))
 
     def _events(self, partition: PlannedSegment, part: Segment) -> Iterator[pa.RecordBatch]:
@@ -97,15 +97,7 @@ class SegmentFile(InputPartition):
 
     node: str
     life: int
-    path: str
-    first: int
-    end: int | None
-
-    @property
-    def part(self) -> Segment:
-        """The segment, as the readers of segment_files.py take it."""
-        end = None if self.end is None else LogIndex(self.end)
-        return Segment(Path(self.path), LogIndex(self.first), end)
+    part: Segment
 
 
 class EntryFrames(DataSourceReader):
@@ -121,7 +113,7 @@ class EntryFrames(DataSourceReader):
         logs = NodeFolders(Path(self._path)).logs()
         self._wanted.check(logs)
         return [
-            SegmentFile(node, life, str(part.path), part.first, part.end)
+            SegmentFile(node, life, part)
             for node, lives in logs.items()
             for life, parts in enumerate(lives)
             for part in parts
