@@ -41,7 +41,7 @@ _Answer = TypeVar("_Answer", pb.NodeCheckpoint, pb.NodeVerification)
 
 
 class View(Protocol):
-    """The node's methods that this service calls (cluster/node/node.py)."""
+    """The node's methods that this service calls: NodeState in cluster/observe/node_view.py."""
 
     name: str
     cluster_id: str

@@ -125,7 +125,7 @@ async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], boo
 
 
 def judge(mine: str, others: Mapping[str, str], voters: int, *, votes: bool = True) -> str:
-    """Return the reason why this replica must stop; empty: there is none (P6).
+    """Return the reason why this replica must stop; empty: there is none.
 
     A replica may go on while a majority of `voters` has its digest, or no other digest differs.
     The replica itself counts if it `votes`.

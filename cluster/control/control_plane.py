@@ -615,7 +615,7 @@ class _Register:
         return control_state.dump(self._state)
 
     def check(self, state: bytes) -> None:
-        """See Machine."""
+        """See RaftMachine."""
         control_state.load(state)
 
     def load(self, state: bytes) -> None:

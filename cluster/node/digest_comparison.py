@@ -1,7 +1,8 @@
-"""Comparison of state digests between the replicas, after each CHECKPOINT (P6).
+"""Comparison of state digests between the replicas, after each CHECKPOINT.
 
-The leader publishes its digest through Raft. A replica with another digest at that index asks the
-other nodes for theirs. It stops if a majority holds another state, or if no state has a majority.
+It checks P6 (docs/guarantees.md). The leader publishes its digest through Raft. A replica with
+another digest at that index asks the other nodes for theirs. It stops if a majority holds another
+state, or if no state has a majority.
 """
 
 import asyncio

@@ -4,7 +4,7 @@
                                               (twice as many frozen?) ---> all are visited, once
 
 By default Python visits all surviving objects again whenever their number has grown by a quarter.
-With ten thousand topics that held the event loop for a quarter of a second (P9). Garbage without a
+With ten thousand topics that held the event loop for a quarter of a second. Garbage without a
 cycle is freed at once, as always. A frozen cycle waits until twice as many objects, and at least
 half a million more, are frozen, or for six hours. Then the loop is held for that quarter of a
 second as well. The objects of a running flush are not swept.

@@ -64,8 +64,9 @@ IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 SINGLE: Final = "ScheduleTimer"
 """Form of a request with one new timer."""
 IDENTITY: Final = "identity"
-RULES: Final = "rules"
 """Name of a value of a request: the identity that TLS admitted. Absent: there is no TLS."""
+RULES: Final = "rules"
+"""Name of a value of a request: the access rules that admitted it. Absent: there is no TLS."""
 ANSWER_BYTES: Final = 64 << 10
 """Bytes of a message of the contract. The JSON of a longer one is made in a thread."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

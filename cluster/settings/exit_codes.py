@@ -20,7 +20,7 @@ EXIT_DIVERGED: Final = 68
 
 
 class Diverged(Exception):
-    """At this replica's last index a majority holds another state, or no majority agrees (P6)."""
+    """At this replica's last index a majority holds another state, or no majority agrees."""
 
     def __init__(self, why: str, *, curable: bool) -> None:
         """`curable`: a majority agrees, so this replica can fetch its state."""

@@ -1,4 +1,4 @@
-"""Measures how long one step holds the event loop (P9: 20 ms at most).
+"""Measures how long one step holds the event loop (at most 20 ms: P9 in docs/guarantees.md).
 
     loop    |-tick-|-tick-|####### one step #######|-tick-
                           due here ^               ^ ran here: held for the difference

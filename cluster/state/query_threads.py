@@ -1,8 +1,9 @@
 """Threads in which queries read the pending timers of a node, beside the event loop.
 
-    cut, on the loop --> read, in a thread --> result; a new cut if a merge deleted files of the last
+    cut, on the loop --> read, in a thread --> result
 
-A thread reads a cut, or files that never change, and no other state.
+A thread reads a cut, or files that never change, and no other state. After a merge that deleted
+files of the cut, the query takes a new one.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ MARKS: Final = 1_000
 
 @dataclass(slots=True)
 class Counts:
-    """Numbers of timers by outcome. P7: scheduled = pending + fired + cancelled + dropped."""
+    """Numbers of timers by outcome: scheduled = pending + fired + cancelled + dropped."""
 
     scheduled: int = 0
     fired: int = 0

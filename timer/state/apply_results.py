@@ -31,7 +31,7 @@ DROPPED: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A replica's record at a CHECKPOINT entry; equal on all replicas, digest included (P6)."""
+    """A replica's record at a CHECKPOINT entry; equal on all replicas, digest included."""
 
     epoch: Epoch
     index: LogIndex

@@ -1,11 +1,12 @@
-"""The digest: a hash of a replica's state, independent of the file layout (P6).
+"""The digest: a hash of a replica's state, independent of the file layout.
 
     a changed topic --hash--> its part --.
     an unchanged topic ------> its part --+-- sum modulo 2 ** 64 --> digest, with all other state
 
-The digest visits no rows. It hashes the topics that changed since the last digest, and in them the
-groups that changed. Of producers, too, it hashes only the changed ones. One change among ten
-thousand topics therefore costs one hash.
+Replicas that applied the same log have the same digest (P6 in docs/guarantees.md). It visits no
+rows. It hashes the topics that changed since the last digest, and in them the groups that changed.
+Of producers, too, it hashes only the changed ones. One change among ten thousand topics therefore
+costs one hash.
 """
 
 import struct

@@ -8,8 +8,8 @@
 Each timer is counted once as scheduled, and at most once as fired, cancelled or dropped. Held
 timers are pending too. A timer that is due when it is scheduled is never pending.
 
-Conservation (P7): scheduled = pending + fired + cancelled + dropped, in each topic and in all. The
-store holds exactly the pending timers.
+Conservation (P7 in docs/guarantees.md): scheduled = pending + fired + cancelled + dropped, in each
+topic and in all. The store holds exactly the pending timers.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ class Ledger:
         self._state = state
 
     def check(self) -> None:
-        """Assert P7 after an entry, for the sums over all topics."""
+        """Assert the conservation after an entry, for the sums over all topics."""
         counts, store, state = self._state.counts, self._state.store, self._state
         assert counts.pending == store.pending, (counts, store.pending)
         assert state.held == store.held, (state.held, store.held)

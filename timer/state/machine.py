@@ -10,7 +10,7 @@ effects depend only on the state at the entry's index and on the entry's time.
                   cancelled                        deletion of a topic: its messages and groups are
                                                    deleted, its pending timers are dropped
 
-The ledger counts the timers, and checks after each entry that none is lost (P7).
+The ledger counts the timers, and checks after each entry that none is lost.
 """
 
 from collections.abc import Sequence

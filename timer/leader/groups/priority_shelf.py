@@ -88,8 +88,3 @@ class PriorityShelf:
                 place = place[np.isin(held[place], offsets)]
                 self._levels[level] = np.delete(held, place)
         self.count = sum(map(len, self._levels))
-
-
-def wait_max(earlier: int) -> int:
-    """Return how many deliveries may come before one behind so many earlier ready messages."""
-    return (earlier // OLDEST + 1) * (RUN + OLDEST)
