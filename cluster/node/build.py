@@ -183,7 +183,9 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
     def read_levels() -> Levels:
         return planes.view.levels()
 
-    disk, endpoints = RealDisk(), Endpoints(config)
+    disk = RealDisk()
+    telemetry = Telemetry(node=config.name, version=RELEASE.program, read_levels=read_levels)
+    endpoints = Endpoints(config, on_denied=telemetry.rpcs.denied.inc)
     basis = _Basis(
         config=config,
         node=node,
@@ -191,23 +193,22 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         files=open_storage(disk, config, applied),
         endpoints=endpoints,
         channels=AdminChannels(endpoints),
-        telemetry=Telemetry(node=config.name, version=RELEASE.program, read_levels=read_levels),
+        telemetry=telemetry,
         wall_ms=wall_clock(config.test_clock),
     )
-    basis.telemetry.insecure.set(config.insecure)
-    endpoints.audit.on_denied = basis.telemetry.rpcs.denied.inc
+    telemetry.insecure.set(config.insecure)
     tls = endpoints.tls
     if tls is not None:
-        basis.telemetry.certificates.not_after_s = lambda: tls.certificate.not_after_s
+        telemetry.certificates.not_after_s = lambda: tls.certificate.not_after_s
         if (tokens := tls.tokens) is not None:
-            basis.telemetry.tokens.not_after_s = lambda: tokens.content.not_after_s()  # noqa: PLW0108  # the content changes
+            telemetry.tokens.not_after_s = lambda: tokens.content.not_after_s()  # noqa: PLW0108  # the content changes
     planes = _planes(basis, raft_lost=raft_lost)
     replica, host, control = planes.replica, planes.host, planes.control
     relay = Relay(
         config.name,
         planes.view.leader_name,
         endpoints.channel,
-        basis.telemetry.rpcs.relayed.inc,
+        telemetry.rpcs.relayed.inc,
         cluster_id=config.cluster_id,
     )
     services, connections, memory = _services(basis, planes, relay)
@@ -229,7 +230,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
             interval_ms=config.timing.checkpoint_interval_ms,
         ),
         digests=planes.digests,
-        promotions=PromotionMetrics(basis.telemetry),
+        promotions=PromotionMetrics(telemetry),
         space=Space(
             disk,
             config,
@@ -243,7 +244,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         backups=planes.backups,
         scrubber=planes.scrubber,
         loop_watch=LoopWatch(
-            asyncio.get_running_loop(), basis.telemetry.loop_held_seconds.observe, host.steps
+            asyncio.get_running_loop(), telemetry.loop_held_seconds.observe, host.steps
         ),
         new_fetch=functools.partial(_snapshot_fetch, basis, replica),
     )
@@ -266,8 +267,11 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             await planes.view.transfer(target)
         return leads
 
-    replica = _replica(basis, needed_from=lambda: planes.snapshots.kept_from)
-    replica.shipped_from = lambda: planes.backups.log.kept_from
+    replica = _replica(
+        basis,
+        needed_from=lambda: planes.snapshots.kept_from,
+        shipped_from=lambda: planes.backups.log.kept_from,
+    )
     scrubber = Scrubber(
         FreshDisk(),
         config,
@@ -286,9 +290,18 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         damaged=scrubber.found if len(config.peers) > 1 else None,
     )
     control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
-    view = NodeState(config, replica, host, control, basis.channels.stubs, mono_ms, scrubber)
-    view.backups = lambda: planes.backups
-    view.not_after_s = basis.telemetry.certificates.not_after_s
+    backups = _backup_desk(basis, host, scrubber)
+    view = NodeState(
+        config,
+        replica,
+        host,
+        control,
+        basis.channels.stubs,
+        mono_ms,
+        scrubber,
+        backups,
+        not_after_s=basis.telemetry.certificates.not_after_s,
+    )
     if (tls := basis.endpoints.tls) is not None:
         view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
     planes = _Planes(
@@ -306,7 +319,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             damaged=scrubber.found,
             fatal=node.fatal,
         ),
-        backups=_backup_desk(basis, host, scrubber),
+        backups=backups,
         scrubber=scrubber,
         view=view,
         metrics=ApplyMetrics(basis.telemetry, view, host),
@@ -340,7 +353,12 @@ def _backup_desk(basis: _Basis, host: Host, scrubber: Scrubber) -> BackupDesk:
     )
 
 
-def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Replica:
+def _replica(
+    basis: _Basis,
+    *,
+    needed_from: Callable[[], LogIndex | None],
+    shipped_from: Callable[[], LogIndex | None],
+) -> Replica:
     config, files = basis.config, basis.files
     identity, machine = files.directory.identity, files.engine.machine
     return Replica(
@@ -362,6 +380,7 @@ def _replica(basis: _Basis, *, needed_from: Callable[[], LogIndex | None]) -> Re
         wall_ms=basis.wall_ms,
         on_fsync=basis.telemetry.fsync_seconds.observe,
         needed_from=needed_from,
+        shipped_from=shipped_from,
         identify=basis.endpoints.identify,
         release=RELEASE,
         tcp=basis.endpoints.tcp,

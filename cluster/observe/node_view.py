@@ -65,7 +65,11 @@ class NodeState(TopicView):
         stubs: Mapping[str, Stub],
         mono_ms: Callable[[], MonoMs],
         scrubber: Scrubber,
+        backups: BackupDesk | None = None,
+        *,
+        not_after_s: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        """`not_after_s`: returns certificate or authority -> Unix time of its end."""
         super().__init__(host, config)
         self.name = config.name
         self.cluster_id = config.cluster_id
@@ -82,10 +86,7 @@ class NodeState(TopicView):
         self._drain_holder: str | None = None
         """The holder of the drain of this node; empty: it has none. None: it is not drained."""
         self._drains = asyncio.Lock()
-        self.not_after_s: Callable[[], Mapping[str, float]] = dict
-        """Returns certificate or authority -> Unix time of its end; without TLS there are none."""
-        self.backups: Callable[[], BackupDesk | None] = lambda: None
-        """Returns the backups of this node; None: it is not built yet, or has no files."""
+        self._not_after_s, self._backups = not_after_s, backups
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
@@ -352,7 +353,7 @@ class NodeState(TopicView):
         """Return the values of a scrape; those of lags and quotas are of the last `measure`."""
         replica, engine, leader = self._replica, self._host.engine, self._host.leader
         machine = engine.machine
-        now, backups = self._host.now(), self.backups()
+        now, backups = self._host.now(), self._backups
         due = machine.store.next_due() if leader is not None else None
         held = [] if leader is None else [*leader.groups.all_leased()]
         lags = [] if leader is None else self._lags
@@ -485,7 +486,7 @@ class NodeState(TopicView):
             withholds_votes=self._control.withholds_votes,
             http_address=self._http_address(),
             drained=self.drained,
-            tls_not_after_ms=int(1000 * min(self.not_after_s().values(), default=0)),
+            tls_not_after_ms=int(1000 * min(self._not_after_s().values(), default=0)),
             warnings=self._warnings(),
         )
         status.MergeFrom(self.node_leadership())

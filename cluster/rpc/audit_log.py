@@ -56,15 +56,16 @@ _TARGETS: Final = ("namespace", "topic", "group", "name", "target")
 class AuditLog:
     """Writes the audit log of one node."""
 
-    def __init__(self, node: str, path: str = "") -> None:
-        """`path`: a file to append to; empty: the node's log.
+    def __init__(
+        self, node: str, path: str = "", on_denied: Callable[[], object] = lambda: None
+    ) -> None:
+        """`path`: a file to append to; empty: the node's log. `on_denied`: for each denied call.
 
         Raises:
             ConfigError: The file can't be opened.
         """
         self._node = node
-        self.on_denied: Callable[[], object] = lambda: None
-        """Called for each denied call."""
+        self._on_denied = on_denied
         self._denied: Counter[str] = Counter()
         """Denied calls of the present second, by identity."""
         self._written = 0
@@ -122,7 +123,7 @@ class AuditLog:
 
     def denied(self, method: str, identity: str, address: str, error: EngineError) -> None:
         """Note a denied call. `identity`: as the certificate or the token has it; empty: none."""
-        self.on_denied()
+        self._on_denied()
         if self._floods(identity or f"address {address.rpartition(':')[0]}"):
             return
         line = self._line(

@@ -88,8 +88,10 @@ Options = Sequence[tuple[str, Any]]
 class Endpoints:
     """Makes the servers and channels of one node. The caller closes them."""
 
-    def __init__(self, config: NodeConfig) -> None:
-        """Read the certificates, if the settings have any.
+    def __init__(
+        self, config: NodeConfig, *, on_denied: Callable[[], object] = lambda: None
+    ) -> None:
+        """Read the certificates, if the settings have any. `on_denied`: see AuditLog.
 
         Raises:
             ConfigError: a certificate does not fit.
@@ -97,7 +99,7 @@ class Endpoints:
         self._config = config
         self.tls = NodeTls(config) if config.tls.on else None
         """None: without TLS."""
-        self.audit = AuditLog(config.name, config.audit_log)
+        self.audit = AuditLog(config.name, config.audit_log, on_denied)
         self.guards: list[CallGuard] = []
         """Of the servers made so far."""
         self._usages = CallerUsages(self.tls.access) if self.tls is not None else None
@@ -232,9 +234,15 @@ class Endpoints:
             secured = HttpTls(
                 lambda: tls.http, self._config.cluster_id, tls.access, tls.tokens, self.audit
             )
-        server = HttpServer(self._config.http, view, registry, pages, secured, hooks)
-        server.connections_max = self._config.limits.http_connections_max
-        return server
+        return HttpServer(
+            self._config.http,
+            view,
+            registry,
+            pages,
+            secured,
+            hooks,
+            connections_max=self._config.limits.http_connections_max,
+        )
 
     async def listen(
         self,

@@ -252,7 +252,7 @@ NO_HTTP_HOOKS: Final = HttpHooks()
 class HttpServer:
     """Serves one node's HTTP port from `start` to `stop`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, and one limit
         self,
         address: str,
         view: NodeView,
@@ -260,14 +260,15 @@ class HttpServer:
         pages: ExtraPaths | None = None,
         tls: HttpTls | None = None,
         hooks: HttpHooks = NO_HTTP_HOOKS,
+        *,
+        connections_max: int = HTTP_RESERVED,
     ) -> None:
         """`address` is host:port; port 0: any free one. `pages`: None for a page of links.
 
-        `tls`: None: without TLS.
+        `tls`: None: without TLS. `connections_max`: see HttpListener.
         """
         self._hooks = hooks
-        self.connections_max = HTTP_RESERVED
-        """Read at the start."""
+        self._connections_max = connections_max
         self._tls = tls
         self._text = address
         self._address = parse_address("http", address, port_min=0)
@@ -283,7 +284,7 @@ class HttpServer:
         Raises:
             ConfigError: the address is in use, not this machine's, or not allowed.
         """
-        connections = HttpConnections(self._hooks.on_ended, self.connections_max)
+        connections = HttpConnections(self._hooks.on_ended, self._connections_max)
         admission = [self._tls.admit] if self._tls is not None else []
         middlewares = [connections.deliver, problems, *admission]
         app = web.Application(middlewares=middlewares, client_max_size=SMALL_BYTES_MAX)
@@ -326,7 +327,7 @@ class HttpServer:
             connections,
             context,
             self._hooks.on_handshake_failed,
-            self.connections_max,
+            self._connections_max,
         )
         try:
             return await self._listener.start(*self._address)

@@ -73,6 +73,7 @@ class Replica:
         wall_ms: Callable[[], UnixMs],
         on_fsync: Callable[[float], None] = lambda seconds: None,
         needed_from: Callable[[], LogIndex | None] = lambda: None,
+        shipped_from: Callable[[], LogIndex | None] = lambda: None,
         identify: Identify | None = None,
         release: ProgramRelease = FIRST_RELEASE,
         tcp: TcpEnds | None = None,
@@ -87,6 +88,7 @@ class Replica:
         `on_fsync`: called with the seconds that each sync of the log took.
         `needed_from`: returns the first entry that a snapshot being sent needs. None: none is
         being sent.
+        `shipped_from`: returns the first entry that a continuous backup needs. None: there is none.
         `identify`, `release`, `tcp`: see Transport.
         `hops`: records the hops of entries while it is on. None: one of this replica's own.
         """
@@ -129,8 +131,7 @@ class Replica:
         self._alarm_ms: MonoMs | None = None
         self._wake_ms: MonoMs | None = None
         self._heard_ms = mono_ms()
-        self._on_fsync, self._needed_from = on_fsync, needed_from
-        self.shipped_from: Callable[[], LogIndex | None] = lambda: None  # of a continuous backup
+        self._on_fsync, self._needed_from, self._shipped_from = on_fsync, needed_from, shipped_from
         self._hops = hops or HopRecorder()
 
     # ---- lifetime
@@ -203,9 +204,9 @@ class Replica:
         return await asyncio.to_thread(self._read, first, last)
 
     def _read(self, first: LogIndex, last: LogIndex) -> list[Entry]:
-        found = self._log.read(first, READ_BYTES, last)
+        found = self.kept(first, last, READ_BYTES)
         assert found, f"entry {first} is not in the log any more"
-        return [entry for frame in found for entry in frames(memoryview(frame))]
+        return found
 
     @property
     def tcp_port(self) -> int:
@@ -243,7 +244,7 @@ class Replica:
         """
         size = self._config.log_kept_bytes if keep else 0
         beyond = self._log.first_within(size)
-        shipped = max(self.shipped_from() or index, beyond)
+        shipped = max(self._shipped_from() or index, beyond)
         self._driver.drop_before(min(index, self._needed_from() or index, shipped), beyond)
 
     def leads_under(self) -> Promise | None:

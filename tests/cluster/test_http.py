@@ -100,9 +100,9 @@ def server_of(
     connections_max: int = 256,
 ) -> HttpServer:
     telemetry = Telemetry(node="n2", version="0.1.0", read_levels=lambda: Levels(pending=7))
-    server = HttpServer(address, node, telemetry.registry, tls=tls, hooks=hooks)
-    server.connections_max = connections_max
-    return server
+    return HttpServer(
+        address, node, telemetry.registry, tls=tls, hooks=hooks, connections_max=connections_max
+    )
 
 
 @pytest.fixture

@@ -72,10 +72,10 @@ class Node:
             listener=self,
             mono_ms=self.cluster.mono_ms,
             wall_ms=lambda: UnixMs(time.time_ns() // 1_000_000),
+            shipped_from=lambda: self.shipped_from,
             tcp=TcpEnds(tcp, self.cluster.connect),
             fatal=self.fatal.append,
         )
-        self.replica.shipped_from = lambda: self.shipped_from
         self.server = grpc.aio.server()
         self.server.add_generic_rpc_handlers(tuple(self.replica.handlers()))
         self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
