@@ -40,8 +40,8 @@ from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import EpochStart, encode_epoch
 from timer.files.data_directory import IDENTITY_NAME, REPLICA_ID_MAX, format_directory
 from timer.files.disk import Disk, RealDisk
+from timer.files.disk_reserve import START_BYTES
 from timer.files.log import Log, begin_anew
-from timer.leader.intake.disk_reserve import START_BYTES
 from timer.model.timer_errors import EngineError
 from timer.model.units import EPOCH_MAX, Epoch, LogIndex, Nonce, ReplicaId, UnixMs
 from timer.recovery import manifest

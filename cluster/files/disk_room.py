@@ -5,7 +5,7 @@
 
 While all disks have ample room, the others are asked every five seconds.
 
-The rules are in timer/leader/intake/disk_reserve.py. A write that finds the disk full ends the
+The rules are in timer/files/disk_reserve.py. A write that finds the disk full ends the
 process. The next process, under the same pid, deletes files that it does not need. Before it opens
 any file it waits for room (`wait_for_room`).
 """
@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from cluster.api.peer_queries import Peers, ask_all, status_of
-from cluster.files.standby_ports import Standby
 from cluster.files.storage import give_back
+from cluster.rpc.standby_ports import Standby
 from cluster.settings.config import NodeConfig
 from cluster.settings.rounds import next_round
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.files.disk import Disk
-from timer.leader.intake.disk_reserve import START_BYTES, Room, Rooms
+from timer.files.disk_reserve import START_BYTES, Room, Rooms
 from timer.leader.leader import Leader
 from timer.model.timer_errors import DiskFullError
 from timer.model.units import MonoMs, ReplicaId

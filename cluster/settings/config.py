@@ -253,7 +253,7 @@ class StorageConfig(_Part):
     gets a snapshot."""
     reserve_bytes: int = _int(1024 * MIB, 0, 1 << 50)
     """Free space for necessary work; below it new timers are rejected
-    (timer/leader/intake/disk_reserve.py). It must hold a flush, the entries in flight, and messages
+    (timer/files/disk_reserve.py). It must hold a flush, the entries in flight, and messages
     that fire while no consumer reads them. 0: no reserve."""
     scrub_bytes_per_s: int = _int(4 * MIB, 0, 65_536 * MIB)
     """Rate at which the scrub reads all files to find damage. 0: only if an operator asks."""

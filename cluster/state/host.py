@@ -20,8 +20,8 @@ from cluster.state.state_plane import FlushLimits, StatePlane
 from cluster.state.topic_totals import Totals
 from replication.shell.hop_recorder import Hop, HopRecorder
 from timer.entries.entry_frame import EntryKind
+from timer.files.disk_reserve import Room
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
-from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import Delivery, Leader, Now
 from timer.model.timer_errors import EngineError, FileDamage, NotReadyError
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs

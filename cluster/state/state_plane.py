@@ -23,8 +23,8 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from cluster.state.topic_totals import Totals
 from timer.entries.entry_frame import Entry, EntryKind
+from timer.files.disk_reserve import Room
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
-from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import Delivery, Leader, Now
 from timer.model.timer_errors import (
     CorruptFileError,

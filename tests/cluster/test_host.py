@@ -15,8 +15,8 @@ from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE, ThreadWork
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
+from timer.files.disk_reserve import Room
 from timer.leader.intake.cluster_clock import ClusterClock
-from timer.leader.intake.disk_reserve import Room
 from timer.model.timer_errors import (
     CorruptFileError,
     DiskFailedError,

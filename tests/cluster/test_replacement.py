@@ -7,7 +7,7 @@ import pytest
 
 from cluster.api.peer_queries import begin_verification
 from cluster.files.replacement import ask_to_replace
-from cluster.files.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby
+from cluster.rpc.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby
 from cluster.settings.config import build_config
 from deploy.local import free_ports
 from tests.cluster.test_config import BASE

@@ -31,7 +31,7 @@ from tests.cluster.running import (
     until,
 )
 from timer.files.disk import RealDisk
-from timer.leader.intake.disk_reserve import START_BYTES
+from timer.files.disk_reserve import START_BYTES
 from timerclient import CancelResult, DiskFull
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc

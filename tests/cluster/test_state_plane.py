@@ -18,8 +18,8 @@ from cluster.state.state_plane import (
 from tests.timer.machines import START_MS, STATE, Log, engine_on, part_of
 from tests.timer.test_lookup import flip
 from timer.entries.entry_frame import Entry, EntryKind
+from timer.files.disk_reserve import Room
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
-from timer.leader.intake.disk_reserve import Room
 from timer.leader.leader import Delivery
 from timer.model.timer_errors import (
     CorruptFileError,

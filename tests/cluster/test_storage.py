@@ -19,8 +19,8 @@ from tests.timer.machines import Log, catch_up
 from tests.timer.test_manifest import busy_log, flush
 from tests.timer.test_snapshot import UNDER, frame_of
 from timer.files.data_directory import format_directory, founding_replica_id, open_directory
+from timer.files.disk_reserve import START_BYTES
 from timer.files.log import Log as TimerLog
-from timer.leader.intake.disk_reserve import START_BYTES
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import Epoch, LogIndex
 from timer.recovery import manifest

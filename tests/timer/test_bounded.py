@@ -17,7 +17,7 @@ from tests.timer.machines import (
 )
 from tests.timer.test_manifest import SPILLS, flush
 from timer.entries.payloads import Op
-from timer.leader.intake.disk_reserve import Room
+from timer.files.disk_reserve import Room
 from timer.model.units import TopicId
 from timer.ready.page_cache import SpillRef
 from timer.ready.spill import SMALL_FILES_MAX, sparse

@@ -7,7 +7,7 @@ from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import Ids, Keys
-from timer.leader.intake.disk_reserve import Room
+from timer.files.disk_reserve import Room
 from timer.leader.leader import LeaderConfig, Now
 from timer.model.columns import I64, U64
 from timer.model.timer_errors import NotLeaderError, ShuttingDownError

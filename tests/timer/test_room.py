@@ -8,9 +8,9 @@ import pytest
 from tests.timer.leading import Play
 from tests.timer.machines import START_MS, u64
 from timer.entries.payloads import Ids
+from timer.files.disk_reserve import AMPLE, SILENT_MS, Room, Rooms
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.intake.admission import WantedTimes
-from timer.leader.intake.disk_reserve import AMPLE, SILENT_MS, Room, Rooms
 from timer.model.timer_errors import DiskFullError
 from timer.model.units import MonoMs, ProducerId, ReplicaId
 from timer.state.apply_results import CANCELLED, Accepted, Repeated

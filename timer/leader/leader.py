@@ -185,7 +185,7 @@ class Leader:
         """Error that ended the epoch. None: the epoch goes on."""
         self._refusing: EngineError | None = None
         self.full: EngineError | None = None
-        """The reason to reject new timers (timer/leader/intake/disk_reserve.py), or None."""
+        """The reason to reject new timers (timer/files/disk_reserve.py), or None."""
         self.groups = Serving(
             machine,
             epoch,

@@ -18,7 +18,7 @@ from timer.entries.entry_frame import HEADER_SIZE, Entry, EntryKind
 from timer.entries.payloads import decode_fire
 from timer.entries.policies import ScopePolicy
 from timer.files.disk import Disk
-from timer.leader.intake.disk_reserve import Room
+from timer.files.disk_reserve import Room
 from timer.leader.leader import Append, Leader, LeaderConfig, Now
 from timer.model.columns import keyed_max
 from timer.model.timer_errors import EngineError, NotLeaderError

@@ -23,8 +23,8 @@ from typing import Final
 import msgpack
 
 from timer.files.disk import Bytes, Disk
+from timer.files.disk_reserve import START_BYTES
 from timer.files.log import begin_anew
-from timer.leader.intake.disk_reserve import START_BYTES
 from timer.model.timer_errors import CorruptFileError, NotReadyError, UnknownVersionError
 from timer.model.units import Epoch, LogIndex, ReplicaId
 from timer.recovery import manifest

@@ -37,9 +37,9 @@ from timer.entries.entry_frame import Entry
 from timer.entries.payloads import CreateGroup, GroupStart, Keys
 from timer.entries.policies import CLUSTER, DEFAULTS, Scope, ScopePolicy
 from timer.files.disk import Disk
+from timer.files.disk_reserve import Rooms
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
-from timer.leader.intake.disk_reserve import Rooms
 from timer.leader.leader import Delivery, Leader, LeaderConfig, Now
 from timer.model.columns import Binary, Part
 from timer.model.timer_errors import (

@@ -13,12 +13,12 @@ from chaos.sim.world.simdisk import SimDisk
 from cluster.state.state_plane import StatePlane
 from tests.chaos.planted.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
 from timer.entries.payloads import Fire, GroupOp, Op
+from timer.files.disk_reserve import Rooms
 from timer.leader import leader
 from timer.leader.groups.group_dispatch import Serving
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.groups.shared_order import SharedOrder
 from timer.leader.intake.cluster_clock import ClusterClock
-from timer.leader.intake.disk_reserve import Rooms
 from timer.leader.leader import Leader, Now
 from timer.model.columns import I64, U32, U64, OnConflict, RowArray
 from timer.model.firing_order import START, Position, annihilate

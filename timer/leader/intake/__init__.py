@@ -1,4 +1,4 @@
-"""Admission of new timers: due times, quotas, limits, room on disks and the cluster's clock.
+"""Admission of new timers: due times, quotas, limits and the cluster's clock.
 
 The leader imports from here.
 """
