@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from timer.entries.series_payloads import ENDED, OCCURRENCES_MAX, Planned
 from timer.leader.intake.admission import Admission
@@ -97,27 +98,26 @@ class OccurrencePlanner:
         ready = (each for each in self._machine.series.waiting if each not in later)
         ids = np.array(sorted(islice(ready, OCCURRENCES_MAX)), np.uint64)
         rows, _ = self._machine.series.rows_of(ids)
-        planned = np.full(len(rows), ENDED, np.int64)
+        planned = np.empty(len(rows), np.int64)
         known = np.ones(len(rows), np.bool_)
         every = rows["every_ms"] > 0
         planned[every] = intervals(rows[every], now.clock_ms)
-        self._expressions(np.flatnonzero(~every), ids, planned, known, now)
+        planned[~every], known[~every] = self._expressions(ids[~every], now)
         planned[(rows["max_count"] > 0) & (rows["number"] >= rows["max_count"])] = ENDED
         if not known.any():
             return None
         rows, ids, planned = rows[known], ids[known], planned[known]
         return Planned(ids, rows["number"] + np.uint64(1), planned, self._due(rows, planned, now))
 
-    def _expressions(
-        self, places: "np.ndarray[tuple[int], np.dtype[np.intp]]", ids: U64, planned: I64,
-        known: "np.ndarray[tuple[int], np.dtype[np.bool_]]", now: Now,
-    ) -> None:  # fmt: skip
-        """Fill in the planned times of cron expressions; mark the others as unknown."""
+    def _expressions(self, ids: U64, now: Now) -> tuple[I64, npt.NDArray[np.bool_]]:
+        """Return the planned times of series with cron expressions, (n,), and which are known."""
+        planned = np.full(len(ids), ENDED, np.int64)
+        known = np.ones(len(ids), np.bool_)
         computed: dict[tuple[SeriesSpec, int], UnixMs | None] = {}
         calendar = _CountedCalendar(self._calendar)
-        for place in places.tolist():
-            view = self._machine.series.view(int(ids[place]))
-            assert view is not None, ids[place]
+        for place, series_id in enumerate(ids.tolist()):
+            view = self._machine.series.view(series_id)
+            assert view is not None, series_id
             timing = SeriesSpec(
                 cron=view.spec.cron,
                 zone=view.spec.zone,
@@ -138,6 +138,7 @@ class OccurrencePlanner:
                 known[place] = False
             elif (time_ms := computed[name]) is not None:
                 planned[place] = time_ms
+        return planned, known
 
     def _due(self, rows: RowArray, planned: I64, now: Now) -> I64:
         """Return the due times: the topics' ticks hold, no other policy does."""
