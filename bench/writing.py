@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.feed import PAYLOAD_SIZE
 from bench.measure import Form, Measure, Series, cost
-from cluster.settings.config import StorageConfig, Timing
+from cluster.settings.config import StorageConfig, TimingConfig
 from timer.entries.entry_frame import HEADER_SIZE
 from timer.entries.payloads import FIRE_BYTES_MAX, FIRE_ROWS_MAX, Fire, encode_fire
 from timer.files.disk import RealDisk
@@ -60,7 +60,7 @@ def _log_bytes(per_day: int) -> float:
         payload=Binary.of([bytes(PAYLOAD_SIZE)] * BATCH_ROWS),
     )
     scheduled = (HEADER_SIZE + sum(map(len, encode_schedule([part])))) / BATCH_ROWS
-    tick_ms = Timing().tick_ms
+    tick_ms = TimingConfig().tick_ms
     in_tick = per_day / DAY_MS * tick_ms
     fires = -math.expm1(-in_tick) / in_tick  # per timer; a tick without timers has no FIRE
     fire = encode_fire(Fire(UnixMs(START_MS), FIRE_ROWS_MAX, FIRE_BYTES_MAX))

@@ -14,7 +14,7 @@ from cluster.api import message_peek, wire_rows
 from cluster.api.timer_service import TimerService
 from cluster.rpc import grpc_errors
 from cluster.rpc.rpc_caller import CALLER
-from cluster.settings.config import Groups
+from cluster.settings.config import GroupsConfig
 from cluster.state.host import Host
 from timer.entries.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, GroupStart
 from timer.leader.groups import dead_letters
@@ -52,7 +52,7 @@ class GroupDesk:
     """Finds, creates and changes groups, on the leader."""
 
     def __init__(
-        self, host: Host, timers: TimerService, defaults: Groups, name_bytes_max: int
+        self, host: Host, timers: TimerService, defaults: GroupsConfig, name_bytes_max: int
     ) -> None:
         self._host = host
         self._timers = timers

@@ -87,7 +87,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing(_Part):
+class TimingConfig(_Part):
     """Intervals and limits of time, in milliseconds."""
 
     section: ClassVar[str] = "timing"
@@ -210,7 +210,7 @@ class LimitsConfig(_Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Groups(_Part):
+class GroupsConfig(_Part):
     """Defaults and limits of consumer groups; milliseconds."""
 
     section: ClassVar[str] = "groups"
@@ -350,10 +350,10 @@ class NodeConfig(_Part):
     test_clock: str = ""
     """Path of a file that moves this node's wall clock (cluster/settings/wall_clock.py). Allowed
     only if `cluster_id` begins with `test-`, so never in a cluster with real data."""
-    timing: Timing = field(default_factory=Timing)
+    timing: TimingConfig = field(default_factory=TimingConfig)
     leadership: LeadershipConfig = field(default_factory=LeadershipConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
-    groups: Groups = field(default_factory=Groups)
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
 

@@ -12,12 +12,12 @@ from cluster.settings.config import (
     MIB,
     TYPES,
     Address,
-    Groups,
+    GroupsConfig,
     LeadershipConfig,
     LimitsConfig,
     NodeConfig,
     StorageConfig,
-    Timing,
+    TimingConfig,
     add_flags,
     build_config,
     flags_of,
@@ -93,7 +93,9 @@ def test_replication_gets_its_settings() -> None:
     assert replication.uncommitted_bytes == 99 * MIB
 
 
-@pytest.mark.parametrize("part", [Timing, LeadershipConfig, LimitsConfig, Groups, StorageConfig])
+@pytest.mark.parametrize(
+    "part", [TimingConfig, LeadershipConfig, LimitsConfig, GroupsConfig, StorageConfig]
+)
 def test_every_number_has_a_range_and_is_refused_beyond_it(part: type[Any]) -> None:
     for declared in fields(part):
         name = declared.name
@@ -260,7 +262,7 @@ def test_value_of_another_type_is_refused(key: str, value: object) -> None:
 
 def test_part_made_in_code_refuses_what_is_no_number() -> None:
     with pytest.raises(ConfigError, match="a whole number"):
-        Timing(tick_ms="10")  # type: ignore[arg-type]
+        TimingConfig(tick_ms="10")  # type: ignore[arg-type]
 
 
 def test_every_setting_can_be_given_as_text() -> None:
@@ -343,7 +345,7 @@ def test_printed_configuration_makes_the_same_one(tmp_path: Path) -> None:
     odd = replace(
         build_config(BASE, {"insecure": True, "http": "[::]:0", "log_level": "error"}),
         data=Path('run/"q"\\ \x7f\té𝄞'),
-        timing=Timing(tick_ms=1, fold_interval_ms=10),
+        timing=TimingConfig(tick_ms=1, fold_interval_ms=10),
     )
     path = tmp_path / "printed.toml"
     for config in (odd, build_config(BASE)):
