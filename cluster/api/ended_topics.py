@@ -25,30 +25,30 @@ PORTION_BYTES: Final = 2 << 20
 PORTIONS_MAX: Final = 16
 """Portions that are read for one timer: its reschedules included."""
 
-InTurn = Callable[[Callable[[], Any]], Awaitable[Any]]
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs work in a thread, after other queries."""
 
 
 async def topic_of_ended(
-    machine: Machine, log: HostLog, timer: Ids, in_turn: InTurn
+    machine: Machine, log: HostLog, timer: Ids, in_thread: InThread
 ) -> TopicId | None:
     """Return the topic of an ended timer (one id). None: it is not known any more."""
     seq = Seq(int(timer.seq[0]))
     noted: list[Firing] = [*machine.trace.firings, *machine.trace.drops]
-    place = await in_turn(partial(firing_trace.find, noted, seq))
+    place = await in_thread(partial(firing_trace.find, noted, seq))
     if place is not None:
         found: TopicId = place.topic
         return found
     target, last = TimerKey(UnixMs(int(timer.due_ms[0])), seq), machine.applied_index
     marks = [*machine.trace.marks]
     nothing = Known(pending=False, ended=True, fired=None, topic=None, key=b"")
-    story: StoryReader = await in_turn(partial(StoryReader, target, nothing, marks, frozenset()))
+    story: StoryReader = await in_thread(partial(StoryReader, target, nothing, marks, frozenset()))
     for _ in range(PORTIONS_MAX):
-        old = await in_turn(partial(_read_on, log, story, last))
+        old = await in_thread(partial(_read_on, log, story, last))
         if story.topic:
             return story.topic
         if old is not None:
-            story = await in_turn(partial(StoryReader, old, nothing, marks, frozenset()))
+            story = await in_thread(partial(StoryReader, old, nothing, marks, frozenset()))
         elif story.begun or story.past or story.next > last:
             return None
     return None

@@ -68,7 +68,7 @@ def services_of(  # noqa: PLR0913 - the parts of the services
         threads=threads,
         hooks=hooks,
     )
-    view.late_topics = timers.looking_in.late_topics
+    view.late_topics = timers.queries.late_topics
     desk = GroupDesk(host, timers, config.groups, limits.group_name_bytes_max)
     consumers = ConsumeService(host, desk, outboxes, salt=salt, hooks=hooks)
     policies = PolicyDesk(host, timers)

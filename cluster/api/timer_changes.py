@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.api import wire_rows, wire_timers
-from cluster.api.timer_queries import LookingIn
+from cluster.api.timer_queries import TimerQueries
 from cluster.rpc.handlers import Context, within
 from cluster.state.host import Host
 from timer.entries.payloads import Ids, Keys, Targets
@@ -68,9 +68,9 @@ _Results = npt.NDArray[np.uint8]
 class TimerChanges:
     """Cancels and reschedules on the leader; see the module."""
 
-    def __init__(self, host: Host, looking_in: LookingIn, *, salt: int, key_bytes_max: int) -> None:
+    def __init__(self, host: Host, queries: TimerQueries, *, salt: int, key_bytes_max: int) -> None:
         self._host = host
-        self._looking_in = looking_in
+        self._queries = queries
         self._salt = salt
         self._key_bytes_max = key_bytes_max
 
@@ -87,7 +87,7 @@ class TimerChanges:
         match wire_timers.check_one_target(request):
             case "timer_ids":
                 ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-                genuine = genuine & await self._looking_in.permitted(ids)
+                genuine = genuine & await self._queries.permitted(ids)
                 results = await within(self._cancel(leader, ids, genuine), context)
                 results, successors = await self._successors(leader, ids, genuine, results)
                 answer = _cancelled(results)
@@ -133,8 +133,8 @@ class TimerChanges:
             return results, b""
         found = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
         with suppress(OverloadedError):  # what was done is answered all the same
-            last = await self._looking_in.successors(leader.machine, ids.seq[ended])
-            last = await self._looking_in.shown(last)
+            last = await self._queries.successors(leader.machine, ids.seq[ended])
+            last = await self._queries.shown(last)
             found.due_ms[ended], found.seq[ended] = last.due_ms, last.seq
         results = np.where(found.seq > 0, np.uint8(ALREADY_CANCELLED), results)
         return results, _raw(found, self._salt) if found.seq.any() else b""
@@ -176,7 +176,7 @@ class TimerChanges:
             with _places_named(when, np.arange(len(keys)), len(keys)):
                 return self._rescheduled(*await within(moving, context))
         ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-        genuine = genuine & await self._looking_in.permitted(ids)
+        genuine = genuine & await self._queries.permitted(ids)
         when = _when_of(request, len(ids))
         results = np.full(len(ids), NOT_FOUND, np.uint8)
         timers = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
@@ -202,7 +202,7 @@ class TimerChanges:
 
     async def _move_ids(self, leader: Leader, ids: Ids, when: WantedTimes) -> tuple[_Results, Ids]:
         """Reschedule timers by id. Their topics are looked up only if policies differ by topic."""
-        topics = await self._looking_in.topics(ids) if leader.admission.differs else None
+        topics = await self._queries.topics(ids) if leader.admission.differs else None
         return await self._move(ids, topics, when)
 
     async def _move(
@@ -276,11 +276,11 @@ class TimerChanges:
         leader, salt = self._host.require_lease(), self._salt
         if not request.page_token:
             seq_end: int = leader.machine.next_seq
-            start = self._looking_in.filter(leader, request.filter, seq_end).start
+            start = self._queries.filter(leader, request.filter, seq_end).start
             return 0, wire_timers.page_token(request.filter, start, seq_end, salt)
         seen, seq_end = wire_timers.read_page_token(request.page_token, request.filter, salt)
-        what = self._looking_in.filter(leader, request.filter, seq_end)
-        page = await self._looking_in.page(what, seen, FILTER_PAGE, whole=False)
+        what = self._queries.filter(leader, request.filter, seq_end)
+        page = await self._queries.page(what, seen, FILTER_PAGE, whole=False)
         rows = page.timers.rows
         count, done = 0, True
         if len(rows):

@@ -51,9 +51,9 @@ HORIZONS_MS: Final = tuple(
     1000 * seconds for seconds in (5, 60, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000)
 )
 """CountTimers counts the timers that are due within each of these times."""
-LOOKS_MAX: Final = 2
+QUERIES_MAX: Final = 2
 """Queries that run in threads at the same time."""
-LOOKS_WAITING_MAX: Final = 64
+QUERIES_WAITING_MAX: Final = 64
 """Queries that run or wait, at most."""
 OVERDUE_ROWS_MAX: Final = 65_536
 """Overdue timers of each run that are searched for each topic's oldest, the oldest first."""
@@ -66,7 +66,7 @@ STATES: Final = {
 _T = TypeVar("_T")
 
 
-class LookingIn:
+class TimerQueries:
     """Answers queries on the leader; see the module."""
 
     def __init__(
@@ -76,8 +76,8 @@ class LookingIn:
         self._host = host
         self._salt = salt
         self._key_bytes_max = key_bytes_max
-        self._threads = QueryThreads(host, threads or ThreadPoolExecutor(LOOKS_MAX, "looking-in"))
-        self._turns = asyncio.Semaphore(LOOKS_MAX)
+        self._threads = QueryThreads(host, threads or ThreadPoolExecutor(QUERIES_MAX, "queries"))
+        self._turns = asyncio.Semaphore(QUERIES_MAX)
         self._waiting = 0
 
     async def get(self, request: pb.GetTimerRequest) -> pb.GetTimerResponse:
@@ -123,7 +123,7 @@ class LookingIn:
         caller = CALLER.get()
         if caller is None or caller.allows(CLUSTER):
             return True
-        topic = await topic_of_ended(machine, self._host.log, timer, self.in_turn)
+        topic = await topic_of_ended(machine, self._host.log, timer, self.in_thread)
         there = machine.topics.get(topic) if topic is not None else None
         return there is not None and caller.allows(AccessTarget(there.name))
 
@@ -131,12 +131,12 @@ class LookingIn:
         """Return the last timers known to go on for rescheduled ones, (n,); seq = 0: none.
 
         Raises:
-            OverloadedError: too many look in already.
+            OverloadedError: too many queries wait already.
         """
         links = machine.successors.links
         if not links:
             return Ids(np.zeros(len(seq), np.int64), np.zeros(len(seq), np.uint64))
-        return await self.in_turn(partial(last_of, links, seq))
+        return await self.in_thread(partial(last_of, links, seq))
 
     async def shown(self, successors: Ids) -> Ids:
         """Return the successors (n,) that the caller may see; seq = 0 in place of the others.
@@ -160,7 +160,7 @@ class LookingIn:
 
         A thread reads and verifies the parts of it in runs. The rest is a few reads on the loop.
         """
-        async with self._asked(target) as store:
+        async with self._prefetched(target) as store:
             if isinstance(target, Keys):
                 rows = store.find_keys(target.topic, target.key)
                 target = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
@@ -168,7 +168,7 @@ class LookingIn:
 
     async def topics(self, ids: Ids) -> U32:
         """Return the topic ids (n,) of timers; 0: this timer is not pending."""
-        async with self._asked(ids) as store:
+        async with self._prefetched(ids) as store:
             return store.topics(ids.due_ms, ids.seq)
 
     async def permitted(self, ids: Ids) -> npt.NDArray[np.bool_]:
@@ -192,7 +192,7 @@ class LookingIn:
         return permitted
 
     @asynccontextmanager
-    async def _asked(self, target: Targets) -> AsyncIterator[Store]:
+    async def _prefetched(self, target: Targets) -> AsyncIterator[Store]:
         """Look timers up in the runs, in a thread; yield the store, whose reads then do not wait.
 
         Raises:
@@ -255,7 +255,7 @@ class LookingIn:
         self, what: Filter, seen: Position, rows_max: int, *, whole: bool = True
     ) -> ViewPage:
         """Return the next timers of a filter after `seen`; see Cut.page."""
-        return await self._look(lambda cut: cut.page(what, seen, rows_max, whole=whole))
+        return await self._read_cut(lambda cut: cut.page(what, seen, rows_max, whole=whole))
 
     async def count(self, request: pb.CountTimersRequest) -> pb.CountTimersResponse:
         """Return the number of a topic's pending timers, in all and by horizon; or of a filter's.
@@ -272,7 +272,7 @@ class LookingIn:
         topic = wire_timers.topic_of(leader.machine.topic_by_name, request.topic)
         clock_ms = self._host.now().clock_ms
         until = [min(clock_ms + horizon, DUE_MS_MAX) for horizon in HORIZONS_MS]
-        *within, pending = await self._look(lambda cut: cut.count(topic, [*until, DUE_MS_MAX]))
+        *within, pending = await self._read_cut(lambda cut: cut.count(topic, [*until, DUE_MS_MAX]))
         return pb.CountTimersResponse(
             pending=pending, horizon_ms=HORIZONS_MS, within=within, clock_ms=clock_ms
         )
@@ -289,7 +289,7 @@ class LookingIn:
         seen = what.start
         if request.page_token:
             seen, _ = wire_timers.read_page_token(request.page_token, request.filter, self._salt)
-        count, following = await self._look(lambda cut: cut.tally(what, seen))
+        count, following = await self._read_cut(lambda cut: cut.tally(what, seen))
         if following is not None:
             token = wire_timers.page_token(request.filter, following, SEQ_MAX, self._salt)
         return pb.CountTimersResponse(pending=count, clock_ms=clock_ms, next_page_token=token)
@@ -323,7 +323,7 @@ class LookingIn:
         first = self._host.require_lease().machine.store.next_due()
         if first is None or first > clock_ms:
             return {}
-        found = await self._look(lambda cut: cut.first_overdue(clock_ms, OVERDUE_ROWS_MAX))
+        found = await self._read_cut(lambda cut: cut.first_overdue(clock_ms, OVERDUE_ROWS_MAX))
         topics = self._host.require_lease().machine.topics
         return {
             TopicId(topic): clock_ms - due_ms
@@ -331,8 +331,8 @@ class LookingIn:
             if (there := topics.get(TopicId(topic))) is not None and not there.holding
         }
 
-    async def _look(self, look: Callable[[Cut], _T]) -> _T:
-        """Return the result of `look` on a cut, from a thread.
+    async def _read_cut(self, read: Callable[[Cut], _T]) -> _T:
+        """Return the result of `read` on a cut, from a thread.
 
         Raises:
             NotReadyError: this node has no valid lease, or merges deleted files of each cut.
@@ -341,10 +341,10 @@ class LookingIn:
         """
         async with self._turn():
             return await self._threads.read_cut(
-                lambda: self._host.require_lease().machine.store, look
+                lambda: self._host.require_lease().machine.store, read
             )
 
-    async def in_turn(self, work: Callable[[], _T]) -> _T:
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work`, which needs no cut, from a thread.
 
         Raises:
@@ -356,8 +356,8 @@ class LookingIn:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait for a free thread; refuse if LOOKS_WAITING_MAX queries wait or run."""
-        if self._waiting >= LOOKS_WAITING_MAX:
+        """Wait for a free thread; refuse if QUERIES_WAITING_MAX queries wait or run."""
+        if self._waiting >= QUERIES_WAITING_MAX:
             raise OverloadedError("the leader's queue of queries", retry_after_ms=100)
         self._waiting += 1
         try:

@@ -17,7 +17,7 @@ from cluster.api.owners import (
 )
 from cluster.api.series_desk import SeriesDesk
 from cluster.api.timer_changes import TimerChanges
-from cluster.api.timer_queries import LookingIn
+from cluster.api.timer_queries import TimerQueries
 from cluster.api.timer_stories import Stories
 from cluster.api.wire_rows import AnyScheduling, RequestLimits
 from cluster.rpc import grpc_errors
@@ -79,10 +79,10 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._topic_name_bytes_max = topic_name_bytes_max
         key_bytes_max = limits.key_bytes_max
         self.creations = CreationLimits()
-        self.looking_in = LookingIn(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
-        self.stories = Stories(host, self.looking_in, salt=salt)
+        self.queries = TimerQueries(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
+        self.stories = Stories(host, self.queries, salt=salt)
         self._series = SeriesDesk(host, self.topic, limits, salt=salt)
-        self._changes = TimerChanges(host, self.looking_in, salt=salt, key_bytes_max=key_bytes_max)
+        self._changes = TimerChanges(host, self.queries, salt=salt, key_bytes_max=key_bytes_max)
 
     @answered
     async def RegisterProducer(  # noqa: N802
@@ -309,8 +309,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
         return applied
 
     async def lag_ms(self, topic: int) -> int:
-        """Return the age of a topic's oldest overdue timer; see LookingIn."""
-        return await self.looking_in.lag_ms(TopicId(topic))
+        """Return the age of a topic's oldest overdue timer; see TimerQueries."""
+        return await self.queries.lag_ms(TopicId(topic))
 
     @answered
     async def Cancel(  # noqa: N802
@@ -332,7 +332,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.GetTimerResponse:
         """Return one timer."""
         del context
-        return await self.looking_in.get(request)
+        return await self.queries.get(request)
 
     @answered
     async def ListTimers(  # noqa: N802
@@ -340,7 +340,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.ListTimersResponse:
         """Return a page of pending timers."""
         del context
-        return await self.looking_in.list(request)
+        return await self.queries.list(request)
 
     @answered
     async def CountTimers(  # noqa: N802
@@ -348,7 +348,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.CountTimersResponse:
         """Return the number of pending timers."""
         del context
-        return await self.looking_in.count(request)
+        return await self.queries.count(request)
 
     @answered
     async def CreateSeries(  # noqa: N802

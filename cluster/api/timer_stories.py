@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from cluster.api import wire_rows
-from cluster.api.timer_queries import STATES, LookingIn
+from cluster.api.timer_queries import STATES, TimerQueries
 from cluster.state.host import Host
 from timer.entries.payloads import Ids
 from timer.model import timer_id
@@ -40,9 +40,9 @@ BEGINS_MAX: Final = 10
 class Stories:
     """Reads stories on the leader; see the module."""
 
-    def __init__(self, host: Host, looking_in: LookingIn, *, salt: int) -> None:
+    def __init__(self, host: Host, queries: TimerQueries, *, salt: int) -> None:
         self._host = host
-        self._looking_in = looking_in
+        self._queries = queries
         self._salt = salt
 
     async def tell(self, request: pb.TellStoryRequest) -> AsyncIterator[pb.TellStoryResponse]:
@@ -56,19 +56,19 @@ class Stories:
         machine = self._host.require_lease().machine
         if not genuine[0] or seq[0] >= machine.next_seq:
             raise NotFoundError("timer", timer_id.to_text(request.timer_id))
-        target, whole = await self._looking_in.read(Ids(due_ms, seq))
+        target, whole = await self._queries.read(Ids(due_ms, seq))
         machine = self._host.require_lease().machine
         last = machine.applied_index
         story, state = await self._story(machine, target, whole)
         told = 0
         while not story.over and story.next <= last and told < EVENTS_MAX:
-            events = await self._looking_in.in_turn(partial(self._portion, story, last))
+            events = await self._queries.in_thread(partial(self._portion, story, last))
             told += len(events)
             if events:
                 yield pb.TellStoryResponse(events=[self._event(machine, each) for each in events])
         if story.dropped:
             state = pb.TIMER_STATE_DROPPED
-        begin = await self._looking_in.in_turn(self._log_begin)
+        begin = await self._queries.in_thread(self._log_begin)
         end = pb.StoryEnd(
             state=state,
             log_first=begin[0],
@@ -84,14 +84,14 @@ class Stories:
         row, firings, marks = whole.rows[0], [*machine.trace.firings], [*machine.trace.marks]
         key = TimerKey(UnixMs(int(target.due_ms[0])), Seq(int(target.seq[0])))
         pending, judged = bool(row["seq"]), int(machine.judge(target)[0])
-        fired = await self._looking_in.in_turn(partial(firing_trace.find, firings, key.seq))
+        fired = await self._queries.in_thread(partial(firing_trace.find, firings, key.seq))
         topic = fired.topic if fired is not None else None
         if pending:
             topic = TopicId(int(row["topic"]))
         dropped = None
         if judged == DROPPED and not pending:
             drops = [*machine.trace.drops]
-            dropped = await self._looking_in.in_turn(partial(firing_trace.find, drops, key.seq))
+            dropped = await self._queries.in_thread(partial(firing_trace.find, drops, key.seq))
             topic = dropped.topic if dropped is not None else None
         ended = judged == ALREADY_CANCELLED or (judged == DROPPED and dropped is None)
         gone = topic is not None and topic not in machine.topics

@@ -26,7 +26,7 @@ class KeptLog:
             yield entry
 
 
-async def in_turn(work: Callable[[], Any]) -> Any:
+async def in_thread(work: Callable[[], Any]) -> Any:
     return work()
 
 
@@ -44,5 +44,5 @@ async def test_log_is_read_up_to_the_place_where_the_timer_would_have_begun(
     it.machine.trace.firings.clear()  # as after very many firings
     log: Any = KeptLog(it.log.entries, dropped)
     timer = ids_of([TimerKey(UnixMs(due_ms), Seq(1))])
-    assert await topic_of_ended(it.machine, log, timer, in_turn) == topic
+    assert await topic_of_ended(it.machine, log, timer, in_thread) == topic
     assert log.read < 10

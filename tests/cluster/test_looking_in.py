@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from cluster.api.timer_queries import LOOKS_MAX, LookingIn
+from cluster.api.timer_queries import QUERIES_MAX, TimerQueries
 from tests.timer.machines import STATE, ids_of
 from tests.timer.test_lookup import FAR, PLACES, filled, flip
 from timer.model import timer_id
@@ -41,9 +41,9 @@ class Leading:
         return SimpleNamespace(clock_ms=UnixMs(FAR - 1))
 
 
-def looking(engine: Engine) -> tuple[LookingIn, Leading]:
+def looking(engine: Engine) -> tuple[TimerQueries, Leading]:
     host: Any = Leading(engine)
-    return LookingIn(host, salt=SALT, key_bytes_max=100), host
+    return TimerQueries(host, salt=SALT, key_bytes_max=100), host
 
 
 def by_id(number: int) -> pb.GetTimerRequest:
@@ -76,7 +76,7 @@ async def test_timer_is_got_by_id_and_by_key_wherever_it_lies(where: str) -> Non
     assert not host.failures
 
 
-ASKED: list[Callable[[LookingIn], Any]] = [
+ASKED: list[Callable[[TimerQueries], Any]] = [
     lambda look: look.get(by_id(2)),
     lambda look: look.get(by_key("b")),
     lambda look: look.list(pb.ListTimersRequest(filter=pb.TimerFilter(topic="t"))),
@@ -84,7 +84,7 @@ ASKED: list[Callable[[LookingIn], Any]] = [
 
 
 @pytest.mark.parametrize("ask", ASKED)
-async def test_damage_that_a_look_meets_is_passed_on(ask: Callable[[LookingIn], Any]) -> None:
+async def test_damage_that_a_look_meets_is_passed_on(ask: Callable[[TimerQueries], Any]) -> None:
     _, disk, engine = filled("run")
     look, host = looking(engine)
     damage(engine, disk, b"p0p1p2")
@@ -95,7 +95,7 @@ async def test_damage_that_a_look_meets_is_passed_on(ask: Callable[[LookingIn], 
 
 @pytest.mark.parametrize("ask", ASKED)
 async def test_batch_is_verified_in_a_thread(
-    ask: Callable[[LookingIn], Any], monkeypatch: pytest.MonkeyPatch
+    ask: Callable[[TimerQueries], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, engine = filled("restarted")
     look, _ = looking(engine)
@@ -130,9 +130,9 @@ def gate() -> Iterator[threading.Event]:
     gate.set()
 
 
-async def given_up(look: LookingIn, work: Callable[[Cut], None]) -> None:
+async def given_up(look: TimerQueries, work: Callable[[Cut], None]) -> None:
     """Look, and lose patience as soon as it goes on elsewhere."""
-    task = asyncio.create_task(look._look(work))
+    task = asyncio.create_task(look._read_cut(work))
     for _ in range(5):
         await asyncio.sleep(0)
     task.cancel()
@@ -155,7 +155,7 @@ async def test_looks_that_were_given_up_keep_no_thread_of_others(gate: threading
     others = asyncio.to_thread(lambda: None)
     await asyncio.wait_for(others, DEADLINE_S / 2)
     assert not gate.is_set()
-    assert all(begun.acquire(timeout=DEADLINE_S) for _ in range(LOOKS_MAX))
+    assert all(begun.acquire(timeout=DEADLINE_S) for _ in range(QUERIES_MAX))
     assert not begun.acquire(blocking=False)
 
 

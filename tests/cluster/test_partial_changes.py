@@ -10,7 +10,7 @@ import pytest
 
 from cluster.api import timer_changes
 from cluster.api.timer_changes import TimerChanges
-from cluster.api.timer_queries import LookingIn
+from cluster.api.timer_queries import TimerQueries
 from tests.cluster.hosted import FAR, Hosted
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import Ids
@@ -43,8 +43,8 @@ class Caller:
         self.host = Hosted()
         host: Any = self.host
         limits: dict[str, Any] = {"salt": SALT, "key_bytes_max": 100}
-        looking_in = LookingIn(host, **limits)
-        self._changes = TimerChanges(host, looking_in, **limits)
+        queries = TimerQueries(host, **limits)
+        self._changes = TimerChanges(host, queries, **limits)
 
     async def __call__(self, request: Asked, within_s: float = 60.0) -> Any:
         context: Any = SimpleNamespace(time_remaining=lambda: within_s)

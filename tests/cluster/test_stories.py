@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.api.timer_queries import OVERDUE_ROWS_MAX, LookingIn
+from cluster.api.timer_queries import OVERDUE_ROWS_MAX, TimerQueries
 from cluster.api.timer_stories import Stories
 from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
@@ -60,8 +60,8 @@ class Teller:
             name: getattr(self.host, name) for name in ("require_lease", "now", "read_failed")
         }
         host: Any = SimpleNamespace(**fields, log=self.kept)
-        self.looking_in = LookingIn(host, salt=SALT, key_bytes_max=100)
-        self.stories = Stories(host, self.looking_in, salt=SALT)
+        self.queries = TimerQueries(host, salt=SALT, key_bytes_max=100)
+        self.stories = Stories(host, self.queries, salt=SALT)
 
     def applied(self) -> int:
         catch_up(self.host.engine, self.log)
@@ -149,13 +149,13 @@ async def test_topic_behind_a_long_backlog_has_its_lag_when_it_is_asked_for() ->
     it.log.schedule(many)
     it.log.schedule(part_of([(1, START_MS - 9, b""), (2, START_MS - 5, b"")]))
     it.applied()
-    assert await it.looking_in.late_topics() == {1: 9, 2: 5}
-    assert await it.looking_in.lag_ms(2) == 5  # type: ignore[arg-type]
-    assert await it.looking_in.lag_ms(1) == 9  # type: ignore[arg-type]
+    assert await it.queries.late_topics() == {1: 9, 2: 5}
+    assert await it.queries.lag_ms(2) == 5  # type: ignore[arg-type]
+    assert await it.queries.lag_ms(1) == 9  # type: ignore[arg-type]
     for _ in range(OVERDUE_ROWS_MAX // FIRE_ROWS_MAX + 1):
         it.log.fire(START_MS)
     it.applied()
-    assert await it.looking_in.lag_ms(2) == 0  # type: ignore[arg-type]
+    assert await it.queries.lag_ms(2) == 0  # type: ignore[arg-type]
 
 
 async def test_lags_of_topics_are_found_in_a_thread_which_reports_damage(
@@ -175,11 +175,11 @@ async def test_lags_of_topics_are_found_in_a_thread_which_reports_damage(
         raise CorruptFileError(Path("run"), 0, "checksum mismatch")
 
     monkeypatch.setattr(Cut, "first_overdue", noted)
-    assert await it.looking_in.late_topics() == {1: 9, 2: 5}
+    assert await it.queries.late_topics() == {1: 9, 2: 5}
     assert threading.current_thread().name not in threads
     monkeypatch.setattr(Cut, "first_overdue", damaged)
-    monkeypatch.setattr(it.looking_in._host, "read_failed", damages.append)
+    monkeypatch.setattr(it.queries._host, "read_failed", damages.append)
     with pytest.raises(CorruptFileError):
-        await it.looking_in.late_topics()
+        await it.queries.late_topics()
     await asyncio.sleep(0)
     assert len(damages) == 1
