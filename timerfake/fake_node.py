@@ -75,7 +75,7 @@ class FakeNode(TopicView):
         )
         super().__init__(self.host, config)
         self.log.on_commit = self.host.on_commit
-        services = services_of(self.host, self, config, threads=Here())
+        services = services_of(self.host, self, self, config, threads=Here())
         self._consumers = services.consumers
         services.add_to(self.server)
 

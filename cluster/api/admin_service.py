@@ -96,14 +96,18 @@ class View(Protocol):
     def producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
         """Return a page of producers, or one, from the state applied on this node."""
 
+    async def members(self) -> pb.ListMembersResponse:
+        """Return the voters, and the learners that can become voters."""
+
+
+class OperatorActions(Protocol):
+    """The commands of an operator: OperatorCommands in cluster/node/operator_commands.py."""
+
     async def transfer(self, target: str) -> bool:
         """Transfer leadership to a node; "": to any. False: the target leads already."""
 
     async def drain(self, *, undo: bool, holder: str) -> bool:
         """Drain this node, or undo it; return whether the node gave the leadership away."""
-
-    async def members(self) -> pb.ListMembersResponse:
-        """Return the voters, and the learners that can become voters."""
 
     async def change_members(self, change: Change, name: str) -> None:
         """Add, replace or remove a voter; the change is committed on return."""
@@ -141,6 +145,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     def __init__(  # noqa: PLR0913 - the parts that carry its requests out
         self,
         view: View,
+        commands: OperatorActions,
         timers: TimerService,
         policies: PolicyDesk,
         groups: GroupDesk,
@@ -160,7 +165,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self._reload = reload
         self._backups = backups
         self._scrub = scrub
-        self._view = view
+        self._view, self._commands = view, commands
         self._timers = timers
         self._policies = policies
         self._groups = groups
@@ -318,7 +323,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         known = {self._view.name, *self._view.peers()}
         if request.target and request.target not in known:
             raise NotFoundError("node", request.target)
-        moved = await self._view.transfer(request.target)
+        moved = await self._commands.transfer(request.target)
         return pb.TransferLeadershipResponse(unchanged=not moved)
 
     @answered
@@ -334,7 +339,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         if (size := len(request.holder.encode())) > HOLDER_SIZE_MAX:
             limit = f"must have at most {HOLDER_SIZE_MAX} bytes"
             raise InvalidRequestError("holder", f"{size} bytes", limit)
-        moved = await self._view.drain(undo=request.undo, holder=request.holder)
+        moved = await self._commands.drain(undo=request.undo, holder=request.holder)
         return pb.DrainNodeResponse(node=request.node, drained=not request.undo, transferred=moved)
 
     @answered
@@ -562,7 +567,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             raise InvalidRequestError("change", int(request.change), "ADD, REPLACE or REMOVE")
         if request.name not in known:
             raise NotFoundError("node", request.name)
-        await self._view.change_members(change, request.name)
+        await self._commands.change_members(change, request.name)
         return as_type(pb.ChangeMembersResponse, await self._view.members())
 
     @answered

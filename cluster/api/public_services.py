@@ -3,7 +3,7 @@
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
-from cluster.api.admin_service import AdminService, Reload, Scrub, View, no_files
+from cluster.api.admin_service import AdminService, OperatorActions, Reload, Scrub, View, no_files
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.consume_service import ConsumeService
 from cluster.api.group_admin import GroupDesk
@@ -35,6 +35,7 @@ class Services(NamedTuple):
 def services_of(  # noqa: PLR0913 - the parts of the services
     host: Host,
     view: View,
+    commands: OperatorActions,
     config: NodeConfig,
     *,
     threads: Executor | None = None,
@@ -73,7 +74,7 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     consumers = ConsumeService(host, desk, outboxes, salt=salt, hooks=hooks)
     policies = PolicyDesk(host, timers)
     admin = AdminService(
-        *(view, timers, policies, desk, host.require_leader, hooks, backups, reload, host.hops),
-        scrub,
+        *(view, commands, timers, policies, desk, host.require_leader, hooks, backups, reload),
+        *(host.hops, scrub),
     )
     return Services(timers, consumers, admin)

@@ -1,4 +1,4 @@
-"""The node itself: assembly, process, signals, memory and the `timerd` command.
+"""The node itself: assembly, process, operators' commands, signals, memory and `timerd`.
 
 Read `build.py` for the assembly, `node.py` for start and stop, `process.py` for a process's life.
 """

@@ -37,6 +37,7 @@ from cluster.files.scrubber import Scrubber
 from cluster.files.storage import NodeFiles, open_storage
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
+from cluster.node.operator_commands import OperatorCommands
 from cluster.node.ports import Ports, grpc_servers_of
 from cluster.observe.apply_metrics import ApplyMetrics, PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
@@ -148,6 +149,7 @@ class _Planes:
     backups: BackupDesk
     scrubber: Scrubber
     view: NodeState
+    commands: OperatorCommands
     metrics: ApplyMetrics
     digests: DigestComparison
 
@@ -260,11 +262,11 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         return planes.view.leader_address()
 
     def drained() -> bool:
-        return planes.view.drained
+        return planes.commands.drained
 
     async def hand_over(target: str) -> bool:
         if leads := planes.leads():
-            await planes.view.transfer(target)
+            await planes.commands.transfer(target)
         return leads
 
     replica = _replica(
@@ -300,6 +302,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         mono_ms,
         scrubber,
         backups,
+        drained=drained,
         not_after_s=basis.telemetry.certificates.not_after_s,
     )
     if (tls := basis.endpoints.tls) is not None:
@@ -322,6 +325,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         backups=backups,
         scrubber=scrubber,
         view=view,
+        commands=OperatorCommands(view, replica, host, control, mono_ms),
         metrics=ApplyMetrics(basis.telemetry, view, host),
         digests=DigestComparison(
             files.engine, replica, peers=view.peers, spawn=node.spawn, fatal=node.fatal
@@ -514,6 +518,7 @@ def _services(
     services = services_of(
         planes.host,
         planes.view,
+        planes.commands,
         config,
         outboxes=outboxes,
         hooks=hooks,

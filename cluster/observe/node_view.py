@@ -9,10 +9,8 @@ from typing import Any, Final
 from cluster.api.backup_desk import BackupDesk
 from cluster.api.peer_queries import Peers, Stub, ask_all, checkpoint_of, status_of
 from cluster.api.policy_admin import description
-from cluster.control.control_plane import CommandOutcome, ControlPlane
+from cluster.control.control_plane import ControlPlane
 from cluster.control.control_state import ControlState
-from cluster.control.membership import LAG_MAX, Change
-from cluster.files.replacement import REPLACEABLE, ask_to_replace
 from cluster.files.scrubber import Scrubber
 from cluster.observe import lag, quota_view
 from cluster.observe.busiest_topics import BusiestTopics, TopicFigures
@@ -28,26 +26,14 @@ from cluster.settings.release import RELEASE
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.leader.leader import Leader
-from timer.model.timer_errors import (
-    UNSHOWN,
-    AlreadyExistsError,
-    CommitTimeoutError,
-    EngineError,
-    InvalidRequestError,
-    NotLeaderError,
-    NotReadyError,
-)
 from timer.model.units import LogIndex, MonoMs, ReplicaId, TopicId
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 
 """Interval in which the size of the data directory is read."""
-CHANGE_TIMEOUT_MS: Final = 8_000
-"""Limit for a new learner to catch up, and for a change of the voters to be committed."""
 CLOCK_SPREAD_MS_MAX: Final = 1_000
 """As the alert TimerClockWrong."""
-CHANGE_POLL_S: Final = 0.05
 _WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
 MEASURE_S: Final = 0.5
 """Seconds that a scrape waits for measurements."""
@@ -67,9 +53,13 @@ class NodeState(TopicView):
         scrubber: Scrubber,
         backups: BackupDesk | None = None,
         *,
+        drained: Callable[[], bool] = lambda: False,
         not_after_s: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`not_after_s`: returns certificate or authority -> Unix time of its end."""
+        """`drained` returns whether an operator wants this node not to lead.
+
+        `not_after_s` returns certificate or authority -> Unix time of its end.
+        """
         super().__init__(host, config)
         self.name = config.name
         self.cluster_id = config.cluster_id
@@ -81,12 +71,7 @@ class NodeState(TopicView):
         self._started_at_ms = mono_ms()
         self.history = LeaderHistory()
         """The leaders that the control plane appointed."""
-        self._remade: set[str] = set()
-        """Nodes that replaced lost voters as learners and do not vote yet."""
-        self._drain_holder: str | None = None
-        """The holder of the drain of this node; empty: it has none. None: it is not drained."""
-        self._drains = asyncio.Lock()
-        self._not_after_s, self._backups = not_after_s, backups
+        self._drained, self._not_after_s, self._backups = drained, not_after_s, backups
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
@@ -156,71 +141,6 @@ class NodeState(TopicView):
         names = {self._name_of(voter) for voter in self._replica.voters}
         return name in names or None in names
 
-    @property
-    def drained(self) -> bool:
-        """Whether an operator wants this node not to lead."""
-        return self._drain_holder is not None
-
-    async def drain(self, *, undo: bool, holder: str = "") -> bool:
-        """Drain this node, or undo it. Return whether the node gave the leadership away.
-
-        Drains run one after another. `holder`: excludes other holders; empty: none.
-
-        Raises:
-            AlreadyExistsError: another holder has drained this node.
-            EngineError: no other node can lead now; this node is as before.
-        """
-        async with self._drains:
-            before = self._drain_holder
-            if before is not None and holder not in ("", before):
-                why = f"of another command; if that has ended: timerctl drain {self.name} --undo"
-                raise AlreadyExistsError("drain of", self.name, why)
-            if undo:
-                self._drain_holder = None
-                return False
-            self._drain_holder = holder if before is None else before
-            try:
-                return await self._give_leadership_away()
-            except EngineError:
-                self._drain_holder = before
-                raise
-
-    async def _give_leadership_away(self) -> bool:
-        """Transfer the leadership, if this node leads; return whether it did.
-
-        This node is drained already. So of nodes that are drained at the same time, the last one
-        finds all others drained.
-        """
-        others = await ask_all(self.peers(), status_of)
-        if not any(node.reachable and not node.drained for node in others):
-            limit = "can't be drained: each other node is drained, or does not answer"
-            raise InvalidRequestError("node", self.name, limit)
-        return self.leader_name() == self.name and await self.transfer("")
-
-    async def transfer(self, target: str) -> bool:
-        """Transfer leadership. False: the target leads already.
-
-        Raises:
-            InvalidRequestError: the target cannot lead, or did not catch up in time; or there is no
-                other voter.
-            NotReadyError: no node can be appointed at the moment.
-            CommitTimeoutError: a node was appointed and was not seen serving yet.
-        """
-        voters = self._control.state.voters
-        if not target and len(voters) == 1:  # a retry would change nothing
-            raise InvalidRequestError("target", UNSHOWN, "there is no other voter")
-        replica_id = voters.get(target) if target else None
-        if target and replica_id is None:
-            raise NotReadyError(f"{target} is not a voter yet")
-        answer = await self._control.request_transfer(replica_id)
-        if answer.outcome is CommandOutcome.UNKNOWN:
-            raise CommitTimeoutError(f"transfer: {answer.why}")
-        if answer.outcome is CommandOutcome.REFUSED:
-            raise InvalidRequestError("target", target, answer.why)
-        if answer.outcome is not CommandOutcome.OK:
-            raise NotReadyError(f"no transfer: {answer.why}")
-        return answer.changed
-
     async def members(self) -> pb.ListMembersResponse:
         """Return the voters of this node's log and the learners that answer, voters first."""
         epoch, leader, _ = self.leadership()
@@ -251,61 +171,6 @@ class NodeState(TopicView):
             )
         rows.sort(key=lambda row: (not row.voter, row.name, row.replica_id))
         return pb.ListMembersResponse(epoch=epoch, leader=leader, members=rows)
-
-    async def change_members(self, change: Change, name: str) -> None:
-        """Change one voter, and wait until the log has committed the change.
-
-        Raises:
-            InvalidRequestError: the change is not possible in the present state.
-            NotReadyError: the change is not possible at the moment.
-            CommitTimeoutError: the change was proposed; whether it will be committed is unknown.
-        """
-        fresh = change is Change.REPLACE and name in self._stubs and await self._make_learner(name)
-        before = self._control.state.voters.get(name)
-        answer = await self._control.request_change(change, name)
-        deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
-        refused = (CommandOutcome.REFUSED, CommandOutcome.NOT_NOW)
-        while fresh and answer.outcome in refused and self._mono_ms() < deadline_ms:
-            await asyncio.sleep(CHANGE_POLL_S)  # until the learner has reported to the controller
-            answer = await self._control.request_change(change, name)
-        if answer.outcome is CommandOutcome.REFUSED and not fresh:
-            raise InvalidRequestError("name", name, answer.why)
-        if answer.outcome in (*refused, CommandOutcome.FAILED):
-            raise NotReadyError(f"{change} {name}: {answer.why}")
-        deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
-        while self._mono_ms() < deadline_ms:
-            if self._control.state.voters.get(name) != before:
-                self._remade.discard(name)
-                return
-            await asyncio.sleep(CHANGE_POLL_S)
-        raise CommitTimeoutError(f"{change} {name}: proposed, not committed yet")
-
-    async def _make_learner(self, name: str) -> bool:
-        """Make a node that waits for its replacement a learner that has caught up.
-
-        False: the node does not wait for a replacement.
-
-        Raises:
-            NotLeaderError: another node leads; request it there.
-            NotReadyError: the learner has not caught up yet.
-        """
-        stub = self._stubs[name]
-        deadline_ms, node = self._mono_ms() + CHANGE_TIMEOUT_MS, pb.NodeStatus()
-        while self._mono_ms() < deadline_ms:
-            node = await status_of(name, self._config.peers[name], stub)
-            if node.role == REPLACEABLE:
-                if self._host.leader is None:
-                    raise NotLeaderError(self.leader_address())  # needs a majority: the leader has
-                await ask_to_replace(stub, self._config.cluster_id, name)
-                self._remade.add(name)
-            elif name not in self._remade:
-                return False
-            behind = self._replica.last_index - node.log_end
-            if node.role == "learner" and not node.unsure and behind <= LAG_MAX:
-                return True
-            await asyncio.sleep(CHANGE_POLL_S)
-        why = node.error or f"{node.role}, log end {node.log_end}, {self._replica.last_index} here"
-        raise NotReadyError(f"{name} was formatted as a learner and still catches up: {why}")
 
     def local(self) -> LocalState:
         """Return the state for probes."""
@@ -485,7 +350,7 @@ class NodeState(TopicView):
             scrubbed_at_ms=self._scrubber.ended_ms,
             withholds_votes=self._control.withholds_votes,
             http_address=self._http_address(),
-            drained=self.drained,
+            drained=self._drained(),
             tls_not_after_ms=int(1000 * min(self._not_after_s().values(), default=0)),
             warnings=self._warnings(),
         )

@@ -246,7 +246,7 @@ async def test_requests_of_a_stream_wait_until_earlier_ones_are_committed() -> N
     with queue.present("b"), queue.present("c"):
         queue.fired(LATE_S + 0.001)
     config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
-    services = services_of(host, host, config, hooks=ServiceHooks(queue=queue))
+    services = services_of(host, host, host, config, hooks=ServiceHooks(queue=queue))
     timers = pb.TimerColumns(topic="t", payload_sizes=[0] * 20_000, delay_ms=[1_000])
     taken: list[int] = []
 

@@ -10,6 +10,8 @@ import pytest
 from cluster.api.admin_service import AdminService
 from cluster.control.control_plane import CommandOutcome, TransferAnswer
 from cluster.control.membership import Change
+from cluster.node import operator_commands
+from cluster.node.operator_commands import OperatorCommands
 from cluster.observe import node_view as view
 from cluster.observe.busiest_topics import BusiestTopics
 from cluster.observe.node_view import NodeState
@@ -32,7 +34,7 @@ HOST: Any = SimpleNamespace(engine=ENGINE)
 LIMITS: Any = SimpleNamespace(metric_topics_max=0)
 
 
-def state_with(outcome: CommandOutcome) -> NodeState:
+def commands_with(outcome: CommandOutcome) -> OperatorCommands:
     """A node with a given answer of its controller, and voters that never change."""
 
     async def answer(*_: object) -> TransferAnswer:
@@ -47,10 +49,11 @@ def state_with(outcome: CommandOutcome) -> NodeState:
     passing = iter(range(1 << 20))
 
     def mono_ms() -> MonoMs:
-        return MonoMs(next(passing) * view.CHANGE_TIMEOUT_MS)
+        return MonoMs(next(passing) * operator_commands.CHANGE_TIMEOUT_MS)
 
     none = cast("Any", None)
-    return NodeState(config, none, HOST, control, {}, mono_ms, none)
+    node = NodeState(config, none, HOST, control, {}, mono_ms, none)
+    return OperatorCommands(node, none, HOST, control, mono_ms)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ async def test_change_that_raft_refused_may_be_asked_again_and_a_senseless_one_n
     outcome: CommandOutcome, error: type[EngineError]
 ) -> None:
     with pytest.raises(error, match="n1"):
-        await state_with(outcome).change_members(Change.REMOVE, "n1")
+        await commands_with(outcome).change_members(Change.REMOVE, "n1")
 
 
 @pytest.mark.parametrize(
@@ -82,12 +85,12 @@ async def test_transfer_of_unknown_outcome_is_told_as_that(
     outcome: CommandOutcome, error: type[EngineError]
 ) -> None:
     with pytest.raises(error, match="why"):
-        await state_with(outcome).transfer("n1")
+        await commands_with(outcome).transfer("n1")
 
 
 async def test_transfer_of_a_lone_voter_is_refused_and_not_put_off() -> None:
     with pytest.raises(InvalidRequestError, match=r"^target: there is no other voter$"):
-        await state_with(CommandOutcome.NOT_NOW).transfer("")
+        await commands_with(CommandOutcome.NOT_NOW).transfer("")
 
 
 def test_who_leads_is_told_without_a_look_at_what_the_node_holds() -> None:
@@ -135,7 +138,7 @@ async def test_asked_who_leads_a_node_tells_that_of_itself_and_asks_no_other() -
         hears_leader=lambda: False,
     )
     none = cast("Any", None)
-    admin = AdminService(view, none, none, none, none)
+    admin = AdminService(view, none, none, none, none, none)
     told = await admin.GetStatus(pb.GetStatusRequest(leadership=True), none)
     assert ([*told.nodes], told.leader, told.epoch) == ([leads], "n1", 3)
 
@@ -158,7 +161,7 @@ async def test_digests_are_compared_only_at_an_index_that_the_asked_node_knows()
     )
     scrub: Any = SimpleNamespace(last_pass=lambda: pb.NodeVerification(node="n1", reachable=True))
     none = cast("Any", None)
-    admin = AdminService(view, none, none, none, none, scrub=scrub)
+    admin = AdminService(view, none, none, none, none, none, scrub=scrub)
     all_nodes = await admin.GetVerification(pb.GetVerificationRequest(), none)
     assert [(node.node, node.digest) for node in all_nodes.nodes] == [
         *(("n1", ""), ("n2", ""), ("n3", "")),
@@ -205,7 +208,7 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
         node_checkpoint=lambda index: pb.NodeCheckpoint(node="n1", reachable=True, digest="a"),
     )
     scrub: Any = SimpleNamespace(last_pass=lambda: pb.NodeVerification(node="n1", reachable=True))
-    admin = AdminService(view, none, none, none, none, scrub=scrub)
+    admin = AdminService(view, none, none, none, none, none, scrub=scrub)
     request = pb.GetVerificationRequest(at_index=9)
     found = await admin.GetVerification(request, none)
     names = ["n1", "n2", *["n3"] * votes]
@@ -260,7 +263,7 @@ class Drained:
     """A node that leads, with other nodes whose status it asks for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.node = state_with(CommandOutcome.OK)
+        self.node = commands_with(CommandOutcome.OK)
         self.others = [pb.NodeStatus(name="n2", reachable=True)]
         self.transfers: list[asyncio.Future[bool]] = []
 
@@ -271,8 +274,8 @@ class Drained:
             self.transfers.append(asyncio.get_running_loop().create_future())
             return await self.transfers[-1]
 
-        monkeypatch.setattr(view, "ask_all", answers)
-        monkeypatch.setattr(self.node, "leader_name", lambda: "n1")
+        monkeypatch.setattr(operator_commands, "ask_all", answers)
+        monkeypatch.setattr(self.node._view, "leader_name", lambda: "n1")
         monkeypatch.setattr(self.node, "transfer", transfer)
 
     async def begin(self, holder: str) -> "asyncio.Task[bool]":
@@ -287,7 +290,7 @@ async def test_drain_of_a_holder_excludes_others_until_its_undo_or_one_without_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = Drained(monkeypatch)
-    monkeypatch.setattr(world.node, "leader_name", lambda: "n2")
+    monkeypatch.setattr(world.node._view, "leader_name", lambda: "n2")
     node = world.node
     await node.drain(undo=False, holder="a")
     await node.drain(undo=False, holder="a")  # a request whose answer was lost
@@ -329,7 +332,7 @@ async def test_nodes_that_are_drained_at_the_same_time_do_not_all_stay_drained(
         return [pb.NodeStatus(name="n2", reachable=True, drained=True)]
 
     seen: list[bool] = []
-    monkeypatch.setattr(view, "ask_all", drained_meanwhile)
+    monkeypatch.setattr(operator_commands, "ask_all", drained_meanwhile)
     with pytest.raises(InvalidRequestError, match="each other node is drained"):
         await world.node.drain(undo=False)
     assert seen == [True]  # the others, which ask now, find this node drained
