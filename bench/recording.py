@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from chaos.history.history import MARK_NONE, MARK_SIZE, OpOutcome
 from chaos.history.history_check import COLUMNS
-from chaos.workloads.workload_producer import outcome_of
+from chaos.workloads.recorded_requests import outcome_of
 from timer.model.columns import I64
 from timerclient import (
     AckResult,

@@ -169,15 +169,15 @@ def _archive(args: argparse.Namespace) -> int:
 
 def _list(_: argparse.Namespace) -> int:
     from chaos.suite.scenarios import SCENARIOS
-    from chaos.workloads import NAMES
+    from chaos.workloads import KINDS
 
     for name, scenario in SCENARIOS.items():
         needs = ", ".join(sorted(scenario.needs))
         line = f"{name:18}{scenario.line}"
         print(f"{line}  [root: {needs}]" if needs else line)
     print("\nworkloads:")
-    for name, line in NAMES.items():
-        print(f"{name:18}{line}")
+    for name, kind in KINDS.items():
+        print(f"{name:18}{kind.line}")
     return 0
 
 

@@ -122,7 +122,7 @@ def play(target: RunFolder, bill: Bill) -> int:
             rate_per_s=options.rate_per_s,
             horizon_s=options.horizon_s,
         )
-        return workloads.make(options.workloads or tuple(workloads.NAMES), setting)
+        return workloads.make(options.workloads or tuple(workloads.KINDS), setting)
 
     print(f"{bill.scenario}, seed {bill.seed}, {bill.options.minutes:g} min, in {target.root}")
     return Show(target, bill, make).play()

@@ -13,11 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from chaos.workloads.kinds import KINDS
-from chaos.workloads.workload_clients import Setting, WorkloadClients
+from chaos.workloads import kinds, lives, series_and_order, topic_changes
+from chaos.workloads.workload_clients import Setting, WorkloadClients, WorkloadKind
 
-NAMES: Final[Mapping[str, str]] = {name: kind.line for name, kind in KINDS.items()}
-"""Name -> a description in one line."""
+KINDS: Final[Mapping[str, WorkloadKind]] = {
+    name: each
+    for module in (kinds, lives, topic_changes, series_and_order)
+    for name, each in vars(module).items()
+    if isinstance(each, WorkloadKind)
+}
 
 
 def check(names: Sequence[str], *, rate_per_s: float, horizon_s: float) -> None:

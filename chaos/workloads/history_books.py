@@ -5,8 +5,9 @@ Clients compare the content of each message with them. The audit judges everythi
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from chaos.history.history import OpOutcome, payload_of
 from timerclient import Batch
@@ -16,12 +17,21 @@ GROUP: Final = "workers"
 PAYLOAD_SIZE: Final = 100
 _OF_CLUSTER: Final = ("dead-letter-", "prior-", "timer-")
 """Prefixes of headers that the cluster adds to dead letters and occurrences."""
-NO_TRAITS: Final = (None, 4)
-"""Ordering key and priority of a timer without them."""
+
+
+class Content(NamedTuple):
+    """The requested content of a timer, beside its payload."""
+
+    key: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+    ordering_key: str | None = None
+    priority: int = 4
+    series: str | None = None
+    """Key of the series whose occurrences have this mark."""
 
 
 def headers_of(mark: int) -> dict[str, str]:
-    """Return the headers of the timer with this mark, if it is scheduled with a key or headers."""
+    """Return the headers of the timer with this mark, if it is scheduled with headers."""
     return {"mark": str(mark), "empty": ""}
 
 
@@ -33,12 +43,8 @@ class Books:
         """Of every timer, in bytes."""
         self._lock = threading.Lock()
         self._failures: list[BaseException] = []
-        self._keys: dict[int, str | None] = {}
-        """Mark -> key, of the timers that were scheduled with headers."""
-        self._traits: dict[int, tuple[str | None, int]] = {}
-        """Mark -> (ordering key, priority), of the timers that were scheduled with them."""
-        self._series: dict[int, str] = {}
-        """Mark in the payload of a series -> its key."""
+        self._contents: dict[int, Content] = {}
+        """By mark. Other timers have a payload only."""
         self.asked = 0
         """Timers whose request has ended, with or without an answer."""
         self.unanswered = 0
@@ -46,41 +52,30 @@ class Books:
         self.delivered = 0
         """Delivered messages, repetitions included."""
 
-    # ---- events
-
-    def keyed(self, marks: Sequence[int], keys: Sequence[str | None]) -> None:
-        """Record timers that are scheduled with these keys and the headers of `headers_of`."""
+    def expect(self, marks: Sequence[int], **columns: Sequence[Any]) -> None:
+        """Record the content of timers before they are scheduled. `columns`: of Content."""
+        if not columns:
+            return
+        rows = zip(marks, *columns.values(), strict=True)
+        expected = {mark: Content(**dict(zip(columns, row, strict=True))) for mark, *row in rows}
         with self._lock:
-            self._keys.update(zip(marks, keys, strict=True))
-
-    def with_traits(self, marks: Sequence[int], traits: Sequence[tuple[str | None, int]]) -> None:
-        """Record timers that are scheduled with these ordering keys and priorities."""
-        with self._lock:
-            self._traits.update(zip(marks, traits, strict=True))
-
-    def recurring(self, mark: int, key: str) -> None:
-        """Record a series: each of its occurrences has this mark in the payload."""
-        with self._lock:
-            self._series[mark] = key
+            self._contents |= expected
 
     def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
-        """Compare payloads, keys and headers with the requested ones, byte for byte.
+        """Compare messages with their requested content, byte for byte.
 
-        A timer that is not `keyed` was scheduled without key and headers. A dead letter or an
-        occurrence has additional headers, which describe its origin.
+        A dead letter or an occurrence has additional headers, which describe its origin.
 
         Raises:
             AssertionError: they differ.
         """
         for at, (payload, mark) in enumerate(zip(batch.payloads, marks, strict=True)):
-            key, headers = batch.key(at), batch.headers(at)
+            headers = batch.headers(at)
             own = {k: v for k, v in headers.items() if not k.startswith(_OF_CLUSTER)}
-            asked = self._keys.get(mark), headers_of(mark) if mark in self._keys else {}
+            traits = batch.ordering_key(at), batch.priority(at), headers.get(SERIES_KEY_HEADER)
+            content, asked = Content(batch.key(at), own, *traits), self._contents.get(mark)
             assert payload == payload_of(mark, self.payload_size), (mark, payload)
-            assert (key, own) == asked, (mark, key, headers, asked)
-            traits = batch.ordering_key(at), batch.priority(at)
-            assert traits == self._traits.get(mark, NO_TRAITS), (mark, traits)
-            assert headers.get(SERIES_KEY_HEADER) == self._series.get(mark), (mark, headers)
+            assert content == (asked or Content()), (mark, content, asked)
 
     def answered(self, marks: Sequence[int], outcome: OpOutcome) -> None:
         """Count the timers of a request that ended."""

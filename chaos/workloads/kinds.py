@@ -1,34 +1,25 @@
-"""The kinds of workload: the requests of each one's producer, and the habits of its consumers.
+"""Kinds of workload: the requests of each one's producer, and its consumers.
 
 Random values are often at edges: the same millisecond, the due time itself, the first and the last
 instant that a timer can have. Each producing function sends requests beat by beat until it has to
-stop.
+stop. Its docstring is the line of the kind in `timerctl chaos list`, and its topic has its name.
 """
 
 import random
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from datetime import timedelta
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from chaos.workloads import lives, series_and_order, topic_changes
-from chaos.workloads.workload_clients import (
-    CLOSE_S,
-    Rest,
-    WorkloadClients,
-    WorkloadKind,
-)
-from chaos.workloads.workload_consumer import Habit, WorkloadReader
-from chaos.workloads.workload_producer import now_ms
-from timerclient.client.group_calls import GroupOptions
+from chaos.workloads.recorded_requests import now_ms
+from chaos.workloads.workload_clients import BEAT_S, CLOSE_S, WorkloadClients, kind
+from chaos.workloads.workload_consumer import BY_KEY, LATE, ONE, STRICT, WorkloadReader, dying_habit
 from timerclient.rows.pending_timers import Where
 from timerclient.rows.rows import OnConflict
 from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.errors import Overloaded
 
-BEAT_S: Final = 0.25
 UNIFORM_MS: Final = 20_000
 SHORT_MS: Final = 5_000
 HERD_MS: Final = 10_000
@@ -38,9 +29,6 @@ RACE_MS: Final = 50
 """A racing cancel is sent at most this long before or after the due time."""
 RACES_PER_BEAT_MAX: Final = 5
 """Cancels sent singly. Further ones are sent as a list, so that none waits behind another."""
-SLOW_LEASE: Final = timedelta(seconds=3)
-DEATH_S: Final = 3.0
-"""Lifetime of a dying consumer."""
 PATIENCE_S: Final = 0.25
 """Timeout of an impatient producer's calls."""
 IMPATIENT_BEATS: Final = 12
@@ -59,31 +47,29 @@ PIECE: Final = 50
 """Timers of one request of `overload`."""
 
 
+@kind(ONE, ONE)
 def uniform(clients: WorkloadClients) -> None:
-    """Schedule timers with evenly distributed delays."""
+    """Delays are spread evenly over some seconds."""
     _evenly(clients, UNIFORM_MS)
 
 
-def evenly_short(clients: WorkloadClients) -> None:
-    """Schedule timers with short delays, for kinds that differ in their consumers only."""
-    _evenly(clients, SHORT_MS)
+def _evenly(clients: WorkloadClients, delay_ms_max: int = SHORT_MS) -> None:
+    for count in clients.beats():
+        clients.schedule(count, delay_ms_max)
 
 
-def _evenly(clients: WorkloadClients, delay_ms_max: int) -> None:
-    for count in clients.beats(BEAT_S):
-        clients.producer.batch(clients.marks(count), clients.soon(count, delay_ms_max))
-
-
+@kind()
 def herd(clients: WorkloadClients) -> None:
-    """Schedule the timers of ten seconds to be due in one, half of them in one millisecond."""
+    """All timers of ten seconds are due in the same second, half of them in one millisecond."""
     for count in clients.beats(2 * BEAT_S):
         meeting = (now_ms() // HERD_MS + 1) * HERD_MS
         late = [clients.chance.choice((0, clients.chance.randrange(1000))) for _ in range(count)]
-        clients.producer.batch(clients.marks(count), [clients.within(meeting + ms) for ms in late])
+        clients.requests.batch(clients.marks(count), [clients.within(meeting + ms) for ms in late])
 
 
+@kind()
 def longtail(clients: WorkloadClients) -> None:
-    """Schedule most timers within a second or two, some up to the run's end, some days beyond."""
+    """Delays are mostly short, some up to the run's end, some days beyond it."""
     chance = clients.chance
     for count in clients.beats(2 * BEAT_S):
         now = now_ms()
@@ -97,22 +83,23 @@ def longtail(clients: WorkloadClients) -> None:
                 near.append(chance.uniform(now, max(now, clients.end_ms)))
         if near:
             due_ms = [clients.within(due) for due in near]
-            clients.producer.batch(clients.marks(len(near)), due_ms)
+            clients.requests.batch(clients.marks(len(near)), due_ms)
         if far:
-            clients.producer.batch(clients.marks(len(far)), far, expected=False)
+            clients.requests.batch(clients.marks(len(far)), far, expected=False)
 
 
+@kind()
 def cancels(clients: WorkloadClients) -> None:
-    """Cancel timers around their due time: some singly, the rest as a list due within 10 ms."""
+    """Cancels within 50 ms of the due time, singly and by lists, some repeated."""
     chance = clients.chance
-    for count in clients.beats(BEAT_S):
+    for count in clients.beats():
         now = now_ms()
         single = min(count // 2, RACES_PER_BEAT_MAX)
         together = now + chance.uniform(300, 3000)
         due_ms = [int(now + chance.uniform(300, 3000)) for _ in range(single)]
         due_ms += [int(together + chance.randint(-5, 5)) for _ in range(count - single)]
         due_ms = [clients.within(due) for due in due_ms]
-        ids = clients.producer.batch(clients.marks(count), due_ms)
+        ids = clients.requests.batch(clients.marks(count), due_ms)
         if not ids:
             continue
         for at in range(single):
@@ -129,7 +116,7 @@ def _race(clients: WorkloadClients, ids: list[str], due_ms: int) -> None:
         return
     if len(chosen) > 1 and chance.random() < 0.5:
         chosen.append(chance.choice(chosen))
-    work = partial(clients.producer.cancel, [ids[at] for at in chosen])
+    work = partial(clients.requests.cancel, [ids[at] for at in chosen])
     clients.cancels.after(delay_s, work)
     if chance.random() < 0.3:
         clients.cancels.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
@@ -138,10 +125,11 @@ def _race(clients: WorkloadClients, ids: list[str], due_ms: int) -> None:
 _MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "update", "keep")
 
 
+@kind()
 def keyed(clients: WorkloadClients) -> None:
-    """Upsert few keys in all modes, some requests in parallel; cancel and reschedule the keys."""
+    """Upserts of few keys in all four modes, and their cancels and reschedules."""
     chance, later = clients.chance, clients.cancels.after
-    for count in clients.beats(BEAT_S):
+    for count in clients.beats():
         now = now_ms()
         for start in range(0, count, UPSERT):
             n = min(UPSERT, count - start)
@@ -149,18 +137,18 @@ def keyed(clients: WorkloadClients) -> None:
             mode: OnConflict = chance.choice(_MODES)
             keyed = 1.0 if mode == "update" else 0.9
             names = [_key(chance) if chance.random() < keyed else None for _ in range(n)]
-            work = partial(clients.producer.upsert, clients.marks(n), due_ms, names, mode)
+            work = partial(clients.requests.upsert, clients.marks(n), due_ms, names, mode)
             if chance.random() < 0.5:
                 work()
             else:
                 later(0.0, work)  # in parallel with the next one
         some = sorted({_key(chance) for _ in range(3)})
         if chance.random() < 0.5:
-            later(chance.uniform(0, 1), partial(clients.changer.cancel_keys, some))
+            later(chance.uniform(0, 1), partial(clients.requests.cancel_keys, some))
         else:
             to = [clients.within(now + chance.uniform(-100, 4000)) for _ in some]
-            clients.producer.will_be_due(max(to))
-            later(chance.uniform(0, 1), partial(clients.changer.reschedule_keys, some, to))
+            clients.requests.will_be_due(max(to))
+            later(chance.uniform(0, 1), partial(clients.requests.reschedule_keys, some, to))
 
 
 def _key(chance: random.Random) -> str:
@@ -168,23 +156,24 @@ def _key(chance: random.Random) -> str:
     return f"{chance.choice('ab')}/{chance.randrange(KEYS)}"
 
 
+@kind()
 def moved(clients: WorkloadClients) -> None:
-    """Reschedule around the due time, and again by the new ids; sometimes by a filter."""
+    """Reschedules around the due time, by id, key and filter; cancels by filter."""
     chance = clients.chance
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    for number, count in enumerate(clients.beats()):
         now = now_ms()
         together = now + chance.uniform(300, 2000)
         due_ms = [clients.within(together + chance.randint(-5, 5)) for _ in range(count)]
         marks = clients.marks(count)
         keys = [f"{mark // 2 % PREFIXES}/{mark}" if mark % 2 else None for mark in marks]
-        ids = clients.producer.upsert(marks, due_ms, keys, "reject")
+        ids = clients.requests.upsert(marks, due_ms, keys, "reject")
         at = [place for place in range(len(ids)) if chance.random() < 0.7]
         if at:
             _move(clients, [ids[place] for place in at], together)
         named = [key for key in keys if key and chance.random() < 0.3]
         if named:
             to = [_new_due(clients, together) for _ in named]
-            work = partial(clients.changer.reschedule_keys, named, to)
+            work = partial(clients.requests.reschedule_keys, named, to)
             clients.cancels.after(_around_s(chance, together), work)
         if number % FILTER_BEATS == 0:
             _sweep(clients, cancels=number % (2 * FILTER_BEATS) == 0)
@@ -197,15 +186,15 @@ def _move(clients: WorkloadClients, ids: list[str], due_ms: float) -> None:
     to = _new_due(clients, due_ms)
 
     def work() -> None:
-        new = clients.changer.reschedule(ids, [to] * len(ids))
+        new = clients.requests.reschedule(ids, [to] * len(ids))
         if again:
-            clients.changer.cancel(ids[:3])
+            clients.requests.cancel(ids[:3])
         if new and not clients.stopping:
             later_ms = clients.within(to + 500)
-            clients.producer.will_be_due(later_ms)
+            clients.requests.will_be_due(later_ms)
             clients.cancels.after(
                 _around_s(chance, to),
-                partial(clients.changer.reschedule, new, [later_ms] * len(new)),
+                partial(clients.requests.reschedule, new, [later_ms] * len(new)),
             )
 
     clients.cancels.after(_around_s(chance, due_ms), work)
@@ -214,7 +203,7 @@ def _move(clients: WorkloadClients, ids: list[str], due_ms: float) -> None:
 def _new_due(clients: WorkloadClients, due_ms: float) -> int:
     """Return a new due time for a timer: most are later, some are now."""
     to = clients.within(due_ms + clients.chance.choice((-3000, 0, 1, 500, 2000)))
-    clients.producer.will_be_due(to)
+    clients.requests.will_be_due(to)
     return to
 
 
@@ -235,80 +224,85 @@ def _sweep(clients: WorkloadClients, *, cancels: bool) -> None:
         if chance.random() < 0.7:
             where["key_prefix"] = f"{chance.randrange(PREFIXES)}/"
         if cancels:
-            clients.changer.cancel_where(where)
+            clients.requests.cancel_where(where)
         elif not clients.stopping:
             to = clients.within(start + 500)
-            clients.producer.will_be_due(to)
-            clients.changer.reschedule_where(where, to)
+            clients.requests.will_be_due(to)
+            clients.requests.reschedule_where(where, to)
 
     clients.cancels.after(0.0, work)
 
 
+@kind()
 def pastdue(clients: WorkloadClients) -> None:
-    """Schedule timers due now, just before, long ago and at the Unix epoch, and by a delay of 0."""
+    """Timers are due at once, just now, or long ago."""
     chance = clients.chance
-    for count in clients.beats(BEAT_S):
+    for count in clients.beats():
         now = now_ms()
         edges = (0, 1, now, now - 1, now + 1, now - 10, now - DAY_MS)
         due_ms = [
             chance.choice((chance.choice(edges), now - chance.randrange(5000)))
             for _ in range(count)
         ]
-        clients.producer.batch(clients.marks(count), due_ms)
-        clients.producer.single(clients.marks(1)[0], 0.0)
+        clients.requests.batch(clients.marks(count), due_ms)
+        clients.requests.single(clients.marks(1)[0], 0.0)
 
 
+@kind()
 def singles(clients: WorkloadClients) -> None:
-    """Send single timers in parallel, one timer by its delay, and the rest as a batch."""
+    """Single timers, pipelined or not, among batches of all sizes."""
     chance = clients.chance
-    for count in clients.beats(BEAT_S):
+    for count in clients.beats():
         now = now_ms()
         alone = chance.randint(0, min(count, 20))
         for mark in clients.marks(alone):
-            clients.producer.submit([mark], [clients.within(now + chance.uniform(-100, 3000))])
-        clients.producer.single(clients.marks(1)[0], chance.uniform(0, 1))
+            clients.requests.submit([mark], [clients.within(now + chance.uniform(-100, 3000))])
+        clients.requests.single(clients.marks(1)[0], chance.uniform(0, 1))
         rest = count - alone - 1
         if rest > 0:
             due_ms = [clients.within(now + chance.uniform(-100, 3000)) for _ in range(rest)]
-            clients.producer.batch(clients.marks(rest), due_ms)
+            clients.requests.batch(clients.marks(rest), due_ms)
 
 
+@kind()
 def impatient(clients: WorkloadClients) -> None:
-    """Send requests with a short timeout; sometimes close the connection while some are sent.
+    """Producers with short timeouts drop their connection during requests.
 
     An unanswered request is not sent again. It may have taken effect, and the client itself has
     retried it with the same sequence number until the timeout.
     """
     own = clients.connect()
-    clients.producer.client = own
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    clients.requests.client = own
+    for number, count in enumerate(clients.beats()):
         marks, due_ms = clients.marks(count), clients.soon(count, 3000)
         if number % IMPATIENT_BEATS < IMPATIENT_BEATS - 1:
-            clients.producer.batch(marks, due_ms, timeout_s=PATIENCE_S)
+            clients.requests.batch(marks, due_ms, timeout_s=PATIENCE_S)
             continue
         for mark, due in zip(marks, due_ms, strict=True):
-            clients.producer.submit([mark], [due])
-        clients.producer.client = clients.connect()
+            clients.requests.submit([mark], [due])
+        clients.requests.client = clients.connect()
         clients.drop(own)
-        own = clients.producer.client
+        own = clients.requests.client
 
 
+@kind()
 def named(clients: WorkloadClients) -> None:
-    """Send requests with an id, and retry each with a short timeout."""
-    for count in clients.beats(BEAT_S):
+    """Requests with an id are retried by callers with short timeouts."""
+    for count in clients.beats():
         marks, due_ms = clients.marks(count), clients.soon(count, 3000)
         patience_s = clients.chance.choice((0.002, 0.02, PATIENCE_S))
-        clients.producer.named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
+        clients.requests.named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
 
 
+@kind(payload_size=LARGE_SIZE)
 def overload(clients: WorkloadClients) -> None:
-    """Send bursts of large payloads in parallel; pause for as long as an OVERLOADED answer says."""
+    """Bursts of large payloads, as fast as the cluster accepts them."""
     for count in clients.beats(BURST_S):
         pieces = []
         for start in range(0, count, PIECE):
             n = min(PIECE, count - start)
             due_ms = clients.soon(n, SHORT_MS)
-            pieces.append(clients.producer.submit(clients.marks(n), due_ms, timeout_s=BURST_S))
+            pieces.append(clients.requests.submit(clients.marks(n), due_ms, timeout_s=BURST_S))
         pause_ms = max(map(_pause_ms, wait(pieces, CLOSE_S).done), default=0)
         time.sleep(pause_ms / 1000)
 
@@ -318,196 +312,59 @@ def _pause_ms(piece: "Future[Timers]") -> int:
     return error.retry_after_ms if isinstance(error, Overloaded) else 0
 
 
-# ---- consumers
+# ---- kinds that differ in their consumers only
 
 
-def slow(clients: WorkloadClients) -> Habit:
-    """Return a habit that acks 30 % of batches around the end of their lease, or after it."""
-    chance = clients.habit_chance
-
-    def habit(ack: Callable[[], None]) -> bool:
-        if clients.stopping or chance.random() < 0.7:
-            ack()
-        else:
-            clients.acks.after(SLOW_LEASE.total_seconds() * chance.uniform(0.8, 1.6), ack)
-        return True
-
-    return habit
+@kind(
+    WorkloadReader(group="first"),
+    WorkloadReader(group="second"),
+    WorkloadReader(group="second"),
+    WorkloadReader(group="late", late=True),
+)
+def groups(clients: WorkloadClients) -> None:
+    """Several groups on one topic; one of them starts late."""
+    _evenly(clients)
 
 
-def dying(clients: WorkloadClients) -> Habit:
-    """Return a habit that dies every few seconds, with leased messages and unconfirmed acks."""
-    last_s = time.monotonic()
-
-    def habit(ack: Callable[[], None]) -> bool:
-        nonlocal last_s
-        if clients.stopping or time.monotonic() - last_s < DEATH_S:
-            ack()
-            return True
-        last_s = time.monotonic()
-        return False
-
-    return habit
+@kind(WorkloadReader(lease=LATE.lease), replace(LATE, hold_max=0))
+def slow(clients: WorkloadClients) -> None:
+    """Consumers ack around and after the end of their lease."""
+    _evenly(clients)
 
 
-def _kind(
-    line: str,
-    produce: Callable[[WorkloadClients], Rest | None],
-    *readers: WorkloadReader,
-    **more: Any,
-) -> WorkloadKind:
-    """Return a kind with these consumers; without any, with a plain one."""
-    own = readers or (WorkloadReader(),)
-    return WorkloadKind(line=line, produce=produce, readers=own, **more)
+@kind(
+    WorkloadReader(nacks=0.2),
+    WorkloadReader(nacks=0.05),
+    WorkloadReader(group="backing-off", nacks=0.3),
+)
+def nacking(clients: WorkloadClients) -> None:
+    """Consumers nack messages, with and without a delay, and extend some leases."""
+    _evenly(clients)
 
 
-_ONE: Final = WorkloadReader()
-_LATE: Final = WorkloadReader(lease=SLOW_LEASE, habit=slow)
-_STRICT: Final[GroupOptions] = {"max_attempts": 2}
-_BY_KEY: Final[GroupOptions] = {"type": "key_shared"}
-_FAILOVER: Final[GroupOptions] = {"type": "failover"}
-KINDS: Final[Mapping[str, WorkloadKind]] = {
-    "uniform": _kind("delays spread evenly over some seconds", uniform, _ONE, _ONE),
-    "herd": _kind("all timers of ten seconds due in the same second", herd),
-    "longtail": _kind(
-        "mostly short delays, some up to the horizon, some days beyond the run's end", longtail
-    ),
-    "cancels": _kind(
-        "cancels within 50 ms of the due time, singly and by lists, some repeated", cancels
-    ),
-    "keyed": _kind(
-        "upserts of few keys in all four modes, and their cancels and reschedules", keyed
-    ),
-    "moved": _kind(
-        "reschedules around the due time, by id, key and filter; cancels by filter", moved
-    ),
-    "pastdue": _kind("due at once, just now, or long ago", pastdue),
-    "groups": _kind(
-        "several groups on one topic; one of them starts late",
-        evenly_short,
-        WorkloadReader(group="first"),
-        WorkloadReader(group="second"),
-        WorkloadReader(group="second"),
-        WorkloadReader(group="late", late=True),
-    ),
-    "singles": _kind("single timers, pipelined or not, among batches of all sizes", singles),
-    "slow": _kind(
-        "consumers that ack around and after the end of their lease",
-        evenly_short,
-        WorkloadReader(lease=SLOW_LEASE),
-        WorkloadReader(lease=SLOW_LEASE, hold_max=0, habit=slow),
-    ),
-    "nacking": _kind(
-        "consumers that nack messages, with and without a delay, and extend some leases",
-        evenly_short,
-        WorkloadReader(nacks=0.2),
-        WorkloadReader(nacks=0.05),
-        WorkloadReader(group="backing-off", nacks=0.3),
-    ),
-    "ordered": _kind(
-        "keyed timers for groups that keep an order; some are nacked, consumers die",
-        keyed,
-        WorkloadReader(group="keys", options=_BY_KEY, nacks=0.05),
-        WorkloadReader(group="keys", options=_BY_KEY, habit=dying),
-        WorkloadReader(group="queue", options=_FAILOVER, nacks=0.01),
-        WorkloadReader(group="queue", options=_FAILOVER, habit=dying),
-        WorkloadReader(group="alone", options={"type": "exclusive"}, nacks=0.01, habit=dying),
-    ),
-    "failing": _kind(
-        "consumers that fail repeatedly; dead letters are consumed from their own topic",
-        evenly_short,
-        WorkloadReader(group="strict", nacks=0.3, options=_STRICT),
-        WorkloadReader(group="strict", lease=SLOW_LEASE, hold_max=0, habit=slow, options=_STRICT),
-        _ONE,
-    ),
-    "redriven": _kind(
-        "dead letters are redriven, some repeatedly, until all messages are acked",
-        lives.redriven,
-        WorkloadReader(group=lives.STRICT, nacks=0.3, options=_STRICT, redriven=True),
-        WorkloadReader(
-            group=lives.STRICT, lease=SLOW_LEASE, habit=slow, options=_STRICT, redriven=True
-        ),
-        _ONE,
-        settle=lives.redrive_all,
-    ),
-    "sought": _kind(
-        "seeks of groups back, ahead and to a time; groups reset, deleted and made anew",
-        lives.sought,
-        WorkloadReader(group=lives.SOUGHT, nacks=0.05),
-        WorkloadReader(group=lives.SOUGHT, lease=SLOW_LEASE, habit=slow),
-        WorkloadReader(group=lives.ANEW),
-        _ONE,
-    ),
-    "dying": _kind(
-        "consumers that drop their connection while they hold leases, and reconnect",
-        evenly_short,
-        _ONE,
-        WorkloadReader(habit=dying),
-    ),
-    "impatient": _kind(
-        "producers with short timeouts that drop their connection during requests", impatient
-    ),
-    "named": _kind("requests with an id, retried by callers with short timeouts", named),
-    "paused": _kind(
-        "pauses; resumes that fire all held timers, the last one or none; cancels of them",
-        topic_changes.paused,
-        _ONE,
-        _ONE,
-    ),
-    "fleeting": _kind(
-        "times to live that end during a lease or before a delivery; retention; a late group",
-        topic_changes.fleeting,
-        WorkloadReader(nacks=0.1),
-        WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow, options={"max_in_flight": 4}),
-        WorkloadReader(group="late", late=True),
-    ),
-    "limited": _kind(
-        "changing quotas of pending and ready timers, changing bounds of delays and ticks",
-        topic_changes.limited,
-        _LATE,
-    ),
-    "scoped": _kind(
-        "quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins",
-        topic_changes.scoped,
-        _LATE,
-        _ONE,
-        apart=True,
-    ),
-    "doomed": _kind(
-        "a topic that is deleted with timers pending and messages leased, and made again",
-        topic_changes.doomed,
-        _ONE,
-        _ONE,
-        WorkloadReader(group="slow", lease=SLOW_LEASE, habit=slow),
-    ),
-    "recurring": _kind(
-        "series by interval and cron, changed, paused and deleted; occurrences moved",
-        series_and_order.recurring,
-        WorkloadReader(nacks=0.02),
-        WorkloadReader(habit=dying),
-    ),
-    "sequenced": _kind(
-        "many timers of each ordering key, for groups that keep an order; consumers die",
-        series_and_order.sequenced,
-        WorkloadReader(group="keys", options=_BY_KEY, nacks=0.05),
-        WorkloadReader(group="keys", options=_BY_KEY, habit=dying),
-    ),
-    "urgent": _kind(
-        "bursts of timers with priorities, for consumers that fall behind",
-        series_and_order.urgent,
-        WorkloadReader(options={"max_in_flight": 8}),
-        WorkloadReader(group="second"),
-    ),
-    "smoothed": _kind(
-        "jitter, and rates of delivery of the topic and its groups",
-        series_and_order.smoothed,
-        _ONE,
-        WorkloadReader(group="second", nacks=0.05),
-    ),
-    "overload": _kind(
-        "bursts of large payloads, as fast as the cluster accepts them",
-        overload,
-        payload_size=LARGE_SIZE,
-    ),
-}
-"""Name -> kind. The topic has the same name."""
+@kind(
+    WorkloadReader(group="keys", options=BY_KEY, nacks=0.05),
+    WorkloadReader(group="keys", options=BY_KEY, habit=dying_habit),
+    WorkloadReader(group="queue", options={"type": "failover"}, nacks=0.01),
+    WorkloadReader(group="queue", options={"type": "failover"}, habit=dying_habit),
+    WorkloadReader(group="alone", options={"type": "exclusive"}, nacks=0.01, habit=dying_habit),
+)
+def ordered(clients: WorkloadClients) -> None:
+    """Keyed timers for groups that keep an order; some are nacked, consumers die."""
+    keyed.produce(clients)
+
+
+@kind(
+    WorkloadReader(group="strict", options=STRICT, nacks=0.3),
+    replace(LATE, group="strict", options=STRICT, hold_max=0),
+    ONE,
+)
+def failing(clients: WorkloadClients) -> None:
+    """Consumers fail repeatedly; dead letters are consumed from their own topic."""
+    _evenly(clients)
+
+
+@kind(ONE, WorkloadReader(habit=dying_habit))
+def dying(clients: WorkloadClients) -> None:
+    """Consumers drop their connection while they hold leases, and reconnect."""
+    _evenly(clients)

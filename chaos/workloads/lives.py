@@ -1,8 +1,5 @@
 """Kinds of workload with messages that come back, or groups that begin anew.
 
-    redriven  messages become dead letters and are redriven: each is acked once in the end
-    sought    groups are sought back and ahead, reset, deleted and made anew
-
 The audit judges which messages had to arrive. It knows the log, and so the messages that a seek
 skipped.
 """
@@ -10,18 +7,19 @@ skipped.
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any, Final
 
-from chaos.workloads.workload_clients import Rest, WorkloadClients
-from chaos.workloads.workload_producer import now_ms
+from chaos.workloads.recorded_requests import now_ms
+from chaos.workloads.workload_clients import Rest, WorkloadClients, kind
+from chaos.workloads.workload_consumer import LATE, ONE, STRICT, WorkloadReader
 from timerclient.client.group_calls import Start
 from timerclient.values.errors import TimerError
 
-BEAT_S: Final = 0.25
 SHORT_MS: Final = 3_000
-STRICT: Final = "strict"
+DEADLY: Final = "strict"
 """Name of the group with dead letters."""
 REDRIVE_BEATS: Final = 5
 """Beats from one redrive to the next, and from one seek to the next."""
@@ -38,35 +36,49 @@ BACK_MAX: Final = 200
 """The most messages that a seek goes back."""
 
 
-def redriven(clients: WorkloadClients) -> None:
-    """Redrive dead letters while more appear: all of them, or some."""
-    for number, count in enumerate(clients.beats(BEAT_S)):
-        clients.producer.batch(clients.marks(count), clients.soon(count, SHORT_MS))
-        if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
-            most = clients.chance.choice(REDRIVEN)
-            clients.cancels.after(0.0, partial(clients.changer.redrive, letters_of(clients), most))
-
-
-def letters_of(clients: WorkloadClients) -> str:
-    """Return the topic of the dead letters."""
-    return f"{clients.topic}.{STRICT}.dead"
-
-
 def redrive_all(clients: WorkloadClients) -> None:
     """Redrive all letters."""
-    clients.changer.redrive(letters_of(clients), None)
+    clients.requests.redrive(_letters_of(clients), None)
 
 
+@kind(
+    WorkloadReader(group=DEADLY, options=STRICT, nacks=0.3, redriven=True),
+    replace(LATE, group=DEADLY, options=STRICT, redriven=True),
+    ONE,
+    settle=redrive_all,
+)
+def redriven(clients: WorkloadClients) -> None:
+    """Dead letters are redriven, some repeatedly, until all messages are acked."""
+    for number, count in enumerate(clients.beats()):
+        clients.schedule(count, SHORT_MS)
+        if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
+            most = clients.chance.choice(REDRIVEN)
+            clients.cancels.after(
+                0.0, partial(clients.requests.redrive, _letters_of(clients), most)
+            )
+
+
+def _letters_of(clients: WorkloadClients) -> str:
+    """Return the topic of the dead letters."""
+    return f"{clients.topic}.{DEADLY}.dead"
+
+
+@kind(
+    WorkloadReader(group=SOUGHT, nacks=0.05),
+    replace(LATE, group=SOUGHT),
+    WorkloadReader(group=ANEW),
+    ONE,
+)
 def sought(clients: WorkloadClients) -> Rest:
-    """Seek one group by offset, time and end; delete another group and make it again."""
-    chance, changer, one_by_one = clients.chance, clients.changer, Lock()
+    """Seeks of groups back, ahead and to a time; groups reset, deleted and made anew."""
+    chance, requests, one_by_one = clients.chance, clients.requests, Lock()
     among = ("retention_ms",)
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    for number, count in enumerate(clients.beats()):
         if number % RULE_BEATS == 0:
-            changer.rule({"retention_ms": KEPT_MS}, among=among)
+            requests.rule({"retention_ms": KEPT_MS}, among=among)
         elif number % RULE_BEATS == RULE_BEATS * 3 // 4:
-            changer.rule({"retention_ms": chance.choice((0, 1_000))}, among=among)
-        clients.producer.batch(clients.marks(count), clients.soon(count, SHORT_MS))
+            requests.rule({"retention_ms": chance.choice((0, 1_000))}, among=among)
+        clients.schedule(count, SHORT_MS)
         dice = random.Random(chance.random())  # used on another thread
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
             clients.cancels.after(0.0, partial(_alone, one_by_one, partial(_seek, clients, dice)))
@@ -77,7 +89,7 @@ def sought(clients: WorkloadClients) -> Rest:
 
     def rest() -> bool:
         """Seek both groups far back at the end."""
-        if not changer.rule({"retention_ms": KEPT_MS}, among=among):
+        if not requests.rule({"retention_ms": KEPT_MS}, among=among):
             return False
         return _back(clients, BACK_MAX) and _make_anew(clients, "earliest")
 
@@ -102,13 +114,13 @@ def _seek(clients: WorkloadClients, dice: random.Random) -> None:
     elif way == "ahead":
         _, cursor, unacked = _place(clients)
         place = {"offset": cursor + dice.randint(0, unacked)}
-    clients.changer.seek(SOUGHT, **place)
+    clients.requests.seek(SOUGHT, **place)
 
 
 def _back(clients: WorkloadClients, count: int) -> bool:
     """Seek back by `count` messages that the topic retains; return whether it surely was done."""
     kept, cursor, _ = _place(clients)
-    return clients.changer.seek(SOUGHT, offset=max(kept, cursor - count))
+    return clients.requests.seek(SOUGHT, offset=max(kept, cursor - count))
 
 
 def _place(clients: WorkloadClients) -> tuple[int, int, int]:
@@ -125,6 +137,6 @@ def _make_anew(clients: WorkloadClients, start: Start) -> bool:
     NOT_FOUND. Its consumers may make the group again first.
     """
     clients.client.create_group(clients.topic, ANEW)
-    done = clients.changer.delete_group(ANEW)
+    done = clients.requests.delete_group(ANEW)
     clients.client.create_group(clients.topic, ANEW, start=start)
     return done

@@ -1,10 +1,4 @@
-"""Kinds of workload with series, ordering keys, priorities, jitter and rates of delivery.
-
-recurring  series are created, changed, paused and deleted; their occurrences are consumed
-sequenced  many timers of each ordering key are pending, for groups that keep their order
-urgent     bursts of timers with priorities
-smoothed   jitter, and changing rates of topic and groups
-"""
+"""Kinds of workload with series, ordering keys, priorities, jitter and rates of delivery."""
 
 import random
 from contextlib import suppress
@@ -12,12 +6,12 @@ from functools import partial
 from typing import Final
 
 from chaos.history.history import payload_of
-from chaos.workloads.workload_clients import Rest, WorkloadClients
-from chaos.workloads.workload_producer import now_ms
+from chaos.workloads.recorded_requests import now_ms
+from chaos.workloads.workload_clients import BEAT_S, Rest, WorkloadClients, kind
+from chaos.workloads.workload_consumer import BY_KEY, ONE, WorkloadReader, dying_habit
 from timerclient.rows.series_fields import Misfire, SeriesOptions
 from timerclient.values.errors import TimerError
 
-BEAT_S: Final = 0.25
 SOON_MS: Final = 3_000
 SERIES_MAX: Final = 8
 SERIES_BEATS: Final = 3
@@ -36,29 +30,30 @@ MEETING_MS: Final = 2_000
 """From one burst of `smoothed` to the next."""
 
 
+@kind(WorkloadReader(nacks=0.02), WorkloadReader(habit=dying_habit))
 def recurring(clients: WorkloadClients) -> Rest:
-    """Create series, and change, pause, resume or delete one; cancel or move its occurrence."""
-    for number, count in enumerate(clients.beats(BEAT_S)):
-        clients.producer.batch(clients.marks(count), clients.soon(count, SOON_MS))
+    """Series by interval and cron, changed, paused and deleted; occurrences moved."""
+    for number, count in enumerate(clients.beats()):
+        clients.schedule(count, SOON_MS)
         if number % SERIES_BEATS == 0:
             dice = random.Random(clients.chance.random())  # used on another thread
             clients.cancels.after(0.0, partial(_act, clients, dice, clients.marks(1)[0]))
 
     def rest() -> bool:
         for each in clients.client.list_series(clients.topic):
-            clients.changer.delete_series(each.key)
+            clients.requests.delete_series(each.key)
         return not clients.client.list_series(clients.topic)
 
     return rest
 
 
 def _act(clients: WorkloadClients, dice: random.Random, mark: int) -> None:
-    changer, known = clients.changer, []
+    requests, known = clients.requests, []
     with suppress(TimerError):
         known = [*clients.client.list_series(clients.topic)]
     if len(known) < SERIES_MAX and (not known or dice.random() < 0.5):
         key = f"series-{mark}"
-        clients.books.recurring(mark, key)
+        clients.books.expect([mark], series=[key])
         options: SeriesOptions = {"misfire": dice.choice(MISFIRES)}
         if dice.random() < 0.3:
             options["cron"] = dice.choice(CRONS)
@@ -66,56 +61,62 @@ def _act(clients: WorkloadClients, dice: random.Random, mark: int) -> None:
             options["every"] = dice.choice((1.0, 1.3, 3.0))
         if dice.random() < 0.2:
             options["max_count"] = dice.randint(1, 5)
-        changer.create_series(key, payload_of(mark, clients.books.payload_size), options)
+        requests.create_series(key, payload_of(mark, clients.books.payload_size), options)
         return
     one = dice.choice(known)
     ways = ["pause", "alter", "delete", "cancel", "move"]
     match "resume" if one.paused else dice.choice(ways):
         case "alter":
-            changer.alter_series(one.key, {"every": dice.choice((1.0, 2.5))})
+            requests.alter_series(one.key, {"every": dice.choice((1.0, 2.5))})
         case "delete":
-            changer.delete_series(one.key)
+            requests.delete_series(one.key)
         case "cancel" | "move" as way if one.timer_id is not None:
             to = clients.within(now_ms() + dice.choice((0, 1500)))
-            clients.producer.will_be_due(to)
+            clients.requests.will_be_due(to)
             ids = [one.timer_id]
-            changer.cancel(ids) if way == "cancel" else changer.reschedule(ids, [to])
+            requests.cancel(ids) if way == "cancel" else requests.reschedule(ids, [to])
         case way:
-            changer.pause_series(one.key, paused=way != "resume")
+            requests.pause_series(one.key, paused=way != "resume")
 
 
+@kind(
+    WorkloadReader(group="keys", options=BY_KEY, nacks=0.05),
+    WorkloadReader(group="keys", options=BY_KEY, habit=dying_habit),
+)
 def sequenced(clients: WorkloadClients) -> None:
-    """Schedule many timers of few ordering keys, some without one."""
+    """Many timers of each ordering key, for groups that keep an order; consumers die."""
     chance = clients.chance
-    for count in clients.beats(BEAT_S):
+    for count in clients.beats():
         keys = [chance.choice((None, *range(ORDERS))) for _ in range(count)]
-        traits = [(None if key is None else f"order-{key}", 4) for key in keys]
-        clients.producer.batch(clients.marks(count), clients.soon(count, SOON_MS), traits=traits)
+        names = [None if key is None else f"order-{key}" for key in keys]
+        due_ms = clients.soon(count, SOON_MS)
+        clients.requests.batch(clients.marks(count), due_ms, ordering_keys=names)
 
 
+@kind(WorkloadReader(options={"max_in_flight": 8}), WorkloadReader(group="second"))
 def urgent(clients: WorkloadClients) -> None:
-    """Schedule bursts of timers with priorities, all of a burst due in one millisecond."""
+    """Bursts of timers with priorities, for consumers that fall behind."""
     meeting = 0
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    for number, count in enumerate(clients.beats()):
         if number % HERD_BEATS == 0:
             meeting = clients.within(now_ms() + HERD_BEATS * BEAT_S * 1000)
-        traits = [(None, clients.chance.choice(PRIORITIES)) for _ in range(count)]
-        due_ms = [meeting] * count
-        clients.producer.batch(clients.marks(count), due_ms, traits=traits)
+        some = clients.chance.choices(PRIORITIES, k=count)
+        clients.requests.batch(clients.marks(count), [meeting] * count, priorities=some)
 
 
+@kind(ONE, WorkloadReader(group="second", nacks=0.05))
 def smoothed(clients: WorkloadClients) -> Rest:
-    """Set a jitter, and rates of delivery around the rate of the requests, or none."""
-    chance, changer = clients.chance, clients.changer
+    """Jitter, and rates of delivery of the topic and its groups."""
+    chance, requests = clients.chance, clients.requests
     among = ("jitter_ms", "topic_rate_max", "group_rate_max")
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    for number, count in enumerate(clients.beats()):
         if number % RULE_BEATS == 0:
             rate = max(2, round(count / BEAT_S))
             of_topic, of_group = chance.choice((1, 3)) * rate, chance.choice((1, 2)) * rate
             said = {"topic_rate_max": of_topic, "group_rate_max": of_group}
             said = {} if number == 2 * RULE_BEATS else said
-            changer.rule({"jitter_ms": JITTER_MS} | said, among=among)
+            requests.rule({"jitter_ms": JITTER_MS} | said, among=among)
         meeting = clients.within((now_ms() // MEETING_MS + 1) * MEETING_MS)
-        clients.producer.will_be_due(meeting + JITTER_MS)
-        clients.producer.batch(clients.marks(count), [meeting] * count)
-    return lambda: changer.rule({}, among=among)
+        clients.requests.will_be_due(meeting + JITTER_MS)
+        clients.requests.batch(clients.marks(count), [meeting] * count)
+    return lambda: requests.rule({}, among=among)

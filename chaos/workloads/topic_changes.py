@@ -1,28 +1,22 @@
 """Workloads that change the rules of their topic while its timers are pending.
 
-    paused    due timers are held; a resume fires all, fires the last, or drops them
-    fleeting  messages that are not acked in time expire; acked ones are retained for a while
-    limited   timers above a quota are refused, and timers that are due too late
-    scoped    quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins
-    doomed    the topic is deleted with all its timers; another one gets its name
-
 Each function returns a `Rest`, which ends the rules of the topic.
 """
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from chaos.workloads.changer import CLUSTER, NAMESPACE, TOPIC
 from chaos.workloads.history_books import PAYLOAD_SIZE
-from chaos.workloads.workload_clients import Rest, WorkloadClients
-from chaos.workloads.workload_producer import now_ms
+from chaos.workloads.recorded_requests import CLUSTER, NAMESPACE, TOPIC, now_ms
+from chaos.workloads.workload_clients import BEAT_S, Rest, WorkloadClients, kind
+from chaos.workloads.workload_consumer import LATE, ONE, WorkloadReader
 from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.policy_names import CatchUp
 
-BEAT_S: Final = 0.25
 SOON_MS: Final = 3_000
 PAUSE_BEATS: Final = 8
 """From one pause to the next. A pause lasts half as long."""
@@ -75,27 +69,28 @@ Asked = tuple[int, str]
 """A timer: due time, id."""
 
 
+@kind(ONE, ONE)
 def paused(clients: WorkloadClients) -> Rest:
-    """Pause for a second; then all overdue timers fire, or the last one, or none.
+    """Pauses; resumes that fire all held timers, the last one or none; cancels of them.
 
     A resume that drops timers does not name them. So all doubtful timers are cancelled later, and
     each answer shows whether the timer was dropped.
     """
-    chance, changer = clients.chance, clients.changer
+    chance, requests = clients.chance, clients.requests
     asked: list[Asked] = []
     doubtful: list[Asked] = []
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    for number, count in enumerate(clients.beats()):
         due_ms = _soon(clients, count)
-        ids = clients.producer.batch(clients.marks(count), due_ms)
+        ids = clients.requests.batch(clients.marks(count), due_ms)
         asked += zip(due_ms, ids, strict=False)  # no ids: refused or unknown
         cycle, beat = divmod(number, PAUSE_BEATS)
         if beat == 0:
-            changer.pause()
+            requests.pause()
         elif beat == PAUSE_BEATS // 2:
             catch_up = CATCH_UPS[cycle % len(CATCH_UPS)]
             if some := chance.sample(asked, min(len(asked), 2)):
                 clients.cancels.after(0.0, partial(_cancel, clients, some))  # during the release
-            changer.resume(catch_up)
+            requests.resume(catch_up)
             if catch_up != "all":
                 doubtful, asked = doubtful + asked, []
         elif beat > PAUSE_BEATS // 2:
@@ -105,7 +100,7 @@ def paused(clients: WorkloadClients) -> Rest:
                 doubtful = [timer for timer in doubtful if timer[0] > over_ms]
 
     def rest() -> bool:
-        if not changer.resume("all"):
+        if not requests.resume("all"):
             return False
         return _fires(clients) and (not doubtful or _cancel(clients, doubtful))
 
@@ -119,91 +114,101 @@ def _fires(clients: WorkloadClients) -> bool:
 
 
 def _cancel(clients: WorkloadClients, timers: Sequence[Asked]) -> bool:
-    return clients.producer.cancel([id_ for _, id_ in timers])
+    return clients.requests.cancel([id_ for _, id_ in timers])
 
 
+@kind(
+    WorkloadReader(nacks=0.1),
+    replace(LATE, group="slow", options={"max_in_flight": 4}),
+    WorkloadReader(group="late", late=True),
+)
 def fleeting(clients: WorkloadClients) -> Rest:
-    """Set times to live below the lease; some have ended when the timer is scheduled."""
-    chance, changer, among = clients.chance, clients.changer, ("ttl_ms", "retention_ms")
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    """Times to live end during a lease or before a delivery; retention; a late group."""
+    chance, requests, among = clients.chance, clients.requests, ("ttl_ms", "retention_ms")
+    for number, count in enumerate(clients.beats()):
         if number % RULE_BEATS == 0:
             said = {"ttl_ms": chance.choice(TTLS_MS), "retention_ms": chance.choice(RETENTIONS_MS)}
-            changer.rule(_some(chance, said), among=among)
-            clients.producer.batch(
+            requests.rule(_some(chance, said), among=among)
+            clients.requests.batch(
                 clients.marks(1), [now_ms() - chance.choice((200, 2_000, 9_000))]
             )
-        clients.producer.batch(clients.marks(count), _soon(clients, count))
-    return lambda: changer.rule({}, among=among)
+        clients.requests.batch(clients.marks(count), _soon(clients, count))
+    return lambda: requests.rule({}, among=among)
 
 
+@kind(LATE)
 def limited(clients: WorkloadClients) -> Rest:
-    """Set quotas near the present usage, bounds of delays, and ticks."""
-    chance, changer = clients.chance, clients.changer
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    """Changing quotas of pending and ready timers, changing bounds of delays and ticks."""
+    chance, requests = clients.chance, clients.requests
+    for number, count in enumerate(clients.beats()):
         if number % RULE_BEATS == 0:
             rows = {"pending_max": (0, count, 4 * count), "ready_max": (0, count, 4 * count)}
             said = {name: chance.choice(values) for name, values in rows.items()}
             said |= {f"{n[:-4]}_bytes_max": v * PAYLOAD_SIZE for n, v in said.items()}
             said |= {"tick_ms": 250, "delay_ms_min": 200, "delay_ms_max": SOON_MS // 2}
-            changer.rule(_some(chance, said), among=_RULES)
-        piece = -(-count // PIECES)
-        for start in range(0, count, piece):  # at once: the first requests get the room
-            n = min(piece, count - start)
-            clients.producer.submit(clients.marks(n), _soon(clients, n))
-    return lambda: changer.rule({}, among=_RULES)
+            requests.rule(_some(chance, said), among=_RULES)
+        _compete(clients, count)
+    return lambda: requests.rule({}, among=_RULES)
 
 
+@kind(LATE, ONE, apart=True)
 def scoped(clients: WorkloadClients) -> Rest:
-    """Change the policies of topic, namespace and cluster; the narrower scope wins.
+    """Quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins.
 
     The cluster's policy applies to all workloads, so it gets only values that do not restrict the
     others.
     """
-    chance, changer = clients.chance, clients.changer
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    chance, requests = clients.chance, clients.requests
+    for number, count in enumerate(clients.beats()):
         if number % SCOPE_BEATS == 0:
             scope = chance.choice((*_SCOPES, NAMESPACE))  # twice: its values restrict most
             may = {name: chance.choice(of(count)) for name, of in _SCOPES[scope].items()}
-            changer.rule(_some(chance, may), among=_SCOPES[scope], scope=scope)
-        piece = -(-count // PIECES)
-        for start in range(0, count, piece):
-            n = min(piece, count - start)
-            clients.producer.submit(clients.marks(n), _soon(clients, n))
+            requests.rule(_some(chance, may), among=_SCOPES[scope], scope=scope)
+        _compete(clients, count)
 
     def rest() -> bool:
-        done = [changer.rule({}, among=fields, scope=each) for each, fields in _SCOPES.items()]
+        done = [requests.rule({}, among=fields, scope=each) for each, fields in _SCOPES.items()]
         return all(done) and _fires(clients)
 
     return rest
 
 
+@kind(ONE, ONE, replace(LATE, group="slow"))
 def doomed(clients: WorkloadClients) -> Rest:
-    """Delete the topic every few seconds, while timers are scheduled and cancelled."""
+    """A topic is deleted with timers pending and messages leased, and made again."""
     chance = clients.chance
     under_way: list[Future[Timers]] = []
-    for number, count in enumerate(clients.beats(BEAT_S)):
+    for number, count in enumerate(clients.beats()):
         marks, due_ms = clients.marks(count), _soon(clients, count)
         half = count // 2
         if count > half:
-            one = clients.producer.submit(marks[half:], due_ms[half:])
+            one = clients.requests.submit(marks[half:], due_ms[half:])
             under_way = [*(each for each in under_way if not each.done()), one]
         if number % LIFE_BEATS == LIFE_BEATS - 1:
-            clients.changer.delete()
+            clients.requests.delete()
         elif half:
-            ids = clients.producer.batch(marks[:half], due_ms[:half])
+            ids = clients.requests.batch(marks[:half], due_ms[:half])
             if ids and number % LIFE_BEATS == LIFE_BEATS - 2:
                 delay_s = chance.uniform(0, 2 * BEAT_S)
-                clients.cancels.after(delay_s, partial(clients.producer.cancel, ids))
+                clients.cancels.after(delay_s, partial(clients.requests.cancel, ids))
 
     def rest() -> bool:
-        if wait(under_way, 0).not_done or not clients.changer.delete():
+        if wait(under_way, 0).not_done or not clients.requests.delete():
             return False
         for group in clients.groups:  # each begins with the first timer
             clients.client.create_group(clients.topic, group)
         marks = clients.marks(LAST_TIMERS)
-        return bool(clients.producer.batch(marks, _soon(clients, LAST_TIMERS)))
+        return bool(clients.requests.batch(marks, _soon(clients, LAST_TIMERS)))
 
     return rest
+
+
+def _compete(clients: WorkloadClients, count: int) -> None:
+    """Send the timers of a beat in several requests at once: the first ones get the room."""
+    piece = -(-count // PIECES)
+    for start in range(0, count, piece):
+        n = min(piece, count - start)
+        clients.requests.submit(clients.marks(n), _soon(clients, n))
 
 
 def _soon(clients: WorkloadClients, count: int) -> list[int]:

@@ -16,24 +16,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from chaos.history.history import RunFolder
 from chaos.workloads.agenda import Agenda
-from chaos.workloads.changer import Changer
 from chaos.workloads.history_books import PAYLOAD_SIZE, Books
+from chaos.workloads.recorded_requests import RecordedRequests, now_ms
 from chaos.workloads.workload_consumer import (
     AT_ONCE_S,
     END_TIMEOUT_S,
-    Morgue,
+    LETTERS,
+    ONE,
     RecordingConsumer,
     WorkloadReader,
 )
-from chaos.workloads.workload_producer import RecordingProducer, now_ms
 from timerclient import TimerClient
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import TimerError
 
+BEAT_S: Final = 0.25
 SETTINGS: Final = ClientSettings(call_s=10.0)
 """Calls end sooner than by default, so that the histories show an outage of that length."""
 SETTLE_S: Final = 1.0
@@ -52,17 +53,27 @@ Rest = Callable[[], bool]
 class WorkloadKind:
     """The properties of one workload."""
 
-    line: str
-    """Its description in one line."""
     produce: Callable[["WorkloadClients"], "Rest | None"]
     """Sends requests until `beats` ends. None: the topic needs no `Rest`."""
-    readers: Sequence[WorkloadReader] = (WorkloadReader(),)
+    readers: Sequence[WorkloadReader]
     settle: "Callable[[WorkloadClients], None] | None" = None
     """Called again and again in the last wait, before each look; it may raise a TimerError."""
     payload_size: int = PAYLOAD_SIZE
     """Of each timer, in bytes."""
     apart: bool = False
     """Its topic is in a namespace of its own, with the same name."""
+
+    @property
+    def line(self) -> str:
+        """Its description in one line."""
+        return (self.produce.__doc__ or "").partition("\n")[0]
+
+
+def kind(
+    *readers: WorkloadReader, **more: Any
+) -> Callable[[Callable[["WorkloadClients"], "Rest | None"]], WorkloadKind]:
+    """Make a kind of a producing function, with these consumers; without any, with a plain one."""
+    return lambda produce: WorkloadKind(produce=produce, readers=readers or (ONE,), **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +118,7 @@ class WorkloadClients:
         self._ended = threading.Event()
         self._clients: list[TimerClient] = []
         self._consumers: dict[str, RecordingConsumer] = {}
-        self._morgues: dict[str, Morgue] = {}
-        """By group."""
+        """By name: GROUP-NUMBER; GROUP/dead for the dead letters of a group."""
         self._late = [reader for reader in kind.readers if reader.late]
         """Those that have not joined."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -127,10 +137,9 @@ class WorkloadClients:
         """For delayed acks; stops in `close`."""
         self.client = self.connect()
         """Of the producer and the consumers."""
-        self.producer = RecordingProducer(
-            self._run, f"{self.name}-producer", self.client, self.books, topic=self.topic
+        self.requests = RecordedRequests(
+            self._run, f"{self.name}-requests", self.client, self.books, topic=self.topic
         )
-        self.changer = Changer(self._run, f"{self.name}-changer", self.client, topic=self.topic)
         self._started = True
         self._thread.start()
 
@@ -169,13 +178,10 @@ class WorkloadClients:
                 assert thread(END_TIMEOUT_S), f"{self.name}: a thread did not end"
         for consumer in self._consumers.values():
             consumer.close()
-        for morgue in self._morgues.values():
-            morgue.close()
         for client in self._clients:
             with self.books.noting_failure():
                 client.close(CLOSE_S)
-        self.producer.close()
-        self.changer.close()
+        self.requests.close()
         self.books.check()
 
     # ---- for kinds
@@ -204,21 +210,23 @@ class WorkloadClients:
     def join(self, reader: WorkloadReader) -> None:
         """Add a consumer; return once it is open, or the workload is being closed."""
         number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
+        dead = f"{reader.group}/dead"
+        if "max_attempts" in reader.options and not reader.redriven and dead not in self._consumers:
+            letters = WorkloadReader(group=LETTERS, dead_of=reader.group)
+            topic = f"{self.topic}.{reader.group}.dead"
+            self._consumers[dead] = self._consumer(f"{reader.group}-dead", letters, topic)
         name = f"{reader.group}-{number}"
-        buried = "max_attempts" in reader.options and not reader.redriven
-        if buried and reader.group not in self._morgues:
-            dead = f"{self.name}-{reader.group}-dead"
-            self._morgues[reader.group] = Morgue(
-                self._run, dead, self.client, self.books, topic=self.topic, group=reader.group
-            )
-        consumer = self._consumers[name] = RecordingConsumer(
-            self._run, f"{self.name}-{name}", self.client, self.books, reader,
-            topic=self.topic, habit=reader.habit(self),
-        )  # fmt: skip
+        consumer = self._consumers[name] = self._consumer(name, reader, self.topic)
         while not consumer.wait_opened(RETRY_S) and not self._closing.is_set():
             self.books.check()
 
-    def beats(self, every_s: float) -> Iterator[int]:
+    def _consumer(self, name: str, reader: WorkloadReader, topic: str) -> RecordingConsumer:
+        return RecordingConsumer(
+            self._run, f"{self.name}-{name}", self.client, self.books, reader,
+            topic=topic, habit=reader.habit(self),
+        )  # fmt: skip
+
+    def beats(self, every_s: float = BEAT_S) -> Iterator[int]:
         """Yield the number of timers to request, about every `every_s`, until `stop_producing`.
 
         The first number comes at once. After an outage, at most two beats are caught up.
@@ -255,6 +263,10 @@ class WorkloadClients:
         now = now_ms()
         return [self.within(now + self.chance.uniform(0, delay_ms_max)) for _ in range(count)]
 
+    def schedule(self, count: int, delay_ms_max: float) -> None:
+        """Schedule timers in one request, with evenly distributed delays."""
+        self.requests.batch(self.marks(count), self.soon(count, delay_ms_max))
+
     # ---- its thread
 
     def _work(self) -> None:
@@ -267,7 +279,7 @@ class WorkloadClients:
             self.cancels.join(END_TIMEOUT_S)  # its last requests may move `last_due_ms`
             if rest is not None:
                 self._until(rest)
-            settled_s = self.producer.last_due_ms / 1000 + SETTLE_S
+            settled_s = self.requests.last_due_ms / 1000 + SETTLE_S
             self._closing.wait(max(0.0, settled_s - time.time()))
             self._until(self._is_over)
             if not self._closing.is_set():

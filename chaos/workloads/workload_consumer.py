@@ -4,15 +4,17 @@ import contextlib
 import itertools
 import random
 import threading
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from chaos.history.history import History, OpOutcome, RunFolder, mark_of
 from chaos.workloads.history_books import GROUP, Books
-from chaos.workloads.workload_producer import now_ms, outcome_of
+from chaos.workloads.recorded_requests import now_ms, outcome_of
 from timerclient import TimerClient
 from timerclient.client.group_calls import GroupOptions
 from timerclient.client.sync import Consumer as Subscription
@@ -21,6 +23,9 @@ from timerclient.values.errors import LeaseLost, NotDelivered, TimerError
 
 T = TypeVar("T")
 LEASE: Final = timedelta(seconds=10)
+SLOW_LEASE: Final = timedelta(seconds=3)
+DEATH_S: Final = 3.0
+"""Lifetime of a dying consumer."""
 LETTERS: Final = "dead-letters"
 """The group that consumes a topic of dead letters."""
 REOPEN_S: Final = 0.2
@@ -80,8 +85,45 @@ class WorkloadReader:
     """It joins after a third of the run, and begins with the messages that are left then."""
     redriven: bool = False
     """Its dead letters are redriven, so no consumer reads their topic."""
+    dead_of: str = ""
+    """It consumes the dead letters of this group; empty: other messages."""
     habit: Callable[[Any], Habit] = lambda _: prompt
     """Makes the habit of the consumer, from the WorkloadClients."""
+
+
+def late_habit(clients: Any) -> Habit:
+    """Return a habit that acks 30 % of batches around the end of their lease, or after it."""
+    chance = clients.habit_chance
+
+    def habit(ack: Callable[[], None]) -> bool:
+        if clients.stopping or chance.random() < 0.7:
+            ack()
+        else:
+            clients.acks.after(SLOW_LEASE.total_seconds() * chance.uniform(0.8, 1.6), ack)
+        return True
+
+    return habit
+
+
+def dying_habit(clients: Any) -> Habit:
+    """Return a habit that dies every few seconds, with leased messages and unconfirmed acks."""
+    last_s = time.monotonic()
+
+    def habit(ack: Callable[[], None]) -> bool:
+        nonlocal last_s
+        if clients.stopping or time.monotonic() - last_s < DEATH_S:
+            ack()
+            return True
+        last_s = time.monotonic()
+        return False
+
+    return habit
+
+
+ONE: Final = WorkloadReader()
+LATE: Final = WorkloadReader(lease=SLOW_LEASE, habit=late_habit)
+BY_KEY: Final[GroupOptions] = {"type": "key_shared"}
+STRICT: Final[GroupOptions] = {"max_attempts": 2}
 
 
 class RecordingConsumer:
@@ -105,7 +147,6 @@ class RecordingConsumer:
         self._moods = random.Random(name)
         self._opened = threading.Event()
         self._closing = threading.Event()
-        self._lock = threading.Lock()
         self._subscription: Subscription | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -117,11 +158,9 @@ class RecordingConsumer:
     def close(self) -> None:
         """Wait for the answers to the acks, then end."""
         self._closing.set()
-        with self._lock:
-            subscription = self._subscription
-        if subscription is not None:
+        if self._subscription is not None:
             with contextlib.suppress(TimerError):  # each ack records its own outcome
-                subscription.close()
+                self._subscription.close()
         self._thread.join(END_TIMEOUT_S)
         with self._books.noting_failure():
             assert not self._thread.is_alive(), f"{self._name} did not end"
@@ -160,10 +199,9 @@ class RecordingConsumer:
         subscription = self._client.consumer(
             self._topic, group=self._group, lease=self._lease, hold_max=self._reader.hold_max
         )
-        with self._lock:
-            self._subscription = subscription
+        self._subscription = subscription
         self._opened.set()
-        if self._closing.is_set():
+        if self._closing.is_set():  # `close` may have missed it
             subscription.close()
         return subscription
 
@@ -188,6 +226,8 @@ class RecordingConsumer:
                 return
 
     def _received(self, batch: Batch) -> None:
+        if dead_of := self._reader.dead_of:
+            assert {each.headers["dead-letter-group"] for each in batch} == {dead_of}, dead_of
         of = [message.occurrence for message in batch]
         more: dict[str, Any] = {}
         if any(of):
@@ -236,42 +276,17 @@ class RecordingConsumer:
         self, op: str, batch: Batch, ackings: Mapping[int, Acking[Any]], start_ms: int, **ms: int
     ) -> None:
         """Record answers about messages of a batch: one line for those with the same outcome."""
-        answers = {offset: _answer(acking) for offset, acking in ackings.items()}
-        for outcome, detail in dict.fromkeys((a.outcome, a.detail) for a in answers.values()):
-            same = {o: a for o, a in answers.items() if (a.outcome, a.detail) == (outcome, detail)}
-            results = [answer.result for answer in same.values()]
+        same: dict[tuple[OpOutcome, str], dict[int, str]] = defaultdict(dict)
+        for offset, acking in ackings.items():
+            outcome, detail, result = _answer(acking)
+            same[outcome, detail][offset] = result
+        for (outcome, detail), results in same.items():
+            more = {"detail": detail} if detail else {"results": [*results.values()]}
             self._history.change(
                 op, span_ms=(start_ms, now_ms()), outcome=outcome, topic=self._topic,
-                group=self._group, offsets=[*same],
-                results=results if outcome is OpOutcome.OK else None, epoch=batch.epoch,
-                lease_id=batch.lease_id, **ms, **({"detail": detail} if detail else {}),
+                group=self._group, offsets=[*results], epoch=batch.epoch, lease_id=batch.lease_id,
+                **ms, **more,
             )  # fmt: skip
-
-
-class Morgue(RecordingConsumer):
-    """Consumes the dead letters of one group."""
-
-    def __init__(
-        self, run: RunFolder, name: str, client: TimerClient, books: Books, *, topic: str,
-        group: str,
-    ) -> None:  # fmt: skip
-        self._dead, letters = group, f"{topic}.{group}.dead"
-        super().__init__(run, name, client, books, WorkloadReader(group=LETTERS), topic=letters)
-
-    def _received(self, batch: Batch) -> None:
-        for letter in batch:
-            assert letter.headers["dead-letter-group"] == self._dead, letter.headers
-        super()._received(batch)
-
-
-class _Answer(NamedTuple):
-    """The answer about one message."""
-
-    outcome: OpOutcome
-    result: str = ""
-    """A name of the API's result enum; empty: there was no answer."""
-    detail: str = ""
-    """The error; empty: none."""
 
 
 def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:
@@ -284,15 +299,18 @@ def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:
         return acking
 
 
-def _answer(acking: Acking[Any]) -> _Answer:
-    """Return the answer to an ack, nack or extension of one message. Raises unknown errors."""
+def _answer(acking: Acking[Any]) -> tuple[OpOutcome, str, str]:
+    """Return the answer about one message: outcome, error, and name of the API's result enum.
+
+    An answer with a result has no error, and one without has. Raises unknown errors.
+    """
     error = acking.exception()
     if error is None:
-        return _Answer(OpOutcome.OK, acking.result().name)
+        return OpOutcome.OK, "", acking.result().name
     if isinstance(error, LeaseLost):
-        return _Answer(OpOutcome.OK, "ACK_LEASE_LOST")
+        return OpOutcome.OK, "", "ACK_LEASE_LOST"
     if isinstance(error, NotDelivered):
-        return _Answer(OpOutcome.OK, "ACK_NOT_DELIVERED")
+        return OpOutcome.OK, "", "ACK_NOT_DELIVERED"
     if isinstance(error, TimerError):
-        return _Answer(outcome_of(error), detail=repr(error))
+        return outcome_of(error), repr(error), ""
     raise error

@@ -8,7 +8,7 @@ import pytest
 
 from chaos.history.history import RunFolder, payload_of
 from chaos.workloads.history_books import GROUP, PAYLOAD_SIZE, Books, headers_of
-from chaos.workloads.workload_consumer import Morgue, RecordingConsumer, WorkloadReader
+from chaos.workloads.workload_consumer import LETTERS, RecordingConsumer, WorkloadReader
 from tests.cluster.running import until
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import NOW_MS
@@ -30,7 +30,7 @@ def check(
 ) -> None:
     """Let a workload that scheduled both timers be given them with this content."""
     books = Books(payload_size=SIZE)
-    books.keyed([KEYED], [KEYS[KEYED]])
+    books.expect([KEYED], key=[KEYS[KEYED]], headers=[HEADERS[KEYED]])
     marks = [KEYED, PLAIN]
     columns = pb.Deliveries(queue_offsets=[0, 1], payload_sizes=[len(payloads[m]) for m in marks])
     columns.payloads = b"".join(payloads[m] for m in marks)
@@ -54,8 +54,7 @@ def test_other_traits_and_occurrences_of_another_series_are_found(
     ordering: str, priority: int, series: str
 ) -> None:
     books = Books(payload_size=SIZE)
-    books.with_traits([PLAIN], [("o", 9)])
-    books.recurring(PLAIN, "s")
+    books.expect([PLAIN], ordering_key=["o"], priority=[9], series=["s"])
     header = encode_headers({"timer-series-key": series} if series else {})
     columns = pb.Deliveries(
         queue_offsets=[0], payload_sizes=[SIZE], payloads=PAYLOADS[PLAIN], headers=header,
@@ -110,22 +109,19 @@ def fake() -> Iterator[Threaded]:
     threaded.stop()
 
 
-@pytest.mark.parametrize("kind", [RecordingConsumer, Morgue])
+@pytest.mark.parametrize("dead_of", ["", GROUP])
 @pytest.mark.parametrize("keyed", [False, True])
 def test_consumer_fails_if_it_is_given_other_content(
-    fake: Threaded, tmp_path: Path, kind: type[RecordingConsumer], *, keyed: bool
+    fake: Threaded, tmp_path: Path, dead_of: str, *, keyed: bool
 ) -> None:
-    books, topic = Books(), "t" if kind is RecordingConsumer else f"t.{GROUP}.dead"
+    books, topic = Books(), f"t.{GROUP}.dead" if dead_of else "t"
     if keyed:
-        books.keyed([3], ["k"])  # and comes without
+        books.expect([3], key=["k"])  # and comes without
     payload = payload_of(3, PAYLOAD_SIZE if keyed else PAYLOAD_SIZE - 1)
     with TimerClient([node.address for node in fake.cluster.nodes], timeout=5) as client:
         client.schedule(topic, payload, due_ms=NOW_MS, headers={"dead-letter-group": GROUP})
-        place = RunFolder(tmp_path), "c", client, books
-        if kind is Morgue:
-            consumer: RecordingConsumer = Morgue(*place, topic="t", group=GROUP)
-        else:
-            consumer = RecordingConsumer(*place, WorkloadReader(), topic="t")
+        reader = WorkloadReader(group=LETTERS if dead_of else GROUP, dead_of=dead_of)
+        consumer = RecordingConsumer(RunFolder(tmp_path), "c", client, books, reader, topic=topic)
         until(lambda: failed(books))
         consumer.close()
 

@@ -20,7 +20,7 @@ def test_histories_of_all_workloads_are_right(played: RunFolder) -> None:
     marks = flat(did.of("", "schedule"), "marks")
     assert len({*marks}) == len(marks) > 0.5 * SECONDS * RATE_PER_S
     topics = {line["topic"].rpartition("/")[2] for line in did.of("", "schedule")}
-    assert topics == {*workloads.NAMES}
+    assert topics == {*workloads.KINDS}
 
 
 def test_each_workload_did_what_its_line_says(played: RunFolder) -> None:

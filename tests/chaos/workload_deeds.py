@@ -234,7 +234,7 @@ def play(folder: Path) -> RunFolder:
             run=run, endpoints=lambda: cluster.endpoints, seed=1, rate_per_s=RATE_PER_S,
             horizon_s=SECONDS, waiting_max=WAITING_MAX,
         )  # fmt: skip
-        works = workloads.make([*workloads.NAMES], setting)
+        works = workloads.make([*workloads.KINDS], setting)
         try:
             for work in works:
                 work.start()

@@ -14,7 +14,7 @@ from typing import Final
 from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
 from chaos.suite.stage.stage import Stage
 from chaos.workloads.history_books import Books
-from chaos.workloads.workload_producer import RecordingProducer, now_ms
+from chaos.workloads.recorded_requests import RecordedRequests, now_ms
 from timerclient import TimerClient
 from timerclient.values.errors import Unavailable
 
@@ -126,12 +126,12 @@ def _pour(
     name, books = f"flood-{number}-{each}", Books(payload_size=_SIZE)
     due_ms = [now_ms() + FLOOD_DUE_MS] * _ROWS
     client = TimerClient(stage.cluster.endpoints)
-    producer = RecordingProducer(stage.run, name, client, books, topic=FLOOD)
-    with closing(producer), client:
+    recorded = RecordedRequests(stage.run, name, client, books, topic=FLOOD)
+    with closing(recorded), client:
         for start in range(first, first + requests * _ROWS, _UNDER_WAY * _ROWS):
             end = min(start + _UNDER_WAY * _ROWS, first + requests * _ROWS)
             under_way = [
-                producer.submit(range(marks, marks + _ROWS), due_ms, timeout_s=5.0)
+                recorded.submit(range(marks, marks + _ROWS), due_ms, timeout_s=5.0)
                 for marks in range(start, end, _ROWS)
             ]
             answers += [future.exception() for future in under_way]

@@ -28,7 +28,7 @@ from chaos.suite.stage.network import Network
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.states import StateRecorder
 from chaos.suite.stage.turn import Turn
-from chaos.workloads.workload_producer import now_ms
+from chaos.workloads.recorded_requests import now_ms
 from cluster.settings.config import load_config
 from cluster.settings.exit_codes import EXIT_CORRUPT
 from deploy.local import LaunchError, LocalCluster, NodeHost
