@@ -30,6 +30,19 @@ _ROWS: Final = 1024
 """So many rows of a Parquet file are in memory at once."""
 
 
+def _arrow_types() -> dict[str, pa.DataType]:
+    of = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
+    types = dict(column.split() for column in SCHEMA.replace("`", "").split(","))
+    return {
+        name: pa.list_(of[kind[6:-1]]) if kind.startswith("ARRAY<") else of[kind]
+        for name, kind in types.items()
+    }
+
+
+COLUMNS: Final[Mapping[str, pa.DataType]] = _arrow_types()
+"""The columns of a history in Parquet. A column without values may be left out."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One field of one line that the format does not allow."""
@@ -69,7 +82,8 @@ def _text(allowed: str, pattern: str) -> ValueKind:
     return ValueKind(allowed, lambda value: isinstance(value, str) and bool(regex.fullmatch(value)))
 
 
-def _one_of(*names: str) -> ValueKind:
+def _one_of(words: str) -> ValueKind:
+    names = words.split()
     return ValueKind(f"one of {', '.join(names)}", lambda value: value in names)
 
 
@@ -85,52 +99,43 @@ MS: Final = _integer(0, MS_MAX, ", Unix milliseconds")
 COUNT: Final = _integer(0, _I64, "")
 NAME: Final = _text("a string that is not empty", ".+")
 ID: Final = _text("a timer id: 24 characters of 0-9 and a-v", "[0-9a-v]{24}")
-OUTCOME: Final = _one_of(OpOutcome.OK, OpOutcome.FAIL, OpOutcome.UNKNOWN)
+OUTCOME: Final = _one_of("ok fail unknown")
 
-VALUES: Final[Mapping[str, ValueKind]] = {
-    **dict.fromkeys(("start_ms", "end_ms", "received_ms", "handed_out_ms"), MS),
-    **dict.fromkeys(("due_from_ms", "due_to_ms"), MS),
-    **dict.fromkeys(("group", "key", "key_prefix"), NAME),
+_NOT_MOVED: Final = "ALREADY_CANCELLED ALREADY_FIRED NOT_FOUND DROPPED"
+_REFUSED: Final = "ALREADY_ACKED ACK_LEASE_LOST ACK_NOT_DELIVERED EXPIRED DEAD_LETTERED"
+KINDS: Final[Mapping[str, ValueKind]] = {
+    **dict.fromkeys("start_ms end_ms received_ms handed_out_ms due_from_ms due_to_ms".split(), MS),
+    **dict.fromkeys("due_ms fired_at_ms".split(), MS),
+    **dict.fromkeys("group key key_prefix keys ordering_keys".split(), NAME),
+    **dict.fromkeys("ids new_ids existing".split(), ID),
+    **dict.fromkeys(("ack.outcome", "nack.outcome", "extend.outcome"), OUTCOME),
     "topic": _text("a topic's name; without default/, as the log has it", "(?!default/.).+"),
-    "outcome": _one_of(*OpOutcome),
+    "outcome": _one_of(" ".join(OpOutcome)),
     "detail": ValueKind("a string", lambda value: isinstance(value, str)),
     "said": ValueKind("a JSON object, as a string", _is_map),
-    "on_conflict": _one_of("reject", "replace", "keep", "update"),
+    "on_conflict": _one_of("reject replace keep update"),
     "delay_ms": _integer(0, MS_MAX, ", milliseconds"),
-}
-"""Single values. Those that are not here are COUNTs."""
-LISTS: Final[Mapping[str, ValueKind]] = {
-    **dict.fromkeys(("ids", "new_ids", "existing"), ID),
-    **dict.fromkeys(("due_ms", "fired_at_ms"), MS),
-    **dict.fromkeys(("keys", "ordering_keys"), NAME),
-    **dict.fromkeys(("offsets", "series", "occurrences"), COUNT),
+    "schedule.marks": _integer(0, _I64, ", unique in the run"),
     "marks": _integer(MARK_NONE, _I64, ""),
     "attempts": _integer(1, (1 << 31) - 1, ""),
     "payload_crcs": _integer(0, (1 << 32) - 1, ""),
     "priorities": _integer(0, 9, ""),
+    "schedule.results": _one_of("SCHEDULED REPLACED KEPT REJECTED NOT_PENDING"),
+    "cancel.results": _one_of(f"CANCELLED TIMER_NOT_FOUND RESCHEDULED {_NOT_MOVED}"),
+    "reschedule.results": _one_of(f"RESCHEDULED {_NOT_MOVED}"),
+    "ack.results": _one_of(f"ACKED {_REFUSED}"),
+    "nack.results": _one_of(f"NACKED {_REFUSED}"),
+    "extend.results": _one_of(f"EXTENDED {_REFUSED}"),
 }
-"""Elements of lists."""
-_NOT_MOVED: Final = ("ALREADY_CANCELLED", "ALREADY_FIRED", "NOT_FOUND", "DROPPED")
-_REFUSED: Final = (
-    *("ALREADY_ACKED", "ACK_LEASE_LOST", "ACK_NOT_DELIVERED", "EXPIRED", "DEAD_LETTERED"),
-)
-RESULTS: Final[Mapping[str, ValueKind]] = {
-    "schedule": _one_of("SCHEDULED", "REPLACED", "KEPT", "REJECTED", "NOT_PENDING"),
-    "cancel": _one_of("CANCELLED", "TIMER_NOT_FOUND", "RESCHEDULED", *_NOT_MOVED),
-    "reschedule": _one_of("RESCHEDULED", *_NOT_MOVED),
-    "ack": _one_of("ACKED", *_REFUSED),
-    "nack": _one_of("NACKED", *_REFUSED),
-    "extend": _one_of("EXTENDED", *_REFUSED),
+"""FIELD or OP.FIELD -> the kind of its value, or of its elements. Others are COUNTs."""
+NULLS: Final[Mapping[str, Sequence[str]]] = {
+    "schedule.ids": ("REJECTED", "NOT_PENDING"),
+    "schedule.existing": ("SCHEDULED", "NOT_PENDING"),
+    "reschedule.new_ids": _NOT_MOVED.split(),
 }
-"""Operation -> the elements of its list `results`."""
-NULLS: Final[Mapping[tuple[str, str], frozenset[str]]] = {
-    ("schedule", "ids"): frozenset({"REJECTED", "NOT_PENDING"}),
-    ("schedule", "existing"): frozenset({"SCHEDULED", "NOT_PENDING"}),
-    ("reschedule", "new_ids"): frozenset(_NOT_MOVED),
-}
-"""(Operation, list) -> the results for which an element is null, and no others."""
-_GAPS: Final = ("keys", "ordering_keys", "series", "occurrences")
-"""Lists of `schedule` and `deliver` with elements that may be null."""
+"""OP.FIELD -> the results for which an element is null, and no others."""
+_GAPS: Final = ("schedule.keys", "schedule.ordering_keys", "deliver.series", "deliver.occurrences")
+"""Lists with elements that may be null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,90 +143,66 @@ class Field:
     """One field of an operation."""
 
     kind: ValueKind
-    many: bool = False
+    many: bool
     """The field is a list. All lists of a line are equally long."""
-    required: bool = True
-    answer: bool = False
+    required: bool
+    answer: bool
     """The field belongs to an answer: it is absent unless the outcome is ok. If it is required, it
     is present then."""
-    gaps: bool = False
+    gaps: bool
     """An element may be null."""
-    null_if: frozenset[str] = frozenset()
+    null_if: Sequence[str]
     """An element is null exactly where the element of `results` is one of these."""
 
 
-def _op(
-    op: str, needed: str, optional: str = "", *, answer: str = "", optional_answer: str = ""
-) -> dict[str, Field]:
-    """Return the fields of an operation by their names."""
-    fields: dict[str, Field] = {}
-    for names, required, is_answer in (
-        (needed, True, False),
-        (optional, False, False),
-        (answer, True, True),
-        (optional_answer, False, True),
-    ):
-        for name in names.split():
-            kind = RESULTS[op] if name == "results" else LISTS.get(name)
-            fields[name] = Field(
-                kind or VALUES.get(name, COUNT),
-                many=kind is not None,
-                required=required,
-                answer=is_answer,
-                gaps=name in _GAPS and op in ("schedule", "deliver"),
-                null_if=NULLS.get((op, name), frozenset()),
-            )
-    return fields
+def _field(op: str, name: str, marks: str) -> Field:
+    """Return a field of an operation. `marks`: ? for an optional field, ! for an answer."""
+    at = f"{op}.{name}"
+    return Field(
+        KINDS.get(at) or KINDS.get(name, COUNT),
+        many=pa.types.is_list(COLUMNS[name]),
+        required="?" not in marks,
+        answer="!" in marks,
+        gaps=at in _GAPS,
+        null_if=NULLS.get(at, ()),
+    )
 
 
-def _change(op: str, needed: str, optional: str = "", **answers: str) -> dict[str, Field]:
-    """Return the fields of an operation that may have a line before it is sent."""
-    asked = "end_ms request answered detail"
-    return _op(op, f"start_ms outcome {needed}", f"{asked} {optional}", **answers)
-
-
-def _of_held(op: str, optional: str = "") -> dict[str, Field]:
-    """Return the fields of an operation on messages that a consumer holds."""
-    needed = "start_ms end_ms outcome topic group offsets"
-    fields = _op(op, needed, f"detail epoch lease_id {optional}", answer="results")
-    return fields | {"outcome": Field(OUTCOME)}
-
-
-_FILTER: Final = "due_from_ms due_to_ms key_prefix"
-_SCHEDULE: Final = _change(
-    "schedule",
-    "topic marks",
-    "payload_crcs due_ms delay_ms producer sequence keys on_conflict ordering_keys priorities",
-    answer="ids",
-    optional_answer="results existing",
-)
+_CHANGE: Final = "start_ms outcome end_ms? request? answered? detail?"
+"""Of an operation that may have a line before it is sent."""
+_HELD: Final = "start_ms end_ms outcome topic group offsets detail? epoch? lease_id? results!"
+"""Of an operation on messages that a consumer holds."""
+_FILTER: Final = "due_from_ms? due_to_ms? key_prefix?"
+_FORMAT: Final[Mapping[str, str]] = {
+    "schedule": f"{_CHANGE} topic marks payload_crcs? due_ms? delay_ms? producer? sequence? keys?"
+    " on_conflict? ordering_keys? priorities? ids! results?! existing?!",
+    "cancel": f"{_CHANGE} ids results!",
+    "cancel by key": f"{_CHANGE} topic keys results!",
+    "cancel by filter": f"{_CHANGE} topic {_FILTER} changed!",
+    "reschedule": f"{_CHANGE} ids due_ms? results! new_ids!",
+    "reschedule by key": f"{_CHANGE} topic keys due_ms? results! new_ids!",
+    "reschedule by filter": f"{_CHANGE} topic {_FILTER} due_ms? changed!",
+    "open": "topic group start_ms lease_ms? group_lease_ms? max_attempts? max_in_flight?",
+    "deliver": "topic group received_ms epoch offsets ids marks attempts fired_at_ms due_ms"
+    " lease_id? group_id? stream? handed_out_ms? series? occurrences?",
+    "ack": _HELD,
+    "nack": f"{_HELD} delay_ms?",
+    "extend": f"{_HELD} lease_ms?",
+    "policy": f"{_CHANGE} topic said",
+    "delete": f"{_CHANGE} topic topic_id?! pending?!",
+    "seek": f"{_CHANGE} topic group to_offset? group_id!",
+    "delete_group": f"{_CHANGE} topic group",
+    "redrive": f"{_CHANGE} topic changed!",
+    "create_series": f"{_CHANGE} topic key said",
+    "alter_series": f"{_CHANGE} topic key said",
+    "delete_series": f"{_CHANGE} topic key",
+}
 OPS: Final[Mapping[str, Mapping[str, Field]]] = {
-    "schedule": _SCHEDULE | {"marks": Field(_integer(0, _I64, ", unique in the run"), many=True)},
-    "cancel": _change("cancel", "ids", answer="results"),
-    "cancel by key": _change("cancel", "topic keys", answer="results"),
-    "cancel by filter": _change("cancel", "topic", _FILTER, answer="changed"),
-    "reschedule": _change("reschedule", "ids", "due_ms", answer="results new_ids"),
-    "reschedule by key": _change("reschedule", "topic keys", "due_ms", answer="results new_ids"),
-    "reschedule by filter": _change("reschedule", "topic", f"{_FILTER} due_ms", answer="changed"),
-    "open": _op(
-        "open", "topic group start_ms", "lease_ms group_lease_ms max_attempts max_in_flight"
-    ),
-    "deliver": _op(
-        "deliver",
-        "topic group received_ms epoch offsets ids marks attempts fired_at_ms due_ms",
-        "lease_id group_id stream handed_out_ms series occurrences",
-    ),
-    "ack": _of_held("ack"),
-    "nack": _of_held("nack", "delay_ms"),
-    "extend": _of_held("extend", "lease_ms"),
-    "policy": _change("policy", "topic said"),
-    "delete": _change("delete", "topic", optional_answer="topic_id pending"),
-    "seek": _change("seek", "topic group", "to_offset", answer="group_id"),
-    "delete_group": _change("delete_group", "topic group"),
-    "redrive": _change("redrive", "topic", answer="changed"),
-    "create_series": _change("create_series", "topic key said"),
-    "alter_series": _change("alter_series", "topic key said"),
-    "delete_series": _change("delete_series", "topic key"),
+    kind: {
+        name: _field(kind.split()[0], name, marks)
+        for name, marks in re.findall(r"(\w+)([?!]*)", fields)
+    }
+    for kind, fields in _FORMAT.items()
 }
 """Operation -> its fields. `op` and `client` are in every line besides."""
 NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))
@@ -267,7 +248,7 @@ def kind_of(line: Mapping[str, Any]) -> str:
         return op
     if line.get("keys") is not None:
         return f"{op} by key"
-    names = ("topic", "changed", *_FILTER.split())
+    names = ("topic", "changed", "due_from_ms", "due_to_ms", "key_prefix")
     return f"{op} by filter" if any(line.get(name) is not None for name in names) else op
 
 
@@ -386,19 +367,6 @@ def _json_lines(path: Path) -> Iterator[Line]:
                 yield number, line
             else:
                 yield number, ("", _shown(line), "must be a JSON object")
-
-
-def _arrow_types() -> dict[str, pa.DataType]:
-    of = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32()}
-    types = dict(column.split() for column in SCHEMA.replace("`", "").split(","))
-    return {
-        name: pa.list_(of[kind[6:-1]]) if kind.startswith("ARRAY<") else of[kind]
-        for name, kind in types.items()
-    }
-
-
-COLUMNS: Final[Mapping[str, pa.DataType]] = _arrow_types()
-"""The columns of a history in Parquet. A column without values may be left out."""
 
 
 def _parquet_rows(path: Path) -> Iterator[Line]:
