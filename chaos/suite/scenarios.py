@@ -6,6 +6,7 @@ planned every 9 seconds, in a lane of its own, so that one falls at least every 
 the gaps between the kills, and fails if too many other strikes fall in one (STRIKES_APART_MAX).
 """
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,9 +43,9 @@ class Card:
     """One fault in one variant."""
 
     nemesis: str
-    for_s: tuple[float, float] = (2.0, 4.0)
+    for_s: tuple[float, float]
     """Least and greatest length, in seconds."""
-    lane: Lane = Lane.NODES
+    lane: Lane
     args: Mapping[str, Any]
 
     def strike(self, at_s: float, chance: random.Random) -> Strike:
@@ -53,14 +54,21 @@ class Card:
         return Strike(at_s=at_s, nemesis=self.nemesis, for_s=for_s, lane=self.lane, args=self.args)
 
 
-def card(nemesis: str, for_s: tuple[float, float] = (2.0, 4.0), **args: Any) -> Card:
-    """Return a card whose strikes take nodes away."""
-    return Card(nemesis=nemesis, for_s=for_s, args=args)
+def cards(
+    nemesis: str, for_s: tuple[float, float] = (2.0, 4.0), lane: Lane = Lane.NODES, **args: Any
+) -> list[Card]:
+    """Return cards whose strikes take nodes away.
+
+    An argument may be a tuple of values: there is a card for each combination of values.
+    """
+    each = [value if isinstance(value, tuple) else (value,) for value in args.values()]
+    chosen = (dict(zip(args, values, strict=True)) for values in itertools.product(*each))
+    return [Card(nemesis=nemesis, for_s=for_s, lane=lane, args=of) for of in chosen]
 
 
-def around(nemesis: str, for_s: tuple[float, float] = (4.0, 9.0), **args: Any) -> Card:
-    """Return a card whose strikes leave all nodes up."""
-    return Card(nemesis=nemesis, for_s=for_s, lane=Lane.AROUND, args=args)
+def around(nemesis: str, for_s: tuple[float, float] = (4.0, 9.0), **args: Any) -> list[Card]:
+    """Return cards whose strikes leave all nodes up."""
+    return cards(nemesis, for_s, Lane.AROUND, **args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,41 +99,41 @@ def schedule(name: str, seed: int, options: RunOptions) -> list[Strike]:
     """Return the strikes with their times. Equal arguments give equal strikes on every machine."""
     chance = random.Random(f"{seed} {options.nodes} {options.minutes} {options.without}")
     scenario, end_s = SCENARIOS[name], options.horizon_s - QUIET_S
-    cards = _allowed(scenario.cards, options)
+    allowed = _allowed(scenario.cards, options)
     if scenario.mixed:
-        drawn = _mixed(cards, end_s, chance)
+        drawn = _mixed(allowed, end_s, chance)
     else:
-        drawn = _in_turn(cards, scenario.every_s, end_s, chance)
+        drawn = _in_turn(allowed, scenario.every_s, end_s, chance)
     fit = (each for each in drawn if each.at_s + each.for_s <= end_s)
     rounded = [replace(s, at_s=round(s.at_s, 2), for_s=round(s.for_s, 2)) for s in fit]
     return sorted(rounded, key=lambda strike: strike.at_s)
 
 
-def _allowed(cards: Sequence[Card], options: RunOptions) -> list[Card]:
-    return [each for each in cards if NEMESES[each.nemesis].needs.isdisjoint(options.without)]
+def _allowed(of: Sequence[Card], options: RunOptions) -> list[Card]:
+    return [each for each in of if NEMESES[each.nemesis].needs.isdisjoint(options.without)]
 
 
-def _deck(cards: Sequence[Card], chance: random.Random) -> Iterator[Card]:
+def _deck(of: Sequence[Card], chance: random.Random) -> Iterator[Card]:
     """Yield all cards in a random order, again and again; none if there are none."""
-    while cards:
-        yield from chance.sample(cards, len(cards))
+    while of:
+        yield from chance.sample(of, len(of))
 
 
 def _in_turn(
-    cards: Sequence[Card], every_s: float, end_s: float, chance: random.Random
+    of: Sequence[Card], every_s: float, end_s: float, chance: random.Random
 ) -> Iterator[Strike]:
     at_s = FIRST_S
-    for each in _deck(cards, chance):
+    for each in _deck(of, chance):
         if at_s >= end_s:
             return
         yield each.strike(at_s, chance)
         at_s += every_s * chance.uniform(0.8, 1.2)
 
 
-def _mixed(cards: Sequence[Card], end_s: float, chance: random.Random) -> Iterator[Strike]:
-    nodes = _deck([each for each in cards if each.lane is Lane.NODES], chance)
-    rest = _deck([each for each in cards if each.lane is Lane.AROUND], chance)
-    kill = Card(nemesis="kill", for_s=(0.2, 1.0), lane=Lane.LEADER, args={"who": "leader"})
+def _mixed(of: Sequence[Card], end_s: float, chance: random.Random) -> Iterator[Strike]:
+    nodes = _deck([each for each in of if each.lane is Lane.NODES], chance)
+    rest = _deck([each for each in of if each.lane is Lane.AROUND], chance)
+    [kill] = cards("kill", (0.2, 1.0), Lane.LEADER, who="leader")
     at_s = FIRST_S
     while at_s < end_s:
         kill_s = at_s + chance.uniform(0, KILL_JITTER_S)
@@ -135,139 +143,109 @@ def _mixed(cards: Sequence[Card], end_s: float, chance: random.Random) -> Iterat
         at_s += KILLS_S
 
 
-def _of(line: str, *cards: Card, every_s: float = 9.0) -> Scenario:
-    return Scenario(line=line, cards=cards, every_s=every_s)
-
-
-def _files(nemesis: str, **args: Any) -> tuple[Card, ...]:
-    """Return four cards: files of the leader and of a follower, of the log and of the state."""
-    return tuple(
-        card(nemesis, (0, 0), who=who, part=part, **args)
-        for who in ("follower", "leader")
-        for part in (LOG, STATE)
-    )
+def _of(line: str, *kinds: Sequence[Card], every_s: float = 9.0) -> Scenario:
+    return Scenario(line=line, cards=[*itertools.chain(*kinds)], every_s=every_s)
 
 
 NEARLY: Final = 64 << 20
 """Bytes left on a disk: half of the reserve (`storage.reserve_bytes`) of the suite's nodes."""
+_BOTH: Final = ("leader", "follower")
+_PARTS: Final = (LOG, STATE)
 
 _SINGLE: Final = {
-    "kill-leader": _of("kill -9 of the leader, with timers pending", card("kill", who="leader")),
-    "kill-controller": _of("kill -9 of the controller", card("kill", who="controller")),
-    "kill-follower": _of("kill -9 of a follower", card("kill", who="follower")),
+    "kill-leader": _of("kill -9 of the leader, with timers pending", cards("kill", who="leader")),
+    "kill-controller": _of("kill -9 of the controller", cards("kill", who="controller")),
+    "kill-follower": _of("kill -9 of a follower", cards("kill", who="follower")),
     "kill-two": _of("kill -9 of two nodes together, the leader among them",
-                    card("kill-many", count=2), every_s=12),
-    "kill-all": _of("kill -9 of all nodes together", card("kill-many", count=7), every_s=14),
+                    cards("kill-many", count=2), every_s=12),
+    "kill-all": _of("kill -9 of all nodes together", cards("kill-many", count=7), every_s=14),
     "pause": _of("SIGSTOP of a node for longer than every lease, then SIGCONT",
-                 card("pause", who="leader"), card("pause", who="follower")),
+                 cards("pause", who=_BOTH)),
     "rolling-restart": _of("SIGTERM to one node after the other",
-                           card("rolling-restart", (0, 0)), every_s=20),
+                           cards("rolling-restart", (0, 0)), every_s=20),
     "transfer-storm": _of("the leadership is transferred again and again",
-                          card("transfers", (0, 0), times=5)),
+                          cards("transfers", (0, 0), times=5)),
     "isolate": _of("a node cut off from the others, or from the clients as well",
-                   card("isolate", who="leader", clients=True),
-                   card("isolate", who="leader", clients=False),
-                   card("isolate", who="follower", clients=True)),
+                   cards("isolate", who="leader", clients=(True, False)),
+                   cards("isolate", who="follower", clients=True)),
     "one-way": _of("a node that can only receive, or only send",
-                   card("one-way", who="leader", hears=True),
-                   card("one-way", who="leader", hears=False),
-                   card("one-way", who="follower", hears=True),
-                   card("one-way", who="follower", hears=False)),
-    "bridge": _of("halves that reach each other through one node only", card("bridge", (3, 6))),
-    "flapping": _of("links that are cut and healed in turn",
-                    card("flap", (3, 6), who="leader"), card("flap", (3, 6), who="follower")),
+                   cards("one-way", who=_BOTH, hears=(True, False))),
+    "bridge": _of("halves that reach each other through one node only", cards("bridge", (3, 6))),
+    "flapping": _of("links that are cut and healed in turn", cards("flap", (3, 6), who=_BOTH)),
     "slow-links": _of("long, lossy links of one node",
                       around("slow", who="leader", delay_ms=15, jitter_ms=10, loss=0.005),
                       around("slow", who="leader", delay_ms=100, jitter_ms=50, loss=0.01),
                       around("slow", who="follower", delay_ms=250, jitter_ms=100, loss=0.03)),
     "near-lease": _of("round trips between nodes take nearly a lease",
-                      around("near-lease", share=0.6), around("near-lease", share=0.75),
-                      around("near-lease", share=0.9)),
+                      around("near-lease", share=(0.6, 0.75, 0.9))),
     "cut-clients": _of("clients can't reach the leader; the other nodes can",
-                       card("cut-clients", (3, 6), who="leader")),
+                       cards("cut-clients", (3, 6), who="leader")),
     "clock-jump": _of("a node's wall clock jumps, and later back",
-                      around("clock-jump", LONG_S, who="leader", offset_ms=60_000),
-                      around("clock-jump", LONG_S, who="leader", offset_ms=-60_000),
+                      around("clock-jump", LONG_S, who="leader", offset_ms=(60_000, -60_000)),
                       around("clock-jump", who="follower", offset_ms=900), every_s=20),
     "clock-drift": _of("a node's wall clock runs fast or slow",
                        around("clock-drift", LONG_S, who="leader", drift_ppm=500_000),
                        around("clock-drift", LONG_S, who="any", drift_ppm=-500_000), every_s=20),
     "power-cut": _of("nodes die and lose all unsynced bytes",
-                     card("power-cut", who="leader"), card("power-cut", who="follower"),
-                     card("power-cut", who="all"), every_s=12),
+                     cards("power-cut", who=("leader", "follower", ALL)), every_s=12),
     "kill-consumers": _of("consumers die while they lease messages",
                           around("kill-consumer", (0, 0)), every_s=4),
     "overload": _of("floods of requests, more than the cluster accepts",
                     around("flood", (0, 0), size_mb=128, has_to_be_refused=True), every_s=60),
     "truncated": _of("the end of a node's log, or of a file of its state, is gone",
-                     *_files("damage", how=CUT), every_s=20),
+                     cards("damage", (0, 0), who=_BOTH, part=_PARTS, how=CUT), every_s=20),
     "flipped": _of("one bit of a node's log, or of a file of its state, has changed",
-                   *_files("damage", how=FLIPPED), every_s=20),
+                   cards("damage", (0, 0), who=_BOTH, part=_PARTS, how=FLIPPED), every_s=20),
     "removed": _of("the last segment of a node's log, or a file of its state, is gone",
-                   *_files("damage", how=REMOVED), every_s=20),
+                   cards("damage", (0, 0), who=_BOTH, part=_PARTS, how=REMOVED), every_s=20),
     "bad-sector": _of("reads of a file of a node's log or state fail with EIO",
-                      *_files("bad-sector"), every_s=20),
+                      cards("bad-sector", (0, 0), who=_BOTH, part=_PARTS), every_s=20),
     "slow-disk": _of("a sync of a node's disk takes most of a lease, or two leases",
-                     around("slow-disk", (8, 12), who="leader", delay_ms=300),
-                     around("slow-disk", (8, 12), who="leader", delay_ms=1000),
+                     around("slow-disk", (8, 12), who="leader", delay_ms=(300, 1000)),
                      around("slow-disk", (4, 9), who="follower", delay_ms=1000), every_s=14),
     "hanging-disk": _of("syncs of a node's disk do not return, or no call returns",
-                        card("hanging-disk", (3, 6), who="leader", calls=Calls.SYNCS),
-                        card("hanging-disk", (3, 6), who="leader", calls=Calls.ALL),
-                        card("hanging-disk", (3, 6), who="follower", calls=Calls.ALL)),
+                        cards("hanging-disk", (3, 6), who="leader", calls=(Calls.SYNCS, Calls.ALL)),
+                        cards("hanging-disk", (3, 6), who="follower", calls=Calls.ALL)),
     "disk-errors": _of("syncs or writes of a node's disk fail with EIO",
-                       card("disk-errors", who="leader", calls=Calls.SYNCS),
-                       card("disk-errors", who="leader", calls=Calls.WRITES),
-                       card("disk-errors", who="follower", calls=Calls.SYNCS),
-                       card("disk-errors", who="follower", calls=Calls.WRITES)),
+                       cards("disk-errors", who=_BOTH, calls=(Calls.SYNCS, Calls.WRITES))),
     "torn-write": _of("a node dies inside a write while another is down, and starts again",
-                      card("torn-write", who="leader"), card("torn-write", who="follower"),
-                      every_s=12),
+                      cards("torn-write", who=_BOTH), every_s=12),
     "forgotten": _of("a node's promise or identity is damaged; a new replica replaces it",
-                     card("forget", (0, 0), who="leader", file=PROMISE_NAME, how=FLIPPED),
-                     card("forget", (0, 0), who="follower", file=PROMISE_NAME, how=REMOVED),
-                     card("forget", (0, 0), who="leader", file=IDENTITY_NAME, how=CUT),
-                     card("forget", (0, 0), who="follower", file=IDENTITY_NAME, how=FLIPPED),
-                     card("forget", (0, 0), who="leader", file=PROMISE_NAME, how=CUT, runs_on_s=5),
+                     cards("forget", (0, 0), who="leader", file=PROMISE_NAME, how=FLIPPED),
+                     cards("forget", (0, 0), who="follower", file=PROMISE_NAME, how=REMOVED),
+                     cards("forget", (0, 0), who="leader", file=IDENTITY_NAME, how=CUT),
+                     cards("forget", (0, 0), who="follower", file=IDENTITY_NAME, how=FLIPPED),
+                     cards("forget", (0, 0), who="leader", file=PROMISE_NAME, how=CUT, runs_on_s=5),
                      every_s=20),
     "hurt-leader": _of("a file of the leader is damaged while it leads",
-                       card("hurt-running", (0, 0), who="leader", part=LOG, how=FLIPPED),
-                       card("hurt-running", (0, 0), who="leader", part=STATE, how=FLIPPED),
-                       card("hurt-running", (0, 0), who="leader", part=LOG, how=CUT),
-                       card("hurt-running", (0, 0), who="leader", part=STATE, how=CUT),
-                       card("hurt-running", (0, 0), who="leader", part=LOG, how=REMOVED),
-                       card("hurt-running", (0, 0), who="leader", part=STATE, how=REMOVED),
-                       every_s=20),
+                       cards("hurt-running", (0, 0), who="leader", part=_PARTS,
+                             how=(FLIPPED, CUT, REMOVED)), every_s=20),
     "raft-files": _of("Raft files of a node are damaged or gone; the node makes them anew",
-                      card("hurt-raft", (0, 0), who="leader", file="raft/journal", how=FLIPPED),
-                      card("hurt-raft", (0, 0), who="leader", file=RAFT, how=REMOVED),
-                      card("hurt-raft", (0, 0), who="follower", file="raft/journal", how=REMOVED),
-                      card("hurt-raft", (0, 0), who="follower", file="raft/meta", how=FLIPPED),
-                      card("hurt-raft", (0, 0), who="leader", file="raft/meta", how=REMOVED),
-                      card("hurt-raft", (0, 0), who="follower", file="raft-member", how=FLIPPED),
-                      card("hurt-raft", (0, 0), who="leader", file="raft/snapshot", how=FLIPPED),
-                      card("hurt-raft", (0, 0), who="follower", file="raft/snapshot", how=REMOVED),
+                      cards("hurt-raft", (0, 0), who="leader", file="raft/journal", how=FLIPPED),
+                      cards("hurt-raft", (0, 0), who="leader", file=RAFT, how=REMOVED),
+                      cards("hurt-raft", (0, 0), who="follower", file="raft/journal", how=REMOVED),
+                      cards("hurt-raft", (0, 0), who="follower", file="raft/meta", how=FLIPPED),
+                      cards("hurt-raft", (0, 0), who="leader", file="raft/meta", how=REMOVED),
+                      cards("hurt-raft", (0, 0), who="follower", file="raft-member", how=FLIPPED),
+                      cards("hurt-raft", (0, 0), who="leader", file="raft/snapshot", how=FLIPPED),
+                      cards("hurt-raft", (0, 0), who="follower", file="raft/snapshot", how=REMOVED),
                       every_s=12),
     "raft-lost": _of("Raft files of all nodes are lost at once, while none runs",
-                     card("hurt-raft", (0, 0), who=ALL, file=RAFT, how=REMOVED),
-                     card("hurt-raft", (0, 0), who=ALL, file="raft/journal", how=FLIPPED),
+                     cards("hurt-raft", (0, 0), who=ALL, file=RAFT, how=REMOVED),
+                     cards("hurt-raft", (0, 0), who=ALL, file="raft/journal", how=FLIPPED),
                      every_s=45),
     "members": _of("voters are changed during a partition",
-                   card("remove-cut-off", who="leader"), card("remove-cut-off", who="follower"),
-                   card("replace-cut-off"), every_s=20),
+                   cards("remove-cut-off", who=_BOTH), cards("replace-cut-off"), every_s=20),
     "full-disk": _of("one disk is full or nearly full, or all disks",
-                     card("fill", who="follower"), card("fill", who="leader"),
-                     card("fill", (4, 6), who="leader", leave=NEARLY),
-                     card("fill", (4, 6), who="all", leave=NEARLY),
-                     every_s=14),
-    "wiped": _of("a follower comes back with an empty disk", card("wipe"),
-                 every_s=20),
+                     cards("fill", who=_BOTH),
+                     cards("fill", (4, 6), who=("leader", ALL), leave=NEARLY), every_s=14),
+    "wiped": _of("a follower comes back with an empty disk", cards("wipe"), every_s=20),
 }  # fmt: skip
 _ALL: Final = [each for one in _SINGLE.values() for each in one.cards]
 _BURST: Final = around("flood", (0, 0), size_mb=32)
 """Small enough for the disks during hours of mix, even if the cluster accepts all floods."""
 _ELSEWHERE: Final = (*_SINGLE["kill-leader"].cards, *_SINGLE["overload"].cards)
-_OTHERS: Final = [*(each for each in _ALL if each not in _ELSEWHERE), _BURST]
+_OTHERS: Final = [*(each for each in _ALL if each not in _ELSEWHERE), *_BURST]
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     _SINGLE
     | {
@@ -287,7 +265,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
 
 def left_out(name: str, options: RunOptions) -> list[str]:
     """Return a line that lists the faults that a run leaves out, or nothing."""
-    cards = SCENARIOS[name].cards
-    allowed = _allowed(cards, options)
-    missing = sorted({each.nemesis for each in cards if each not in allowed})
+    scenario = SCENARIOS[name]
+    allowed = _allowed(scenario.cards, options)
+    missing = sorted({each.nemesis for each in scenario.cards if each not in allowed})
     return [f"not allowed here: {', '.join(missing)}"] if missing else []

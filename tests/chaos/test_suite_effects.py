@@ -14,10 +14,10 @@ import pytest
 
 from chaos.history.history import RunFolder
 from chaos.suite.nemeses import file_damage, processes
-from chaos.suite.nemeses.file_damage import CUT, FLIPPED, REMOVED, damage_file, fill
+from chaos.suite.nemeses.file_damage import CUT, FLIPPED, REMOVED, damage, fill
 from chaos.suite.nemeses.links import bridge, flap
 from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, chosen
-from chaos.suite.nemeses.processes import kill_many, power_cut, rolling_restart, transfer_storm
+from chaos.suite.nemeses.processes import kill_many, power_cut, rolling_restart, transfers
 from chaos.suite.stage.network import Network, NetworkError
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.stage import Stage
@@ -186,7 +186,7 @@ def test_transfers_of_which_all_were_refused_fizzle(
 
     monkeypatch.setattr(processes, "TimerClient", Client)
     stage: Any = FakeStage()
-    storm = transfer_storm(times=len(errors))
+    storm = transfers(times=len(errors))
     if fizzles:
         with pytest.raises(Fizzled, match="all 3 transfers of the leadership were refused"):
             storm.strike(stage, random.Random(1))
@@ -205,7 +205,7 @@ def damageable(tmp_path: Path) -> Any:
     return stage
 
 
-@pytest.mark.parametrize("nemesis", [damage_file(how=how) for how in (CUT, FLIPPED, REMOVED)])
+@pytest.mark.parametrize("nemesis", [damage(how=how) for how in (CUT, FLIPPED, REMOVED)])
 def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, nemesis: Nemesis) -> None:
     path = durable_log(tmp_path)
     whole = path.read_bytes()
@@ -228,7 +228,7 @@ def test_end_of_a_log_that_was_not_durable_is_no_loss(tmp_path: Path) -> None:
     path.write_bytes(durable_log(tmp_path / "longer", 9).read_bytes())
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="does not need the damaged part"):
-        damage_file(how=CUT).strike(stage, random.Random(1))
+        damage(how=CUT).strike(stage, random.Random(1))
     assert (stage.damaged, stage.hurt, stage.failures) == (set(), set(), [])
 
 
@@ -246,7 +246,7 @@ def with_state(data: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_state_that_is_not_there_yet_is_not_damaged(tmp_path: Path) -> None:
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="has no manifest yet"):
-        damage_file("follower", file_damage.STATE, REMOVED).strike(stage, random.Random(1))
+        damage("follower", file_damage.STATE, REMOVED).strike(stage, random.Random(1))
     assert [what for what, *_ in stage.calls] == ["kill", "restart"]
 
 
@@ -269,7 +269,7 @@ def test_damage_that_a_node_would_not_find_fails_the_run(
     victim = tmp_path / "state" / (names or ["manifest"])[0]
     monkeypatch.setitem(file_damage.VICTIM, file_damage.STATE, lambda *_: victim)
     with pytest.raises(Fizzled, match="does not need the damaged part"):
-        damage_file("follower", file_damage.STATE, how).strike(stage, random.Random(1))
+        damage("follower", file_damage.STATE, how).strike(stage, random.Random(1))
     assert bool(stage.failures) != excused
     assert (stage.damaged, stage.hurt) == (set(), set())
 

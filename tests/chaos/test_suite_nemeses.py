@@ -21,18 +21,18 @@ from chaos.history.history import RunFolder, read
 from chaos.suite import scenarios
 from chaos.suite.nemeses import crowd, file_damage, links
 from chaos.suite.nemeses import nemesis as nemeses
-from chaos.suite.nemeses.clocks import move_clock
+from chaos.suite.nemeses.clocks import clock_jump
 from chaos.suite.nemeses.crowd import flood, kill_consumer
-from chaos.suite.nemeses.file_damage import CUT, REMOVED, damage_file, fill, wipe
+from chaos.suite.nemeses.file_damage import CUT, REMOVED, damage, fill, wipe
 from chaos.suite.nemeses.links import bridge, flap, isolate, one_way, slow
 from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
 from chaos.suite.nemeses.processes import (
     kill,
     kill_many,
+    pause,
     power_cut,
     rolling_restart,
-    suspend_node,
-    transfer_storm,
+    transfers,
 )
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.files.disk_room import WAITING
@@ -155,7 +155,7 @@ def test_kill_many_ends_a_majority_or_all(stage: Stage, chance: random.Random) -
 
 def test_paused_leader_loses_its_leadership(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    undo = suspend_node("leader").strike(stage, chance)
+    undo = pause("leader").strike(stage, chance)
     leader = recorded(stage, "pause")["node"]
     stat = Path(f"/proc/{pids(stage)[leader]}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
@@ -174,7 +174,7 @@ def test_rolling_restart_replaces_every_process(stage: Stage, chance: random.Ran
 
 def test_transfers_move_the_leadership(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    transfer_storm(times=2).strike(stage, chance)()
+    transfers(times=2).strike(stage, chance)()
     assert epoch(stage) > before
     schedules(stage)
 
@@ -253,7 +253,7 @@ def test_slow_links_answer_late(stage: Stage, chance: random.Random) -> None:
 
 
 def test_wrong_clock_is_seen_and_moves_nobody_elses(stage: Stage, chance: random.Random) -> None:
-    for nemesis in (move_clock(offset_ms=60_000), move_clock(drift_ppm=900_000)):
+    for nemesis in (clock_jump(offset_ms=60_000), clock_jump(drift_ppm=900_000)):
         undo = nemesis.strike(stage, chance)
         skew_s = 59 if "offset_ms" in nemesis.args else 1
 
@@ -417,13 +417,13 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("nemesis", "suffix"),
     [
-        (damage_file(how=CUT), ".log"),
-        (damage_file(), ".log"),
-        (damage_file(how=REMOVED), ".log"),
-        (damage_file(part=file_damage.STATE, how=CUT), "manifest"),
-        (damage_file(part=file_damage.STATE), ".arrow"),
-        (damage_file(part=file_damage.STATE, how=CUT), ".keys"),
-        (damage_file(part=file_damage.STATE, how=REMOVED), ".spill"),
+        (damage(how=CUT), ".log"),
+        (damage(), ".log"),
+        (damage(how=REMOVED), ".log"),
+        (damage(part=file_damage.STATE, how=CUT), "manifest"),
+        (damage(part=file_damage.STATE), ".arrow"),
+        (damage(part=file_damage.STATE, how=CUT), ".keys"),
+        (damage(part=file_damage.STATE, how=REMOVED), ".spill"),
     ],
 )
 def test_damaged_node_heals_and_its_log_is_kept_as_it_was(

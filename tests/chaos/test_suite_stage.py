@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from chaos.history.history import RunFolder
-from chaos.suite.nemeses import file_damage as damage
+from chaos.suite.nemeses import file_damage
 from chaos.suite.show import Bill, Show
 from chaos.suite.stage import stage as stages
 from chaos.suite.stage.plan import Need, RunOptions
@@ -77,7 +77,7 @@ def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
         is_given_up=lambda _: given_up, say=lambda _: None,
     )  # fmt: skip
     with contextlib.nullcontext() if given_up else pytest.raises(LaunchError, match="not ready"):
-        damage.damage_file("leader", how=damage.REMOVED).strike(stage, random.Random(1))
+        file_damage.damage("leader", how=file_damage.REMOVED).strike(stage, random.Random(1))
     assert (lost, stage.hurt) == (["n1"] if given_up else [], {"n1"})
 
 

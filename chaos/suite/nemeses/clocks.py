@@ -7,8 +7,7 @@ from chaos.suite.nemeses.nemesis import Nemesis, chosen, said
 from chaos.suite.stage.stage import Stage
 
 
-@Nemesis
-def move_clock(
+def _move_clock(
     stage: Stage, chance: random.Random, who: str = "leader", offset_ms: int = 0, drift_ppm: int = 0
 ) -> Iterator[None]:
     """A node's wall clock jumps, or runs at another rate; it is right again at the end.
@@ -23,3 +22,6 @@ def move_clock(
     yield
     stage.set_clock(name)
     stage.say(f"the clock of {name} is right again")
+
+
+clock_jump = clock_drift = Nemesis(_move_clock)

@@ -39,7 +39,7 @@ NOTICE_S: Final = 20.0
 
 
 @Nemesis
-def damage_file(
+def damage(
     stage: Stage, chance: random.Random, who: str = "follower", part: str = LOG, how: str = FLIPPED
 ) -> Iterator[None]:
     """A file of a dead node is damaged.

@@ -59,7 +59,7 @@ def kill_many(stage: Stage, chance: random.Random, count: int = 2) -> Iterator[N
 
 
 @Nemesis
-def suspend_node(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
+def pause(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
     """SIGSTOP of a node, for longer than any lease, then SIGCONT."""
     name = chosen(stage, who, chance)
     stage.say(f"SIGSTOP {said(stage, name, who)}")
@@ -94,7 +94,7 @@ def rolling_restart(stage: Stage, chance: random.Random) -> Iterator[None]:
 
 
 @Nemesis
-def transfer_storm(stage: Stage, chance: random.Random, times: int = 5) -> Iterator[None]:
+def transfers(stage: Stage, chance: random.Random, times: int = 5) -> Iterator[None]:
     """An operator transfers the leadership again and again; no effect if all were refused."""
     done = refused = 0
     with TimerClient(stage.cluster.endpoints) as client:
