@@ -102,16 +102,17 @@ test-long: setup  ## the tests that take long: whole audits, all planted bugs, s
 	$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 demo: java setup  ## three nodes, 30,000 timers, the leader killed twice, the audit's verdict
-	$(BIN)/python -m chaos.commands.demo $(ARGS)
+	$(BIN)/timerctl chaos run demo --plain --seed 1 --minutes 0.4 --rate 1250 \
+	  --workloads uniform,cancels,singles --dir run/demo $(ARGS)
 
 sim: setup  ## the deterministic simulator; SEEDS=n worlds, SEED=n replays one
 	$(BIN)/python -m chaos.sim --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 chaos: java setup  ## the fault-injection suite: a 10-minute mix of all faults, and the audit
-	$(BIN)/python -m chaos.suite run mix --minutes 10 $(ARGS)
+	$(BIN)/timerctl chaos run mix --minutes 10 $(ARGS)
 
 chaos-short: java setup  ## a 2-minute mix; works without root, and says what that leaves out
-	$(BIN)/python -m chaos.suite run short --minutes 2 $(ARGS)
+	$(BIN)/timerctl chaos run short --minutes 2 $(ARGS)
 
 audit: java setup  ## re-check a run's folder: make audit RUN=run/demo
 	$(BIN)/python -m chaos.audit $(RUN) $(ARGS)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from chaos.commands.chaos_commands import add_actions
+from chaos.commands.chaos_commands import register_chaos
 from chaos.sim.__main__ import make_parser
 from cluster.api import wire_rows
 from cluster.observe.busiest_topics import COUNTERS, GAUGES, TopicFigures
@@ -177,8 +177,9 @@ def test_figures_of_other_systems_in_the_readme_are_those_of_the_page() -> None:
 
 def test_page_of_proofs_has_each_option() -> None:
     suite, _, simulator = page("docs/chaos.md").partition("## The simulator")
-    chaos = argparse.ArgumentParser()
-    add_actions(chaos)
+    commands = argparse.ArgumentParser().add_subparsers()
+    register_chaos(commands)
+    chaos = commands.choices["chaos"]
     [actions] = [each.choices for each in chaos._actions if isinstance(each.choices, dict)]
     assert {*re.findall(r"^\| `(--[a-z]+)", suite, re.MULTILINE)} == options(actions["run"])
     told = {*re.findall(r"`(--[a-z]+)", suite)}

@@ -1,1 +1,1 @@
-"""Commands of the proof: the demo, and `timerctl audit`, `archive` and `chaos`."""
+"""Commands of the proof: `timerctl audit`, `archive` and `chaos`."""

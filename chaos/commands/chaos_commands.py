@@ -3,7 +3,7 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,12 +81,7 @@ def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl chaos`; see `register`."""
     text = "run real nodes under faults, then audit the run (docs/chaos.md)"
     chaos = subparsers.add_parser("chaos", **described(text))
-    add_actions(chaos)
-
-
-def add_actions(parser: argparse.ArgumentParser) -> None:
-    """Add the suite's actions to a parser."""
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    actions = chaos.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser("list", **described("list the scenarios and the workloads"))
     listing.set_defaults(run=_needing(_list))
     run = actions.add_parser(
@@ -117,15 +112,6 @@ def add_actions(parser: argparse.ArgumentParser) -> None:
         "--dir", type=Path, metavar="D", help=f"folder of runs, or of one run (default: {RUNS})"
     )
     clean.set_defaults(run=_needing(_clean))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m chaos.suite`: the same as `timerctl chaos`."""
-    parser = argparse.ArgumentParser(prog="timerctl chaos")
-    add_actions(parser)
-    args = parser.parse_args(argv)
-    status: int = args.run(args)
-    return status
 
 
 def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:

@@ -81,6 +81,9 @@ class Scenario:
     every_s: float = 9.0
     mixed: bool = False
     """Faults of several kinds coincide. Else one comes after the other."""
+    complete: bool = False
+    """True: the run waits for late strikes, and fails if one does not fall. False: strikes end when
+    the clients stop producing."""
 
     @property
     def strikes_apart_max(self) -> int | None:
@@ -249,6 +252,11 @@ _OTHERS: Final = [*(each for each in _ALL if each not in _ELSEWHERE), *_BURST]
 SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
     _SINGLE
     | {
+        "demo": Scenario(
+            line="kill-leader, and every planned kill has to happen: for `make demo`",
+            cards=_SINGLE["kill-leader"].cards,
+            complete=True,
+        ),
         "mix": Scenario(
             line="all of these, and a kill of the leader planned every 9 s",
             cards=_OTHERS,

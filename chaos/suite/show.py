@@ -77,15 +77,12 @@ class Bill:
     left_out: Sequence[str] = ()
     """Lines about faults that the schedule leaves out."""
     missing: Mapping[Need, str] = field(default_factory=dict)
-    """Needs that the stage does without, each with the reason. An empty reason is not printed."""
+    """Needs that the stage does without, each with the reason."""
     strikes_apart_max: int | None = None
     """The run fails if more strikes than this fell between two kills of a leader, or before the
     first, or after the last. None: not checked."""
-    settings: tuple[str, ...] = MANY_SETTINGS
-    """Of the nodes."""
     complete: bool = False
-    """True: the run waits for late strikes, and fails if one does not fall. False: strikes end when
-    the clients stop producing."""
+    """See Scenario."""
 
 
 class Show:
@@ -135,13 +132,7 @@ class Show:
         bill = self._bill
         with contextlib.ExitStack() as stack:
             stage = stack.enter_context(
-                Stage(
-                    self._run,
-                    bill.options.nodes,
-                    missing=bill.missing,
-                    say=self._say,
-                    settings=bill.settings,
-                )
+                Stage(self._run, bill.options.nodes, missing=bill.missing, say=self._say)
             )
             self._began = time.monotonic()
             count = {3: "three", 5: "five"}.get(bill.options.nodes, str(bill.options.nodes))
@@ -388,8 +379,7 @@ class Show:
         for line in self._bill.left_out:
             self._say(f"LEFT OUT, {line}")
         for need, why in self._bill.missing.items():
-            if why:
-                self._say(f"WITHOUT {need}: {why}")
+            self._say(f"WITHOUT {need}: {why}")
 
     # ---- texts and run.json
 
@@ -429,7 +419,7 @@ class Show:
             "failures": self._failures,
             **more,
             "options": dataclasses.asdict(bill.options),
-            "settings": bill.settings,
+            "settings": MANY_SETTINGS,
             "clock_error_ms": plan.clock_error_ms(bill.schedule),
             CLIENTS_ERROR: 0,  # all clients share this machine's clock
             "machine": machine(),

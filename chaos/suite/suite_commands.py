@@ -54,6 +54,7 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
         left_out=scenarios.left_out(scenario, options),
         missing=missing,
         strikes_apart_max=SCENARIOS[scenario].strikes_apart_max,
+        complete=SCENARIOS[scenario].complete,
     )
     return play(target, bill)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from chaos.commands import chaos_commands
 from chaos.history.history import OWNER, RunFolder
 from chaos.suite import suite_commands
 from chaos.suite.scenarios import STRIKES_APART_MAX
@@ -14,6 +13,7 @@ from chaos.suite.show import Bill, claimable, clear
 from chaos.suite.stage import stage as stages
 from chaos.suite.stage.plan import Need
 from deploy.local import LaunchError, LocalCluster
+from timerclient.cli import timerctl
 
 
 def test_run_with_the_same_seed_plays_the_same_schedule(
@@ -29,7 +29,7 @@ def test_run_with_the_same_seed_plays_the_same_schedule(
     words = ["run", "mix", "--minutes", "1", "--seed", "7", "--plain", "--rate", "9"]
     for folder in ("first", "again"):
         more = ["--workloads", "herd,singles", "--dir", str(tmp_path / folder)]
-        assert chaos_commands.main([*words, *more]) == 0
+        assert timerctl.main(["chaos", *words, *more]) == 0
     (where, one), (elsewhere, other) = played
     assert (where, elsewhere) == (tmp_path / "first", tmp_path / "again")
     assert one == other
@@ -57,7 +57,7 @@ def test_wrong_argument_is_named(
     earlier = tmp_path / "run" / OWNER
     earlier.parent.mkdir()
     earlier.touch()
-    assert chaos_commands.main(["run", *words, "--dir", str(tmp_path / "run")]) == 2
+    assert timerctl.main(["chaos", "run", *words, "--dir", str(tmp_path / "run")]) == 2
     assert says in capsys.readouterr().err
     assert earlier.exists(), "nothing is removed for a run that can't be"
 
@@ -65,13 +65,13 @@ def test_wrong_argument_is_named(
 def test_folder_that_is_not_there_is_not_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert chaos_commands.main(["clean", "--dir", str(tmp_path / "gone")]) == 2
+    assert timerctl.main(["chaos", "clean", "--dir", str(tmp_path / "gone")]) == 2
     assert "no such folder" in capsys.readouterr().err
     for name, nodes in (("1", "[]"), ("2", '[{"name": "n1"}]')):
         (tmp_path / name).mkdir()
         (tmp_path / name / OWNER).touch()
         (tmp_path / name / "cluster.json").write_text(f'{{"nodes": {nodes}}}')
-    assert chaos_commands.main(["clean", "--dir", str(tmp_path)]) == 0
+    assert timerctl.main(["chaos", "clean", "--dir", str(tmp_path)]) == 0
     assert "left alone: " in capsys.readouterr().err, "who can't be read costs the others nothing"
 
 
@@ -83,9 +83,9 @@ def test_who_is_not_root_is_told_what_is_left_out(
     played: list[Bill] = []
     monkeypatch.setattr(suite_commands, "play", lambda _, each: played.append(each))
     words = ["--minutes", "0.5", "--dir", str(tmp_path / "run")]
-    chaos_commands.main(["run", "mix", *words])
+    timerctl.main(["chaos", "run", "mix", *words])
     assert played[0].missing == dict.fromkeys(Need, "not root")
-    assert chaos_commands.main(["run", "power-cut", *words]) == 2
+    assert timerctl.main(["chaos", "run", "power-cut", *words]) == 2
     assert capsys.readouterr().err.endswith(" needs disks: not root\n")
     assert len(played) == 1
     assert not (tmp_path / "run").exists()
@@ -104,7 +104,7 @@ def test_empty_folder_is_its_owners_again_once_the_machine_was_looked_at(
     folder = tmp_path / "mine"
     folder.mkdir()
     words = ["run", "power-cut" if refused else "mix", "--minutes", "0.5", "--dir", str(folder)]
-    assert chaos_commands.main(words) == (2 if refused else 0)
+    assert timerctl.main(["chaos", *words]) == (2 if refused else 0)
     assert not folder.exists() or not [*folder.iterdir()]
     folder.mkdir(exist_ok=True)
     (folder / "thesis.tex").touch()
@@ -113,7 +113,7 @@ def test_empty_folder_is_its_owners_again_once_the_machine_was_looked_at(
 
 
 def test_list_names_every_scenario_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert chaos_commands.main(["list"]) == 0
+    assert timerctl.main(["chaos", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("mix ") for line in lines)
     assert any(line.startswith("isolate ") and line.endswith("[root: network]") for line in lines)

@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from chaos import audit
-from chaos.commands import chaos_commands
 from chaos.history.history import RunFolder, read
 from chaos.suite import suite_commands
 from chaos.suite.show import Show, claimable, clear
@@ -17,6 +16,7 @@ from chaos.suite.stage.network import run as run_program
 from chaos.suite.stage.stage import owning
 from deploy.local import LaunchError, LocalCluster
 from tests.cluster.running import Forking, until
+from timerclient.cli import timerctl
 
 
 @pytest.mark.long  # CI plays such a run as a step of its own: `make chaos-short`
@@ -38,7 +38,7 @@ def test_short_run_without_root_is_ok(
     monkeypatch.setattr("chaos.suite.stage.stage.LocalCluster", Forking)
     words = ["run", "short", "--minutes", str(20 / 60), "--seed", "3", "--plain"]
     words += ["--workloads", "uniform,cancels,groups", "--rate", "60", "--dir", str(folder)]
-    assert chaos_commands.main(words) == 0
+    assert timerctl.main(["chaos", *words]) == 0
     report = audit.audit(spark, RunFolder(folder))
     assert report.ok, report.summary
     assert report.summary["kills"] >= 1
@@ -72,7 +72,7 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSe
     # No node goes away in this one, however long it takes to get here.
     words = ["run", "clock-drift", "--minutes", "5", "--workloads", "uniform"]
     with subprocess.Popen(
-        [sys.executable, "-m", "chaos.suite", *words, "--dir", str(folder)],
+        [sys.executable, "-m", "timerclient.cli.timerctl", "chaos", *words, "--dir", str(folder)],
         stdout=subprocess.PIPE, text=True,
     ) as harness:  # fmt: skip
         try:

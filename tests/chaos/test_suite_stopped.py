@@ -17,7 +17,7 @@ def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     words = ["run", "clock-drift", "--minutes", "5", "--workloads", "uniform", "--plain"]
     with subprocess.Popen(
-        [sys.executable, "-m", "chaos.suite", *words, "--dir", str(folder)],
+        [sys.executable, "-m", "timerclient.cli.timerctl", "chaos", *words, "--dir", str(folder)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as harness:  # fmt: skip
         try:
