@@ -27,7 +27,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -192,12 +193,21 @@ def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
         stopped = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopped.set())
-        told = [_Told(node, *where) for node, where in logs.items()]
-        while not stopped.wait(POLL_S):
-            for each in told:
-                each.follow()
-        followed = [each.follow() for each in told]
-        return 0 if all(followed) else 2
+        for node, (log, kept) in logs.items():
+            print(f"{node}: {log} is kept in {kept}", flush=True)
+        begun, errors, over = Counter[str](), dict[str, str](), False
+        while not over:
+            over = stopped.wait(POLL_S)  # the logs are followed once more afterwards
+            for node, (log, kept) in logs.items():
+                last = errors.pop(node, "")
+                try:
+                    follow(log, kept)
+                    begun[node] += _tell(node, lives(kept)[begun[node] :])
+                except OSError as failed:  # the log is absent, being wiped, or may not be linked
+                    errors[node] = str(failed)
+                    if errors[node] != last:
+                        print(f"{node}: {failed}; trying again", file=sys.stderr, flush=True)
+        return 2 if errors else 0
 
 
 @contextlib.contextmanager
@@ -225,38 +235,10 @@ def _held(log: Path, kept: Path) -> Iterator[None]:
         yield
 
 
-class _Told:
-    """Follows one node's log, and prints its lives and errors, each once."""
-
-    def __init__(self, node: str, log: Path, kept: Path) -> None:
-        self._node, self._log, self._kept = node, log, kept
-        self._lives = 0
-        self._error = ""
-        print(f"{node}: {log} is kept in {kept}", flush=True)
-
-    def follow(self) -> bool:
-        """Follow the log (see the function); return False if that failed."""
-        error = ""
-        try:
-            follow(self._log, self._kept)
-            self._tell_lives()
-        except OSError as failed:  # the log is absent, being wiped, or may not be linked
-            error = str(failed)
-        if error and error != self._error:
-            print(f"{self._node}: {error}; trying again", file=sys.stderr, flush=True)
-        self._error = error
-        return not error
-
-    def _tell_lives(self) -> None:
-        for life in lives(self._kept)[self._lives :]:
-            if not (parts := segments(life)):
-                break  # no segment is linked yet
-            self._lives += 1
-            print(_of_life(self._node, life, parts[0].first), flush=True)
-
-
-def _of_life(node: str, life: Path, first: int) -> str:
-    begins = f"{node}: {life.name} begins at entry {first}"
-    if first == 1:
-        return begins
-    return f"{begins}; earlier entries are not archived, or are in the life before"
+def _tell(node: str, new: Sequence[Path]) -> int:
+    """Print the first entry of each life that has a segment; return their number."""
+    begun = [(life.name, parts[0].first) for life in new if (parts := segments(life))]
+    for name, first in begun:
+        more = "; earlier entries are not archived, or are in the life before" * (first > 1)
+        print(f"{node}: {name} begins at entry {first}{more}", flush=True)
+    return len(begun)

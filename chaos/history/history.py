@@ -283,14 +283,9 @@ class States(_Lines):
         run.root.mkdir(parents=True, exist_ok=True)
         super().__init__(run.states)
 
-    def counted(self, node: str, index: int, *, at_ms: int, **counts: int) -> None:
-        """Record a node's COUNTS after entry `index`."""
-        assert counts.keys() == {*COUNTS}, counts
-        self.write({"node": node, "at_ms": at_ms, "index": index, **counts})
-
-    def digested(self, node: str, index: int, *, at_ms: int, digest: str) -> None:
-        """Record the digest of a node's state at the CHECKPOINT with this index."""
-        self.write({"node": node, "at_ms": at_ms, "index": index, "digest": digest})
+    def told(self, node: str, index: int, *, at_ms: int, **state: Any) -> None:
+        """Record a node's COUNTS after entry `index`, or the `digest` of its CHECKPOINT."""
+        self.write({"node": node, "at_ms": at_ms, "index": index, **state})
 
 
 LEADER_GAP_MS: Final = 15_000

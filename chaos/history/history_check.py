@@ -104,10 +104,10 @@ OUTCOME: Final = _one_of("ok fail unknown")
 _NOT_MOVED: Final = "ALREADY_CANCELLED ALREADY_FIRED NOT_FOUND DROPPED"
 _REFUSED: Final = "ALREADY_ACKED ACK_LEASE_LOST ACK_NOT_DELIVERED EXPIRED DEAD_LETTERED"
 KINDS: Final[Mapping[str, ValueKind]] = {
-    **dict.fromkeys("start_ms end_ms received_ms handed_out_ms due_from_ms due_to_ms".split(), MS),
-    **dict.fromkeys("due_ms fired_at_ms".split(), MS),
-    **dict.fromkeys("group key key_prefix keys ordering_keys".split(), NAME),
-    **dict.fromkeys("ids new_ids existing".split(), ID),
+    **dict.fromkeys(("start_ms", "end_ms", "received_ms", "handed_out_ms", "due_ms"), MS),
+    **dict.fromkeys(("fired_at_ms", "due_from_ms", "due_to_ms"), MS),
+    **dict.fromkeys(("group", "key", "key_prefix", "keys", "ordering_keys"), NAME),
+    **dict.fromkeys(("ids", "new_ids", "existing"), ID),
     **dict.fromkeys(("ack.outcome", "nack.outcome", "extend.outcome"), OUTCOME),
     "topic": _text("a topic's name; without default/, as the log has it", "(?!default/.).+"),
     "outcome": _one_of(" ".join(OpOutcome)),

@@ -85,9 +85,9 @@ def world(tmp_path: Path) -> RunFolder:
             ("n1", 7, 3, 2, 0, 1), ("n2", 7, 3, 2, 0, 1), ("n1", 15, 4, 0, 3, 1),
         ):  # fmt: skip
             counts = dict(zip(("scheduled", "pending", "fired", "cancelled"), said, strict=True))
-            states.counted(node, index, at_ms=1, **counts, dropped=0)
+            states.told(node, index, at_ms=1, **counts, dropped=0)
         for node, index in (("n1", 15), ("n3", 15), ("n3", 15)):
-            states.digested(node, index, at_ms=2, digest=f"{index:016x}")
+            states.told(node, index, at_ms=2, digest=f"{index:016x}")
     return run
 
 
@@ -187,10 +187,8 @@ def test_each_witness_that_contradicts_the_others_is_named(
     write_log(path.parent, other.frames, frames_per_segment=4)
     with history.States(world) as states:
         for node in ("n3", "n1", "n2"):
-            states.counted(
-                node, 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0
-            )
-        states.digested("n3", 15, at_ms=3, digest="other")
+            states.told(node, 8, at_ms=3, scheduled=3, pending=1, fired=2, cancelled=0, dropped=0)
+        states.told("n3", 15, at_ms=3, digest="other")
     world.states.write_text(world.states.read_text() + '{"node": "n1", "ind')  # torn
     world.about.write_text('{"clock_error_ms": 49}')
     with ToldHistory(world, "producer") as h:

@@ -155,43 +155,22 @@ class Network:
             NetworkError: the link could not be made. The returned function raises it if the reader
                 ended by itself, because the link was then a cut.
         """
-        router = self._space(_ROUTER)
+        inside = ("nsenter", f"--net={_NETNS / self._space(_ROUTER)}")
         figures = map(str, (delay_ms, jitter_ms, loss))
         reader = (sys.executable, "-m", "chaos.suite.stage.slow_link", _SLOW_DEVICE, *figures)
-        box = subprocess.Popen(
-            ["nsenter", f"--net={_NETNS / router}", *reader],
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-        )
-
-        def end() -> None:
-            box.kill()
-            box.wait()
-            assert box.stdout is not None
-            box.stdout.close()
-
-        assert box.stdout is not None
-        if box.stdout.readline().strip() != b"up":
-            end()
-            raise NetworkError("the slow link did not come up")
-        try:
-            unrule = self._ruled(pairs, f"lookup {_SLOW_TABLE}", self._slow_priorities)
-        except NetworkError:
-            end()
-            raise
-
-        def undo() -> None:
-            status = box.poll()
-            try:
-                unrule()
-            finally:
-                end()
-            if status is not None:
-                raise NetworkError(
-                    f"the slow link ended by itself, status {status}: its packets were lost"
+        with contextlib.ExitStack() as exits:
+            box = exits.enter_context(
+                subprocess.Popen(
+                    [*inside, *reader], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
                 )
-
-        return undo
+            )
+            exits.callback(box.kill)
+            assert box.stdout is not None
+            if box.stdout.readline().strip() != b"up":
+                raise NetworkError("the slow link did not come up")
+            exits.callback(self._ruled(pairs, f"lookup {_SLOW_TABLE}", self._slow_priorities))
+            exits.callback(_check_lives, box)
+            return exits.pop_all().close
 
     def _ruled(
         self, pairs: Iterable[Pair], action: str, priorities: Iterator[int]
@@ -280,6 +259,12 @@ class Network:
             _delete(space)
         with contextlib.suppress(NetworkError):  # removed with the router's namespace
             run("ip", "link", "del", self._link)
+
+
+def _check_lives(box: "subprocess.Popen[bytes]") -> None:
+    """Raise NetworkError if the reader of the slow link has ended by itself."""
+    if (status := box.poll()) is not None:
+        raise NetworkError(f"the slow link ended by itself, status {status}: its packets were lost")
 
 
 # ---- leftovers of crashed harnesses, and subnets in use

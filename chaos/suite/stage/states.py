@@ -52,7 +52,7 @@ class StateRecorder:
         status = answer.nodes[0]
         if status.applied_index != before:
             counts = {count: getattr(status, count) for count in COUNTS}
-            self._states.counted(name, status.applied_index, at_ms=now_ms(), **counts)
+            self._states.told(name, status.applied_index, at_ms=now_ms(), **counts)
         return status.applied_index
 
     def _digest(self, stub: timer_pb2_grpc.AdminServiceStub, name: str, before: int) -> int:
@@ -60,7 +60,7 @@ class StateRecorder:
         answer = stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=ANSWER_S)
         last = answer.nodes[0]
         if last.checkpoint_index != before:
-            self._states.digested(name, last.checkpoint_index, at_ms=now_ms(), digest=last.digest)
+            self._states.told(name, last.checkpoint_index, at_ms=now_ms(), digest=last.digest)
         return last.checkpoint_index
 
     def close(self) -> None:
