@@ -1,7 +1,7 @@
 """The commands of `timerctl chaos`: run, clean."""
 
-import contextlib
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
         raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
     _check(options)
     target = claimable(folder)
-    missing = _missing(target, plain=options.plain)
+    missing = _missing(plain=options.plain)
     if lacking := sorted(SCENARIOS[scenario].needs.intersection(missing)):
         why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
         raise ValueError(f"{scenario} needs {why}")
@@ -91,23 +91,15 @@ def _check(options: RunOptions) -> None:
     workloads.check(names, rate_per_s=rate_per_s, horizon_s=options.horizon_s)
 
 
-def _missing(target: RunFolder, *, plain: bool) -> dict[Need, str]:
-    """Return the needs that this machine does not meet, each with the reason.
-
-    Afterwards the folder is as before.
-    """
+def _missing(*, plain: bool) -> dict[Need, str]:
+    """Return the needs that this machine does not meet, each with the reason."""
     stage.remove_stale()
     if plain:
         return dict.fromkeys(Need, PLAIN)
-    probed, owned = target.root / "nodes", (target.root / OWNER).exists()
-    with stage.owning(target):  # so that `clean` finds the leftovers if this process dies
-        missing = stage.capabilities(probed)
-    if not owned:
-        (target.root / OWNER).unlink()
-        for made in (probed, target.root):
-            with contextlib.suppress(OSError):  # other files are there
-                made.rmdir()
-    return missing
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        probe = RunFolder(Path(folder).resolve())
+        with stage.owning(probe):  # so that `clean` finds the leftovers if this process dies
+            return stage.capabilities(probe.root / "nodes")
 
 
 def play(target: RunFolder, bill: Bill) -> int:

@@ -102,17 +102,16 @@ class WorkloadClients:
     """Clients with one habit. The functions of their kind use the public attributes."""
 
     def __init__(self, name: str, kind: WorkloadKind, setting: Setting) -> None:
+        """Prepare the clients. The nodes have addresses by now."""
         self.name = name
         self.topic = f"{name}/{name}" if kind.apart else name
         self.chance = random.Random(f"{setting.seed}/{name}")
         """Random choices of the producing thread only."""
         self.habit_chance = random.Random(f"{setting.seed}/{name}/habit")
         """Random choices of the consumers' threads."""
-        self._kind = kind
         self.books = Books(payload_size=kind.payload_size)
+        self._kind = kind
         self._setting = setting
-        self._run = setting.run
-        self._started = False
         self._stopping = threading.Event()
         self._closing = threading.Event()
         self._ended = threading.Event()
@@ -121,6 +120,15 @@ class WorkloadClients:
         """By name: GROUP-NUMBER; GROUP/dead for the dead letters of a group."""
         self._late = [reader for reader in kind.readers if reader.late]
         """Those that have not joined."""
+        self.cancels = Agenda(f"{name}-cancels", self.books, threads=CANCELS_AT_ONCE)
+        """For requests that are delayed or parallel to the producer; stops with the producer."""
+        self.acks = Agenda(f"{name}-acks", self.books)
+        """For delayed acks; stops in `close`."""
+        self.client = self.connect()
+        """Of the producer and the consumers."""
+        self.requests = RecordedRequests(
+            setting.run, f"{name}-requests", self.client, self.books, topic=self.topic
+        )
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     # ---- for the harness
@@ -131,23 +139,12 @@ class WorkloadClients:
         """Unix milliseconds."""
         self.end_ms = self.start_ms + int(1000 * self._setting.horizon_s)
         """Expected timers are due by this time, or within a second of their request."""
-        self.cancels = Agenda(f"{self.name}-cancels", self.books, threads=CANCELS_AT_ONCE)
-        """For requests that are delayed or parallel to the producer; stops with the producer."""
-        self.acks = Agenda(f"{self.name}-acks", self.books)
-        """For delayed acks; stops in `close`."""
-        self.client = self.connect()
-        """Of the producer and the consumers."""
-        self.requests = RecordedRequests(
-            self._run, f"{self.name}-requests", self.client, self.books, topic=self.topic
-        )
-        self._started = True
         self._thread.start()
 
     def stop_producing(self) -> None:
         """Send no new requests from now on, except those that end the workload. Returns at once."""
         self._stopping.set()
-        if self._started:
-            self.cancels.stop()
+        self.cancels.stop()
 
     def drained(self) -> bool:
         """Return whether every request is accounted for: acked by every group, or over.
@@ -170,8 +167,6 @@ class WorkloadClients:
         """
         self._closing.set()
         self.stop_producing()
-        if not self._started:
-            return
         self.acks.stop()
         for thread in (self.cancels.join, self.acks.join, self._join):
             with self.books.noting_failure():
@@ -222,7 +217,7 @@ class WorkloadClients:
 
     def _consumer(self, name: str, reader: WorkloadReader, topic: str) -> RecordingConsumer:
         return RecordingConsumer(
-            self._run, f"{self.name}-{name}", self.client, self.books, reader,
+            self._setting.run, f"{self.name}-{name}", self.client, self.books, reader,
             topic=topic, habit=reader.habit(self),
         )  # fmt: skip
 
@@ -304,5 +299,6 @@ class WorkloadClients:
         return bool(groups) and not any(group.unacked for group in groups)
 
     def _join(self, timeout_s: float) -> bool:
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout_s)
         return not self._thread.is_alive()

@@ -92,24 +92,17 @@ def test_who_is_not_root_is_told_what_is_left_out(
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_empty_folder_is_its_owners_again_once_the_machine_was_looked_at(
+def test_look_at_the_machine_leaves_the_folder_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
-    def capabilities(folder: Path) -> dict[Need, str]:
-        folder.mkdir()
-        return {Need.DISKS: "none here"}
-
-    monkeypatch.setattr(stages, "capabilities", capabilities)
+    monkeypatch.setattr(stages, "capabilities", lambda _: {Need.DISKS: "none here"})
     monkeypatch.setattr(suite_commands, "play", lambda *_: 0)
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    words = ["run", "power-cut" if refused else "mix", "--minutes", "0.5", "--dir", str(folder)]
-    assert timerctl.main(["chaos", *words]) == (2 if refused else 0)
-    assert not folder.exists() or not [*folder.iterdir()]
-    folder.mkdir(exist_ok=True)
-    (folder / "thesis.tex").touch()
-    clear(RunFolder(folder))
-    assert (folder / "thesis.tex").exists()
+    words = ["chaos", "run", "power-cut" if refused else "mix", "--minutes", "0.5"]
+    assert timerctl.main([*words, "--dir", str(tmp_path)]) == (2 if refused else 0)
+    assert [*tmp_path.iterdir()] == []
+    (tmp_path / "thesis.tex").touch()
+    clear(RunFolder(tmp_path))
+    assert (tmp_path / "thesis.tex").exists()
 
 
 def test_list_names_every_scenario_and_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,8 @@ _NAMES: Final = {
     Calls.WRITES: frozenset(_WRITES),
     Calls.ALL: frozenset((*_SYNCS, *_WRITES, *_READS)),
 }
+_OF_KIND: Final = {Kind.SLOW: _SYNCS, Kind.UNREAD: _READS, Kind.TEAR: ("writev",)}
+"""The affected calls of kinds without a choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +79,14 @@ class DiskFault:
     delay_ms: int = 0
     """Delay of a slow sync."""
     inode: int = 0
-    """Of the unreadable file. 0: any file."""
+    """Of the only affected file. 0: any file."""
 
-    def touches(self, call: str, path: str) -> bool:
-        """Return whether the fault affects this call on this path; `inode` is not compared."""
-        if not path.startswith(f"{self.data}/"):
-            return False
-        match self.kind:
-            case Kind.SLOW:
-                return call in _SYNCS
-            case Kind.UNREAD:
-                return call in _READS
-            case Kind.TEAR:
-                return call == "writev" and path.endswith(_LOG_SUFFIX)
-            case Kind.HANG | Kind.ERROR:
-                return call in _NAMES[self.calls]
+    def touches(self, call: str, path: str, inode: int) -> bool:
+        """Return whether the fault affects this call on this file."""
+        calls = _OF_KIND.get(self.kind, _NAMES[self.calls])
+        is_log = path.endswith(_LOG_SUFFIX) or self.kind is not Kind.TEAR
+        is_there = path.startswith(f"{self.data}/") and self.inode in (0, inode)
+        return is_there and is_log and call in calls
 
 
 class DiskFaults:
@@ -175,22 +170,19 @@ class FaultyCalls:
             inode = os.fstat(fd).st_ino
         except OSError:
             return  # the system call itself fails as well
-        if not fault.touches(name, path):
+        if not fault.touches(name, path, inode):
             return
-        match fault.kind:
-            case Kind.SLOW:
-                self._note(fault, name, path)
-                time.sleep(fault.delay_ms / 1000)
-            case Kind.HANG:
-                self._note(fault, name, path)
-                while self._fault() == fault:
-                    time.sleep(POLL_S)
-            case Kind.ERROR | Kind.UNREAD:
-                if fault.inode in (0, inode):
-                    self._note(fault, name, path)
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-            case Kind.TEAR:
-                self._tear(fault, name, path, fd, args[0])
+        if fault.kind is Kind.TEAR:
+            self._tear(fault, name, path, fd, args[0])
+            return
+        self._note(fault, name, path)
+        if fault.kind is Kind.SLOW:
+            time.sleep(fault.delay_ms / 1000)
+        elif fault.kind is Kind.HANG:
+            while self._fault() == fault:
+                time.sleep(POLL_S)
+        else:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def _tear(
         self, fault: DiskFault, name: str, path: str, fd: int, buffers: Sequence[bytes]
