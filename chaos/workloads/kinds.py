@@ -14,7 +14,7 @@ from typing import Final
 
 from chaos.workloads.recorded_requests import now_ms
 from chaos.workloads.workload_clients import BEAT_S, CLOSE_S, WorkloadClients, kind
-from chaos.workloads.workload_consumer import BY_KEY, LATE, ONE, STRICT, WorkloadReader, dying_habit
+from chaos.workloads.workload_consumer import BY_KEY, LATE, ONE, STRICT, WorkloadReader
 from timerclient.rows.pending_timers import Where
 from timerclient.rows.rows import OnConflict
 from timerclient.rows.scheduled_timers import Timers
@@ -117,9 +117,9 @@ def _race(clients: WorkloadClients, ids: list[str], due_ms: int) -> None:
     if len(chosen) > 1 and chance.random() < 0.5:
         chosen.append(chance.choice(chosen))
     work = partial(clients.requests.cancel, [ids[at] for at in chosen])
-    clients.cancels.after(delay_s, work)
+    clients.after(delay_s, work)
     if chance.random() < 0.3:
-        clients.cancels.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
+        clients.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
 
 
 _MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "update", "keep")
@@ -128,7 +128,7 @@ _MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "update
 @kind()
 def keyed(clients: WorkloadClients) -> None:
     """Upserts of few keys in all four modes, and their cancels and reschedules."""
-    chance, later = clients.chance, clients.cancels.after
+    chance, later = clients.chance, clients.after
     for count in clients.beats():
         now = now_ms()
         for start in range(0, count, UPSERT):
@@ -174,7 +174,7 @@ def moved(clients: WorkloadClients) -> None:
         if named:
             to = [_new_due(clients, together) for _ in named]
             work = partial(clients.requests.reschedule_keys, named, to)
-            clients.cancels.after(_around_s(chance, together), work)
+            clients.after(_around_s(chance, together), work)
         if number % FILTER_BEATS == 0:
             _sweep(clients, cancels=number % (2 * FILTER_BEATS) == 0)
 
@@ -192,12 +192,12 @@ def _move(clients: WorkloadClients, ids: list[str], due_ms: float) -> None:
         if new and not clients.stopping:
             later_ms = clients.within(to + 500)
             clients.requests.will_be_due(later_ms)
-            clients.cancels.after(
+            clients.after(
                 _around_s(chance, to),
                 partial(clients.requests.reschedule, new, [later_ms] * len(new)),
             )
 
-    clients.cancels.after(_around_s(chance, due_ms), work)
+    clients.after(_around_s(chance, due_ms), work)
 
 
 def _new_due(clients: WorkloadClients, due_ms: float) -> int:
@@ -230,7 +230,7 @@ def _sweep(clients: WorkloadClients, *, cancels: bool) -> None:
             clients.requests.will_be_due(to)
             clients.requests.reschedule_where(where, to)
 
-    clients.cancels.after(0.0, work)
+    clients.after(0.0, work)
 
 
 @kind()
@@ -344,10 +344,10 @@ def nacking(clients: WorkloadClients) -> None:
 
 @kind(
     WorkloadReader(group="keys", options=BY_KEY, nacks=0.05),
-    WorkloadReader(group="keys", options=BY_KEY, habit=dying_habit),
+    WorkloadReader(group="keys", options=BY_KEY, dies=True),
     WorkloadReader(group="queue", options={"type": "failover"}, nacks=0.01),
-    WorkloadReader(group="queue", options={"type": "failover"}, habit=dying_habit),
-    WorkloadReader(group="alone", options={"type": "exclusive"}, nacks=0.01, habit=dying_habit),
+    WorkloadReader(group="queue", options={"type": "failover"}, dies=True),
+    WorkloadReader(group="alone", options={"type": "exclusive"}, nacks=0.01, dies=True),
 )
 def ordered(clients: WorkloadClients) -> None:
     """Keyed timers for groups that keep an order; some are nacked, consumers die."""
@@ -364,7 +364,7 @@ def failing(clients: WorkloadClients) -> None:
     _evenly(clients)
 
 
-@kind(ONE, WorkloadReader(habit=dying_habit))
+@kind(ONE, WorkloadReader(dies=True))
 def dying(clients: WorkloadClients) -> None:
     """Consumers drop their connection while they hold leases, and reconnect."""
     _evenly(clients)

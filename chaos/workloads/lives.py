@@ -53,9 +53,7 @@ def redriven(clients: WorkloadClients) -> None:
         clients.schedule(count, SHORT_MS)
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
             most = clients.chance.choice(REDRIVEN)
-            clients.cancels.after(
-                0.0, partial(clients.requests.redrive, _letters_of(clients), most)
-            )
+            clients.after(0.0, partial(clients.requests.redrive, _letters_of(clients), most))
 
 
 def _letters_of(clients: WorkloadClients) -> str:
@@ -81,11 +79,11 @@ def sought(clients: WorkloadClients) -> Rest:
         clients.schedule(count, SHORT_MS)
         dice = random.Random(chance.random())  # used on another thread
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
-            clients.cancels.after(0.0, partial(_alone, one_by_one, partial(_seek, clients, dice)))
+            clients.after(0.0, partial(_alone, one_by_one, partial(_seek, clients, dice)))
         if number % ANEW_BEATS == ANEW_BEATS - 1:
             start: Start = "earliest" if dice.random() < 0.5 else "latest"
             work = partial(_make_anew, clients, start)
-            clients.cancels.after(0.0, partial(_alone, one_by_one, work))
+            clients.after(0.0, partial(_alone, one_by_one, work))
 
     def rest() -> bool:
         """Seek both groups far back at the end."""

@@ -8,7 +8,7 @@ from typing import Final
 from chaos.history.history import payload_of
 from chaos.workloads.recorded_requests import now_ms
 from chaos.workloads.workload_clients import BEAT_S, Rest, WorkloadClients, kind
-from chaos.workloads.workload_consumer import BY_KEY, ONE, WorkloadReader, dying_habit
+from chaos.workloads.workload_consumer import BY_KEY, ONE, WorkloadReader
 from timerclient.rows.series_fields import Misfire, SeriesOptions
 from timerclient.values.errors import TimerError
 
@@ -30,14 +30,14 @@ MEETING_MS: Final = 2_000
 """From one burst of `smoothed` to the next."""
 
 
-@kind(WorkloadReader(nacks=0.02), WorkloadReader(habit=dying_habit))
+@kind(WorkloadReader(nacks=0.02), WorkloadReader(dies=True))
 def recurring(clients: WorkloadClients) -> Rest:
     """Series by interval and cron, changed, paused and deleted; occurrences moved."""
     for number, count in enumerate(clients.beats()):
         clients.schedule(count, SOON_MS)
         if number % SERIES_BEATS == 0:
             dice = random.Random(clients.chance.random())  # used on another thread
-            clients.cancels.after(0.0, partial(_act, clients, dice, clients.marks(1)[0]))
+            clients.after(0.0, partial(_act, clients, dice, clients.marks(1)[0]))
 
     def rest() -> bool:
         for each in clients.client.list_series(clients.topic):
@@ -81,7 +81,7 @@ def _act(clients: WorkloadClients, dice: random.Random, mark: int) -> None:
 
 @kind(
     WorkloadReader(group="keys", options=BY_KEY, nacks=0.05),
-    WorkloadReader(group="keys", options=BY_KEY, habit=dying_habit),
+    WorkloadReader(group="keys", options=BY_KEY, dies=True),
 )
 def sequenced(clients: WorkloadClients) -> None:
     """Many timers of each ordering key, for groups that keep an order; consumers die."""

@@ -89,7 +89,7 @@ def paused(clients: WorkloadClients) -> Rest:
         elif beat == PAUSE_BEATS // 2:
             catch_up = CATCH_UPS[cycle % len(CATCH_UPS)]
             if some := chance.sample(asked, min(len(asked), 2)):
-                clients.cancels.after(0.0, partial(_cancel, clients, some))  # during the release
+                clients.after(0.0, partial(_cancel, clients, some))  # during the release
             requests.resume(catch_up)
             if catch_up != "all":
                 doubtful, asked = doubtful + asked, []
@@ -190,7 +190,7 @@ def doomed(clients: WorkloadClients) -> Rest:
             ids = clients.requests.batch(marks[:half], due_ms[:half])
             if ids and number % LIFE_BEATS == LIFE_BEATS - 2:
                 delay_s = chance.uniform(0, 2 * BEAT_S)
-                clients.cancels.after(delay_s, partial(clients.requests.cancel, ids))
+                clients.after(delay_s, partial(clients.requests.cancel, ids))
 
     def rest() -> bool:
         if wait(under_way, 0).not_done or not clients.requests.delete():

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from chaos.history.history import RunFolder
-from chaos.workloads.agenda import Agenda
 from chaos.workloads.history_books import PAYLOAD_SIZE, Books
 from chaos.workloads.recorded_requests import RecordedRequests, now_ms
 from chaos.workloads.workload_consumer import (
@@ -39,8 +38,6 @@ SETTINGS: Final = ClientSettings(call_s=10.0)
 """Calls end sooner than by default, so that the histories show an outage of that length."""
 SETTLE_S: Final = 1.0
 """From the last due time to the first look, so that all timers have fired."""
-CANCELS_AT_ONCE: Final = 4
-"""Threads for cancels. A cancel that waits for another one misses its moment."""
 RETRY_S: Final = 0.5
 CLOSE_S: Final = 10.0
 
@@ -99,7 +96,7 @@ class Setting:
 
 
 class WorkloadClients:
-    """Clients with one habit. The functions of their kind use the public attributes."""
+    """The clients of one kind. The functions of their kind use the public attributes."""
 
     def __init__(self, name: str, kind: WorkloadKind, setting: Setting) -> None:
         """Prepare the clients. The nodes have addresses by now."""
@@ -107,8 +104,6 @@ class WorkloadClients:
         self.topic = f"{name}/{name}" if kind.apart else name
         self.chance = random.Random(f"{setting.seed}/{name}")
         """Random choices of the producing thread only."""
-        self.habit_chance = random.Random(f"{setting.seed}/{name}/habit")
-        """Random choices of the consumers' threads."""
         self.books = Books(payload_size=kind.payload_size)
         self._kind = kind
         self._setting = setting
@@ -120,10 +115,8 @@ class WorkloadClients:
         """By name: GROUP-NUMBER; GROUP/dead for the dead letters of a group."""
         self._late = [reader for reader in kind.readers if reader.late]
         """Those that have not joined."""
-        self.cancels = Agenda(f"{name}-cancels", self.books, threads=CANCELS_AT_ONCE)
-        """For requests that are delayed or parallel to the producer; stops with the producer."""
-        self.acks = Agenda(f"{name}-acks", self.books)
-        """For delayed acks; stops in `close`."""
+        self._lock = threading.Lock()
+        self._later: list[threading.Thread] = []
         self.client = self.connect()
         """Of the producer and the consumers."""
         self.requests = RecordedRequests(
@@ -144,7 +137,6 @@ class WorkloadClients:
     def stop_producing(self) -> None:
         """Send no new requests from now on, except those that end the workload. Returns at once."""
         self._stopping.set()
-        self.cancels.stop()
 
     def drained(self) -> bool:
         """Return whether every request is accounted for: acked by every group, or over.
@@ -167,10 +159,9 @@ class WorkloadClients:
         """
         self._closing.set()
         self.stop_producing()
-        self.acks.stop()
-        for thread in (self.cancels.join, self.acks.join, self._join):
-            with self.books.noting_failure():
-                assert thread(END_TIMEOUT_S), f"{self.name}: a thread did not end"
+        threads = [*self._later, *[self._thread] * (self._thread.ident is not None)]
+        with self.books.noting_failure():
+            assert _joined(threads), f"{self.name}: a thread did not end"
         for consumer in self._consumers.values():
             consumer.close()
         for client in self._clients:
@@ -202,6 +193,19 @@ class WorkloadClients:
         self._clients = [each for each in self._clients if each is not client]
         client.close(AT_ONCE_S)
 
+    def after(self, delay_s: float, work: Callable[[], object]) -> None:
+        """Call `work` in a thread of its own after `delay_s`; drop it if `stopping` by then."""
+
+        def run() -> None:
+            with self.books.noting_failure():
+                if not self._stopping.wait(delay_s):
+                    work()
+
+        thread = threading.Thread(target=run, name=f"{self.name}-later", daemon=True)
+        thread.start()
+        with self._lock:
+            self._later = [*(each for each in self._later if each.is_alive()), thread]
+
     def join(self, reader: WorkloadReader) -> None:
         """Add a consumer; return once it is open, or the workload is being closed."""
         number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
@@ -218,7 +222,7 @@ class WorkloadClients:
     def _consumer(self, name: str, reader: WorkloadReader, topic: str) -> RecordingConsumer:
         return RecordingConsumer(
             self._setting.run, f"{self.name}-{name}", self.client, self.books, reader,
-            topic=topic, habit=reader.habit(self),
+            topic=topic, stopping=self._stopping,
         )  # fmt: skip
 
     def beats(self, every_s: float = BEAT_S) -> Iterator[int]:
@@ -271,7 +275,7 @@ class WorkloadClients:
                     self.join(reader)
             rest = self._kind.produce(self)
             self._join_late()
-            self.cancels.join(END_TIMEOUT_S)  # its last requests may move `last_due_ms`
+            _joined(self._later)  # their last requests may move `last_due_ms`
             if rest is not None:
                 self._until(rest)
             settled_s = self.requests.last_due_ms / 1000 + SETTLE_S
@@ -298,7 +302,9 @@ class WorkloadClients:
         groups = [group for topic in topics for group in topic.groups]
         return bool(groups) and not any(group.unacked for group in groups)
 
-    def _join(self, timeout_s: float) -> bool:
-        if self._thread.ident is not None:  # it was started
-            self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+
+def _joined(threads: Sequence[threading.Thread]) -> bool:
+    """Wait for threads, at most END_TIMEOUT_S for each; return whether all have ended."""
+    for thread in threads:
+        thread.join(END_TIMEOUT_S)
+    return not any(thread.is_alive() for thread in threads)

@@ -1,4 +1,4 @@
-"""A client that receives messages, acks them by its habit, and records all of that."""
+"""A client that receives messages, acks them, and records all of that."""
 
 import contextlib
 import itertools
@@ -24,6 +24,7 @@ from timerclient.values.errors import LeaseLost, NotDelivered, TimerError
 T = TypeVar("T")
 LEASE: Final = timedelta(seconds=10)
 SLOW_LEASE: Final = timedelta(seconds=3)
+LATE_SHARE: Final = 0.3
 DEATH_S: Final = 3.0
 """Lifetime of a dying consumer."""
 LETTERS: Final = "dead-letters"
@@ -35,15 +36,7 @@ AT_ONCE_S: Final = 0.001
 END_TIMEOUT_S: Final = 40.0
 """For the end of a thread; longer than any call of a client."""
 
-Habit = Callable[[Callable[[], None]], bool]
-"""Called with a function that acks a batch. Returns False if the consumer has to die at once."""
 NACK_DELAYS_S: Final = (None, 0.0, 0.3, 2.0, 5.0)
-
-
-def prompt(ack: Callable[[], None]) -> bool:
-    """Ack at once."""
-    ack()
-    return True
 
 
 def record(history: History, topic: str, group: str, batch: Batch, **more: Any) -> list[int]:
@@ -87,41 +80,14 @@ class WorkloadReader:
     """Its dead letters are redriven, so no consumer reads their topic."""
     dead_of: str = ""
     """It consumes the dead letters of this group; empty: other messages."""
-    habit: Callable[[Any], Habit] = lambda _: prompt
-    """Makes the habit of the consumer, from the WorkloadClients."""
-
-
-def late_habit(clients: Any) -> Habit:
-    """Return a habit that acks 30 % of batches around the end of their lease, or after it."""
-    chance = clients.habit_chance
-
-    def habit(ack: Callable[[], None]) -> bool:
-        if clients.stopping or chance.random() < 0.7:
-            ack()
-        else:
-            clients.acks.after(SLOW_LEASE.total_seconds() * chance.uniform(0.8, 1.6), ack)
-        return True
-
-    return habit
-
-
-def dying_habit(clients: Any) -> Habit:
-    """Return a habit that dies every few seconds, with leased messages and unconfirmed acks."""
-    last_s = time.monotonic()
-
-    def habit(ack: Callable[[], None]) -> bool:
-        nonlocal last_s
-        if clients.stopping or time.monotonic() - last_s < DEATH_S:
-            ack()
-            return True
-        last_s = time.monotonic()
-        return False
-
-    return habit
+    acks_late: bool = False
+    """It acks LATE_SHARE of its batches around the end of their lease, or after it."""
+    dies: bool = False
+    """It dies every few seconds, with leased messages and unconfirmed acks."""
 
 
 ONE: Final = WorkloadReader()
-LATE: Final = WorkloadReader(lease=SLOW_LEASE, habit=late_habit)
+LATE: Final = WorkloadReader(lease=SLOW_LEASE, acks_late=True)
 BY_KEY: Final[GroupOptions] = {"type": "key_shared"}
 STRICT: Final[GroupOptions] = {"max_attempts": 2}
 
@@ -133,17 +99,19 @@ class RecordingConsumer:
     later time than that of the arrival.
     """
 
-    def __init__(  # noqa: PLR0913 -- topic and habit by keyword
+    def __init__(  # noqa: PLR0913 -- topic and event by keyword
         self, run: RunFolder, name: str, client: TimerClient, books: Books, reader: WorkloadReader,
-        *, topic: str, habit: Habit = prompt,
+        *, topic: str, stopping: threading.Event | None = None,
     ) -> None:  # fmt: skip
+        """Start the thread. `stopping`: once it is set, all batches are acked at once."""
         self._history = History(run, name)
         self._name = name
         self._client = client
         self._books = books
         self._topic, self._group, self._lease = topic, reader.group, reader.lease
         self._reader = reader
-        self._habit = habit
+        self._stopping = stopping or threading.Event()
+        self._late_acks: list[threading.Timer] = []
         self._moods = random.Random(name)
         self._opened = threading.Event()
         self._closing = threading.Event()
@@ -164,6 +132,9 @@ class RecordingConsumer:
         self._thread.join(END_TIMEOUT_S)
         with self._books.noting_failure():
             assert not self._thread.is_alive(), f"{self._name} did not end"
+        for timer in self._late_acks:
+            timer.cancel()
+            timer.join()
         self._history.close()
 
     # ---- its thread
@@ -214,7 +185,7 @@ class RecordingConsumer:
                     subscription.close(AT_ONCE_S)
 
     def _consume(self, subscription: Subscription) -> None:
-        is_first = True
+        is_first, reader, born_s = True, self._reader, time.monotonic()
         for batch in subscription.batches():
             self._received(batch)
             if is_first:
@@ -222,8 +193,26 @@ class RecordingConsumer:
                 is_first = False
             back = self._complain(batch)
             mine = [message for message in batch if message.queue_offset not in back]
-            if not self._habit(lambda batch=batch, mine=mine: self._ack(batch, mine)):  # type: ignore[misc]
+            hurries = self._stopping.is_set()
+            if reader.dies and not hurries and time.monotonic() - born_s >= DEATH_S:
                 return
+            if reader.acks_late and not hurries and self._moods.random() < LATE_SHARE:
+                self._ack_late(batch, mine)
+            else:
+                self._ack(batch, mine)
+
+    def _ack_late(self, batch: Batch, messages: Sequence[Message]) -> None:
+        delay_s = self._lease.total_seconds() * self._moods.uniform(0.8, 1.6)
+
+        def ack() -> None:
+            with self._books.noting_failure():
+                self._ack(batch, messages)
+
+        timer = threading.Timer(delay_s, ack)
+        timer.daemon = True
+        self._late_acks = [each for each in self._late_acks if each.is_alive()]
+        self._late_acks.append(timer)
+        timer.start()
 
     def _received(self, batch: Batch) -> None:
         if dead_of := self._reader.dead_of:

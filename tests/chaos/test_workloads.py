@@ -4,7 +4,9 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
+from datetime import timedelta
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +17,11 @@ from chaos import workloads
 from chaos.history.history import OpOutcome, RunFolder, payload_of
 from chaos.history.history_check import check
 from chaos.workloads import workload_clients as clients_module
-from chaos.workloads.agenda import Agenda
+from chaos.workloads import workload_consumer
 from chaos.workloads.history_books import GROUP, Books
 from chaos.workloads.recorded_requests import RecordedRequests, outcome_of
 from chaos.workloads.workload_clients import Setting, WorkloadClients, WorkloadKind
-from chaos.workloads.workload_consumer import Habit, RecordingConsumer, WorkloadReader, prompt
+from chaos.workloads.workload_consumer import RecordingConsumer, WorkloadReader
 from tests.chaos.world import told
 from tests.cluster.running import until
 from tests.timerclient.conftest import Threaded
@@ -41,46 +43,6 @@ def lines(run: RunFolder, name: str, op: str) -> list[dict[str, Any]]:
 def flat(found: Sequence[dict[str, Any]], field: str) -> list[Any]:
     """Return the elements of a list of all lines, one after the other."""
     return [*chain.from_iterable(line.get(field) or () for line in found)]
-
-
-# ---- agenda
-
-
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(20)
-
-
-def test_agenda_keeps_the_order_of_times_and_forgets_the_rest_when_stopped() -> None:
-    books, done = Books(), []
-    agenda = Agenda("a", books)
-    with agenda._changed:  # so that no work begins before all of it is there
-        for delay_s in (-1_000, -3_000, -2_000):
-            agenda.after(delay_s, lambda delay_s=delay_s: done.append(delay_s))  # type: ignore[misc]
-    agenda.after(3600, lambda: done.append(3600))
-    until(lambda: len(done) == 3)
-    agenda.stop()
-    assert agenda.join(20)
-    assert done == [-3_000, -2_000, -1_000]
-    books.check()
-
-
-def test_agenda_goes_on_while_one_work_waits() -> None:
-    books, goes_on = Books(), threading.Event()
-    agenda = Agenda("a", books, threads=2)
-    agenda.after(0, lambda: assert_set(goes_on))
-    agenda.after(0, goes_on.set)
-    assert goes_on.wait(20)
-    agenda.stop()
-    assert agenda.join(20)
-
-
-def test_failure_of_a_thread_is_raised_where_somebody_looks() -> None:
-    books = Books()
-    agenda = Agenda("a", books)
-    agenda.after(0, lambda: 1 / 0)
-    assert agenda.join(20)
-    with pytest.raises(ZeroDivisionError):
-        books.check()
 
 
 # ---- one client against a fake cluster
@@ -289,28 +251,22 @@ def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: RunFold
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def consume(
-    run: RunFolder, client: TimerClient, books: Books, habit: Habit = prompt
-) -> RecordingConsumer:
-    return RecordingConsumer(run, "c", client, books, WorkloadReader(), topic="t", habit=habit)
+def consume(run: RunFolder, client: TimerClient, books: Books) -> RecordingConsumer:
+    return RecordingConsumer(run, "c", client, books, WorkloadReader(), topic="t")
 
 
 def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
-    fake: Threaded, client: TimerClient, run: RunFolder
+    fake: Threaded, client: TimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lives = chain([False, False], repeat(True))
-
-    def habit(ack: Callable[[], None]) -> bool:
-        lived = next(lives)
-        if lived:
-            ack()
-        return lived
-
-    books = Books()
+    monkeypatch.setattr(workload_consumer, "DEATH_S", 0.0)
+    books, stopping = Books(), threading.Event()
     producer = RecordedRequests(run, "p", client, books, topic="t")
     producer.batch([1, 2], [NOW_MS, NOW_MS])
-    consumer = consume(run, client, books, habit)
+    reader = WorkloadReader(dies=True)
+    consumer = RecordingConsumer(run, "c", client, books, reader, topic="t", stopping=stopping)
 
+    until(lambda: len(lines(run, "c", "deliver")) > 2)
+    stopping.set()
     until(lambda: len(flat(lines(run, "c", "ack"), "results")) == 2)
     consumer.close()
     producer.close()
@@ -334,18 +290,15 @@ def test_consumer_makes_its_group_as_it_is_to_be(
 
 
 def test_ack_of_a_lost_lease_is_written_down(
-    fake: Threaded, client: TimerClient, run: RunFolder
+    fake: Threaded, client: TimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acks: list[Callable[[], None]] = []
     books = Books()
     producer = RecordedRequests(run, "p", client, books, topic="t")
     producer.batch([1, 2], [NOW_MS, NOW_MS])
-
-    def habit(ack: Callable[[], None]) -> bool:
-        acks.append(ack)
-        return True
-
-    consumer = consume(run, client, books, habit)
+    ack = RecordingConsumer._ack
+    monkeypatch.setattr(RecordingConsumer, "_ack", lambda *of: acks.append(partial(ack, *of)))
+    consumer = consume(run, client, books)
     until(lambda: acks)
     fake.cluster.groups["t", GROUP].held[0] = (99, 99)  # somebody else's meanwhile
     acks.pop()()
@@ -372,26 +325,49 @@ def test_ack_of_what_expired_says_of_which(
 
 
 def test_ack_that_died_unanswered_is_unknown(
-    fake: Threaded, client: TimerClient, run: RunFolder
+    fake: Threaded, client: TimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
-    lives = iter([False])
+    ack, lives = RecordingConsumer._ack, iter([False])
 
-    def habit(ack: Callable[[], None]) -> bool:
-        ack()
+    def ack_and_die(*of: Any) -> None:
+        ack(*of)
         until(lambda: fake.cluster.acks)
-        return next(lives, True)
+        if not next(lives, True):
+            raise errors.ConnectionLost("it died")
 
+    monkeypatch.setattr(RecordingConsumer, "_ack", ack_and_die)
     books = Books()
     producer = RecordedRequests(run, "p", client, books, topic="t")
     producer.batch([1], [NOW_MS])
-    consumer = consume(run, client, books, habit)
+    consumer = consume(run, client, books)
     until(lambda: lines(run, "c", "ack"))
     fake.cluster.on_ack = lambda _: None
     consumer.close()
     producer.close()
     assert lines(run, "c", "ack")[0]["outcome"] == "unknown"
     assert [*check(run.histories / "c.jsonl")] == []
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_late_acks_are_sent_after_a_while_or_at_once_if_it_stops(
+    fake: Threaded, client: TimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch,
+    stops: bool,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(workload_consumer, "LATE_SHARE", 1.0)
+    books, stopping = Books(), threading.Event()
+    if stops:
+        stopping.set()
+    producer = RecordedRequests(run, "p", client, books, topic="t")
+    producer.batch([1], [NOW_MS])
+    lease = timedelta(seconds=3600 if stops else 0.1)
+    reader = WorkloadReader(acks_late=True, lease=lease)
+    consumer = RecordingConsumer(run, "c", client, books, reader, topic="t", stopping=stopping)
+    until(lambda: lines(run, "c", "ack"))
+    assert bool(consumer._late_acks) != stops
+    consumer.close()
+    producer.close()
+    books.check()
 
 
 def test_client_that_can_t_open_its_group_ends_when_closed(
@@ -496,6 +472,27 @@ def test_workload_closed_before_its_end_leaves_no_thread(fake: Threaded, run: Ru
     until(lambda: clients.books.asked)
     clients.close()
     assert [t.name for t in threading.enumerate() if t.name.startswith("w")] == []
+
+
+def test_later_work_goes_on_beside_other_work_and_is_dropped_at_the_end(
+    fake: Threaded, run: RunFolder
+) -> None:
+    clients, goes_on = workload(fake, run, workloads.KINDS["uniform"]), threading.Event()
+    done: list[bool] = []
+    clients.after(0, lambda: done.append(goes_on.wait(20)))
+    clients.after(0, goes_on.set)
+    until(lambda: done == [True])
+    clients.after(3600, lambda: done.append(False))
+    clients.close()
+    clients.after(0, lambda: done.append(False))
+    assert done == [True]
+
+
+def test_failure_of_later_work_is_raised(fake: Threaded, run: RunFolder) -> None:
+    clients = workload(fake, run, workloads.KINDS["uniform"])
+    clients.after(0, lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        clients.close()
 
 
 def test_beats_keep_the_rate_and_make_up_for_no_outage(
