@@ -16,7 +16,6 @@ from chaos.workloads.recorded_requests import now_ms
 from chaos.workloads.workload_clients import BEAT_S, CLOSE_S, WorkloadClients, kind
 from chaos.workloads.workload_consumer import BY_KEY, LATE, ONE, STRICT, WorkloadReader
 from timerclient.rows.pending_timers import Where
-from timerclient.rows.rows import OnConflict
 from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.errors import Overloaded
 
@@ -122,7 +121,7 @@ def _race(clients: WorkloadClients, ids: list[str], due_ms: int) -> None:
         clients.after(delay_s + chance.choice((0.0, chance.uniform(0, 2))), work)
 
 
-_MODES: Final[tuple[OnConflict, ...]] = ("reject", "replace", "replace", "update", "keep")
+_MODES: Final = ("reject", "replace", "replace", "update", "keep")
 
 
 @kind()
@@ -134,10 +133,11 @@ def keyed(clients: WorkloadClients) -> None:
         for start in range(0, count, UPSERT):
             n = min(UPSERT, count - start)
             due_ms = [clients.within(now + chance.uniform(-100, 4000)) for _ in range(n)]
-            mode: OnConflict = chance.choice(_MODES)
+            mode = chance.choice(_MODES)
             keyed = 1.0 if mode == "update" else 0.9
             names = [_key(chance) if chance.random() < keyed else None for _ in range(n)]
-            work = partial(clients.requests.upsert, clients.marks(n), due_ms, names, mode)
+            batch = partial(clients.requests.batch, clients.marks(n), due_ms)
+            work = partial(batch, keys=names, on_conflict=mode)
             if chance.random() < 0.5:
                 work()
             else:
@@ -166,7 +166,7 @@ def moved(clients: WorkloadClients) -> None:
         due_ms = [clients.within(together + chance.randint(-5, 5)) for _ in range(count)]
         marks = clients.marks(count)
         keys = [f"{mark // 2 % PREFIXES}/{mark}" if mark % 2 else None for mark in marks]
-        ids = clients.requests.upsert(marks, due_ms, keys, "reject")
+        ids = clients.requests.batch(marks, due_ms, keys=keys, on_conflict="reject")
         at = [place for place in range(len(ids)) if chance.random() < 0.7]
         if at:
             _move(clients, [ids[place] for place in at], together)

@@ -21,7 +21,6 @@ from timerclient import TimerClient
 from timerclient.client.group_calls import Start
 from timerclient.client.topic_calls import namespace_of
 from timerclient.rows.pending_timers import Changed, Rescheduled, Where
-from timerclient.rows.rows import OnConflict
 from timerclient.rows.scheduled_timers import Timers
 from timerclient.rows.series_fields import SeriesOptions
 from timerclient.values.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
@@ -36,7 +35,7 @@ CLUSTER: Final = "cluster"
 _NEW: Final = ("SCHEDULED", "REPLACED")
 _WITHOUT_ID: Final = ("REJECTED", "NOT_PENDING")
 """Names of results: a timer was made; there is no id."""
-_CONTENT: Final = {"ordering_keys": "ordering_key", "priorities": "priority"}
+_CONTENT: Final = {"keys": "key", "ordering_keys": "ordering_key", "priorities": "priority"}
 """Columns of a request -> fields of Content."""
 
 Answer = dict[str, Any]
@@ -85,37 +84,30 @@ class RecordedRequests:
 
     def batch(
         self, marks: Sequence[int], due_ms: Sequence[int], *, expected: bool = True,
-        timeout_s: float | None = None, **traits: Sequence[Any],
+        timeout_s: float | None = None, **columns: Any,
     ) -> list[str]:  # fmt: skip
-        """Schedule timers in one request.
+        """Schedule timers in one request. Timers with keys have headers, too.
 
-        `expected`: the timers are due within the run. `traits`: `ordering_keys` and `priorities`,
-        one for each timer.
+        `expected`: the timers are due within the run. `columns`: `keys`, `ordering_keys` and
+        `priorities`, one for each timer; with keys also `on_conflict`.
         """
-        self._books.expect(marks, **{_CONTENT[name]: of for name, of in traits.items()})
+        content = {_CONTENT[name]: of for name, of in columns.items() if name in _CONTENT}
+        more = {"headers": [*map(headers_of, marks)]} if "keys" in columns else {}
+        self._books.expect(marks, **content, **more)
         if expected:
             self.will_be_due(max(due_ms))
-        call = self._batched(marks, due_ms, timeout=timeout_s, **traits)
-        return self._schedule(marks, lambda: {"ids": call().ids}, due_ms=due_ms, **traits)
-
-    def upsert(
-        self, marks: Sequence[int], due_ms: Sequence[int], keys: Sequence[str | None],
-        on_conflict: OnConflict,
-    ) -> list[str]:  # fmt: skip
-        """Schedule timers with keys and headers."""
-        headers, more = [*map(headers_of, marks)], {"keys": keys, "on_conflict": on_conflict}
-        self._books.expect(marks, key=keys, headers=headers)
-        self.will_be_due(max(due_ms))
-        call = self._batched(marks, due_ms, headers=headers, **more)
+        call = self._batched(marks, due_ms, timeout=timeout_s, **columns, **more)
 
         def answer() -> Answer:
             timers = call()
+            if "keys" not in columns:
+                return {"ids": timers.ids}
             results = [result.name for result in timers.results]
             made = zip(timers.ids, results, strict=True)
             ids = [None if result in _WITHOUT_ID else id_ for id_, result in made]
             return {"ids": ids, "results": results, "existing": timers.existing}
 
-        return self._schedule(marks, answer, due_ms=due_ms, **more)
+        return self._schedule(marks, answer, due_ms=due_ms, **columns)
 
     def named(
         self, marks: Sequence[int], due_ms: Sequence[int], request_id: str, *, patience_s: float
