@@ -144,7 +144,7 @@ class RecordingConsumer:
             while not self._closing.is_set():
                 self._write_open()
                 with contextlib.suppress(TimerError):  # no leader, or the cluster refused it
-                    self._consume_from(self._open())
+                    self._consume()
                 self._closing.wait(REOPEN_S)
 
     def _write_open(self, **settings: int) -> None:
@@ -164,42 +164,32 @@ class RecordingConsumer:
                     max_in_flight=each.max_in_flight,
                 )
 
-    def _open(self) -> Subscription:
-        if self._reader.options:
-            self._client.create_group(self._topic, self._group, **self._reader.options)
-        subscription = self._client.consumer(
-            self._topic, group=self._group, lease=self._lease, hold_max=self._reader.hold_max
+    def _consume(self) -> None:
+        """Subscribe, and receive until the subscription ends or this consumer dies."""
+        reader, born_s = self._reader, time.monotonic()
+        if reader.options:
+            self._client.create_group(self._topic, self._group, **reader.options)
+        subscription = self._subscription = self._client.consumer(
+            self._topic, group=self._group, lease=self._lease, hold_max=reader.hold_max
         )
-        self._subscription = subscription
         self._opened.set()
         if self._closing.is_set():  # `close` may have missed it
             subscription.close()
-        return subscription
-
-    def _consume_from(self, subscription: Subscription) -> None:
         try:
-            self._consume(subscription)
+            for number, batch in enumerate(subscription.batches()):
+                mine, hurries = self._received(batch), self._stopping.is_set()
+                if number == 0:
+                    self._write_settings()
+                if reader.dies and not hurries and time.monotonic() - born_s >= DEATH_S:
+                    return
+                if reader.acks_late and not hurries and self._moods.random() < LATE_SHARE:
+                    self._ack_late(batch, mine)
+                else:
+                    self._ack(batch, mine)
         finally:
             if not self._closing.is_set():  # else `close` waits for the acks
                 with contextlib.suppress(TimerError):  # each ack records its own outcome
                     subscription.close(AT_ONCE_S)
-
-    def _consume(self, subscription: Subscription) -> None:
-        is_first, reader, born_s = True, self._reader, time.monotonic()
-        for batch in subscription.batches():
-            self._received(batch)
-            if is_first:
-                self._write_settings()
-                is_first = False
-            back = self._complain(batch)
-            mine = [message for message in batch if message.queue_offset not in back]
-            hurries = self._stopping.is_set()
-            if reader.dies and not hurries and time.monotonic() - born_s >= DEATH_S:
-                return
-            if reader.acks_late and not hurries and self._moods.random() < LATE_SHARE:
-                self._ack_late(batch, mine)
-            else:
-                self._ack(batch, mine)
 
     def _ack_late(self, batch: Batch, messages: Sequence[Message]) -> None:
         delay_s = self._lease.total_seconds() * self._moods.uniform(0.8, 1.6)
@@ -214,7 +204,8 @@ class RecordingConsumer:
         self._late_acks.append(timer)
         timer.start()
 
-    def _received(self, batch: Batch) -> None:
+    def _received(self, batch: Batch) -> list[Message]:
+        """Record and compare a batch, and nack some of it; return the messages to ack."""
         if dead_of := self._reader.dead_of:
             assert {each.headers["dead-letter-group"] for each in batch} == {dead_of}, dead_of
         of = [message.occurrence for message in batch]
@@ -225,11 +216,13 @@ class RecordingConsumer:
         marks = record(self._history, self._topic, self._group, batch, **more)
         self._books.check_content(batch, marks)
         self._books.given(len(marks))
+        back = self._complain(batch) if self._reader.nacks else set()
+        return [message for message in batch if message.queue_offset not in back]
 
     def _complain(self, batch: Batch) -> set[int]:
         """Nack some messages, extend the lease of others; return the offsets of the nacked ones."""
         back: set[int] = set()
-        for message in batch if self._reader.nacks else ():
+        for message in batch:
             chance, offset = self._moods.random(), message.queue_offset
             if chance < self._reader.nacks:
                 delay = self._moods.choice(NACK_DELAYS_S)

@@ -1,8 +1,8 @@
 """A network for one run: every node in a namespace of its own, a router between them.
 
-    n1 [eth0 10.a.b.1] ──┐
-    n2 [eth0 10.a.b.2] ──┤ router namespace ├── [10.a.b.254] this machine: clients, harness
-    n3 [eth0 10.a.b.3] ──┘
+    n1 [eth0 198.18.a.1] ──┐
+    n2 [eth0 198.18.a.2] ──┤ router namespace ├── [198.18.a.254] this machine: clients, harness
+    n3 [eth0 198.18.a.3] ──┘
 
 All traffic is routed. So the router's policy rules control each direction of each link separately,
 and plain iproute2 is enough (no iptables, no netem):
@@ -20,8 +20,8 @@ machine's end of the link as well.
 import contextlib
 import ipaddress
 import itertools
-import json
 import os
+import random
 import re
 import secrets
 import signal
@@ -45,6 +45,8 @@ _SLOW_DEVICE: Final = "slow"
 _BACK_PRIORITY: Final = 10
 _CLIENTS_HOST: Final = 254
 _NETNS: Final = Path("/run/netns")
+_SUBNETS: Final = [*ipaddress.IPv4Network("198.18.0.0/15").subnets(new_prefix=24)]
+"""Addresses for tests of networks (RFC 2544). Each run has one of these subnets."""
 
 
 class NetworkError(RuntimeError):
@@ -99,7 +101,7 @@ class Network:
         pid = os.getpid()
         self._tag = f"tchaos-{run_id or secrets.token_hex(3)}-{pid}-{start_of(pid)}"
         self._nodes = [*nodes]
-        self._subnet = ipaddress.ip_network("0.0.0.0/24")
+        self._subnet = _SUBNETS[0]
         # The lowest priority number is applied first, so a link that is both cut and slow is cut.
         self._cut_priorities = itertools.cycle(range(100, 10_000))
         self._slow_priorities = itertools.cycle(range(10_000, 20_000))
@@ -206,7 +208,8 @@ class Network:
         for part in parts:
             run("ip", "netns", "add", self._space(part))
         router = self._space(_ROUTER)
-        self._subnet = _free_subnet()
+        each = random.sample(_SUBNETS, len(_SUBNETS))
+        self._subnet = next(net for net in each if not run("ip", "-4", "route", "show", str(net)))
         gateway = str(self._subnet[_CLIENTS_HOST - 1])
         for name in self._nodes:
             self._wire(name, gateway)
@@ -267,7 +270,7 @@ def _check_lives(box: "subprocess.Popen[bytes]") -> None:
         raise NetworkError(f"the slow link ended by itself, status {status}: its packets were lost")
 
 
-# ---- leftovers of crashed harnesses, and subnets in use
+# ---- leftovers of crashed harnesses
 
 
 def remove_stale() -> list[str]:
@@ -291,23 +294,3 @@ def _delete(space: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     run("ip", "netns", "del", space)
-
-
-def _free_subnet() -> ipaddress.IPv4Network:
-    """Return a private /24 without an address or a route of this machine."""
-    taken = [*_taken()]
-    for _ in range(1000):
-        low = secrets.randbelow(64 * 256)
-        subnet = ipaddress.IPv4Network((10 << 24 | (191 << 16) + (low << 8), 24))
-        if not any(subnet.overlaps(other) for other in taken):
-            return subnet
-    raise NetworkError("no free /24 in 10.191.0.0 - 10.254.255.255")
-
-
-def _taken() -> Iterator[ipaddress.IPv4Network]:
-    for route in json.loads(run("ip", "-j", "-4", "route", "show", "table", "all")):
-        if route["dst"] != "default":
-            yield ipaddress.IPv4Network(route["dst"], strict=False)
-    for link in json.loads(run("ip", "-j", "-4", "addr")):
-        for each in link.get("addr_info", []):
-            yield ipaddress.IPv4Network(f"{each['local']}/{each['prefixlen']}", strict=False)
