@@ -85,6 +85,20 @@ class Bill:
     """See Scenario."""
 
 
+@dataclass(slots=True)
+class Planned:
+    """One strike of the schedule."""
+
+    number: int
+    """In the schedule, from 1."""
+    strike: Strike
+    why: str = NOT_REACHED
+    """The reason why it did not fall; empty: it fell. One that failed counts as fallen: the run
+    fails anyway."""
+    come_to: bool = False
+    """It has got its turn."""
+
+
 class Show:
     """One run in one folder. `play` once."""
 
@@ -112,13 +126,9 @@ class Show:
         self._began = time.monotonic()
         self._over = threading.Event()
         self._failures: list[str] = []
-        self._come_to: set[int] = set()
-        """Numbers of strikes that have got their turn."""
         self._killed_s = -math.inf
         """Start of the last promised kill of the leader, in seconds of the run."""
-        self._missed = dict.fromkeys(range(1, len(bill.schedule) + 1), NOT_REACHED)
-        """Number of a strike that did not fall -> the reason. One that failed counts as fallen: the
-        run fails anyway."""
+        self._planned = [Planned(*each) for each in enumerate(bill.schedule, 1)]
         self._leader_kills: dict[str, int] = {}
 
     def play(self) -> int:
@@ -204,15 +214,15 @@ class Show:
             self._drain(stage, workloads)
 
     def _lane(self, stage: Stage, lane: Lane) -> None:
-        for number, strike in self._numbered:
-            if strike.lane is lane:
-                if self._over.wait(max(0.0, strike.at_s - self._elapsed_s)):
+        for each in self._planned:
+            if each.strike.lane is lane:
+                if self._over.wait(max(0.0, each.strike.at_s - self._elapsed_s)):
                     return
                 if lane is Lane.NODES:
                     self._give_way()
                 if self._over.is_set():
                     return
-                self._guarded(strike.nemesis, partial(self._strike, stage, number, strike))
+                self._guarded(each.strike.nemesis, partial(self._strike, stage, each))
 
     def _give_way(self) -> None:
         """Wait until the next kill of the leader has begun, if it is due within GIVES_WAY_S.
@@ -220,11 +230,10 @@ class Show:
         At most one kill goes first.
         """
         until_s = self._elapsed_s + GIVES_WAY_S
-        for number, strike in self._numbered:
-            if strike.lane is Lane.LEADER and number not in self._come_to:
-                while strike.at_s <= until_s and number not in self._come_to:
-                    if self._over.wait(POLL_S):
-                        return
+        kills = (p for p in self._planned if p.strike.lane is Lane.LEADER and not p.come_to)
+        kill = next(kills, None)
+        while kill is not None and kill.strike.at_s <= until_s and not kill.come_to:
+            if self._over.wait(POLL_S):
                 return
 
     def _let_heal(self, stage: Stage) -> None:
@@ -233,25 +242,26 @@ class Show:
             if self._over.wait(POLL_S):
                 return
 
-    def _strike(self, stage: Stage, number: int, strike: Strike) -> None:
+    def _strike(self, stage: Stage, planned: Planned) -> None:
         """Play one strike, once it has its turn, all nodes are up and the cluster is whole."""
-        chance = random.Random(f"{self._bill.seed}/{number}")
-        if strike.lane is Lane.NODES:
+        lane = planned.strike.lane
+        if lane is Lane.NODES:
             self._say(self._progress())
-        with stage.turn if strike.lane in _BY_TURNS else contextlib.nullcontext():
-            self._come_to.add(number)
-            if strike.lane is Lane.LEADER:
+        with stage.turn if lane in _BY_TURNS else contextlib.nullcontext():
+            planned.come_to = True
+            if lane is Lane.LEADER:
                 self._let_heal(stage)
             if self._over.is_set():  # time was up while the strike waited
                 return
-            if strike.lane in _BY_TURNS:
+            if lane in _BY_TURNS:
                 self._mend(stage)
-            if strike.lane is Lane.LEADER:
+            if lane is Lane.LEADER:
                 self._killed_s = self._elapsed_s
-            self._strike_now(stage, number, strike, chance)
+            self._strike_now(stage, planned)
 
-    def _strike_now(self, stage: Stage, number: int, strike: Strike, chance: random.Random) -> None:
-        del self._missed[number]
+    def _strike_now(self, stage: Stage, planned: Planned) -> None:
+        number, strike, planned.why = planned.number, planned.strike, ""
+        chance = random.Random(f"{self._bill.seed}/{number}")
         with stage.struck_by(number):
             stage.record("strike", nemesis=strike.nemesis, args=dict(strike.args))
             try:
@@ -261,8 +271,8 @@ class Show:
                 finally:
                     undo()
             except Fizzled as fizzled:
-                self._missed[number] = str(fizzled)
-                stage.record("fizzled", why=str(fizzled))
+                planned.why = str(fizzled)
+                stage.record("fizzled", why=planned.why)
                 self._say(f"FIZZLED: {number}, {strike.nemesis}: {fizzled}")
             finally:
                 stage.record("healed")
@@ -308,30 +318,18 @@ class Show:
     # ---- strikes that fell
 
     @property
-    def _numbered(self) -> list[tuple[int, Strike]]:
-        """The strikes with their numbers in the schedule, from 1."""
-        return [*enumerate(self._bill.schedule, 1)]
+    def _struck(self) -> list[Planned]:
+        return [each for each in self._planned if not each.why]
 
     @property
-    def _struck(self) -> dict[int, str]:
-        """Number -> nemesis of the strikes that fell."""
-        return {number: s.nemesis for number, s in self._numbered if number not in self._missed}
-
-    @property
-    def _not_struck(self) -> list[dict[str, Any]]:
-        """The strikes that did not fall, as run.json has them."""
-        return [
-            {"strike": number, "nemesis": strike.nemesis, "why": self._missed[number]}
-            for number, strike in self._numbered
-            if number in self._missed
-        ]
+    def _missed(self) -> list[Planned]:
+        return [each for each in self._planned if each.why]
 
     def _judge_strikes(self) -> None:
         if self._missed and self._bill.complete:
             self._failures.append(f"these strikes did not fall: {spans(self._missed)}")
-        elif self._bill.schedule and not self._struck:
-            numbers = range(1, len(self._bill.schedule) + 1)
-            self._failures.append(f"no strike fell, of {spans(numbers)}")
+        elif self._planned and not self._struck:
+            self._failures.append(f"no strike fell, of {spans(self._planned)}")
 
     def _judge_leader_kills(self) -> None:
         """Check the strikes between kills of the leader, as the timeline recorded them."""
@@ -341,17 +339,18 @@ class Show:
             self._failures.append(f"no leader was killed during {strikes} strikes: limit {most}")
 
     def _tell_strikes(self) -> None:
-        struck, planned = self._struck, len(self._bill.schedule)
-        kinds = ", ".join(f"{n} x {name}" for name, n in sorted(Counter(struck.values()).items()))
+        struck, planned = self._struck, len(self._planned)
+        counts = Counter(each.strike.nemesis for each in struck)
+        kinds = ", ".join(f"{n} x {name}" for name, n in sorted(counts.items()))
         some = f"; numbers {spans(struck)} of the plan" if 0 < len(struck) < planned else ""
         self._say(f"{len(struck)} of {planned} planned faults happened: {kinds or 'none'}{some}")
         if kills := leader_kills_told(self._leader_kills):
             self._say(kills)
-        if late := [number for number, why in self._missed.items() if why == NOT_REACHED]:
+        if late := [each for each in self._missed if each.why == NOT_REACHED]:
             self._say(f"DID NOT HAPPEN: {spans(late)}: {NOT_REACHED}")
-        for each in self._not_struck:
-            if each["why"] != NOT_REACHED:
-                self._say("DID NOT HAPPEN: {strike}, {nemesis}: {why}".format(**each))
+        for each in self._missed:
+            if each.why != NOT_REACHED:
+                self._say(f"DID NOT HAPPEN: {each.number}, {each.strike.nemesis}: {each.why}")
 
     # ---- failures
 
@@ -400,13 +399,15 @@ class Show:
         print(f"[{self._elapsed_s:5.1f} s] {text}", flush=True)
 
     def _write(self, state: str, **more: Any) -> None:
-        bill, struck, missed = self._bill, self._struck, self._not_struck
-        fizzled = (each["nemesis"] for each in missed if each["why"] != NOT_REACHED)
+        bill, struck, missed = self._bill, self._struck, self._missed
         strikes = {
-            "strikes": Counter(struck.values()),
-            "fizzled": Counter(fizzled),
-            "struck": [*struck],
-            "not_struck": missed,
+            "strikes": Counter(each.strike.nemesis for each in struck),
+            "fizzled": Counter(p.strike.nemesis for p in missed if p.why != NOT_REACHED),
+            "struck": [each.number for each in struck],
+            "not_struck": [
+                {"strike": each.number, "nemesis": each.strike.nemesis, "why": each.why}
+                for each in missed
+            ],
             "leader_kills": self._leader_kills,
         }
         about = {
@@ -431,10 +432,10 @@ class Show:
         other.rename(self._run.about)
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """Return the numbers in order, runs of neighbours as ranges: 1-3, 5."""
+def spans(strikes: Iterable[Planned]) -> str:
+    """Return the numbers of strikes, which are in order, runs of neighbours as ranges: 1-3, 5."""
     ends: list[list[int]] = []
-    for number in sorted(numbers):
+    for number in (each.number for each in strikes):
         if ends and number == ends[-1][1] + 1:
             ends[-1][1] = number
         else:
