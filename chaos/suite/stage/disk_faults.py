@@ -30,6 +30,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from timer.files.disk import RealDisk
+
 POLL_S: Final = 0.01
 FOLDER: Final = "disk-faults"
 _SYNCS: Final = ("fsync", "fdatasync")
@@ -103,10 +105,7 @@ class DiskFaults:
         self._folder.mkdir(exist_ok=True)
         fault = DiskFault(number=next(self._numbers), kind=kind, data=str(data.resolve()), **more)
         self._on[name] = fault
-        path = self._folder / f"{name}.json"
-        other = path.with_suffix(".new")
-        other.write_text(json.dumps(asdict(fault)))
-        other.rename(path)
+        RealDisk().write_atomic(self._folder / f"{name}.json", json.dumps(asdict(fault)).encode())
 
     def end(self, name: str) -> None:
         """End the fault of a node's disk."""

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.request import urlopen
 
 from chaos.history.archive import Archive
 from chaos.history.history import OWNER, FaultTimeline, RunFolder
@@ -322,11 +323,10 @@ class Stage:
             if not self.cluster.is_running(name):
                 continue
             with (
-                contextlib.closing(HTTPConnection(node.http, timeout=METRICS_S)) as connection,
                 contextlib.suppress(OSError, HTTPException),
+                urlopen(f"http://{node.http}/metrics", timeout=METRICS_S) as answer,
             ):
-                connection.request("GET", "/metrics")
-                lines = connection.getresponse().read().decode().splitlines()
+                lines = answer.read().decode().splitlines()
                 count += sum(int(float(line.split()[-1])) for line in lines if REFUSED.match(line))
         return count
 
@@ -498,10 +498,8 @@ class Stage:
         """Set the error of a node's clock, from now on: an offset, and a drift in ppm."""
         path = self.clock(name)
         path.parent.mkdir(exist_ok=True)
-        other = path.with_suffix(".new")
         line = {"offset_ms": offset_ms, "drift_ppm": drift_ppm, "from_ms": now_ms()}
-        other.write_text(json.dumps(line))
-        other.rename(path)
+        RealDisk().write_atomic(path, json.dumps(line).encode())
 
     def cut_power(self, *names: str) -> None:
         """Kill nodes, lose their unsynced bytes, and mount their disks again."""
