@@ -268,7 +268,6 @@ class FaultTimeline(_Lines):
     """The timeline of the faults that the harness injects into the cluster."""
 
     def __init__(self, run: RunFolder) -> None:
-        run.root.mkdir(parents=True, exist_ok=True)
         super().__init__(run.faults)
 
     def record(self, event: str, *, at_ms: int, **more: Any) -> None:
@@ -280,7 +279,6 @@ class States(_Lines):
     """The nodes' reports of their own states. Threads may share it."""
 
     def __init__(self, run: RunFolder) -> None:
-        run.root.mkdir(parents=True, exist_ok=True)
         super().__init__(run.states)
 
     def told(self, node: str, index: int, *, at_ms: int, **state: Any) -> None:

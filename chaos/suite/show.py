@@ -424,7 +424,7 @@ class Show:
             "clock_error_ms": plan.clock_error_ms(bill.schedule),
             CLIENTS_ERROR: 0,  # all clients share this machine's clock
             "machine": machine(),
-            "schedule": plan.to_json(bill.schedule),
+            "schedule": [dataclasses.asdict(strike) for strike in bill.schedule],
         }
         self._run.root.mkdir(parents=True, exist_ok=True)
         other = self._run.about.with_suffix(".new")

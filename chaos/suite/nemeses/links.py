@@ -120,7 +120,7 @@ def slow(
     """
     name = chosen(stage, who, chance)
     assert stage.network is not None
-    others = [end for end in stage.network.ends() if end != name]
+    others = [end for end in (*stage.names, CLIENTS) if end != name]
     pairs = [pair for other in others for pair in both(name, other)]
     stage.say(f"links of {said(stage, name, who)}: {delay_ms} ms each way, {100 * loss:g} % lost")
     heal = stage.network.slow(pairs, delay_ms=delay_ms, jitter_ms=jitter_ms, loss=loss)

@@ -130,10 +130,6 @@ class Network:
         number = _CLIENTS_HOST if name == CLIENTS else 1 + self._nodes.index(name)
         return str(self._subnet[number])
 
-    def ends(self) -> list[str]:
-        """Return all ends of links: the nodes, and the clients."""
-        return [*self._nodes, CLIENTS]
-
     # ---- faults
 
     def cut(self, pairs: Iterable[Pair]) -> Callable[[], None]:

@@ -13,7 +13,6 @@ files, lends its turn. Then the leader is killed as well, and started again at o
 lane `around` take no turns and coincide with all others.
 """
 
-import dataclasses
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -93,8 +92,3 @@ def clock_error_ms(schedule: Iterable[Strike]) -> int:
     if not kinds & _CLOCKS:
         return 1_000
     return 5_000 if kinds <= _CLOCKS else 30_000
-
-
-def to_json(strikes: Iterable[Strike]) -> list[dict[str, Any]]:
-    """Return a schedule in the form of run.json."""
-    return [dataclasses.asdict(strike) for strike in strikes]
