@@ -358,15 +358,13 @@ class Show:
         """Call `work`; return whether it succeeded. A failure is recorded and printed."""
         try:
             work()
-        except (LaunchError, NetworkError, OSError, TimerError) as error:
-            self._failures.append(f"{what}: {error}")
-            self._say(f"FAILED: {what}: {error}")
-        except Exception:  # noqa: BLE001 - a defect of the suite must not prevent the audit
-            self._failures.append(f"{what}: {traceback.format_exc()}")
-            self._say(f"FAILED: {what}: {traceback.format_exc()}")
-        else:
-            return True
-        return False
+        except Exception as error:  # noqa: BLE001 - a defect of the suite must not prevent the audit
+            known = isinstance(error, LaunchError | NetworkError | OSError | TimerError)
+            why = error if known else traceback.format_exc()
+            self._failures.append(f"{what}: {why}")
+            self._say(f"FAILED: {what}: {why}")
+            return False
+        return True
 
     def _complain(self) -> None:
         self._tell_strikes()

@@ -5,6 +5,7 @@ that does not answer is asked again later. Each node has a thread of its own, so
 is stopped does not delay the others.
 """
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -33,35 +34,23 @@ class StateRecorder:
         self._work = [self._threads.submit(self._listen, *each) for each in addresses.items()]
 
     def _listen(self, name: str, address: str) -> None:
-        index, checkpoint, owed, over = 0, 0, False, False
+        """Record a node's counts and its digest whenever their index is another one."""
+        index, checkpoint, over = 0, 0, False
         with grpc.insecure_channel(address, _OPTIONS) as channel:
             stub = timer_pb2_grpc.AdminServiceStub(channel)
             while not over:
                 over = self._closed.wait(POLL_S)  # one last poll follows `close`
-                try:
-                    before, index = index, self._count(stub, name, index)
-                    owed |= index != before  # only new entries can have a new CHECKPOINT
-                    if owed:
-                        checkpoint, owed = self._digest(stub, name, checkpoint), False
-                except grpc.RpcError:
-                    continue  # the node is down or slow
-
-    def _count(self, stub: timer_pb2_grpc.AdminServiceStub, name: str, before: int) -> int:
-        """Record a node's counts if its applied index is not `before`; return the index."""
-        answer = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=ANSWER_S)
-        status = answer.nodes[0]
-        if status.applied_index != before:
-            counts = {count: getattr(status, count) for count in COUNTS}
-            self._states.told(name, status.applied_index, at_ms=now_ms(), **counts)
-        return status.applied_index
-
-    def _digest(self, stub: timer_pb2_grpc.AdminServiceStub, name: str, before: int) -> int:
-        """Record the digest of a node's last CHECKPOINT if its index is not `before`; return it."""
-        answer = stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=ANSWER_S)
-        last = answer.nodes[0]
-        if last.checkpoint_index != before:
-            self._states.told(name, last.checkpoint_index, at_ms=now_ms(), digest=last.digest)
-        return last.checkpoint_index
+                with contextlib.suppress(grpc.RpcError):  # the node is down or slow
+                    told = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=ANSWER_S)
+                    status = told.nodes[0]
+                    if status.applied_index != index:
+                        index = status.applied_index
+                        counts = {count: getattr(status, count) for count in COUNTS}
+                        self._states.told(name, index, at_ms=now_ms(), **counts)
+                    last = stub.GetCheckpoint(pb.GetCheckpointRequest(local=True), timeout=ANSWER_S)
+                    if last.nodes[0].checkpoint_index != checkpoint:
+                        checkpoint, digest = last.nodes[0].checkpoint_index, last.nodes[0].digest
+                        self._states.told(name, checkpoint, at_ms=now_ms(), digest=digest)
 
     def close(self) -> None:
         """Poll all nodes once more, and end."""
