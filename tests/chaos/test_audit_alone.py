@@ -10,6 +10,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 ROOT: Final = Path(__file__).parents[2]
 RECIPE: Final = re.compile(r"python -m zipfile -c audit\.zip (.+)\n")
 NEEDS: Final = re.compile(r"\*\*Python\*\* on .+ needs (.+?);", re.DOTALL)
@@ -46,6 +48,20 @@ print(json.dumps([audit.__file__, sorted({name.partition(".")[0] for name in sys
 """
 
 
+@pytest.mark.parametrize("project", ["pyproject.toml", "deploy/packages/server.toml"])
+def test_wheels_have_the_queries_and_pages_of_the_audit(project: str) -> None:
+    patterns = tomllib.loads((ROOT / project).read_text())["tool"]["setuptools"]["package-data"][
+        "*"
+    ]
+    read = [
+        *ROOT.glob("chaos/**/*.sql"),
+        *ROOT.glob("chaos/**/*.html"),
+        *ROOT.glob("chaos/**/*.css"),
+    ]
+    assert read
+    assert [path for path in read if not any(path.match(each) for each in patterns)] == []
+
+
 def test_archive_of_the_recipe_needs_what_the_recipe_says(tmp_path: Path) -> None:
     text = (ROOT / "docs/audit.md").read_text()
     recipe, needs = RECIPE.search(text), NEEDS.search(text)
@@ -54,7 +70,7 @@ def test_archive_of_the_recipe_needs_what_the_recipe_says(tmp_path: Path) -> Non
     with zipfile.ZipFile(tmp_path / "audit.zip", "w") as archive:
         for folder in recipe[1].split():
             for path in (ROOT / folder).rglob("*"):
-                if path.suffix in (".py", ".css"):
+                if path.suffix not in (".pyc", ".md"):
                     archive.write(path, path.relative_to(ROOT))
     command = [sys.executable, "-c", IMPORTS, str(tmp_path / "audit.zip")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
