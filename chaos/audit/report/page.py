@@ -1,59 +1,115 @@
-"""The report as one HTML page, light and dark. It needs no network, no script and no other file."""
+"""The report as one HTML page, light and dark. It needs no network, no script and no other file.
+
+page.html is the template of a page. Its fields are made here.
+"""
 
 import html as _html
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
+from string import Template
 from typing import Any, Final
 
 from chaos.audit.report import about
 from chaos.audit.report.chart import Axis, Band, ChartLine, chart, short
 from chaos.audit.report.facts import facts
-from chaos.audit.report.figures import FAULT_LATE, PLANES, QUANTILES
+from chaos.audit.report.figures import PLANES
 from chaos.audit.rules.verdict import FINE, VIOLATIONS
 
-Row = Sequence[Any]
+Row = Mapping[str, Any]
+"""Head of a column -> its value."""
 
-_CSS: Final = "\n" + (files(__package__) / "page.css").read_text()
-_NOT_RECOVERED: Final = '<span class="breach">not recovered</span>'
-_LATENESS: Final = """Time after the due time, or after the request if that was later. Percentiles
-are exact. The phase is the phase at the time when the timer could fire."""
+_PAGE: Final = Template((files(__package__) / "page.html").read_text())
+_OFFENDER: Final = (
+    *("verdict", "mark", "id", "seq", "topic", "end", "outcome", "due_ms", "asked_due_ms"),
+    *("scheduled_at_ms", "ended_at_ms", "queue_offset", "copies", "key", "told", "other_seq"),
+    *("old_due_ms", "deliveries", "received_ms"),
+)
+"""The columns of the verdict table that the page shows."""
+_PAST: Final = {"fire": "fired", "deliver": "delivered"}
+_OF_CHARTS: Final = """<p>Red: a fault, from strike to heal. Yellow: recovery, until schedules were
+answered and timers fired again. Times are since the run's first success.</p>"""
+_OF_FAULTS: Final = """<h2>Faults</h2>
+<p>For schedules, firings and deliveries: the longest gap, a time without a success that the fault
+touches, and its beginning after the strike. &ldquo;To the end&rdquo;: there were later requests or
+due timers, and none succeeded. A time without requests or due timers does not count. Late: timers
+that could fire from the strike to the recovery, and at least in the two seconds after the
+strike.</p>"""
 
 
 def html(name: str, summary: dict[str, Any], line: str) -> str:
     """Return the page of one run."""
     s = summary
-    verdict = s["verdict"]
-    body = [
-        f'<h1>{_text(name)}: <span class="{verdict}">{verdict}</span></h1>',
-        f'<p class="line">{_text(line)}</p>',
-        *_run(s["run"]),
-        *_charts(s),
-        "<h2>Verdicts</h2>",
-        _verdicts(s),
-        *_offenders(s),
-        *_faults(s),
-        "<h2>Lateness</h2>",
-        f"<p>{_LATENESS}</p>",
-        _lateness(s),
-        *_redeliveries(s),
-        *_operations(s),
-        "<h2>Nodes</h2>",
-        _nodes(s),
-        *_conservation(s),
-        "<h2>Facts</h2>",
-        *(f"<p>{_text(fact[0].upper() + fact[1:])}.</p>" for fact in facts(s)),
-    ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Audit of {_text(name)}: {verdict}</title><style>{_CSS}</style></head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body></html>\n"
-    )
+    counts = {**s["verdicts"], **s["violations"]}
+    violations = dict.fromkeys([*VIOLATIONS, *s["violations"]])
+    operations = [{n: row[n] for n in ("op", "by", "on_conflict", "result", "n")}
+                  for row in s["operations"]]  # fmt: skip
+    returns = [{"reason": why, "deliveries": n} for why, n in s["redeliveries"].items()]
+    fields = {
+        "name": _text(name),
+        "verdict": s["verdict"],
+        "line": _text(line),
+        "run": _lines(_run(s["run"])),
+        "charts": _lines(_charts(s)),
+        "about_charts": _OF_CHARTS if s["faults"] else "",
+        "verdicts": _table(_verdicts(counts, violations), texts=2),
+        "unseen": ", ".join(each for each in violations if not counts.get(each)),
+        "not_judged": _not_judged(s["not_looked_at"]),
+        "violations": _lines(_violations(s)) if s["violations"] else "",
+        "faults": _OF_FAULTS + _table([*_faults(s)]) if s["faults"] else "",
+        "lateness": _table([*_lateness(s["lateness_ms"])], texts=2),
+        "redeliveries": _table(returns) if returns else "<p>None.</p>",
+        "operations": operations and "<h2>Keys and changes</h2>" + _table(operations, texts=4),
+        "nodes": _table([*_nodes(s)]),
+        "conservation": _table(s["conservation"]["last"], texts=0),
+        "facts": _lines(f"<p>{_sentence(fact)}.</p>" for fact in facts(s)),
+    }
+    return _PAGE.substitute({field: text or "" for field, text in fields.items()})
 
 
 def _text(value: Any) -> str:
     return _html.escape(str(value))
+
+
+def _sentence(text: str) -> str:
+    return _text(text[0].upper() + text[1:])
+
+
+def _lines(parts: Iterable[str]) -> str:
+    return "\n".join(parts)
+
+
+class _Html(str):
+    """Text that is HTML already and is not escaped."""
+
+    __slots__ = ()
+
+
+def _breach(text: str) -> str:
+    return _Html(f'<span class="breach">{text}</span>')
+
+
+def _table(rows: Sequence[Row], *, texts: int = 1) -> str:
+    """Return a table that scrolls if it is wide. The first `texts` columns are left-aligned."""
+    if not rows:
+        return ""
+
+    def cells(tag: str, row: Iterable[Any]) -> str:
+        return "".join(
+            f"<{tag}{' class=text' if at < texts else ''}>{_cell(value)}</{tag}>"
+            for at, value in enumerate(row)
+        )
+
+    heads = (name.replace("_ms", ", ms").replace("_", " ") for name in rows[0])
+    body = "".join(f"<tr>{cells('td', row.values())}</tr>" for row in rows)
+    return f'<div class="wide"><table><tr>{cells("th", heads)}</tr>{body}</table></div>'
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return '<span class="zero">&ndash;</span>'
+    if isinstance(value, bool | str):
+        return value if isinstance(value, _Html) else _text(value)
+    return f"{value:,}" if value else '<span class="zero">0</span>'
 
 
 def _run(said: dict[str, Any]) -> Iterator[str]:
@@ -61,47 +117,36 @@ def _run(said: dict[str, Any]) -> Iterator[str]:
     if words := about.title(said):
         yield f"<p>{_text(words)}</p>"
     if why := about.why_bad(said):
-        yield f'<p class="breach">{_text(why[0].upper() + why[1:])}:</p>'
+        yield f'<p class="breach">{_sentence(why)}:</p>'
         yield "".join(f"<pre>{_text(failure)}</pre>" for failure in said["failures"])
-    yield from (f"<p>{_text(line[0].upper() + line[1:])}</p>" for line in about.limits(said))
+    yield from (f"<p>{_sentence(line)}</p>" for line in about.limits(said))
 
 
 def _charts(s: dict[str, Any]) -> Iterator[str]:
     flow = s["timeline"]
     step = flow["bucket_ms"]
     moments, rows = _filled(flow, step)
-    bands = [
-        Band(
-            f["fault"],
-            f["start_ms"],
-            f["start_ms"] + f["healed_after_ms"],
-            flow["to_ms"]
-            if f["recovered_after_ms"] is None
-            else f["start_ms"] + f["healed_after_ms"] + f["recovered_after_ms"],
-        )
-        for f in s["faults"]
-    ]
-    axis = Axis(flow["from_ms"], flow["to_ms"], moments, bands)
-    names = (("schedule", "blue"), ("fire", "green"), ("deliver", "violet"), ("failed", "red"))
-    words = {"schedule": "scheduled", "fire": "fired", "deliver": "delivered"}
+    axis = Axis(flow["from_ms"], flow["to_ms"], moments, [_band(f, flow) for f in s["faults"]])
     rates = [
-        ChartLine(
-            words.get(name, name), colour, [1000 * (row.get(name) or 0) / step for row in rows]
+        ChartLine(name, colour, [1000 * (row.get(of) or 0) / step for row in rows])
+        for of, name, colour in (
+            ("schedule", "scheduled", "blue"), ("fire", "fired", "green"),
+            ("deliver", "delivered", "violet"), ("failed", "failed", "red"),
         )
-        for name, colour in names
-        if name != "failed" or any(flow["failed"])
-    ]
-    yield '<div class="wide">' + chart("Throughput, timers per second", "/s", axis, rates)
+        if of != "failed" or any(flow["failed"])
+    ]  # fmt: skip
+    yield chart("Throughput, timers per second", "/s", axis, rates)
     late = [
         ChartLine(name, colour, [row.get(name) for row in rows])
         for name, colour in (("p50", "blue"), ("p99", "orange"), ("max", "red"))
     ]
-    yield chart("Lateness of firing", "ms", axis, late, logarithmic=True) + "</div>"
-    if bands:
-        yield (
-            "<p>Red: a fault, from strike to heal. Yellow: recovery, until schedules were answered"
-            " and timers fired again. Times are since the run's first success.</p>"
-        )
+    yield chart("Lateness of firing", "ms", axis, late, logarithmic=True)
+
+
+def _band(fault: dict[str, Any], flow: dict[str, Any]) -> Band:
+    healed_ms, after_ms = fault["start_ms"] + fault["healed_after_ms"], fault["recovered_after_ms"]
+    tail_ms = flow["to_ms"] if after_ms is None else healed_ms + after_ms
+    return Band(fault["fault"], fault["start_ms"], healed_ms, tail_ms)
 
 
 def _filled(flow: dict[str, Any], step: int) -> tuple[list[int], list[dict[str, Any]]]:
@@ -115,68 +160,38 @@ def _filled(flow: dict[str, Any], step: int) -> tuple[list[int], list[dict[str, 
     return [at + step // 2 for at in buckets], [known.get(at, {}) for at in buckets]
 
 
-def _table(heads: Sequence[str], rows: Sequence[Row], *, texts: int = 1) -> str:
-    """Return a table that scrolls if it is wide. The first `texts` columns are left-aligned."""
-
-    def cells(tag: str, row: Row) -> str:
-        return "".join(
-            f"<{tag}{' class=text' if at < texts else ''}>{_cell(value)}</{tag}>"
-            for at, value in enumerate(row)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><tr>{cells("th", heads)}</tr>{body}</table></div>'
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return '<span class="zero">&ndash;</span>'
-    if isinstance(value, bool | str):
-        return value if isinstance(value, _Html) else _text(value)
-    return f"{value:,}" if value else '<span class="zero">0</span>'
-
-
-class _Html(str):
-    """Text that is HTML already and is not escaped."""
-
-    __slots__ = ()
-
-
-def _verdicts(s: dict[str, Any]) -> str:
-    counts = {**s["verdicts"], **s["violations"]}
-    names = (*VIOLATIONS, *(name for name in s["violations"] if name not in VIOLATIONS))
-    rows: list[Row] = [
-        (_Html(f'<span class="breach">{name}</span>'), "violation", counts[name])
-        for name in names
+def _verdicts(counts: dict[str, int], violations: Iterable[str]) -> list[Row]:
+    """Return the rows of violations, and then of fine verdicts."""
+    named = [(name, _breach(name), "violation") for name in violations]
+    named += [(name, name, "fine") for name in FINE]
+    return [
+        {"verdict": text, "": kind, "count": counts[name]}
+        for name, text, kind in named
         if counts.get(name)
     ]
-    rows += [(name, "fine", counts[name]) for name in FINE if counts.get(name)]
-    none = ", ".join(name for name in names if not counts.get(name))
-    meanings = f"Not seen: {none}. The page docs/audit.md tells what each name means."
-    return f"{_table(('verdict', '', 'count'), rows, texts=2)}<p>{meanings}</p>"
 
 
-def _offenders(s: dict[str, Any]) -> Iterator[str]:
-    if s["not_looked_at"]:
-        lines = "".join(f"<li>{_text(what)}</li>" for what in s["not_looked_at"])
-        yield f"<h2>Not judged</h2><ul>{lines}</ul>"
-    if not s["violations"]:
-        return
+def _not_judged(parts: Sequence[str]) -> str:
+    lines = "".join(f"<li>{_text(what)}</li>" for what in parts)
+    return f"<h2>Not judged</h2><ul>{lines}</ul>" if parts else ""
+
+
+def _violations(s: dict[str, Any]) -> Iterator[str]:
+    """Yield the offenders: first those of the verdict table."""
     yield "<h2>Violations</h2>"
-    named = ("verdict", "mark", "id", "seq", "topic", "end", "outcome")
-    more = ("due_ms", "asked_due_ms", "scheduled_at_ms", "ended_at_ms", "queue_offset", "copies")
-    last = ("key", "told", "other_seq", "old_due_ms", "deliveries", "received_ms")
     if s["offenders"]:
         yield f"<p>The first {len(s['offenders'])}; verdicts.parquet has all.</p>"
-        heads = (*named, *more, *last)
-        rows = [[_raw(row.get(name)) for name in heads] for row in s["offenders"]]
-        yield _table(heads, rows, texts=len(named))
+        rows = [{name: _raw(row.get(name)) for name in _OFFENDER} for row in s["offenders"]]
+        yield _table(rows, texts=_OFFENDER.index("due_ms"))
     others = s["other_offenders"]
     for verdict in dict.fromkeys(row["verdict"] for row in others):
-        some = [{k: v for k, v in row.items() if k != "verdict"} for row in others
-                if row["verdict"] == verdict]  # fmt: skip
-        yield f"<p>{verdict}, the first {len(some)}:</p>"
-        yield _table([*some[0]], [[*map(_raw, row.values())] for row in some], texts=len(some[0]))
+        rows = [
+            {name: _raw(value) for name, value in row.items() if name != "verdict"}
+            for row in others
+            if row["verdict"] == verdict
+        ]
+        yield f"<p>{verdict}, the first {len(rows)}:</p>"
+        yield _table(rows, texts=len(rows[0]))
 
 
 def _raw(value: Any) -> Any:
@@ -184,80 +199,27 @@ def _raw(value: Any) -> Any:
     return str(value) if isinstance(value, int) else value
 
 
-def _faults(s: dict[str, Any]) -> Iterator[str]:
-    if not s["faults"]:
-        return
-    yield "<h2>Faults</h2>"
-    yield (
-        "<p>For schedules, firings and deliveries: the longest time without a success that the"
-        " fault touches, and its beginning after the strike. &ldquo;To the end&rdquo;: there were"
-        " later requests or due timers, and none succeeded. A time without requests or due timers"
-        " does not count. Late: timers that could fire from the strike to the recovery, and at"
-        " least in the two seconds after the strike.</p>"
-    )
-    begin = s["timeline"]["from_ms"]
-    heads = ["fault", "at, s", "healed after, ms", "recovered after, ms"]
-    for plane in PLANES:
-        heads += [f"no {plane}, ms", "from, ms"]
-    heads += [f"{what} late, {name}, ms" for what, name in FAULT_LATE]
-    rows = []
-    for f in s["faults"]:
-        row = [f["fault"], short((f["start_ms"] - begin) / 1000), f["healed_after_ms"]]
-        after_ms = f["recovered_after_ms"]
-        row.append(_Html(_NOT_RECOVERED) if after_ms is None else after_ms)
+def _faults(s: dict[str, Any]) -> Iterator[Row]:
+    for fault in s["faults"]:
+        at_s = (fault["start_ms"] - s["timeline"]["from_ms"]) / 1000
+        row = {"fault": fault["fault"], "at, s": short(at_s)} | fault
+        if fault["recovered_after_ms"] is None:
+            row["recovered_after_ms"] = _breach("not recovered")
         for plane in PLANES:
-            gap_ms = f[f"{plane}_gap_ms"]
-            row.append(f"{gap_ms:,}, to the end" if f[f"{plane}_gap_open"] else gap_ms)
-            row.append(f[f"{plane}_gap_after_ms"])
-        rows.append(row + [f[f"{what}_late_{name}_ms"] for what, name in FAULT_LATE])
-    yield _table(heads, rows)
+            if row.pop(f"{plane}_gap_open"):
+                row[f"{plane}_gap_ms"] = f"{fault[f'{plane}_gap_ms']:,}, to the end"
+        del row["start_ms"]
+        yield row
 
 
-def _lateness(s: dict[str, Any]) -> str:
-    heads = ("", "phase", "timers", *(f"{name}, ms" for name in QUANTILES))
-    rows = [
-        [{"fire": "fired", "deliver": "delivered"}[what], phase, row["n"]]
-        + [row[name] for name in QUANTILES]
-        for what, phases in s["lateness_ms"].items()
-        for phase, row in phases.items()
-    ]
-    return _table(heads, rows, texts=2)
+def _lateness(lateness_ms: dict[str, Any]) -> Iterator[Row]:
+    for what, phases in lateness_ms.items():
+        for phase, row in phases.items():
+            values = {f"{name}_ms": value for name, value in row.items() if name != "n"}
+            yield {"": _PAST[what], "phase": phase, "timers": row["n"]} | values
 
 
-def _redeliveries(s: dict[str, Any]) -> Iterator[str]:
-    yield "<h2>Redeliveries</h2>"
-    if not s["redeliveries"]:
-        yield "<p>None.</p>"
-        return
-    yield _table(("reason", "deliveries"), [*s["redeliveries"].items()])
-
-
-def _operations(s: dict[str, Any]) -> Iterator[str]:
-    if not s["operations"]:
-        return
-    yield "<h2>Keys and changes</h2>"
-    names = ("op", "by", "on_conflict", "result", "n")
-    rows = [[row[name] for name in names] for row in s["operations"]]
-    yield _table(("operation", "by", "on conflict", "answer", "timers"), rows, texts=4)
-
-
-def _nodes(s: dict[str, Any]) -> str:
-    heads = ("node", "life", "from", "to", "agrees up to", "stale", "diverged", "replayed")
+def _nodes(s: dict[str, Any]) -> Iterator[Row]:
     replayed = s["replayed"]["node"].split(", ")
-    rows = [
-        [
-            *(n[name] for name in ("node", "life", "first", "last", "upto", "stale", "diverged")),
-            "yes" if n["node"] in replayed else "",
-        ]
-        for n in s["nodes"]
-    ]
-    return _table(heads, rows)
-
-
-def _conservation(s: dict[str, Any]) -> Iterator[str]:
-    points = s["conservation"]
-    yield "<h2>Conservation</h2>"
-    yield "<p>scheduled = pending + fired + cancelled + dropped. The last checkpoint:</p>"
-    names = ("index", "scheduled", "pending", "fired", "cancelled", "dropped", "balanced")
-    if rows := [[row[name] for name in names] for row in points["last"]]:
-        yield _table(names, rows, texts=0)
+    for node in s["nodes"]:
+        yield node | {"replayed": "yes" if node["node"] in replayed else ""}
