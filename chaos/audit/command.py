@@ -128,7 +128,7 @@ def _audited(run: RunFolder, master: str | None) -> Report:
         quick = folder_size(run.root) <= QUICK_SIZE_MAX
         spark = spark_session("timer-audit", quick=quick, master=master)
     try:
-        return audit(spark, run, sift=not quick)
+        return audit(spark, run)
     finally:
         with contextlib.suppress(Exception):  # its JVM may have ended
             spark.stop()

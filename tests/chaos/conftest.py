@@ -18,10 +18,10 @@ def judged(
     spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory
 ) -> "tuple[dict[str, Case], DataFrame]":
     """All cases by name, each in a topic of its own, and the verdicts of their timers."""
-    from tests.chaos.test_audit_sieve import CASES, verdicts
+    from tests.chaos.planted_cases import CASES, verdicts
 
     cases = {each.__name__: each() for each in CASES}
-    _, table = verdicts(spark, tmp_path_factory.mktemp("rules"), [*cases.values()], 0)
+    table = verdicts(spark, tmp_path_factory.mktemp("rules"), [*cases.values()])
     return cases, table
 
 
@@ -37,7 +37,7 @@ def audited(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> 
 
     stories = {"lived": lied(), "redriven": redriven(), "sought": sought(), "recurred": Recurred()}
     run = write(tmp_path_factory.mktemp("lies"), stories.values())
-    return Audited(job.audit(spark, run, sift=True).summary, stories)
+    return Audited(job.audit(spark, run).summary, stories)
 
 
 @pytest.fixture(scope="session")

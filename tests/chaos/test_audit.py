@@ -8,9 +8,8 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import lit
 
-from chaos.audit.rules import client_tables, verdict
-from chaos.audit.rules.plain_timers import TICK_MS_MAX
-from chaos.audit.rules.queries import ask
+from chaos.audit.rules import verdict
+from chaos.audit.rules.queries import BOUNDS, ask
 from chaos.history import history
 from chaos.oracle.story import LIFE
 from tests.chaos.world import SALT, id_of
@@ -30,9 +29,10 @@ OF_KEYS_AND_CHANGES = (
     *("conflict_untrue", "reschedule_untrue"),
 )
 FATE = (
-    "seq BIGINT, topic STRING, end STRING, due_ms BIGINT, mark BIGINT, schedule_index BIGINT,"
-    " scheduled_at_ms BIGINT, end_index BIGINT, end_epoch BIGINT, ended_at_ms BIGINT,"
-    " queue_offset BIGINT, disagree BOOLEAN, other_seq BIGINT, old_due_ms BIGINT"
+    "seq BIGINT, mark BIGINT, due_ms BIGINT, schedule_index BIGINT, scheduled_at_ms BIGINT,"
+    " topic STRING, end STRING, end_index BIGINT, end_epoch BIGINT, ended_at_ms BIGINT,"
+    " queue_offset BIGINT, other_seq BIGINT, old_due_ms BIGINT, payload_size BIGINT,"
+    " disagree BOOLEAN"
 )
 
 
@@ -341,7 +341,7 @@ def violations() -> Case:
     p.cancel(20, "ALREADY_FIRED")
     p.cancel(20, None, "unknown")
     expected |= {18: "cancelled_delivered", 19: "cancelled_delivered", 20: "cancel_untrue"}
-    p.cancel(23, "NOT_FOUND", at_ms=DUE_MS + 23 + verdict.HORIZON_MS - 1)
+    p.cancel(23, "NOT_FOUND", at_ms=DUE_MS + 23 + BOUNDS["horizon_ms"] - 1)
     expected[23] = "cancel_untrue"
     # Told to have fired, before a request that is in the log before the FIRE.
     p.cancel(26, "ALREADY_FIRED", client="told", request=1, answered=2)
@@ -350,7 +350,7 @@ def violations() -> Case:
     p.cancel(24, "DROPPED")
     p.pending(25, DUE_MS + 25)
     p.change(25, end="held")
-    p.cancel(25, "NOT_FOUND", at_ms=DUE_MS + 25 + 2 * verdict.HORIZON_MS)
+    p.cancel(25, "NOT_FOUND", at_ms=DUE_MS + 25 + 2 * BOUNDS["horizon_ms"])
     expected |= dict.fromkeys((24, 25), "cancel_untrue")
     p.acks = [ack for ack in p.acks if ack["queue_offset"] != 21]
     expected[21] = "ack_lost"
@@ -383,7 +383,7 @@ def plant_early(p: Planted, expected: dict[int, str]) -> None:
     p.drop(37, "deliver")
     p.give(37, received_ms=DUE_MS + 37 - ERROR_MS - 1)
     p.delay(38, DUE_MS + 38 + ERROR_MS)
-    p.delay(39, DUE_MS + 39 - ERROR_MS - TICK_MS_MAX - 3)
+    p.delay(39, DUE_MS + 39 - ERROR_MS - BOUNDS["tick_ms"] - 3)
     expected |= {37: "early", 38: "early", 39: "misdated"}
 
 
@@ -568,7 +568,9 @@ def honest_changes() -> Case:
 
 
 def miscounted(lines: DataFrame, log: DataFrame) -> list[Row]:
-    tables = {"lines": lines, "fates": log, "asks": client_tables.asked(lines)}
+    series = lines.sparkSession.createDataFrame([], "series_index BIGINT")
+    tables = {"lines": lines, "fates": log, "series": series}
+    tables["keyed"] = ask("clients", "asks", tables).where("key IS NOT NULL")
     return ask("changes", "miscounted", tables).collect()
 
 
@@ -644,7 +646,7 @@ def honest() -> Case:
     p.drop(18, "deliver")
     p.give(18, received_ms=DUE_MS + 18 - ERROR_MS)
     p.delay(19, DUE_MS + 19 + ERROR_MS - 1)
-    p.delay(20, DUE_MS + 20 - ERROR_MS - TICK_MS_MAX - 2)
+    p.delay(20, DUE_MS + 20 - ERROR_MS - BOUNDS["tick_ms"] - 2)
     # Redelivered, and marked as such, before its ack in the log's order. The second copy had a
     # long way: its receiver's clock says that it came after the ack was confirmed.
     for mark, received_ms in ((1, DUE_MS + 15), (2, DUE_MS + 99)):
@@ -667,7 +669,7 @@ def honest() -> Case:
     p.cancel(5, "ALREADY_FIRED", client="honest", request=2, answered=3)
     p.asked_by(1, "honest", 1, 7)
     p.asked_by(2, "honest", 4, 10)
-    p.cancel(12, "NOT_FOUND", at_ms=DUE_MS + 12 + verdict.HORIZON_MS)
+    p.cancel(12, "NOT_FOUND", at_ms=DUE_MS + 12 + BOUNDS["horizon_ms"])
     p.cancelled(6)
     p.cancel(6, None, "unknown")
     expected |= {4: "cancelled", 6: "cancelled"}
@@ -700,10 +702,25 @@ def honest() -> Case:
     return Case(p, expected)
 
 
+def given_by_others() -> Case:
+    """Timers that are fine, but for deliveries that name them under another timer's mark."""
+    p = Planted(range(1, 5))
+    for mark, other in ((2, 999), (3, 4)):
+        p.give(mark, marks=[other])
+    return Case(p, {1: "ok", 2: "diverged", 3: "diverged", 4: "ok"})
+
+
+def test_delivery_under_another_mark_is_found(
+    all_found: dict[str, tuple[Case, Found]],
+) -> None:
+    case, found = all_found["given_by_others"]
+    assert told(found) == case.wanted()
+
+
 def postponed() -> Case:
     """Timers of a topic in which they are due later than was asked for, by POSTPONED_MS."""
     p = Planted(range(1, 5))
-    off_ms = ERROR_MS + TICK_MS_MAX + POSTPONED_MS
+    off_ms = ERROR_MS + BOUNDS["tick_ms"] + POSTPONED_MS
     p.delay(1, DUE_MS + 1 - off_ms - 2)
     p.delay(2, DUE_MS + 2 - off_ms - 3)
     p.delay(3, DUE_MS + 3 + ERROR_MS)

@@ -35,7 +35,7 @@ def told(
         "fired_answers": {"answers": fired[0], "unjudged": fired[1]},
         "conservation": {"said": {"counts": 1, "digests": 1}}, "nodes": [], "files": [],
     }  # fmt: skip
-    return not_looked_at(table, {"groups": groups}, summary, Clocks(0, 0, 0), ())
+    return not_looked_at({"lines": table, "groups": groups}, summary, Clocks(0, 0, 0), ())
 
 
 def test_group_with_acks_that_no_history_read_is_named(spark: SparkSession) -> None:

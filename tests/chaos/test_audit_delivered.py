@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit.job import evidence_of
-from chaos.audit.rules import late_deliveries
+from chaos.audit.rules.late_rules import EXCUSES, judged_deliveries
 from chaos.audit.rules.queries import BOUNDS
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
@@ -215,12 +215,13 @@ def test_message_that_comes_late_to_free_hands_is_found_and_no_other(spark: Spar
         world.topic = case.__name__
         case(world)
     lines, story = frames(spark, world)
+    story["excuses"] = spark.createDataFrame(EXCUSED, EXCUSES)
     evidence = evidence_of(lines, story, [], Clocks(0, ERROR_MS))
-    violations, figures = late_deliveries.judged(evidence, spark, EXCUSED)
+    violations, figures = judged_deliveries(evidence)
     rows = violations["delivered_late"].groupBy("topic").count().collect()
     assert {row["topic"]: row["count"] for row in rows} == {
         case.__name__: n for case, n in FOUND.items()
     }
     assert figures["long"] > figures["unjudged"] >= len(EXPLAINED)
     evidence = evidence_of(lines, story, [], Clocks(0, None))
-    assert late_deliveries.judged(evidence, spark, EXCUSED) == ({}, {"long": 0, "unjudged": 0})
+    assert judged_deliveries(evidence) == ({}, {"long": 0, "unjudged": 0})

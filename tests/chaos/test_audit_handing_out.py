@@ -161,6 +161,6 @@ def test_acks_that_nobody_asked_for_are_counted_unless_there_are_too_many(
         ),
     }
     evidence = evidence_of(lines, story, [], Clocks(0))
-    assert unasked_acks(evidence, story["acks"]) == 4
+    assert unasked_acks(evidence) == 4
     monkeypatch.setattr(job, "ACKS_MAX", sum(row[-1] for row in acks) - 1)
-    assert unasked_acks(evidence, story["acks"]) is None
+    assert unasked_acks(evidence) is None

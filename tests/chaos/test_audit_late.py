@@ -3,11 +3,14 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos.audit.rules import late_firing
+from chaos.audit.rules import late_rules
 from chaos.audit.rules.fault_windows import Phase
-from chaos.audit.rules.late_firing import AFTER_MS, LATE_MS, RATE, RECOVERY_MS
+from chaos.audit.rules.late_rules import RECOVERY_MS
+from chaos.audit.rules.queries import BOUNDS, ask
 
 pytestmark = pytest.mark.spark
+
+LATE_MS, AFTER_MS = BOUNDS["fired_ms"], BOUNDS["after_ms"]
 
 HOUR_MS = 3_600_000
 FAULT = (HOUR_MS + 1_000, HOUR_MS + 21_000)
@@ -24,7 +27,7 @@ WAITS = {
 """Topic -> when its timer was due, and fired."""
 
 
-def late(spark: SparkSession, waits: dict[str, tuple[int, int]]) -> set[str]:
+def late(spark: SparkSession, waits: dict[str, tuple[int, int]], rate: int) -> set[str]:
     rows = [
         (
             1,
@@ -41,29 +44,28 @@ def late(spark: SparkSession, waits: dict[str, tuple[int, int]]) -> set[str]:
     columns = "seq BIGINT, mark BIGINT, topic STRING, due_ms BIGINT, scheduled_at_ms BIGINT"
     columns += ", ended_at_ms BIGINT, end STRING, from_topic STRING"
     pauses = spark.createDataFrame([("paused", 5, 6)], "topic STRING, from_ms LONG, until_ms LONG")
-    found = late_firing.late(spark.createDataFrame(rows, columns), [(-2, -1), FAULT], pauses)
-    return {row["topic"] for row in found.collect()}
+    excuses = spark.createDataFrame([(-2, -1), FAULT], late_rules.EXCUSES)
+    tables = {"found": spark.createDataFrame(rows, columns), "pauses": pauses, "excuses": excuses}
+    bounds = {"fired_ms": LATE_MS, "after_ms": AFTER_MS, "rate": rate}
+    return {row["topic"] for row in ask("waits", "late", tables, **bounds).collect()}
 
 
-def test_wait_is_late_by_the_time_that_nothing_excuses(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(late_firing, "RATE", 1_000 * RATE)  # few timers are no backlog
-    assert late(spark, WAITS) == {"steady", "longer than the fault", "before and after it"}
+def test_wait_is_late_by_the_time_that_nothing_excuses(spark: SparkSession) -> None:
+    found = late(spark, WAITS, 1_000_000)  # few timers are no backlog
+    assert found == {"steady", "longer than the fault", "before and after it"}
 
 
-def test_backlog_after_a_fault_takes_its_time(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(late_firing, "RATE", 1 / 1_000)  # a second for each
+def test_backlog_after_a_fault_takes_its_time(spark: SparkSession) -> None:
     due_ms, fired_ms = FAULT[0], FAULT[1] + LATE_MS
-    waits = {"first": (due_ms, fired_ms + 2_000), "second": (due_ms, fired_ms + 2_001)}
-    assert late(spark, waits) == {"second"}
-    assert late(spark, {"a": (0, LATE_MS + 1), "b": (0, LATE_MS + 1)}) == {"a", "b"}, "no fault"
+    waits = {f"timer {at}": (due_ms, fired_ms + 1) for at in range(3)}
+    assert late(spark, waits, 1_000_000) == {*waits}
+    assert late(spark, waits, 3) == set(), "a millisecond for three of them"
+    assert late(spark, waits | {"later": (due_ms, fired_ms + 2)}, 4) == {"later"}
+    assert late(spark, {"a": (0, LATE_MS + 1), "b": (0, LATE_MS + 1)}, 1) == {"a", "b"}, "no fault"
 
 
 def test_recovery_that_does_not_end_excuses_only_its_beginning() -> None:
     phases = [Phase("fault", 0, HOUR_MS), Phase("recovery", HOUR_MS, 3 * HOUR_MS)]
-    assert late_firing.excuses(phases, []) == [(0, HOUR_MS + RECOVERY_MS + AFTER_MS)]
+    assert late_rules.excuses(phases, []) == [(0, HOUR_MS + RECOVERY_MS + AFTER_MS)]
     phases[1] = Phase("recovery", HOUR_MS, HOUR_MS + 1)
-    assert late_firing.excuses(phases, []) == [(0, HOUR_MS + 1 + AFTER_MS)]
+    assert late_rules.excuses(phases, []) == [(0, HOUR_MS + 1 + AFTER_MS)]

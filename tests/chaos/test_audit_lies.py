@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.audit.rules import late_firing
+from chaos.audit.rules.queries import BOUNDS
 from chaos.history import history
 from chaos.history.history import OpOutcome, RunFolder, States, payload_of
 from chaos.history.history_check import check
@@ -92,7 +92,7 @@ class Lies:
 
 def timers(run: Lies) -> None:
     """Write timers that are not what clients asked for, or were told."""
-    log, topics, soon_ms = run.log, run.topics, FIRST_MS + late_firing.LATE_MS
+    log, topics, soon_ms = run.log, run.topics, FIRST_MS + BOUNDS["fired_ms"]
     log.fire(40)
     run.timer("late", FIRST_MS)
     run.timer("paused", FIRST_MS)  # as late, and excused
@@ -207,7 +207,7 @@ def write(root: Path, stories: Iterable[Story]) -> RunFolder:
     groups(run)
     going = encode_policy(Scope("", run.topics["paused"]), ScopePolicy(paused=False))
     log.entry(EntryKind.POLICY, going, at_ms=FIRST_MS + 10)
-    log.fire(FIRST_MS + late_firing.LATE_MS + 1)
+    log.fire(FIRST_MS + BOUNDS["fired_ms"] + 1)
     leases(run)
     for story in stories:
         story.tell(run.run, log)

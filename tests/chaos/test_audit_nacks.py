@@ -50,7 +50,9 @@ class Played:
         columns = f"{SLOT}, attempts BIGINT, why STRING, not_before_ms BIGINT, return_index BIGINT"
         return spark.createDataFrame(self.lines, history.SCHEMA), {
             "returns": spark.createDataFrame(self.nacks, columns),
-            "acks": spark.createDataFrame(self.acks, f"{SLOT}, count BIGINT"),
+            "acks": spark.createDataFrame(self.acks, f"{SLOT}, count BIGINT").selectExpr(
+                "*", "1 AS ack_epoch", "1 AS attempts"
+            ),
             "expired": spark.createDataFrame([], SLOT),
             "groups": spark.createDataFrame([], "topic STRING, `group` STRING, over BOOLEAN"),
         }

@@ -230,6 +230,6 @@ def test_each_column_of_a_spilled_message_is_compared_with_the_log(spark: SparkS
         ("n1", "t", 6, 6, 10, 20, None),  # it fired after the manifest
     ]
     held = spark.createDataFrame(rows, state_files.QUEUED)
-    untrue, missing = in_queues(story, held, [ManifestState("n1", 8)])
+    untrue, missing = in_queues(story, held, [ManifestState("n1", 8)]).values()
     assert sorted(row["seq"] for row in untrue.collect()) == [1, 2, 3, 4, 6, 77]
     assert not missing.head(1)

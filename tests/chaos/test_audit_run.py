@@ -13,9 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from chaos.audit import command, job
+from chaos.audit import command, histories, job
 from chaos.audit.report.report import describe
-from chaos.audit.rules import client_tables
+from chaos.audit.rules.queries import ask
 from chaos.history import history
 from chaos.history.history import RunFolder
 from chaos.history.history_check import COLUMNS
@@ -239,7 +239,7 @@ def test_each_witness_that_contradicts_the_others_is_named(
 def test_word_of_a_node_that_is_none_is_refused(spark: SparkSession, world: RunFolder) -> None:
     world.states.write_text("torn\n" + world.states.read_text())
     with pytest.raises(ValueError, match=r"states\.jsonl: 1 lines lack a `node`"):
-        job.read_states(spark, world)
+        histories.read_states(spark, world)
 
 
 def test_rows_of_the_log_are_those_that_were_appended(
@@ -318,8 +318,8 @@ def test_request_that_a_client_was_about_to_send_as_it_crashed_is_one_without_an
             request = h.asks(line["op"], start_ms=line["start_ms"], **asks)
             if ended:
                 h.write(line | {"request": request})
-    lines = job.read_histories(spark, world)
-    asked: list[Any] = client_tables.asked(lines).select("mark", "outcome").collect()
+    lines = histories.read_histories(spark, world)
+    asked: list[Any] = ask("clients", "asks", {"lines": lines}).select("mark", "outcome").collect()
     assert sorted(map(tuple, asked)) == [
         (1, "ok"),
         (2, "ok"),
@@ -334,7 +334,7 @@ def test_request_that_a_client_was_about_to_send_as_it_crashed_is_one_without_an
 def test_torn_last_line_of_a_history_is_left_out(spark: SparkSession, world: RunFolder) -> None:
     path = world.histories / "producer.jsonl"
     path.write_text(path.read_text() + '{"op": "sched')
-    assert job.read_histories(spark, world).count() == 8
+    assert histories.read_histories(spark, world).count() == 8
 
 
 @pytest.mark.parametrize(("tail", "count"), [("", 1), ('{"op": "sched', 2)])
@@ -346,7 +346,7 @@ def test_history_with_more_than_a_torn_line_is_refused(
     with pytest.raises(
         ValueError, match=f"producer.jsonl: {count} lines are not lines of a history"
     ):
-        job.read_histories(spark, world)
+        histories.read_histories(spark, world)
 
 
 def test_bad_history_is_named_as_it_lies_in_its_folder(spark: SparkSession, tmp_path: Path) -> None:
@@ -356,10 +356,10 @@ def test_bad_history_is_named_as_it_lies_in_its_folder(spark: SparkSession, tmp_
     path = run.histories / "127.0.0.1:7401?.jsonl"
     path.write_text('{"client": "c"}\n')
     with (
-        job.plain_path(run) as reachable,
+        histories.plain_path(run) as reachable,
         pytest.raises(ValueError, match=re.escape(f"{path}: 1 lines are not lines of a history")),
     ):
-        job.read_histories(spark, reachable)
+        histories.read_histories(spark, reachable)
 
 
 def test_parquet_of_which_a_line_is_none_is_refused(spark: SparkSession, world: RunFolder) -> None:
@@ -367,11 +367,11 @@ def test_parquet_of_which_a_line_is_none_is_refused(spark: SparkSession, world: 
     path.write_text('{"client": "consumer"}\n' + path.read_text())
     in_parquet(path)
     with pytest.raises(ValueError, match=r"consumer.parquet: 1 lines are not lines of a history"):
-        job.read_histories(spark, world)
+        histories.read_histories(spark, world)
 
 
 def test_times_that_are_no_milliseconds_are_refused(spark: SparkSession, world: RunFolder) -> None:
-    lines = job.read_histories(spark, world)  # which end at 322
+    lines = histories.read_histories(spark, world)  # which end at 322
     timeline = [{"event": "drained", "at_ms": 500}]
     assert job.until_ms(lines, timeline, [Row(began_ms=322 + job.DAY_MS)]) == 500
     with pytest.raises(ValueError, match=r"end at 322, .* are their times Unix milliseconds\?"):

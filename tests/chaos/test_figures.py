@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from chaos.audit.report import figures
 from chaos.audit.rules.fault_windows import Fault, Phase, windows
-from chaos.audit.rules.queries import ask
+from chaos.audit.rules.queries import RunEvidence, ask
 
 pytestmark = pytest.mark.spark
 
@@ -42,7 +42,8 @@ def test_lateness_is_told_by_the_phase_in_which_a_timer_could_fire(spark: SparkS
         "end STRING, due_ms BIGINT, scheduled_at_ms BIGINT, ended_at_ms BIGINT, received_ms BIGINT",
     )
     stretches = [Phase("fault", 1000, 2000), Phase("recovery", 2000, 2500)]
-    table = figures.lateness(found, stretches, 1000)
+    evidence = RunEvidence({"found": found}, bucket_ms=1000)
+    table = figures.lateness(evidence, stretches)
     wanted = [
         ("fire", "steady", 1000, 2, 1), ("deliver", "steady", 1000, 6, 1),
         ("fire", "fault", 1000, 700, 1),
@@ -73,15 +74,14 @@ def test_unavailability_is_the_longest_gap_that_a_fault_touches(
         "fire": [995, 1005, 1600, 2600, 50_500, 50_510],
         "deliver": [1, 2],
     }
-    table = successes(spark, moments)
-    done = [figures.Work(plane, times[0], times[-1], False) for plane, times in moments.items()]
-    between = figures.gaps(table, done)
-    told = figures.recovered(table, between, faults, 60_000)
+    done = [(plane, times[0], times[-1], False) for plane, times in moments.items()]
+    evidence = successes(spark, moments, done)
+    told = figures.recovered(evidence, faults, 60_000)
     assert [(each.recovered_ms, each.recovered) for each in told] == [
         (1800, True),
         (51_000, True),  # nothing was left to do
     ]
-    first, second = figures.unavailability(spark, between, told)
+    first, second = figures.unavailability(evidence, told)
     assert first == {
         "fault": "pause n1", "start_ms": 1000, "healed_after_ms": 500, "recovered_after_ms": 300,
         "schedule_gap_ms": 18_190, "schedule_gap_after_ms": 810, "schedule_gap_open": False,
@@ -91,25 +91,34 @@ def test_unavailability_is_the_longest_gap_that_a_fault_touches(
     assert (second["schedule_gap_ms"], second["fire_gap_after_ms"]) == (0, -47_400)
 
 
-def successes(spark: SparkSession, moments: dict[str, list[int]]) -> DataFrame:
+Work = tuple[str, int, int, bool]
+"""(plane, begin, end, whether later work never succeeded)."""
+
+
+def successes(spark: SparkSession, moments: dict[str, list[int]], done: list[Work]) -> RunEvidence:
     rows = [(plane, at_ms) for plane, times in moments.items() for at_ms in times]
-    return spark.createDataFrame(rows, "plane STRING, at_ms BIGINT")
+    works = "plane STRING, begin_ms BIGINT, end_ms BIGINT, undone BOOLEAN"
+    return RunEvidence(
+        {
+            "moments": spark.createDataFrame(rows, "plane STRING, at_ms BIGINT"),
+            "works": spark.createDataFrame(done, works),
+        }
+    )
 
 
 def test_outage_that_never_ends_lasts_until_nobody_waits_any_more(
     spark: SparkSession, faults: list[Fault]
 ) -> None:
-    table = successes(spark, {"schedule": [900, 1400, 50_500], "fire": [950, 1450]})
     done = [
-        figures.Work("schedule", 900, 58_000, True),  # producers asked until then
-        figures.Work("fire", 950, 60_000, True),
-        figures.Work("deliver", 40_000, 60_000, True),  # not one
+        ("schedule", 900, 58_000, True),  # producers asked until then
+        ("fire", 950, 60_000, True),
+        ("deliver", 40_000, 60_000, True),  # not one
     ]
-    between = figures.gaps(table, done)
-    told = figures.recovered(table, between, faults, 60_000)
+    evidence = successes(spark, {"schedule": [900, 1400, 50_500], "fire": [950, 1450]}, done)
+    told = figures.recovered(evidence, faults, 60_000)
     # Schedules were answered after the first fault, and nothing fired after it.
     assert [(each.recovered_ms, each.recovered) for each in told] == [(60_000, False)] * 2
-    first, second = figures.unavailability(spark, between, told)
+    first, second = figures.unavailability(evidence, told)
     assert [each["recovered_after_ms"] for each in (first, second)] == [None, None]
     assert [(first[f"{p}_gap_ms"], first[f"{p}_gap_open"]) for p in figures.PLANES] == [
         (7500, True),  # also before one of 49,100 ms that is over
@@ -122,18 +131,17 @@ def test_outage_that_never_ends_lasts_until_nobody_waits_any_more(
 def test_fault_that_was_over_before_the_last_outage_is_recovered_from(
     spark: SparkSession, faults: list[Fault]
 ) -> None:
-    table = successes(spark, {"schedule": [900, 1600, 49_000], "fire": [950, 1600, 40_000]})
-    done = [figures.Work("schedule", 900, 55_000, True), figures.Work("fire", 900, 40_000, False)]
-    told = figures.recovered(table, figures.gaps(table, done), faults, 60_000)
+    moments = {"schedule": [900, 1600, 49_000], "fire": [950, 1600, 40_000]}
+    done = [("schedule", 900, 55_000, True), ("fire", 900, 40_000, False)]
+    told = figures.recovered(successes(spark, moments, done), faults, 60_000)
     assert [(each.recovered_ms, each.recovered) for each in told] == [(1600, True), (60_000, False)]
 
 
 def test_silence_before_the_first_success_is_a_gap(
     spark: SparkSession, faults: list[Fault]
 ) -> None:
-    table = successes(spark, {"fire": [9000]})
-    between = figures.gaps(table, [figures.Work("fire", 1100, 9000, False)])
-    first, _ = figures.unavailability(spark, between, faults)
+    evidence = successes(spark, {"fire": [9000]}, [("fire", 1100, 9000, False)])
+    first, _ = figures.unavailability(evidence, faults)
     assert (first["fire_gap_ms"], first["fire_gap_after_ms"]) == (7900, 100)
 
 
@@ -177,9 +185,11 @@ FIRED = [("ok", "fired", 100, 90, 110, 130), ("ok", "fired", 400, 90, 410, 420)]
 def test_work_of_a_plane_ends_with_its_last_success_or_when_it_is_given_up(
     spark: SparkSession, lines: list[Any], found: list[Any], wanted: dict[str, Any]
 ) -> None:
-    told = figures.works(
-        spark.createDataFrame(lines, LINES), spark.createDataFrame([*FIRED, *found], FOUND), 900
-    )
+    tables = {
+        "lines": spark.createDataFrame(lines, LINES),
+        "found": spark.createDataFrame([*FIRED, *found], FOUND),
+    }
+    told = RunEvidence(tables, until_ms=900).ask("figures", "works").collect()
     assert {each.plane: tuple(each[1:]) for each in told} == wanted
 
 
@@ -195,7 +205,8 @@ def test_lateness_of_a_fault_is_that_of_what_could_fire_in_it(
         (51_999, 1, 52_000, 52_000),
     ]
     found = spark.createDataFrame([("ok", "fired", *row) for row in rows], FOUND)
-    told = figures.lateness_by_fault(found, [*faults, replace(faults[0], number=2)])
+    evidence = RunEvidence({"found": found})
+    told = figures.lateness_by_fault(evidence, [*faults, replace(faults[0], number=2)])
     assert [figures.late_in(replace(faults[0], number=n), told) for n in range(4)] == [
         {"fire_late_p99_ms": 700, "fire_late_max_ms": 700}
         | {"deliver_late_p99_ms": 112, "deliver_late_max_ms": 112},
@@ -205,7 +216,7 @@ def test_lateness_of_a_fault_is_that_of_what_could_fire_in_it(
         | {"deliver_late_p99_ms": 112, "deliver_late_max_ms": 112},
         dict.fromkeys(f"{what}_late_{name}_ms" for what, name in figures.FAULT_LATE),
     ]
-    assert figures.lateness_by_fault(found, []) == {}
+    assert figures.of_faults(evidence, [], 60_000) == ([], [])
 
 
 def test_redeliveries_are_told_apart_by_their_reason(spark: SparkSession) -> None:

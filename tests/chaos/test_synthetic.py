@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from chaos.audit import job
-from chaos.audit.columns import sieve
 from chaos.audit.rules.verdict import FINE, VIOLATIONS
 from chaos.history.history import RunFolder
 from tests.chaos.synthetic.synthetic_files import ids_of
@@ -61,17 +60,15 @@ def compiled(spark: SparkSession) -> Iterator[SparkSession]:
 
 @pytest.mark.long
 def test_every_planted_defect_is_found_and_nothing_else(
-    compiled: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sieve, "ROWS_PER_PART", 2_000)
-    monkeypatch.setattr(sieve, "RUN_BITS", 8)
     plant = dict.fromkeys(PLANTS, 2)
     plan = SyntheticPlan(
         timers=6_000, rows_per_tick=300, batch=40, spread=8, keyed=0.5, plant=plant,
         diverged_entry=True,
     )  # fmt: skip
     SyntheticWorld(tmp_path, plan).write()
-    report = job.audit(compiled, RunFolder(tmp_path), sift=True)
+    report = job.audit(compiled, RunFolder(tmp_path))
     planted = json.loads((tmp_path / "planted.json").read_text())
     expected = {row["mark"]: row["verdict"] for row in planted}
     assert {*expected.values()} - {*FINE} == {*VIOLATIONS}
@@ -106,4 +103,3 @@ def test_every_planted_defect_is_found_and_nothing_else(
     assert summary["scheduled"] == 6_000 - not_in_log + plant["duplicate_fire"] + new
     assert summary["conservation"]["checkpoints"] == 2
     assert summary["replayed"]["node"] in ("n1", "n2")
-    assert len([*(tmp_path / "audit/verdicts.parquet").glob("plain-*")]) == 4

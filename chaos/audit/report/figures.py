@@ -6,53 +6,59 @@ percentiles are exact.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.rules.fault_windows import Fault, Phase
-from chaos.audit.rules.queries import ask
+from chaos.audit.rules.queries import BOUNDS, RunEvidence
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 PLANES: Final = ("schedule", "fire", "deliver")
 """The services that a client sees: schedules answered, timers fired, messages delivered."""
-GAP_MS_MIN: Final = 50
-"""Shorter gaps between successes are ignored."""
-WAITED_MS: Final = 1_000
-"""A schedule that failed sooner was refused, and a refusal is an answer. A slower one waited."""
-AFTERMATH_MS: Final = 2_000
-"""A gap that begins within this time after a strike belongs to the fault, even after the heal."""
 FAULT_LATE: Final = tuple((what, name) for what in ("fire", "deliver") for name in ("p99", "max"))
 """Lateness figures of a fault, of the timers that could fire in it."""
 
 
-def lateness(found: DataFrame, phases: Sequence[Phase], bucket_ms: int) -> DataFrame:
+def lateness(evidence: RunEvidence, phases: Sequence[Phase]) -> DataFrame:
     """Return a histogram of the fired timers: what, phase, bucket, late_ms, n."""
     stretches = ((each.name, each.start_ms, each.end_ms) for each in phases)
-    tables = {"found": found, "stretches": _stretches(found.sparkSession, stretches)}
-    return ask("figures", "lateness", tables, bucket_ms=bucket_ms)
+    return evidence.ask("figures", "lateness", stretches=_stretches(evidence, stretches))
 
 
-def _stretches(spark: SparkSession, rows: Iterable[tuple[object, int, int]]) -> DataFrame:
-    texts = ((str(name), start_ms, end_ms) for name, start_ms, end_ms in rows)
-    return spark.createDataFrame(texts, "name STRING, start_ms BIGINT, end_ms BIGINT")
+def _stretches(evidence: RunEvidence, rows: Iterable[tuple[object, int, int]]) -> DataFrame:
+    texts = [(str(name), start_ms, end_ms) for name, start_ms, end_ms in rows]
+    return evidence.spark.createDataFrame(texts, "name STRING, start_ms BIGINT, end_ms BIGINT")
+
+
+def of_faults(
+    evidence: RunEvidence, faults: Sequence[Fault], end_ms: int
+) -> tuple[list[Fault], list[dict[str, Any]]]:
+    """Return the faults with their recoveries, and the figures of each.
+
+    `evidence`: lines, the verdict table as `found`, and `moments`: the times of all successes.
+    """
+    if not faults:
+        return [], []
+    evidence.keep("gaps", evidence.ask("figures", "gaps"))
+    faults = recovered(evidence, faults, end_ms)
+    late, gaps = lateness_by_fault(evidence, faults), unavailability(evidence, faults)
+    return faults, [told | late_in(each, late) for each, told in zip(faults, gaps, strict=True)]
 
 
 def lateness_by_fault(
-    found: DataFrame, faults: Sequence[Fault]
+    evidence: RunEvidence, faults: Sequence[Fault]
 ) -> dict[int, dict[str, dict[str, int]]]:
     """Return fault number -> what, as in `lateness`, -> percentiles of late_ms, and n.
 
     The timers of a fault are those that could fire from its strike to its recovery, and at least
-    for AFTERMATH_MS. If faults overlap, a timer counts for each. A timer that never fired is not
+    for `aftermath_ms`. If faults overlap, a timer counts for each. A timer that never fired is not
     counted here: it is lost.
     """
-    if not faults:
-        return {}
-    stretches = ((each.number, each.start_ms, _reach_ms(each)) for each in faults)
-    tables = {"found": found, "stretches": _stretches(found.sparkSession, stretches)}
-    histogram = ask("figures", "lateness_in", tables)
+    stretches = ((each.number, each.start_ms, _reach_ms(each.start_ms, each.recovered_ms))
+                 for each in faults)  # fmt: skip
+    histogram = evidence.ask("figures", "lateness_in", stretches=_stretches(evidence, stretches))
     by_fault: dict[int, dict[str, dict[str, int]]] = {}
     for row in percentiles(histogram, "number", "what").collect():
         told = {name: row[name] for name in ("n", *QUANTILES)}
@@ -60,8 +66,8 @@ def lateness_by_fault(
     return by_fault
 
 
-def _reach_ms(fault: Fault) -> int:
-    return max(fault.start_ms + AFTERMATH_MS, fault.recovered_ms)
+def _reach_ms(start_ms: int, end_ms: int) -> int:
+    return max(start_ms + BOUNDS["aftermath_ms"], end_ms)
 
 
 def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
@@ -80,63 +86,19 @@ def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
     return ranked.groupBy(*by).agg(F.sum("n").alias("n"), *reached)
 
 
-class Work(NamedTuple):
-    """The stretch of time in which one plane had work, in Unix ms."""
-
-    plane: str
-    begin_ms: int
-    """The first request, the first time when a timer could fire, or the first firing that a
-    consumer waited for."""
-    end_ms: int
-    """The last success. If `undone`, the end of the last wait: a client gave the request up, or the
-    run ended."""
-    undone: bool
-    """Whether later work was waited for after the last success, and none of it succeeded."""
-
-
-def works(lines: DataFrame, found: DataFrame, end_ms: int) -> list[Work]:
-    """Return the work of each plane that had any. `found`: from `verdict.verdicts`."""
-    opened = lines.where("op = 'open'").agg(F.min("start_ms")).first()
-    told = []
-    rows = ask(
-        "figures", "works", {"lines": lines, "found": found}, end_ms=end_ms, waited_ms=WAITED_MS
-    )
-    for row in rows.collect():
-        begin_ms, done_ms, waited_for = row["begin_ms"], row["done_ms"], row["waited"]
-        if row["plane"] == "deliver" and opened and opened[0] is not None:
-            begin_ms = max(begin_ms, opened[0])
-        undone = waited_for is not None and (done_ms is None or waited_for["begin_ms"] > done_ms)
-        told.append(
-            Work(row["plane"], begin_ms, waited_for["waited_ms"] if undone else done_ms, undone)
-        )
-    return told
-
-
-def gaps(moments: DataFrame, done: Sequence[Work]) -> DataFrame:
-    """Return the gaps without a success of at least GAP_MS_MIN: plane, from_ms, to_ms, over."""
-    edges = [(each.plane, each.begin_ms, True) for each in done]
-    edges += [(each.plane, each.end_ms, False) for each in done if each.undone]
-    schema = "plane STRING, at_ms BIGINT, over BOOLEAN"
-    tables = {"moments": moments, "edges": moments.sparkSession.createDataFrame(edges, schema)}
-    return ask("figures", "gaps", tables, least_ms=GAP_MS_MIN)
-
-
-def recovered(
-    moments: DataFrame, between: DataFrame, faults: Sequence[Fault], end_ms: int
-) -> list[Fault]:
+def recovered(evidence: RunEvidence, faults: Sequence[Fault], end_ms: int) -> list[Fault]:
     """Return the faults with their recoveries: a schedule answered and a timer fired after a heal.
 
     A fault that touches a gap of schedules or firings that is not over is not recovered. A plane
-    without a success after the heal does not delay the recovery otherwise. `between`: from `gaps`.
+    without a success after the heal does not delay the recovery otherwise.
     """
-    if not faults:
-        return []
-    tables = {"moments": moments, "faults": _table(moments.sparkSession, faults)}
-    back = {row["number"]: row["at_ms"] for row in ask("figures", "recoveries", tables).collect()}
-    lasting = between.where("plane IN ('schedule', 'fire') AND NOT over").collect()
+    rows = evidence.ask("figures", "recoveries", faults=_table(evidence, faults)).collect()
+    back = {row["number"]: row["at_ms"] for row in rows}
+    gaps = evidence.ask("figures", "gaps")
+    lasting = gaps.where("plane IN ('schedule', 'fire') AND NOT over").collect()
     told = []
     for each in faults:
-        reach_ms = max(each.start_ms + AFTERMATH_MS, each.heal_ms)
+        reach_ms = _reach_ms(each.start_ms, each.heal_ms)
         if any(row["to_ms"] > each.start_ms and row["from_ms"] < reach_ms for row in lasting):
             told.append(replace(each, recovered_ms=end_ms, recovered=False))
         else:
@@ -144,18 +106,13 @@ def recovered(
     return told
 
 
-def unavailability(
-    spark: SparkSession, between: DataFrame, faults: Sequence[Fault]
-) -> list[dict[str, Any]]:
+def unavailability(evidence: RunEvidence, faults: Sequence[Fault]) -> list[dict[str, Any]]:
     """Return the longest gap of each plane per fault: its length, its start, and if it is open.
 
-    Length 0: no gap of at least GAP_MS_MIN. `between`: from `gaps`.
+    Length 0: no gap of at least `gap_ms`.
     """
-    if not faults:
-        return []
-    tables = {"gaps": between, "faults": _table(spark, faults)}
-    longest = ask("figures", "longest_gaps", tables, aftermath_ms=AFTERMATH_MS).collect()
-    by_fault = {(row["number"], row["plane"]): row["gap"] for row in longest}
+    rows = evidence.ask("figures", "longest_gaps", faults=_table(evidence, faults)).collect()
+    by_fault = {(row["number"], row["plane"]): row["gap"] for row in rows}
     return [{**_named(each), **dict(_gaps_of(each, by_fault))} for each in faults]
 
 
@@ -183,7 +140,7 @@ def _named(fault: Fault) -> dict[str, Any]:
     }
 
 
-def _table(spark: SparkSession, faults: Sequence[Fault]) -> DataFrame:
+def _table(evidence: RunEvidence, faults: Sequence[Fault]) -> DataFrame:
     rows = [(each.number, each.start_ms, each.heal_ms, each.recovered_ms) for each in faults]
     schema = "number INT, start_ms BIGINT, heal_ms BIGINT, recovered_ms BIGINT"
-    return spark.createDataFrame(rows, schema)
+    return evidence.spark.createDataFrame(rows, schema)

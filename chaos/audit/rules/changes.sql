@@ -1,22 +1,10 @@
----- tried
+---- tried_changes
+-- The view `tried`, with the lowest entry of a later request after an answer ALREADY_FIRED.
 SELECT * FROM tried LEFT JOIN (
     SELECT seq, min(if(what = 'cancel', later_index, NULL)) AS cancel_later_index,
         min(if(what = 'move', later_index, NULL)) AS move_later_index
     FROM fired_answers GROUP BY seq
 ) USING (seq)
-
----- shared_keys
--- The hashes of keys that several schedules, or a change, named. `hashed`: the hash of the key of
--- each requested timer that has one.
-SELECT hash FROM hashed GROUP BY hash HAVING count(*) > 1
-UNION
-SELECT xxhash64(topic, key) FROM named_timers WHERE NOT by_id
-
----- named
--- The seqs of `tried` and of `moves`.
-SELECT seq FROM tried
-UNION
-SELECT seq_of(new_id) FROM named_timers WHERE op = 'reschedule' AND result = 'RESCHEDULED'
 
 ---- moves
 -- A row per answer RESCHEDULED, with its request. `seq` and `id` are those of the new timer.
@@ -72,7 +60,8 @@ WITH answered AS (
     SELECT op, topic, sum(told) AS told, sum(unknown) AS unknown FROM filters GROUP BY ALL
 ), ended AS (
     SELECT seq, name_of(topic) AS topic, if(end = 'cancelled', 'cancel', 'reschedule') AS op
-    FROM fates WHERE end IN ('cancelled', 'rescheduled')
+    FROM fates LEFT ANTI JOIN series ON end_index = series_index
+    WHERE end IN ('cancelled', 'rescheduled')
 ), logged AS (
     SELECT op, topic, count(*) AS logged, count_if(coalesce(if(
         op = 'cancel', greatest(cancel_ok, cancel_already, cancel_unknown),
@@ -94,7 +83,8 @@ SELECT op, topic, told, logged, least
 FROM compared WHERE told > logged OR (unknown = 0 AND told < least)
 
 ---- flags
--- The evidence of changes by key and by filter, a row per timer of `changeable`: seq, key, and
+-- The evidence of changes by key and by filter, a row per timer of `changeable`: seq, logged_key,
+-- and
 --
 --   overlaps        it was pending while another timer of its topic had its key
 --   asked_cancel    a client may have cancelled it by key or filter
@@ -132,7 +122,7 @@ WITH rows AS (
         AND coalesce(ended_at_ms, 9223372036854775807) - :error_ms > end_ms
         AND scheduled_at_ms + :error_ms < start_ms AND end NOT IN ('rejected', 'kept')
 )
-SELECT seq, key, overlaps, overtold, undertold, denied,
+SELECT seq, key AS logged_key, overlaps, overtold, undertold, denied,
     coalesce(key_cancels > 0, false) OR coalesce(filter_cancels, false) AS asked_cancel,
     CASE WHEN filter_ok THEN 'ok' WHEN filter_unknown OR key_moves > 0 THEN 'unknown' END
         AS moved_outcome,

@@ -7,10 +7,9 @@ folder that lacks a witness would pass for one in which the witness found nothin
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from chaos.audit.rules.client_tables import LETTERS, Tables, name_of
+from chaos.audit.rules.queries import Tables, ask
 from chaos.audit.rules.verdict import Clocks
 
 UNKNOWN_SHARE_MAX: Final = 0.2
@@ -20,30 +19,24 @@ answers ALREADY_FIRED that neither the log nor clocks can judge."""
 SHOWN_MAX: Final = 5
 
 
-def unread_groups(lines: DataFrame, groups: DataFrame) -> list[str]:
+def unread_groups(tables: Tables) -> list[str]:
     """Return the groups with acks for which no history has an `open` or a delivery.
 
-    Their deliveries are unknown. `groups`: the replay's table.
+    Their deliveries are unknown. `tables`: lines, groups.
     """
-    read = lines.where("op IN ('open', 'deliver')").select("topic", "group")
-    redriven = lines.where("op = 'redrive'").select("topic", F.lit(LETTERS).alias("group"))
-    names = [name_of(name).alias(name) for name in ("topic", "group")]
-    read = read.union(redriven).select(*names).distinct()
-    acked = groups.where("acked > 0").select(*names).distinct()
-    rows = acked.join(F.broadcast(read), ["topic", "group"], "left_anti")
-    return [f"{row['group']} of {row['topic']}" for row in rows.orderBy("topic", "group").collect()]
+    rows = ask("clients", "unread", tables).collect()
+    return [f"{row['group_name']} of {row['name']}" for row in rows]
 
 
 def not_looked_at(
-    lines: DataFrame, story: Tables, summary: Mapping[str, Any], clocks: Clocks,
-    lost: Collection[str],
-) -> list[str]:  # fmt: skip
+    tables: Tables, summary: Mapping[str, Any], clocks: Clocks, lost: Collection[str]
+) -> list[str]:
     """Return a line for each part of the promises that the folder cannot show.
 
-    `lost`: nodes that lost their disks.
+    `tables`: lines, groups. `lost`: nodes that lost their disks.
     """
-    found = []
-    if unread := unread_groups(lines, story["groups"]):
+    found, lines = [], tables["lines"]
+    if unread := unread_groups(tables):
         named = ", ".join(unread[:SHOWN_MAX]) + (", …" if len(unread) > SHOWN_MAX else "")
         found.append(f"deliveries of {len(unread)} groups, which no history opened: {named}")
     known = lines.where("op = 'schedule'").agg(

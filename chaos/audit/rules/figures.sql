@@ -78,37 +78,52 @@ SELECT 'fire', ended_at_ms FROM found WHERE end = 'fired'
 
 ---- works
 -- The work of each plane that had any. `begin_ms`: the first request, the first time when a timer
--- could fire, or the first firing that a consumer waited for. `done_ms`: the last success.
--- `waited`: the begin and the end of the last wait without a success. A schedule that failed within
+-- could fire, or the first firing that a consumer waited for. `end_ms`: the last success. If the
+-- work is `undone`, later work was waited for and none of it succeeded: then it is the end of the
+-- last wait, at which a client gave the request up or the run ended. A schedule that failed within
 -- :waited_ms was refused, and a refusal is an answer.
-SELECT plane, min(begin_ms) AS begin_ms, max(done_ms) AS done_ms,
-    max(if(waited_ms IS NULL, NULL, struct(begin_ms, waited_ms))) AS waited
-FROM (
+WITH parts AS (
     SELECT 'schedule' AS plane, start_ms AS begin_ms, if(outcome = 'ok', end_ms, NULL) AS done_ms,
         if(outcome = 'ok' OR (outcome = 'fail' AND end_ms - start_ms < :waited_ms), NULL, end_ms)
             AS waited_ms
     FROM lines WHERE op = 'schedule'
     UNION ALL
     SELECT 'fire', greatest(due_ms, scheduled_at_ms), ended_at_ms,
-        if(end = 'pending', :end_ms, NULL)
+        if(end = 'pending', :until_ms, NULL)
     FROM found WHERE end = 'fired' OR (end = 'pending' AND verdict = 'lost')
     UNION ALL
-    SELECT 'deliver', ended_at_ms, received_ms, if(verdict = 'lost', :end_ms, NULL)
+    SELECT 'deliver', ended_at_ms, received_ms, if(verdict = 'lost', :until_ms, NULL)
     FROM found WHERE end = 'fired' AND (received_ms IS NOT NULL OR verdict = 'lost')
+), planes AS (
+    SELECT plane, min(begin_ms) AS begin_ms, max(done_ms) AS done_ms,
+        max(if(waited_ms IS NULL, NULL, struct(begin_ms, waited_ms))) AS waited
+    FROM parts GROUP BY plane
 )
-GROUP BY plane
+SELECT plane, if(plane = 'deliver', greatest(begin_ms, opened_ms), begin_ms) AS begin_ms,
+    if(undone, waited.waited_ms, done_ms) AS end_ms, undone
+FROM (
+    SELECT *, waited IS NOT NULL AND coalesce(waited.begin_ms > done_ms, true) AS undone
+    FROM planes
+)
+CROSS JOIN (SELECT min(start_ms) AS opened_ms FROM lines WHERE op = 'open')
 
 ---- gaps
--- The gaps without a success of at least :least_ms. A gap lies between two successes, or between
--- the begin of the plane's work and its first success. A gap after the last success, with work that
--- never succeeded, is not `over`. `edges`: the begins and ends of works.
+-- The gaps without a success of at least :gap_ms. A gap lies between two successes (`moments`), or
+-- between the begin of the plane's work and its first success. A gap after the last success, with
+-- work that never succeeded, is not `over`.
 SELECT plane, from_ms, to_ms, over
 FROM (
     SELECT plane, lag(at_ms) OVER (PARTITION BY plane ORDER BY at_ms) AS from_ms, at_ms AS to_ms,
         over
-    FROM (SELECT plane, at_ms, true AS over FROM moments UNION ALL SELECT * FROM edges)
+    FROM (
+        SELECT plane, at_ms, true AS over FROM moments
+        UNION ALL
+        SELECT plane, begin_ms, true FROM works
+        UNION ALL
+        SELECT plane, end_ms, false FROM works WHERE undone
+    )
 )
-WHERE to_ms - from_ms >= :least_ms
+WHERE to_ms - from_ms >= :gap_ms
 
 ---- recoveries
 -- The time of each fault by which a schedule was answered and a timer fired after its heal.
@@ -135,6 +150,10 @@ GROUP BY number, plane
 SELECT seq FROM found WHERE deliveries > groups
 UNION
 SELECT seq FROM given WHERE attempt > 1
+
+---- redelivered
+-- The deliveries of `repeated` timers.
+SELECT * FROM given LEFT SEMI JOIN repeated USING (seq)
 
 ---- arrived_after_ack
 -- The number of deliveries of `repeated` timers that arrived after a confirmed ack.

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from chaos.audit.rules.client_tables import Tables
+from chaos.audit.rules.queries import Tables
 
 OFFENDERS_MAX: Final = 100
 """The most offenders of a violation in the summary. The verdict table has all timers."""

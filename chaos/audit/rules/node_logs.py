@@ -16,8 +16,7 @@ The replay reads lives that agree with the majority, one after the other.
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, Row
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql import Row
 
 EPOCHS: Final = ", ".join(
     f"{name} BIGINT" for name in ("epoch", "since_ms", "entries", "last", "began_ms", "fired_ms")
@@ -43,26 +42,6 @@ def short(
     ]
 
 
-def disputed(fates: DataFrame, disputes: DataFrame | None) -> DataFrame:
-    """Return the fates with `disagree`: whether a node's entry differs at one of their indexes.
-
-    `disputes`: the frames of the query `disputes` that are not stale; None: there are none.
-    """
-    if disputes is None:
-        return fates.withColumn("disagree", no())
-    index = disputes.select("index").distinct()
-    starts, finishes = (
-        F.broadcast(index.select(F.col("index").alias(name), F.expr("true").alias(flag)))
-        for name, flag in (("schedule_index", "start_disputed"), ("end_index", "end_disputed"))
-    )
-    return (
-        fates.join(starts, "schedule_index", "left")
-        .join(finishes, "end_index", "left")
-        .withColumn("disagree", F.coalesce("start_disputed", "end_disputed", no()))
-        .drop("start_disputed", "end_disputed")
-    )
-
-
 def untrue_epochs(leaders: Sequence[Row], replicas: Collection[str]) -> list[dict[str, Any]]:
     """Return the EPOCH entries that contradict the rules: index, epoch, why.
 
@@ -84,8 +63,3 @@ def untrue_epochs(leaders: Sequence[Row], replicas: Collection[str]) -> list[dic
             found.append({"index": row["epoch_index"], "epoch": row["epoch"], "why": why})
         before = voters
     return found
-
-
-def no() -> Column:
-    """Return the literal false."""
-    return F.expr("false")

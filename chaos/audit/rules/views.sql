@@ -1,14 +1,14 @@
 ---- deliveries
 -- A row per message that a consumer received, repetitions included.
-SELECT client, topic, `group`, epoch, lease_id, stream, received_ms, handed_out_ms, queue_offset,
-    get(ids, nth) AS id, get(marks, nth) AS mark, get(attempts, nth) AS attempt,
+SELECT client, topic, `group`, group_id, epoch, lease_id, stream, received_ms, handed_out_ms,
+    queue_offset, get(ids, nth) AS id, get(marks, nth) AS mark, get(attempts, nth) AS attempt,
     get(fired_at_ms, nth) AS fired_at_ms
 FROM lines LATERAL VIEW posexplode(offsets) AS nth, queue_offset
 WHERE op = 'deliver'
 
 ---- answers
 -- A row per message about which a consumer received an answer.
-SELECT op, client, topic, `group`, epoch, lease_id, start_ms, delay_ms, queue_offset,
+SELECT op, client, topic, `group`, epoch, lease_id, start_ms, end_ms, delay_ms, queue_offset,
     get(results, nth) AS result
 FROM lines LATERAL VIEW posexplode(offsets) AS nth, queue_offset
 WHERE op IN ('ack', 'nack', 'extend') AND outcome = 'ok'
@@ -23,7 +23,8 @@ GROUP BY topic, `group`, queue_offset
 ---- acked
 -- The log's acks: runs of messages. A run has a row for each stretch of 256 offsets that it
 -- touches, so that messages are joined with runs by equal stretches first.
-SELECT topic, `group`, queue_offset AS first, queue_offset + count - 1 AS last, stretch
+SELECT topic, `group`, queue_offset AS first, queue_offset + count - 1 AS last, stretch, ack_epoch,
+    attempts AS ack_attempts
 FROM acks LATERAL VIEW explode(sequence(
     shiftright(queue_offset, 8), shiftright(queue_offset + count - 1, 8)
 )) AS stretch
@@ -32,9 +33,44 @@ FROM acks LATERAL VIEW explode(sequence(
 -- Messages that were moved to another topic.
 SELECT from_topic AS topic, from_group AS `group`, from_offset AS queue_offset FROM carried
 
+---- queue_places
+-- Fired messages, with their places in the queues.
+SELECT seq, topic, queue_offset, due_ms, ended_at_ms, end_index
+FROM fates WHERE end = 'fired' AND queue_offset IS NOT NULL
+UNION ALL
+SELECT seq, topic, queue_offset, due_ms, ended_at_ms, end_index
+FROM carried WHERE end = 'fired' AND queue_offset IS NOT NULL
+
 ---- opened
 -- Groups that a history opened, by their plain names.
 SELECT DISTINCT name_of(topic) AS name, name_of(`group`) AS group_name FROM lines WHERE op = 'open'
+
+---- read_groups
+-- Groups that clients read, by their plain names. A client that redrives reads the dead letters.
+SELECT name_of(topic) AS name, name_of(`group`) AS group_name
+FROM lines WHERE op IN ('open', 'deliver')
+UNION
+SELECT name_of(topic), 'dead-letters' FROM lines WHERE op = 'redrive'
+
+---- topic_lives
+-- Fired timers of topics that have the name of a deleted one.
+WITH made AS (
+    SELECT seq, topic AS life, name_of(topic) AS name FROM fates
+    UNION ALL
+    SELECT seq, topic, name_of(topic) FROM carried
+)
+SELECT seq, life, name
+FROM made LEFT SEMI JOIN (SELECT name FROM made WHERE life != name) USING (name)
+
+---- sought
+-- Groups with several lives, by their plain names.
+SELECT DISTINCT name_of(topic) AS name, name_of(`group`) AS group_name FROM groups WHERE sought
+
+---- untold
+-- Those with a delivery that does not name its life.
+SELECT DISTINCT topic, `group`
+FROM lines JOIN sought ON name_of(topic) = name AND `group` = group_name
+WHERE op = 'deliver' AND group_id IS NULL
 
 ---- ordered
 -- Groups that keep an order.
@@ -123,7 +159,7 @@ SELECT seq,
 FROM (
     SELECT what, seq, result, outcome, end_ms FROM named_timers WHERE by_id
     UNION ALL
-    SELECT 'replace', existing_seq, NULL, NULL, NULL FROM asks WHERE told = 'REPLACED'
+    SELECT 'replace', existing_seq, NULL, NULL, NULL FROM keyed WHERE told = 'REPLACED'
 )
 GROUP BY seq
 
@@ -141,9 +177,9 @@ GROUP BY ALL
 
 ---- changeable
 -- Timers of the log with a key, and those that were cancelled or made by a reschedule.
-SELECT seq, topic, key, end, due_ms, old_due_ms, schedule_index, end_index, scheduled_at_ms,
-    ended_at_ms
-FROM log LEFT JOIN (SELECT mark, key FROM asks WHERE key IS NOT NULL) USING (mark)
+SELECT seq, name_of(topic) AS topic, key, end, due_ms, old_due_ms, schedule_index, end_index,
+    scheduled_at_ms, ended_at_ms
+FROM fates LEFT JOIN (SELECT mark, key FROM keyed) USING (mark)
 WHERE key IS NOT NULL OR end = 'cancelled' OR old_due_ms IS NOT NULL
 
 ---- filtered
@@ -190,3 +226,7 @@ WHERE at IS NOT NULL
 -- stretches by equal seconds first.
 SELECT name, start_ms, end_ms, second FROM stretches
 LATERAL VIEW explode(sequence(start_ms DIV 1000, (end_ms - 1) DIV 1000)) AS second
+
+---- excused_spans
+-- The excuses as one list.
+SELECT collect_list(struct(excused_from_ms, excused_to_ms)) AS spans FROM excuses

@@ -93,3 +93,37 @@ WITH places AS (
 SELECT *, received_ms - fired_at_ms AS late_ms
 FROM waits LEFT ANTI JOIN rates USING (topic)
 WHERE free_ms > :bound_ms + came
+
+---- late
+-- Timers that fired late: more than :fired_ms after they were due, or were scheduled if that was
+-- later. Excused time does not count, nor does a backlog after it: :rate timers per millisecond. A
+-- pause of the topic excuses the whole wait, for the release takes longer for a larger topic.
+WITH fired AS (
+    SELECT seq, mark, topic, due_ms, scheduled_at_ms, ended_at_ms,
+        greatest(due_ms, scheduled_at_ms) AS since_ms
+    FROM found WHERE end = 'fired' AND from_topic IS NULL
+), waits AS (
+    SELECT *, ended_at_ms - since_ms AS late_ms, excused(spans, since_ms, ended_at_ms) AS excused_ms
+    FROM fired CROSS JOIN excused_spans WHERE ended_at_ms - since_ms > :fired_ms
+), unpaused AS (
+    SELECT * EXCEPT (spans) FROM waits
+    LEFT ANTI JOIN (SELECT topic AS of, from_ms, until_ms FROM pauses) ON of = topic
+        AND from_ms < ended_at_ms AND until_ms + :after_ms > since_ms
+    WHERE late_ms - excused_ms > :fired_ms
+), seconds_fired AS (
+    SELECT ended_at_ms DIV 1000 AS second, count(*) AS n FROM fired GROUP BY 1
+), waited AS (
+    SELECT unpaused.*, coalesce(sum(n), 0) / :rate AS backlog_ms
+    FROM unpaused LEFT JOIN seconds_fired
+        ON excused_ms > 0 AND second BETWEEN since_ms DIV 1000 AND ended_at_ms DIV 1000
+    GROUP BY ALL
+)
+SELECT seq, mark, topic, due_ms, scheduled_at_ms, ended_at_ms, late_ms
+FROM waited WHERE late_ms - excused_ms - backlog_ms > :fired_ms
+
+---- planned_late
+-- Occurrences for which their series waited too long.
+SELECT * EXCEPT (spans)
+FROM (SELECT *, at_ms - since_ms AS late_ms FROM occurrences CROSS JOIN excused_spans)
+WHERE since_ms IS NOT NULL AND NOT untrue
+    AND late_ms - excused(spans, since_ms, at_ms) > :fired_ms
