@@ -1,6 +1,7 @@
 """Quotas in the simulator: the model agrees with production code, and it finds differences."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,8 +122,8 @@ def test_book_knows_that_a_reached_backlog_takes_nothing() -> None:
     play.schedule("s", 0)
     play.settle()
     part = part_of([(play.topic_id, play.now.clock_ms + 50, b"x")])
-    book.took(play.leader, "before", part, repeated=False)
+    book.took(play.leader, replace(part, sequence=1), repeated=False)
     play.leader.alter(CLUSTER, ScopePolicy(ready_max=1), (), play.now, lambda _: None)
-    book.took(play.leader, "repeated", part, repeated=True)
+    book.took(play.leader, replace(part, sequence=2), repeated=True)
     with pytest.raises(Broken, match="ready_max"):
-        book.took(play.leader, "new", part, repeated=False)
+        book.took(play.leader, replace(part, sequence=3), repeated=False)

@@ -7,6 +7,7 @@ timer/leader/intake/admission.py.
 """
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -44,9 +45,13 @@ class PolicyBook:
     """See the module. `check` raises Broken if a row does not follow from the policies."""
 
     fates: FateBook
-    requests: dict[tuple[int, int], list[TakenRequest]] = field(default_factory=dict)
+    requests: dict[tuple[int, int], list[TakenRequest]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     """(producer, sequence) -> its acceptances."""
-    moves: dict[object, list[tuple[str, TakenRequest]]] = field(default_factory=dict)
+    moves: dict[object, list[tuple[str, TakenRequest]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     """Seq, or (topic, key) -> (topic, acceptance) of each reschedule."""
 
     def at(self, index: int, topic: str) -> dict[str, Any]:
@@ -76,7 +81,7 @@ class PolicyBook:
             producer, sequence, size, *_ = part
             rows = schedule.rows[start : start + size]
             start += size
-            takings = self.requests.get((producer, sequence), [])
+            takings = self.requests[producer, sequence]
             if not isinstance(result, Accepted) or not takings:
                 continue  # rejected, or a repeated answer
             topic = self.fates.story.topics[int(rows["topic"][0])]
@@ -92,7 +97,7 @@ class PolicyBook:
         order = decode_reschedule(entry.payload)
         pairs = zip(order.requested_ms.tolist(), order.due_ms.tolist(), strict=True)
         for at, (requested_ms, due_ms) in enumerate(pairs):
-            takings = self.moves.get(self._target(order.targets, at), [])
+            takings = self.moves[self._target(order.targets, at)]
             if applied.results[at] != RESCHEDULED or not takings:
                 continue
             times = [(requested_ms, due_ms)]

@@ -11,7 +11,7 @@ from chaos.sim.checks.policybook import PolicyBook
 from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry
 from timer.leader.leader import Leader
-from timer.model.columns import Part, decode_schedule
+from timer.model.columns import Part, RequestId, decode_schedule
 from timer.ready.topic import Topic
 from timer.state.apply_results import Accepted, ScheduleApplied
 from timer.state.machine import Machine
@@ -30,8 +30,9 @@ class QuotaBook:
     refused: int = 0
     """Requests that were rejected for a quota."""
 
-    def took(self, leader: Leader, request: object, part: Part, *, repeated: bool) -> None:
+    def took(self, leader: Leader, part: Part, *, repeated: bool) -> None:
         """Note a request that a leader accepted; `repeated`: it is applied or under way already."""
+        request = _name(part.producer_id, part.sequence, part.request)
         known = repeated or (leader.epoch, request) in self.taken
         self.taken.add((leader.epoch, request))
         if repeated:
@@ -55,7 +56,7 @@ class QuotaBook:
             start += size
             if not isinstance(result, Accepted):
                 continue  # rejected, or a repeated answer
-            key = (producer, sequence) if request is None else request[:2]
+            key = _name(producer, sequence, request)
             if (entry.epoch, key) not in self.taken:
                 raise Broken("quota", f"{entry.index}: {key} was not taken under {entry.epoch}")
             if (entry.epoch, key) not in self.repeated:
@@ -70,6 +71,10 @@ class QuotaBook:
             limit = said.get(name)
             if limit is not None and amount > limit:
                 raise Broken("quota", f"{entry.index}: {amount} in {topic.name}, {name} = {limit}")
+
+
+def _name(producer: int, sequence: int, request: RequestId | None) -> object:
+    return (producer, sequence) if request is None else request[:2]
 
 
 def _ready(topic: Topic) -> tuple[int, int]:

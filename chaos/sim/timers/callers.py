@@ -1,57 +1,314 @@
-"""Simple clients of a simulated cluster: they have no producer and give each request an id.
+"""Clients of a simulated cluster that schedule timers.
 
-A caller sends a request for timers of several topics until it is answered, and sometimes once more
-after that. It gives some requests up. Now and then it sends another request under an old id. The
-cluster remembers most ids for longer than the world lasts, and some for 1.5 seconds (SHORT_MS).
+SimProducer  numbers its requests, and resends them in order until they are answered; cancels,
+             reschedules
+SimCaller    gives its requests ids. It sends each for timers of several topics until it is
+             answered, and sometimes once more after that. It gives some requests up. Now and
+             then it sends another request under an old id. The cluster remembers most ids for
+             longer than the world lasts, and some for 1.5 seconds (SHORT_MS).
 """
 
 import random
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
-from chaos.sim.checks.keybook import ToldRow
+import numpy as np
+
+from chaos.oracle.story import CANCELLED
+from chaos.sim.checks.keybook import TimerName, ToldRow
+from chaos.sim.checks.policybook import TakenRequest
+from chaos.sim.timers.node_results import Reply, ids_of, named
 from chaos.sim.timers.operators import SimOperator
-from timer.model.timer_errors import EngineError, InvalidRequestError
+from chaos.sim.world.options import aside
+from chaos.sim.world.sim_node import WALL_START_MS
+from timer.entries.payloads import Keys
+from timer.leader.intake.admission import WantedTimes
+from timer.leader.leader import Leader
+from timer.model.columns import Binary, OnConflict
+from timer.model.timer_errors import (
+    EngineError,
+    InvalidRequestError,
+    QuotaReachedError,
+    UnknownProducerError,
+)
+from timer.model.units import ProducerId
+from timer.state import apply_results
+from timer.state.apply_results import CancelApplied, RescheduleApplied
 
 if TYPE_CHECKING:
     from chaos.sim.timers.timers import EngineApp
     from chaos.sim.timers.town import Town
 
+CROWD_MS: Final = 6_000
+"""The timers of a crowd are due at multiples of this."""
+CROWDED: Final = 0.7
+"""Share of the requests that join a crowd."""
+KEYS: Final = (b"k", b"l", b"m")
+KEYED: Final = 0.4
+"""Share of the requests that have keys."""
+RESEND_US: Final = 1_500_000
+"""Time after which a producer resends a request."""
+AGAIN: Final = 0.05
+"""Probability that a producer resends an answered request, in worlds with `again`."""
+AGAIN_OF: Final = 8
+"""The resent request is one of this many last answered ones."""
 LONG_MS: Final = 10 * 365 * 86_400_000
 """Ten years: more than any fault moves a clock."""
 SHORT_MS: Final = 1_500
-RESEND_US: Final = 900_000
+CALL_AGAIN_US: Final = 900_000
+"""Time after which a caller resends a request."""
 OTHER: Final = 0.1
 """Share of new requests that get an id used before, if there is one."""
 
 
 @dataclass(slots=True)
-class NamedRequest:
-    """One request under an id: a row for each of `rows`."""
+class SimRequest:
+    """One request for timers, of a producer or with an id."""
 
-    text: bytes
-    body: int
+    way: str
+    """due_ms, delay_ms or delay_level."""
     rows: list[tuple[str, int]]
-    """(topic, delay in ms)."""
-    window_ms: int
+    """(topic, value) of each timer."""
+    payloads: list[bytes]
+    """One per timer, unique in the world."""
+    producer: tuple[ProducerId, int] = (ProducerId(0), 0)
+    """The producer, and the number of its request."""
+    keys: list[bytes] = field(default_factory=list)
+    """One per timer; empty if the timers have no keys."""
+    mode: OnConflict = OnConflict.REJECT
+    text: bytes = b""
+    """The request's id; empty: a producer sends it."""
+    body: int = 0
+    window_ms: int = 0
+    """Time for which the cluster remembers the id."""
     sent_us: int = -(1 << 60)
     names: list[ToldRow] | None = None
-    """As it was first answered."""
+    """The first answer. None before it."""
+    other: tuple[str, list[tuple[str, int]], list[bytes]] | None = None
+    """Way, rows and payloads of another request that was sent under the same number. None if there
+    was no other."""
 
-    @property
-    def payloads(self) -> list[bytes]:
-        """One per timer, like no other's in the world."""
-        return [b"%s/%d/%d" % (self.text, self.body, at) for at in range(len(self.rows))]
+
+class SimProducer:
+    """One idempotent producer."""
+
+    def __init__(self, town: "Town", token: bytes, rng: random.Random) -> None:
+        self._town = town
+        self._rng = rng
+        self._token = token
+        self._lives = 0
+        self.producer_id: ProducerId | None = None
+        self._next = 1
+        self.waiting: list[SimRequest] = []
+        self._mine: list[TimerName] = []
+        self._registering_us = -(1 << 60)
+        self._answered_last: deque[SimRequest] = deque(maxlen=AGAIN_OF)
+        self._again = aside(rng, "again") if town.world.options.again else None
+
+    def act(self) -> None:
+        """Do one thing: schedule, resend, or cancel."""
+        app = self._town.leader()
+        if app is None:
+            return
+        again = self._again
+        if again is not None and self._answered_last and again.random() < AGAIN:
+            self._send(app, again.choice(self._answered_last))
+        now_us = self._town.world.timeline.now_us
+        if self.producer_id is None:
+            if now_us - self._registering_us > RESEND_US:
+                self._registering_us = now_us
+                self._town.line.ask(app, app.register, self._token, self._town.reply(self._known))
+            return
+        if self.waiting and now_us - self.waiting[0].sent_us > RESEND_US:
+            for request in self.waiting:
+                self._send(app, request)
+            return
+        if self._town.closing or len(self.waiting) >= 4:
+            return
+        if self._mine and self._rng.random() < 0.25:
+            self._rng.choice((self._cancel, self._reschedule))(app)
+            return
+        if self._rng.random() < 0.1:
+            self._change_key(app)
+            return
+        self._schedule(app, self.producer_id)
+
+    def _known(self, result: object) -> None:
+        if isinstance(result, int) and result:  # 0: another producer has the drawn id
+            self.producer_id = ProducerId(result)
+
+    def _schedule(self, app: "EngineApp", producer_id: ProducerId) -> None:
+        rng, options = self._rng, self._town.world.options
+        scale = rng.choice((0, 0, 5, 10, 11, 300, 3_000, 20_000))
+        values = [int(scale * rng.random()) for _ in range(rng.choice((1, 1, 2, 5)))]
+        absolute = rng.random() < 0.5
+        if absolute and rng.random() < 0.2:
+            values = [-delay - 1 for delay in values]
+        keys = [rng.choice(KEYS) for _ in values] if rng.random() < KEYED else []
+        mode = rng.choice((OnConflict.REJECT, OnConflict.REPLACE, OnConflict.KEEP))
+        if mode is OnConflict.REPLACE and keys and self._next % 3 == 0:  # kept seeds draw as before
+            mode = OnConflict.UPDATE
+        topic = rng.choice(self._town.topics)
+        wall_ms = WALL_START_MS + self._town.world.timeline.now_us // 1000
+        way = "due_ms" if absolute else "delay_ms"
+        if absolute:
+            values = [wall_ms + delay for delay in values]
+        elif options.policies and rng.random() < 0.3:
+            way, values = "delay_level", [rng.choice((0, 1, 2, 4, 40)) for _ in values]
+        if options.crowds and rng.random() < CROWDED:
+            way, values = "due_ms", [(wall_ms // CROWD_MS + 2) * CROWD_MS] * 5
+            keys = []
+        rows = [(topic, value) for value in values]
+        number = producer_id, self._next
+        request = SimRequest(way, rows, _payloads(*number, len(rows)), number, keys, mode)
+        request.payloads = [each + self._town.padding for each in request.payloads]
+        self._next += 1
+        self._town.book.asked(request.payloads)
+        self._town.book.asked_ends.update((topic, key) for key in keys)
+        self.waiting.append(request)
+        self._send(app, request)
+
+    def _send(self, app: "EngineApp", request: SimRequest) -> None:
+        request.sent_us = self._town.world.timeline.now_us
+        reply = self._town.reply(lambda result: self._answered(request, result))
+        self._town.line.ask(app, app.schedule, request, reply)
+
+    def _give_up(self) -> None:
+        """Begin as another producer: this one was idle for too long, so the cluster forgot it."""
+        self._lives += 1
+        self._token = self._token[:8] + self._lives.to_bytes(8, "little")
+        self.producer_id, self._next = None, 1
+        self.waiting.clear()
+        self._answered_last.clear()
+
+    def _answered(self, request: SimRequest, result: object) -> None:
+        book = self._town.book
+        if request.names is None and request not in self.waiting:
+            return  # the request was given up
+        forgotten = isinstance(result, UnknownProducerError) and self._town.world.options.fleeting
+        if forgotten and request.names is None:
+            self._give_up()
+            return
+        if isinstance(result, InvalidRequestError) and request.names is None:
+            asked = request.way, request.rows, request.payloads
+            if result.field == "sequence":
+                # The other request was applied and its answer lost: resend the other one.
+                request.way, request.rows, request.payloads = request.other or asked
+                request.other = asked
+            else:  # rejected by policy: send a smaller request under the same number
+                request.other = request.other or asked
+                request.way, request.rows = "delay_ms", [(topic, 0) for topic, _ in request.rows]
+                request.payloads = _payloads(*request.producer, len(request.rows))
+                book.asked(request.payloads)
+        book.quotas.refused += isinstance(result, QuotaReachedError)
+        if isinstance(result, EngineError):
+            return  # act() sends it again after RESEND_US
+        assert isinstance(result, list)
+        if request.names is not None:
+            book.answered_again(request.names, result)
+            return
+        request.names = result
+        self._answered_last.append(request)
+        book.answers += 1
+        self.waiting.remove(request)
+        keys = request.keys or [b""] * len(result)
+        plain = request.way == "due_ms" and not self._town.world.options.policies
+        for told, (topic, wanted), key in zip(result, request.rows, keys, strict=True):
+            if told.is_timer:
+                book.scheduled(told.name, (topic, key), wanted if plain else None)
+                self._mine.append(told.name)
+            if key:
+                book.check_key(told)
+
+    def _cancel(self, app: "EngineApp") -> None:
+        names = [self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]]
+        if self._rng.random() < 0.3:
+            names.append(names[0])
+        if self._town.world.options.crowds:
+            names = self._mine[-20:]
+        book, targets = self._town.book, ids_of(names)
+        book.asked_ends.update(names)
+
+        def work(leader: Leader, reply: Reply) -> None:
+            leader.cancel(targets.due_ms, targets.seq, reply)
+
+        def answered(results: Any) -> None:
+            for name, outcome in zip(names, results.tolist(), strict=True):
+                book.cancel_answered(name, outcome)
+
+        self._town.ask(app, work, answered)
+
+    def _reschedule(self, app: "EngineApp") -> None:
+        old = self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]
+        delay_ms = int(self._rng.choice((0, 20, 2_000)) * self._rng.random())
+        book, targets = self._town.book, ids_of([old])
+        book.asked_ends.add(old)
+
+        def work(leader: Leader, reply: Reply) -> None:
+            if old in book.timers:
+                self._note_move(app, old.seq, book.timers[old][0], delay_ms)
+            topics = leader.machine.store.topics(targets.due_ms, targets.seq)
+            leader.reschedule(targets, topics, after(delay_ms), app.now(), reply)
+
+        def answered(result: RescheduleApplied) -> None:
+            if result.results.tolist() == [apply_results.RESCHEDULED]:
+                [new] = named(result.timers)
+                book.rescheduled(old, new)
+                self._mine.append(new)
+
+        self._town.ask(app, work, answered)
+
+    def _change_key(self, app: "EngineApp") -> None:
+        """Cancel or reschedule the timer that has a random key."""
+        key = topic, _ = self._rng.choice(self._town.topics), self._rng.choice(KEYS)
+        delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
+        book = self._town.book
+        book.asked_ends.add(key)
+
+        def work(leader: Leader, reply: Reply) -> None:
+            number = np.array([app.topic(topic).topic_id], np.uint32)
+            targets = Keys(number, Binary.of([key[1]]))
+            if delay_ms is None:
+                leader.cancel_keys(targets, reply)
+            else:
+                self._note_move(app, key, topic, delay_ms)
+                leader.reschedule(targets, number, after(delay_ms), app.now(), reply)
+
+        def answered(result: CancelApplied | RescheduleApplied) -> None:
+            [outcome], [old] = result.results.tolist(), named(result.targets)
+            if isinstance(result, RescheduleApplied) and outcome == apply_results.RESCHEDULED:
+                [new] = named(result.timers)
+                book.rescheduled(old, new, key)
+            elif isinstance(result, CancelApplied) and outcome == apply_results.CANCELLED:
+                book.changed(old, CANCELLED, None)
+
+        self._town.ask(app, work, answered)
+
+    def _note_move(self, app: "EngineApp", target: object, topic: str, delay_ms: int) -> None:
+        floor_ms = app.engine.machine.last_read_time_ms
+        taken = TakenRequest("delay_ms", (delay_ms,), app.clock_ms(), floor_ms)
+        self._town.book.policies.moves[target].append((topic, taken))
+
+
+def _payloads(producer_id: ProducerId, sequence: int, rows: int) -> list[bytes]:
+    """Return the names of a request's rows."""
+    return [b"%d/%d/%d" % (producer_id, sequence, row) for row in range(rows)]
+
+
+def after(delay_ms: int) -> WantedTimes:
+    """Return a delay as a leader takes it."""
+    return WantedTimes("delay_ms", np.array([delay_ms], np.int64))
 
 
 class SimCaller(SimOperator):
-    """One simple client."""
+    """One client without a producer."""
 
     def __init__(self, town: "Town", name: str, rng: random.Random) -> None:
         super().__init__(town, name, rng)
         self._made = 0
-        self.waiting: list[NamedRequest] = []
-        self._past: list[NamedRequest] = []
+        self.waiting: list[SimRequest] = []
+        self._past: list[SimRequest] = []
 
     def act(self) -> None:
         """Send a new request, or an old one again."""
@@ -59,13 +316,13 @@ class SimCaller(SimOperator):
         if app is None:
             return
         now_us = self.town.world.timeline.now_us
-        if self.waiting and now_us - self.waiting[0].sent_us > RESEND_US:
-            call = self.waiting[0]
+        if self.waiting and now_us - self.waiting[0].sent_us > CALL_AGAIN_US:
+            request = self.waiting[0]
             if rng.random() < 0.1 and not self.town.closing:
-                self.waiting.remove(call)  # the client died; the outcome stays unknown
-                self._past.append(call)
+                self.waiting.remove(request)  # the client died; the outcome stays unknown
+                self._past.append(request)
             else:
-                self._send(app, call)
+                self._send(app, request)
         elif self.town.closing:
             return
         elif self._past and rng.random() < 0.3:
@@ -74,7 +331,7 @@ class SimCaller(SimOperator):
             self._new(app)
 
     def _new(self, app: "EngineApp") -> None:
-        rng = self.rng
+        rng, book = self.rng, self.town.book
         self._made += 1
         text, window_ms = b"%s-%d" % (self.name.encode(), self._made), LONG_MS
         body = 0
@@ -88,36 +345,37 @@ class SimCaller(SimOperator):
             (rng.choice(self.town.topics), int(rng.choice((0, 50, 3_000)) * rng.random()))
             for _ in range(count)
         ]
-        call = NamedRequest(text, body, rows, window_ms)
-        self.town.book.asked(call.payloads)
+        payloads = [b"%s/%d/%d" % (text, body, at) for at in range(count)]
+        request = SimRequest("delay_ms", rows, payloads, text=text, body=body, window_ms=window_ms)
+        book.asked(payloads)
         if window_ms == SHORT_MS:
-            self.town.book.repeatable.update(call.payloads)
+            book.repeatable.update(payloads)
         else:
-            self.town.book.whole.append(call.payloads)
-        self.waiting.append(call)
-        self._send(app, call)
+            book.whole.append(payloads)
+        self.waiting.append(request)
+        self._send(app, request)
 
-    def _send(self, app: "EngineApp", call: NamedRequest) -> None:
-        call.sent_us = self.town.world.timeline.now_us
-        reply = self.town.reply(lambda result: self._answered(call, result))
-        self.town.line.ask(app, app.call, call, reply)
+    def _send(self, app: "EngineApp", request: SimRequest) -> None:
+        request.sent_us = self.town.world.timeline.now_us
+        reply = self.town.reply(lambda result: self._answered(request, result))
+        self.town.line.ask(app, app.schedule, request, reply)
 
-    def _answered(self, call: NamedRequest, result: object) -> None:
+    def _answered(self, request: SimRequest, result: object) -> None:
+        book = self.town.book
         if isinstance(result, InvalidRequestError):  # by policy, or another request has the id
             if not self.town.world.options.policies:
-                self.town.book.refusal(call.text, call.body)
-            if call in self.waiting:
-                self.waiting.remove(call)
+                book.refusal(request.text, request.body)
+            if request in self.waiting:
+                self.waiting.remove(request)
         if isinstance(result, EngineError):
-            return  # act() sends it again after RESEND_US
+            return  # act() sends it again after CALL_AGAIN_US
         assert isinstance(result, list)
-        book = self.town.book
-        if call.window_ms == LONG_MS and call.names is not None:
-            book.answered_again(call.names, result)
-        if call.names is None or call.window_ms == SHORT_MS:
-            for told, (topic, _) in zip(result, call.rows, strict=True):
+        if request.window_ms == LONG_MS and request.names is not None:
+            book.answered_again(request.names, result)
+        if request.names is None or request.window_ms == SHORT_MS:
+            for told, (topic, _) in zip(result, request.rows, strict=True):
                 book.scheduled(told.name, (topic, b""))
-        call.names = result
-        if call in self.waiting:
-            self.waiting.remove(call)
-            self._past.append(call)
+        request.names = result
+        if request in self.waiting:
+            self.waiting.remove(request)
+            self._past.append(request)

@@ -1,5 +1,7 @@
 """A node's results in the form of simulated clients: plain lists of names and numbers."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from chaos.sim.checks.book import DeliveredRow
@@ -9,6 +11,13 @@ from timer.leader.leader import Delivery
 from timer.model.timer_errors import EngineError
 from timer.state.apply_results import Accepted, Repeated
 from timer.state.key_conflicts import Verdict
+
+Reply = Callable[[object], None]
+"""Takes the result of a request, or its error, back to the client."""
+
+
+def unanswered(result: object) -> None:
+    """Drop an answer."""
 
 
 def rows_of(delivery: Delivery) -> list[DeliveredRow]:

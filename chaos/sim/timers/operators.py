@@ -5,9 +5,22 @@ ends those of its effects that would delay the last timers.
 """
 
 import random
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from timer.entries.policies import CATCH_UPS, CLUSTER, ScopePolicy
+import numpy as np
+
+from chaos.sim.timers.node_results import unanswered
+from timer.entries.payloads import AlterGroup
+from timer.entries.policies import CATCH_UPS, CLUSTER, Scope, ScopePolicy
+from timer.leader.groups import dead_letters
+from timer.leader.groups.group_delivery import Delivery
+from timer.leader.groups.lease_table import ConsumerStream
+from timer.leader.leader import Leader
+from timer.model.timer_errors import EngineError
+from timer.model.units import QueueOffset, UnixMs
+from timer.ready.group import Group
 
 if TYPE_CHECKING:
     from chaos.sim.timers.timers import EngineApp
@@ -39,6 +52,11 @@ ALTERED: Final[dict[str, tuple[int, ...]]] = {
     "max_in_flight": (0, 3),
 }
 """Settings of a group that change, with their values."""
+REDRIVE_WAIT_US: Final = 2_000_000
+"""Time after which a redrive ends."""
+REDRIVE_LEASE_MS: Final = 2_000
+SEEK_MS: Final = 10_000
+"""Longest time by which a seek goes back."""
 GROUPS: Final = ("g", "h")
 RATES: Final = (8, 20)
 JITTER_MS: Final = 40
@@ -66,9 +84,19 @@ class SimOperator:
     def finish(self) -> None:
         """End the effects that would delay the last timers. Called again and again."""
 
-    def alter(self, app: "EngineApp", scope: str, unset: list[str], **said: Any) -> None:
+    def ask(self, app: "EngineApp", work: Callable[[Leader], object]) -> None:
+        """Let a node do some work with its leader."""
+        self.town.line.ask(app, app.take, work)
+
+    def alter(self, app: "EngineApp", name: str, unset: list[str], **said: Any) -> None:
         """Change the policy of the cluster (""), a namespace ("ns/") or a topic."""
-        self.town.line.ask(app, app.alter, scope, ScopePolicy(**said), unset)
+
+        def work(leader: Leader) -> None:
+            wide = not name or name.endswith("/")
+            scope = Scope(name.rstrip("/")) if wide else Scope("", app.topic(name).topic_id)
+            leader.alter(scope, ScopePolicy(**said), unset, app.now(), unanswered)
+
+        self.ask(app, work)
 
 
 class SimRuler(SimOperator):
@@ -142,15 +170,33 @@ class SimKeeper(SimOperator):
     share = 0.1
 
     def do(self, app: "EngineApp") -> None:
-        rng, ask = self.rng, self.town.line.ask
-        group = rng.choice(self.town.topics), rng.choice(GROUPS)
+        rng = self.rng
+        place = rng.choice(self.town.topics), rng.choice(GROUPS)
         if rng.random() < 0.2:
-            ask(app, app.delete_group, *group)
+            self.ask(app, lambda leader: leader.groups.delete(app.group(*place), unanswered))
         elif self.town.world.options.redrives and rng.random() < 0.2:
             name = rng.choice(sorted(ALTERED))
-            ask(app, app.alter_group, *group, {name: rng.choice(ALTERED[name])})
+            changes = {name: rng.choice(ALTERED[name])}
+
+            def alter(leader: Leader) -> None:
+                group = app.group(*place)
+                leader.groups.alter(AlterGroup(group.topic, group.group_id, changes), unanswered)
+
+            self.ask(app, alter)
         else:
-            ask(app, app.seek_group, *group, rng.choice(("offset", "time")), rng.random())
+            by, where = rng.choice(("offset", "time")), rng.random()
+
+            def seek(leader: Leader) -> None:
+                group, now_ms = app.group(*place), app.clock_ms()
+                queue = leader.machine.topics[group.topic].queue
+                offset = queue.begin + round(where * (queue.end - queue.begin))
+                if by == "offset":
+                    leader.groups.seek(group, QueueOffset(offset), unanswered)
+                else:
+                    time_ms = UnixMs(now_ms - int(where * SEEK_MS))
+                    leader.groups.seek_time(group, time_ms, unanswered)
+
+            self.ask(app, seek)
 
 
 class SimRemover(SimOperator):
@@ -159,11 +205,16 @@ class SimRemover(SimOperator):
     share = 0.03
 
     def do(self, app: "EngineApp") -> None:
-        self.town.line.ask(app, app.delete_topic, self.rng.choice(self.town.topics))
+        name = self.rng.choice(self.town.topics)
+
+        def delete(leader: Leader) -> None:
+            leader.delete_topic(app.topic(name).topic_id, app.now(), unanswered)
+
+        self.ask(app, delete)
 
 
 class SimRedriver(SimOperator):
-    """Redrives dead letters to their first topics."""
+    """Redrives dead letters to their first topics, as cluster/api/group_admin.py does."""
 
     share = 0.1
 
@@ -171,7 +222,45 @@ class SimRedriver(SimOperator):
         """Redrive 1, 3 or up to 256 dead letters of a random group."""
         consumer = self.rng.choice(self.town.consumers)
         letters = f"{consumer.topic}.{consumer.group}.dead"
-        self.town.line.ask(app, app.redrive, letters, self.rng.choice((1, 3, 256)))
+        most = self.rng.choice((1, 3, 256))
+
+        def redrive(leader: Leader) -> None:
+            group = app.group(letters, dead_letters.GROUP)
+            if most == 1:
+                _redrive_youngest(leader, group)
+            _redrive(app, leader, group, most)
+
+        self.ask(app, redrive)
+
+
+def _redrive_youngest(leader: Leader, group: Group) -> None:
+    """Redrive the youngest letter by its offset, if it is free and in memory."""
+    queue = leader.machine.topics[group.topic].queue
+    last = np.array([queue.end - 1]).astype(np.uint64)
+    free = group.unacked(queue.end) and leader.groups.states(group, last).free[0]
+    if free and not group.is_acked(last)[0] and queue.at_hand(last):
+        with suppress(EngineError):
+            leader.groups.redrive(group, last, unanswered)
+
+
+def _redrive(app: "EngineApp", leader: Leader, group: Group, most: int) -> None:
+    """Redrive at most `most` letters: lease them as a consumer does, and move what comes."""
+    took: list[Delivery] = []
+
+    def take(delivery: Delivery) -> None:
+        took.append(delivery)
+        with suppress(EngineError):
+            leader.groups.redrive(group, delivery.lease.offsets, unanswered)
+
+    def over() -> None:
+        if app.engine.leader is leader:
+            (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
+            app.plane.kick()
+
+    consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, end=unanswered, once=True)
+    leader.groups.join(group, consumer)
+    leader.groups.credit(group, consumer, most)
+    app.node.later(REDRIVE_WAIT_US, over)
 
 
 class SimPacer(SimOperator):

@@ -4,7 +4,11 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.sim.checks.expected_traits import headers_of
+from chaos.sim.checks.keybook import TimerName
+from chaos.sim.timers.callers import after
+from chaos.sim.timers.node_results import ids_of, unanswered
 from chaos.sim.timers.operators import SimOperator
+from timer.leader.leader import Leader
 from timer.model.recurrence import Misfire, SeriesSpec
 
 if TYPE_CHECKING:
@@ -12,6 +16,8 @@ if TYPE_CHECKING:
     from timer.state.series_table import SeriesView
 
 SERIES_MAX: Final = 12
+MOVED_MS: Final = 700
+"""The delay of a moved occurrence."""
 
 
 class SimRecurrer(SimOperator):
@@ -57,8 +63,16 @@ class SimRecurrer(SimOperator):
                 self._ask("alter", one.series_id, {"every_ms": 1_100})
             case "delete":
                 self._ask("delete", one.series_id)
-            case "cancel" | "move" as kind if one.seq:
-                self._ask(kind, int(one.due_ms), int(one.seq))
+            case "cancel" | "move" as kind if one.seq and (app := self.town.leader()) is not None:
+                timer, when = ids_of([TimerName(int(one.due_ms), int(one.seq))]), after(MOVED_MS)
+
+                def work(leader: Leader) -> None:
+                    if kind == "cancel":
+                        leader.cancel(timer.due_ms, timer.seq, unanswered)
+                    else:
+                        leader.reschedule(timer, None, when, app.now(), unanswered)
+
+                self.ask(app, work)
 
     def finish(self) -> None:
         """Resume what is paused."""
@@ -69,5 +83,8 @@ class SimRecurrer(SimOperator):
                 self._ask("alter", view.series_id, {"paused": False})
 
     def _ask(self, method: str, *args: Any) -> None:
+        """Let a node call a method of its leader's intake of series."""
         if (app := self.town.leader()) is not None:
-            self.town.line.ask(app, app.recur, method, *args)
+            self.ask(
+                app, lambda leader: getattr(leader.series, method)(*args, app.now(), unanswered)
+            )

@@ -1,27 +1,25 @@
 """Clients of a simulated timer cluster. chaos/sim/checks/book.py checks the promises to them.
 
-    SimProducer    sends numbered requests, resent in order until answered; cancels and reschedules
+    SimProducer    schedules timers (callers.py)
     SimConsumer    consumes for a group: acks late or never, nacks, extends, reconnects, dies with
                    leases
-    OPERATORS      act now and then in worlds that have their option (chaos/sim/timers/operators.py,
-                   recurrer.py); SimCaller gives its requests ids (callers.py)
+    OPERATORS      act now and then in worlds that have their option (operators.py, recurrer.py);
+                   SimCaller gives its requests ids (callers.py)
 
 Clients reach nodes through a lossy link of their own. They know the cluster only by its answers.
 """
 
 import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from chaos.oracle.story import CANCELLED
 from chaos.sim.checks.book import DeliveredRow, PromiseBook
-from chaos.sim.checks.keybook import TimerName, ToldRow
-from chaos.sim.timers.callers import SimCaller
+from chaos.sim.timers.callers import SimCaller, SimProducer
+from chaos.sim.timers.node_results import Reply, unanswered
 from chaos.sim.timers.operators import (
     GROUPS,
     SimAger,
@@ -35,21 +33,16 @@ from chaos.sim.timers.operators import (
     SimWarden,
 )
 from chaos.sim.timers.recurrer import SimRecurrer
+from chaos.sim.timers.served_stream import LEASE_MS
 from chaos.sim.world.options import aside
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_leases import ACCEPT
-from timer.leader.leader import Delivery
-from timer.model.columns import U64, OnConflict
-from timer.model.timer_errors import (
-    EngineError,
-    InvalidRequestError,
-    QuotaReachedError,
-    UnknownProducerError,
-)
+from timer.leader.leader import Delivery, Leader
+from timer.model.columns import U64
+from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, LeaseId
-from timer.state.apply_results import RESCHEDULED
 
 if TYPE_CHECKING:
     from chaos.sim.timers.timers import EngineApp
@@ -61,27 +54,12 @@ NAMESPACED: Final = ("a", "n/b")
 """The topics of worlds with `policies`."""
 CROWD: Final = ("a", "b", "c", "d", "e")
 """The topics of worlds with `crowds`."""
-CROWD_MS: Final = 6_000
-"""The timers of a crowd are due at multiples of this."""
-CROWDED: Final = 0.7
-"""Share of the requests that join a crowd."""
 UP_TO: Final = 0.3
 """Share of the acks that acknowledge all messages up to one, in groups that allow such acks."""
 SHEDDING: Final = 0.2
 """Probability that a consumer returns a delivery and ends its credit, where consumers do that."""
 STALLING: Final = 0.1
 """Probability that a consumer stops reading before a delivery, where consumers do that."""
-KEYS: Final = (b"k", b"l", b"m")
-KEYED: Final = 0.4
-"""Share of the requests that have keys."""
-TIGHT_PAYLOAD: Final = 3_000
-"""Bytes that are added to each payload in worlds with `tight`, where disks are small."""
-RESEND_MS: Final = 1_500
-AGAIN: Final = 0.05
-"""Probability that a producer resends an answered request, in worlds with `again`."""
-AGAIN_OF: Final = 8
-"""The resent request is one of this many last answered ones."""
-LEASE_MS: Final = 2_000
 SETTLE_MS_MAX: Final = 200_000
 """Longest time to settle. Long, because a clock set ahead returns at half the rate of time."""
 CLOSING_DELAY_US_MAX: Final = 20_000
@@ -90,34 +68,6 @@ LINE_US: Final = 300
 """Typical delay of a message between a client and a node."""
 KEEPALIVE_MS: Final = 5_000
 """Time after which a node notices that a consumer died."""
-
-
-@dataclass(slots=True)
-class NumberedRequest:
-    """One numbered request of a producer."""
-
-    sequence: int
-    topic: str
-    way: str
-    """due_ms, delay_ms or delay_level."""
-    values: list[int]
-    keys: list[bytes]
-    """One per timer; empty if the timers have no keys."""
-    mode: OnConflict
-    padding: bytes
-    """The end of each payload."""
-    sent_us: int = -1
-    names: "list[ToldRow] | None" = None
-    """The first answer. None before it."""
-    other: tuple[str, list[int], bytes] | None = None
-    """Way, values and padding of another request that was sent under the same number. None if
-    there was no other."""
-
-    def payloads(self, producer_id: int) -> list[bytes]:
-        """Return one payload per timer, unique in the world."""
-        count = len(self.values)
-        names = [b"%d/%d/%d" % (producer_id, self.sequence, row) for row in range(count)]
-        return [name + self.padding for name in names]
 
 
 class ClientLink:
@@ -147,189 +97,6 @@ class ClientLink:
                 app.node.call(call, *args)
 
         self.carry(arrive)
-
-
-class SimProducer:
-    """One idempotent producer."""
-
-    def __init__(self, town: "Town", token: bytes, rng: random.Random) -> None:
-        self._town = town
-        self._rng = rng
-        self._token = token
-        self._lives = 0
-        self.producer_id: int | None = None
-        self._next = 1
-        self.waiting: list[NumberedRequest] = []
-        self._mine: list[TimerName] = []
-        self._registering_us = -(1 << 60)
-        self._answered_last: deque[NumberedRequest] = deque(maxlen=AGAIN_OF)
-        self._again: random.Random | None = None
-        if town.world.options.again:
-            self._again = aside(rng, "again")
-
-    def act(self) -> None:
-        """Do one thing: schedule, resend, or cancel."""
-        app = self._town.leader()
-        if app is None:
-            return
-        again = self._again
-        if again is not None and self._answered_last and again.random() < AGAIN:
-            self._send(app, again.choice(self._answered_last))
-        now_us = self._town.world.timeline.now_us
-        if self.producer_id is None:
-            if now_us - self._registering_us > RESEND_MS * 1000:
-                self._registering_us = now_us
-                self._town.line.ask(app, app.register, self._token, self._town.reply(self._known))
-            return
-        if self.waiting and now_us - self.waiting[0].sent_us > RESEND_MS * 1000:
-            for request in self.waiting:
-                self._send(app, request)
-            return
-        if self._town.closing or len(self.waiting) >= 4:
-            return
-        if self._mine and self._rng.random() < 0.25:
-            self._rng.choice((self._cancel, self._reschedule))(app)
-            return
-        if self._rng.random() < 0.1:
-            self._change_key(app)
-            return
-        self._schedule(app)
-
-    def _known(self, result: object) -> None:
-        if isinstance(result, int) and result:  # 0: another producer has the drawn id
-            self.producer_id = result
-
-    def _schedule(self, app: "EngineApp") -> None:
-        rng = self._rng
-        scale = rng.choice((0, 0, 5, 10, 11, 300, 3_000, 20_000))
-        delays = [int(scale * rng.random()) for _ in range(rng.choice((1, 1, 2, 5)))]
-        absolute = rng.random() < 0.5
-        if absolute and rng.random() < 0.2:
-            delays = [-delay - 1 for delay in delays]
-        keys = [rng.choice(KEYS) for _ in delays] if rng.random() < KEYED else []
-        mode = rng.choice((OnConflict.REJECT, OnConflict.REPLACE, OnConflict.KEEP))
-        if mode is OnConflict.REPLACE and keys and self._next % 3 == 0:  # kept seeds draw as before
-            mode = OnConflict.UPDATE
-        topic, padding = rng.choice(self._town.topics), self._town.padding
-        way = "due_ms" if absolute else "delay_ms"
-        if absolute:
-            wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
-            delays = [wall_ms + delay for delay in delays]
-        elif self._town.world.options.policies and rng.random() < 0.3:
-            way, delays = "delay_level", [rng.choice((0, 1, 2, 4, 40)) for _ in delays]
-        if self._town.crowds and rng.random() < CROWDED:
-            wall_ms = 1_800_000_000_000 + self._town.world.timeline.now_us // 1000
-            way, delays = "due_ms", [(wall_ms // CROWD_MS + 2) * CROWD_MS] * 5
-            keys = []
-        request = NumberedRequest(self._next, topic, way, delays, keys, mode, padding)
-        self._next += 1
-        self._town.book.asked(request.payloads(self.producer_id or 0))
-        self._town.book.asked_ends.update((topic, key) for key in keys)
-        self.waiting.append(request)
-        self._send(app, request)
-
-    def _send(self, app: "EngineApp", request: NumberedRequest) -> None:
-        request.sent_us = self._town.world.timeline.now_us
-        reply = self._town.reply(lambda result: self._answered(request, result))
-        self._town.line.ask(app, app.schedule, self.producer_id, request, reply)
-
-    def _give_up(self) -> None:
-        """Begin as another producer: this one was idle for too long, so the cluster forgot it."""
-        self._lives += 1
-        self._token = self._token[:8] + self._lives.to_bytes(8, "little")
-        self.producer_id, self._next = None, 1
-        self.waiting.clear()
-        self._answered_last.clear()
-
-    def _answered(self, request: NumberedRequest, result: object) -> None:
-        if request.names is None and request not in self.waiting:
-            return  # the request was given up
-        forgotten = isinstance(result, UnknownProducerError) and self._town.world.options.fleeting
-        if forgotten and request.names is None:
-            self._give_up()
-            return
-        if isinstance(result, InvalidRequestError) and request.names is None:
-            asked = request.way, request.values, request.padding
-            if result.field == "sequence":
-                # The other request was applied and its answer lost: resend the other one.
-                request.way, request.values, request.padding = request.other or asked
-                request.other = asked
-            else:  # rejected by policy: send a smaller request under the same number
-                request.other = request.other or asked
-                request.way, request.values = "delay_ms", [0] * len(request.values)
-                request.padding = b""
-                self._town.book.asked(request.payloads(self.producer_id or 0))
-        self._town.book.quotas.refused += isinstance(result, QuotaReachedError)
-        if isinstance(result, EngineError):
-            return  # act() sends it again after RESEND_MS
-        assert isinstance(result, list)
-        if request.names is not None:
-            self._town.book.answered_again(request.names, result)
-            return
-        request.names = result
-        self._answered_last.append(request)
-        self._town.book.answers += 1
-        self.waiting.remove(request)
-        book, keys = self._town.book, request.keys or [b""] * len(result)
-        plain = request.way == "due_ms" and not self._town.world.options.policies
-        for told, wanted, key in zip(result, request.values, keys, strict=True):
-            if told.is_timer:
-                book.scheduled(told.name, (request.topic, key), wanted if plain else None)
-                self._mine.append(told.name)
-            if key:
-                book.check_key(told)
-
-    def _cancel(self, app: "EngineApp") -> None:
-        names = [self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]]
-        if self._rng.random() < 0.3:
-            names.append(names[0])
-        if self._town.crowds:
-            names = self._mine[-20:]
-
-        def answered(result: object) -> None:
-            if isinstance(result, EngineError):
-                return
-            assert isinstance(result, list)
-            for name, outcome in zip(names, result, strict=True):
-                self._town.book.cancel_answered(name, outcome)
-
-        self._town.book.asked_ends.update(names)
-        self._town.line.ask(app, app.cancel, names, self._town.reply(answered))
-
-    def _reschedule(self, app: "EngineApp") -> None:
-        old = self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]
-        delay_ms = int(self._rng.choice((0, 20, 2_000)) * self._rng.random())
-        book = self._town.book
-        book.asked_ends.add(old)
-
-        def answered(result: object) -> None:
-            if isinstance(result, EngineError):
-                return
-            assert isinstance(result, list)
-            [(outcome, new)] = result
-            if outcome == RESCHEDULED:
-                book.rescheduled(old, new)
-                self._mine.append(new)
-
-        self._town.line.ask(app, app.reschedule, [old], delay_ms, self._town.reply(answered))
-
-    def _change_key(self, app: "EngineApp") -> None:
-        """Cancel or reschedule the timer that has a random key."""
-        key = self._rng.choice(self._town.topics), self._rng.choice(KEYS)
-        delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
-        book = self._town.book
-        book.asked_ends.add(key)
-
-        def answered(result: object) -> None:
-            if not isinstance(result, EngineError):
-                assert isinstance(result, list)
-                for old, new in result:
-                    if new is None:
-                        book.changed(old, CANCELLED, None)
-                    else:
-                        book.rescheduled(old, new, key)
-
-        self._town.line.ask(app, app.change_key, key, delay_ms, self._town.reply(answered))
 
 
 class SimStream(NamedTuple):
@@ -400,7 +167,7 @@ class SimConsumer:
         """Close the stream; the node notices at once."""
         app, self._app = self._app, None
         if app is not None and app.node.alive and app.node.app is app:
-            app.node.call(app.leave, self._stream)
+            app.node.call(app.on_stream, self._stream, "leave")
 
     def ended(self, stream: SimStream) -> None:
         """Note that the node ended the stream, such as for a deleted group."""
@@ -413,7 +180,7 @@ class SimConsumer:
         self._app = None
         self._stream = SimStream(self, stream.number + 1)
         if app is not None:
-            app.node.later(KEEPALIVE_MS * 1000, app.leave, stream)
+            app.node.later(KEEPALIVE_MS * 1000, app.on_stream, stream, "leave")
 
     def take(
         self,
@@ -435,7 +202,7 @@ class SimConsumer:
             self._shed(app, stream, held)
             return
         if self._app is app and not self._shedding:
-            app.node.call(app.credit, stream, len(offsets))
+            app.node.call(app.on_stream, stream, "credit", len(offsets))
         if self._rng.random() < self._laziness and not self._town.closing:
             return  # never acknowledged: the lease will end
         delay_us = int(self._rng.choice((1, 20, 500, LEASE_MS + 200)) * 1000 * self._rng.random())
@@ -449,13 +216,13 @@ class SimConsumer:
         """Return what came, as a consumer does that falls behind; grant credit once answered."""
         self._shedding += 1
         done = partial(self._town.line.stream, self._went_back, app, stream)
-        app.node.later(LINE_US, app.shed, stream, held, done)
+        app.node.later(LINE_US, app.on_stream, stream, "shed", held, done)
 
     def _went_back(self, app: "EngineApp", stream: SimStream) -> None:
         if stream == self._stream and self._app is app:
             self._shedding -= 1
             if not self._shedding and self._sheds:
-                app.node.call(app.credit, stream, self._sheds.choice((1, 5, 1000)))
+                app.node.call(app.on_stream, stream, "credit", self._sheds.choice((1, 5, 1000)))
 
     def _complain(self, delay_us: int, held: HeldMessages) -> bool:
         """Nack, extend or return some messages of a delivery. Return whether to ack later."""
@@ -472,10 +239,11 @@ class SimConsumer:
             timeline.after(delay_us, self._nack, held, delay_ms)
         return False
 
-    def _ask(self, call: str, held: HeldMessages, *more: object) -> None:
-        """Call a method of the node about held messages, if the stream is there."""
+    def _ask(self, method: str, *args: object, reply: Reply = unanswered) -> None:
+        """Call a method of the stream at the node, if the stream is there."""
         if self._app is not None:
-            self._town.line.ask(self._app, getattr(self._app, call), self._stream, held, *more)
+            call = partial(self._app.on_stream, reply=reply)
+            self._town.line.ask(self._app, call, self._stream, method, *args)
 
     def _nack(self, held: HeldMessages, delay_ms: int | None) -> None:
         def answered(result: object) -> None:
@@ -506,9 +274,12 @@ class SimConsumer:
                 if verdict in (1, 2):
                     book.told_acked((held.group, offset), counts=verdict == ACCEPT)
 
+        reply = self._town.reply(answered)
         if up_to:
             book.asks_up_to(held.group, held.offsets[-1])
-        self._ask("ack_up_to" if up_to else "ack", held, self._town.reply(answered))
+            self._ask("ack_up_to", held, reply)
+        else:
+            self._ask("ack", held, reply, reply=reply)
 
 
 OPERATORS: Final[tuple[tuple[str, str, type[SimOperator]], ...]] = (
@@ -535,11 +306,11 @@ class Town:
         self.book = PromiseBook()
         self.line = ClientLink(world, rng)
         self.closing = False
-        self.padding = bytes(TIGHT_PAYLOAD if world.options.tight else 0)
+        self.padding = b""
+        """The end of each payload of a producer."""
         self._rng = rng
         options = world.options
-        self.crowds = options.crowds
-        self.topics = CROWD if self.crowds else NAMESPACED if options.policies else TOPICS
+        self.topics = CROWD if options.crowds else NAMESPACED if options.policies else TOPICS
         self.book.order.has_traits = options.traits
         self.operators = [
             kind(self, name, aside(rng, name))
@@ -595,6 +366,21 @@ class Town:
     def reply(self, answered: Callable[[object], None]) -> Callable[[object], None]:
         """Return a function that carries a result back to a client over the lossy link."""
         return lambda result: self.line.carry(answered, result)
+
+    def ask(
+        self,
+        app: "EngineApp",
+        work: Callable[[Leader, Reply], object],
+        answered: Callable[[Any], None],
+    ) -> None:
+        """Let a node do some work with its leader; `answered` gets the result, but no error."""
+
+        def heard(result: object) -> None:
+            if not isinstance(result, EngineError):
+                answered(result)
+
+        reply = self.reply(heard)
+        self.line.ask(app, app.take, lambda leader: work(leader, reply), reply)
 
     def act(self) -> None:
         """Let some clients act; this is the world's workload."""

@@ -17,17 +17,19 @@ The methods of the others describe them; those of ARMED are `on_...`.
 
 Every fault except damage ends by itself, or when the world is healed. A drawn fault may have no
 effect: a dead node can't be killed, and the last majority of undamaged disks must stay. Each method
-therefore returns whether it changed the world, and only such faults count.
+therefore returns whether it changed the world, and only such faults count. A fault of several steps
+is a script: a generator that yields its waits in microseconds, and notes itself when it strikes.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.world import disk_loss
 from chaos.sim.world.options import FAULTS_MIN
 from chaos.sim.world.paths import LOG_PATH
+from chaos.sim.world.sim_node import SimNode
 from replication.core.quorum import Voters
 from timer.entries.entry_frame import HEADER_SIZE, Entry, frame_at
 from timer.files.log import MARK_NAME
@@ -35,7 +37,6 @@ from timer.files.segment import HEADER_SIZE as SEGMENT_HEADER_SIZE
 from timer.model.units import ReplicaId
 
 if TYPE_CHECKING:
-    from chaos.sim.world.sim_node import SimNode
     from chaos.sim.world.world import World
 
 ARMED: Final = ("newborn", "ambush", "mid_sync", "rival")
@@ -43,6 +44,8 @@ ARMED: Final = ("newborn", "ambush", "mid_sync", "rival")
 LONG_MS: Final = 4_000
 EDGE_PROBABILITY: Final = 0.3
 """Probability that an armed fault strikes when its moment comes."""
+Script = Iterator[int]
+Links = list[tuple[SimNode, SimNode]]
 
 
 class FaultInjector:
@@ -57,7 +60,7 @@ class FaultInjector:
         self._armed: set[str] = set()
         self._awaited: set[tuple[str, ReplicaId]] = set()
         """Kind and node of the disk faults that are set and have not struck yet."""
-        self._kinds: dict[str, Callable[[], bool]] = {
+        self._kinds: dict[str, Callable[[], bool | Script]] = {
             kind: partial(self._arm, kind) if kind in ARMED else getattr(self, f"_{kind}")
             for kind in world.options.faults
         }
@@ -82,9 +85,18 @@ class FaultInjector:
         self._world.timeline.note("fault", kind)
         self._try(kind, self._kinds[kind])
 
-    def _try(self, kind: str, call: Callable[[], bool]) -> None:
-        if call():
+    def _try(self, kind: str, call: Callable[[], bool | Script]) -> None:
+        done = call()
+        if isinstance(done, Iterator):
+            self._go_on(done)
+        elif done:
             self.struck.append(kind)
+
+    def _go_on(self, script: Script) -> None:
+        """Continue a script up to its next wait."""
+        wait_us = next(script, None)
+        if wait_us is not None:
+            self._world.timeline.after(wait_us, self._go_on, script)
 
     def one_more(self) -> bool:
         """Inject another fault if fewer than FAULTS_MIN have struck; return whether it did."""
@@ -95,24 +107,35 @@ class FaultInjector:
 
     # ---------------------------------------------------------------- helpers
 
-    def _node(self) -> "SimNode":
+    def _node(self) -> SimNode:
         """Return a random node. Half of the picks are leaders, where faults have more effect."""
-        leaders = [node for node in self._world.nodes if node.leading]
+        leaders = self._leaders()
         if leaders and self._rng.random() < 0.5:
             return self._rng.choice(leaders)
         return self._rng.choice(self._world.nodes)
 
-    def _for_a_while(self, undo: Callable[[], None]) -> None:
+    def _leaders(self) -> list[SimNode]:
+        return [node for node in self._world.nodes if node.leading]
+
+    def _others(self, node: SimNode) -> list[SimNode]:
+        return [each for each in self._world.nodes if each is not node]
+
+    def _for_a_while(self, undo: Callable[[], object]) -> None:
         """Undo a fault after a time near the lease, or after a long time."""
         ms = self._rng.choice((50, 400, 600, 1_200, self._rng.randint(0, LONG_MS)))
         self._world.timeline.after(ms * 1_000, undo)
 
-    def _lose_power(self, node: "SimNode") -> bool:
-        ran = _runs(node)
-        node.stop_hard()
+    def _down_for_a_while(self, node: SimNode, stop: Callable[[SimNode], bool]) -> bool:
+        """Stop a node, and start it again later; return whether it ran."""
+        ran = stop(node)
+        self._for_a_while(node.start)
         return ran
 
-    def _cut(self, links: list[tuple["SimNode", "SimNode"]]) -> Callable[[], None]:
+    def _start_later(self, node: SimNode, from_ms: int, to_ms: int) -> None:
+        self._world.timeline.after(self._rng.randint(from_ms, to_ms) * 1_000, node.start)
+
+    def _cut(self, links: Links) -> Callable[[], None]:
+        """Cut links; return a function that mends them, if the world was not healed meanwhile."""
         network = self._world.network
         pairs = [(one.replica, other.replica) for one, other in links]
         heals = self._world.heals
@@ -120,23 +143,35 @@ class FaultInjector:
             network.cut(pair)
 
         def mend() -> None:
-            if heals == self._world.heals:  # else the world was healed, and the link with it
+            if heals == self._world.heals:
                 for pair in pairs:
                     network.mend(pair)
 
         return mend
 
-    def _cut_for_a_while(self, links: list[tuple["SimNode", "SimNode"]]) -> bool:
+    def _cut_for_a_while(self, links: Links) -> bool:
         self._for_a_while(self._cut(links))
         return True
 
+    def _transfer(self, node: SimNode) -> None:
+        if not self._world.heals:
+            self._world.control.transfer(node.replica)
+
+    def _lose_tail(self, node: SimNode) -> bool:
+        """Cut a node's power, and remove the synced end of its log; at most one node at a time."""
+        if any(each.lied or each.damage for each in self._world.nodes) or not node.alive:
+            return False
+        node.stop_hard()
+        node.lied = lose_tail(node, self._rng)
+        self._for_a_while(node.start)
+        return node.lied
+
     # ---------------------------------------------------------------- moments
 
-    def on_leader(self, node: "SimNode") -> None:
+    def on_leader(self, node: SimNode) -> None:
         """Cut the power of a new leader; its EPOCH entry may be on no, some or all nodes."""
         if "newborn" in self._armed and self._rng.random() < EDGE_PROBABILITY:
-            soon_us = self._rng.choice((0, 1_000, 10_000))
-            self._strike("newborn", lambda: self._lose_power(node), soon_us)
+            self._strike("newborn", node.stop_hard, self._rng.choice((0, 1_000, 10_000)))
             self._for_a_while(node.start)
 
     def on_appointed(self, leader: ReplicaId) -> None:
@@ -144,38 +179,50 @@ class FaultInjector:
         if "ambush" not in self._armed or self._rng.random() >= EDGE_PROBABILITY:
             return
         nodes = {node.replica: node for node in self._world.nodes}
-        present = [node for node in self._world.nodes if node.leading]
+        present = self._leaders()
         soon_us = self._rng.choice((0, 5_000, 30_000))
         match self._rng.choice(("restart", "cut", "slow", "parts")):
             case "restart":
                 node = self._rng.choice(self._world.nodes)
-                self._strike("ambush", lambda: self._lose_power(node), soon_us)
-                self._world.timeline.after(
-                    soon_us + self._rng.choice((1_000, 20_000, 100_000)), node.start
-                )
+                self._strike("ambush", node.stop_hard, soon_us)
+                then_us = soon_us + self._rng.choice((1_000, 20_000, 100_000))
+                self._world.timeline.after(then_us, node.start)
             case "cut" if present and present[0].replica != leader:
-                pair = [(present[0], nodes[leader]), (nodes[leader], present[0])]
-                self._strike("ambush", lambda: self._cut_for_a_while(pair), 0)
+                links = between(present[:1], [nodes[leader]])
+                self._strike("ambush", lambda: self._cut_for_a_while(links), 0)
             case "parts":
                 self._strike("ambush", self._parts, soon_us)
             case _:
                 self._strike("ambush", self._slow_disk, soon_us)
 
-    def on_sync(self, node: "SimNode", took_us: int, *, promise: bool) -> None:
+    def on_sync(self, node: SimNode, took_us: int, *, promise: bool) -> None:
         """Stop a node inside of a sync that takes `took_us`."""
         likely = EDGE_PROBABILITY if promise else EDGE_PROBABILITY / 20
         if "mid_sync" not in self._armed or self._rng.random() >= likely:
             return
-        stop = self._rng.choice((self._lose_power, self._kill_one))
-        self._strike("mid_sync", lambda: stop(node), self._rng.randrange(took_us + 1))
+        stop = self._rng.choice((node.stop_hard, node.stop))
+        self._strike("mid_sync", stop, self._rng.randrange(took_us + 1))
         self._for_a_while(node.start)
 
-    def on_killed_in_write(self, node: "SimNode") -> None:
+    def on_change(self, leader: ReplicaId, before: Voters, after: Voters) -> None:
+        """Separate the leader and the new voters from the old voters, and appoint an old voter."""
+        old = sorted(before - {leader})
+        if "rival" not in self._armed or not old:
+            return
+        nodes = {node.replica: node for node in self._world.nodes}
+        here = [nodes[each] for each in sorted({leader} | (after - before))]
+        there = [nodes[each] for each in old]
+        soon_us = self._rng.choice((0, 10_000, 30_000, 100_000))
+        self._strike("rival", lambda: self._cut_for_a_while(between(here, there)), soon_us)
+        then_us = soon_us + self._rng.randint(500, 1_500) * 1_000
+        self._world.timeline.after(then_us, self._transfer, self._rng.choice(there))
+
+    def on_killed_in_write(self, node: SimNode) -> None:
         """Count the death of a process inside a write; start the next process later."""
         self.struck.append("torn_write")
         self._for_a_while(node.start)
 
-    def on_disk_failed(self, node: "SimNode", *, full: bool) -> None:
+    def on_disk_failed(self, node: SimNode, *, full: bool) -> None:
         """Count an earlier fault of the disk of `node`, now that it has an effect."""
         awaited = "full_disk" if full else "sync_fails", node.replica
         if awaited in self._awaited:
@@ -193,26 +240,17 @@ class FaultInjector:
         """Cancel all armed faults."""
         self._armed.clear()
 
-    # ---------------------------------------------------------------- kinds
+    # ---------------------------------------------------------------- processes and clocks
 
     def _power(self) -> bool:
-        node = self._node()
-        ran = self._lose_power(node)
-        self._for_a_while(node.start)
-        return ran
+        return self._down_for_a_while(self._node(), SimNode.stop_hard)
 
     def _power_all(self) -> bool:
-        ran = False
-        for node in self._world.nodes:
-            ran |= self._lose_power(node)
-            self._for_a_while(node.start)
-        return ran
+        ran = [self._down_for_a_while(node, SimNode.stop_hard) for node in self._world.nodes]
+        return any(ran)
 
     def _kill(self) -> bool:
-        node = self._node()
-        ran = self._kill_one(node)
-        self._for_a_while(node.start)
-        return ran
+        return self._down_for_a_while(self._node(), SimNode.stop)
 
     def _terminate(self) -> bool:
         node = self._node()
@@ -220,11 +258,6 @@ class FaultInjector:
             return False
         node.terminate()
         return True
-
-    def _kill_one(self, node: "SimNode") -> bool:
-        ran = _runs(node)
-        node.stop()
-        return ran
 
     def _torn_write(self) -> bool:
         """Kill a process inside its next write to the log; the fault counts then."""
@@ -246,54 +279,10 @@ class FaultInjector:
 
     def _pause(self) -> bool:
         node = self._node()
-        ran = _runs(node) and not node.paused
+        ran = (node.alive or node.refetch is not None) and not node.paused
         node.pause()
         self._for_a_while(node.resume)
         return ran
-
-    def _isolate(self) -> bool:
-        node = self._node()
-        others = [each for each in self._world.nodes if each is not node]
-        mend = self._cut([(node, each) for each in others] + [(each, node) for each in others])
-        if self._rng.random() < 0.5 and self._world.control is not None:
-            self._world.control.deaf.add(node.replica)
-            self._world.timeline.after(LONG_MS * 1_000, self._hear, node)
-        self._for_a_while(mend)
-        return True
-
-    def _hear(self, node: "SimNode") -> None:
-        if self._world.control is not None and node.replica in self._world.control.deaf:
-            self._world.control.deaf.remove(node.replica)
-            self._world.control.welcome(node)
-
-    def _one_way(self) -> bool:
-        node = self._node()
-        others = [each for each in self._world.nodes if each is not node]
-        if self._rng.random() < 0.3:
-            others = [self._rng.choice(others)]
-        deaf = self._rng.random() < 0.5
-        links = [(each, node) if deaf else (node, each) for each in others]
-        return self._cut_for_a_while(links)
-
-    def _split(self) -> bool:
-        one, other = self._rng.sample(self._world.nodes, 2)
-        return self._cut_for_a_while([(one, other), (other, one)])
-
-    def _parts(self) -> bool:
-        """Cut all links between two groups of nodes."""
-        nodes = self._world.nodes
-        some = self._rng.sample(nodes, self._rng.randint(1, len(nodes) - 1))
-        pairs = [(one, other) for one in some for other in nodes if other not in some]
-        return self._cut_for_a_while(pairs + [(other, one) for one, other in pairs])
-
-    def _flap(self) -> bool:
-        one, other = self._rng.sample(self._world.nodes, 2)
-        for number in range(self._rng.randint(2, 8)):
-            self._world.timeline.after(number * 200_000, self._flap_once, one, other)
-        return True
-
-    def _flap_once(self, one: "SimNode", other: "SimNode") -> None:
-        self._world.timeline.after(100_000, self._cut([(one, other), (other, one)]))
 
     def _clock(self) -> bool:
         self._node().set_clock(jump_ms=self._rng.choice((-3_600_000, -500, 500, 86_400_000)))
@@ -303,105 +292,62 @@ class FaultInjector:
         self._node().set_clock(drift_ppm=self._rng.choice((-500_000, -10_000, 10_000, 1_000_000)))
         return True
 
-    def _full_disk(self) -> bool:
-        """Leave at most 5,000 bytes on a disk for a while.
-
-        The process stops at the first write that does not fit; the fault counts then. Restarts
-        fail until there is room again.
-        """
+    def _handover(self) -> bool:
         node = self._node()
-        disk = node.disk
-        disk.capacity_bytes = disk.used_bytes() + self._rng.choice((0, 1, 100, 5_000))
-        self._awaited.add(("full_disk", node.replica))
+        leads = node.leading  # other nodes have no leadership to hand over
+        node.hand_over()
+        return leads
+
+    # ---------------------------------------------------------------- links
+
+    def _isolate(self) -> bool:
+        node, control = self._node(), self._world.control
+        mend = self._cut(between([node], self._others(node)))
+        if self._rng.random() < 0.5:
+            control.deaf.add(node.replica)
+            self._world.timeline.after(LONG_MS * 1_000, self._hear, node)
+        self._for_a_while(mend)
+        return True
+
+    def _hear(self, node: SimNode) -> None:
+        control = self._world.control
+        if node.replica in control.deaf:
+            control.deaf.remove(node.replica)
+            control.welcome(node)
+
+    def _one_way(self) -> bool:
+        node = self._node()
+        others = self._others(node)
+        if self._rng.random() < 0.3:
+            others = [self._rng.choice(others)]
+        deaf = self._rng.random() < 0.5
+        return self._cut_for_a_while([(each, node) if deaf else (node, each) for each in others])
+
+    def _split(self) -> bool:
+        one, other = self._rng.sample(self._world.nodes, 2)
+        return self._cut_for_a_while(between([one], [other]))
+
+    def _parts(self) -> bool:
+        """Cut all links between two groups of nodes."""
+        nodes = self._world.nodes
+        some = self._rng.sample(nodes, self._rng.randint(1, len(nodes) - 1))
+        return self._cut_for_a_while(between(some, [each for each in nodes if each not in some]))
+
+    def _flap(self) -> Script:
+        one, other = self._rng.sample(self._world.nodes, 2)
+        self.struck.append("flap")
+        for _ in range(self._rng.randint(2, 8)):
+            mend = self._cut(between([one], [other]))
+            yield 100_000
+            mend()
+            yield 100_000
+
+    def _lossy(self) -> bool:
+        network, options = self._world.network, self._world.options
+        network.loss = self._rng.choice((0.05, 0.3))
 
         def undo() -> None:
-            disk.capacity_bytes = node.capacity_bytes
-            self._awaited.discard(("full_disk", node.replica))
-
-        self._for_a_while(undo)
-        return False
-
-    def _flip(self) -> bool:
-        node = self._node()
-        if not disk_loss.may_damage(self._world, node):
-            return False
-        restarts = self._rng.random() < 0.7
-        if restarts:
-            self._rng.choice((node.stop, node.stop_hard))()
-        flipped = disk_loss.hurt(node, self._rng)
-        if restarts:
-            self._for_a_while(node.start)
-        return flipped
-
-    def _shorten(self) -> bool:
-        node = self._node()
-        if not disk_loss.may_damage(self._world, node):
-            return False
-        self._rng.choice((node.stop, node.stop_hard))()
-        shortened = disk_loss.hurt(node, self._rng, shortens=True)
-        self._for_a_while(node.start)
-        return shortened
-
-    def _wipe(self) -> bool:
-        node = self._node()
-        if not disk_loss.may_damage(self._world, node):
-            return False
-        was_empty = disk_loss.ROOT in node.damage
-        node.stop_hard()
-        disk_loss.wipe(node)
-        self._for_a_while(node.start)
-        self._for_a_while(self._world.add_learner().start)  # the machine that replaces it
-        return not was_empty
-
-    def _forget(self) -> bool:
-        """Delete promise, log and state of a voter that was added later.
-
-        Another voter lags behind and the leader stops, because the loss matters only then. For a
-        founder's loss see `_wipe`.
-        """
-        world = self._world
-        voters = [node for node in world.nodes if node.replica in world.voters_now()]
-        added = [node for node in voters if node.replica not in node.founding]
-        if not added or len(voters) % 2 == 0:
-            return False  # with an even number, the others need the lagging or the forgetful voter
-        node = self._rng.choice(added)
-        others = [each for each in voters if each is not node and not each.leading and each.alive]
-        if not others or not disk_loss.may_damage(world, node):
-            return False
-        lagging = self._rng.choice(others)
-        links = [(each, lagging) for each in world.nodes if each is not lagging]
-        behind_ms = self._rng.randint(50, 1_000)
-        world.timeline.after((behind_ms + 1) * 1_000, self._cut(links))
-        world.timeline.after(behind_ms * 1_000, self._forget_and_stop_leader, node)
-        return False  # it counts when the files are deleted
-
-    def _forget_and_stop_leader(self, node: "SimNode") -> None:
-        if node.damage or self._world.heals or not disk_loss.may_damage(self._world, node):
-            return
-        leaders = [each for each in self._world.nodes if each.leading and each is not node]
-        node.stop_hard()
-        disk_loss.forget(node)
-        self.struck.append("forget")
-        self._world.timeline.after(self._rng.randint(1, 300) * 1_000, node.start)
-        self._for_a_while(self._world.add_learner().start)
-        for leader in leaders:
-            leader.stop_hard()
-            self._world.timeline.after(self._rng.randint(2_000, LONG_MS) * 1_000, leader.start)
-
-    def _sync_fails(self) -> bool:
-        """Let one of the next six fsyncs fail; the fault counts then."""
-        node = self._node()
-        if node.alive:
-            node.disk.fail_sync(self._rng, after=self._rng.randint(0, 5))
-            self._awaited.add(("sync_fails", node.replica))
-        return False
-
-    def _slow_disk(self) -> bool:
-        node = self._node()
-        node.slow_disk = self._rng.choice((10, 100))
-
-        def undo() -> None:
-            node.slow_disk = 1
+            network.loss = options.loss if not self._world.heals else 0.0
 
         self._for_a_while(undo)
         return True
@@ -409,7 +355,7 @@ class FaultInjector:
     def _slow_link(self) -> bool:
         """Delay the messages from a node, to it or both, and lose none."""
         network, node = self._world.network, self._node()
-        others = [each for each in self._world.nodes if each is not node]
+        others = self._others(node)
         if self._rng.random() < 0.5:
             others = [self._rng.choice(others)]
         links = [(node.replica, each.replica) for each in others]
@@ -426,128 +372,229 @@ class FaultInjector:
         self._for_a_while(undo)
         return True
 
-    def _stale_return(self) -> bool:
+    # ---------------------------------------------------------------- disks
+
+    def _full_disk(self) -> bool:
+        """Leave at most 5,000 bytes on a disk for a while.
+
+        The process stops at the first write that does not fit; the fault counts then. Restarts
+        fail until there is room again.
+        """
+        node = self._node()
+        disk = node.disk
+        disk.capacity_bytes = disk.used_bytes() + self._rng.choice((0, 1, 100, 5_000))
+        self._awaited.add(("full_disk", node.replica))
+
+        def undo() -> None:
+            disk.capacity_bytes = None
+            self._awaited.discard(("full_disk", node.replica))
+
+        self._for_a_while(undo)
+        return False
+
+    def _sync_fails(self) -> bool:
+        """Let one of the next six fsyncs fail; the fault counts then."""
+        node = self._node()
+        if node.alive:
+            node.disk.fail_sync(self._rng, after=self._rng.randint(0, 5))
+            self._awaited.add(("sync_fails", node.replica))
+        return False
+
+    def _slow_disk(self) -> bool:
+        node = self._node()
+        node.slow_disk = self._rng.choice((10, 100))
+        self._for_a_while(partial(setattr, node, "slow_disk", 1))
+        return True
+
+    def _flip(self) -> bool:
+        return self._damage(shortens=False)
+
+    def _shorten(self) -> bool:
+        return self._damage(shortens=True)
+
+    def _damage(self, *, shortens: bool) -> bool:
+        """Damage a file of a voter. Its process restarts, or runs on if the file is not shortened.
+
+        Returns whether there was a file to damage.
+        """
+        node = self._node()
+        if not disk_loss.may_damage(self._world, node):
+            return False
+        restarts = shortens or self._rng.random() < 0.7
+        if restarts:
+            self._rng.choice((node.stop, node.stop_hard))()
+        damaged = disk_loss.hurt(node, self._rng, shortens=shortens)
+        if restarts:
+            self._for_a_while(node.start)
+        return damaged
+
+    def _wipe(self) -> bool:
+        node = self._node()
+        if not disk_loss.may_damage(self._world, node):
+            return False
+        was_empty = disk_loss.ROOT in node.damage
+        node.stop_hard()
+        disk_loss.wipe(node)
+        self._for_a_while(node.start)
+        self._for_a_while(self._world.add_learner().start)  # the machine that replaces it
+        return not was_empty
+
+    # ---------------------------------------------------------------- scripts
+
+    def _forget(self) -> Script:
+        """Delete promise, log and state of a voter that was added later.
+
+        Another voter lags behind and the leader stops, because the loss matters only then. For a
+        founder's loss see `_wipe`.
+        """
+        world = self._world
+        voters = [node for node in world.nodes if node.replica in world.voters_now()]
+        added = [node for node in voters if node.replica not in node.founding]
+        if not added or len(voters) % 2 == 0:
+            return  # with an even number, the others need the lagging or the forgetful voter
+        node = self._rng.choice(added)
+        others = [each for each in voters if each is not node and not each.leading and each.alive]
+        if not others or not disk_loss.may_damage(world, node):
+            return
+        yield from self._fall_behind(self._rng.choice(others))
+        if node.damage or world.heals or not disk_loss.may_damage(world, node):
+            return
+        leaders = [each for each in self._leaders() if each is not node]
+        node.stop_hard()
+        disk_loss.forget(node)
+        self.struck.append("forget")
+        self._start_later(node, 1, 300)
+        self._for_a_while(world.add_learner().start)
+        for leader in leaders:
+            leader.stop_hard()
+            self._start_later(leader, 2_000, LONG_MS)
+
+    def _lying_disk(self) -> Script:
+        """Lose the end of a node's log.
+
+        In half of the cases another node lags behind and the leader stops, too, because the loss
+        matters most then.
+        """
+        node, others = self._node(), list[SimNode]()
+        alone = self._rng.random() < 0.5
+        if not alone:
+            others = [each for each in self._others(node) if not each.leading]
+            if not others:
+                return
+            yield from self._fall_behind(self._rng.choice(others))
+        leaders = [] if alone else self._leaders()
+        if self._lose_tail(node):
+            self.struck.append("lying_disk")
+        for leader in leaders:
+            leader.stop_hard()
+            self._start_later(leader, 500, LONG_MS)
+
+    def _fall_behind(self, lagging: SimNode) -> Script:
+        """Let a node hear of no other one for a while; its links return just after."""
+        mend = self._cut([(each, lagging) for each in self._others(lagging)])
+        behind_ms = self._rng.randint(50, 1_000)
+        self._world.timeline.after((behind_ms + 1) * 1_000, mend)
+        yield behind_ms * 1_000
+
+    def _stale_return(self) -> Script:
         """Cut the leader off, and appoint it at once when the links return.
 
         It still accepts requests while it is cut off. The others have had one or two other leaders
         by the time of its return.
         """
-        leaders = [node for node in self._world.nodes if node.leading]
-        control = self._world.control
-        if not leaders or control is None:
-            return False
-        node = leaders[0]
-        others = [each for each in self._world.nodes if each is not node]
-        mend = self._cut([(node, each) for each in others] + [(each, node) for each in others])
+        leaders = self._leaders()
+        if not leaders:
+            return
+        node, others = leaders[0], self._others(leaders[0])
+        mend = self._cut(between([node], others))
         away_ms = self._rng.randint(1_000, LONG_MS)
         if self._rng.random() < 0.7:
             second = self._rng.choice(others)
             again_ms = self._rng.randint(900, 3_000)
             self._world.timeline.after(again_ms * 1_000, self._transfer, second)
             away_ms = max(away_ms, again_ms + self._rng.randint(600, 1_500))
+        self.struck.append("stale_return")
+        yield away_ms * 1_000
+        mend()
+        self._transfer(node)
 
-        def back() -> None:
-            mend()
-            self._transfer(node)
-
-        self._world.timeline.after(away_ms * 1_000, back)
-        return True
-
-    def _usurp(self) -> bool:
+    def _usurp(self) -> Script:
         """Cut the leader off, and appoint another one about when its lease ends.
 
         One follower has a slow disk, and its answers still reach the leader. The last one comes
         late, because it waits for a sync.
         """
-        leaders = [node for node in self._world.nodes if node.leading]
+        leaders = self._leaders()
         followers = [node for node in self._world.nodes if node.alive and not node.leading]
         if len(leaders) != 1 or len(followers) < 2:
-            return False
+            return
         leader, (slow, other) = leaders[0], self._rng.sample(followers, 2)
         slow.slow_disk = 100
-        rest = [each for each in self._world.nodes if each not in (leader, slow)]
-        links = [(leader, slow), *((leader, each) for each in rest)]
-        links += [(each, leader) for each in rest]
+        rest = [each for each in self._others(leader) if each is not slow]
+        part_us, appoint_us = self._rng.randint(20, 150) * 1_000, self._rng.randint(300, 1_200)
+        self._world.timeline.after(appoint_us * 1_000, self._transfer, other)
+        self.struck.append("usurp")
+        yield part_us
+        slow.slow_disk = 1
+        self._cut_for_a_while([(leader, slow), *between([leader], rest)])
 
-        def part() -> None:
-            slow.slow_disk = 1
-            self._cut_for_a_while(links)
-
-        self._world.timeline.after(self._rng.randint(20, 150) * 1_000, part)
-        self._world.timeline.after(self._rng.randint(300, 1_200) * 1_000, self._transfer, other)
-        return True
-
-    def _late_answer(self) -> bool:
+    def _late_answer(self) -> Script:
         """Remove the end of a voter's log while answers of its old process are under way.
 
         Another voter lags behind. The leader stops about when the answers arrive.
         """
-        world, rng = self._world, self._rng
-        trio = self._trio()
+        world, rng, trio = self._world, self._rng, self._trio()
         if trio is None:
-            return False
+            return
         leader, node, lagging = trio
         answers = (node.replica, leader.replica)
         world.network.slow(answers, 200_000)
-        mend = self._cut([(leader, lagging), (lagging, leader)])
+        mend = self._cut(between([leader], [lagging]))
+        lost_us, stop_us = rng.randint(250, 400) * 1_000, rng.randint(20, 350) * 1_000
+        yield lost_us
+        world.network.slow(answers, 0)
+        if not world.heals and self._lose_tail(node):
+            self.struck.append("late_answer")
+            world.timeline.after(rng.choice((1_000, 20_000)), node.start)
+        yield stop_us
+        mend()
+        if not world.heals and leader.stop_hard():
+            self._start_later(leader, 2_000, LONG_MS)
 
-        def lose() -> None:
-            world.network.slow(answers, 0)
-            if not world.heals and self._lose_tail(node):
-                self.struck.append("late_answer")
-                world.timeline.after(rng.choice((1_000, 20_000)), node.start)
-
-        def stop() -> None:
-            mend()
-            if not world.heals and self._lose_power(leader):
-                world.timeline.after(rng.randint(2_000, LONG_MS) * 1_000, leader.start)
-
-        lost_us = rng.randint(250, 400) * 1_000
-        world.timeline.after(lost_us, lose)
-        world.timeline.after(lost_us + rng.randint(20, 350) * 1_000, stop)
-        return False  # it counts when the end is lost
-
-    def _overtaken(self) -> bool:
+    def _overtaken(self) -> Script:
         """Remove the end of a voter's log, and let the next process's answers arrive first.
 
         Another voter lags behind. Then this voter and the leader stop; the leader stays down
         longer.
         """
-        world, rng = self._world, self._rng
-        trio = self._trio()
+        world, rng, trio = self._world, self._rng, self._trio()
         if trio is None:
-            return False
+            return
         leader, node, lagging = trio
         answers = (node.replica, leader.replica)
         world.network.slow(answers, 150_000)
-        mend = self._cut([(leader, lagging), (lagging, leader)])
-
-        def lose() -> None:
-            world.network.slow(answers, 0)
-            world.network.reopen(answers)
-            if world.heals or not self._lose_tail(node):
-                mend()
-                return
-            self.struck.append("overtaken")
-            node.slow_disk = 100
-            world.timeline.after(1_000, node.start)
-            world.timeline.after(rng.randint(100, 300) * 1_000, stop)
-
-        def stop() -> None:
+        mend = self._cut(between([leader], [lagging]))
+        yield rng.randint(250, 400) * 1_000
+        world.network.slow(answers, 0)
+        world.network.reopen(answers)
+        if world.heals or not self._lose_tail(node):
             mend()
-            node.slow_disk = 1
-            if not world.heals:
-                rng.choice((node.stop, node.stop_hard))()
-                world.timeline.after(20_000, node.start)
-                leader.stop_hard()
-                world.timeline.after(rng.randint(2_000, LONG_MS) * 1_000, leader.start)
+            return
+        self.struck.append("overtaken")
+        node.slow_disk = 100
+        world.timeline.after(1_000, node.start)
+        yield rng.randint(100, 300) * 1_000
+        mend()
+        node.slow_disk = 1
+        if not world.heals:
+            rng.choice((node.stop, node.stop_hard))()
+            world.timeline.after(20_000, node.start)
+            leader.stop_hard()
+            self._start_later(leader, 2_000, LONG_MS)
 
-        world.timeline.after(rng.randint(250, 400) * 1_000, lose)
-        return False  # it counts when the end is lost
-
-    def _trio(self) -> "tuple[SimNode, SimNode, SimNode] | None":
+    def _trio(self) -> tuple[SimNode, SimNode, SimNode] | None:
         """Return the leader and two other random voters. None if there are no such three."""
-        leaders = [node for node in self._world.nodes if node.leading]
+        leaders = self._leaders()
         followers = [
             node for node in self._world.nodes if node.alive and not node.leading
             and len(leaders) == 1 and node.replica in leaders[0].core.voters
@@ -557,81 +604,14 @@ class FaultInjector:
         one, other = self._rng.sample(followers, 2)
         return leaders[0], one, other
 
-    def on_change(self, leader: ReplicaId, before: Voters, after: Voters) -> None:
-        """Separate the leader and the new voters from the old voters, and appoint an old voter."""
-        old = sorted(before - {leader})
-        if "rival" not in self._armed or not old:
-            return
-        nodes = {node.replica: node for node in self._world.nodes}
-        here = [nodes[each] for each in sorted({leader} | (after - before))]
-        there = [nodes[each] for each in old]
-        links = [(one, other) for one in here for other in there]
-        links += [(other, one) for one, other in links]
-        soon_us = self._rng.choice((0, 10_000, 30_000, 100_000))
-        self._strike("rival", lambda: self._cut_for_a_while(links), soon_us)
-        then_us = soon_us + self._rng.randint(500, 1_500) * 1_000
-        self._world.timeline.after(then_us, self._transfer, self._rng.choice(there))
 
-    def _transfer(self, node: "SimNode") -> None:
-        if self._world.control is not None and not self._world.heals:
-            self._world.control.transfer(node.replica)
-
-    def _lossy(self) -> bool:
-        network, options = self._world.network, self._world.options
-        network.loss = self._rng.choice((0.05, 0.3))
-
-        def undo() -> None:
-            network.loss = options.loss if not self._world.heals else 0.0
-
-        self._for_a_while(undo)
-        return True
-
-    def _lying_disk(self) -> bool:
-        """Cut a node's power and remove the synced end of its log; at most one node at a time.
-
-        In half of the cases another node lags behind and the leader stops, too, because the loss
-        matters most then.
-        """
-        node = self._node()
-        if self._rng.random() < 0.5:
-            return self._lose_tail(node)
-        others = [each for each in self._world.nodes if each is not node and not each.leading]
-        if others:
-            lagging = self._rng.choice(others)
-            pairs = [(each, lagging) for each in self._world.nodes if each is not lagging]
-            behind_ms = self._rng.randint(50, 1_000)
-            self._world.timeline.after((behind_ms + 1) * 1_000, self._cut(pairs))
-            self._world.timeline.after(behind_ms * 1_000, self._lose_tail_and_leader, node)
-        return False  # it counts when the end is lost
-
-    def _lose_tail_and_leader(self, node: "SimNode") -> None:
-        leaders = [each for each in self._world.nodes if each.leading]
-        self._try("lying_disk", lambda: self._lose_tail(node))
-        for leader in leaders:
-            leader.stop_hard()
-            self._world.timeline.after(self._rng.randint(500, LONG_MS) * 1_000, leader.start)
-
-    def _lose_tail(self, node: "SimNode") -> bool:
-        if any(each.lied or each.damage for each in self._world.nodes) or not node.alive:
-            return False
-        node.stop_hard()
-        node.lied = lose_tail(node, self._rng)
-        self._for_a_while(node.start)
-        return node.lied
-
-    def _handover(self) -> bool:
-        node = self._node()
-        leads = node.leading  # other nodes have no leadership to hand over
-        node.hand_over()
-        return leads
+def between(some: Sequence[SimNode], others: Sequence[SimNode]) -> Links:
+    """Return the links between two groups of nodes, in both directions."""
+    links = [(one, other) for one in some for other in others]
+    return links + [(other, one) for one, other in links]
 
 
-def _runs(node: "SimNode") -> bool:
-    """Return whether a process runs on the node."""
-    return node.alive or node.refetch is not None
-
-
-def lose_tail(node: "SimNode", rng: random.Random) -> bool:
+def lose_tail(node: SimNode, rng: random.Random) -> bool:
     """Remove synced entries at the end of a dead node's log, none that its manifest covers.
 
     Returns:

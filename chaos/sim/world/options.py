@@ -90,10 +90,6 @@ class WorldOptions:
     """Errors of the control plane, each one of MISCHIEF."""
     poll_ms: int
     """Mean time between two readings of the reports by the control plane."""
-    tight: bool = False
-    """Disks of most voters are small, and timers large (chaos/sim/timers/timers.py). Tests and
-    planted bugs set this. It is never drawn, because one in some hundred such worlds still uses up
-    its reserve."""
     policies: bool = False
     """An operator changes policies all the time."""
     requests: bool = False

@@ -9,8 +9,9 @@ After the arrival of the last part the log may bring more entries, before the in
 The order may wait long for the process that installs.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from chaos.sim.world.paths import INCOMING_PATH
 from replication.core.core_events import Role
@@ -32,7 +33,15 @@ SETTLE_MS_MAX: Final = 3_000
 DRAIN_MS_MAX: Final = 3_000
 """Longest time between the order and the process that installs."""
 
+RETRY_US: Final = 50_000
+"""Time between two requests for an offer."""
+LATE: Final = object()
+"""The result of a question without an answer in time."""
+
 Offer = tuple[Snapshot, OfferedUnder]
+Script = Generator[Any, Any, None]
+"""Yields waits in microseconds; and questions, as (node, question, its arguments): it gets the
+answer."""
 
 
 # ---- the source
@@ -69,6 +78,10 @@ def read(
 # ---- the receiver
 
 
+class _Needless(Exception):
+    """The node has committed the snapshot's index meanwhile."""
+
+
 class SimSnapshotFetch:
     """The fetch of a snapshot by one process of a node."""
 
@@ -76,137 +89,103 @@ class SimSnapshotFetch:
         self._node = node
         self._life = node.life
         self._incoming = Incoming(node.disk, INCOMING_PATH, room_bytes=0)
-        self._offer: Offer | None = None
-        self._source: SimNode | None = None
-        self._suspects: dict[SimNode | None, str] = {}
+        self._suspects: dict[SimNode, str] = {}
+        """Node -> the part that arrived damaged from it."""
         self._question = 0
         """Number of the last question. Answers to earlier questions are ignored."""
-        self._tries = 0
-        node.world.timeline.after(0, self._run, self._look)
+        self._script = self._fetch()
+        node.world.timeline.after(0, self._run, self._go_on)
 
-    def _look(self) -> None:
-        """Find the parts that an earlier process has fetched."""
+    def _fetch(self) -> Script:
+        """Fetch a snapshot, then stop the node until a process installs it."""
+        node, world = self._node, self._node.world
         for part in self._incoming.planned():
-            self._incoming.look(part)
-        self._ask()
+            self._incoming.look(part)  # of an earlier process
+        snapshot: Snapshot | None = None
+        while snapshot is None:
+            # Only a leader makes an offer.
+            source = world.rng.choice([each for each in world.nodes if each is not node])
+            snapshot = yield from self._from(source)
+        yield world.rng.randrange(SETTLE_MS_MAX * 1_000)
+        self._check_need(snapshot)
+        self._incoming.finish()
+        world.timeline.note(f"node {node.replica}", f"has fetched {snapshot.index}")
+        node.stop()
+        world.timeline.after(world.rng.randrange(DRAIN_MS_MAX * 1_000), node.start)
 
-    def _ask(self) -> None:
-        """Send a random other node a request for an offer. Only a leader makes one."""
-        world = self._node.world
-        others = [node for node in world.nodes if node is not self._node]
-        self._source = source = world.rng.choice(others)
-        suspect = self._suspects.pop(source, "")
-        known = self._node.core.commit_index if self._node.alive else LogIndex(0)
-        self._send(source, offer, (suspect, known), self._offered, again=self._ask)
-
-    def _offered(self, found: Offer | None) -> None:
-        if found is None:
-            self._node.world.timeline.after(50_000, self._run, self._ask)
-            return
-        self._offer = found
-        self._tries = 0
-        if self._is_needless():
-            return
-        try:
-            self._incoming.begin(*found)
-        except NotReadyError:
-            self._node.world.timeline.after(50_000, self._run, self._ask)
-            return
-        self._fetch()
-
-    def _fetch(self) -> None:
-        if self._is_needless():
-            return
-        wanted = self._incoming.wanted()
-        if wanted is None:
-            self._finish()
-            return
-        assert self._source is not None
-        self._send(self._source, read, wanted, self._fetched, again=self._again)
-
-    def _again(self) -> None:
-        self._tries += 1
-        if self._tries > TRIES:
-            self._ask()
-        else:
-            self._fetch()
-
-    def _fetched(self, data: bytes | None) -> None:
-        wanted = self._incoming.wanted()
-        assert wanted is not None
-        if data is None:
-            self._ask()
-            return
-        self._tries = 0
-        if not self._incoming.put(*wanted, data):
-            self._suspects[self._source] = wanted[0].path
-            self._ask()
-            return
-        self._fetch()
-
-    def _finish(self) -> None:
-        node = self._node
+    def _from(self, source: "SimNode") -> Generator[Any, Any, Snapshot | None]:
+        """Fetch a whole snapshot from one node. None: another node has to be asked."""
+        node, incoming = self._node, self._incoming
+        known = node.core.commit_index if node.alive else LogIndex(0)
+        found = yield source, offer, self._suspects.pop(source, ""), known
+        if found is LATE:
+            return None
+        begun = False
+        if found is not None:
+            self._check_need(found[0])
+            with suppress(NotReadyError):
+                incoming.begin(*found)
+                begun = True
+        if not begun:
+            yield RETRY_US
+            return None
+        tries = 0
+        while (wanted := incoming.wanted()) is not None:
+            data = yield source, read, *wanted
+            tries = tries + 1 if data is LATE else 0
+            if data is None or tries > TRIES:
+                return None
+            if data is not LATE and not incoming.put(*wanted, data):
+                self._suspects[source] = wanted[0].path
+                return None
+            self._check_need(found[0])
         try:
             node.world.app_type.check(node.disk, INCOMING_PATH)
         except CorruptFileError as error:
             node.world.timeline.note(f"node {node.replica}", error)
+            incoming.forget()
+            return None
+        whole: Snapshot = found[0]
+        return whole
+
+    def _check_need(self, snapshot: Snapshot) -> None:
+        """Raise _Needless if the node has committed the snapshot's index."""
+        if self._node.alive and self._node.core.commit_index >= snapshot.index:
+            raise _Needless
+
+    def _go_on(self, result: object = None) -> None:
+        """Continue with the answer to a question, up to the next question or wait."""
+        try:
+            step = self._script.send(result)
+        except StopIteration:
+            return
+        except _Needless:
             self._incoming.forget()
-            self._ask()
+            self._node.refetch = None
             return
-        settle_us = node.world.rng.randrange(SETTLE_MS_MAX * 1_000)
-        node.world.timeline.after(settle_us, self._run, self._order)
-
-    def _order(self) -> None:
-        """Order the install, and stop the node until a process installs the snapshot."""
-        node, offered = self._node, self._offer
-        assert offered is not None
-        if self._is_needless():
-            return
-        self._incoming.finish()
-        node.world.timeline.note(f"node {node.replica}", f"has fetched {offered[0].index}")
-        node.stop()
-        node.world.timeline.after(node.world.rng.randrange(DRAIN_MS_MAX * 1_000), node.start)
-
-    def _is_needless(self) -> bool:
-        """Return whether the node has committed the snapshot's index; if so delete all parts."""
-        node, offered = self._node, self._offer
-        assert offered is not None
-        if not node.alive or node.core.commit_index < offered[0].index:
-            return False
-        self._incoming.forget()
-        node.refetch = None
-        return True
+        if isinstance(step, int):
+            self._node.world.timeline.after(step, self._run, self._go_on)
+        else:
+            self._ask(*step)
 
     # ---- over the network
 
-    def _send(
-        self,
-        to: "SimNode",
-        ask: Callable[..., None],
-        args: tuple[object, ...],
-        heard: Callable[..., None],
-        *,
-        again: Callable[[], None],
-    ) -> None:
-        """Run `ask` on `to`; call `heard` with its answer, or `again` after ANSWER_MS."""
+    def _ask(self, to: "SimNode", question: Callable[..., None], *args: object) -> None:
+        """Ask a node. Continue with its answer, or with LATE after ANSWER_MS."""
         network, me = self._node.world.network, self._node.replica
         self._question += 1
-        question = self._question
 
         def answer(result: object) -> None:
-            network.carry((to.replica, me), self._run, arrive, result)
+            network.carry((to.replica, me), self._run, self._heard, number, result)
 
-        def arrive(result: object) -> None:
-            if question == self._question:
-                self._question += 1
-                heard(result)
+        number = self._question
+        network.carry((me, to.replica), to.call, question, to, *args, answer)
+        self._node.world.timeline.after(ANSWER_MS * 1_000, self._run, self._heard, number, LATE)
 
-        def late() -> None:
-            if question == self._question:
-                again()
-
-        network.carry((me, to.replica), to.call, ask, to, *args, answer)
-        self._node.world.timeline.after(ANSWER_MS * 1_000, self._run, late)
+    def _heard(self, number: int, result: object) -> None:
+        if number == self._question:
+            self._question += 1
+            self._go_on(result)
 
     def _run(self, call: Callable[..., None], *args: object) -> None:
         node = self._node

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.world import disk_loss
-from chaos.sim.world.app import App, MakeApp
+from chaos.sim.world.app import App
 from chaos.sim.world.paths import (
     DAMAGED_PATH,
     INCOMING_PATH,
@@ -72,12 +72,10 @@ class SimNode:
     nonce: Nonce
     outgoing: OfferedSnapshot
 
-    def __init__(self, world: "World", replica: ReplicaId, make_app: MakeApp) -> None:
+    def __init__(self, world: "World", replica: ReplicaId) -> None:
         self.world = world
         self.replica = replica
         self.disk = SimDisk()
-        self.capacity_bytes: int | None = None
-        """Size of its disk without the fault `full_disk`. None: no limit."""
         self.founding = world.voters
         self.alive = False
         self.leading = False
@@ -103,7 +101,6 @@ class SimNode:
         self._wall_offset_ms = 0
         self._wall_ppm = 0
         self._wall_set_us = 0
-        self._make_app = make_app
         self._rng: random.Random = random.Random(world.rng.getrandbits(64))
         drift = world.options.drift_ppm
         self._ppm = 1_000_000 + self._rng.randint(-drift, drift)
@@ -155,8 +152,7 @@ class SimNode:
                 peer.reconnected(self.replica)
                 if peer.alive:
                     self.reconnected(peer.replica)
-        if world.control is not None:
-            world.control.welcome(self)
+        world.control.welcome(self)
 
     def _open(self) -> None:
         world = self.world
@@ -179,7 +175,7 @@ class SimNode:
             noted = self.disk.read(DAMAGED_PATH).decode(errors="replace")  # maybe damaged, too
             raise CorruptFileError(DAMAGED_PATH, 0, noted)
         self.outgoing = OfferedSnapshot(self.disk, STATE_PATH, OUTGOING_PATH)
-        self.app = self._make_app(self)
+        self.app = world.make_app(self)
         floor = self._committed = self.app.applied_index
         self.log = Log.open(
             self.disk,
@@ -248,11 +244,16 @@ class SimNode:
         self.disk.die()
         self.refetch = SimSnapshotFetch(self)
 
-    def stop(self) -> None:
-        """Kill the process; its unsynced writes stay in the machine's memory."""
-        if self.alive or self.refetch is not None:
+    def stop(self) -> bool:
+        """Kill the process, if one runs; its unsynced writes stay in the machine's memory.
+
+        Returns whether one ran.
+        """
+        ran = self.alive or self.refetch is not None
+        if ran:
             self._end("is killed")
             self.disk.die()
+        return ran
 
     def terminate(self) -> None:
         """End the process as SIGTERM does: drain, hand over, write a manifest. Then restart."""
@@ -274,12 +275,14 @@ class SimNode:
         self.stop()
         self.world.faults.on_killed_in_write(self)
 
-    def stop_hard(self) -> None:
-        """Cut the machine's power: unsynced writes are lost, or torn."""
+    def stop_hard(self) -> bool:
+        """Cut the machine's power: unsynced writes are lost, or torn. Return as `stop`."""
         self.in_doubt = True
-        if self.alive or self.refetch is not None:
+        ran = self.alive or self.refetch is not None
+        if ran:
             self._end("loses power")
             self.disk.crash(self._rng)
+        return ran
 
     def _end(self, how: str) -> None:
         self.world.timeline.note(f"node {self.replica}", how)
@@ -292,16 +295,13 @@ class SimNode:
     def fail(self, error: DiskFailedError) -> None:
         """End the process after a disk error; start the next process after RESTART_MS."""
         self.world.timeline.note(f"node {self.replica}", error)
-        full = is_full(error)
-        self.world.faults.on_disk_failed(self, full=full)
-        if full and self.disk.capacity_bytes == self.capacity_bytes:
-            self.world.ran_out(self)
+        self.world.faults.on_disk_failed(self, full=is_full(error))
         self.stop()
         self.world.timeline.after(RESTART_MS * 1000, self.start)
 
     def saved_index(self) -> LogIndex:
         """Return the index of the state on this disk; the log is needed only beyond it."""
-        return self._make_app(self).applied_index
+        return self.world.make_app(self).applied_index
 
     def pause(self) -> None:
         """Stop the process as SIGSTOP does; the world around it continues."""
@@ -316,7 +316,7 @@ class SimNode:
         for call, args in backlog:
             self._run(self.life, call, *args)
 
-    def later(self, delay_us: int, call: Callable[..., None], *args: object) -> None:
+    def later(self, delay_us: int, call: Callable[..., object], *args: object) -> None:
         """Call `call(*args)` in this process after a delay, if it still runs then."""
         self.world.timeline.after(delay_us, self._run, self.life, call, *args)
 

@@ -24,7 +24,7 @@ class Timeline:
         """Number of calls made so far."""
         self.trail: deque[tuple[int, str, object]] = deque(maxlen=TRAIL_LENGTH)
         """The last events as (time in microseconds, subject, event), newest last."""
-        self._queue: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._queue: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
         self._trace = hashlib.blake2b(digest_size=8)
         self.record = self._trace.update
@@ -35,7 +35,7 @@ class Timeline:
         """The hash of all calls so far, 16 hex digits."""
         return self._trace.hexdigest()
 
-    def after(self, delay_us: int, call: Callable[..., None], *args: object) -> None:
+    def after(self, delay_us: int, call: Callable[..., object], *args: object) -> None:
         """Call `call(*args)` in `delay_us`; calls of one instant run in the order of `after`."""
         self._number += 1
         heapq.heappush(self._queue, (self.now_us + delay_us, self._number, call, args))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from chaos.sim.world import disk_loss
-from chaos.sim.world.app import App, CountingApp, MakeApp
+from chaos.sim.world.app import App, CountingApp
 from chaos.sim.world.appointing import RealControl
 from chaos.sim.world.control_model import Control
 from chaos.sim.world.faults import FaultInjector
@@ -35,9 +35,7 @@ class World:
     make_node: Callable[..., SimNode] = SimNode
     app_type: type[App] = CountingApp
 
-    def __init__(
-        self, seed: int, make_app: MakeApp = CountingApp, options: WorldOptions | None = None
-    ) -> None:
+    def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
         self.rng = random.Random(seed)
         drawn = WorldOptions.draw(self.rng)
         self.options = options or drawn
@@ -51,15 +49,13 @@ class World:
         count = self.options.nodes + self.options.learners
         self.ids = [ReplicaId(number) for number in range(1, count + 1)]
         self.voters = frozenset(self.ids[: self.options.nodes])
-        self._make_app = make_app
         self.network = SimNetwork(self.timeline, self._fork(), self.options)
-        self.control: Control | RealControl | None = None
-        self.nodes = [self.make_node(self, replica, make_app) for replica in self.ids]
+        self.nodes = [self.make_node(self, replica) for replica in self.ids]
         self.referee = Referee(self.nodes)
         for node in self.nodes:
             self.network.add(node)
         plane = RealControl if self.options.controller else Control
-        self.control = plane(self, self._fork())
+        self.control: Control | RealControl = plane(self, self._fork())
         self.proposals = 0
         self.workload: Callable[[], None] = self._propose
         """The clients' work, called at the seed's rate."""
@@ -100,17 +96,17 @@ class World:
         """Return a new machine with an empty disk; it is not started."""
         replica = ReplicaId(len(self.ids) + 1)
         self.ids.append(replica)
-        node = self.make_node(self, replica, self._make_app)
+        node = self.make_node(self, replica)
         self.nodes.append(node)
         self.network.add(node)
         return node
 
-    def ran_out(self, node: SimNode) -> None:
-        """Note that a node's disk is full and that no fault has filled it."""
+    def make_app(self, node: SimNode) -> App:
+        """Return the application of a node's new process."""
+        return CountingApp(node)
 
     def voters_now(self) -> Voters:
         """Return the replicas that any node counts as voters, during a change old and new ones."""
-        assert self.control is not None
         sets = [node.core._sets for node in self.nodes if hasattr(node, "core")]  # noqa: SLF001
         return self.control.voters.union(*(voters for each in sets for voters in each))
 
@@ -144,12 +140,11 @@ class World:
         self.faults.disarm()
         self.timeline.note("world", "healed")
         self.network.mend_all()
-        assert self.control is not None
         self.control.mischief = ()
         self.control.deaf.clear()
         for node in self.nodes:
             node.slow_disk = 1
-            node.disk.capacity_bytes = node.capacity_bytes = None
+            node.disk.capacity_bytes = None
             node.disk.mend()
             node.resume()
             node.start()

@@ -93,7 +93,6 @@ class Found:
 
 PLAIN: Final[dict[str, Any]] = dict.fromkeys(
     (
-        "tight",
         "hasty",
         "policies",
         "requests",

@@ -1,10 +1,11 @@
 """Planted bugs in request ids (see tests/chaos/planted/planted.py)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from chaos.sim.timers.callers import NamedRequest
+from chaos.sim.timers.callers import SimRequest
 from chaos.sim.timers.timers import EngineApp, TimerWorld
 from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
 from timer.entries.entry_frame import Entry
@@ -59,45 +60,38 @@ def _repeated_whatever_it_asks(
     return _repeated(self, _stored(self, request), now_ms)
 
 
-class _Piece(NamedRequest):
-    """The rows of a request for one topic, under an id of their own."""
-
-    def __init__(self, whole: NamedRequest, topic: str, places: list[int]) -> None:
-        text = whole.text + b"." + topic.encode()
-        super().__init__(text, whole.body, [whole.rows[at] for at in places], whole.window_ms)
-        self._whole = whole
-        self.places = places
-
-    @property
-    def payloads(self) -> list[bytes]:
-        return [self._whole.payloads[at] for at in self.places]
+_schedule = EngineApp.schedule
 
 
-_call = EngineApp.call
-
-
-def _call_topic_by_topic(
-    self: EngineApp, call: NamedRequest, reply: Callable[[object], None]
+def _schedule_topic_by_topic(
+    self: EngineApp, request: SimRequest, reply: Callable[[object], None]
 ) -> None:
-    """Split a request into one per topic; the first rejection is the answer."""
-    topics = dict.fromkeys(topic for topic, _ in call.rows)
-    places = {name: [at for at, row in enumerate(call.rows) if row[0] == name] for name in topics}
+    """Split a request with an id into one per topic; the first rejection is the answer."""
+    if not request.text:
+        _schedule(self, request, reply)
+        return
     told: dict[int, object] = {}
     refused: list[EngineError] = []
 
-    def answered(piece: _Piece, result: Any) -> None:
+    def answered(places: list[int], result: Any) -> None:
         if isinstance(result, EngineError):
             refused.append(result)
             if len(refused) == 1:
                 reply(result)
             return
-        told.update(zip(piece.places, result, strict=True))
-        if len(told) == len(call.rows):
-            reply([told[at] for at in range(len(call.rows))])
+        told.update(zip(places, result, strict=True))
+        if len(told) == len(request.rows):
+            reply([told[at] for at in range(len(request.rows))])
 
-    for name in topics:
-        piece = _Piece(call, name, places[name])
-        _call(self, piece, partial(answered, piece))
+    for name in dict.fromkeys(topic for topic, _ in request.rows):
+        places = [at for at, (topic, _) in enumerate(request.rows) if topic == name]
+        piece = replace(
+            request,
+            text=request.text + b"." + name.encode(),
+            rows=[request.rows[at] for at in places],
+            payloads=[request.payloads[at] for at in places],
+        )
+        _schedule(self, piece, partial(answered, places))
 
 
 _mutation: Final = Planting(TimerWorld, requests=True, mischief=())
@@ -146,7 +140,7 @@ MUTATIONS: Final = (
         {"torn"},
         60,
         "a request of several topics, with a policy of one topic that rejects a part",
-        patch(EngineApp, "call", _call_topic_by_topic),
+        patch(EngineApp, "schedule", _schedule_topic_by_topic),
         policies=True,
         proposals_per_s=1,  # the book checks whole requests only without dead letters
     ),

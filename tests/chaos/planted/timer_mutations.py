@@ -12,6 +12,7 @@ from chaos.sim.timers.timers import EngineApp, TimerWorld
 from chaos.sim.world.simdisk import SimDisk
 from cluster.state.state_plane import StatePlane
 from tests.chaos.planted.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
+from tests.chaos.planted.tight_world import TightWorld
 from timer.entries.payloads import Fire, GroupOp, Op
 from timer.files.disk_reserve import Rooms
 from timer.leader import leader
@@ -363,7 +364,6 @@ def _own_disk_alone(self: Rooms, voters: Any, now_ms: Any) -> Any:
 _TIGHT: Final = {
     "faults": ("handover",),
     "mischief": (),
-    "tight": True,
     "proposals_per_s": 16,
     "nodes": 3,
     "segment_bytes": 20_000,
@@ -378,6 +378,7 @@ _RESTARTS: Final = {
 
 
 _mutation: Final = Planting(TimerWorld)
+_tight: Final = Planting(TightWorld, **_TIGHT)
 
 MUTATIONS: Final = (
     _mutation(
@@ -637,23 +638,21 @@ MUTATIONS: Final = (
         "a failover after deliveries",
         patch(Group, "begin_epoch", _no_mark),
     ),
-    _mutation(
+    _tight(
         "takes_what_fills_the_disk",
         "a leader accepts timers without regard to the room on disks",
         {"space"},
         10,
         "small disks",
         patch(Rooms, "refusal", _takes_everything),
-        **_TIGHT,
     ),
-    _mutation(
+    _tight(
         "own_disk_alone",
         "a leader with room accepts timers while a majority has none",
         {"space"},
         20,
         "small disks, of the followers alone",
         patch(Rooms, "refusal", _own_disk_alone),
-        **_TIGHT,
     ),
 )
 """The list; tests/chaos/test_sim_planted.py hunts each of them."""
