@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from chaos.sim.play import APPS, COUNTS, SeedOutcome, Task, play_all
+from chaos.sim.play import APPS, SeedOutcome, Task, play_all
 from chaos.sim.world.options import FAULTS, FAULTS_MIN, MISCHIEF, NODES
 from chaos.sim.world.referee import CHECKERS
 
@@ -63,7 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return outcome.exit_status
         total.add(outcome)
     took_s = time.perf_counter() - begun
-    print(_figures(total, tasks, took_s) if args.json else _summary(total, tasks, took_s))
+    if args.json:
+        print(json.dumps({"seeds": count, "took_s": took_s, "trace": total.trace, **total.counts}))
+    else:
+        print(_summary(total, tasks, took_s))
     return 0
 
 
@@ -94,25 +97,20 @@ def _names(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(text.split(","))
 
 
-def _figures(total: SeedOutcome, tasks: Sequence[Task], took_s: float) -> str:
-    counts = {name: getattr(total, name) for name in COUNTS}
-    return json.dumps({"seeds": len(tasks), "took_s": took_s, **counts, "trace": total.trace})
-
-
 def _summary(total: SeedOutcome, tasks: Sequence[Task], took_s: float) -> str:
-    faults = total.faults
+    faults, of = total.faults, total.counts
     struck = ", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())) or "none"
     text = (
         f"PASSED {len(tasks)} seeds from {tasks[0].seed}, {tasks[0].seconds} s each:"
-        f" {total.events} events ({total.events / took_s:,.0f}/s), {total.entries} entries"
-        f" committed, {total.rows} timers scheduled, fired and acked ({total.rows / took_s:,.0f}/s)"
-        f", {total.epochs} epochs served, {total.snapshots} snapshots installed"
+        f" {of['events']} events ({of['events'] / took_s:,.0f}/s), {of['entries']} entries"
+        f" committed, {of['rows']} timers scheduled, fired and acked ({of['rows'] / took_s:,.0f}/s)"
+        f", {of['epochs']} epochs served, {of['snapshots']} snapshots installed"
         f", {faults.total()} faults ({struck}) in {took_s:.1f} s"
     )
-    if total.stranded:
-        text += f"; {total.stranded} worlds wait for the repair of a damaged replica"
-    if total.calm:
-        text += f"; {total.calm} worlds met fewer than {FAULTS_MIN} faults: none else could strike"
+    if of["stranded"]:
+        text += f"; {of['stranded']} worlds wait for the repair of a damaged replica"
+    if of["calm"]:
+        text += f"; {of['calm']} worlds met fewer than {FAULTS_MIN} faults: none else could strike"
     return f"{text}; trace {total.trace}" if len(tasks) == 1 else text
 
 

@@ -14,8 +14,6 @@ from chaos.sim.world.referee import Broken
 from chaos.sim.world.world import World
 
 APPS: Final[dict[str, type[World]]] = {"ledger": World, "timers": TimerWorld}
-COUNTS: Final = ("stranded", "calm", "events", "entries", "epochs", "snapshots", "rows")
-"""The summed fields of an outcome."""
 EXIT_PROMISE: Final = 2
 EXIT_FAILED: Final = 3
 
@@ -59,25 +57,21 @@ class SeedOutcome:
     """Of a failure: the last events, the broken rule, the command that repeats it."""
     trace: str = ""
     """Of one seed: the hash of all events."""
-    stranded: int = 0
-    """Worlds that ended waiting for repair (chaos/sim/world/disk_loss.py)."""
-    calm: int = 0
-    """Worlds with fewer than FAULTS_MIN faults, because the drawn faults could not strike."""
-    events: int = 0
-    entries: int = 0
-    epochs: int = 0
-    snapshots: int = 0
-    rows: int = 0
-    """Timers scheduled, timers fired and messages acked, by the log: each counts once."""
     faults: Counter[str] = field(default_factory=Counter[str])
     """Faults that struck, by kind (chaos/sim/world/faults.py)."""
+    counts: Counter[str] = field(default_factory=Counter[str])
+    """The seed's events, entries, epochs, snapshots, and
+
+    rows      timers scheduled, timers fired and messages acked, by the log: each counts once
+    stranded  worlds that ended waiting for repair (chaos/sim/world/disk_loss.py)
+    calm      worlds with fewer than FAULTS_MIN faults, because the drawn faults could not strike
+    """
 
     def add(self, other: "SeedOutcome") -> None:
         """Add the outcome of another seed."""
         self.trace = other.trace
         self.faults.update(other.faults)
-        for name in COUNTS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.counts.update(other.counts)
 
 
 def play(task: Task) -> SeedOutcome:
@@ -99,17 +93,17 @@ def play(task: Task) -> SeedOutcome:
             f'       or: make sim SEED={task.seed} ARGS="{task.arguments()}"',
         ]
         return SeedOutcome(status, "\n".join(lines), trace=world.timeline.trace)
-    return SeedOutcome(
-        trace=world.timeline.trace,
-        stranded=world.stranded,
-        calm=bool(world.options.faults) and len(world.faults.struck) < FAULTS_MIN,
+    struck = Counter(world.faults.struck)
+    counts = Counter(
         events=world.timeline.events,
         entries=len(world.referee.committed),
         epochs=world.referee.epochs,
         snapshots=sum(node.snapshots for node in world.nodes),
         rows=world.rows(),
-        faults=Counter(world.faults.struck),
+        stranded=int(world.stranded),
+        calm=int(bool(world.options.faults) and struck.total() < FAULTS_MIN),
     )
+    return SeedOutcome(trace=world.timeline.trace, faults=struck, counts=counts)
 
 
 def play_all(tasks: Sequence[Task], jobs: int) -> Iterator[SeedOutcome]:

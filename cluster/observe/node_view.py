@@ -26,6 +26,7 @@ from cluster.settings.release import RELEASE
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.leader.leader import Leader
+from timer.model.timer_errors import EngineError
 from timer.model.units import LogIndex, MonoMs, ReplicaId, TopicId
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb

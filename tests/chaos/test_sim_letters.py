@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from chaos.oracle.group_story import GroupStory
@@ -13,8 +12,7 @@ from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.world.referee import Broken
 from tests.chaos.planted.planted import calm
 from tests.timer.machines import START_MS, Log, part_of
-from timer.entries.payloads import GroupOp, Op
-from timer.model.units import GroupId, TopicId
+from timer.entries.payloads import Op
 
 
 def test_letters_are_redriven_while_messages_die() -> None:
@@ -42,7 +40,7 @@ def asked_up_to(offset: int, acked: list[int]) -> PromiseBook:
     book.fates.story.groups[1] = GroupStory(1, 1, "g", 0, 3, 0)
     book.delivered.add((1, 2))
     book.asks_up_to(1, offset)
-    book._passes(GroupOp(Op.ACK, TopicId(1), GroupId(1), np.array(acked, np.uint64)))
+    book.fates.done.update((1, each) for each in acked)
     return book
 
 

@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.oracle import story
-from chaos.sim.checks.creditbook import CreditBook
 from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.checks.keybook import Key, TimerName, ToldRow, check_list
 from chaos.sim.checks.latebook import LateBook
-from chaos.sim.checks.leasebook import LeaseBook
+from chaos.sim.checks.leasebook import CreditBook, LeaseBook, PaceBook
 from chaos.sim.checks.orderbook import OrderBook
-from chaos.sim.checks.pacebook import PaceBook
 from chaos.sim.checks.policybook import PolicyBook
 from chaos.sim.checks.quotabook import QuotaBook
 from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.entries.payloads import GroupOp, Nack, Op, decode_fire, decode_group
+from timer.entries.payloads import GroupOp, Nack, decode_fire, decode_group
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_delivery import Delivery
 from timer.model.units import Epoch, LogIndex
@@ -113,8 +111,6 @@ class PromiseBook:
     deliveries: int = 0
     attempts: dict[Place, int] = field(default_factory=dict)
     """The highest attempt of each delivered message."""
-    redeliveries: int = 0
-    answers: int = 0
     refused: int = 0
     """Requests that were rejected because another one has their id."""
     nacks: dict[Place, int] = field(default_factory=dict)
@@ -123,8 +119,6 @@ class PromiseBook:
     """Messages of which a nack returned NACKED."""
     asked_up_to: dict[int, int] = field(default_factory=dict)
     """Group id -> the greatest offset of an `ack up to`, delivered or not."""
-    passed: set[Place] = field(default_factory=set)
-    """Messages that an `ack up to` acked. Perhaps no consumer received them."""
     policies: PolicyBook = field(init=False)
     fates: FateBook = field(default_factory=FateBook)
     late: LateBook = field(init=False)
@@ -171,13 +165,6 @@ class PromiseBook:
                         self.nacks[op.group, offset] = int(at_ms)
                 if isinstance(op, GroupOp):
                     self.order.committed(op)
-                    self._passes(op)
-
-    def _passes(self, op: GroupOp) -> None:
-        """Note the acks of an `ack up to` that are in the log."""
-        if op.op is Op.ACK and op.group in self.asked_up_to:
-            offsets = op.offsets[op.offsets <= self.asked_up_to[op.group]].tolist()
-            self.passed.update((op.group, offset) for offset in offsets)
 
     def applied(self, node: "SimNode", machine: Machine, applied: Applied) -> None:
         """Check P7 on a replica that has just applied an entry."""
@@ -322,10 +309,8 @@ class PromiseBook:
             raise Broken("acked", f"{place} was delivered after its ack was confirmed")
         group, offset = place
         first = self.first_lives.get(group, group), offset
-        if first in self.delivered:
-            self.redeliveries += 1
-            if attempt < 2:
-                raise Broken("unmarked", f"{place} came again as attempt {attempt}")
+        if first in self.delivered and attempt < 2:
+            raise Broken("unmarked", f"{place} came again as attempt {attempt}")
         before = self.attempts.get(place, 0)
         if attempt == before:
             raise Broken("unmarked", f"{place} came twice as attempt {attempt}")
@@ -409,15 +394,20 @@ class PromiseBook:
                     raise Broken("lost", f"{topic.name} has not {there} from {block.first} on")
 
     def _groups_at_end(self, machine: Machine) -> None:
-        """Check that each group received all messages that were not passed, moved or expired."""
-        done = self.delivered, self.passed, self.fates.moved, self.fates.over
+        """Check that each group received all messages that were not moved or expired.
+
+        An `ack up to` acks messages that perhaps no consumer received.
+        """
+        done = self.delivered, self.fates.moved, self.fates.over
         for topic in machine.topics.values():
             for group in topic.groups.values():
                 if group.name == dead_letters.GROUP:
                     continue  # no client consumes dead letters
-                start = self.fates.story.groups[group.group_id].start
-                for place in ((int(group.group_id), at) for at in range(start, topic.queue.end)):
-                    if all(place not in each for each in done):
+                number, asked = int(group.group_id), self.asked_up_to.get(group.group_id, -1)
+                for at in range(self.fates.story.groups[number].start, topic.queue.end):
+                    place = number, at
+                    passed = at <= asked and place in self.fates.done
+                    if not passed and all(place not in each for each in done):
                         raise Broken("lost", f"{group.name} of {topic.name} never got {place}")
 
 

@@ -8,6 +8,7 @@ oracle (chaos/sim/checks/book.py).
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -68,14 +69,15 @@ _CHECKERS: Final = {FIRED: "twice", CANCELLED: "cancel", REPLACED: "key", RESCHE
 """The checker of a timer that fires after this end."""
 
 
+TopicEnds = dict[int, tuple[list[int], list[int]]]
+"""Topic -> the seqs of timers that fire, in that order, and of those that a resume drops."""
+
+
 @dataclass(slots=True)
 class EntryFate:
     """The effect of one entry by the oracle."""
 
-    fired: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Topic -> seqs, in the order of firing."""
-    dropped: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The same for timers that a resume dropped."""
+    ended: TopicEnds = field(default_factory=lambda: defaultdict(lambda: ([], [])))
     moved: list[tuple[int, int]] = field(default_factory=list)
     """(group id, number of messages) of each MOVE that moved any."""
     targets: list[tuple[int, int] | None] = field(default_factory=list)
@@ -144,11 +146,11 @@ class FateBook(StoryBook):
             topic, seq, due_ms = int(row["topic"]), int(row["seq"]), int(row["due_ms"])
             self.ends[seq] = end
             if end == FIRED:
-                self._now.fired[topic].append(seq)
+                self._now.ended[topic][0].append(seq)
                 self.queues[topic].append(TimerName(due_ms, seq))
                 self.since_ms[seq] = int(row["time_ms"])
             elif end == DROPPED and topic not in self.story.deleted:
-                self._now.dropped[topic].append(seq)
+                self._now.ended[topic][1].append(seq)
                 self.dropped.add(TimerName(due_ms, seq))
 
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
@@ -260,9 +262,9 @@ class FateBook(StoryBook):
     def check(self, entry: Entry, applied: Applied, machine: Machine) -> None:
         """Compare an entry, as the first replica has applied it."""
         fate = self._fates.pop(entry.index)
-        if isinstance(applied, SeriesApplied | OccurrencesApplied):
-            self._recurred(entry, fate, machine)
         match applied:
+            case SeriesApplied() | OccurrencesApplied():
+                self._recurred(entry, fate, machine)
             case ScheduleApplied():
                 self._scheduled(entry, fate, machine, applied)
             case CancelApplied() | RescheduleApplied():
@@ -270,9 +272,7 @@ class FateBook(StoryBook):
             case FireApplied():
                 self._fired(entry, fate, applied)
             case GroupApplied(results):
-                self._moved(
-                    entry, fate, [each for each in results if isinstance(each, MoveApplied)]
-                )
+                self._moved(entry, fate, results)
             case DeleteTopicApplied(dropped=dropped) if dropped != fate.lost:
                 raise Broken("dropped", f"{entry.index}: {dropped} of {fate.lost} went along")
             case Checkpoint():
@@ -326,33 +326,28 @@ class FateBook(StoryBook):
                 raise Broken(checker, f"{entry.index}: {name}: {result}, pending: {pended}")
 
     def _fired(self, entry: Entry, fate: EntryFate, applied: FireApplied) -> None:
-        fired, dropped = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-        for into, moved in (
-            (fired, (*applied.fired, *applied.released)),
-            (dropped, applied.dropped),
-        ):
-            for number, rows in moved:
-                into[number] += rows["seq"].tolist()
-        for topic in sorted(
-            fired.keys() | fate.fired.keys() | dropped.keys() | fate.dropped.keys()
-        ):
-            if fired[topic] == fate.fired[topic] and dropped[topic] == fate.dropped[topic]:
-                continue
-            extra = [seq for seq in fired[topic] if seq not in fate.fired[topic]]
-            theirs, mine = (fired[topic], dropped[topic]), (fate.fired[topic], fate.dropped[topic])
-            text = f"{entry.index}: of topic {topic} {theirs} fire and drop, not {mine}"
-            raise Broken(self._checker(fate, topic, extra), text)
+        ended: TopicEnds = defaultdict(lambda: ([], []))
+        for at, moves in enumerate(((*applied.fired, *applied.released), applied.dropped)):
+            for number, rows in moves:
+                ended[number][at].extend(rows["seq"].tolist())
+        for topic in sorted(ended.keys() | fate.ended.keys()):
+            theirs, mine = ended[topic], fate.ended[topic]
+            if theirs != mine:
+                extra = [seq for seq in theirs[0] if seq not in mine[0]]
+                text = f"{entry.index}: of topic {topic} {theirs} fire and drop, not {mine}"
+                raise Broken(self._checker(fate, topic, extra), text)
 
     def _checker(self, fate: EntryFate, topic: int, extra: list[int]) -> str:
         """Return the checker of a wrong FIRE, in which these timers fire in addition."""
         if topic in fate.paused and extra:
             return "pause"
-        if fate.dropped[topic] or topic in fate.resumed:
+        if fate.ended[topic][1] or topic in fate.resumed:
             return "drop"
         checkers = [_CHECKERS.get(self.ends.get(seq, PENDING), "conservation") for seq in extra]
         return checkers[0] if checkers else "conservation"
 
-    def _moved(self, entry: Entry, fate: EntryFate, moves: list[MoveApplied]) -> None:
+    def _moved(self, entry: Entry, fate: EntryFate, results: Sequence[object]) -> None:
+        moves = [each for each in results if isinstance(each, MoveApplied)]
         found = [(int(move.op.group), int(move.new.sum())) for move in moves if move.new.any()]
         if found == fate.moved:
             return

@@ -1,15 +1,8 @@
-"""Extensions of leases that leaders accepted, and deliveries not sent; a part of the book.
-
-An accepted extension holds a message for its consumer until the new deadline. Before that the same
-leader delivers it to no consumer, except after a nack, a return, or the end of the consumer's
-stream. Only shared groups are judged: an ordered group takes later messages of a key back, too.
-
-A delivery that was dropped before it was sent counts for nothing: the same leader delivers its
-messages again with the same numbers of attempts and failures.
-"""
+"""Leases, credit and rates, from the leaders' deliveries; a part of the book."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import SHARED
@@ -18,6 +11,7 @@ from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.ready.group import Group
 
+CLOCK_ERROR: Final = 1.05
 _Key = tuple[int, int]
 """(Group id, offset)."""
 _Counts = tuple[int, int]
@@ -26,17 +20,21 @@ _Counts = tuple[int, int]
 
 @dataclass(slots=True)
 class LeaseBook:
-    """See the module. `handed_out` raises Broken."""
+    """Extensions of leases that leaders accepted, and unsent deliveries. It raises Broken.
+
+    An accepted extension holds a message for its consumer until the new deadline. Before that the
+    same leader delivers it to no consumer, except after a nack, a return, or the end of the
+    consumer's stream. Only shared groups are judged: an ordered group takes later messages of a key
+    back, too.
+
+    A delivery that was dropped before it was sent counts for nothing: the same leader delivers its
+    messages again with the same numbers of attempts and failures.
+    """
 
     until: dict[_Key, tuple[object, ConsumerStream, int]] = field(default_factory=dict)
     """Message -> (leader, consumer, the new deadline on the leader's monotonic clock)."""
-    granted: int = 0
     unsent: dict[_Key, tuple[object, _Counts]] = field(default_factory=dict)
     """Message -> (leader, its counts) of a delivery that was dropped before it was sent."""
-    dropped: int = 0
-    """Such deliveries."""
-    again: int = 0
-    """Messages that were delivered again after such a delivery, by the same leader."""
 
     def extended(
         self,
@@ -52,7 +50,6 @@ class LeaseBook:
         for offset, verdict in verdicts:
             if verdict == ACCEPT:
                 self.until[group.group_id, offset] = leader, consumer, until_ms
-                self.granted += 1
 
     def returned(self, group: Group, offsets: Iterable[int]) -> None:
         """Messages were nacked, or given back."""
@@ -68,7 +65,6 @@ class LeaseBook:
     def not_sent(self, leader: object, delivery: Delivery) -> None:
         """A delivery is dropped before it is sent. Called before the leader ends its lease."""
         lease = delivery.lease
-        self.dropped += 1
         if lease.lease_id in lease.consumer.leases and lease.left == len(lease.offsets):
             for offset, counts in _counts(delivery):  # none was acked or recalled
                 self.unsent[lease.group_id, offset] = leader, counts
@@ -79,10 +75,8 @@ class LeaseBook:
         for offset, counts in _counts(delivery):
             key = group.group_id, offset
             whose, before = self.unsent.pop(key, (None, counts))
-            if whose is leader:
-                self.again += 1
-                if before != counts:
-                    raise Broken("unsent", f"{offset} of {group.name}: {before}, and now {counts}")
+            if whose is leader and before != counts:
+                raise Broken("unsent", f"{offset} of {group.name}: {before}, and now {counts}")
             by, _, until_ms = self.until.pop(key, (None, None, 0))
             if by is leader and mono_ms < until_ms:
                 raise Broken("extended", f"{offset} of {group.name} at {mono_ms}, not {until_ms}")
@@ -92,3 +86,58 @@ def _counts(delivery: Delivery) -> list[tuple[int, _Counts]]:
     """Return (offset, counts) of each message."""
     counts = zip(delivery.attempts.tolist(), delivery.failures.tolist(), strict=True)
     return list(zip(delivery.lease.offsets.tolist(), counts, strict=True))
+
+
+@dataclass(slots=True)
+class CreditBook:
+    """Credit of consumers, as they grant it and end it. `delivered` raises Broken.
+
+    A consumer gets no message for which it granted no credit. A consumer that returns messages
+    unseen and ends its credit gets none until it grants some again. A stream is any hashable name
+    of it.
+    """
+
+    left: dict[object, int] = field(default_factory=dict)
+    """Stream -> messages that its node may send."""
+
+    def granted(self, stream: object, messages: int) -> None:
+        """A node got credit for a stream; the first opens it."""
+        self.left[stream] = self.left.get(stream, 0) + messages
+
+    def ended(self, stream: object) -> None:
+        """A node got the end of a stream's credit."""
+        self.left[stream] = 0
+
+    def delivered(self, stream: object, messages: int) -> None:
+        """A leader delivers messages on a stream, no more than it has credit for."""
+        left = self.left.get(stream, 0)
+        if messages > left:
+            raise Broken("credit", f"{messages} messages on a stream with credit for {left}")
+        self.left[stream] = left - messages
+
+
+@dataclass(slots=True)
+class PaceBook:
+    """Rates of delivery, independent of the product's. `handed_out` raises Broken.
+
+    Worlds with `traits` have one rate of all groups, which their operator sets once. Each group has
+    a bucket of the world's own time, a little faster than any node's clock.
+    """
+
+    levels: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+    """(topic, group) -> (time of the last delivery in microseconds, fill of its bucket)."""
+    judged: int = 0
+    """Deliveries of groups with a rate."""
+
+    def handed_out(self, delivery: Delivery, rate: int, now_us: int) -> None:
+        """Check a delivery. `rate`: most messages a second to each group; 0: no limit."""
+        if not rate:
+            return
+        self.judged += 1
+        place = delivery.topic.name, delivery.group.name
+        before_us, fill = self.levels.get(place, (now_us, 0.0))
+        drained = rate * CLOCK_ERROR * (now_us - before_us) / 1e6
+        fill = max(0.0, fill - drained) + len(delivery.lease.offsets)
+        self.levels[place] = now_us, fill
+        if fill > max(rate / 10, 1) + 1:
+            raise Broken("rate", f"{place} has {fill:.1f} messages above {rate} a second")

@@ -10,7 +10,7 @@ acked. In a shared group, no message passes a free one of a higher priority, exc
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import OffsetStates
 from timer.model.columns import U64
 from timer.ready.group import Group
+from timer.ready.page_cache import BlockRows
 from timer.state.machine import Machine
 
 RUN: Final = 64
@@ -44,8 +45,6 @@ class OrderBook:
     """Topic id -> the priority of each offset, in worlds with traits."""
     turns: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """(Group id, epoch) -> (messages delivered, those that passed a more urgent one)."""
-    checked: int = 0
-    """Messages that were delivered after another one of their key."""
 
     def fired(self, machine: Machine) -> None:
         """Note the keys of new messages. Their pages are in memory: the entry was just applied."""
@@ -58,13 +57,10 @@ class OrderBook:
                     continue
                 assert block.page is not None, (topic.name, block.first, len(keys))
                 for row in block.page.rows[len(keys) - block.first :]:
-                    start, size = int(row["key_start"]), int(row["key_size"])
-                    key = bytes(block.page.bufs[int(row["buf"])][start : start + size])
+                    key, payload = (_bytes_of(block.page, row, name) for name in ("key", "payload"))
                     if self.has_traits:
-                        start, size = int(row["payload_start"]), int(row["payload_size"])
-                        payload = block.page.bufs[int(row["buf"])][start : start + size]
-                        key = ordering_of(bytes(payload)) or key
-                        self.priorities[topic_id].append(priority_of(bytes(payload)))
+                        key = ordering_of(payload) or key
+                        self.priorities[topic_id].append(priority_of(payload))
                     keys.append(key or b"/%d" % len(keys))
 
     def ack_asked(self, group_id: int, offsets: Iterable[int]) -> None:
@@ -106,7 +102,6 @@ class OrderBook:
 
         for offset in delivery.lease.offsets.tolist():
             before = [o for o in range(group.cursor, offset) if same(o, offset)]
-            self.checked += len(before)
             for other in before:
                 if held.get(other) is not consumer:
                     raise Broken("order", f"{who} gets {offset} before {other}")
@@ -138,3 +133,9 @@ class OrderBook:
         if passed > count // RUN * OLDEST:
             text = f"{passed} of {count} messages passed more urgent ones: {mine}, not {levels}"
             raise Broken("priority", f"{group.name} of {delivery.topic.name}: {text}")
+
+
+def _bytes_of(page: BlockRows, row: Any, name: str) -> bytes:
+    """Return a column of variable size of one row."""
+    start, size = int(row[f"{name}_start"]), int(row[f"{name}_size"])
+    return bytes(page.bufs[int(row["buf"])][start : start + size])

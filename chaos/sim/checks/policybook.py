@@ -8,15 +8,16 @@ timer/leader/intake/admission.py.
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry
-from timer.entries.payloads import Ids, decode_reschedule
+from timer.entries.payloads import Ids, Targets, decode_reschedule
 from timer.entries.policies import Scope
-from timer.model.columns import decode_schedule
+from timer.model.columns import RequestId, RowArray, decode_schedule
 from timer.model.units import TopicId
 from timer.state.apply_results import RESCHEDULED, Accepted, RescheduleApplied, ScheduleApplied
 
@@ -45,10 +46,10 @@ class PolicyBook:
     """See the module. `check` raises Broken if a row does not follow from the policies."""
 
     fates: FateBook
-    requests: dict[tuple[int, int], list[TakenRequest]] = field(
+    requests: dict[tuple[object, int], list[TakenRequest]] = field(
         default_factory=lambda: defaultdict(list)
     )
-    """(producer, sequence) -> its acceptances."""
+    """Name of a producer's request -> its acceptances."""
     moves: dict[object, list[tuple[str, TakenRequest]]] = field(
         default_factory=lambda: defaultdict(list)
     )
@@ -76,14 +77,10 @@ class PolicyBook:
             self._check_moves(entry, applied)
 
     def _check_schedule(self, entry: Entry, applied: ScheduleApplied) -> None:
-        schedule, start = decode_schedule(entry.payload), 0
-        for part, result in zip(schedule.parts.tolist(), applied.parts, strict=True):
-            producer, sequence, size, *_ = part
-            rows = schedule.rows[start : start + size]
-            start += size
-            takings = self.requests[producer, sequence]
-            if not isinstance(result, Accepted) or not takings:
-                continue  # rejected, or a repeated answer
+        for name, rows in accepted_parts(entry, applied):
+            takings = self.requests[name]
+            if not takings:
+                continue  # it has an id, and no producer
             topic = self.fates.story.topics[int(rows["topic"][0])]
             rules = self.at(entry.index, topic)
             limit, most = rules.get("payload_bytes_max"), int(rows["payload_size"].max())
@@ -105,11 +102,29 @@ class PolicyBook:
                 said = self.at(entry.index, takings[0][0])
                 raise Broken("policy", f"{entry.index}: to {due_ms}, {said}, {takings}")
 
-    def _target(self, targets: object, at: int) -> object:
+    def _target(self, targets: Targets, at: int) -> object:
         if isinstance(targets, Ids):
             return int(targets.seq[at])
-        topic = self.fates.story.topics[int(targets.topic[at])]  # type: ignore[attr-defined]
-        return topic, bytes(targets.key.blob)  # type: ignore[attr-defined] # one key a request
+        start, end = (int(targets.key.sizes[:stop].sum()) for stop in (at, at + 1))
+        topic = self.fates.story.topics[int(targets.topic[at])]
+        return topic, bytes(targets.key.blob[start:end])
+
+
+def accepted_parts(
+    entry: Entry, applied: ScheduleApplied
+) -> Iterator[tuple[tuple[object, int], RowArray]]:
+    """Return the name and the rows of each request that was neither rejected nor repeated."""
+    schedule, start = decode_schedule(entry.payload), 0
+    heads = zip(schedule.parts.tolist(), schedule.requests, applied.parts, strict=True)
+    for (producer, sequence, size, *_), request, result in heads:
+        if isinstance(result, Accepted):
+            yield name_of(producer, sequence, request), schedule.rows[start : start + size]
+        start += size
+
+
+def name_of(producer: int, sequence: int, request: RequestId | None) -> tuple[object, int]:
+    """Return the name of a request: its producer and number, or its id and body."""
+    return (producer, sequence) if request is None else request[:2]
 
 
 def _fits(rules: dict[str, Any], taken: TakenRequest, times: list[tuple[int, int]]) -> bool:

@@ -7,13 +7,13 @@ timer/leader/intake/quotas.py.
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.sim.checks.policybook import PolicyBook
+from chaos.sim.checks.policybook import PolicyBook, accepted_parts, name_of
 from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry
 from timer.leader.leader import Leader
-from timer.model.columns import Part, RequestId, decode_schedule
+from timer.model.columns import Part
 from timer.ready.topic import Topic
-from timer.state.apply_results import Accepted, ScheduleApplied
+from timer.state.apply_results import ScheduleApplied
 from timer.state.machine import Machine
 
 
@@ -32,7 +32,7 @@ class QuotaBook:
 
     def took(self, leader: Leader, part: Part, *, repeated: bool) -> None:
         """Note a request that a leader accepted; `repeated`: it is applied or under way already."""
-        request = _name(part.producer_id, part.sequence, part.request)
+        request = name_of(part.producer_id, part.sequence, part.request)
         known = repeated or (leader.epoch, request) in self.taken
         self.taken.add((leader.epoch, request))
         if repeated:
@@ -48,18 +48,11 @@ class QuotaBook:
         """Check that new timers fit the quotas of earlier entries, and that they were accepted."""
         if not isinstance(applied, ScheduleApplied):
             return
-        schedule, start = decode_schedule(entry.payload), 0
         fresh: set[int] = set()
-        heads = zip(schedule.parts.tolist(), schedule.requests, applied.parts, strict=True)
-        for (producer, sequence, size, *_), request, result in heads:
-            rows = schedule.rows[start : start + size]
-            start += size
-            if not isinstance(result, Accepted):
-                continue  # rejected, or a repeated answer
-            key = _name(producer, sequence, request)
-            if (entry.epoch, key) not in self.taken:
-                raise Broken("quota", f"{entry.index}: {key} was not taken under {entry.epoch}")
-            if (entry.epoch, key) not in self.repeated:
+        for name, rows in accepted_parts(entry, applied):
+            if (entry.epoch, name) not in self.taken:
+                raise Broken("quota", f"{entry.index}: {name} was not taken under {entry.epoch}")
+            if (entry.epoch, name) not in self.repeated:
                 fresh |= {*rows["topic"].tolist()}
         for topic_id in fresh:
             self._within(entry, machine.topics[topic_id])  # type: ignore[index]
@@ -71,10 +64,6 @@ class QuotaBook:
             limit = said.get(name)
             if limit is not None and amount > limit:
                 raise Broken("quota", f"{entry.index}: {amount} in {topic.name}, {name} = {limit}")
-
-
-def _name(producer: int, sequence: int, request: RequestId | None) -> object:
-    return (producer, sequence) if request is None else request[:2]
 
 
 def _ready(topic: Topic) -> tuple[int, int]:

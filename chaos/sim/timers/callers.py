@@ -104,16 +104,16 @@ class SimProducer:
         self._mine: list[TimerName] = []
         self._registering_us = -(1 << 60)
         self._answered_last: deque[SimRequest] = deque(maxlen=AGAIN_OF)
-        self._again = aside(rng, "again") if town.world.options.again else None
+        self._again = aside(rng, "again")
 
     def act(self) -> None:
         """Do one thing: schedule, resend, or cancel."""
         app = self._town.leader()
         if app is None:
             return
-        again = self._again
-        if again is not None and self._answered_last and again.random() < AGAIN:
-            self._send(app, again.choice(self._answered_last))
+        again = self._town.world.options.again and self._answered_last
+        if again and self._again.random() < AGAIN:
+            self._town.send(app, self._again.choice(self._answered_last), self._answered)
         now_us = self._town.world.timeline.now_us
         if self.producer_id is None:
             if now_us - self._registering_us > RESEND_US:
@@ -122,7 +122,7 @@ class SimProducer:
             return
         if self.waiting and now_us - self.waiting[0].sent_us > RESEND_US:
             for request in self.waiting:
-                self._send(app, request)
+                self._town.send(app, request, self._answered)
             return
         if self._town.closing or len(self.waiting) >= 4:
             return
@@ -134,8 +134,8 @@ class SimProducer:
             return
         self._schedule(app, self.producer_id)
 
-    def _known(self, result: object) -> None:
-        if isinstance(result, int) and result:  # 0: another producer has the drawn id
+    def _known(self, result: int) -> None:
+        if result:  # 0: another producer has the drawn id
             self.producer_id = ProducerId(result)
 
     def _schedule(self, app: "EngineApp", producer_id: ProducerId) -> None:
@@ -167,12 +167,7 @@ class SimProducer:
         self._town.book.asked(request.payloads)
         self._town.book.asked_ends.update((topic, key) for key in keys)
         self.waiting.append(request)
-        self._send(app, request)
-
-    def _send(self, app: "EngineApp", request: SimRequest) -> None:
-        request.sent_us = self._town.world.timeline.now_us
-        reply = self._town.reply(lambda result: self._answered(request, result))
-        self._town.line.ask(app, app.schedule, request, reply)
+        self._town.send(app, request, self._answered)
 
     def _give_up(self) -> None:
         """Begin as another producer: this one was idle for too long, so the cluster forgot it."""
@@ -210,7 +205,6 @@ class SimProducer:
             return
         request.names = result
         self._answered_last.append(request)
-        book.answers += 1
         self.waiting.remove(request)
         keys = request.keys or [b""] * len(result)
         plain = request.way == "due_ms" and not self._town.world.options.policies
@@ -322,11 +316,11 @@ class SimCaller(SimOperator):
                 self.waiting.remove(request)  # the client died; the outcome stays unknown
                 self._past.append(request)
             else:
-                self._send(app, request)
+                self.town.send(app, request, self._answered)
         elif self.town.closing:
             return
         elif self._past and rng.random() < 0.3:
-            self._send(app, rng.choice(self._past[-6:]))
+            self.town.send(app, rng.choice(self._past[-6:]), self._answered)
         elif len(self.waiting) < 3:
             self._new(app)
 
@@ -353,12 +347,7 @@ class SimCaller(SimOperator):
         else:
             book.whole.append(payloads)
         self.waiting.append(request)
-        self._send(app, request)
-
-    def _send(self, app: "EngineApp", request: SimRequest) -> None:
-        request.sent_us = self.town.world.timeline.now_us
-        reply = self.town.reply(lambda result: self._answered(request, result))
-        self.town.line.ask(app, app.schedule, request, reply)
+        self.town.send(app, request, self._answered)
 
     def _answered(self, request: SimRequest, result: object) -> None:
         book = self.town.book

@@ -3,7 +3,6 @@
 The production state plane (cluster/state/state_plane.py) runs both on the world's timeline.
 """
 
-import random
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from chaos.sim.timers.served_stream import ServedStream
 from chaos.sim.timers.timeline_io import TimelineIo
 from chaos.sim.timers.town import SimStream, Town
 from chaos.sim.world.app import App
-from chaos.sim.world.options import NEVER, WorldOptions
+from chaos.sim.world.options import NEVER, WorldOptions, fork
 from chaos.sim.world.paths import STATE_PATH
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import WALL_START_MS
@@ -118,8 +117,8 @@ class EngineApp(App):
         self.state_time_ms = self.engine.machine.applied_time_ms
         self.level = self.engine.machine.level
         self.streams: dict[SimStream, ServedStream] = {}
-        self._rng = random.Random(node.world.rng.getrandbits(64))
-        io = TimelineIo(self, random.Random(self._rng.getrandbits(64)))
+        self._rng = fork(node.world.rng)
+        io = TimelineIo(self, fork(self._rng))
         self.limits = _limits(node.world.options)
         self.plane = StatePlane(self.engine, self.limits, io)
         self.draining = False
@@ -392,7 +391,7 @@ class TimerWorld(World):
     def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
         super().__init__(seed, options)
         self._progress = ProgressCheck()
-        self.town = Town(self, random.Random(self.rng.getrandbits(64)))
+        self.town = Town(self, fork(self.rng))
         self.workload = self.town.act
 
     def make_app(self, node: "SimNode") -> EngineApp:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from chaos.sim.checks.book import DeliveredRow, PromiseBook
-from chaos.sim.timers.callers import SimCaller, SimProducer
+from chaos.sim.timers.callers import SimCaller, SimProducer, SimRequest
 from chaos.sim.timers.node_results import Reply, unanswered
 from chaos.sim.timers.operators import (
     GROUPS,
@@ -34,7 +34,7 @@ from chaos.sim.timers.operators import (
 )
 from chaos.sim.timers.recurrer import SimRecurrer
 from chaos.sim.timers.served_stream import LEASE_MS
-from chaos.sim.world.options import aside
+from chaos.sim.world.options import aside, fork
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
 from timer.leader.groups import dead_letters
@@ -137,8 +137,7 @@ class SimConsumer:
         """Probability that a delivery leads to a nack, an extension or a return, 0 to 1."""
         self._unseen = aside(rng, "unseen")
         """Chooses the messages that are returned unseen and the acks up to an offset."""
-        self._stalls = aside(rng, "stalls") if town.world.options.stalls else None
-        self._sheds = aside(rng, "sheds") if town.world.options.sheds else None
+        self._stalls, self._sheds = aside(rng, "stalls"), aside(rng, "sheds")
         self._shedding = 0
         """Returned parts whose answers are due: no credit is granted meanwhile."""
 
@@ -159,7 +158,8 @@ class SimConsumer:
 
     def stall_us(self) -> int:
         """Return for how long the consumer reads nothing now, microseconds; 0: it reads."""
-        if self._stalls is None or self._town.closing or self._stalls.random() >= STALLING:
+        stalls = self._town.world.options.stalls and not self._town.closing
+        if not stalls or self._stalls.random() >= STALLING:
             return 0
         return int(self._stalls.choice((0.1, 0.5, 1.5, 3.0)) * LEASE_MS * 1000)
 
@@ -198,7 +198,8 @@ class SimConsumer:
         for offset, row, attempt in zip(offsets, rows, delivery.attempts.tolist(), strict=True):
             self._town.book.seen((group, offset), row, attempt)
         held = HeldMessages(group, delivery.epoch, delivery.lease.lease_id, offsets)
-        if self._sheds and self._sheds.random() < SHEDDING and not self._town.closing:
+        sheds = self._town.world.options.sheds and not self._town.closing
+        if sheds and self._sheds.random() < SHEDDING:
             self._shed(app, stream, held)
             return
         if self._app is app and not self._shedding:
@@ -221,7 +222,7 @@ class SimConsumer:
     def _went_back(self, app: "EngineApp", stream: SimStream) -> None:
         if stream == self._stream and self._app is app:
             self._shedding -= 1
-            if not self._shedding and self._sheds:
+            if not self._shedding:
                 app.node.call(app.on_stream, stream, "credit", self._sheds.choice((1, 5, 1000)))
 
     def _complain(self, delay_us: int, held: HeldMessages) -> bool:
@@ -246,8 +247,7 @@ class SimConsumer:
             self._town.line.ask(self._app, call, self._stream, method, *args)
 
     def _nack(self, held: HeldMessages, delay_ms: int | None) -> None:
-        def answered(result: object) -> None:
-            assert isinstance(result, tuple), result
+        def answered(result: tuple[int, list[int]]) -> None:
             group_id, verdicts = result
             for offset, verdict in zip(held.offsets, verdicts, strict=True):
                 if verdict == ACCEPT:
@@ -262,10 +262,7 @@ class SimConsumer:
         alone = self._town.settings(self.topic, self.group).type in (EXCLUSIVE, FAILOVER)
         up_to = options.redrives and alone and self._unseen.random() < UP_TO
 
-        def answered(result: object) -> None:
-            if isinstance(result, EngineError):
-                return
-            assert isinstance(result, list)
+        def answered(result: list[int]) -> None:
             if up_to:
                 if result == [ACCEPT]:
                     book.acked_up_to(held.group, held.offsets[-1])
@@ -277,9 +274,7 @@ class SimConsumer:
         reply = self._town.reply(answered)
         if up_to:
             book.asks_up_to(held.group, held.offsets[-1])
-            self._ask("ack_up_to", held, reply)
-        else:
-            self._ask("ack", held, reply, reply=reply)
+        self._ask("ack_up_to" if up_to else "ack", held, reply, reply=reply)
 
 
 OPERATORS: Final[tuple[tuple[str, str, type[SimOperator]], ...]] = (
@@ -320,11 +315,11 @@ class Town:
         self._types_seed = aside(rng, "types").random()
         self._settings_seed = aside(rng, "settings").random()
         self.producers = [
-            SimProducer(self, bytes([number]) * 16, random.Random(rng.getrandbits(64)))
+            SimProducer(self, bytes([number]) * 16, fork(rng))
             for number in range(rng.choice((1, 2, 3)))
         ]
         self.consumers = [
-            SimConsumer(self, topic, group, random.Random(rng.getrandbits(64)))
+            SimConsumer(self, topic, group, fork(rng))
             for topic in self.topics
             for group in GROUPS[: rng.choice((1, 2))]
             for _ in range(rng.choice((1, 1, 2)))
@@ -363,9 +358,17 @@ class Town:
         serving = [app for node in nodes if (app := self._app(node)).engine.leader]
         return self._rng.choice(serving) if serving else None
 
-    def reply(self, answered: Callable[[object], None]) -> Callable[[object], None]:
-        """Return a function that carries a result back to a client over the lossy link."""
-        return lambda result: self.line.carry(answered, result)
+    def reply(self, answered: Callable[[Any], None], *, errors: bool = False) -> Reply:
+        """Return a function that carries a result back to a client over the lossy link.
+
+        `errors`: the client takes errors, too.
+        """
+
+        def heard(result: object) -> None:
+            if errors or not isinstance(result, EngineError):
+                answered(result)
+
+        return lambda result: self.line.carry(heard, result)
 
     def ask(
         self,
@@ -374,13 +377,19 @@ class Town:
         answered: Callable[[Any], None],
     ) -> None:
         """Let a node do some work with its leader; `answered` gets the result, but no error."""
-
-        def heard(result: object) -> None:
-            if not isinstance(result, EngineError):
-                answered(result)
-
-        reply = self.reply(heard)
+        reply = self.reply(answered)
         self.line.ask(app, app.take, lambda leader: work(leader, reply), reply)
+
+    def send(
+        self,
+        app: "EngineApp",
+        request: SimRequest,
+        answered: Callable[[SimRequest, object], None],
+    ) -> None:
+        """Send a request to schedule timers; `answered` gets its result, or the error."""
+        request.sent_us = self.world.timeline.now_us
+        reply = self.reply(partial(answered, request), errors=True)
+        self.line.ask(app, app.schedule, request, reply)
 
     def act(self) -> None:
         """Let some clients act; this is the world's workload."""

@@ -1,12 +1,10 @@
 """The application of a simulated node: it applies the committed entries.
 
-`CountingApp` is the smallest application. It stores only a manifest, and answers a client when the
-client's entry is committed. The timer machine (chaos/sim/timers/timers.py) is attached in the same
-way.
+`CountingApp` is the smallest application. It stores only a manifest. The timer machine
+(chaos/sim/timers/timers.py) is attached in the same way.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +13,6 @@ from replication.core.quorum import Voters
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import decode_epoch
 from timer.files.disk import Disk
-from timer.model.timer_errors import NotLeaderError, OverloadedError
 from timer.model.units import Epoch, LogIndex, UnixMs
 from timer.recovery import manifest
 
@@ -75,14 +72,12 @@ class App:
 
 
 class CountingApp(App):
-    """Saves the index of the last committed entry, and answers a client once its entry commits."""
+    """Saves the index of the last committed entry."""
 
     def __init__(self, node: "SimNode") -> None:
         self._node = node
         self._applied = self._saved = LogIndex(0)
         self._epoch = Epoch(0)
-        self._pending: dict[LogIndex, tuple[Epoch, bytes]] = {}
-        """Proposed entries that are not committed yet."""
         node.disk.make_dir(STATE_PATH)
         state = manifest.read(node.disk, STATE_PATH)
         if state is not None:
@@ -96,7 +91,7 @@ class CountingApp(App):
         return self._applied
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
-        """Answer clients; now and then save a manifest and drop the log below it."""
+        """Now and then save a manifest and drop the log below it."""
         hasty = self._node.world.options.hasty
         for entry in entries:
             if entry.kind is EntryKind.EPOCH:
@@ -104,9 +99,6 @@ class CountingApp(App):
                     self._save()
                 start = decode_epoch(entry.payload)
                 self.voters, self.level = frozenset(start.voters), start.level
-            pending = self._pending.pop(entry.index, None)
-            if pending is not None and pending == (entry.epoch, bytes(entry.payload)):
-                self._node.world.referee.on_ack(self._node, entry.index, pending[1])
             self._applied, self._epoch = entry.index, entry.epoch
         if hasty:
             self._node.drop_before(LogIndex(self._saved + 1), keep=False)
@@ -127,14 +119,3 @@ class CountingApp(App):
             state |= {"level": self.level}
             manifest.write(self._node.disk, STATE_PATH, state)
         return due
-
-    def on_stepdown(self, epoch: Epoch) -> None:
-        """Drop the open proposals without an answer, because their outcome is unknown."""
-        self._pending.clear()
-
-    def propose(self, payload: bytes) -> None:
-        """Propose `payload`, and answer when it is committed."""
-        node = self._node
-        with suppress(NotLeaderError, OverloadedError):
-            index = node.driver.propose(EntryKind.SCHEDULE, [payload], node.driver.last_time_ms)
-            self._pending[index] = (node.core.epoch, payload)

@@ -33,7 +33,7 @@ from cluster.control.controller_events import (
     TransferAsked,
 )
 from cluster.control.membership import Change
-from timer.model.units import Epoch, MonoMs, ReplicaId
+from timer.model.units import MonoMs, ReplicaId
 
 if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
@@ -109,16 +109,6 @@ class RealControl:
         self._nonce = 0
         world.timeline.after(1_000, self._tick)
 
-    @property
-    def epoch(self) -> Epoch:
-        """The epoch of the last appointment."""
-        return self._states[-1].epoch
-
-    @property
-    def leader(self) -> ReplicaId | None:
-        """The leader of the last appointment. None: there was no appointment."""
-        return self._states[-1].leader
-
     def welcome(self, node: "SimNode") -> None:
         """Start the controller of a new process with the last state."""
         name = self._name(node)
@@ -178,7 +168,7 @@ class RealControl:
         self._misbehave(now_ms)
         self._look_at_raft(now_ms)
         leader = self._leader
-        if leader is None or self._running(leader) is None:
+        if leader is None or self._leading() is None:
             return
         for shell in shells:
             if self._reach(shell.node, leader):
@@ -231,35 +221,37 @@ class RealControl:
     # ---- Raft
 
     def _look_at_raft(self, now_ms: int) -> None:
-        leader = self._leader
-        shell = None if leader is None else self._running(leader)
-        leads = shell is not None and shell.controller.leads
-        if leads and leader is not None and self._has_quorum(leader):
+        shell = self._leading()
+        if shell is not None and not shell.controller.leads:
+            shell = None
+        if shell is not None and self._has_quorum(shell.node):
             self._leaderless_ms = None
             return
         if self._leaderless_ms is None:
             self._leaderless_ms = now_ms
             self._elected_after_ms = self._rng.randint(*RAFT_MS)
         gone_ms = now_ms - self._leaderless_ms
-        if gone_ms >= DEPOSED_MS and shell is not None and leads and not shell.node.paused:
+        if gone_ms >= DEPOSED_MS and shell is not None and not shell.node.paused:
             self._step(shell, RaftLeadership(leads=False))
         if gone_ms < self._elected_after_ms or now_ms < self._quiet_until_ms:
             return
         able = [n for n in self._members() if self._running(n) and self._has_quorum(n)]
-        others = [node for node in able if node is not leader] or able
+        others = [node for node in able if node is not self._leader] or able
         if others:
             self._elect(self._rng.choice(others))
 
+    def _leading(self) -> _Shell | None:
+        """Return Raft's leader. None: there is none, or its process has ended."""
+        return None if self._leader is None else self._running(self._leader)
+
     def _depose(self) -> None:
-        shell = None if self._leader is None else self._running(self._leader)
-        self._leader = None
-        if shell is not None and shell.controller.leads:
-            self._step(shell, RaftLeadership(leads=False))
+        shell, self._leader = self._leading(), None
+        if shell is not None:
+            self._cease(shell)
 
     def _elect(self, node: "SimNode") -> None:
         """Make a node Raft's leader; the old leader may not know it for a while."""
-        before = None if self._leader is None else self._running(self._leader)
-        shell = self._running(node)
+        before, shell = self._leading(), self._running(node)
         assert shell is not None
         self._leader, self._leaderless_ms = node, None
         if before is not None and before is not shell:
@@ -418,7 +410,7 @@ class RealControl:
 
     def _ask(self, asked: TransferAsked | ChangeAsked, until_ms: int) -> None:
         """Give an order to the leading controller. Repeat it until `until_ms` if that can help."""
-        shell = None if self._leader is None else self._running(self._leader)
+        shell = self._leading()
         self._refusal_soon = False
         if shell is not None and not shell.node.paused:
             self._step(shell, asked)

@@ -54,7 +54,6 @@ class FaultInjector:
     def __init__(self, world: "World", rng: random.Random, end_us: int) -> None:
         self._world = world
         self._rng = rng
-        self._end_us = end_us
         self.struck: list[str] = []
         """The kind of each fault that has struck, in order."""
         self._armed: set[str] = set()
@@ -69,16 +68,15 @@ class FaultInjector:
         first_us = end_us // (FAULTS_MIN + 1)
         for number in range(1, FAULTS_MIN + 1):  # a minimum, even if the mean gap is long
             world.timeline.after(first_us * number, self._inject)
-        self._schedule()
+        self._go_on(self._inject_until(end_us))
 
-    def _schedule(self) -> None:
-        gap_us = int(self._rng.expovariate(1.0) * self._world.options.fault_gap_ms * 1_000)
-        if self._world.timeline.now_us + gap_us < self._end_us:
-            self._world.timeline.after(gap_us, self._inject_and_schedule)
-
-    def _inject_and_schedule(self) -> None:
-        self._inject()
-        self._schedule()
+    def _inject_until(self, end_us: int) -> Script:
+        while True:
+            gap_us = int(self._rng.expovariate(1.0) * self._world.options.fault_gap_ms * 1_000)
+            if self._world.timeline.now_us + gap_us >= end_us:
+                return
+            yield gap_us
+            self._inject()
 
     def _inject(self) -> None:
         kind = self._rng.choice(sorted(self._kinds))
@@ -125,7 +123,7 @@ class FaultInjector:
         ms = self._rng.choice((50, 400, 600, 1_200, self._rng.randint(0, LONG_MS)))
         self._world.timeline.after(ms * 1_000, undo)
 
-    def _down_for_a_while(self, node: SimNode, stop: Callable[[SimNode], bool]) -> bool:
+    def _restart(self, node: SimNode, stop: Callable[[SimNode], bool]) -> bool:
         """Stop a node, and start it again later; return whether it ran."""
         ran = stop(node)
         self._for_a_while(node.start)
@@ -243,14 +241,14 @@ class FaultInjector:
     # ---------------------------------------------------------------- processes and clocks
 
     def _power(self) -> bool:
-        return self._down_for_a_while(self._node(), SimNode.stop_hard)
+        return self._restart(self._node(), SimNode.stop_hard)
 
     def _power_all(self) -> bool:
-        ran = [self._down_for_a_while(node, SimNode.stop_hard) for node in self._world.nodes]
+        ran = [self._restart(node, SimNode.stop_hard) for node in self._world.nodes]
         return any(ran)
 
     def _kill(self) -> bool:
-        return self._down_for_a_while(self._node(), SimNode.stop)
+        return self._restart(self._node(), SimNode.stop)
 
     def _terminate(self) -> bool:
         node = self._node()
@@ -449,7 +447,7 @@ class FaultInjector:
         """
         world = self._world
         voters = [node for node in world.nodes if node.replica in world.voters_now()]
-        added = [node for node in voters if node.replica not in node.founding]
+        added = [node for node in voters if node.replica not in world.voters]
         if not added or len(voters) % 2 == 0:
             return  # with an even number, the others need the lagging or the forgetful voter
         node = self._rng.choice(added)

@@ -13,8 +13,8 @@ others deliver hardly one. A mix of all faults would hide errors that need a qui
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final
 
 DAMAGE_FAULTS: Final = ("flip", "shorten", "wipe", "forget")
 MOMENTS: Final = ("torn_write", "mid_sync", "burst", "slow_link", "stale_return", "usurp", "rival")
@@ -31,15 +31,16 @@ FAULTS_MIN: Final = 3
 RARELY: Final = 0.2
 NODES: Final = (3, 5)
 NEVER: Final = 1 << 30
-OPTIONAL: Final = {
-    **dict.fromkeys(("policies", "requests", "types", "expiry", "quotas", "deletions"), 0.3),
-    **dict.fromkeys(("redrives", "hasty", "again", "sheds"), 0.3),
-    **dict.fromkeys(("fleeting", "slow_files", "pressed", "stalls", "traits"), 0.2),
-    "series": 0.15,
-    "controller": 0.125,
-    "crowds": 0.1,
-}
-"""Option that not every world has -> share of the worlds that have it."""
+
+
+def _of_some(share: float) -> Any:
+    """Return a field that is true in a share of the worlds."""
+    return field(default=False, metadata={"share": share})
+
+
+def fork(rng: random.Random) -> random.Random:
+    """Return a generator seeded by a number that `rng` draws."""
+    return random.Random(rng.getrandbits(64))
 
 
 def aside(rng: random.Random, name: str) -> random.Random:
@@ -90,47 +91,35 @@ class WorldOptions:
     """Errors of the control plane, each one of MISCHIEF."""
     poll_ms: int
     """Mean time between two readings of the reports by the control plane."""
-    policies: bool = False
-    """An operator changes policies all the time."""
-    requests: bool = False
-    """Clients without producers give their requests ids (chaos/sim/timers/callers.py)."""
-    quotas: bool = False
-    """An operator sets quotas (chaos/sim/checks/quotabook.py)."""
-    types: bool = False
-    """Groups are of all types; an operator seeks and deletes them."""
-    expiry: bool = False
-    """An operator changes the times to live and the retention of messages."""
-    deletions: bool = False
-    """An operator deletes topics while timers are pending and consumers consume."""
-    hasty: bool = False
+
+    # Kinds of worlds.
+    policies: bool = _of_some(0.3)  # an operator changes policies all the time
+    requests: bool = _of_some(0.3)  # clients without producers give their requests ids
+    quotas: bool = _of_some(0.3)  # an operator sets quotas (chaos/sim/checks/quotabook.py)
+    types: bool = _of_some(0.3)  # groups are of all types; an operator seeks and deletes them
+    expiry: bool = _of_some(0.3)  # an operator changes times to live and retention of messages
+    deletions: bool = _of_some(0.3)  # an operator deletes topics while timers are pending
+    hasty: bool = _of_some(0.3)
     """Manifests are written just before EPOCH entries, and the log below them is dropped at once
     (chaos/sim/world/app.py)."""
-    redrives: bool = False
+    redrives: bool = _of_some(0.3)
     """An operator redrives dead letters (chaos/sim/checks/fatebook.py). With `types` an operator
     alters groups, too. A group that serves one consumer acknowledges some messages by an ack of all
     messages up to one."""
-    fleeting: bool = False
-    """The cluster forgets an idle producer after 2 seconds."""
-    again: bool = False
-    """Producers resend answered requests, late and to any leader."""
-    slow_files: bool = False
-    """Seconds pass between the end of a thread's work on files and the use of its result."""
-    sheds: bool = False
-    """Consumers return messages unseen and end their credit, until they grant some again."""
-    stalls: bool = False
-    """Consumers stop reading for a time, so that deliveries wait on their leader."""
-    pressed: bool = False
+    again: bool = _of_some(0.3)  # producers resend answered requests, late and to any leader
+    sheds: bool = _of_some(0.3)  # consumers return messages unseen and end their credit for a time
+    fleeting: bool = _of_some(0.2)  # the cluster forgets an idle producer after 2 seconds
+    slow_files: bool = _of_some(0.2)  # results of a thread's work on files are used seconds later
+    stalls: bool = _of_some(0.2)  # consumers stop reading for a time, so deliveries wait
+    pressed: bool = _of_some(0.2)
     """Replicas flush every few timers, and folding waits while a flush is under way."""
-    controller: bool = False
-    """The real controller appoints (chaos/sim/world/appointing.py), in place of the model."""
-    series: bool = False
-    """A client works on series of recurring timers (chaos/sim/timers/recurrer.py)."""
-    crowds: bool = False
+    traits: bool = _of_some(0.2)
+    """Timers have ordering keys and priorities. Groups have a rate, and due times a jitter."""
+    controller: bool = _of_some(0.125)  # the real controller appoints, in place of the model
+    series: bool = _of_some(0.15)  # a client works on series of recurring timers
+    crowds: bool = _of_some(0.1)
     """Timers of many topics are due at the same instants, and many of them are cancelled. Entries
     and steps have small limits (chaos/sim/checks/workbook.py)."""
-
-    traits: bool = False
-    """Timers have ordering keys and priorities. Groups have a rate, and due times a jitter."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "WorldOptions":
@@ -191,6 +180,12 @@ class WorldOptions:
             _known("mischief", mischief, MISCHIEF)
             others["mischief"] = tuple(mischief)
         return replace(self, **others)  # type: ignore[arg-type]
+
+
+OPTIONAL: Final = {
+    each.name: each.metadata["share"] for each in fields(WorldOptions) if each.metadata
+}
+"""Option that not every world has -> share of the worlds that have it."""
 
 
 def _known(what: str, names: Sequence[str], known: Sequence[str]) -> None:

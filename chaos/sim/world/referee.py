@@ -21,7 +21,7 @@ from replication.core.peer_messages import (
 )
 from replication.core.promise import NO_PROMISE, Promise
 from timer.entries.entry_frame import Entry
-from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
+from timer.model.units import Epoch, Nonce, ReplicaId
 
 if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
@@ -109,7 +109,6 @@ class Referee:
         """The highest epoch that a node began to serve."""
         self.committed: list[tuple[Epoch, bytes]] = []
         """Epoch and payload of entry i + 1, as the first node committed it."""
-        self.acked: dict[LogIndex, bytes] = {}
         self._spoken: dict[ReplicaId, Promise] = {}
         self._asked: dict[tuple[object, ...], tuple[int, int]] = {}
         """Question -> (last second in which it was sent, number of times in that second)."""
@@ -142,12 +141,6 @@ class Referee:
                 self._time_ms = entry.time_ms
             else:
                 raise Broken("agreement", f"{node} skipped {len(committed) + 1} .. {entry.index}")
-
-    def on_ack(self, node: "SimNode", index: LogIndex, payload: bytes) -> None:
-        """Record an acknowledgement to a client."""
-        if self.committed[index - 1][1] != payload:
-            raise Broken("lost", f"{node} acknowledged entry {index}, but another was committed")
-        self.acked[index] = payload
 
     def on_lead(self, node: "SimNode", epoch: Epoch) -> None:
         """Note that `node` serves `epoch`."""
@@ -195,9 +188,6 @@ class Referee:
 
     def at_end(self, nodes: "Sequence[SimNode]") -> None:
         """Check the invariants of `nodes` after all faults ended and the world is at rest."""
-        for index, payload in self.acked.items():
-            if self.committed[index - 1][1] != payload:
-                raise Broken("lost", f"entry {index} was acknowledged and is now another entry")
         for node in nodes:
             check_invariants(node.core)
             if node.core.commit_index != len(self.committed):

@@ -28,7 +28,6 @@ class SimNetwork:
         self.loss = options.loss
         self.duplicate = options.duplicate
         self._slow_us: dict[_Link, int] = {}
-        self.messages = 0
 
     def add(self, node: "SimNode") -> None:
         """Connect `node`."""
@@ -73,9 +72,10 @@ class SimNetwork:
         if link in self._cuts or (self.loss and rng.random() < self.loss):
             return
         delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))
-        self._timeline.after(delay_us, self._hand_over, link, call, args)
+        self._timeline.after(delay_us, self._arrive, link, call, *args)
 
-    def _hand_over(self, link: _Link, call: Callable[..., None], args: tuple[object, ...]) -> None:
+    def _arrive(self, link: _Link, call: Callable[..., None], *args: object) -> None:
+        # Messages under way when the link broke are lost, as are a broken stream's buffers.
         if link not in self._cuts:
             call(*args)
 
@@ -86,7 +86,6 @@ class SimNetwork:
         rng, options, link = self._rng, self._options, (sender, to)
         if link in self._cuts or (self.loss and rng.random() < self.loss):
             return
-        self.messages += 1
         self._timeline.record(data)
         copies = 2 if self.duplicate and rng.random() < self.duplicate else 1
         for _ in range(copies):
@@ -97,9 +96,7 @@ class SimNetwork:
                 arrival_us = max(self._timeline.now_us + delay_us, self._arrival_us.get(link, 0))
                 self._arrival_us[link] = arrival_us
                 delay_us = arrival_us - self._timeline.now_us
-            self._timeline.after(delay_us, self._deliver, link, message, wall_ms, data)
-
-    def _deliver(self, link: _Link, message: Message, wall_ms: UnixMs, data: bytes) -> None:
-        # Messages under way when the link broke are lost, as are a broken stream's buffers.
-        if link not in self._cuts:
-            self._nodes[link[1]].receive(link[0], message, wall_ms, data)
+            receive = self._nodes[to].receive
+            self._timeline.after(
+                delay_us, self._arrive, link, receive, sender, message, wall_ms, data
+            )

@@ -1,12 +1,13 @@
 """One simulated node: the real core, driver, log and promise file on a simulated machine."""
 
-import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.world import disk_loss
 from chaos.sim.world.app import App
+from chaos.sim.world.options import fork
 from chaos.sim.world.paths import (
     DAMAGED_PATH,
     INCOMING_PATH,
@@ -37,11 +38,17 @@ from replication.core.replication_config import ReplicationConfig
 from replication.driver.driver import Driver
 from replication.driver.write_order import Order, write_batch
 from replication.shell.snapshot_install import install_if_ready
-from timer.entries.entry_frame import Entry, frames
+from timer.entries.entry_frame import Entry, EntryKind, frames
 from timer.files.data_directory import format_directory, open_directory
 from timer.files.disk import Bytes, is_full
 from timer.files.log import Log
-from timer.model.timer_errors import CorruptFileError, DiskFailedError, StorageError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    DiskFailedError,
+    NotLeaderError,
+    OverloadedError,
+    StorageError,
+)
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId, UnixMs
 from timer.recovery import snapshot_receiver
 from timer.recovery.snapshot_source import OfferedSnapshot
@@ -76,7 +83,6 @@ class SimNode:
         self.world = world
         self.replica = replica
         self.disk = SimDisk()
-        self.founding = world.voters
         self.alive = False
         self.leading = False
         self.commit_seen = LogIndex(0)
@@ -101,7 +107,7 @@ class SimNode:
         self._wall_offset_ms = 0
         self._wall_ppm = 0
         self._wall_set_us = 0
-        self._rng: random.Random = random.Random(world.rng.getrandbits(64))
+        self._rng = fork(world.rng)
         drift = world.options.drift_ppm
         self._ppm = 1_000_000 + self._rng.randint(-drift, drift)
         self._mono_base_ms = self._rng.randrange(1_000_000)
@@ -197,7 +203,7 @@ class SimNode:
         if self._promise.unsure and not self.in_doubt:
             raise Broken("doubt", f"node {self.replica} is unsure, but its machine stayed up")
         self.in_doubt = self._promise.unsure
-        voters = self.app.voters or self.founding
+        voters = self.app.voters or world.voters
         shape, time_ms, level = recover(self.log, voters, self.app.state_time_ms)
         self.core = world.make_core(
             me=self.replica,
@@ -371,6 +377,11 @@ class SimNode:
     def appointed(self, epoch: Epoch, leader: ReplicaId, voters: Voters | None, level: int) -> None:
         """Receive an appointment from the control plane."""
         self._run(self.life, self._handle, Appointed(epoch, leader, voters, level))
+
+    def propose(self, payload: bytes) -> None:
+        """Propose an entry, if this node believes to lead and has room for it."""
+        with suppress(NotLeaderError, OverloadedError):
+            self.driver.propose(EntryKind.SCHEDULE, [payload], self.driver.last_time_ms)
 
     def hand_over(self) -> None:
         """Receive the order to end the leadership."""

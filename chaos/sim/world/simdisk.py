@@ -120,8 +120,6 @@ class SimDisk(Disk):
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         """A write beyond it writes the bytes that fit and fails with ENOSPC. None: no limit."""
-        self.syncs = 0
-        """Number of successful syncs."""
         self._root = Path("/")
         self._seen: _Names = {}
         self._durable: _Names = {}
@@ -156,7 +154,7 @@ class SimDisk(Disk):
 
     def die(self) -> None:
         """Kill the process: its writes are still seen; handles and locks are gone."""
-        self._failing = self._dying = None
+        self.mend()
         self._locks.clear()
         self._life += 1
 
@@ -235,10 +233,10 @@ class SimDisk(Disk):
     # Disk.
 
     def open_append(self, path: Path) -> AppendFile:
-        return _SimAppendFile(self, path, self._open_true(path))
+        return _SimHandle(self, path, self._open_true(path))
 
     def open_mark(self, path: Path) -> MarkFile:
-        return _SimMarkFile(self, path, self._open_true(path))
+        return _SimHandle(self, path, self._open_true(path))
 
     def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
         file = self._file(path)
@@ -306,11 +304,11 @@ class SimDisk(Disk):
         return self._boots.to_bytes(16, "little")
 
     def lock(self, path: Path) -> FileLock:
-        self._open(path)
+        file = self._open(path)
         if path in self._locks:
             raise WrongDirectoryError(f"{path.parent} is in use by process {self._locks[path]}")
         self._locks[path] = self._life
-        return _SimLock(self, path)
+        return _SimHandle(self, path, file)
 
     # Methods that the handles share.
 
@@ -379,7 +377,6 @@ class SimDisk(Disk):
                 raise OSError(errno.EIO, "simulated")
         assert not file.lied, "synced again after a failed sync"
         file.sync()
-        self.syncs += 1
 
     def _release(self, path: Path, life: int) -> None:
         if life == self._life:
@@ -387,12 +384,10 @@ class SimDisk(Disk):
 
 
 class _SimHandle:
-    """An open file; usable until the process dies."""
+    """See AppendFile, MarkFile and FileLock. Usable until the process dies."""
 
     def __init__(self, disk: SimDisk, path: Path, file: _File) -> None:
-        self._disk = disk
-        self._path = path
-        self._file = file
+        self._disk, self._path, self._file = disk, path, file
         self._life = disk._life  # noqa: SLF001
         self._refusal = DiskRefusal(path)
         self._closed = False
@@ -400,18 +395,6 @@ class _SimHandle:
     def _use(self) -> None:
         assert self._life == self._disk._life, f"{self._path}: from before the crash"  # noqa: SLF001
         assert not self._closed, f"{self._path}: used after close"
-
-    def sync(self) -> None:
-        self._use()
-        with self._refusal.around("fdatasync"):
-            self._disk._sync(self._file)  # noqa: SLF001
-
-    def close(self) -> None:
-        self._closed = True
-
-
-class _SimAppendFile(_SimHandle):
-    """See AppendFile."""
 
     @property
     def size(self) -> int:
@@ -429,24 +412,19 @@ class _SimAppendFile(_SimHandle):
         with self._refusal.around("truncate"):
             self._file.truncate(size)
 
-
-class _SimMarkFile(_SimHandle):
-    """See MarkFile."""
-
     def put(self, data: bytes) -> None:
         self._use()
         assert len(data) <= MARK_SIZE_MAX, len(data)
         with self._refusal.around("write"):
             self._disk._write(self._file, 0, data)  # noqa: SLF001
 
+    def sync(self) -> None:
+        self._use()
+        with self._refusal.around("fdatasync"):
+            self._disk._sync(self._file)  # noqa: SLF001
 
-class _SimLock:
-    """See FileLock."""
-
-    def __init__(self, disk: SimDisk, path: Path) -> None:
-        self._disk = disk
-        self._path = path
-        self._life = disk._life  # noqa: SLF001
+    def close(self) -> None:
+        self._closed = True
 
     def release(self) -> None:
         self._disk._release(self._path, self._life)  # noqa: SLF001

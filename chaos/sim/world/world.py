@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from chaos.sim.world import disk_loss
 from chaos.sim.world.app import App, CountingApp
 from chaos.sim.world.appointing import RealControl
 from chaos.sim.world.control_model import Control
 from chaos.sim.world.faults import FaultInjector
-from chaos.sim.world.options import WorldOptions
+from chaos.sim.world.options import WorldOptions, fork
 from chaos.sim.world.referee import Broken, Referee
 from chaos.sim.world.sim_network import SimNetwork
 from chaos.sim.world.sim_node import SimNode
@@ -23,6 +23,8 @@ HEAL_MS_MAX: Final = 15_000
 HEAL_LOOK_MS: Final = 250
 MORE_MS: Final = 1_000
 """Time after each fault that is added at the end because too few have struck."""
+NOTE_SIZE_MAX: Final = 240
+"""Characters of a message or event in a report."""
 MORE_MAX: Final = 20
 """Most faults that are added at the end."""
 
@@ -49,20 +51,17 @@ class World:
         count = self.options.nodes + self.options.learners
         self.ids = [ReplicaId(number) for number in range(1, count + 1)]
         self.voters = frozenset(self.ids[: self.options.nodes])
-        self.network = SimNetwork(self.timeline, self._fork(), self.options)
+        self.network = SimNetwork(self.timeline, fork(self.rng), self.options)
         self.nodes = [self.make_node(self, replica) for replica in self.ids]
         self.referee = Referee(self.nodes)
         for node in self.nodes:
             self.network.add(node)
         plane = RealControl if self.options.controller else Control
-        self.control: Control | RealControl = plane(self, self._fork())
+        self.control: Control | RealControl = plane(self, fork(self.rng))
         self.proposals = 0
         self.workload: Callable[[], None] = self._propose
         """The clients' work, called at the seed's rate."""
-        self._clients = self._fork()
-
-    def _fork(self) -> random.Random:
-        return random.Random(self.rng.getrandbits(64))
+        self._clients = fork(self.rng)
 
     def next_nonce(self) -> Nonce:
         """Return the identity of a new process."""
@@ -78,7 +77,7 @@ class World:
             AssertionError: an invariant of the code was broken.
         """
         end_us = seconds * 1_000_000
-        self.faults = FaultInjector(self, self._fork(), end_us)
+        self.faults = FaultInjector(self, fork(self.rng), end_us)
         for node in self.nodes:
             within_us = 50_000 if node.replica in self.voters else end_us
             self.timeline.after(self._clients.randrange(within_us), node.start)
@@ -122,11 +121,10 @@ class World:
         if not leaders:
             return
         node = rng.choice(leaders)
-        assert isinstance(node.app, CountingApp)
         for _ in range(rng.choice((1, 1, 1, 2, 5))):
             self.proposals += 1
             size = rng.choice((0, 1, self.options.payload_bytes))
-            node.call(node.app.propose, self.proposals.to_bytes(8, "little") + bytes(size))
+            node.call(node.propose, self.proposals.to_bytes(8, "little") + bytes(size))
 
     # ---------------------------------------------------------------- the end
 
@@ -190,17 +188,9 @@ class World:
     def story(self) -> list[str]:
         """Return the last events, one line each."""
         return [
-            f"{now_us / 1000:12.3f} ms  {subject:<10} {brief(what)}"
+            f"{now_us / 1000:12.3f} ms  {subject:<10} {str(what)[:NOTE_SIZE_MAX]}"
             for now_us, subject, what in self.timeline.trail
         ]
-
-
-def brief(what: Any) -> str:
-    """Return a message or event as one line of at most 240 characters."""
-    text = str(what)
-    for noise in ("Promise(", "epoch=", "leader=", "nonce="):
-        text = text.replace(f"under={noise}", "under=(")
-    return text if len(text) <= 240 else text[:237] + "..."
 
 
 def _nothing() -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest import mock
 
-from chaos.sim.world.options import NEVER, RARE, WorldOptions
+from chaos.sim.world.options import NEVER, OPTIONAL, RARE, WorldOptions
 from chaos.sim.world.referee import CHECKERS, Broken
 from chaos.sim.world.world import World
 
@@ -91,29 +91,7 @@ class Found:
     detail: str
 
 
-PLAIN: Final[dict[str, Any]] = dict.fromkeys(
-    (
-        "hasty",
-        "policies",
-        "requests",
-        "types",
-        "quotas",
-        "expiry",
-        "deletions",
-        "redrives",
-        "crowds",
-        "controller",
-        "again",
-        "fleeting",
-        "slow_files",
-        "pressed",
-        "sheds",
-        "stalls",
-        "traits",
-        "series",
-    ),
-    False,
-)
+PLAIN: Final[dict[str, Any]] = dict.fromkeys(OPTIONAL, False)
 """Options that are off in a hunt, except where a mutation sets them. Most drawn worlds have few."""
 
 SLOW_LINKS: Final[dict[str, Any]] = {
