@@ -86,7 +86,7 @@ class Bill:
 
 
 @dataclass(slots=True)
-class Planned:
+class PlannedStrike:
     """One strike of the schedule."""
 
     number: int
@@ -128,7 +128,7 @@ class Show:
         self._failures: list[str] = []
         self._killed_s = -math.inf
         """Start of the last promised kill of the leader, in seconds of the run."""
-        self._planned = [Planned(*each) for each in enumerate(bill.schedule, 1)]
+        self._planned = [PlannedStrike(*each) for each in enumerate(bill.schedule, 1)]
         self._leader_kills: dict[str, int] = {}
 
     def play(self) -> int:
@@ -242,7 +242,7 @@ class Show:
             if self._over.wait(POLL_S):
                 return
 
-    def _strike(self, stage: Stage, planned: Planned) -> None:
+    def _strike(self, stage: Stage, planned: PlannedStrike) -> None:
         """Play one strike, once it has its turn, all nodes are up and the cluster is whole."""
         lane = planned.strike.lane
         if lane is Lane.NODES:
@@ -259,7 +259,7 @@ class Show:
                 self._killed_s = self._elapsed_s
             self._strike_now(stage, planned)
 
-    def _strike_now(self, stage: Stage, planned: Planned) -> None:
+    def _strike_now(self, stage: Stage, planned: PlannedStrike) -> None:
         number, strike, planned.why = planned.number, planned.strike, ""
         chance = random.Random(f"{self._bill.seed}/{number}")
         with stage.struck_by(number):
@@ -318,11 +318,11 @@ class Show:
     # ---- strikes that fell
 
     @property
-    def _struck(self) -> list[Planned]:
+    def _struck(self) -> list[PlannedStrike]:
         return [each for each in self._planned if not each.why]
 
     @property
-    def _missed(self) -> list[Planned]:
+    def _missed(self) -> list[PlannedStrike]:
         return [each for each in self._planned if each.why]
 
     def _judge_strikes(self) -> None:
@@ -430,7 +430,7 @@ class Show:
         other.rename(self._run.about)
 
 
-def spans(strikes: Iterable[Planned]) -> str:
+def spans(strikes: Iterable[PlannedStrike]) -> str:
     """Return the numbers of strikes, which are in order, runs of neighbours as ranges: 1-3, 5."""
     ends: list[list[int]] = []
     for number in (each.number for each in strikes):

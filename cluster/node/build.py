@@ -185,9 +185,8 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
     def read_levels() -> Levels:
         return planes.view.levels()
 
-    disk = RealDisk()
     telemetry = Telemetry(node=config.name, version=RELEASE.program, read_levels=read_levels)
-    endpoints = Endpoints(config, on_denied=telemetry.rpcs.denied.inc)
+    disk, endpoints = RealDisk(), Endpoints(config, on_denied=telemetry.rpcs.denied.inc)
     basis = _Basis(
         config=config,
         node=node,

@@ -86,9 +86,8 @@ class Replica:
         `level`: the manifest's feature level; 0: there is no manifest.
         `state_time_ms`: time of the manifest's last entry; 0: there is no manifest.
         `on_fsync`: called with the seconds that each sync of the log took.
-        `needed_from`: returns the first entry that a snapshot being sent needs. None: none is
-        being sent.
-        `shipped_from`: returns the first entry that a continuous backup needs. None: there is none.
+        `needed_from`, `shipped_from`: return the first entry that a snapshot being sent, or a
+        continuous backup, needs. None: there is none.
         `identify`, `release`, `tcp`: see Transport.
         `hops`: records the hops of entries while it is on. None: one of this replica's own.
         """

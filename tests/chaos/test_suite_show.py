@@ -18,7 +18,7 @@ from chaos.history.history import CLOCK_ERROR, FaultTimeline, RunFolder
 from chaos.suite import show
 from chaos.suite.nemeses.nemesis import Fizzled
 from chaos.suite.scenarios import SCENARIOS
-from chaos.suite.show import Bill, Planned, Show, spans
+from chaos.suite.show import Bill, PlannedStrike, Show, spans
 from chaos.suite.stage import disks
 from chaos.suite.stage.disks import MountedDisk
 from chaos.suite.stage.network import NetworkError
@@ -469,7 +469,7 @@ def test_only_mixes_promise_kills_of_the_leader() -> None:
     [([], ""), ([4], "4"), ([1, 2], "1-2"), ([1, 2, 3, 5, 6, 9], "1-3, 5-6, 9")],
 )
 def test_neighbours_are_told_together(numbers: list[int], said: str) -> None:
-    assert spans(Planned(number, LATE) for number in numbers) == said
+    assert spans(PlannedStrike(number, LATE) for number in numbers) == said
 
 
 @pytest.mark.usefixtures("no_stage")

@@ -72,10 +72,11 @@ def test_given_promise_survives_any_crash(disk: SimDisk) -> None:
 def test_repeated_promise_writes_nothing(disk: SimDisk) -> None:
     file = matched(disk, PATH)
     file.give(promise(3))
-    syncs = disk.syncs
+    disk.fail_sync(random.Random(1))
     file.give(promise(3))
     file.set_unsure(unsure=False)
-    assert disk.syncs == syncs
+    with pytest.raises(DiskFailedError):
+        file.give(promise(4))  # the first sync since
 
 
 @pytest.mark.parametrize(

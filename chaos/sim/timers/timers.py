@@ -35,7 +35,6 @@ from timer.entries.entry_frame import Entry
 from timer.entries.payloads import CreateGroup, GroupStart
 from timer.entries.policies import CLUSTER, DEFAULTS
 from timer.files.disk import Disk
-from timer.files.disk_reserve import Rooms
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import Delivery, Leader, LeaderConfig, Now
 from timer.model.columns import Binary, Part, RequestId

@@ -13,7 +13,7 @@ from chaos.sim.world.paths import STATE_PATH
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import SimNode
 from timer.files.disk import is_full
-from timer.leader.intake.disk_reserve import Rooms
+from timer.files.disk_reserve import Rooms
 from timer.leader.leader import Leader
 from timer.model.timer_errors import DiskFailedError
 from timer.model.units import ReplicaId
