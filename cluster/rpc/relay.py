@@ -363,8 +363,8 @@ def is_repeatable(request: Any) -> bool:
     match request:
         case pb.ScheduleRequest() | pb.ScheduleTimerRequest():
             return bool(request.request_id or getattr(request, "producer_id", 0))
-        case pb.RescheduleRequest():
-            return not request.HasField("keys")
+        case pb.CancelRequest() | pb.RescheduleRequest():
+            return not request.HasField("keys")  # another timer may have the key by then
         case _:
             return not hasattr(request, "__aiter__")
 

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.rpc import relay as relay_module
 from cluster.rpc.handlers import Service, ServiceHooks, answered
-from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay
+from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay, is_repeatable
 from tests.cluster.running import RPC_S, Running, error_of, streamed, until
 from timer.model.timer_errors import (
     LeadershipLostError,
@@ -320,6 +320,22 @@ async def test_grpc_itself_repeats_only_requests_that_may_be_applied_twice() -> 
         await relay.close()
         await follower.stop(None)
         await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "repeatable"),
+    [
+        (pb.ScheduleRequest(), False),
+        (pb.ScheduleRequest(producer_id=1, sequence=1), True),
+        (pb.CancelRequest(timer_ids=b"x"), True),
+        (pb.CancelRequest(keys=pb.TimerKeys(topic="t")), False),
+        (pb.RescheduleRequest(timer_ids=b"x"), True),
+        (pb.RescheduleRequest(keys=pb.TimerKeys(topic="t")), False),
+        (pb.AckRequest(), True),
+    ],
+)
+def test_request_that_names_keys_is_not_repeatable(request_: Any, *, repeatable: bool) -> None:
+    assert is_repeatable(request_) is repeatable
 
 
 class FakeContext:

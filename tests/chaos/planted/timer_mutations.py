@@ -15,7 +15,7 @@ from tests.chaos.planted.planted import ANY_WORLD, SLOW_LINKS, Planting, patch
 from tests.chaos.planted.tight_world import TightWorld
 from timer.entries.payloads import Fire, GroupOp, Op
 from timer.files.disk_reserve import Rooms
-from timer.leader import leader
+from timer.leader import change_lines, leader
 from timer.leader.groups.group_dispatch import Serving
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.groups.shared_order import SharedOrder
@@ -115,6 +115,14 @@ def _cancel_at_once(self: Leader, due_ms: I64, seq: U64, done: Any) -> None:
             done(np.full(len(seq), CANCELLED, np.uint8))
             return
     _cancel(self, due_ms, seq, done)
+
+
+_share_of = change_lines._share
+
+
+def _first_share(applied: Any, rows: slice) -> Any:
+    """Give each request of a shared entry the results of the first rows."""
+    return _share_of(applied, slice(0, rows.stop - rows.start))
 
 
 # ---- time
@@ -490,6 +498,14 @@ MUTATIONS: Final = (
         proposals_per_s=40,
         **SLOW_LINKS,
         fault_gap_ms=800,
+    ),
+    _mutation(
+        "shared_entry_has_one_answer",
+        "requests that share a CANCEL or RESCHEDULE get the results of its first timers",
+        {"cancel", "key"},
+        90,
+        "changes that wait for each other",
+        patch(change_lines, "_share", _first_share),
     ),
     _mutation(
         "fastest_clock",
