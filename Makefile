@@ -86,7 +86,7 @@ test: setup  ## check, 4 simulated worlds, the tests; without Java the Spark tes
 	@mkdir -p build
 	timeout 1h nice -n 19 $(MAKE) --no-print-directory -j 2 -O beside >build/beside.txt 2>&1 & \
 	  beside=$$!; failed=0; trap "kill $$beside 2>/dev/null || true" EXIT; \
-	  $(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
+	  $(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder $(ARGS) || failed=$$?; \
 	  [[ $$failed -ne 2 ]] || exit 2; \
 	  wait $$beside || failed=$$?; \
 	  cat build/beside.txt; exit $$failed

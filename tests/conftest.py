@@ -25,6 +25,13 @@ INTERPRETED = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 """Spark's settings for small tables, where compiling a query takes longer than running it."""
+UNSEEN = {
+    # Each execution writes its plans out for the pages of Spark's interface.
+    "spark.sql.ui.explainMode": "simple",
+    # Each rule of the analyzer and the optimizer is followed by checks of the whole plan.
+    "spark.sql.lightweightPlanChangeValidation": "false",
+}
+"""Spark's settings that leave out work for nothing."""
 PARTS: Final = "spark.sql.shuffle.partitions"
 
 LONGEST: Final = (
@@ -58,6 +65,8 @@ NO_CHROMIUM: Final = (
 ROOT: Final = Path(__file__).parent.parent
 WORKER: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 WORKERS: Final = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+YOUNG: Final = 10_000
+"""Objects that Python allocates between two visits of its collector; 700 by default."""
 
 
 class _Loggers(dict[str, Any]):
@@ -95,6 +104,7 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
     yield
     gc.freeze()
     gc.enable()
+    gc.set_threshold(YOUNG, 10, 10)
 
 
 def import_tests() -> None:
@@ -189,6 +199,6 @@ def spark() -> Iterator["SparkSession"]:
     """One Spark session for all tests with the mark `spark`."""
     from chaos.spark.session import spark_session
 
-    session = spark_session("tests", quick=True, settings={**INTERPRETED, PARTS: "1"})
+    session = spark_session("tests", quick=True, settings={**INTERPRETED, **UNSEEN, PARTS: "1"})
     yield session
     session.stop()
