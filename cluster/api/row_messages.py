@@ -60,7 +60,7 @@ def columns_of(request: pb.ScheduleTimerRequest) -> pb.ScheduleRequest:
         case "delay_level":
             row.delay_level.append(request.delay_level)
         case _:
-            if not request.payload:  # such as a row of another type, or an empty one
+            if not (request.payload or request.key or request.headers):  # such as an empty message
                 limit = "give it, or one of due, delay, delay_level"
                 raise InvalidRequestError("payload", UNSHOWN, limit)
             row.delay_ms.append(0)

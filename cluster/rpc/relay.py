@@ -62,6 +62,18 @@ REPEATABLE: Final = LOOK_UPS | {
     "FetchLog",
 }
 """Without an answer, a caller may always repeat these."""
+_REPEATABLE_REQUESTS: Final = (
+    pb.RegisterProducerRequest,
+    pb.UnregisterProducerRequest,
+    pb.ReceiveRequest,
+    pb.AckRequest,
+    pb.NackRequest,
+    pb.ExtendRequest,
+    pb.CreateTopicRequest,
+    pb.CreateGroupRequest,
+    pb.RedriveLettersRequest,
+)
+"""Further requests of changes that may be applied twice without harm."""
 METHODS: Final = {
     method.name: method
     for service in pb.DESCRIPTOR.services_by_name.values()
@@ -365,8 +377,10 @@ def is_repeatable(request: Any) -> bool:
             return bool(request.request_id or getattr(request, "producer_id", 0))
         case pb.CancelRequest() | pb.RescheduleRequest():
             return not request.HasField("keys")  # another timer may have the key by then
+        case pb.CreateSeriesRequest():
+            return not request.alter
         case _:
-            return not hasattr(request, "__aiter__")
+            return isinstance(request, _REPEATABLE_REQUESTS)
 
 
 def is_direct(context: Context) -> bool:

@@ -332,6 +332,11 @@ async def test_grpc_itself_repeats_only_requests_that_may_be_applied_twice() -> 
         (pb.RescheduleRequest(timer_ids=b"x"), True),
         (pb.RescheduleRequest(keys=pb.TimerKeys(topic="t")), False),
         (pb.AckRequest(), True),
+        (pb.CreateSeriesRequest(), True),
+        (pb.CreateSeriesRequest(alter=True), False),
+        (pb.AlterPoliciesRequest(), False),
+        (pb.RedriveRequest(), False),
+        (pb.DeleteTopicRequest(), False),
     ],
 )
 def test_request_that_names_keys_is_not_repeatable(request_: Any, *, repeatable: bool) -> None:

@@ -38,6 +38,8 @@ def test_a_row_becomes_columns_and_no_timer_is_early() -> None:
     traits = row(payload=b"x", ordering_key="o", priority=0)
     assert ([*traits.ordering_key_sizes], traits.ordering_keys) == ([1], b"o")
     assert ([*traits.priorities], [*row(payload=b"x").priorities]) == ([0], [])
+    for signal in ({"key": "k"}, {"headers": {"a": "b"}}):
+        assert [*row(**signal).delay_ms] == [0]
     request = pb.ScheduleTimerRequest(topic="t", request_id="r", on_conflict=pb.ON_CONFLICT_KEEP)
     request.delay_level = 1
     columns = columns_of(request)
@@ -54,7 +56,7 @@ def test_a_row_becomes_columns_and_no_timer_is_early() -> None:
         ({"delay": Duration(seconds=1, nanos=-1)}, "delay.nanos"),
         ({"payload": b"x", "headers": {"a": "x" * 65_536}}, "headers"),
         ({"payload": b"x", "headers": {"x" * 65_536: "a"}}, "headers"),
-        ({"key": "k"}, "payload"),
+        ({"ordering_key": "o"}, "payload"),
     ],
 )
 def test_malformed_rows_are_refused(fields: dict[str, Any], field: str) -> None:

@@ -8,22 +8,29 @@ import pytest
 from timerclient.streams.shared_calls import SharedCalls
 from timerclient.values.errors import InvalidRequest, OutcomeUnknown, TimerError, Unreachable
 
+Row = tuple[str, int]
+
 
 class Server:
     """Receives requests; the test answers them."""
 
     def __init__(self) -> None:
-        self.requests: list[tuple[list[str], asyncio.Future[None], float]] = []
+        self.requests: list[tuple[str, asyncio.Future[None], float]] = []
+        self.left: set[str] = set()
+        """Timers that the next answer leaves unchanged."""
         self.shared = SharedCalls()
 
-    async def send(self, targets: Sequence[str], within_s: float) -> list[str]:
+    async def send(self, rows: Sequence[Row], within_s: float) -> list[str | None]:
         answer = asyncio.get_running_loop().create_future()
-        self.requests.append(([*targets], answer, within_s))
+        self.requests.append(("".join(timer for timer, _ in rows), answer, within_s))
         await answer
-        return [f"{target} done" for target in targets]
+        left, self.left = self.left, set()
+        return [None if timer in left else f"{timer}{ms}" for timer, ms in rows]
 
-    def call(self, target: str, within_s: float = 60, most: int = 100) -> asyncio.Task[str]:
-        return asyncio.create_task(self.shared.call("line", target, self.send, most, within_s))
+    def call(self, timer: str, ms: int = 1, within_s: float = 60) -> asyncio.Task[str]:
+        row = timer, ms
+        call = self.shared.call("line", timer, row, self.send, rows_max=3, within_s=within_s)
+        return asyncio.create_task(call)
 
     def answer(self, at: int, error: TimerError | None = None) -> None:
         _, answer, _ = self.requests[at]
@@ -33,8 +40,8 @@ class Server:
             answer.set_exception(error)
 
     @property
-    def targets(self) -> list[list[str]]:
-        return [targets for targets, _, _ in self.requests]
+    def sent(self) -> list[str]:
+        return [timers for timers, _, _ in self.requests]
 
 
 async def turns(count: int = 5) -> None:
@@ -42,59 +49,69 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_calls_gather_while_two_requests_are_on_their_way() -> None:
+async def busy(*names: str) -> tuple[Server, list[asyncio.Task[str]]]:
+    """Return a server with the requests a and b on their way, and calls that wait."""
     server = Server()
-    calls = [server.call(name, most=3) for name in "abcdefg"]
+    calls = [server.call(name) for name in ("a", "b", *names)]
     await turns()
-    assert server.targets == [["a"], ["b"]]
+    assert server.sent == ["a", "b"]
+    return server, calls
+
+
+async def test_calls_gather_while_two_requests_are_on_their_way() -> None:
+    server, calls = await busy(*"cdefg")
     server.answer(0)
     await turns()
-    assert server.targets[2:] == [["c", "d", "e"]]
+    assert server.sent[2:] == ["cde"]
     server.answer(2)
     server.answer(1)
     await turns()
-    assert server.targets[3:] == [["f", "g"]]
+    assert server.sent[3:] == ["fg"]
     server.answer(3)
-    assert await asyncio.gather(*calls) == [f"{name} done" for name in "abcdefg"]
+    assert await asyncio.gather(*calls) == [f"{name}1" for name in "abcdefg"]
+    await turns()
     assert not server.shared._lines
 
 
 async def test_timer_that_is_named_twice_is_in_two_requests() -> None:
-    server = Server()
-    calls = [server.call(name) for name in "abccd"]
+    server, calls = await busy("c")
+    calls += [server.call("c", 2), server.call("d")]
     await turns()
     server.answer(0)
     await turns()
-    assert server.targets[2:] == [["c", "d"]]
+    assert server.sent[2:] == ["cd"]
     server.answer(1)
     await turns()
-    assert server.targets[3:] == [["c"]]
+    assert server.sent[3:] == ["c"]
     server.answer(2)
     server.answer(3)
-    assert len(await asyncio.gather(*calls)) == 5
+    assert await asyncio.gather(*calls) == ["a1", "b1", "c1", "c2", "d1"]
 
 
-async def test_invalid_timer_fails_its_own_call_alone() -> None:
-    server = Server()
-    calls = [server.call(name) for name in "abcd"]
-    await turns()
+@pytest.mark.parametrize(
+    ("field", "parts"), [("delay_ms[1]", ["d", "ce"]), ("delay_ms[3]", ["c", "de"])]
+)
+async def test_invalid_row_fails_its_own_call_alone(field: str, parts: list[str]) -> None:
+    server, calls = await busy(*"cde")
     server.answer(0)
     await turns()
-    server.answer(2, InvalidRequest.of("delay_ms[1]", 9, "must be at most 8"))
+    server.answer(2, InvalidRequest.of(field, 9, "must be at most 8"))
     await turns()
-    assert server.targets[3:] == [["c"], ["d"]]
-    server.answer(3)
-    server.answer(4, InvalidRequest.of("delay_ms", 9, "must be at most 8"))
+    assert server.sent[3:] == parts[:1]  # two requests of a line are on their way, at most
+    wrong = InvalidRequest.of("delay_ms", 9, "must be at most 8")
+    server.answer(3, wrong)
+    await turns()
+    assert server.sent[4:] == parts[1:]
+    server.answer(4)
     server.answer(1)
-    assert await calls[2] == "c done"
-    with pytest.raises(InvalidRequest, match="delay_ms = 9"):
-        await calls[3]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    failed = [str(each) for each in outcomes if isinstance(each, InvalidRequest)]
+    assert failed == [str(wrong)]
+    assert len([each for each in outcomes if isinstance(each, str)]) == 4
 
 
 async def test_request_of_unknown_outcome_is_not_sent_again() -> None:
-    server = Server()
-    calls = [server.call(name) for name in "abcd"]
-    await turns()
+    server, calls = await busy("c", "d")
     server.answer(0)
     server.answer(1)
     await turns()
@@ -105,37 +122,51 @@ async def test_request_of_unknown_outcome_is_not_sent_again() -> None:
     assert len(server.requests) == 3
 
 
-async def test_call_with_time_left_is_sent_again_if_its_request_was_not_applied() -> None:
-    server = Server()
-    calls = [server.call(name) for name in "ab"]
-    await turns()
-    calls += [server.call("c", within_s=0.001), server.call("d")]
+async def test_timer_that_was_left_unchanged_is_sent_again_and_the_others_have_outcomes() -> None:
+    server, calls = await busy(*"cdef")
     server.answer(0)
     await turns()
-    assert server.targets[2:] == [["c", "d"]]
-    assert server.requests[2][2] <= 0.001  # the time of the oldest call
-    began_s = asyncio.get_running_loop().time()
-    while asyncio.get_running_loop().time() <= began_s + 0.001:
-        await turns()
-    server.answer(2, Unreachable("no leader"))
+    server.left = {"d"}
+    server.answer(2)
     await turns()
-    assert server.targets[3:] == [["d"]]
+    assert [call.done() for call in calls[2:5]] == [True, False, True]
+    assert server.sent[3:] == ["df"]
     server.answer(1)
     server.answer(3)
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(each) for each in outcomes] == [str, str, Unreachable, str]
+    assert await asyncio.gather(*calls) == [f"{name}1" for name in "abcdef"]
+
+
+async def test_each_call_fails_at_its_own_end() -> None:
+    server, calls = await busy()
+    calls += [server.call("c", within_s=0.5), server.call("d")]
+    third = server.call("e", within_s=0.5)
+    await turns()
+    server.answer(0)
+    await turns()
+    assert server.sent[2:] == ["cde"]
+    assert server.requests[2][2] > 50  # the time of the call that may take longest
+    for late in (calls[2], third):
+        with pytest.raises(OutcomeUnknown, match=r"within 0\.5 s"):
+            await late
+    waiting = server.call("f", within_s=0.5)
+    with pytest.raises(Unreachable, match=r"within 0\.5 s"):
+        await waiting
+    server.answer(2)
+    assert await calls[3] == "d1"
+    server.answer(1)
+    await turns()
+    assert server.sent == ["a", "b", "cde"]
 
 
 async def test_call_whose_caller_was_cancelled_is_not_sent() -> None:
-    server = Server()
-    calls = [server.call(name) for name in "abcd"]
-    await turns()
+    server, calls = await busy("c", "d")
     calls[2].cancel()
     await turns()
     for at in (0, 1):
         server.answer(at)
     await turns()
-    assert server.targets == [["a"], ["b"], ["d"]]
+    assert server.sent == ["a", "b", "d"]
     server.answer(2)
-    assert await calls[3] == "d done"
+    assert await calls[3] == "d1"
+    await turns()
     assert not server.shared._lines

@@ -38,7 +38,7 @@ Propose: TypeAlias = Callable[
     [EntryKind, list[bytes], Now, Callable[[Applied | EngineError], None]], bool
 ]
 IN_FLIGHT: Final = 2
-"""Entries of a line in flight above which small requests gather."""
+"""Entries of a line in flight. While there are as many, small requests gather."""
 
 
 class _Waiting(NamedTuple):
@@ -54,7 +54,10 @@ class ChangeLine:
     def __init__(
         self, name: str, propose: Propose, rows_max: int, most: int, *, eager: bool = True
     ) -> None:
-        """`rows_max`: timers in one entry. `most`: timers that wait or are in flight."""
+        """`rows_max`: timers in one entry. `most`: timers that wait or are in flight.
+
+        `eager`: a full entry is appended whatever is in flight.
+        """
         self._name, self._propose = name, propose
         self._rows_max, self._most, self._eager = rows_max, most, eager
         self._waiting: list[_Waiting] = []

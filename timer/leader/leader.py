@@ -84,11 +84,11 @@ RESCHEDULE_ROWS_MAX: Final = 32
 CHANGES_MAX: Final = 256
 """Entries of series and policies in flight; above that: OverloadedError."""
 CANCELS_WAITING_MAX: Final = 1 << 20
-"""Cancels by id that wait or are in flight; above that: OverloadedError. So are the next two."""
+"""Cancels by id that wait or are in flight; above that: OverloadedError."""
 KEYS_WAITING_MAX: Final = 1 << 16
-"""Cancels by key."""
+"""The same of cancels by key."""
 MOVES_WAITING_MAX: Final = 1 << 13
-"""Reschedules by id, and as many by key."""
+"""The same of reschedules by id, and of those by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

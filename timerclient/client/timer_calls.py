@@ -181,9 +181,9 @@ class Existing:
             pending_timers.named(topic, [key])
             by_keys = partial(self._cancel_keys, str(topic))
             line, most = ("cancel", topic), pending_timers.CHANGES_MAX
-            return await self._share(line, key, by_keys, most, timeout)
+            return await self._share(line, key, key, by_keys, most, timeout)
         raw = raw_ids([the_timer(timer)])
-        return await self._share(("cancel",), raw, self._cancel_ids, CANCEL_IDS_MAX, timeout)
+        return await self._share(("cancel",), raw, raw, self._cancel_ids, CANCEL_IDS_MAX, timeout)
 
     async def _cancel_ids(self, raw: Sequence[bytes], within_s: float) -> list[CancelResult]:
         return await self.cancel_batch(raw, timeout=within_s)
@@ -281,11 +281,13 @@ class Existing:
             pending_timers.named(topic, [key])
             move = partial(self._move, pending_timers.by_keys(topic), way)
             line, most = ("reschedule", way, topic), pending_timers.CHANGES_MAX
-            one = await self._share(line, (key, ms), move, most, timeout)
+            one = await self._share(line, key, (key, ms), move, most, timeout)
             return pending_timers.only(one, key)
         raw = raw_ids([the_timer(timer)])
         by_ids = partial(self._move, pending_timers.by_ids, way)
-        one = await self._share(("reschedule", way), (raw, ms), by_ids, CANCEL_IDS_MAX, timeout)
+        one = await self._share(
+            ("reschedule", way), raw, (raw, ms), by_ids, CANCEL_IDS_MAX, timeout
+        )
         return pending_timers.only(one, ids.to_text(raw))
 
     async def _move(
@@ -294,10 +296,11 @@ class Existing:
         way: str,
         moves: Sequence[tuple[T, int]],
         within_s: float,
-    ) -> list[Rescheduled]:
-        times = {way: [ms for _, ms in moves]}
-        targets = [target for target, _ in moves]
-        return await self._reschedule(naming, targets, times, len(targets), within_s)
+    ) -> list[Rescheduled | None]:
+        request = naming([target for target, _ in moves])
+        set_times(request, {way: [ms for _, ms in moves]})
+        answer = await self._call(rescheduling(request), within_s, repeatable=False)
+        return pending_timers.rescheduled(answer)
 
     async def reschedule_batch(
         self,
@@ -490,14 +493,15 @@ class Existing:
     async def _share(
         self,
         line: tuple[str | None, ...],
-        target: R,
+        timer: str | bytes,
+        row: R,
         send: Send[R, T],
-        targets_max: int,
+        rows_max: int,
         timeout: Seconds | None,  # noqa: ASYNC109
     ) -> T:
         """Return the outcome of a call for one timer; calls of one `line` share requests."""
         within_s = self.within_s(timeout)
-        return await self.shared.call((*line, within_s), target, send, targets_max, within_s)
+        return await self.shared.call(line, timer, row, send, rows_max=rows_max, within_s=within_s)
 
     async def _call(
         self,

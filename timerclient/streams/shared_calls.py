@@ -2,69 +2,89 @@
 
     call --> line --> request, at once while fewer than two of the line are on their way
 
-All calls of a line fit into one request: they have one kind, topic, way of time and timeout. Calls
-that come while two requests are on their way gather for the next one. A lone call does not wait.
+All calls of a line fit into one request: they have one kind, topic and way of time. Calls that
+come while two requests are on their way gather for the next one. A lone call does not wait. A
+request may take the longest time that one of its calls has; each call fails at its own end.
 """
 
 import asyncio
 import copy
+import re
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from timerclient.values.errors import InvalidRequest, TimerError, Unreachable
+from timerclient.streams.nodes import out_of_time
+from timerclient.values.errors import InvalidRequest
 
-R = TypeVar("R", bound=Hashable)
+R = TypeVar("R")
 T = TypeVar("T")
 
 SENDING_MAX: Final = 2
-"""Requests of a line on their way, above which calls gather."""
+"""Requests of a line on their way, at most."""
+GRACE_S: Final = 0.05
+"""Time after the end of a call in which its request may still say why it failed."""
 
-Send = Callable[[Sequence[R], float], Awaitable[Sequence[T]]]
-"""Sends a request for some targets, which may take so many seconds; returns their outcomes."""
+Send = Callable[[Sequence[R], float], Awaitable[Sequence[T | None]]]
+"""Sends a request of some rows, which may take so many seconds; returns an outcome for each row.
+None: the row had no effect and must be sent again."""
 
 
 class _Call(NamedTuple, Generic[R, T]):
-    target: R
-    """A timer, with its new time if it has one."""
+    timer: Hashable
+    """The timer that the call names."""
+    row: R
+    within_s: float
     ends_s: float
     """Time of the loop at which the call fails."""
     outcome: asyncio.Future[T]
 
 
 class _Line(Generic[R, T]):
-    def __init__(self, send: Send[R, T], targets_max: int, on_idle: Callable[[], object]) -> None:
+    def __init__(self, send: Send[R, T], rows_max: int, on_idle: Callable[[], object]) -> None:
         """`on_idle`: called when no call waits or is on its way."""
-        self._send, self._targets_max, self._on_idle = send, targets_max, on_idle
+        self._send, self._rows_max, self._on_idle = send, rows_max, on_idle
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Call[R, T]] = []
+        self._parts: list[list[_Call[R, T]]] = []
+        """Parts of an invalid request. Each is sent as it is, before the waiting calls."""
         self._sending: set[asyncio.Task[None]] = set()
 
-    def add(self, target: R, within_s: float) -> asyncio.Future[T]:
-        call = _Call(target, self._loop.time() + within_s, self._loop.create_future())
+    def add(self, timer: Hashable, row: R, within_s: float) -> asyncio.Future[T]:
+        ends_s = self._loop.time() + within_s
+        call = _Call(timer, row, within_s, ends_s, self._loop.create_future())
+        end = self._loop.call_at(ends_s + GRACE_S, self._expire, call)
+        call.outcome.add_done_callback(lambda _: end.cancel())
         self._waiting.append(call)
         self._begin()
         return call.outcome
 
-    def _begin(self) -> None:
-        while self._waiting and len(self._sending) < SENDING_MAX:
-            calls, left = list[_Call[R, T]](), list[_Call[R, T]]()
-            targets = set[R]()
-            for call in self._waiting:
-                if call.outcome.done():  # its caller was cancelled
-                    continue
-                # A timer that is named twice needs two requests.
-                fits = len(calls) < self._targets_max and call.target not in targets
-                (calls if fits else left).append(call)
-                targets.add(call.target)
-            self._waiting = left
-            if calls:
-                self._go(calls)
+    def _expire(self, call: _Call[R, T]) -> None:
+        if not call.outcome.done():
+            sent = call not in self._waiting
+            call.outcome.set_exception(out_of_time(call.within_s, None, sent=sent))
 
-    def _go(self, calls: list[_Call[R, T]]) -> None:
-        task = self._loop.create_task(self._run(calls))
-        self._sending.add(task)
-        task.add_done_callback(self._ended)
+    def _begin(self) -> None:
+        while len(self._sending) < SENDING_MAX and (calls := self._next()):
+            task = self._loop.create_task(self._run(calls))
+            self._sending.add(task)
+            task.add_done_callback(self._ended)
+
+    def _next(self) -> list[_Call[R, T]]:
+        """Return the calls of the next request. Calls whose caller is gone are left out."""
+        while self._parts:
+            if part := [call for call in self._parts.pop(0) if not call.outcome.done()]:
+                return part
+        calls, left, timers = list[_Call[R, T]](), list[_Call[R, T]](), set[Hashable]()
+        for call in self._waiting:
+            if call.outcome.done():
+                continue
+            # A request names a timer once.
+            fits = len(calls) < self._rows_max and call.timer not in timers
+            (calls if fits else left).append(call)
+            timers.add(call.timer)
+        self._waiting = left
+        return calls
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._sending.discard(task)
@@ -73,38 +93,37 @@ class _Line(Generic[R, T]):
             self._on_idle()
 
     async def _run(self, calls: list[_Call[R, T]]) -> None:
+        within_s = max(call.ends_s for call in calls) - self._loop.time()
         try:
-            within_s = max(calls[0].ends_s - self._loop.time(), 0.001)
-            outcomes = await self._send([call.target for call in calls], within_s)
-        except TimerError as error:
-            self._failed(calls, error)
+            outcomes = await self._send([call.row for call in calls], max(within_s, 0.001))
         except asyncio.CancelledError:  # the loop ends
             for call in calls:
                 call.outcome.cancel()
             raise
         except Exception as error:  # noqa: BLE001 -- the callers raise it
-            self._fail(calls, error)
-        else:
-            for call, outcome in zip(calls, outcomes, strict=True):
+            if isinstance(error, InvalidRequest) and error.outcome_known and len(calls) > 1:
+                self._parts += _parts(calls, error)
+                return
+            for call in calls:
                 if not call.outcome.done():
+                    call.outcome.set_exception(copy.copy(error))
+        else:
+            again = []
+            for call, outcome in zip(calls, outcomes, strict=True):
+                if outcome is None:
+                    again.append(call)
+                elif not call.outcome.done():
                     call.outcome.set_result(outcome)
-
-    def _failed(self, calls: list[_Call[R, T]], error: TimerError) -> None:
-        if isinstance(error, InvalidRequest) and error.outcome_known and len(calls) > 1:
-            for call in calls:  # one of them is at fault
-                self._go([call])
-            return
-        if isinstance(error, Unreachable) and error.outcome_known:
-            now_s = self._loop.time()
-            again = [call for call in calls if call.ends_s > now_s]
             self._waiting[:0] = again
-            calls = [call for call in calls if call.ends_s <= now_s]
-        self._fail(calls, error)
 
-    def _fail(self, calls: list[_Call[R, T]], error: Exception) -> None:
-        for call in calls:
-            if not call.outcome.done():
-                call.outcome.set_exception(copy.copy(error))
+
+def _parts(calls: list[_Call[R, T]], error: InvalidRequest) -> list[list[_Call[R, T]]]:
+    """Return the parts of an invalid request: the row at fault and the others, or both halves."""
+    if (row := re.fullmatch(r"\w+\[(\d+)\]", error.field)) and int(row[1]) < len(calls):
+        at = int(row[1])
+        return [[calls[at]], calls[:at] + calls[at + 1 :]]
+    half = len(calls) // 2
+    return [calls[:half], calls[half:]]
 
 
 class SharedCalls:
@@ -114,22 +133,32 @@ class SharedCalls:
         self._lines: dict[Hashable, _Line[Any, Any]] = {}
 
     async def call(
-        self, name: Hashable, target: R, send: Send[R, T], targets_max: int, within_s: float
+        self,
+        name: Hashable,
+        timer: Hashable,
+        row: R,
+        send: Send[R, T],
+        *,
+        rows_max: int,
+        within_s: float,
     ) -> T:
         """Return the outcome of a call.
 
         Args:
             name: Of the line: calls with the same name may share a request.
-            target: The timer, with its new time if it has one.
+            timer: The timer that the call names.
+            row: The timer, with its new time if it has one.
             send: Sends a request.
-            targets_max: Targets of one request.
+            rows_max: Rows of one request.
             within_s: Seconds that the call may take.
 
         Raises:
-            TimerError: As `send`. An invalid target fails its own call only.
+            TimerError: As `send`. An invalid row fails its own call only.
+            OutcomeUnknown: The time is up; the call may have been applied.
+            Unreachable: The time is up; the call was not sent.
         """
         line: _Line[R, T] | None = self._lines.get(name)
         if line is None:
-            line = _Line(send, targets_max, partial(self._lines.pop, name))
+            line = _Line(send, rows_max, partial(self._lines.pop, name))
             self._lines[name] = line
-        return await line.add(target, within_s)
+        return await line.add(timer, row, within_s)
