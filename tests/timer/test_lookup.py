@@ -36,6 +36,7 @@ from timer.model.timer_errors import CorruptFileError, InvalidRequestError, Over
 from timer.model.units import Epoch, LogIndex, MonoMs, TopicId, UnixMs
 from timer.pending.memory.key_index import KeyHasher
 from timer.pending.read_view import Filter
+from timer.pending.runs import run_writer
 from timer.recovery.engine import Engine
 from timer.state import machine as machine_module
 from timer.state.apply_results import (
@@ -120,6 +121,28 @@ def test_page_of_names_carries_no_bytes_and_leaves_them_where_they_are(where: st
     assert (names.blob, row_bytes(names.rows).tolist()) == (b"", [0, 0, 0])
     whole = engine.machine.store.cut().page(what, what.start, 10).timers
     assert (whole.blob, row_bytes(whole.rows).tolist()) == (b"p0ap1bp2c", [3, 3, 3])
+
+
+def test_cancelled_timer_is_not_overdue_although_its_tombstone_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_writer, "BATCH_ROWS_MAX", 2)
+    log, engine = Log(), engine_on(SimDisk())
+    log.begin_epoch()
+    for name in ("kept", "cancelled"):
+        log.topic(name)
+    log.schedule(part_of([(1, FAR, b""), (1, FAR, b""), (1, FAR, b"")]))
+    catch_up(engine, log)
+    flush(engine)
+    log.schedule(part_of([(2, FAR, b"")]))
+    catch_up(engine, log)
+    flush(engine)
+    log.cancel([(FAR, 2), (FAR, 3), (FAR, 4)])  # the last tombstone is in a batch of its own
+    catch_up(engine, log)
+    flush(engine)
+    assert len(engine.machine.store.runs) == 3
+    for rows_max in (1, 2, 3, 1_000):
+        assert engine.machine.store.cut().first_overdue(FAR, rows_max) == {1: FAR}
 
 
 @pytest.mark.parametrize("where", ["memtable", "run"])

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.model.columns import I64, TOMBSTONE, U64, Buffers, RowArray
-from timer.model.firing_order import Position, after, fire_order, merge_order, rank
+from timer.model.firing_order import Position, after, fire_order, merge_order, place_of, rank
 from timer.model.timer_id import SEQ_MAX
 from timer.pending.memory.deleted_topics import NONE, DeletedTopics
 from timer.pending.memory.held_rows import ASIDE, BEGIN, MASK, aside, plain
@@ -196,14 +196,15 @@ class Cut:
     def first_overdue(self, until_ms: int, rows_max: int) -> dict[int, int]:
         """Return topic -> due time of its first timer with due <= `until_ms`, without held timers.
 
-        `rows_max`: of each run about so many rows are read, the oldest ones.
+        `rows_max`: of each run about so many rows are read, the oldest ones. The search ends, for
+        all runs, at the (due, seq) of the first unread row: a later timer may be cancelled there.
 
         Raises:
             CorruptFileError: a head doesn't verify.
             FileNotFoundError: a run was removed; take a new cut.
         """
         dues, seqs, topics = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], [NO_TOPICS]
-        dead = [np.empty(0, np.uint64)]
+        dead, end = [np.empty(0, np.uint64)], Position(until_ms + 1, 0)  # rows before it count
         for table in self._tables:
             for start in range(0, len(table.rows), SCAN_ROWS_MAX):
                 rows, live = table.rows[start : start + SCAN_ROWS_MAX], table.live(start)
@@ -215,13 +216,13 @@ class Cut:
             dead.append(table.buried[1])
         for run in self._runs:
             batch, looked = run.batch_after(self._position), 0
-            while batch < len(run) and run.first_due(batch) <= until_ms:
+            while batch < len(run) and run.first(batch) < end:
                 if looked >= rows_max:
-                    until_ms = run.first_due(batch)  # later rows may be cancelled by unread ones
+                    end = run.first(batch)  # later rows may be cancelled by unread ones
                     break
                 head = run.head(batch)
                 start = rank(head.due_ms, head.seq, self._position)
-                stop = max(start, int(head.due_ms.searchsorted(until_ms, "right")))
+                stop = max(start, place_of(head.due_ms, head.seq, *end))
                 grave = head.topic[start:stop] == TOMBSTONE
                 dead.append(head.seq[start:stop][grave])
                 dues.append(head.due_ms[start:stop][~grave])
@@ -229,7 +230,8 @@ class Cut:
                 topics.append(head.topic[start:stop][~grave])
                 batch, looked = batch + 1, looked + stop - start
         due, seq, topic = np.concatenate(dues), np.concatenate(seqs), np.concatenate(topics)
-        live = (due <= until_ms) & ~np.isin(seq, np.concatenate(dead))
+        live = (due < end.due_ms) | ((due == end.due_ms) & (seq < np.uint64(end.seq)))
+        live &= ~np.isin(seq, np.concatenate(dead))
         if self._gone:
             live &= ~self._gone.of(topic)
         order = np.flatnonzero(live)[due[live].argsort(kind="stable")]

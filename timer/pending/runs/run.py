@@ -251,6 +251,11 @@ class Run:
         """Return the due of a batch's first row."""
         return int(self._batches["first_due"][batch])
 
+    def first(self, batch: int) -> Position:
+        """Return due and seq of a batch's first row."""
+        found = self._batches[batch]
+        return Position(int(found["first_due"]), int(found["first_seq"]))
+
     def keys_of(self, head: BatchColumns) -> tuple[npt.NDArray[np.int32], bytes]:
         """Return (offsets, bytes) of the keys of a batch: row i has [offsets[i], offsets[i + 1]).
 
