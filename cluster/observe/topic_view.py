@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -16,8 +17,8 @@ from cluster.settings.config import NodeConfig
 from cluster.state.host import Host
 from timer.leader.leader import Delivery
 from timer.model.columns import I64
-from timer.model.timer_errors import InvalidRequestError, NotFoundError
-from timer.model.units import TopicId, UnixMs
+from timer.model.timer_errors import EngineError, InvalidRequestError, NotFoundError
+from timer.model.units import MonoMs, TopicId, UnixMs
 from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.state.apply_results import FireApplied
@@ -30,6 +31,10 @@ PAGE_SIZE_MAX: Final = 1_000
 """Topics in one answer, at most."""
 PAGE_GROUPS_MAX: Final = 10_000
 """Topics and groups together in one answer; further topics follow in the next answer."""
+LATE_WAIT_S: Final = 0.25
+"""Seconds that a list of topics or a scrape waits for the topics' lags, which are a query."""
+LATE_AGE_MS_MAX: Final = 10_000
+"""Age at which measured lags of topics are not shown any more."""
 
 
 class TopicView:
@@ -44,12 +49,18 @@ class TopicView:
         """((next topic id, number of topics), their sorted names)."""
         self.late_topics: Callable[[], Awaitable[Mapping[TopicId, int]]] = _no_lags
         """Returns topic -> age of its oldest overdue timer in ms, on a leader with a lease."""
+        self._late: Mapping[TopicId, int] = {}
+        """The last result of `late_topics`."""
+        self._late_at_ms = MonoMs(0)
+        """When it came."""
+        self._looking: asyncio.Task[None] | None = None
 
     # ---- events
 
     def led(self) -> None:
         """Start new histograms: this node begins to lead."""
         self._fired_late, self._handed_out_late = Lateness(), Lateness()
+        self._late = {}
 
     def fired(self, applied: FireApplied, at_ms: UnixMs) -> I64:
         """Count a firing; return the lateness of its timers in ms (n, int64)."""
@@ -84,14 +95,15 @@ class TopicView:
 
         `page_size`: 0 means PAGE_SIZE_MAX. `shown`: only these topics, and no count; None: all.
 
-        The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile.
+        The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile. Lags are
+        those of `late_soon`: without a lease, or if many queries wait, they may be missing.
 
         Raises:
             InvalidRequestError: the page is too large.
         """
         if page_size > PAGE_SIZE_MAX:
             raise InvalidRequestError("page_size", page_size, f"must be at most {PAGE_SIZE_MAX}")
-        late = await self.late()
+        late = await self.late_soon()
         machine, clock_ms = self._machine, self._host.now().clock_ms
         size = page_size or PAGE_SIZE_MAX
         begin, end = span_of(all_names := self._sorted_names(), prefix)
@@ -133,8 +145,44 @@ class TopicView:
         return status
 
     async def late(self) -> Mapping[TopicId, int]:
-        """Return `late_topics` of a leader; of another node none: its timers fire elsewhere."""
-        return await self.late_topics() if self._host.leader is not None else {}
+        """Return `late_topics` of a leader; of another node none: its timers fire elsewhere.
+
+        Raises:
+            EngineError: no lease, or too many queries wait already.
+        """
+        if (leader := self._host.leader) is None:
+            return {}
+        late = await self.late_topics()
+        if self._host.leader is leader:
+            self._late, self._late_at_ms = late, self._host.now().mono_ms
+        return late
+
+    async def late_soon(self) -> Mapping[TopicId, int]:
+        """Return the result of `late`, or its last one if it fails or takes over LATE_WAIT_S.
+
+        Calls at the same time share one query. It goes on after the wait.
+        """
+        if self._host.leader is None:
+            return {}
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        looking = self._looking
+        await asyncio.wait([looking], timeout=LATE_WAIT_S)
+        if looking.done():
+            looking.result()  # raises its error, if it failed
+        return self.last_late()
+
+    def last_late(self) -> Mapping[TopicId, int]:
+        """Return the last result of `late`. None of it after LATE_AGE_MS_MAX, or without a leader.
+
+        The leader is this node's own.
+        """
+        age_ms = self._host.now().mono_ms - self._late_at_ms
+        return self._late if self._host.leader is not None and age_ms <= LATE_AGE_MS_MAX else {}
+
+    async def _look(self) -> None:
+        with suppress(EngineError):  # no lease, or many queries wait
+            await self.late()
 
     def _sorted_names(self) -> list[str]:
         """Return the names of all topics; they are sorted again only after a change."""

@@ -5,13 +5,15 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from cluster.api.timer_queries import OVERDUE_ROWS_MAX, TimerQueries
+from cluster.api.timer_queries import OVERDUE_ROWS_MAX, QUERIES_WAITING_MAX, TimerQueries
 from cluster.api.timer_stories import Stories
+from cluster.observe import topic_view
+from cluster.observe.topic_view import LATE_AGE_MS_MAX, TopicView
 from tests.cluster.hosted import Hosted
 from tests.timer.machines import START_MS, catch_up, part_of
 from timer.entries.entry_frame import Entry
@@ -23,7 +25,7 @@ from timer.model.timer_errors import (
     NotFoundError,
     NotReadyError,
 )
-from timer.model.units import LogIndex
+from timer.model.units import LogIndex, MonoMs, Now, TopicId, UnixMs
 from timer.pending.read_view import Cut
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_name
@@ -183,3 +185,52 @@ async def test_lags_of_topics_are_found_in_a_thread_which_reports_damage(
         await it.queries.late_topics()
     await asyncio.sleep(0)
     assert len(damages) == 1
+
+
+async def test_topics_are_listed_with_the_last_lags_while_new_ones_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it, none = Teller(), cast("Any", None)
+    it.log.schedule(part_of([(1, START_MS - 9, b"")]))
+    it.applied()
+    view = TopicView(it.host, none)
+    view.late_topics = it.queries.late_topics
+
+    async def lag() -> int:
+        return int((await view.topics("", 0)).topics[0].lag_ms)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(it.queries, "_waiting", QUERIES_WAITING_MAX)
+        assert await lag() == 0, "none was measured yet"
+    assert await lag() == 9
+    with monkeypatch.context() as patched:
+        patched.setattr(it.queries, "_waiting", QUERIES_WAITING_MAX)
+        assert await lag() == 9
+
+    def no_lease() -> None:
+        raise NotReadyError("no lease")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(it.queries._host, "require_lease", no_lease)
+        assert await lag() == 9
+        aged = Now(MonoMs(LATE_AGE_MS_MAX + 1), UnixMs(START_MS))
+        patched.setattr(it.host, "now", lambda: aged)
+        assert await lag() == 0
+        patched.undo()
+        assert await lag() == 9
+
+    waiting, end = list[None](), asyncio.Event()
+
+    async def slow() -> dict[TopicId, int]:
+        waiting.append(None)
+        await end.wait()
+        return {TopicId(1): 7}
+
+    monkeypatch.setattr(topic_view, "LATE_WAIT_S", 0.01)
+    view.late_topics = slow
+    assert [*await asyncio.gather(lag(), lag())] == [9, 9]
+    assert len(waiting) == 1, "they share one query"
+    end.set()
+    assert await lag() == 7
+    view.led()
+    assert view.last_late() == {}, "the lags of an earlier time as leader are not shown"
