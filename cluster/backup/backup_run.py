@@ -4,7 +4,7 @@
     each file of the state:   in an earlier backup, and in the store still --> nothing to do
                               in the store, of a backup that was cut       --> read and verified
                               else                         --> fetched, verified, and written
-    catalogue written --> the backup is complete
+    catalogue written, and all parts in the store still --> the backup is complete
 
 The node gives size and CRC-32 of each file, for a run as it wrote them into the manifest. The bytes
 are compared with both on their way, so a backup never stores what the node did not mean to write.
@@ -159,12 +159,26 @@ class BackupRun:
             sent_bytes=self._sent,
             parts=tuple(parts),
         )
+        self._check_parts(parts)
+        data, name = catalogue.encode(), catalogue_name(catalogue.backup)
+        self._store.put(name, [data], len(data))
+        try:
+            self._check_parts(parts)  # a prune that began before the put does not know of the parts
+        except BackupError:
+            with suppress(BackupError):  # a prune deleted it, too
+                self._store.delete(name)
+            raise
+        return catalogue
+
+    def _check_parts(self, parts: list[StoredPart]) -> None:
+        """Check that the store has all parts of this backup.
+
+        Raises:
+            BackupError: a part is missing.
+        """
         there = self._store.sizes(PARTS)
         if any(there.get(part.name) != part.size for part in parts):
             raise BackupError("a prune deleted parts of this backup meanwhile; take it again")
-        data = catalogue.encode()
-        self._store.put(catalogue_name(catalogue.backup), [data], len(data))
-        return catalogue
 
     def _part(
         self,

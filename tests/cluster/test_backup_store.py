@@ -17,7 +17,13 @@ from cluster.api.backup_desk import OPEN_MAX, BackupDesk
 from cluster.api.log_shipping import LogShipping
 from cluster.backup.backup_run import BackupRun, chosen_node
 from cluster.backup.backup_store import REST_AGE_S, BackupError, BackupStore, StoreUnavailable
-from cluster.backup.catalogue import Catalogue, catalogue_name, find_backup, read_catalogues
+from cluster.backup.catalogue import (
+    CATALOGUES,
+    Catalogue,
+    catalogue_name,
+    find_backup,
+    read_catalogues,
+)
 from cluster.backup.parquet_export import ParquetExport
 from cluster.backup.restoration import STAGE, RestorePlan, receive, restore
 from cluster.backup.store_care import damages_of, prune
@@ -261,6 +267,27 @@ def test_backup_fails_if_a_prune_has_deleted_one_of_its_parts(
         patched.setattr(node, "fetch_backup", slow)
         with pytest.raises(BackupError, match="a prune deleted parts of this backup"):
             backed_up(node, store)
+    assert read_catalogues(store) == []
+    found = backed_up(node, store)
+    assert damages_of(store) == (len(found.parts), [])
+
+
+def test_backup_whose_part_a_prune_deletes_before_the_catalogue_is_there_is_not_listed(
+    node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, deleted = store.put, list[str]()
+
+    def slow(name: str, data: Any, size: int) -> None:
+        if name.startswith(CATALOGUES):
+            deleted.append(next(name for name in store.sizes("parts") if manifest.NAME not in name))
+            store.delete(deleted[0])
+        put(name, data, size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "put", slow)
+        with pytest.raises(BackupError, match="a prune deleted parts of this backup"):
+            backed_up(node, store)
+    assert len(deleted) == 1
     assert read_catalogues(store) == []
     found = backed_up(node, store)
     assert damages_of(store) == (len(found.parts), [])
