@@ -26,13 +26,11 @@ from cluster.settings.release import RELEASE
 from cluster.state.host import Host
 from replication.shell.replica import Replica
 from timer.leader.leader import Leader
-from timer.model.timer_errors import EngineError
-from timer.model.units import LogIndex, MonoMs, ReplicaId, TopicId
+from timer.model.units import LogIndex, MonoMs, ReplicaId
 from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 
-"""Interval in which the size of the data directory is read."""
 CLOCK_SPREAD_MS_MAX: Final = 1_000
 """As the alert TimerClockWrong."""
 _WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
@@ -76,8 +74,6 @@ class NodeState(TopicView):
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
-        self._late: Mapping[TopicId, int] = {}
-        """Topic -> age of its oldest overdue timer in ms, of the last `measure`."""
         self._quotas: tuple[NamedFigures, ...] = ()
         self._topics = BusiestTopics(
             host.engine.machine, config.limits.metric_topics_max, mono_ms, self._all_topics
@@ -209,14 +205,16 @@ class NodeState(TopicView):
         if leader is None:
             self._lags, self._late, self._quotas = [], {}, ()
             return
-        with suppress(EngineError):  # no lease, or many queries wait; the last figures stay
-            self._late = await self.late()
         unacked = self._host.totals.unacked()
         self._lags = await lag.of_groups(leader, self._host.now().clock_ms, unacked)
         self._quotas = await quota_view.fullest(engine.machine, engine.node_policy, WORST_SHOWN)
+        await self.late_soon()  # last: it waits behind queries; `levels` shows what it found
 
     def levels(self) -> Levels:
-        """Return the values of a scrape; those of lags and quotas are of the last `measure`."""
+        """Return the values of a scrape; those of lags and quotas are of the last `measure`.
+
+        Lags of topics are absent if they are older than LATE_AGE_MS_MAX.
+        """
         replica, engine, leader = self._replica, self._host.engine, self._host.leader
         machine = engine.machine
         now, backups = self._host.now(), self._backups
@@ -224,7 +222,7 @@ class NodeState(TopicView):
         held = [] if leader is None else [*leader.groups.all_leased()]
         lags = [] if leader is None else self._lags
         awaited = lag.of_consumers(lags)
-        late = {} if leader is None else self._late
+        late = self.last_late()
         return Levels(
             role=replica.role.value,
             serving=self._host.serves,

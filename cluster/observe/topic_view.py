@@ -33,8 +33,8 @@ PAGE_GROUPS_MAX: Final = 10_000
 """Topics and groups together in one answer; further topics follow in the next answer."""
 LATE_WAIT_S: Final = 0.25
 """Seconds that a list of topics or a scrape waits for the topics' lags, which are a query."""
-LATE_AGE_MS_MAX: Final = 10_000
-"""Age at which measured lags of topics are not shown any more."""
+LATE_AGE_MS_MAX: Final = 20_000
+"""Age above which measured lags of topics are not shown. Prometheus scrapes every 15 seconds."""
 
 
 class TopicView:

@@ -12,6 +12,7 @@ from cluster.control.control_plane import CommandOutcome, TransferAnswer
 from cluster.control.membership import Change
 from cluster.node import operator_commands
 from cluster.node.operator_commands import OperatorCommands
+from cluster.observe import lag, quota_view, topic_view
 from cluster.observe import node_view as view
 from cluster.observe.busiest_topics import BusiestTopics
 from cluster.observe.node_view import NodeState
@@ -25,7 +26,7 @@ from timer.model.timer_errors import (
     InvalidRequestError,
     NotReadyError,
 )
-from timer.model.units import MonoMs, ReplicaId
+from timer.model.units import MonoMs, ReplicaId, TopicId
 from timerclient.proto import timer_pb2 as pb
 
 ENGINE: Any = SimpleNamespace(machine=None)
@@ -238,6 +239,72 @@ async def test_connections_are_counted_at_the_ports_whose_numbers_are_known(
     node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
     await node.measure()
     assert node._connections == {"grpc": 0, "replication": 0}
+
+
+async def test_groups_and_quotas_are_measured_while_the_lags_of_topics_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Topics(BusiestTopics):
+        async def measure(self) -> None:
+            pass
+
+    async def groups(*_: object) -> list[str]:
+        return ["lag"]
+
+    async def quotas(*_: object) -> tuple[str, ...]:
+        return ("quota",)
+
+    asked, end = list[None](), asyncio.Event()
+
+    async def late() -> dict[TopicId, int]:
+        asked.append(None)
+        await end.wait()
+        return {TopicId(1): 9}
+
+    monkeypatch.setattr(view, "BusiestTopics", Topics)
+    monkeypatch.setattr(lag, "of_groups", groups)
+    monkeypatch.setattr(quota_view, "fullest", quotas)
+    monkeypatch.setattr(topic_view, "LATE_WAIT_S", 0.01)
+    engine: Any = SimpleNamespace(machine=None, node_policy=None)
+    clock: Any = SimpleNamespace(mono_ms=0, clock_ms=0)
+    host: Any = SimpleNamespace(
+        engine=engine,
+        leader=object(),
+        now=lambda: clock,
+        totals=SimpleNamespace(unacked=list),
+    )
+    none = cast("Any", None)
+    replica: Any = SimpleNamespace(tcp_port=7)
+    config = build_config(BASE, {"limits.metric_topics_max": 0})
+    node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
+    node.late_topics = late
+    for _ in range(2):
+        node._lags, node._quotas = [], ()
+        await node.measure()
+        measured: Any = node._lags, node._quotas
+        assert measured == (["lag"], ("quota",))
+    assert (len(asked), node.last_late()) == (1, {})
+    end.set()
+    await node.measure()
+    assert node.last_late() == {1: 9}
+
+    async def no_lease() -> dict[TopicId, int]:
+        raise NotReadyError("no lease")
+
+    node.late_topics = no_lease
+    clock.mono_ms = topic_view.LATE_AGE_MS_MAX
+    await node.measure()
+    assert node.last_late() == {1: 9}
+    clock.mono_ms += 1
+    await node.measure()
+    assert node.last_late() == {}
+    clock.mono_ms, leader = 0, host.leader
+    assert node.last_late() == {1: 9}
+    host.leader = None
+    assert node.last_late() == {}
+    await node.measure()
+    host.leader = leader
+    assert node.last_late() == {}, "the node did not lead meanwhile"
 
 
 def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
