@@ -86,11 +86,12 @@ func (s *shop) pay(name string) error {
 	return nil // otherwise it has fired: its message comes
 }
 
-// due works on a message of a timer. The same message may come again.
+// due works on a message of a timer. The same message may come again. A message without an order, such
+// as one of an earlier run, is acked.
 func (s *shop) due(_ context.Context, message *pb.DeliveredMessage) error {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	if late := s.orders[string(message.Payload)]; late.state == "open" {
+	if late := s.orders[string(message.Payload)]; late != nil && late.state == "open" {
 		late.state = "cancelled"
 	}
 	return nil
@@ -99,7 +100,7 @@ func (s *shop) due(_ context.Context, message *pb.DeliveredMessage) error {
 func (s *shop) end(name string) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	if ended := s.orders[name]; !ended.over {
+	if ended := s.orders[name]; ended != nil && !ended.over {
 		ended.over = true
 		s.over.Done()
 	}
@@ -121,11 +122,16 @@ func run(args []string) error {
 	s := &shop{timers: pb.NewTimerServiceClient(connection), topic: args[1], orders: map[string]*order{}}
 	reader := &consumer{service: pb.NewConsumeServiceClient(connection), topic: args[1], group: args[2],
 		work: s.due, acked: func(message *pb.DeliveredMessage) { s.end(string(message.Payload)) }}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	go reader.run(ctx)
+	stay, leave := context.WithCancel(context.Background())
+	defer leave()
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		reader.run(stay)
+	}()
+	session := rand.Text() // so that no two runs have orders of one name
 	for n := range count {
-		name := fmt.Sprintf("order-%d", n)
+		name := fmt.Sprintf("order-%s-%d", session, n)
 		if err := s.place(name); err != nil {
 			return err
 		}
@@ -137,6 +143,10 @@ func run(args []string) error {
 		fmt.Println("scheduled", n+1)
 	}
 	s.over.Wait()
+	leave()
+	<-left
+	s.lock.Lock() // work of a stream that broke may go on
+	defer s.lock.Unlock()
 	states := map[string]int{}
 	for _, each := range s.orders {
 		states[each.state]++

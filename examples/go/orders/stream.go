@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log"
 	"time"
 
@@ -12,6 +14,8 @@ const (
 	credit  = 16 // messages under way to this process, at most
 	leaseMs = 30_000
 	backoff = 200 * time.Millisecond
+
+	leaveWithin = 10 * time.Second // then the messages at work are left to others
 )
 
 type outcome struct {
@@ -28,20 +32,22 @@ type consumer struct {
 	acked        func(*pb.DeliveredMessage) // it is never delivered again
 }
 
-// run opens a stream after the other, until ctx ends.
-func (c *consumer) run(ctx context.Context) {
-	for ctx.Err() == nil {
-		if err := c.stream(ctx); ctx.Err() == nil {
+// run opens a stream after the other. When stay ends, it finishes the messages at work, and returns.
+func (c *consumer) run(stay context.Context) {
+	for stay.Err() == nil {
+		if err := c.stream(stay); err != nil {
 			log.Println("the stream ended:", err)
 			time.Sleep(backoff)
 		}
 	}
 }
 
-// stream serves one stream. This goroutine alone sends: gRPC allows no two.
-func (c *consumer) stream(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx) // also ends the work, because its leases end
+// stream serves one stream. This goroutine alone sends: gRPC allows no two. Returns nil after it has left.
+func (c *consumer) stream(stay context.Context) error {
+	ctx, cancel := context.WithCancel(context.Background()) // also ends the work, because its leases end
 	defer cancel()
+	stop := context.AfterFunc(stay, func() { time.AfterFunc(leaveWithin, cancel) })
+	defer stop()
 	stream, err := c.service.Consume(ctx)
 	if err != nil {
 		return err
@@ -67,18 +73,29 @@ func (c *consumer) stream(ctx context.Context) error {
 	asking := map[uint64]*pb.DeliveredMessage{} // request_no -> message whose ack has no answer yet
 	renew := time.NewTicker(leaseMs * time.Millisecond / 2)
 	defer renew.Stop()
+	leave := stay.Done()
+	confirmed, closed := false, false // no more deliveries follow; nothing more is sent
 	for err == nil {
 		select {
 		case err = <-broken: // the reason; after an error of Send, too
+			if closed && errors.Is(err, io.EOF) {
+				return nil // the node has answered all acks
+			}
+		case <-leave:
+			leave = nil
+			err = stream.Send(&pb.ConsumeRequest{Kind: &pb.ConsumeRequest_Leaving{Leaving: true}})
 		case <-renew.C:
-			err = stream.Send(extension(held))
+			if len(held) > 0 {
+				err = stream.Send(extension(held))
+			}
 		case done := <-outcomes:
 			number := done.message.QueueOffset + 1
 			delete(held, done.message.QueueOffset)
 			if done.err == nil {
 				asking[number] = done.message
 			}
-			if err = stream.Send(settlement(done, number)); err == nil { // a delivery uses credit up
+			err = stream.Send(settlement(done, number))
+			if err == nil && leave != nil { // a delivery uses credit up
 				err = stream.Send(&pb.ConsumeRequest{Kind: &pb.ConsumeRequest_Credit{Credit: 1}})
 			}
 		case response := <-responses:
@@ -95,6 +112,11 @@ func (c *consumer) stream(ctx context.Context) error {
 				c.answered(asking[answer.RequestNo], answer)
 				delete(asking, answer.RequestNo)
 			}
+			confirmed = confirmed || response.GetLeaving()
+		}
+		if err == nil && confirmed && len(held) == 0 && !closed {
+			closed = true
+			err = stream.CloseSend()
 		}
 	}
 	return err
