@@ -17,6 +17,7 @@ import java.io.File;
 import java.io.IOException;
 import java.net.InetSocketAddress;
 import java.net.URI;
+import java.net.URISyntaxException;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
@@ -39,6 +40,10 @@ final class Nodes {
       Metadata.Key.of(
           "timer-error-bin", ProtoUtils.metadataMarshaller(timer.v1.Error.getDefaultInstance()));
 
+  static {
+    NameResolverRegistry.getDefaultRegistry().register(new AddressLists());
+  }
+
   private Nodes() {}
 
   /**
@@ -46,13 +51,20 @@ final class Nodes {
    * TIMERCTL_TLS_CA, TIMERCTL_TLS_CERT and TIMERCTL_TLS_KEY name the files.
    */
   static ManagedChannel connect(String addresses) throws IOException {
-    NameResolverRegistry.getDefaultRegistry().register(new AddressList(addresses));
-    return Grpc.newChannelBuilder("timers:///nodes", credentials())
+    return Grpc.newChannelBuilder(target(addresses), credentials())
         .defaultServiceConfig(LEADER_ONLY)
         .keepAliveTime(10, TimeUnit.SECONDS)
         .keepAliveTimeout(5, TimeUnit.SECONDS)
         .maxInboundMessageSize(ANSWER_BYTES_MAX)
         .build();
+  }
+
+  private static String target(String addresses) {
+    try {
+      return new URI(AddressLists.SCHEME, null, "/" + addresses, null).toString();
+    } catch (URISyntaxException error) {
+      throw new IllegalArgumentException(addresses, error);
+    }
   }
 
   private static ChannelCredentials credentials() throws IOException {
@@ -95,13 +107,14 @@ final class Nodes {
         : code == Status.Code.UNAVAILABLE || code == Status.Code.DEADLINE_EXCEEDED;
   }
 
-  /** Resolves timers:///nodes to a fixed list of addresses. */
-  private static final class AddressList extends NameResolverProvider {
-    private final List<EquivalentAddressGroup> nodes = new ArrayList<>();
+  /** Resolves timers:/HOST:PORT,HOST:PORT,… to these addresses. Serves the channels of all clusters. */
+  private static final class AddressLists extends NameResolverProvider {
+    static final String SCHEME = "timers";
 
-    AddressList(String addresses) {
+    private static List<EquivalentAddressGroup> nodes(String addresses) {
+      List<EquivalentAddressGroup> nodes = new ArrayList<>();
       for (String address : addresses.split(",")) {
-        URI uri = URI.create("timers://" + address);
+        URI uri = URI.create(SCHEME + "://" + address);
         Attributes certified = // with TLS: the name in the node's certificate
             Attributes.newBuilder()
                 .set(EquivalentAddressGroup.ATTR_AUTHORITY_OVERRIDE, uri.getHost())
@@ -110,10 +123,15 @@ final class Nodes {
             new EquivalentAddressGroup(
                 new InetSocketAddress(uri.getHost(), uri.getPort()), certified));
       }
+      return nodes;
     }
 
     @Override
     public NameResolver newNameResolver(URI target, NameResolver.Args args) {
+      if (!SCHEME.equals(target.getScheme())) {
+        return null; // of another provider
+      }
+      List<EquivalentAddressGroup> nodes = nodes(target.getPath().substring(1));
       return new NameResolver() {
         @Override
         public String getServiceAuthority() {
@@ -133,7 +151,7 @@ final class Nodes {
 
     @Override
     public String getDefaultScheme() {
-      return "timers";
+      return SCHEME;
     }
 
     @Override
