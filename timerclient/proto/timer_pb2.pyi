@@ -68,15 +68,13 @@ class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reason.ValueTy
     REASON_UNKNOWN_PRODUCER: _Reason.ValueType  # 11
     """UNAUTHENTICATED: register again"""
     REASON_LEASE_LOST: _Reason.ValueType  # 12
-    """FAILED_PRECONDITION: another consumer has the message, or it is"""
+    """no longer sent: an ack has the result ACK_RESULT_LEASE_LOST"""
     REASON_SHUTTING_DOWN: _Reason.ValueType  # 13
-    """acked
-    UNAVAILABLE: the node is stopping and accepts no new requests
-    """
+    """UNAVAILABLE: the node is stopping and accepts no new requests"""
     REASON_STORAGE_FAILED: _Reason.ValueType  # 14
     """INTERNAL: the node's disk or files failed; it stops or heals"""
     REASON_FENCED: _Reason.ValueType  # 15
-    """ABORTED: between nodes only"""
+    """no longer sent: it was between nodes only"""
     REASON_CONFIG: _Reason.ValueType  # 16
     """INVALID_ARGUMENT: between operator and node only"""
     REASON_DISK_FULL: _Reason.ValueType  # 17
@@ -124,15 +122,13 @@ DATA_LOSS: the sequence was applied; its ids are no longer kept
 REASON_UNKNOWN_PRODUCER: Reason.ValueType  # 11
 """UNAUTHENTICATED: register again"""
 REASON_LEASE_LOST: Reason.ValueType  # 12
-"""FAILED_PRECONDITION: another consumer has the message, or it is"""
+"""no longer sent: an ack has the result ACK_RESULT_LEASE_LOST"""
 REASON_SHUTTING_DOWN: Reason.ValueType  # 13
-"""acked
-UNAVAILABLE: the node is stopping and accepts no new requests
-"""
+"""UNAVAILABLE: the node is stopping and accepts no new requests"""
 REASON_STORAGE_FAILED: Reason.ValueType  # 14
 """INTERNAL: the node's disk or files failed; it stops or heals"""
 REASON_FENCED: Reason.ValueType  # 15
-"""ABORTED: between nodes only"""
+"""no longer sent: it was between nodes only"""
 REASON_CONFIG: Reason.ValueType  # 16
 """INVALID_ARGUMENT: between operator and node only"""
 REASON_DISK_FULL: Reason.ValueType  # 17
