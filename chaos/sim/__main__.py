@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
     """Ends with a status of its own: argparse's would say that a promise was broken."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong with the arguments, and end."""
+        """Print the mistake in the arguments, and end."""
         self.print_usage(sys.stderr)
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
 
@@ -89,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--faults", type=_names, metavar="A,B", help="these, or none")
     parser.add_argument("--mischief", type=_names, metavar="A,B", help="this, or none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--json", action="store_true", help="the figures of what passed, as JSON")
+    parser.add_argument("--json", action="store_true", help="the figures of the worlds, as JSON")
     return parser
 
 

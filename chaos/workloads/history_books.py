@@ -27,7 +27,7 @@ class Content(NamedTuple):
     ordering_key: str | None = None
     priority: int = 4
     series: str | None = None
-    """Key of the series whose occurrences have this mark."""
+    """Key of the series, if the mark is that of its occurrences."""
 
 
 def headers_of(mark: int) -> dict[str, str]:
@@ -46,9 +46,9 @@ class Books:
         self._contents: dict[int, Content] = {}
         """By mark. Other timers have a payload only."""
         self.asked = 0
-        """Timers whose request has ended, with or without an answer."""
+        """Timers of ended requests, with or without an answer."""
         self.unanswered = 0
-        """Those of them whose request did not end with OK."""
+        """Those among them of requests that did not end with OK."""
         self.delivered = 0
         """Delivered messages, repetitions included."""
 

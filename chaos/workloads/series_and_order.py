@@ -22,7 +22,7 @@ ORDERS: Final = 6
 """Ordering keys."""
 PRIORITIES: Final = (9, 9, 9, 5, 4, 0)
 HERD_BEATS: Final = 8
-"""Beats whose timers are due in one millisecond."""
+"""Beats with timers that are due in one millisecond."""
 JITTER_MS: Final = 700
 RULE_BEATS: Final = 48
 """From one change of the rates to the next: an old rate may still be applied for 5 seconds."""

@@ -52,7 +52,7 @@ class TopicView:
         self._late: Mapping[TopicId, int] = {}
         """The last result of `late_topics`."""
         self._late_at_ms = MonoMs(0)
-        """When it came."""
+        """Time of that result, on the monotonic clock."""
         self._looking: asyncio.Task[None] | None = None
 
     # ---- events

@@ -319,20 +319,24 @@ def test_reschedules_that_wait_share_an_entry_and_each_gets_its_own_timers(by: s
     assert leader.idle
 
 
+def move_four(leader: Leader, log: Log, engine: Engine, now: Now, done: Done) -> None:
+    """Reschedule four timers: two in entries of their own, while the other two wait."""
+    leader.schedule(part_of([(1, FAR, b"two")] * 4), lambda _: None)
+    leader.step(now)
+    catch_up(engine, log)
+    for seq in range(1, 5):
+        reschedule(leader, ids_of([(FAR, seq)]), np.array([FAR + seq]), now, done)
+        if seq < 3:
+            leader.step(now)
+
+
 def test_request_without_room_in_a_shared_entry_waits_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine_module, "RESCHEDULE_BYTES_MAX", 3)
     leader, log, engine = leading()
     now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
-    leader.schedule(part_of([(1, FAR, b"two")] * 4), lambda _: None)
-    leader.step(now)
-    catch_up(engine, log)
-    for seq in range(1, 5):
-        ids = ids_of([(FAR, seq)])
-        reschedule(leader, ids, np.array([FAR + seq]), now, answers.append)
-        if seq < 3:
-            leader.step(now)
+    move_four(leader, log, engine, now, answers.append)
     for _ in range(3):
         catch_up(engine, log)
         leader.step(now)
@@ -347,14 +351,7 @@ def test_request_without_room_is_rejected_if_a_policy_changed_meanwhile(
     monkeypatch.setattr(machine_module, "RESCHEDULE_BYTES_MAX", 3)
     leader, log, engine = leading()
     now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
-    leader.schedule(part_of([(1, FAR, b"two")] * 4), lambda _: None)
-    leader.step(now)
-    catch_up(engine, log)
-    for seq in range(1, 5):
-        ids = ids_of([(FAR, seq)])
-        reschedule(leader, ids, np.array([FAR + seq]), now, answers.append)
-        if seq < 3:
-            leader.step(now)
+    move_four(leader, log, engine, now, answers.append)
     catch_up(engine, log)
     leader.step(now)  # both are in flight, and none waits
     leader.alter(Scope("", TopicId(1)), ScopePolicy(tick_ms=5), (), now, lambda _: None)

@@ -158,6 +158,26 @@ async def test_each_call_fails_at_its_own_end() -> None:
     assert server.sent == ["a", "b", "cde"]
 
 
+async def test_call_of_an_invalid_request_that_ends_before_it_is_sent_again_had_no_effect() -> None:
+    server, calls = await busy()
+    calls += [server.call("c", within_s=0.5), server.call("d", within_s=0.5)]
+    await turns()
+    server.answer(0)
+    await turns()
+    assert server.sent[2:] == ["cd"]
+    server.answer(2, InvalidRequest.of("delay_ms[0]", 9, "must be at most 8"))
+    await turns()
+    assert server.sent[3:] == ["c"]
+    with pytest.raises(OutcomeUnknown):
+        await calls[2]
+    with pytest.raises(Unreachable):
+        await calls[3]
+    server.answer(1)
+    server.answer(3)
+    await turns()
+    assert server.sent == ["a", "b", "cd", "c"]
+
+
 async def test_call_whose_caller_was_cancelled_is_not_sent() -> None:
     server, calls = await busy("c", "d")
     calls[2].cancel()

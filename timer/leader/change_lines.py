@@ -3,9 +3,10 @@
     request --> line of its kind --> entry, when fewer than two of the line are in flight,
                                      or, if the line is eager, when a full entry waits
 
-Waiting requests of a line share an entry, in the order of their arrival. No request is split. A
-request whose timers had no room in a shared entry waits again, before all others. If a policy has
-changed meanwhile, it is rejected instead: its times follow the policies of its acceptance.
+Waiting requests of a line share an entry, in the order of their arrival. No request is split. If a
+shared entry had no room for the timers of a request, the request waits again, before all others. If
+a policy has changed meanwhile, the request is rejected instead, as its times follow the policies of
+its acceptance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +57,7 @@ class ChangeLine:
     ) -> None:
         """`rows_max`: timers in one entry. `most`: timers that wait or are in flight.
 
-        `eager`: a full entry is appended whatever is in flight.
+        `eager`: a full entry is appended at once, with any number of entries in flight.
         """
         self._name, self._propose = name, propose
         self._rows_max, self._most, self._eager = rows_max, most, eager

@@ -11,8 +11,9 @@ import asyncio
 import copy
 import re
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from timerclient.streams.nodes import out_of_time
 from timerclient.values.errors import InvalidRequest
@@ -30,7 +31,8 @@ Send = Callable[[Sequence[R], float], Awaitable[Sequence[T | None]]]
 None: the row had no effect and must be sent again."""
 
 
-class _Call(NamedTuple, Generic[R, T]):
+@dataclass(slots=True, eq=False)
+class _Call(Generic[R, T]):
     timer: Hashable
     """The timer that the call names."""
     row: R
@@ -38,6 +40,8 @@ class _Call(NamedTuple, Generic[R, T]):
     ends_s: float
     """Time of the loop at which the call fails."""
     outcome: asyncio.Future[T]
+    is_sent: bool = False
+    """A request with the call is on its way."""
 
 
 class _Line(Generic[R, T]):
@@ -61,8 +65,7 @@ class _Line(Generic[R, T]):
 
     def _expire(self, call: _Call[R, T]) -> None:
         if not call.outcome.done():
-            sent = call not in self._waiting
-            call.outcome.set_exception(out_of_time(call.within_s, None, sent=sent))
+            call.outcome.set_exception(out_of_time(call.within_s, None, sent=call.is_sent))
 
     def _begin(self) -> None:
         while len(self._sending) < SENDING_MAX and (calls := self._next()):
@@ -76,13 +79,14 @@ class _Line(Generic[R, T]):
             if part := [call for call in self._parts.pop(0) if not call.outcome.done()]:
                 return part
         calls, left, timers = list[_Call[R, T]](), list[_Call[R, T]](), set[Hashable]()
-        for call in self._waiting:
-            if call.outcome.done():
-                continue
-            # A request names a timer once.
-            fits = len(calls) < self._rows_max and call.timer not in timers
-            (calls if fits else left).append(call)
-            timers.add(call.timer)
+        for at, call in enumerate(self._waiting):
+            if len(calls) == self._rows_max:
+                left += self._waiting[at:]
+                break
+            if not call.outcome.done():
+                # A request names a timer once.
+                (left if call.timer in timers else calls).append(call)
+                timers.add(call.timer)
         self._waiting = left
         return calls
 
@@ -94,6 +98,7 @@ class _Line(Generic[R, T]):
 
     async def _run(self, calls: list[_Call[R, T]]) -> None:
         within_s = max(call.ends_s for call in calls) - self._loop.time()
+        _mark(calls, is_sent=True)
         try:
             outcomes = await self._send([call.row for call in calls], max(within_s, 0.001))
         except asyncio.CancelledError:  # the loop ends
@@ -102,6 +107,7 @@ class _Line(Generic[R, T]):
             raise
         except Exception as error:  # noqa: BLE001 -- the callers raise it
             if isinstance(error, InvalidRequest) and error.outcome_known and len(calls) > 1:
+                _mark(calls, is_sent=False)
                 self._parts += _parts(calls, error)
                 return
             for call in calls:
@@ -114,7 +120,13 @@ class _Line(Generic[R, T]):
                     again.append(call)
                 elif not call.outcome.done():
                     call.outcome.set_result(outcome)
+            _mark(again, is_sent=False)
             self._waiting[:0] = again
+
+
+def _mark(calls: Sequence[_Call[R, T]], *, is_sent: bool) -> None:
+    for call in calls:
+        call.is_sent = is_sent
 
 
 def _parts(calls: list[_Call[R, T]], error: InvalidRequest) -> list[list[_Call[R, T]]]:

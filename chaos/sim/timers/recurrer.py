@@ -75,7 +75,7 @@ class SimRecurrer(SimOperator):
                 self.ask(app, work)
 
     def finish(self) -> None:
-        """Resume what is paused."""
+        """Resume the paused series."""
         app = self.town.leader()
         table = app.engine.machine.series if app is not None else None
         for view in table.views(table.ids_of(None, 0, SERIES_MAX)) if table is not None else ():
