@@ -111,7 +111,7 @@ sim: setup  ## the deterministic simulator; SEEDS=n worlds, SEED=n replays one
 chaos: java setup  ## the fault-injection suite: a 10-minute mix of all faults, and the audit
 	$(BIN)/timerctl chaos run mix --minutes 10 $(ARGS)
 
-chaos-short: java setup  ## a 2-minute mix; works without root, and says what that leaves out
+chaos-short: java setup  ## a 2-minute mix; works without root, and names the faults that it leaves out
 	$(BIN)/timerctl chaos run short --minutes 2 $(ARGS)
 
 audit: java setup  ## re-check a run's folder: make audit RUN=run/demo
