@@ -106,12 +106,6 @@ def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--dir", type=Path, metavar="D", help=f"folder of the run (default: {RUNS}/SCENARIO-SEED)"
     )
     run.set_defaults(run=_needing(_run))
-    text = "remove the processes, networks and disks that crashed runs left"
-    clean = actions.add_parser("clean", **described(text))
-    clean.add_argument(
-        "--dir", type=Path, metavar="D", help=f"folder of runs, or of one run (default: {RUNS})"
-    )
-    clean.set_defaults(run=_needing(_clean))
 
 
 def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -171,7 +165,9 @@ def _run(args: argparse.Namespace) -> int:
     import secrets  # late: it takes milliseconds of the help of timerctl
 
     from chaos.suite import suite_commands
+    from chaos.suite.stage.network import NetworkError
     from chaos.suite.stage.plan import RunOptions
+    from deploy.local import LaunchError
 
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
     folder = args.dir or RUNS / f"{args.scenario}-{seed}"
@@ -182,33 +178,13 @@ def _run(args: argparse.Namespace) -> int:
         rate_per_s=args.rate,
         plain=args.plain,
     )
-    return _reported(lambda: suite_commands.run(args.scenario, seed, options, folder))
-
-
-def _clean(args: argparse.Namespace) -> int:
-    from chaos.suite import suite_commands
-
-    if args.dir is not None and not args.dir.is_dir():
-        print(f"timerctl chaos: --dir {args.dir}: no such folder", file=sys.stderr)
-        return 2
-    return _reported(lambda: suite_commands.clean(args.dir or RUNS))
-
-
-def _reported(command: Callable[[], int]) -> int:
-    """Return a command's exit status. A fault of the machine or the arguments is a line on stderr.
-
-    SIGTERM ends the command as Ctrl-C does: its processes end and its networks are removed.
-    """
-    from chaos.suite.stage.network import NetworkError
-    from deploy.local import LaunchError
-
+    # SIGTERM ends the run as Ctrl-C does: its processes end and its networks are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        status = command()
+        return suite_commands.run(args.scenario, seed, options, folder)
     except (LaunchError, NetworkError, OSError, ValueError) as error:
         print(f"timerctl chaos: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("timerctl chaos: stopped", file=sys.stderr)
         return INTERRUPTED
-    return status

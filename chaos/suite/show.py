@@ -49,7 +49,7 @@ from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, end_run
 from chaos.workloads.workload_clients import WorkloadClients
-from deploy.local import LaunchError, LocalCluster
+from deploy.local import LaunchError
 from timerclient.values.errors import TimerError
 
 DRAIN_S: Final = 90.0
@@ -274,6 +274,8 @@ class Show:
                 planned.why = str(fizzled)
                 stage.record("fizzled", why=planned.why)
                 self._say(f"FIZZLED: {number}, {strike.nemesis}: {fizzled}")
+                if strike.lane in _BY_TURNS:
+                    self._mend(stage)
             finally:
                 stage.record("healed")
 
@@ -468,19 +470,12 @@ def claimable(folder: Path) -> RunFolder:
     """Return the folder as a run's, if it is empty, absent, or an earlier run's.
 
     Raises:
-        LaunchError: the folder has other files, or nodes run there.
+        LaunchError: the folder has other files.
     """
     run = RunFolder(folder.resolve())
-    if folder.exists() and any(folder.iterdir()):
-        # A folder with cluster.json and run.json only is a user's own cluster with its audit.
-        if not (run.root / OWNER).exists():
-            raise LaunchError(f"{folder} is not the folder of a run: name another folder")
-        cluster = LocalCluster(run.root)
-        if running := [name for name in cluster.nodes if cluster.is_running(name)]:
-            raise LaunchError(
-                f"{folder}: {', '.join(running)} still run: a run is being played there, or its "
-                f"harness died; `timerctl chaos clean --dir {folder.parent}` ends such nodes"
-            )
+    # A folder with cluster.json and run.json only is a user's own cluster with its audit.
+    if folder.exists() and any(folder.iterdir()) and not (run.root / OWNER).exists():
+        raise LaunchError(f"{folder} is not the folder of a run: name another folder")
     return run
 
 

@@ -1,6 +1,5 @@
-"""The commands of `timerctl chaos`: run, clean."""
+"""The command `timerctl chaos run`."""
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,16 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from chaos import workloads
-from chaos.history.history import OWNER, RunFolder
+from chaos.history.history import RunFolder
 from chaos.suite import scenarios
 from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.show import Bill, Show, claimable, clear
 from chaos.suite.stage import stage
-from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Need, RunOptions
 from chaos.suite.stage.stage import Stage
 from chaos.workloads.workload_clients import Setting, WorkloadClients
-from deploy.local import LaunchError
 
 NODES_MAX: Final = 7
 MINUTES_MAX: Final = 7 * 24 * 60
@@ -59,27 +56,6 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
     return play(target, bill)
 
 
-def clean(folder: Path) -> int:
-    """Remove networks and disks of dead harnesses on this machine, and end their nodes in `folder`.
-
-    Args:
-        folder: a folder of runs, or the folder of one run.
-
-    Returns:
-        The exit status.
-    """
-    gone = stage.remove_stale()
-    here = folder.resolve()
-    for root in sorted(path.parent for path in (*here.glob(OWNER), *here.glob(f"*/{OWNER}"))):
-        try:
-            gone += stage.end_run(RunFolder(root))
-        # A run is being played there, another user owns it, or its processes can't be identified.
-        except (LaunchError, NetworkError, OSError) as why:
-            print(f"left alone: {why}", file=sys.stderr)
-    print("\n".join(f"removed {what}" for what in gone) or "nothing was left")
-    return 0
-
-
 def _check(options: RunOptions) -> None:
     """Raise ValueError if an option is out of range."""
     if options.nodes not in range(3, NODES_MAX + 1):
@@ -98,7 +74,7 @@ def _missing(*, plain: bool) -> dict[Need, str]:
         return dict.fromkeys(Need, PLAIN)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         probe = RunFolder(Path(folder).resolve())
-        with stage.owning(probe):  # so that `clean` finds the leftovers if this process dies
+        with stage.owning(probe):  # so that the next run finds the leftovers if this one dies
             return stage.capabilities(probe.root / "nodes")
 
 

@@ -62,19 +62,6 @@ def test_wrong_argument_is_named(
     assert earlier.exists(), "nothing is removed for a run that can't be"
 
 
-def test_folder_that_is_not_there_is_not_clean(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert timerctl.main(["chaos", "clean", "--dir", str(tmp_path / "gone")]) == 2
-    assert "no such folder" in capsys.readouterr().err
-    for name, nodes in (("1", "[]"), ("2", '[{"name": "n1"}]')):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / OWNER).touch()
-        (tmp_path / name / "cluster.json").write_text(f'{{"nodes": {nodes}}}')
-    assert timerctl.main(["chaos", "clean", "--dir", str(tmp_path)]) == 0
-    assert "left alone: " in capsys.readouterr().err, "who can't be read costs the others nothing"
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="is not root anyway")
 def test_who_is_not_root_is_told_what_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -126,13 +113,14 @@ def test_somebodys_own_cluster_is_refused(tmp_path: Path) -> None:
         claimable(tmp_path)
 
 
-def test_folder_where_nodes_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_a_dead_harness_end_before_their_folder_is_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / OWNER).touch()
     node = {"name": "n1", "pid": 1, "grpc": "", "http": "", "data": "n1"}
     (tmp_path / "cluster.json").write_text(json.dumps({"nodes": [node]}))
-    with monkeypatch.context() as running:
-        running.setattr(LocalCluster, "is_running", lambda *_: True)
-        with pytest.raises(LaunchError, match="n1 still run: a run is being played there, or its"):
-            claimable(tmp_path)
+    killed = list[str]()
+    monkeypatch.setattr(LocalCluster, "kill_together", lambda _, *names: killed.extend(names))
     clear(claimable(tmp_path))
+    assert killed == ["n1"]
     assert not tmp_path.exists()

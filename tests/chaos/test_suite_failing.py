@@ -38,7 +38,7 @@ from chaos.suite.nemeses.voter_damage import (
     remove_cut_off,
     replace_cut_off,
 )
-from chaos.suite.stage.disk_faults import Calls, DiskFaults, Kind
+from chaos.suite.stage.disk_faults import FOLDER, Calls, DiskFaults, Kind
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.settings.exit_codes import EXIT_DISK
 from tests.cluster.running import Forking, kept_runs, until
@@ -84,7 +84,8 @@ def whole(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "stage" in request.fixturenames:
         stage: Stage = request.getfixturevalue("stage")
-        stage.disk_faults.end_all()
+        for fault in (stage.run.root / FOLDER).glob("*.json"):
+            fault.unlink()
         for name in stage.away - stage.lost:
             stage.restart(name)
         stage.wait_until_sure()
@@ -358,31 +359,31 @@ def test_calls_fail_as_the_fault_says_and_no_other_does(
 ) -> None:
     faults, data = DiskFaults(tmp_path), tmp_path / "data"
     assert ask(calling, "os.writev(fd, [b'ab', b'cd'])") == "4"
-    faults.set("n1", data, Kind.ERROR, calls=Calls.SYNCS)
-    assert ask(calling, "os.write(fd, b'ef')") == "2"
-    assert faults.met("n1") is None
-    assert ask(calling, "os.fdatasync(fd)") == os.strerror(5)
-    assert (faults.met("n1") or {})["call"] == "fdatasync"
-    faults.set("n1", data, Kind.UNREAD, inode=(data / "00.log").stat().st_ino + 1)
-    assert ask(calling, "os.pread(fd, 2, 0)") == "b'ab'"
-    faults.set("n1", data, Kind.UNREAD, inode=(data / "00.log").stat().st_ino)
-    assert ask(calling, "os.pread(fd, 2, 0)") == os.strerror(5)
-    faults.set("n1", tmp_path / "other", Kind.ERROR, calls=Calls.ALL)
-    assert ask(calling, "os.fsync(fd)") == "None"
+    with faults.on("n1", data, Kind.ERROR, calls=Calls.SYNCS):
+        assert ask(calling, "os.write(fd, b'ef')") == "2"
+        assert faults.met("n1") is None
+        assert ask(calling, "os.fdatasync(fd)") == os.strerror(5)
+        assert (faults.met("n1") or {})["call"] == "fdatasync"
+    assert ask(calling, "os.fdatasync(fd)") == "None"
+    with faults.on("n1", data, Kind.UNREAD, inode=(data / "00.log").stat().st_ino + 1):
+        assert ask(calling, "os.pread(fd, 2, 0)") == "b'ab'"
+    with faults.on("n1", data, Kind.UNREAD, inode=(data / "00.log").stat().st_ino):
+        assert ask(calling, "os.pread(fd, 2, 0)") == os.strerror(5)
+    with faults.on("n1", tmp_path / "other", Kind.ERROR, calls=Calls.ALL):
+        assert ask(calling, "os.fsync(fd)") == "None"
 
 
 def test_hanging_call_returns_when_the_disk_is_well(
     tmp_path: Path, calling: "subprocess.Popen[str]"
 ) -> None:
     faults = DiskFaults(tmp_path)
-    faults.set("n1", tmp_path / "data", Kind.HANG, calls=Calls.ALL)
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(ask(calling, "os.write(fd, b'ab')")))
-    asking.start()
-    until(lambda: faults.met("n1"))
-    assert answers == []
-    assert (tmp_path / "data/00.log").read_bytes() == b""
-    faults.end("n1")
+    with faults.on("n1", tmp_path / "data", Kind.HANG, calls=Calls.ALL):
+        asking.start()
+        until(lambda: faults.met("n1"))
+        assert answers == []
+        assert (tmp_path / "data/00.log").read_bytes() == b""
     asking.join()
     assert answers == ["2"]
 
@@ -391,10 +392,10 @@ def test_torn_write_leaves_its_half_and_kills_the_process_once(
     tmp_path: Path, calling: "subprocess.Popen[str]"
 ) -> None:
     faults = DiskFaults(tmp_path)
-    faults.set("n1", tmp_path / "data", Kind.TEAR)
-    assert ask(calling, "os.writev(fd, [b'abc', b'def'])") == ""
-    assert calling.wait(WAIT_S) == -signal.SIGKILL
-    assert (tmp_path / "data/00.log").read_bytes() == b"abc"
-    assert not (tmp_path / "disk-faults/n1.json").exists()
+    with faults.on("n1", tmp_path / "data", Kind.TEAR):
+        assert ask(calling, "os.writev(fd, [b'abc', b'def'])") == ""
+        assert calling.wait(WAIT_S) == -signal.SIGKILL
+        assert (tmp_path / "data/00.log").read_bytes() == b"abc"
+        assert not (tmp_path / "disk-faults/n1.json").exists()
     met = faults.met("n1") or {}
     assert (met["written"], met["wanted"]) == (3, 6)

@@ -410,9 +410,18 @@ def test_strike_that_fizzled_does_not_count_as_struck(
     complete: bool,
 ) -> None:
     fizzling(monkeypatch, fate, "hits")
+    mended = list[int]()
+    mend = Show._mend
+
+    def noted(show: Show, stage: Any) -> None:
+        mended.append(len(stage.events))
+        mend(show, stage)
+
+    monkeypatch.setattr(Show, "_mend", noted)
     two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=complete, options=RunOptions(minutes=2 / 60))
     status = Show(RunFolder(tmp_path), two, lambda _: [], audit=GOOD).play()
+    assert mended == [0, 2, 3, 5], "before each strike, at the end, and before the first is healed"
     events = ["strike", "fizzled", "healed", "strike", "healed", "drained", "down"]
     assert LAST[0].events == events
     told = about(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chaos.history.history import RunFolder, read
-from chaos.suite import suite_commands
+from chaos.suite.stage.stage import end_run
 from deploy.local import LocalCluster
 from timerclient.cli import cli_errors
 
@@ -28,7 +28,7 @@ def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> Non
         finally:
             harness.kill()
             harness.wait()
-            assert suite_commands.clean(folder) == 0
+            end_run(RunFolder(folder))
     assert said == "timerctl chaos: stopped\n"
     assert harness.returncode == cli_errors.INTERRUPTED
     cluster = LocalCluster(folder)

@@ -33,8 +33,8 @@ def slow_disk(
     """
     name = chosen(stage, who, chance)
     stage.say(f"the disk of {said(stage, name, who)}: {delay_ms} ms a sync")
-    stage.disk_faults.set(name, stage.data(name), Kind.SLOW, delay_ms=delay_ms)
-    yield
+    with stage.disk_faults.on(name, stage.data(name), Kind.SLOW, delay_ms=delay_ms):
+        yield
     _well(stage, name)
 
 
@@ -48,12 +48,10 @@ def hanging_disk(
     """
     name = chosen(stage, who, chance)
     stage.say(f"the disk of {said(stage, name, who)} hangs: {calls}")
-    stage.disk_faults.set(name, stage.data(name), Kind.HANG, calls=Calls(calls))
-    try:
+    with stage.disk_faults.on(name, stage.data(name), Kind.HANG, calls=Calls(calls)):
         _until_met(stage, name)
         yield
-    finally:
-        _well(stage, name)
+    _well(stage, name)
 
 
 @Nemesis
@@ -71,17 +69,14 @@ def disk_errors(
     word = stage.word_of(name)
     stage.away.add(name)
     stage.failing.add(name)
-    stage.disk_faults.set(name, stage.data(name), Kind.ERROR, calls=Calls(calls))
-    try:
+    with stage.disk_faults.on(name, stage.data(name), Kind.ERROR, calls=Calls(calls)):
         _until_ended(stage, name, f"{name} goes on")
         status = stage.cluster.exit_status(name)
         stage.record("disk-failed", **word, status=status)
         if status != EXIT_DISK:
             stage.failures.append(f"{name} met EIO and ended with status {status}")
         yield
-    finally:
-        stage.disk_faults.end(name)
-        back(stage, name)
+    back(stage, name)
 
 
 @Nemesis
@@ -100,22 +95,15 @@ def bad_sector(
     stage.kill(name)
     if part == LOG:
         stage.archive.seal(name)
-    try:
-        path = file_damage.VICTIM[part](stage.data(name), chance)
-    except Fizzled:
-        back(stage, name)
-        raise
+    path = file_damage.VICTIM[part](stage.data(name), chance)
     held.hardlink_to(path)
     stage.say(f"{name}'s {path.name} can't be read: EIO")
     inode = held.stat().st_ino
-    stage.disk_faults.set(name, stage.data(name), Kind.UNREAD, inode=inode)
     stage.damaged.add(name)
     stage.hurt.add(name)
-    try:
+    with stage.disk_faults.on(name, stage.data(name), Kind.UNREAD, inode=inode):
         file_damage.heal(stage, name, first=lambda: _replaced(stage, name, path, held))
-    finally:
-        stage.disk_faults.end(name)
-        held.unlink()
+    held.unlink()
     if stage.disk_faults.met(name) is None:
         raise Fizzled(f"{name} did not read its {path.name}")
     yield
@@ -135,29 +123,24 @@ def torn_write(stage: Stage, chance: random.Random, who: str = "leader") -> Iter
     absent = chance.choice(others)
     stage.say(f"{absent} is down; {said(stage, name, who)} dies inside a write")
     stage.kill(absent)
-    try:
-        stage.leader()
-        word = stage.word_of(name)
-        stage.away.add(name)
-        stage.disk_faults.set(name, stage.data(name), Kind.TEAR)
-        try:
-            _until_ended(stage, name, f"{name} writes nothing")
-        finally:
-            stage.disk_faults.end(name)
-        met = stage.disk_faults.met(name) or {}
-        stage.record("kill", **word)
-        torn = {key: met.get(key) for key in ("written", "wanted", "path")}
-        stage.record("torn", node=name, absent=absent, torn=torn)
-        began_s = time.monotonic()
-        stage.restart(name)
-        leader = stage.leader()
-        stage.say(
-            f"{met.get('written')} of {met.get('wanted')} bytes were written; without {absent},"
-            f" {leader} leads {time.monotonic() - began_s:.2f} s after {name}'s start"
-        )
-        yield
-    finally:
-        back(stage, absent)
+    stage.leader()
+    word = stage.word_of(name)
+    stage.away.add(name)
+    with stage.disk_faults.on(name, stage.data(name), Kind.TEAR):
+        _until_ended(stage, name, f"{name} writes nothing")
+    met = stage.disk_faults.met(name) or {}
+    stage.record("kill", **word)
+    torn = {key: met.get(key) for key in ("written", "wanted", "path")}
+    stage.record("torn", node=name, absent=absent, torn=torn)
+    began_s = time.monotonic()
+    stage.restart(name)
+    leader = stage.leader()
+    stage.say(
+        f"{met.get('written')} of {met.get('wanted')} bytes were written; without {absent},"
+        f" {leader} leads {time.monotonic() - began_s:.2f} s after {name}'s start"
+    )
+    yield
+    back(stage, absent)
 
 
 def _until_met(stage: Stage, name: str) -> None:
@@ -174,7 +157,6 @@ def _until_ended(stage: Stage, name: str, otherwise: str) -> None:
 
 
 def _well(stage: Stage, name: str) -> None:
-    stage.disk_faults.end(name)
     met = stage.disk_faults.met(name)
     stage.record("disk-well", node=name, met=met)
     stage.leader()

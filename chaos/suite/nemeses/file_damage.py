@@ -45,7 +45,7 @@ def damage(
     """A file of a dead node is damaged.
 
     A node that gives up healing is lost for this run. If the node does not need the damaged
-    part, it is started again and the strike fizzles.
+    part, the strike fizzles.
 
     `part`: LOG or STATE. `how`: FLIPPED: one bit in the middle half. CUT: the second half is gone.
     REMOVED.
@@ -54,17 +54,11 @@ def damage(
     stage.kill(name)
     if part == LOG:
         stage.archive.seal(name)
-    try:
-        path = VICTIM[part](stage.data(name), chance)
-        head = segment.HEADER_SIZE * (part == LOG)
-        file = harm(path, how, chance, head=head, inner=True)
-    except Fizzled:
-        back(stage, name)
-        raise
-    with file:
+    path = VICTIM[part](stage.data(name), chance)
+    head = segment.HEADER_SIZE * (part == LOG)
+    with harm(path, how, chance, head=head, inner=True) as file:
         stage.say(f"{name}'s {path.name} is {how}")
         if not is_missed(stage, name, path, file):
-            back(stage, name)
             raise Fizzled(f"{name} does not need the damaged part of {path.name}")
     stage.damaged.add(name)
     stage.hurt.add(name)
@@ -166,9 +160,15 @@ def wipe(stage: Stage, chance: random.Random, who: str = "follower") -> Iterator
         shutil.rmtree(stage.data(name))
     yield
     stage.cluster.format_learner(name)
+    stage.launch(name)
+    replace(stage, name)
+
+
+def replace(stage: Stage, name: str) -> None:
+    """Replace a node that runs by a new replica, as an operator does."""
     with stage.waiting_for(name):
-        back(stage, name)
         stage.change("replace", name)
+        back(stage, name)
         stage.wait_until_whole(name)
 
 

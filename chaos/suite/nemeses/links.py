@@ -17,9 +17,10 @@ RECOVERS_S: Final = 30.0
 Another strike may kill the leader meanwhile."""
 
 
-def both(a: str, b: str) -> list[Pair]:
-    """Return both directions of a link."""
-    return [(a, b), (b, a)]
+def links(stage: Stage, name: str, *ends: str) -> list[Pair]:
+    """Return both directions of a node's links to these ends; none: to all other nodes."""
+    others = ends or [other for other in stage.names if other != name]
+    return [pair for other in others for pair in ((name, other), (other, name))]
 
 
 @on_network
@@ -31,10 +32,10 @@ def isolate(
     `clients`: whether the clients are cut off as well.
     """
     name = chosen(stage, who, chance)
-    others = [end for end in stage.names + [CLIENTS] * clients if end != name]
     seen = "" if clients else ", but not from the clients"
     stage.say(f"cut off {said(stage, name, who)}{seen}")
-    yield from _cut(stage, name, [pair for end in others for pair in both(name, end)])
+    more = links(stage, name, CLIENTS) if clients else []
+    yield from _cut(stage, name, links(stage, name) + more)
 
 
 @on_network
@@ -42,7 +43,7 @@ def cut_clients(stage: Stage, chance: random.Random, who: str = "leader") -> Ite
     """The link between a node and the clients is cut; links between nodes work."""
     name = chosen(stage, who, chance)
     stage.say(f"clients can't reach {said(stage, name, who)}; the other nodes can")
-    yield from _cut(stage, name, both(name, CLIENTS))
+    yield from _cut(stage, name, links(stage, name, CLIENTS))
 
 
 @on_network
@@ -54,11 +55,10 @@ def one_way(
     `hears`: true: the node receives and its own packets are lost. False: the other way round.
     """
     name = chosen(stage, who, chance)
-    others = [other for other in stage.names if other != name]
     how = "can receive, not send" if hears else "can send, not receive"
     stage.say(f"{said(stage, name, who)} {how}")
-    pairs = [(name, other) if hears else (other, name) for other in others]
-    yield from _cut(stage, name, pairs)
+    pairs = links(stage, name)
+    yield from _cut(stage, name, [pair for pair in pairs if (pair[0] == name) == hears])
 
 
 @on_network
@@ -73,8 +73,7 @@ def bridge(stage: Stage, chance: random.Random) -> Iterator[None]:
     half = len(rest) // 2
     left, right = [leader, *rest[:half]], rest[half:]
     stage.say(f"{' '.join(left)} and {' '.join(right)} reach each other through {middle} only")
-    pairs = [pair for a in left for b in right for pair in both(a, b)]
-    yield from _cut(stage, middle, pairs)
+    yield from _cut(stage, middle, [pair for a in left for pair in links(stage, a, *right)])
 
 
 @on_network
@@ -86,15 +85,12 @@ def flap(
     `period_s`: mean length of a cut, and of the time between two cuts.
     """
     name = chosen(stage, who, chance)
-    assert stage.network is not None
-    network = stage.network
     stage.say(f"the links of {said(stage, name, who)} flap")
-    pairs = [pair for other in stage.names if other != name for pair in both(name, other)]
     over = threading.Event()
 
     def cut_and_heal() -> None:
         while not over.is_set():
-            heal = network.cut(pairs)
+            heal = stage.network.cut(links(stage, name))
             over.wait(period_s * chance.uniform(0.5, 1.5))
             heal()
             over.wait(period_s * chance.uniform(0.5, 1.5))
@@ -119,9 +115,7 @@ def slow(
     packets.
     """
     name = chosen(stage, who, chance)
-    assert stage.network is not None
-    others = [end for end in (*stage.names, CLIENTS) if end != name]
-    pairs = [pair for other in others for pair in both(name, other)]
+    pairs = links(stage, name) + links(stage, name, CLIENTS)
     stage.say(f"links of {said(stage, name, who)}: {delay_ms} ms each way, {100 * loss:g} % lost")
     heal = stage.network.slow(pairs, delay_ms=delay_ms, jitter_ms=jitter_ms, loss=loss)
     yield
@@ -141,7 +135,6 @@ def near_lease(
     length of a round trip, as a share of the lease.
     """
     del chance
-    assert stage.network is not None
     pairs = [*itertools.permutations(stage.names, 2)]
     each_ms = stage.lease_ms / 2
     heal = stage.network.slow(pairs, delay_ms=int(share * each_ms), jitter_ms=int(jitter * each_ms))
@@ -156,7 +149,6 @@ def near_lease(
 
 
 def _cut(stage: Stage, name: str, pairs: list[Pair]) -> Iterator[None]:
-    assert stage.network is not None
     heal = stage.network.cut(pairs)
     yield
     heal()

@@ -6,7 +6,8 @@
         yield                   the fault lasts
         …                       it ends the fault: the cluster is whole again, or LaunchError names
                                 the part that is not
-    Fizzled, at any time        no victim, or no effect: the strike is not counted
+    Fizzled, at any time        no victim, or no effect: the strike is not counted, and the nodes
+                                that it left down are started by the show
 
 The argument `who` is a role: leader, controller, follower or any. Some nemeses also allow `all`.
 
@@ -30,7 +31,7 @@ Undo = Callable[[], object]
 
 
 class Fizzled(Exception):
-    """A strike had no victim or no effect. Its text is the reason. The fault is undone."""
+    """A strike had no victim or no effect. Its text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,7 @@ from timerclient.values.errors import TimerError
 
 @Nemesis
 def kill(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[None]:
-    """Kill -9; the node stays down, then starts again.
-
-    While another node heals, the victim finishes its current write before it dies. A node with
-    a torn log does not count until it is sure of its log. With the node that heals, that would
-    be one more than a cluster tolerates.
-    """
+    """Kill -9; the node stays down, then starts again."""
     name = chosen(stage, who, chance)
     if name in stage.waited_for:
         raise Fizzled(f"{name}, the {who}, is not whole yet")
@@ -34,7 +29,7 @@ def kill(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[N
     led = state is not None and state.role == "leader"
     stage.say(f"kill -9 {said(stage, name, who)}")
     at = time.monotonic()
-    stage.kill(name, whole=bool(stage.waited_for))
+    stage.kill(name)
     enough = len({*stage.names} - stage.away - stage.waited_for) >= stage.majority
     if state is not None and led and enough:
         successor = stage.leader(above_epoch=state.epoch)

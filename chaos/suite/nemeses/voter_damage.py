@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from chaos.suite.nemeses.file_damage import FLIPPED, harm
-from chaos.suite.nemeses.links import both
+from chaos.suite.nemeses.file_damage import FLIPPED, harm, replace
+from chaos.suite.nemeses.links import links
 from chaos.suite.nemeses.nemesis import (
     ALL,
     Fizzled,
@@ -61,7 +61,6 @@ def forget(
         time.sleep(runs_on_s)
         stage.kill(name)
         if _content(path) != harmed:
-            back(stage, name)
             raise Fizzled(f"{name} wrote its {file} anew before it died")
     stage.archive.update()  # a replaced node deletes its log itself
     stage.launch(name)
@@ -69,7 +68,7 @@ def forget(
     stage.record("replaceable", node=name, file=file, how=how)
     stage.say(f"{name} is {REPLACEABLE}")
     yield
-    _replaced(stage, name)
+    replace(stage, name)
     stage.say(f"{name} is a new replica, and whole")
 
 
@@ -92,12 +91,8 @@ def hurt_raft(
     if who == ALL and stage.lost:  # `timerd --raft-lost` is for that
         raise Fizzled(f"without {' and '.join(sorted(stage.lost))} no vote would ever count")
     stage.kill(*names)
-    try:
-        for path in [stage.data(name) / file for name in names]:
-            shutil.rmtree(path) if path.is_dir() else harm(path, how, chance).close()
-    except Fizzled:
-        back(stage, *names)
-        raise
+    for path in [stage.data(name) / file for name in names]:
+        shutil.rmtree(path) if path.is_dir() else harm(path, how, chance).close()
     whose = "all nodes'" if who == ALL else f"{names[0]}'s"
     stage.say(f"{whose} {file}: {how}")
     stage.hurt.update(names)
@@ -121,9 +116,7 @@ def remove_cut_off(stage: Stage, chance: random.Random, who: str = "follower") -
     name = chosen(stage, who, chance)
     state = stage.cluster.state(name)
     stage.say(f"cut off {said(stage, name, who)}, and remove it")
-    assert stage.network is not None
-    others = [other for other in stage.names if other != name]
-    heal = stage.network.cut([pair for other in others for pair in both(name, other)])
+    heal = stage.network.cut(links(stage, name))
     try:
         if state is not None and state.role == "leader":
             stage.leader(above_epoch=state.epoch)
@@ -155,8 +148,7 @@ def replace_cut_off(stage: Stage, chance: random.Random, who: str = "follower") 
     with stage.archive.held():
         shutil.rmtree(stage.data(name))
     stage.cluster.format_learner(name)
-    assert stage.network is not None
-    heal = stage.network.cut(both(name, leader))
+    heal = stage.network.cut(links(stage, name, leader))
     stage.launch(name)
     answer = "made"
     with TimerClient(stage.cluster.endpoints) as client:
@@ -168,16 +160,8 @@ def replace_cut_off(stage: Stage, chance: random.Random, who: str = "follower") 
     stage.say(f"replace {name}: {answer}")
     yield
     heal()
-    _replaced(stage, name)
+    replace(stage, name)
     stage.say(f"{name} votes in place of its earlier replica")
-
-
-def _replaced(stage: Stage, name: str) -> None:
-    """Replace a node that runs by a new replica, as an operator does."""
-    with stage.waiting_for(name):
-        stage.change("replace", name)
-        back(stage, name)
-        stage.wait_until_whole(name)
 
 
 def _content(path: Path) -> bytes:

@@ -25,7 +25,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -100,21 +100,18 @@ class DiskFaults:
         self._numbers = itertools.count(1)
         self._on: dict[str, DiskFault] = {}
 
-    def set(self, name: str, data: Path, kind: Kind, **more: Any) -> None:
-        """Set the fault of a node's disk from now on. `more` are other fields of DiskFault."""
+    @contextlib.contextmanager
+    def on(self, name: str, data: Path, kind: Kind, **more: Any) -> Iterator[None]:
+        """A node's disk has this fault in the block. `more` are other fields of DiskFault."""
         self._folder.mkdir(exist_ok=True)
         fault = DiskFault(number=next(self._numbers), kind=kind, data=str(data.resolve()), **more)
         self._on[name] = fault
-        RealDisk().write_atomic(self._folder / f"{name}.json", json.dumps(asdict(fault)).encode())
-
-    def end(self, name: str) -> None:
-        """End the fault of a node's disk."""
-        (self._folder / f"{name}.json").unlink(missing_ok=True)
-
-    def end_all(self) -> None:
-        """End the faults of all disks."""
-        for name in self._on:
-            self.end(name)
+        path = self._folder / f"{name}.json"
+        RealDisk().write_atomic(path, json.dumps(asdict(fault)).encode())
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
     def met(self, name: str) -> dict[str, Any] | None:
         """Return the first call that met the node's last fault: `number`, `call`, `path`.

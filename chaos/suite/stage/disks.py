@@ -34,17 +34,11 @@ _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
 def why_not(folder: Path) -> str | None:
-    """Return the reason why this machine can't mount a disk in `folder`; None: it can.
-
-    If this process dies meanwhile, `mounted` finds the leftover disk if the folder is `nodes`.
-    """
+    """Return the reason why this machine can't mount a disk in `folder`; None: it can."""
     if os.geteuid() != 0:
         return "not root"
     probe = MountedDisk(folder / "probe")
     try:
-        if probe.path.exists():  # left by a probe that died
-            probe.path.rmdir()
-            probe.image.unlink(missing_ok=True)
         probe.make()
         try:
             probe.cut_power()

@@ -269,15 +269,12 @@ def _check_lives(box: "subprocess.Popen[bytes]") -> None:
 # ---- leftovers of crashed harnesses
 
 
-def remove_stale() -> list[str]:
-    """Kill the processes in namespaces of dead harnesses; return the removed namespaces."""
-    gone = []
+def remove_stale() -> None:
+    """Remove the namespaces of dead harnesses, after a kill of the processes in them."""
     for space in _spaces():
         found = _NAME.fullmatch(space)
         if found and start_of(int(found["pid"])) != found["start"]:
             _delete(space)
-            gone.append(space)
-    return gone
 
 
 def _spaces() -> list[str]:

@@ -112,7 +112,8 @@ class Stage:
         self.say = say
         self.missing = dict(missing)
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
-        self.network: Network | None = None
+        self.network: Network
+        """Only if the stage has one."""
         self.disks: dict[str, MountedDisk] = {}
         self.faults = FaultTimeline(run)
         self._struck_by = threading.local()
@@ -179,7 +180,7 @@ class Stage:
         exits.callback(disk.move_out)
 
     def _host(self, name: str) -> NodeHost:
-        at = self.network.host(name) if self.network else NodeHost()
+        at = NodeHost() if Need.NETWORK in self.missing else self.network.host(name)
         clock = json.dumps(str(self.clock(name)))
         return NodeHost(at.address, at.inside, f"nodes/{name}/data", (f"test_clock = {clock}",))
 
@@ -187,7 +188,6 @@ class Stage:
         """End the nodes by SIGTERM; kill those that do not end, and record the failure."""
         if not self.cluster.nodes:
             return  # no node was started
-        self.disk_faults.end_all()
         for name in self.names:
             self.resume(name)
         self.failures += [f"{name} ended by itself" for name in self.died()]
@@ -284,18 +284,10 @@ class Stage:
                 return state.controller
         return None
 
-    def kill(self, *names: str, whole: bool = False) -> None:
-        """Kill -9 nodes together. `whole`: let each finish its current write first."""
+    def kill(self, *names: str) -> None:
+        """Kill -9 nodes together."""
         words = [self.word_of(name) for name in names]
         self.away.update(names)
-        if whole:
-            for name in names:
-                self.cluster.kill(name, signal.SIGSTOP)
-                deadline = time.monotonic() + READY_S
-                while not _stands_still(self.cluster.nodes[name].pid):
-                    if time.monotonic() > deadline:
-                        raise LaunchError(f"{name} does not stop after SIGSTOP")
-                    time.sleep(0.001)
         at_ms = now_ms()
         self.cluster.kill_together(*names)
         for word in words:
@@ -519,15 +511,6 @@ class Stage:
             self.record("kill", at_ms, **word)
 
 
-def _stands_still(pid: int) -> bool:
-    """Return whether all threads of a process are stopped or dead, so none is in a system call."""
-    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            if path.read_text().rpartition(")")[2].split()[0] not in "TZX":
-                return False
-    return True
-
-
 # ---- owners of runs, and leftovers of crashed harnesses
 
 
@@ -547,37 +530,25 @@ def owning(run: RunFolder) -> Iterator[None]:
         yield
 
 
-def end_run(run: RunFolder) -> list[str]:
+def end_run(run: RunFolder) -> None:
     """Kill the nodes of a run whose harness is dead, and move their files out of the disks.
-
-    Returns:
-        The removed nodes and disks, in words.
 
     Raises:
         LaunchError: a live process owns the run.
     """
-    if not (run.root / OWNER).exists():
-        return []
     with owning(run):
         cluster = LocalCluster(run.root)
-        gone = [f"{name} of {run.root}" for name in cluster.nodes if cluster.is_running(name)]
         cluster.kill_together(*cluster.nodes)
         for disk in disks.mounted():
             if disk.path.parent.parent == run.root:
                 disk.move_out()
-                gone.append(f"the disk {disk.path}")
-    return gone
 
 
-def remove_stale() -> list[str]:
-    """Remove the networks, disks and nodes of dead harnesses; return them in words.
-
-    Does nothing if the user is not root.
-    """
-    if os.geteuid() != 0:
-        return []
-    gone = network.remove_stale()
-    for root in {disk.path.parent.parent for disk in disks.mounted()}:
-        with contextlib.suppress(LaunchError):
-            gone += end_run(RunFolder(root))
-    return gone
+def remove_stale() -> None:
+    """Remove the networks and disks of dead harnesses, and end their nodes there; only as root."""
+    if os.geteuid() == 0:
+        network.remove_stale()
+        for root in {disk.path.parent.parent for disk in disks.mounted()}:
+            if (root / OWNER).exists():
+                with contextlib.suppress(LaunchError):
+                    end_run(RunFolder(root))
