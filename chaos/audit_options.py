@@ -15,16 +15,15 @@ def add_check_history(parser: argparse.ArgumentParser) -> None:
 
 
 LIVE: Final = (
-    ("--checkpoint", Path, "folder for the job's own files (default: <DIR>.checkpoint)"),
-    ("--alerts", Path, "folder of the alerts (default: <DIR>.alerts)"),
+    ("--status", str, "HTTP HOST:PORT of the node, if the folder has the log of one node only"),
+    ("--alerts", Path, "folder of the alerts (default: <RUN_DIR>/live/alerts)"),
     ("--overdue-ms", int, "a timer is late, a message lost, after this time (default: 5000)"),
     (
         "--horizon-ms",
         int,
         "a message that came is forgotten after this time (default: 600000)",
     ),
-    ("--stalled-ms", int, "alert if export, log or witness stand still this long (default: 10000)"),
-    ("--trigger", str, "time between batches (default: 1 second)"),
+    ("--stalled-ms", int, "alert if log or witness stand still this long (default: 10000)"),
 )
 """Options that only the live audit has: name, type, help."""
 

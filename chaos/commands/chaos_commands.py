@@ -44,15 +44,10 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         epilog=AUDIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "folder",
-        type=Path,
-        metavar="RUN_DIR",
-        help="the run's folder; with --live, the folder of events",
-    )
+    parser.add_argument("folder", type=Path, metavar="RUN_DIR", help="the run's folder")
     add_check_history(parser)
     live = parser.add_argument_group("audit of a running cluster (docs/live-audit.md)")
-    live.add_argument("--live", action="store_true", help="follow exported events until stopped")
+    live.add_argument("--live", action="store_true", help="follow the nodes' logs until stopped")
     add_live_arguments(live)
     parser.set_defaults(run=_needing(_audit))
 
@@ -133,9 +128,9 @@ def _audit(args: argparse.Namespace) -> int:
         print(f"audit: {', '.join(idle)}: only {which} --live", file=sys.stderr)
         return 2
     if args.live:
-        from chaos.live.live import run
+        from chaos.live.live import run_live
 
-        return run(args)
+        return run_live(args)
     from chaos.audit import run_audit
 
     return run_audit(args.folder, output=args.output, check_history=args.check_history)

@@ -46,12 +46,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import StorageError
 from timerspark.log.node_folders import NodeFolders
+
+if TYPE_CHECKING:
+    from timerclient.rows.messages import Batch
 
 OWNER: Final = "HARNESS"
 """A file in the folder of a run of the suite, which its harness keeps locked."""
@@ -89,6 +92,11 @@ COUNTS: Final = ("scheduled", "pending", "fired", "cancelled", "dropped")
 STATES_SCHEMA: Final = "node STRING, at_ms BIGINT, index BIGINT, digest STRING, " + ", ".join(
     f"{name} BIGINT" for name in COUNTS
 )
+
+
+def now_ms() -> int:
+    """Return this machine's clock, in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 class OpOutcome(enum.StrEnum):
@@ -255,6 +263,28 @@ class History(_Lines):
         group, as the cluster reported them.
         """
         self._line("open", topic=topic, group=group, start_ms=start_ms, **settings)
+
+    def receive(self, topic: str, group: str, batch: "Batch", **more: Any) -> list[int]:
+        """Record a batch that has just arrived; return the marks of its messages."""
+        marks = [*map(mark_of, batch.payloads)]
+        self.deliver(
+            topic,
+            group,
+            received_ms=now_ms(),
+            epoch=batch.epoch,
+            lease_id=batch.lease_id,
+            group_id=batch.group_id,
+            stream=batch.stream_no,
+            handed_out_ms=batch.handed_out_ms,
+            offsets=[*batch.queue_offsets],
+            ids=batch.ids,
+            marks=marks,
+            attempts=[*batch.attempts],
+            fired_at_ms=[*batch.fired_at_ms],
+            due_ms=[*batch.due_ms],
+            **more,
+        )
+        return marks
 
     def deliver(self, topic: str, group: str, *, received_ms: int, **columns: Any) -> None:
         """Record messages that arrived together; `columns` as in docs/history-format.md."""

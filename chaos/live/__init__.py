@@ -1,4 +1,4 @@
-"""The live audit: exporter, witness and a streaming job beside a running cluster.
+"""The live audit: a witness, and a job that follows a running cluster's logs.
 
 `docs/live-audit.md` says how to run it.
 """

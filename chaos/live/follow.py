@@ -69,8 +69,8 @@ class LogGone(Exception):
 class LogTail:
     """One node's log, read from a position that only moves forward."""
 
-    def __init__(self, log: Path, first: LogIndex) -> None:
-        self.next = first
+    def __init__(self, log: Path) -> None:
+        self.next = LogIndex(1)
         """The first entry that is not passed yet."""
         self._log = log
         self._disk = RealDisk()
@@ -162,28 +162,21 @@ def committed(windows: Sequence[FollowedWindow], majority: int) -> tuple[LogInde
 
 
 class Follower:
-    """The committed entries of a cluster, from one entry on."""
+    """The committed entries of a cluster, from the first on."""
 
     def __init__(
-        self,
-        logs: Mapping[str, Path],
-        first: LogIndex,
-        *,
-        applied: Callable[[], LogIndex] | None = None,
+        self, logs: Mapping[str, Path], *, applied: Callable[[], LogIndex] | None = None
     ) -> None:
-        """Begin with entry `first`.
+        """Follow logs, node -> the folder of its log: of all voters, or of one.
 
-        Args:
-            logs: node -> the folder of its log: of all voters, or of one.
-            first: the first entry to return.
-            applied: returns the index up to which that one node has applied the log.
+        `applied`: returns the index up to which that one node has applied the log.
         """
         assert (len(logs) == 1) or applied is None, "a node's word counts for its own log"
-        self._tails = {node: LogTail(log, first) for node, log in logs.items()}
+        self._tails = {node: LogTail(log) for node, log in logs.items()}
         self._applied = applied
         self._majority = len(logs) // 2 + 1
         self._passed: dict[LogIndex, tuple[Epoch, int]] = {}
-        self.next = first
+        self.next = LogIndex(1)
         """The first entry that is not returned yet."""
 
     def poll(self) -> tuple[list[FollowedFrame], list[Divergence]]:

@@ -1,32 +1,32 @@
 """The judge of the live audit: the log by the oracle, against the messages of a witness.
 
-`step` takes the events that came since (chaos/live/exported_events.py), applies the entries to the
-oracle's story (chaos/oracle/story.py), and returns violations. Their names are those of the audit
-(docs/audit.md). The judge has no clock, no file and no Spark. Its time is the log's.
+`apply` takes the entries that were committed since, and applies them to the oracle's story
+(chaos/oracle/story.py). Then `judged` takes the messages that came since, and returns violations.
+Their names are those of the audit (docs/audit.md). The judge has no clock and no file. Its time is
+the log's.
 
     story ── fates, dead letters ──► queues: one row per fired message, by topic and offset
     witness ── messages ───────────►   each must lie in the story's queue, at its offset
     witness's group in the story ──►   each must come before it is acked, unless it expires
 
 **Waits.** A message is lost if the witness did not receive it, though it received messages that
-fired OVERDUE later, and the leader had as long. A delivered message is judged when the log's clock
-has passed the time of its delivery: all entries before it are known then.
+fired OVERDUE later, and the leader had as long. The log's clock must have passed the delivery of a
+message before it is judged: all entries before it are known then.
 
 **Memory.** The story holds pending timers (it spills those beyond four million), held ones, and
 keys. A queue's row stays until its message came or ended, and `horizon_ms` has passed since then.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from chaos.live.exported_events import WITNESS_GROUP, EventKind
+from chaos.live.follow import Divergence
 from chaos.oracle.group_story import GroupStory
 from chaos.oracle.held_story import RELEASE_MS
 from chaos.oracle.pending_rows import I64, Rows
@@ -44,6 +44,7 @@ from timer.entries.entry_frame import Entry, EntryKind
 
 HORIZON_MS: Final = 600_000
 OVERDUE_MS: Final = 5_000
+WITNESS_GROUP: Final = "live-audit"
 
 MESSAGE: Final = np.dtype(
     [
@@ -63,9 +64,11 @@ _DELIVERED: Final = {
     REPLACED: "replaced_delivered",
     RESCHEDULED: "rescheduled_delivered",
 }
-_GIVEN: Final = ("seq", "due_ms", "queue_offset", "fired_at_ms", "handed_out_ms", "topic")
-
-Columns = dict[str, npt.NDArray[Any]]
+GIVEN: Final = np.dtype(
+    [(n, "<i8") for n in ("seq", "due_ms", "queue_offset", "fired_at_ms", "handed_out_ms")]
+)
+Given = npt.NDArray[np.void]
+"""Messages that a witness received, of dtype GIVEN. All times are the cluster's."""
 
 
 class Violation(NamedTuple):
@@ -138,11 +141,6 @@ class Judge(StoryBook):
         """Acked and expired messages of the witness's groups since the last step."""
         self._groups_ms: list[int] = []
         """When each group was made."""
-        self._reaches: dict[str, int] = {}
-        """Topic -> the due time up to which the witness has received all messages."""
-        self._given: list[Columns] = []
-        """Messages that came and are not judged yet."""
-        self._raised: set[tuple[str, int, str]] = set()
 
     # ---- the story's book
 
@@ -172,47 +170,16 @@ class Judge(StoryBook):
 
     # ---- a step
 
-    def step(self, told: pa.Table) -> list[Violation]:
-        """Take in events, in any order; return the new violations.
+    def apply(self, frames: Iterable[memoryview | bytes]) -> None:
+        """Apply the next entries of the log.
 
         Raises:
-            ValueError: an entry is missing, or can't be replayed.
+            ValueError: an entry can't be replayed.
         """
-        columns = {name: told[name].to_numpy() for name in told.column_names}
-        kind = columns["kind"]
-        entries = _of(columns, kind == EventKind.ENTRY)
-        self._apply(entries["frame"][np.argsort(entries["index"], kind="stable")])
-        reaches = _of(columns, kind == EventKind.REACH)
-        for topic, read_ms in zip(reaches["topic"], reaches["read_ms"].tolist(), strict=True):
-            self._reaches[topic] = max(self._reaches.get(topic, 0), read_ms)
-        given = _of(columns, kind == EventKind.GIVEN)
-        self._given.append({name: given[name] for name in _GIVEN})
-        diverged = _of(columns, kind == EventKind.DIVERGED)
-        differing = zip(*(diverged[n] for n in ("node", "index", "detail")), strict=True)
-        found = [
-            self._violation("diverged_entries", detail=f"{node} at {index}: {detail}")
-            for node, index, detail in differing
-        ]
-        found += [*self._follow_groups(), *self._judged(), *self._lost(), *self._late()]
-        for group, offset, failures, index in self.story.moved_early:
-            detail = f"offset {offset} at {index} after {failures} failures"
-            found.append(self._violation("moved_early", group.topic, detail=detail))
-        self.story.moved_early.clear()
-        self._forget()
-        new = {(each.kind, each.seq, "" if each.seq else each.detail): each for each in found}
-        new = {key: each for key, each in new.items() if key not in self._raised}
-        self._raised |= new.keys()
-        return [*new.values()]
-
-    def _apply(self, frames: Iterable[bytes]) -> None:
         story = self.story
         for frame in frames:
             item = entry_frame.frame_at(memoryview(frame), 0)
             assert isinstance(item, Entry), item
-            if item.index <= story.last_index:
-                continue  # exported again
-            if item.index > story.last_index + 1:
-                raise ValueError(f"entries {story.last_index + 1} .. {item.index - 1} are missing")
             self.clock_ms = max(self.clock_ms, item.time_ms)
             if item.kind is EntryKind.EPOCH:
                 self._epoch_ms = item.time_ms
@@ -226,6 +193,32 @@ class Judge(StoryBook):
             noted.clear()
         for queue in self._queues.values():
             queue.settle()
+
+    def judged(
+        self,
+        given: Mapping[str, Given],
+        reaches: Mapping[str, int],
+        divergences: Iterable[Divergence] = (),
+    ) -> list[Violation]:
+        """Return the violations that are known now. Some were returned before.
+
+        Args:
+            given: topic -> messages that came since the last call.
+            reaches: topic -> the due time up to which the witness has received all messages.
+            divergences: entries in which a node differs.
+        """
+        found = [
+            self._violation("diverged_entries", detail=f"{e.node} at {e.index}: {e.detail}")
+            for e in divergences
+        ]
+        found += [*self._follow_groups(), *self._judged(given)]
+        found += [*self._lost(reaches), *self._late()]
+        for group, offset, failures, index in self.story.moved_early:
+            detail = f"offset {offset} at {index} after {failures} failures"
+            found.append(self._violation("moved_early", group.topic, detail=detail))
+        self.story.moved_early.clear()
+        self._forget()
+        return found
 
     def _follow_groups(self) -> Iterator[Violation]:
         """Note the messages that the witness need not receive, or not any more."""
@@ -261,26 +254,21 @@ class Judge(StoryBook):
 
     # ---- messages that came
 
-    def _judged(self) -> Iterator[Violation]:
-        """Judge the messages that the log's clock has passed."""
-        waiting = {n: np.concatenate([each[n] for each in self._given]) for n in _GIVEN}
-        ripe = waiting["handed_out_ms"] < self.clock_ms
-        self._given = [_of(waiting, ~ripe)]
-        told = _of(waiting, ripe)
-        for name in sorted({*told["topic"]}):
-            mine = _of(told, told["topic"] == name)
+    def _judged(self, given: Mapping[str, Given]) -> Iterator[Violation]:
+        for name, messages in given.items():
+            mine = messages
             topics = [number for number, known in self.story.topics.items() if known == name]
             for topic in reversed(topics):
                 queue = self._queue(topic)
                 at, known = queue.places(mine["queue_offset"])
                 known[known] = queue.rows["seq"][at[known]] == mine["seq"][known]
-                yield from self._came(topic, queue, at[known], _of(mine, known))
-                mine = _of(mine, ~known)
+                yield from self._came(topic, queue, at[known], mine[known])
+                mine = mine[~known]
             begin = max((self._queue(topic).base for topic in topics), default=0)
-            for row in zip(*(mine[column] for column in _GIVEN), strict=True):
-                yield from self._astray(begin, **dict(zip(_GIVEN, row, strict=True)))
+            for row in mine:
+                yield from self._astray(begin, name, row)
 
-    def _came(self, topic: int, queue: WatchedQueue, at: I64, told: Columns) -> Iterator[Violation]:
+    def _came(self, topic: int, queue: WatchedQueue, at: I64, told: Given) -> Iterator[Violation]:
         """Judge messages at the offsets of the log."""
         rows, out_ms = queue.rows[at], told["handed_out_ms"]
         queue.rows["came"][at] = True
@@ -311,12 +299,12 @@ class Judge(StoryBook):
             over[at] = out_ms[at] >= rows["due_ms"][at] + ttl_ms[in_force].max()
         return over
 
-    def _astray(self, begin: int, **told: Any) -> Iterator[Violation]:
+    def _astray(self, begin: int, topic: str, told: np.void) -> Iterator[Violation]:
         """Yield the fault of a message that is not in the log's queue at its offset.
 
         A message of an offset below `begin` is forgotten.
         """
-        seq, due_ms, topic = int(told["seq"]), int(told["due_ms"]), str(told["topic"])
+        seq, due_ms = int(told["seq"]), int(told["due_ms"])
         found = [
             queue.base + place
             for queue in self._queues.values()
@@ -338,11 +326,11 @@ class Judge(StoryBook):
 
     # ---- messages and timers that did not come
 
-    def _lost(self) -> Iterator[Violation]:
+    def _lost(self, reaches: Mapping[str, int]) -> Iterator[Violation]:
         for topic, queue in self._queues.items():
             if any(any(rates) for _, *rates in self.story.rates[topic]):
                 continue  # below its rate a topic has no bound on how long a message waits
-            reach_ms = min(self._reaches.get(self.story.topics[topic], 0), self.clock_ms)
+            reach_ms = min(reaches.get(self.story.topics[topic], 0), self.clock_ms)
             rows = queue.rows
             lost = ~(rows["came"] | rows["lost"] | rows["excused"] | rows["expired"])
             since_ms = self._groups_ms[queue.group - 1] if queue.group else 0
@@ -380,7 +368,3 @@ class Judge(StoryBook):
     ) -> Violation:
         name = self.story.life(topic) if isinstance(topic, int) else topic
         return Violation(kind, seq, name, due_ms, self.clock_ms, detail)
-
-
-def _of(columns: Columns, which: npt.NDArray[Any]) -> Columns:
-    return {name: column[which] for name, column in columns.items()}

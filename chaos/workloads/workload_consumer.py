@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from chaos.history.history import History, OpOutcome, RunFolder, mark_of
+from chaos.history.history import History, OpOutcome, RunFolder
 from chaos.workloads.history_books import GROUP, Books
 from chaos.workloads.recorded_requests import now_ms, outcome_of
 from timerclient import TimerClient
@@ -37,29 +37,6 @@ END_TIMEOUT_S: Final = 40.0
 """For the end of a thread; longer than any call of a client."""
 
 NACK_DELAYS_S: Final = (None, 0.0, 0.3, 2.0, 5.0)
-
-
-def record(history: History, topic: str, group: str, batch: Batch, **more: Any) -> list[int]:
-    """Record a batch that has just arrived; return the marks of its messages."""
-    marks = [*map(mark_of, batch.payloads)]
-    history.deliver(
-        topic,
-        group,
-        received_ms=now_ms(),
-        epoch=batch.epoch,
-        lease_id=batch.lease_id,
-        group_id=batch.group_id,
-        stream=batch.stream_no,
-        handed_out_ms=batch.handed_out_ms,
-        offsets=[*batch.queue_offsets],
-        ids=batch.ids,
-        marks=marks,
-        attempts=[*batch.attempts],
-        fired_at_ms=[*batch.fired_at_ms],
-        due_ms=[*batch.due_ms],
-        **more,
-    )
-    return marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +190,7 @@ class RecordingConsumer:
         if any(of):
             more["series"] = [one and one.series for one in of]
             more["occurrences"] = [one and one.number for one in of]
-        marks = record(self._history, self._topic, self._group, batch, **more)
+        marks = self._history.receive(self._topic, self._group, batch, **more)
         self._books.check_content(batch, marks)
         self._books.given(len(marks))
         back = self._complain(batch) if self._reader.nacks else set()

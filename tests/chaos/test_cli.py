@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from chaos.live import live
 from timerclient.cli import timerctl
 
 
@@ -24,16 +23,6 @@ def test_option_that_would_do_nothing_is_refused(
 ) -> None:
     assert timerctl.main(["audit", str(tmp_path), *words]) == 2
     assert capsys.readouterr().err == says + "\n"
-
-
-def test_live_audit_looks_for_java_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(live, "why_no_java", lambda: "no java on the PATH")
-    monkeypatch.chdir(tmp_path)
-    assert timerctl.main(["audit", ".", "--live"]) == 2
-    assert capsys.readouterr().err == "live audit: no java on the PATH\n"
-    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

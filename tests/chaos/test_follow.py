@@ -31,9 +31,9 @@ def log(tmp_path: Path) -> Iterator[Log]:
     log.close()
 
 
-def follow_all(tmp_path: Path, first: int = 1) -> Follower:
+def follow_all(tmp_path: Path) -> Follower:
     """Return a follower of one log, all of which counts as committed."""
-    return Follower({"n1": tmp_path / "n1/log"}, LogIndex(first))
+    return Follower({"n1": tmp_path / "n1/log"})
 
 
 def indexes(follower: Follower) -> list[int]:
@@ -114,7 +114,7 @@ def test_unborn_segment_is_waited_for(tmp_path: Path, log: Log) -> None:
 def test_uncommitted_suffix_that_is_replaced_is_never_handed_on(tmp_path: Path) -> None:
     chance = random.Random(7)
     nodes = [Log.open(RealDisk(), tmp_path / name / "log", segment_size=200) for name in "abc"]
-    follower = Follower({name: tmp_path / name / "log" for name in "abc"}, LogIndex(1))
+    follower = Follower({name: tmp_path / name / "log" for name in "abc"})
     handed: list[FollowedFrame] = []
     agreed, epoch = world.Log(), 0
     for _ in range(40):
@@ -159,12 +159,15 @@ def catch_up(node: Log, story: world.Log, *, committed: int) -> None:
 
 
 def test_removed_segments_are_passed_over_or_missed_loudly(tmp_path: Path, log: Log) -> None:
-    log.append(frames(*[1] * 10))
-    follower = follow_all(tmp_path, first=8)
+    written = frames(*[1] * 10)
+    log.append(written[:7])
+    follower = follow_all(tmp_path)
+    assert indexes(follower) == [*range(1, 8)]
+    log.append(written[7:])
     log.drop_before(LogIndex(8))
     assert indexes(follower) == [8, 9, 10]
-    with pytest.raises(LogGone, match="begins with entry 7, not 2"):
-        follow_all(tmp_path, first=2).poll()
+    with pytest.raises(LogGone, match="begins with entry 7, not 1"):
+        follow_all(tmp_path).poll()
 
 
 def test_node_that_holds_something_else_is_told_of(tmp_path: Path) -> None:
@@ -176,7 +179,7 @@ def test_node_that_holds_something_else_is_told_of(tmp_path: Path) -> None:
     world.write_log(tmp_path / "a/log", same)
     world.write_log(tmp_path / "b/log", same)
     world.write_log(tmp_path / "c/log", other.frames)
-    follower = Follower({name: tmp_path / name / "log" for name in "abc"}, LogIndex(1))
+    follower = Follower({name: tmp_path / name / "log" for name in "abc"})
     found, divergences = follower.poll()
     assert [item.index for item in found] == [1, 2, 3]
     assert [(each.node, each.index) for each in divergences] == [("c", 2), ("c", 3)]
@@ -186,9 +189,7 @@ def test_node_that_holds_something_else_is_told_of(tmp_path: Path) -> None:
 def test_what_one_node_has_not_applied_waits(tmp_path: Path, log: Log) -> None:
     log.append(frames(1, 1, 1))
     applied = [LogIndex(2)]
-    follower = Follower(
-        {"n1": tmp_path / "n1/log"}, LogIndex(1), applied=lambda: applied[-1]
-    )  # fmt: skip
+    follower = Follower({"n1": tmp_path / "n1/log"}, applied=lambda: applied[-1])
     assert indexes(follower) == [1, 2]
     applied.append(LogIndex(7))
     assert indexes(follower) == [3]

@@ -1,6 +1,8 @@
-"""The live audit as a Spark job: planted events, restarts, and a real cluster."""
+"""The live audit with its files: planted messages, restarts, and a real cluster."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,189 +10,261 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
-from chaos.live import export, exported_events, live, witness
-from chaos.live.exported_events import WITNESS_GROUP, EventColumns, EventKind
+from chaos.history.archive import follow
+from chaos.history.history import History, RunFolder, now_ms
+from chaos.live.follow import LogGone
+from chaos.live.judge import WITNESS_GROUP
 from chaos.live.live import AlertFiles, LiveAudit, LiveSettings, Watch
-from tests.chaos import world
-from tests.chaos.test_judge import entry_events
-from tests.chaos.told import EventFiles
+from chaos.live.recorded_messages import LIVE, RecordedMessages
+from tests.chaos import told, world
+from tests.chaos.world import id_of
 from tests.cluster.running import Running, until
 from timer.entries.entry_frame import EntryKind
-from timer.model import timer_id
 from timerclient import TimerClient
 
 NOW = 1_700_000_000_000
-SETTINGS = LiveSettings(overdue_ms=5000, trigger="100 milliseconds")
+SETTINGS = LiveSettings(overdue_ms=5000)
 WAIT_S = 180.0
 
 
-class Desk:
-    """A job's folders, and the events that a test puts there."""
+def given(
+    history: History, seq: int, due_ms: int, offset: int, fired_ms: int | None = None,
+    topic: str = "t",
+) -> None:  # fmt: skip
+    fired_at_ms = due_ms if fired_ms is None else fired_ms
+    history.deliver(
+        topic, WITNESS_GROUP, received_ms=fired_at_ms, ids=[id_of(due_ms, seq)], offsets=[offset],
+        fired_at_ms=[fired_at_ms], handed_out_ms=fired_at_ms,
+    )  # fmt: skip
 
-    def __init__(self, root: Path, spark: SparkSession) -> None:
-        self.events, self.alerts, self.checkpoint = root / "events", root / "alerts", root / "cp"
-        self.events.mkdir()
+
+class Desk:
+    """A run's folder, and the entries and messages that a test puts there."""
+
+    def __init__(self, root: Path) -> None:
+        self.run = RunFolder(root / "run")
+        self.alerts = root / "alerts"
+        self.history = History(RunFolder(self.run.root / LIVE), "witness-1")
         self.said: list[str] = []
         self.log = world.Log()
-        self._spark = spark
-        self._files = self._exported = 0
-        self.settings = SETTINGS
-        self.audit: LiveAudit | None = None
-        self.query: StreamingQuery | None = None
+        self._written = 0
+        nodes = [{"name": "n1", "data": "n1"}]
+        self.run.listed.write_text(json.dumps({"nodes": nodes}))
 
     def start(self) -> None:
-        sink = AlertFiles(self.alerts, self.said.append)
-        self.audit = LiveAudit(self.events, self.checkpoint / "spill", sink, self.settings)
-        trigger = self.settings.trigger
-        own = self.checkpoint / "spark"
-        self.query = live.start(self._spark, self.events, own, self.audit, trigger)
-
-    def kill(self) -> None:
-        if self.query is not None:
-            self.query.stop()
+        self.audit = LiveAudit(self.run, AlertFiles(self.alerts, self.said.append), SETTINGS)
 
     def done(self) -> list[tuple[str, int]]:
-        """Return the alerts, once all events are judged."""
-        assert self.query is not None
-        self.query.processAllAvailable()
-        return self.raised()
+        """Return the alerts, once all is judged."""
+        self.audit.step()
+        return raised(self.alerts)
 
-    def raised(self) -> list[tuple[str, int]]:
-        files = sorted(self.alerts.glob("*.jsonl"))
-        rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-        return sorted((row["kind"], row["seq"]) for row in rows)
+    def write(self) -> None:
+        """Write the log's new entries."""
+        new, log = self.log.frames[self._written :], self.run.root / "n1/log"
+        if self._written:
+            with (log / f"{1:016x}.log").open("ab") as file:
+                file.write(b"".join(new))
+        else:
+            world.write_log(log, new)
+        self._written = len(self.log.frames)
 
-    def put(self, *told: EventColumns) -> None:
-        """Write the log's new entries, and then the events of a witness."""
-        new = self.log.frames[self._exported :]
-        first, self._exported = self._exported + 1, len(self.log.frames)
-        if new:
-            name = f"{export.PREFIX}{first:016x}-{self._exported:016x}"
-            exported_events.put(self.events, name, [entry_events(new, first)])
-        self._files += 1
-        exported_events.put(self.events, f"given-{self._files:06d}", told)
-
-
-def given(seq: int, due_ms: int, offset: int, fired_ms: int | None = None) -> EventColumns:
-    fired_at_ms = due_ms if fired_ms is None else fired_ms
-    columns = {"seq": seq, "due_ms": due_ms, "topic": "t", "queue_offset": offset,
-               "fired_at_ms": fired_at_ms, "handed_out_ms": fired_at_ms}  # fmt: skip
-    return EventColumns(EventKind.GIVEN, 1, columns)
+    def beat(self, at_ms: int) -> None:
+        """Let the witness touch its file."""
+        path = self.run.root / LIVE / "histories/witness-1.jsonl"
+        os.utime(path, ns=(at_ms * 1_000_000,) * 2)
 
 
-def reach(at_ms: int) -> EventColumns:
-    return EventColumns(EventKind.REACH, 1, {"read_ms": at_ms, "topic": "t"})
+def raised(alerts: Path) -> list[tuple[str, int]]:
+    files = sorted(alerts.glob("*.jsonl"))
+    rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    return sorted((row["kind"], row["seq"]) for row in rows if row["kind"] != "stalled")
 
 
 @pytest.fixture
-def desk(tmp_path: Path, spark: SparkSession) -> Iterator[Desk]:
-    desk = Desk(tmp_path, spark)
-    yield desk
-    desk.kill()
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    with desk.history:
+        yield desk
 
 
-@pytest.mark.spark
-def test_planted_events_are_raised_once_over_restarts(desk: Desk) -> None:
+def plant(desk: Desk) -> None:
+    """Write a log with a topic, and a witness that did not receive the message of timer 1."""
+    desk.log.epoch(1, at_ms=NOW)
+    topic = desk.log.topic("t")
+    desk.log.group(topic, WITNESS_GROUP)
+    desk.log.schedule(topic, [(NOW + 1000, 1)])
+    desk.log.fire(NOW + 1000)
+    desk.log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 20_000)
+    desk.write()
+    desk.history.open("t", WITNESS_GROUP, start_ms=NOW)
+    desk.beat(NOW + 20_000)
+
+
+def test_planted_messages_are_raised_once_over_restarts(desk: Desk) -> None:
     log = desk.log
     log.epoch(1, at_ms=NOW)
     topic = log.topic("t")
     log.group(topic, WITNESS_GROUP)
     log.schedule(topic, [(NOW + 100 * seq, seq) for seq in range(1, 50)])
-    desk.put(reach(NOW))
+    desk.write()
+    desk.history.open("t", WITNESS_GROUP, start_ms=NOW)
     desk.start()
     assert desk.done() == []
-    # Killed: another job judges the same files again.
-    desk.kill()
+    desk.start()  # killed, and started again
     for seq in range(1, 50):
         log.fire(NOW + 100 * seq)
-    come = [given(seq, NOW + 100 * seq, seq - 1) for seq in range(1, 50) if seq not in (7, 30)]
-    desk.put(*come, given(11, NOW + 1100, 99), given(30, NOW + 3000, 29, NOW + 2999))
+    for seq in set(range(1, 50)) - {7, 30}:
+        given(desk.history, seq, NOW + 100 * seq, seq - 1)
+    given(desk.history, 11, NOW + 1100, 99)
+    given(desk.history, 30, NOW + 3000, 29, NOW + 2999)
+    desk.write()
     log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 5000)
-    desk.put(reach(NOW + 5000))
-    desk.start()
+    desk.write()
+    desk.beat(NOW + 5000)
     expected = [("diverged", 30), ("duplicate_fire", 11), ("early", 30)]
     assert desk.done() == expected
-    assert not [*desk.events.glob("*.parquet")]
     log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 20_000)
-    desk.put(reach(NOW + 20_000))
+    desk.write()
+    desk.beat(NOW + 20_000)
     expected = [*expected, ("lost", 7)]
     assert desk.done() == expected
-    # Killed before the files of the last batch were put aside: it is judged twice, told once.
-    desk.kill()
-    for path in desk.events.glob("judged/*-000003.parquet"):
-        path.rename(desk.events / path.name)
     desk.start()
-    desk.put(given(7, NOW + 700, 6))
+    assert desk.done() == expected
+    given(desk.history, 7, NOW + 700, 6)
     assert desk.done() == sorted([*expected, ("delivered_late", 7)])
-    assert len(desk.said) == 5
-    lost = next(row for row in map(json.loads, desk.said) if row["kind"] == "lost")
-    assert (lost["kind"], lost["topic"], lost["due_ms"]) == ("lost", "t", NOW + 700)
+    rows = [row for row in map(json.loads, desk.said) if row["kind"] != "stalled"]
+    assert len(rows) == 5
+    lost = next(row for row in rows if row["kind"] == "lost")
+    assert (lost["topic"], lost["due_ms"]) == ("t", NOW + 700)
 
 
-def test_silence_is_reported_once_each_time(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, stalled_ms=10_000)
-    assert watch.look(NOW, 0) == []
-    assert watch.look(NOW + 10_000, 0) == []
-    assert watch.look(NOW + 10_001, 0) == [f"the export stands still since {NOW}"]
-    assert watch.look(NOW + 10_002, 0) == []
-    for name in (export.ALIVE, witness.ALIVE):
-        (tmp_path / name).touch()
-    assert watch.look(NOW + 20_000, NOW) == []
-    said = watch.look(NOW + 60_000, NOW)
-    assert [text.split(" stands")[0] for text in said] == [
-        "the export", "the log's clock", "the witness",
-    ]  # fmt: skip
+def test_command_raises_alerts_until_it_is_stopped(desk: Desk) -> None:
+    plant(desk)
+    words = ["timerclient.cli.timerctl", "audit", str(desk.run.root), "--live"]
+    with subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        said = json.loads(command.stdout.readline())
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(60) == 0
+    assert (said["kind"], said["seq"], said["clock_ms"]) == ("lost", 1, NOW + 20_000)
+    assert raised(desk.run.root / LIVE / "alerts") == [("lost", 1)]
+
+
+def test_delivery_is_read_when_the_log_has_passed_it(desk: Desk) -> None:
+    messages = RecordedMessages(desk.run.root / LIVE)
+    desk.history.open("t", WITNESS_GROUP, start_ms=NOW)
+    desk.history.open("idle", WITNESS_GROUP, start_ms=NOW)
+    given(desk.history, 1, NOW + 1000, 0)
+    given(desk.history, 2, NOW + 8000, 1)
+    desk.beat(NOW + 9000)
+    assert messages.read(NOW + 1000) == ({}, {"t": 0, "idle": 0})
+    found, reaches = messages.read(NOW + 1001)
+    assert found["t"].tolist() == [(1, NOW + 1000, 0, NOW + 1000, NOW + 1000)]
+    # All that was written before the second message is read.
+    assert reaches == {"t": NOW + 8000, "idle": NOW + 8000}
+    assert [*messages.read(NOW + 8001)[0]] == ["t"]
+    # Two seconds without a message, and it has received all of them.
+    assert messages.read(NOW + 9000) == ({}, {"t": NOW + 8000, "idle": NOW + 9000})
+    desk.beat(NOW + 10_000)
+    assert messages.read(NOW + 9000) == ({}, {"t": NOW + 10_000, "idle": NOW + 10_000})
+
+
+def test_half_written_line_waits(desk: Desk) -> None:
+    messages = RecordedMessages(desk.run.root / LIVE)
+    given(desk.history, 1, NOW, 0)
+    path = desk.run.root / LIVE / "histories/witness-1.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert messages.read(NOW + 1)[0] == {}
+    path.write_bytes(whole)
+    assert len(messages.read(NOW + 1)[0]["t"]) == 1
+
+
+def test_log_without_its_beginning_needs_its_archive(desk: Desk) -> None:
+    plant(desk)
+    log, other = desk.run.root / "n1/log", world.Log(desk.log)
+    for _ in range(8):
+        other.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 30_000)
+    world.write_log(log, other.frames, frames_per_segment=4)
+    follow(log, desk.run.archive_of("n1"))
+    (log / f"{1:016x}.log").unlink()
+    desk.start()
+    assert desk.done() == [("lost", 1)]
+    (desk.run.root / "nodes").rename(desk.run.root / "elsewhere")
+    desk.start()
+    with pytest.raises(LogGone, match="begins with entry 5, not 1"):
+        desk.done()
+
+
+def test_log_of_one_node_needs_the_address_of_that_node(desk: Desk) -> None:
+    plant(desk)
+    sink = AlertFiles(desk.alerts, desk.said.append)
+    with pytest.raises(ValueError, match="has the logs of n1: it must have those of all voters"):
+        LiveAudit(desk.run, sink, SETTINGS, status="127.0.0.1:1")
+    desk.run.listed.unlink()
+    with pytest.raises(ValueError, match="or that of one node, with --status HOST:PORT"):
+        LiveAudit(desk.run, sink, SETTINGS)
+    desk.audit = LiveAudit(desk.run, sink, SETTINGS, status="127.0.0.1:1")
+    assert desk.done() == []  # the node does not answer: no entry counts as committed
+
+
+def test_silence_is_reported_once_each_time() -> None:
+    watch = Watch(stalled_ms=10_000)
+    assert watch.look(NOW, {"the log's clock": 0}) == []
+    assert watch.look(NOW + 10_000, {"the log's clock": 0}) == []
+    stopped = [f"the log's clock stands still since {NOW}"]
+    assert watch.look(NOW + 10_001, {"the log's clock": 0}) == stopped
+    assert watch.look(NOW + 10_002, {"the log's clock": 0}) == []
+    readings = {"the log's clock": NOW, "the witness": NOW}
+    assert watch.look(NOW + 20_000, readings) == []
+    said = watch.look(NOW + 60_000, readings)
+    assert [text.split(" stands")[0] for text in said] == [*readings]
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(tmp_path / "run").cleaned() as running:
+    with Running(tmp_path / "running").cleaned() as running:
         yield running
 
 
-@pytest.mark.long  # a cluster, two programs and a stream of Spark
-@pytest.mark.spark
+@pytest.mark.long  # a cluster and two programs
 @pytest.mark.slow
-def test_of_a_running_cluster_only_what_is_planted_is_raised(desk: Desk, running: Running) -> None:
-    # A slow message is not lost; and each batch takes a second of processor time.
-    desk.settings = LiveSettings(overdue_ms=30_000, trigger="2 seconds")
+def test_of_a_running_cluster_only_what_is_planted_is_raised(
+    tmp_path: Path, running: Running
+) -> None:
+    run, alerts = running.directory, tmp_path / "alerts"
     with running.client() as client:
         client.create_topic("t")
-        told = EventFiles(desk.events)
-        into = ["--into", str(desk.events)]
-        where = ["--cluster", ",".join(running.endpoints), "--topic", "t"]
+        where = ["--cluster", ",".join(running.endpoints), "--topic", "t", "--into", str(run)]
         programs = [
-            [sys.executable, "-m", "chaos.live.export", str(running.directory), *into],
-            [sys.executable, "-m", "chaos.live.witness", *where, *into],
+            [sys.executable, "-m", "timerclient.cli.timerctl", "archive", str(run)],
+            [sys.executable, "-m", "chaos.live.witness", *where],
         ]
         beside = [subprocess.Popen(program) for program in programs]
         try:
-            wait(lambda: bool(told.of(EventKind.REACH)))
+            wait(lambda: client.describe_topic("t").groups)
             seqs = schedule(client, 300)
-            wait(lambda: told.seqs() >= seqs)
+            wait(lambda: told.seqs(run) >= seqs)
             running.kill(running.wait_for_leader())
             running.up()
             seqs |= schedule(client, 300)
-            wait(lambda: told.seqs() >= seqs)
-            first = next(row for row in told.of(EventKind.GIVEN) if row["seq"] == min(seqs))
-            desk.start()
-            assert desk.audit is not None
-            audit, end_ms = desk.audit, exported_events.now_ms()
-            wait(lambda: audit.judge.clock_ms > end_ms)
-            assert desk.raised() == []
-            again = {name: first[name] for name in ("seq", "due_ms", "topic", "handed_out_ms")}
-            again |= {"fired_at_ms": first["due_ms"], "queue_offset": first["queue_offset"] + 10**6}
-            now_ms = exported_events.now_ms()
-            exported_events.put(
-                desk.events, "given-planted",
-                [EventColumns(EventKind.GIVEN, 1, again), given(10**6, now_ms + 1, 10**7, now_ms)],
-            )  # fmt: skip
-            wanted = [("duplicate_fire", min(seqs)), ("early", 10**6)]
-            wait(lambda: len(desk.raised()) >= len(wanted))
-            assert desk.raised() == wanted
+            wait(lambda: told.seqs(run) >= seqs)
+            first, end_ms = told.deliveries(run)[0], now_ms()
+            said: list[str] = []
+            settings = LiveSettings(overdue_ms=30_000)  # a slow message is not lost
+            audit = LiveAudit(RunFolder(run), AlertFiles(alerts, said.append), settings)
+            wait(lambda: audit.step() and audit.judge.clock_ms > end_ms)
+            assert raised(alerts) == []
+            [seq, *_], [offset, *_] = told.seqs_of(first["ids"]), first["offsets"]
+            with History(RunFolder(run / LIVE), "planted") as planted:
+                given(planted, seq, first["due_ms"][0], offset + 10**6)
+                at_ms = now_ms()
+                given(planted, 10**6, at_ms + 1, 10**7, at_ms)
+            wanted = [("duplicate_fire", seq), ("early", 10**6)]
+            wait(lambda: audit.step() and len(raised(alerts)) >= len(wanted))
+            assert raised(alerts) == wanted
         finally:
             for process in beside:
                 process.terminate()
@@ -204,7 +278,5 @@ def wait(condition: Any) -> None:
 
 def schedule(client: TimerClient, count: int) -> set[int]:
     """Schedule timers for the next second; return their seqs."""
-    due_ms = [exported_events.now_ms() + 1000 * at // count for at in range(count)]
-    ids = client.schedule_batch("t", [b"x"] * count, due_ms=due_ms).ids
-    raw = b"".join(map(timer_id.from_text, ids))
-    return {*timer_id.decode(raw, 0)[1].tolist()}
+    due_ms = [now_ms() + 1000 * at // count for at in range(count)]
+    return {*told.seqs_of(client.schedule_batch("t", [b"x"] * count, due_ms=due_ms).ids)}

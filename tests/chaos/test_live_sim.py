@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chaos.live import exported_events, judge
-from chaos.live.exported_events import EventColumns, EventKind
-from chaos.live.judge import Judge, Violation
+from chaos.live import judge
+from chaos.live.judge import GIVEN, Judge, Violation
 from chaos.sim.checks.book import PromiseBook
 from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.timers.operators import GROUPS
@@ -33,8 +32,8 @@ class Heard:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entries: list[Entry] = []
-        self.given: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
-        """Index -> seq -> columns of the messages that fired there."""
+        self.given: dict[int, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+        """Index -> seq -> (topic, due_ms, queue offset) of the messages that fired there."""
         noted, fired = PromiseBook.on_commit, Trace.fired
 
         def on_commit(book: PromiseBook, item: Entry, true_ms: int | None) -> None:
@@ -45,10 +44,7 @@ class Heard:
         def on_fired(trace: Trace, index: Any, topic: Any, first: Any, rows: RowArray) -> None:
             for at, row in enumerate(rows):
                 seq, due_ms = int(row["seq"]), int(row["due_ms"])
-                self.given[int(index)][seq] = {
-                    "seq": seq, "due_ms": due_ms, "queue_offset": int(first) + at,
-                    "handed_out_ms": due_ms, "topic": int(topic),
-                }  # fmt: skip
+                self.given[int(index)][seq] = int(topic), due_ms, int(first) + at
             fired(trace, index, topic, first, rows)
 
         monkeypatch.setattr(PromiseBook, "on_commit", on_commit)
@@ -75,19 +71,17 @@ def a_judge() -> Judge:
     return mine
 
 
-def entry_events(items: Sequence[Entry]) -> EventColumns:
-    frames = [
+def frames(items: Sequence[Entry]) -> list[bytes]:
+    return [
         entry_frame.encode(each.kind, each.epoch, each.index, each.time_ms, [bytes(each.payload)])
         for each in items
     ]
-    columns = {"index": [each.index for each in items], "frame": frames}
-    return EventColumns(EventKind.ENTRY, len(items), columns)
 
 
 def topics_of(heard: Heard) -> dict[int, str]:
     """Return the name of each topic that ever existed."""
     mine = a_judge()
-    mine.step(exported_events.table([entry_events(heard.entries)]))
+    mine.apply(frames(heard.entries))
     return mine.story.topics
 
 
@@ -95,22 +89,21 @@ def judged(
     heard: Heard, topics: dict[int, str], without: int = 0, twice: int = 0
 ) -> list[Violation]:
     """Return the violations, if a witness did not get one timer's message, or got one twice."""
-    mine, found = a_judge(), list[Violation]()
+    mine, found = a_judge(), dict[tuple[str, int, str], Violation]()
+    reaches = dict.fromkeys(topics.values(), 1 << 60)
     for start in range(0, len(heard.entries), STEP):
         items = heard.entries[start : start + STEP]
-        told = [entry_events(items)]
-        told += [
-            EventColumns(EventKind.REACH, 1, {"topic": name, "read_ms": 1 << 60})
-            for name in {*topics.values()}
-        ]
+        given: dict[str, list[tuple[int, ...]]] = defaultdict(list)
         for item in items:
-            for seq, fired in heard.given.get(item.index, {}).items():
-                row = fired | {"topic": topics[fired["topic"]], "fired_at_ms": item.time_ms}
-                far = row | {"queue_offset": row["queue_offset"] + 10**6}
-                rows = [row] * (seq != without) + [far] * (seq == twice)
-                told += [EventColumns(EventKind.GIVEN, 1, each) for each in rows]
-        found += mine.step(exported_events.table(told))
-    return [each for each in found if each.kind not in ("late", "moved_early")]
+            for seq, (topic, due_ms, offset) in heard.given.get(item.index, {}).items():
+                row = seq, due_ms, offset, item.time_ms, due_ms
+                far = seq, due_ms, offset + 10**6, item.time_ms, due_ms
+                given[topics[topic]] += [row] * (seq != without) + [far] * (seq == twice)
+        mine.apply(frames(items))
+        told = {topic: np.array(rows, GIVEN) for topic, rows in given.items()}
+        for each in mine.judged(told, reaches):
+            found.setdefault((each.kind, each.seq, "" if each.seq else each.detail), each)
+    return [each for each in found.values() if each.kind not in ("late", "moved_early")]
 
 
 def some(seqs: Sequence[int], count: int) -> list[int]:

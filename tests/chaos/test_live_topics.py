@@ -4,22 +4,22 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 
 from chaos import workloads
+from chaos.history.archive import Archive, places
 from chaos.history.history import RunFolder
-from chaos.live import export, exported_events
-from chaos.live.exported_events import EventColumns, EventKind
+from chaos.live.follow import Follower
 from chaos.live.judge import Judge, Violation
+from chaos.live.recorded_messages import LIVE, RecordedMessages
 from chaos.live.witness import witness
 from chaos.workloads.workload_clients import Setting
-from tests.chaos.told import EventFiles
+from tests.chaos import told
 from tests.cluster.running import Running, now_ms, until
-from timer.model import timer_id
+from timer.entries import entry_frame
+from timer.entries.entry_frame import Entry
 from timerclient import TimerClient
+from timerspark.log.segment_files import lives
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,6 +32,8 @@ OVERDUE_MS = 30_000
 """More than any pause of a busy machine; the clock is moved on by the test."""
 TTL_MS = 1_000
 CHANGED = ["cancels", "keyed", "moved"]
+STEP = 100
+"""Entries of one step of the judge."""
 SECONDS = 5.0
 RATE_PER_S = 120
 UNTIL_S = 120.0
@@ -39,27 +41,30 @@ UNTIL_S = 120.0
 
 
 class Scene:
-    """A cluster, its export, and a witness that can be stopped."""
+    """A cluster, the archive of its logs, and a witness that can be stopped."""
 
-    def __init__(self, cluster: Running, client: TimerClient, into: Path) -> None:
-        self.cluster, self.client, self.into = cluster, client, into
-        self.told = EventFiles(into)
+    def __init__(self, cluster: Running, client: TimerClient) -> None:
+        self.cluster, self.client = cluster, client
+        self.run = RunFolder(cluster.directory)
         self.failures: list[BaseException] = []
+        self.frames: list[memoryview] = []
+        logs = places(self.run.root, None, None)
+        self.archive = Archive(logs)
+        self.archive.update()
+        self._follower = Follower({node: lives(kept)[-1] for node, (_, kept) in logs.items()})
         self._threads: list[tuple[threading.Event, threading.Thread]] = []
 
-    def export(self) -> None:
-        exporter = export.Exporter(export.logs_of_run(RunFolder(self.cluster.directory)), self.into)
-
-        def follow(over: threading.Event) -> None:
-            while not over.is_set():
-                exporter.step()
-                over.wait(0.05)
-
-        self._start(follow)
+    def clock_ms(self) -> int:
+        """Return the time of the last committed entry."""
+        self.frames += [each.frame for each in self._follower.poll()[0]]
+        last = entry_frame.frame_at(self.frames[-1], 0)
+        assert isinstance(last, Entry)
+        return last.time_ms
 
     def watch(self) -> None:
         def consume(over: threading.Event) -> None:
-            witness(self.cluster.endpoints, [*TOPICS, *CHANGED], self.into, stopped=over.is_set)
+            topics = [*TOPICS, *CHANGED]
+            witness(self.cluster.endpoints, topics, self.run.root, stopped=over.is_set)
 
         self._start(consume)
 
@@ -76,9 +81,9 @@ class Scene:
         thread.start()
         self._threads.append((over, thread))
 
-    def stop(self, least: int = 0) -> None:
-        """Stop what was started last, or all."""
-        while len(self._threads) > least:
+    def stop(self) -> None:
+        """Stop the witness."""
+        while self._threads:
             over, thread = self._threads.pop()
             over.set()
             thread.join(60)
@@ -89,15 +94,14 @@ class Scene:
         start_ms = now_ms()
         due_ms = [start_ms + delay_ms for delay_ms in delays_ms]
         ids = self.client.schedule_batch(topic, [b"x"] * len(due_ms), due_ms=due_ms).ids
-        seqs: list[int] = timer_id.decode(b"".join(map(timer_id.from_text, ids)), 0)[1].tolist()
-        return seqs
+        return told.seqs_of(ids)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Return when it is so, or something has failed, which `stop` raises."""
         until(lambda: self.failures or condition(), timeout_s=UNTIL_S)
 
     def until_given(self, seqs: list[int]) -> None:
-        self.until(lambda: {*seqs} <= self.told.seqs())
+        self.until(lambda: {*seqs} <= told.seqs(self.run.root))
 
 
 def play(scene: Scene) -> dict[str, list[int]]:
@@ -105,11 +109,8 @@ def play(scene: Scene) -> dict[str, list[int]]:
     client = scene.client
     for topic in [*TOPICS, *CHANGED]:
         client.create_topic(topic)
-    scene.export()
     scene.watch()
-    scene.until(
-        lambda: {row["topic"] for row in scene.told.of(EventKind.REACH)} >= {*TOPICS, *CHANGED}
-    )
+    scene.until(lambda: all(_groups(client, topic) for topic in [*TOPICS, *CHANGED]))
     change(scene)
     before = [seq for topic in PAUSED for seq in scene.schedule(topic, [0, 100])]
     scene.until_given(before)
@@ -127,7 +128,7 @@ def play(scene: Scene) -> dict[str, list[int]]:
     anew = scene.schedule(AGAIN, [0, 100, 200])
     scene.until_given(anew)
 
-    scene.stop(1)  # the witness
+    scene.stop()
     expired = scene.schedule(LIVES, [0, 50])
     client.alter_policies({"ttl_ms": TTL_MS}, topic=LIVES)
     scene.until(lambda: client.describe_topic(LIVES).expired == len(expired))
@@ -141,7 +142,7 @@ def play(scene: Scene) -> dict[str, list[int]]:
     after = {topic: scene.schedule(topic, [0, 100, 200]) for topic in (*PAUSED, LIVES)}
     scene.until_given([seq for seqs in after.values() for seq in seqs])
     end_ms = now_ms()
-    scene.until(lambda: scene.told.clock_ms() >= end_ms)
+    scene.until(lambda: scene.clock_ms() >= end_ms)
     return {
         **{f"held {topic}": seqs for topic, seqs in held.items()},
         **{f"after {topic}": seqs for topic, seqs in after.items()},
@@ -175,43 +176,44 @@ def _groups(client: TimerClient, topic: str) -> list[str]:
     return [group.name for status in statuses for group in status.groups]
 
 
+Played = tuple[RunFolder, list[memoryview], dict[str, list[int]]]
+"""The run, the frames of its log, and the seqs."""
+
+
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[pa.Table], dict[str, list[int]]]:
-    """The events, one table a file, in the order in which they came; and the seqs."""
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     root = tmp_path_factory.mktemp("topics")
     with Running(root / "run").cleaned() as cluster, cluster.client() as client:
-        scene = Scene(cluster, client, root / "events")
+        scene = Scene(cluster, client)
         try:
             seqs = play(scene)
         finally:
             scene.stop()
-    paths = sorted(scene.into.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
-    return [pq.read_table(path, schema=exported_events.ARROW) for path in paths], seqs
+            scene.archive.close()
+    return scene.run, scene.frames, seqs
 
 
-def judged(tables: list[pa.Table], without: int = 0) -> list[Violation]:
+def judged(played: Played, without: int = 0) -> set[tuple[str, int, str]]:
     """Return the violations, if the witness had not received one message, and then time passes."""
+    run, frames, _ = played
     judge = Judge(Path(), overdue_ms=OVERDUE_MS)
+    messages = RecordedMessages(run.root / LIVE)
     found: list[Violation] = []
-    for table in tables:
-        given = table["kind"].to_numpy() == int(EventKind.GIVEN)
-        found += judge.step(table.filter(pa.array(~(given & (table["seq"].to_numpy() == without)))))
+    for start in range(0, len(frames), STEP):
+        judge.apply(frames[start : start + STEP])
+        given, reaches = messages.read(judge.clock_ms)
+        given = {topic: rows[rows["seq"] != without] for topic, rows in given.items()}
+        found += judge.judged(given, reaches)
     judge.clock_ms += 10 * OVERDUE_MS
-    told = [
-        EventColumns(EventKind.REACH, 1, {"topic": topic, "read_ms": judge.clock_ms})
-        for topic in [*TOPICS, *CHANGED]
-    ]
-    return found + judge.step(exported_events.table(told))
+    found += judge.judged({}, dict.fromkeys([*TOPICS, *CHANGED], judge.clock_ms))
+    return {(each.kind, each.seq, each.topic) for each in found}
 
 
-def test_pauses_expiry_deletions_and_changes_raise_nothing(
-    played: tuple[list[pa.Table], dict[str, list[int]]],
-) -> None:
-    tables, seqs = played
-    told = pa.concat_tables(tables)
-    given = {*told["seq"].to_numpy()[told["kind"].to_numpy() == int(EventKind.GIVEN)].tolist()}
+def test_pauses_expiry_deletions_and_changes_raise_nothing(played: Played) -> None:
+    run, _, seqs = played
+    given = told.seqs(run.root)
     # Time passes without a FIRE: the timers of an hour from now are not due, no others are left.
-    assert judged(tables) == []
+    assert judged(played) == set()
     assert given.isdisjoint(seqs["expired"])
     assert given.isdisjoint(seqs[f"held {DROP}"])
     assert len(given.intersection(seqs[f"held {LATEST}"])) == 1
@@ -223,22 +225,13 @@ def test_pauses_expiry_deletions_and_changes_raise_nothing(
     [*((f"held {ALL}", at) for at in range(5)), ("anew", 1),
      *((f"after {topic}", 1) for topic in (*PAUSED, LIVES))],
 )  # fmt: skip
-def test_loss_is_raised(
-    played: tuple[list[pa.Table], dict[str, list[int]]], what: str, at: int
-) -> None:
-    tables, seqs = played
-    lost = seqs[what][at]
-    assert [(each.kind, each.seq) for each in judged(tables, lost)] == [("lost", lost)]
+def test_loss_is_raised(played: Played, what: str, at: int) -> None:
+    lost = played[2][what][at]
+    assert [each[:2] for each in judged(played, lost)] == [("lost", lost)]
 
 
 @pytest.mark.parametrize("topic", CHANGED)
-def test_loss_of_a_changed_timer_is_raised(
-    played: tuple[list[pa.Table], dict[str, list[int]]], topic: str
-) -> None:
-    tables, _ = played
-    rows = pa.concat_tables(tables)
-    mine = pc.and_(pc.equal(rows["kind"], int(EventKind.GIVEN)), pc.equal(rows["topic"], topic))
-    seqs = rows.filter(mine)["seq"].to_pylist()
-    lost = seqs[len(seqs) // 2]
-    found = judged(tables, lost)
-    assert [(each.kind, each.seq, each.topic) for each in found] == [("lost", lost, topic)]
+def test_loss_of_a_changed_timer_is_raised(played: Played, topic: str) -> None:
+    lines = [line for line in told.deliveries(played[0].root) if line["topic"] == topic]
+    [lost, *_] = told.seqs_of(lines[len(lines) // 2]["ids"])
+    assert judged(played, lost) == {("lost", lost, topic)}

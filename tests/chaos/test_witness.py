@@ -6,7 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from chaos.history import history_check
+from chaos.history.history import History, RunFolder
 from chaos.live import witness
+from tests.chaos import told
 from timer.model import timer_id
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Batch
@@ -23,21 +26,25 @@ from timerclient.values.errors import (
 class Client:
     """A client whose calls fail, one after the other; then its only topic is there."""
 
-    def __init__(self, *failures: TimerError) -> None:
+    def __init__(self, *failures: TimerError, batches: tuple[Batch, ...] = ()) -> None:
         self.failures = [*failures]
         self.name = "t"
+        self._batches = batches
 
     def topics(self) -> list[Any]:
         if self.failures:
             raise self.failures.pop(0)
         return [self]
 
-    def consumer(self, *_: object, **__: object) -> object:
+    def consumer(self, *_: object, **__: object) -> "Client":
         return self
 
+    def batches(self) -> tuple[Batch, ...]:
+        return self._batches
 
-def waited(client: Any) -> object:
-    return witness._opened_again(client, "t")
+
+def waited(client: Any) -> None:
+    witness.wait_for(client, "t")
 
 
 def test_witness_waits_for_a_topic_whatever_fails_meanwhile(
@@ -45,7 +52,7 @@ def test_witness_waits_for_a_topic_whatever_fails_meanwhile(
 ) -> None:
     monkeypatch.setattr(witness, "LOOK_S", 0)
     client = Client(NotReady(), LeadershipLost(), CommitTimeout())
-    assert waited(client) is client
+    waited(client)
     assert client.failures == []
 
 
@@ -59,7 +66,13 @@ def test_messages_whose_leases_end_before_they_are_written_stop_nothing(tmp_path
         raise LeaseLost.of([7], 1)
 
     ids = timer_id.encode(np.array([1], np.int64), np.array([2], np.uint64), 0)
-    columns = pb.Deliveries(queue_offsets=[7], due_ms=[1], fired_at_ms=[1], timer_ids=ids)
-    writer = witness.Writer(tmp_path, ["t"])
-    assert writer.step([("t", Batch(columns, lost), 2)], 1.0, 3)
-    assert [*tmp_path.glob("given-*")]
+    columns = pb.Deliveries(
+        queue_offsets=[7], due_ms=[1], fired_at_ms=[1], attempts=[1], timer_ids=ids,
+        payload_sizes=[8], payloads=b"12345678",
+    )  # fmt: skip
+    client: Any = Client(batches=(Batch(columns, lost),))
+    with History(RunFolder(tmp_path / "live"), "witness") as history:
+        witness.consume(client, "t", history)
+    assert told.seqs(tmp_path) == {2}
+    [path] = RunFolder(tmp_path / "live").history_files()
+    assert [*history_check.check(path)] == []

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from chaos.history.history import History, RunFolder
-from chaos.workloads.workload_consumer import record
 from timerclient import TimerClient
 
 
@@ -18,7 +17,7 @@ def main() -> None:
     client = TimerClient(endpoints)
     consumer = client.consumer(topic, group=group, lease=int(lease_ms) / 1000, name=name)
     for batch in consumer.batches():
-        record(history, topic, group, batch)
+        history.receive(topic, group, batch)
         print("taken", flush=True)
 
 
