@@ -26,7 +26,7 @@ def test_option_that_would_do_nothing_is_refused(
 
 
 @pytest.mark.parametrize(
-    "words", [["chaos", "list"], ["chaos", "run", "mix"], ["chaos", "clean"], ["audit", "r"],
+    "words", [["chaos", "list"], ["chaos", "run", "mix"], ["audit", "r"],
               ["audit", "r", "--live"], ["archive", "r"]],
 )  # fmt: skip
 def test_what_the_small_install_lacks_is_named(
