@@ -48,7 +48,7 @@ from chaos.suite.stage import plan
 from chaos.suite.stage.network import NetworkError
 from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, end_run
-from chaos.workloads.workload_clients import WorkloadClients
+from chaos.workloads import Workloads
 from deploy.local import LaunchError
 from timerclient.values.errors import TimerError
 
@@ -106,7 +106,7 @@ class Show:
         self,
         run: RunFolder,
         bill: Bill,
-        workloads: Callable[[Stage], Sequence[WorkloadClients]],
+        workloads: Callable[[Stage], Workloads],
         *,
         audit: Sequence[str] = (sys.executable, "-m", "chaos.audit"),
     ) -> None:
@@ -121,7 +121,7 @@ class Show:
         self._run = run
         self._bill = bill
         self._make_workloads = workloads
-        self._workloads: list[WorkloadClients] = []
+        self._workloads: Workloads | None = None
         self._audit = audit
         self._began = time.monotonic()
         self._over = threading.Event()
@@ -186,13 +186,10 @@ class Show:
     def _work(self, stage: Stage) -> None:
         bill = self._bill
         with contextlib.ExitStack() as stack:
-            workloads = self._workloads
-            for workload in self._make_workloads(stage):
-                workloads.append(workload)
-                stack.callback(self._guarded, f"closing {workload.name}", workload.close)
+            workloads = self._workloads = self._make_workloads(stage)
+            stack.callback(self._guarded, "the workloads", workloads.close)
             self._began = time.monotonic()
-            for workload in workloads:
-                workload.start()
+            workloads.start()
             lanes = [
                 threading.Thread(target=self._lane, args=(stage, lane), name=lane, daemon=True)
                 for lane in Lane
@@ -208,8 +205,7 @@ class Show:
                 self._over.set()
                 for lane in lanes:
                     lane.join()
-                for workload in workloads:
-                    workload.stop_producing()
+                workloads.stop_producing()
                 self._guarded("healing", partial(self._mend, stage))
             self._drain(stage, workloads)
 
@@ -296,26 +292,17 @@ class Show:
         if not stage.waited_for:
             stage.wait_until_sure()
 
-    def _drain(self, stage: Stage, workloads: Sequence[WorkloadClients]) -> None:
+    def _drain(self, stage: Stage, workloads: Workloads) -> None:
         """Wait until all clients have received all messages, for at most DRAIN_S."""
         deadline = time.monotonic() + DRAIN_S
-        waiting = [*workloads]
-        while waiting and time.monotonic() < deadline:
-            waiting = [workload for workload in waiting if not self._is_over(workload)]
+        while (waiting := workloads.waiting()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         stage.record("gave_up" if waiting else "drained")
         if waiting:
-            names = ", ".join(workload.name for workload in waiting)
-            self._failures.append(f"not drained within {DRAIN_S:g} s: {names}")
+            self._failures.append(f"not drained within {DRAIN_S:g} s: {', '.join(waiting)}")
         self._failures += [f"{name} ended by itself" for name in stage.died()]
         rest = "some messages are missing" if waiting else "no message is missing"
         self._say(f"{self._progress()}; {rest}")
-
-    def _is_over(self, workload: WorkloadClients) -> bool:
-        """Return whether a workload has received all its messages, or failed."""
-        answer: list[bool] = []
-        well = self._guarded(workload.name, lambda: answer.append(workload.drained()))
-        return not well or answer[0]
 
     # ---- strikes that fell
 
@@ -387,7 +374,7 @@ class Show:
         return time.monotonic() - self._began
 
     def _progress(self) -> str:
-        books = [each.books for each in self._workloads]
+        books = [each.books for each in self._workloads.each] if self._workloads else []
         asked, unanswered, delivered = (
             sum(getattr(each, name) for each in books)
             for name in ("asked", "unanswered", "delivered")

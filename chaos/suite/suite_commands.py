@@ -1,7 +1,6 @@
 """The command `timerctl chaos run`."""
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -14,7 +13,8 @@ from chaos.suite.show import Bill, Show, claimable, clear
 from chaos.suite.stage import stage
 from chaos.suite.stage.plan import Need, RunOptions
 from chaos.suite.stage.stage import Stage
-from chaos.workloads.workload_clients import Setting, WorkloadClients
+from chaos.workloads import Workloads
+from chaos.workloads.workload_clients import Setting
 
 NODES_MAX: Final = 7
 MINUTES_MAX: Final = 7 * 24 * 60
@@ -82,7 +82,7 @@ def play(target: RunFolder, bill: Bill) -> int:
     """Play a run in place of an earlier one in its folder; return the exit status."""
     clear(target)
 
-    def make(there: Stage) -> Sequence[WorkloadClients]:
+    def make(there: Stage) -> Workloads:
         options = bill.options
         setting = Setting(
             run=target,
@@ -91,7 +91,7 @@ def play(target: RunFolder, bill: Bill) -> int:
             rate_per_s=options.rate_per_s,
             horizon_s=options.horizon_s,
         )
-        return workloads.make(options.workloads or tuple(workloads.KINDS), setting)
+        return Workloads(options.workloads or tuple(workloads.KINDS), setting)
 
     print(f"{bill.scenario}, seed {bill.seed}, {bill.options.minutes:g} min, in {target.root}")
     return Show(target, bill, make).play()

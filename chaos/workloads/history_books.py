@@ -3,9 +3,7 @@
 Clients compare the content of each message with them. The audit judges everything else.
 """
 
-import contextlib
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -36,13 +34,11 @@ def headers_of(mark: int) -> dict[str, str]:
 
 
 class Books:
-    """The records of one workload, shared by its threads."""
+    """The records of one workload."""
 
     def __init__(self, *, payload_size: int = PAYLOAD_SIZE) -> None:
         self.payload_size: Final = payload_size
         """Of every timer, in bytes."""
-        self._lock = threading.Lock()
-        self._failures: list[BaseException] = []
         self._contents: dict[int, Content] = {}
         """By mark. Other timers have a payload only."""
         self.asked = 0
@@ -57,9 +53,8 @@ class Books:
         if not columns:
             return
         rows = zip(marks, *columns.values(), strict=True)
-        expected = {mark: Content(**dict(zip(columns, row, strict=True))) for mark, *row in rows}
-        with self._lock:
-            self._contents |= expected
+        for mark, *row in rows:
+            self._contents[mark] = Content(**dict(zip(columns, row, strict=True)))
 
     def check_content(self, batch: Batch, marks: Sequence[int]) -> None:
         """Compare messages with their requested content, byte for byte.
@@ -79,26 +74,5 @@ class Books:
 
     def answered(self, marks: Sequence[int], outcome: OpOutcome) -> None:
         """Count the timers of a request that ended."""
-        with self._lock:
-            self.asked += len(marks)
-            self.unanswered += len(marks) * (outcome is not OpOutcome.OK)
-
-    def given(self, messages: int) -> None:
-        """Count delivered messages."""
-        with self._lock:
-            self.delivered += messages
-
-    # ---- threads that fail
-
-    @contextlib.contextmanager
-    def noting_failure(self) -> Iterator[None]:
-        """Keep an exception of the block for `check`, because no other code sees it."""
-        try:
-            yield
-        except BaseException as failure:  # noqa: BLE001 -- raised again by `check`
-            self._failures.append(failure)
-
-    def check(self) -> None:
-        """Raise the first exception that a thread of the workload kept, if there is one."""
-        if self._failures:
-            raise self._failures[0]
+        self.asked += len(marks)
+        self.unanswered += len(marks) * (outcome is not OpOutcome.OK)

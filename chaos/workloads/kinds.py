@@ -5,18 +5,16 @@ instant that a timer can have. Each producing function sends requests beat by be
 stop. Its docstring is the line of the kind in `timerctl chaos list`, and its topic has its name.
 """
 
+import asyncio
 import random
-import time
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from chaos.workloads.recorded_requests import now_ms
-from chaos.workloads.workload_clients import BEAT_S, CLOSE_S, WorkloadClients, kind
+from chaos.workloads.workload_clients import BEAT_S, WorkloadClients, kind
 from chaos.workloads.workload_consumer import BY_KEY, LATE, ONE, STRICT, WorkloadReader
 from timerclient.rows.pending_timers import Where
-from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.errors import Overloaded
 
 UNIFORM_MS: Final = 20_000
@@ -30,6 +28,8 @@ RACES_PER_BEAT_MAX: Final = 5
 """Cancels sent singly. Further ones are sent as a list, so that none waits behind another."""
 PATIENCE_S: Final = 0.25
 """Timeout of an impatient producer's calls."""
+DROP_S: Final = 0.02
+"""The longest time from its last requests to the drop of a connection."""
 IMPATIENT_BEATS: Final = 12
 """From one dropped connection of an impatient producer to the next."""
 BURST_S: Final = 5.0
@@ -47,30 +47,32 @@ PIECE: Final = 50
 
 
 @kind(ONE, ONE)
-def uniform(clients: WorkloadClients) -> None:
+async def uniform(clients: WorkloadClients) -> None:
     """Delays are spread evenly over some seconds."""
-    _evenly(clients, UNIFORM_MS)
+    await _evenly(clients, UNIFORM_MS)
 
 
-def _evenly(clients: WorkloadClients, delay_ms_max: int = SHORT_MS) -> None:
-    for count in clients.beats():
-        clients.schedule(count, delay_ms_max)
+async def _evenly(clients: WorkloadClients, delay_ms_max: int = SHORT_MS) -> None:
+    async for _, count in clients.beats():
+        await clients.schedule(count, delay_ms_max)
 
 
 @kind()
-def herd(clients: WorkloadClients) -> None:
+async def herd(clients: WorkloadClients) -> None:
     """All timers of ten seconds are due in the same second, half of them in one millisecond."""
-    for count in clients.beats(2 * BEAT_S):
+    async for _, count in clients.beats(2 * BEAT_S):
         meeting = (now_ms() // HERD_MS + 1) * HERD_MS
         late = [clients.chance.choice((0, clients.chance.randrange(1000))) for _ in range(count)]
-        clients.requests.batch(clients.marks(count), [clients.within(meeting + ms) for ms in late])
+        await clients.requests.batch(
+            clients.marks(count), [clients.within(meeting + ms) for ms in late]
+        )
 
 
 @kind()
-def longtail(clients: WorkloadClients) -> None:
+async def longtail(clients: WorkloadClients) -> None:
     """Delays are mostly short, some up to the run's end, some days beyond it."""
     chance = clients.chance
-    for count in clients.beats(2 * BEAT_S):
+    async for _, count in clients.beats(2 * BEAT_S):
         now = now_ms()
         beyond = chance.randint(0, count // 10 + 1)
         far = [clients.end_ms + int(DAY_MS * chance.uniform(1, 4000)) for _ in range(beyond)]
@@ -82,23 +84,23 @@ def longtail(clients: WorkloadClients) -> None:
                 near.append(chance.uniform(now, max(now, clients.end_ms)))
         if near:
             due_ms = [clients.within(due) for due in near]
-            clients.requests.batch(clients.marks(len(near)), due_ms)
+            await clients.requests.batch(clients.marks(len(near)), due_ms)
         if far:
-            clients.requests.batch(clients.marks(len(far)), far, expected=False)
+            await clients.requests.batch(clients.marks(len(far)), far, expected=False)
 
 
 @kind()
-def cancels(clients: WorkloadClients) -> None:
+async def cancels(clients: WorkloadClients) -> None:
     """Cancels within 50 ms of the due time, singly and by lists, some repeated."""
     chance = clients.chance
-    for count in clients.beats():
+    async for _, count in clients.beats():
         now = now_ms()
         single = min(count // 2, RACES_PER_BEAT_MAX)
         together = now + chance.uniform(300, 3000)
         due_ms = [int(now + chance.uniform(300, 3000)) for _ in range(single)]
         due_ms += [int(together + chance.randint(-5, 5)) for _ in range(count - single)]
         due_ms = [clients.within(due) for due in due_ms]
-        ids = clients.requests.batch(clients.marks(count), due_ms)
+        ids = (await clients.requests.batch(clients.marks(count), due_ms)).ids
         if not ids:
             continue
         for at in range(single):
@@ -125,10 +127,10 @@ _MODES: Final = ("reject", "replace", "replace", "update", "keep")
 
 
 @kind()
-def keyed(clients: WorkloadClients) -> None:
+async def keyed(clients: WorkloadClients) -> None:
     """Upserts of few keys in all four modes, and their cancels and reschedules."""
     chance, later = clients.chance, clients.after
-    for count in clients.beats():
+    async for _, count in clients.beats():
         now = now_ms()
         for start in range(0, count, UPSERT):
             n = min(UPSERT, count - start)
@@ -139,7 +141,7 @@ def keyed(clients: WorkloadClients) -> None:
             batch = partial(clients.requests.batch, clients.marks(n), due_ms)
             work = partial(batch, keys=names, on_conflict=mode)
             if chance.random() < 0.5:
-                work()
+                await work()
             else:
                 later(0.0, work)  # in parallel with the next one
         some = sorted({_key(chance) for _ in range(3)})
@@ -157,16 +159,17 @@ def _key(chance: random.Random) -> str:
 
 
 @kind()
-def moved(clients: WorkloadClients) -> None:
+async def moved(clients: WorkloadClients) -> None:
     """Reschedules around the due time, by id, key and filter; cancels by filter."""
     chance = clients.chance
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         now = now_ms()
         together = now + chance.uniform(300, 2000)
         due_ms = [clients.within(together + chance.randint(-5, 5)) for _ in range(count)]
         marks = clients.marks(count)
         keys = [f"{mark // 2 % PREFIXES}/{mark}" if mark % 2 else None for mark in marks]
-        ids = clients.requests.batch(marks, due_ms, keys=keys, on_conflict="reject")
+        done = await clients.requests.batch(marks, due_ms, keys=keys, on_conflict="reject")
+        ids = done.ids
         at = [place for place in range(len(ids)) if chance.random() < 0.7]
         if at:
             _move(clients, [ids[place] for place in at], together)
@@ -181,14 +184,12 @@ def moved(clients: WorkloadClients) -> None:
 
 def _move(clients: WorkloadClients, ids: list[str], due_ms: float) -> None:
     """Reschedule timers around their due time, then the new timers; sometimes cancel old ids."""
-    chance = random.Random(clients.chance.random())  # for other threads
-    again = chance.random() < 0.3
-    to = _new_due(clients, due_ms)
+    chance, to = clients.chance, _new_due(clients, due_ms)
 
-    def work() -> None:
-        new = clients.requests.reschedule(ids, [to] * len(ids))
-        if again:
-            clients.requests.cancel(ids[:3])
+    async def work() -> None:
+        new = await clients.requests.reschedule(ids, [to] * len(ids))
+        if chance.random() < 0.3:
+            await clients.requests.cancel(ids[:3])
         if new and not clients.stopping:
             later_ms = clients.within(to + 500)
             clients.requests.will_be_due(later_ms)
@@ -216,56 +217,57 @@ def _around_s(chance: random.Random, due_ms: float) -> float:
 
 def _sweep(clients: WorkloadClients, *, cancels: bool) -> None:
     """Cancel or reschedule all timers that are due in a range, with one prefix of keys or any."""
-    chance = random.Random(clients.chance.random())  # for another thread
+    chance = clients.chance
 
-    def work() -> None:
-        start = now_ms() + chance.randint(0, 1500)  # from now, as the thread may start late
+    async def work() -> None:
+        start = now_ms() + chance.randint(0, 1500)
         where: Where = {"due_from": start, "due_to": start + chance.choice((50, 300, 2000))}
         if chance.random() < 0.7:
             where["key_prefix"] = f"{chance.randrange(PREFIXES)}/"
         if cancels:
-            clients.requests.cancel_where(where)
+            await clients.requests.cancel_where(where)
         elif not clients.stopping:
             to = clients.within(start + 500)
             clients.requests.will_be_due(to)
-            clients.requests.reschedule_where(where, to)
+            await clients.requests.reschedule_where(where, to)
 
     clients.after(0.0, work)
 
 
 @kind()
-def pastdue(clients: WorkloadClients) -> None:
+async def pastdue(clients: WorkloadClients) -> None:
     """Timers are due at once, just now, or long ago."""
     chance = clients.chance
-    for count in clients.beats():
+    async for _, count in clients.beats():
         now = now_ms()
         edges = (0, 1, now, now - 1, now + 1, now - 10, now - DAY_MS)
         due_ms = [
             chance.choice((chance.choice(edges), now - chance.randrange(5000)))
             for _ in range(count)
         ]
-        clients.requests.batch(clients.marks(count), due_ms)
-        clients.requests.single(clients.marks(1)[0], 0.0)
+        await clients.requests.batch(clients.marks(count), due_ms)
+        await clients.requests.single(clients.marks(1)[0], 0.0)
 
 
 @kind()
-def singles(clients: WorkloadClients) -> None:
+async def singles(clients: WorkloadClients) -> None:
     """Single timers, pipelined or not, among batches of all sizes."""
     chance = clients.chance
-    for count in clients.beats():
+    async for _, count in clients.beats():
         now = now_ms()
         alone = chance.randint(0, min(count, 20))
         for mark in clients.marks(alone):
-            clients.requests.submit([mark], [clients.within(now + chance.uniform(-100, 3000))])
-        clients.requests.single(clients.marks(1)[0], chance.uniform(0, 1))
+            due_ms = [clients.within(now + chance.uniform(-100, 3000))]
+            clients.after(0.0, partial(clients.requests.batch, [mark], due_ms))
+        await clients.requests.single(clients.marks(1)[0], chance.uniform(0, 1))
         rest = count - alone - 1
         if rest > 0:
             due_ms = [clients.within(now + chance.uniform(-100, 3000)) for _ in range(rest)]
-            clients.requests.batch(clients.marks(rest), due_ms)
+            await clients.requests.batch(clients.marks(rest), due_ms)
 
 
 @kind()
-def impatient(clients: WorkloadClients) -> None:
+async def impatient(clients: WorkloadClients) -> None:
     """Producers with short timeouts drop their connection during requests.
 
     An unanswered request is not sent again. It may have taken effect, and the client itself has
@@ -273,43 +275,41 @@ def impatient(clients: WorkloadClients) -> None:
     """
     own = clients.connect()
     clients.requests.client = own
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         marks, due_ms = clients.marks(count), clients.soon(count, 3000)
         if number % IMPATIENT_BEATS < IMPATIENT_BEATS - 1:
-            clients.requests.batch(marks, due_ms, timeout_s=PATIENCE_S)
+            await clients.requests.batch(marks, due_ms, timeout_s=PATIENCE_S)
             continue
         for mark, due in zip(marks, due_ms, strict=True):
-            clients.requests.submit([mark], [due])
+            clients.after(0.0, partial(clients.requests.batch, [mark], [due]))
+        await asyncio.sleep(clients.chance.uniform(0, DROP_S))
         clients.requests.client = clients.connect()
-        clients.drop(own)
+        await clients.drop(own)
         own = clients.requests.client
 
 
 @kind()
-def named(clients: WorkloadClients) -> None:
+async def named(clients: WorkloadClients) -> None:
     """Requests with an id are retried by callers with short timeouts."""
-    for count in clients.beats():
+    async for _, count in clients.beats():
         marks, due_ms = clients.marks(count), clients.soon(count, 3000)
         patience_s = clients.chance.choice((0.002, 0.02, PATIENCE_S))
-        clients.requests.named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
+        await clients.requests.named(marks, due_ms, f"named-{marks[0]}", patience_s=patience_s)
 
 
 @kind(payload_size=LARGE_SIZE)
-def overload(clients: WorkloadClients) -> None:
+async def overload(clients: WorkloadClients) -> None:
     """Bursts of large payloads, as fast as the cluster accepts them."""
-    for count in clients.beats(BURST_S):
+    async for _, count in clients.beats(BURST_S):
         pieces = []
         for start in range(0, count, PIECE):
             n = min(PIECE, count - start)
             due_ms = clients.soon(n, SHORT_MS)
-            pieces.append(clients.requests.submit(clients.marks(n), due_ms, timeout_s=BURST_S))
-        pause_ms = max(map(_pause_ms, wait(pieces, CLOSE_S).done), default=0)
-        time.sleep(pause_ms / 1000)
-
-
-def _pause_ms(piece: "Future[Timers]") -> int:
-    error = piece.exception()
-    return error.retry_after_ms if isinstance(error, Overloaded) else 0
+            pieces.append(clients.requests.batch(clients.marks(n), due_ms, timeout_s=BURST_S))
+        errors = [ended.error for ended in await asyncio.gather(*pieces)]
+        await asyncio.sleep(
+            max((e.retry_after_ms for e in errors if isinstance(e, Overloaded)), default=0) / 1000
+        )
 
 
 # ---- kinds that differ in their consumers only
@@ -321,15 +321,15 @@ def _pause_ms(piece: "Future[Timers]") -> int:
     WorkloadReader(group="second"),
     WorkloadReader(group="late", late=True),
 )
-def groups(clients: WorkloadClients) -> None:
+async def groups(clients: WorkloadClients) -> None:
     """Several groups on one topic; one of them starts late."""
-    _evenly(clients)
+    await _evenly(clients)
 
 
 @kind(WorkloadReader(lease=LATE.lease), replace(LATE, hold_max=0))
-def slow(clients: WorkloadClients) -> None:
+async def slow(clients: WorkloadClients) -> None:
     """Consumers ack around and after the end of their lease."""
-    _evenly(clients)
+    await _evenly(clients)
 
 
 @kind(
@@ -337,9 +337,9 @@ def slow(clients: WorkloadClients) -> None:
     WorkloadReader(nacks=0.05),
     WorkloadReader(group="backing-off", nacks=0.3),
 )
-def nacking(clients: WorkloadClients) -> None:
+async def nacking(clients: WorkloadClients) -> None:
     """Consumers nack messages, with and without a delay, and extend some leases."""
-    _evenly(clients)
+    await _evenly(clients)
 
 
 @kind(
@@ -349,9 +349,9 @@ def nacking(clients: WorkloadClients) -> None:
     WorkloadReader(group="queue", options={"type": "failover"}, dies=True),
     WorkloadReader(group="alone", options={"type": "exclusive"}, nacks=0.01, dies=True),
 )
-def ordered(clients: WorkloadClients) -> None:
+async def ordered(clients: WorkloadClients) -> None:
     """Keyed timers for groups that keep an order; some are nacked, consumers die."""
-    keyed.produce(clients)
+    await keyed.produce(clients)
 
 
 @kind(
@@ -359,12 +359,12 @@ def ordered(clients: WorkloadClients) -> None:
     replace(LATE, group="strict", options=STRICT, hold_max=0),
     ONE,
 )
-def failing(clients: WorkloadClients) -> None:
+async def failing(clients: WorkloadClients) -> None:
     """Consumers fail repeatedly; dead letters are consumed from their own topic."""
-    _evenly(clients)
+    await _evenly(clients)
 
 
 @kind(ONE, WorkloadReader(dies=True))
-def dying(clients: WorkloadClients) -> None:
+async def dying(clients: WorkloadClients) -> None:
     """Consumers drop their connection while they hold leases, and reconnect."""
-    _evenly(clients)
+    await _evenly(clients)

@@ -4,12 +4,11 @@ The audit judges which messages had to arrive. It knows the log, and so the mess
 skipped.
 """
 
-import random
-from collections.abc import Callable
+from asyncio import Lock
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from threading import Lock
 from typing import Any, Final
 
 from chaos.workloads.recorded_requests import now_ms
@@ -36,9 +35,9 @@ BACK_MAX: Final = 200
 """The most messages that a seek goes back."""
 
 
-def redrive_all(clients: WorkloadClients) -> None:
+async def redrive_all(clients: WorkloadClients) -> None:
     """Redrive all letters."""
-    clients.requests.redrive(_letters_of(clients), None)
+    await clients.requests.redrive(_letters_of(clients), None)
 
 
 @kind(
@@ -47,10 +46,10 @@ def redrive_all(clients: WorkloadClients) -> None:
     ONE,
     settle=redrive_all,
 )
-def redriven(clients: WorkloadClients) -> None:
+async def redriven(clients: WorkloadClients) -> None:
     """Dead letters are redriven, some repeatedly, until all messages are acked."""
-    for number, count in enumerate(clients.beats()):
-        clients.schedule(count, SHORT_MS)
+    async for number, count in clients.beats():
+        await clients.schedule(count, SHORT_MS)
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
             most = clients.chance.choice(REDRIVEN)
             clients.after(0.0, partial(clients.requests.redrive, _letters_of(clients), most))
@@ -67,74 +66,75 @@ def _letters_of(clients: WorkloadClients) -> str:
     WorkloadReader(group=ANEW),
     ONE,
 )
-def sought(clients: WorkloadClients) -> Rest:
+async def sought(clients: WorkloadClients) -> Rest:
     """Seeks of groups back, ahead and to a time; groups reset, deleted and made anew."""
     chance, requests, one_by_one = clients.chance, clients.requests, Lock()
     among = ("retention_ms",)
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         if number % RULE_BEATS == 0:
-            requests.rule({"retention_ms": KEPT_MS}, among=among)
+            await requests.rule({"retention_ms": KEPT_MS}, among=among)
         elif number % RULE_BEATS == RULE_BEATS * 3 // 4:
-            requests.rule({"retention_ms": chance.choice((0, 1_000))}, among=among)
-        clients.schedule(count, SHORT_MS)
-        dice = random.Random(chance.random())  # used on another thread
+            await requests.rule({"retention_ms": chance.choice((0, 1_000))}, among=among)
+        await clients.schedule(count, SHORT_MS)
         if number % REDRIVE_BEATS == REDRIVE_BEATS - 1:
-            clients.after(0.0, partial(_alone, one_by_one, partial(_seek, clients, dice)))
+            clients.after(0.0, partial(_alone, one_by_one, partial(_seek, clients)))
         if number % ANEW_BEATS == ANEW_BEATS - 1:
-            start: Start = "earliest" if dice.random() < 0.5 else "latest"
+            start: Start = "earliest" if chance.random() < 0.5 else "latest"
             work = partial(_make_anew, clients, start)
             clients.after(0.0, partial(_alone, one_by_one, work))
 
-    def rest() -> bool:
+    async def rest() -> bool:
         """Seek both groups far back at the end."""
-        if not requests.rule({"retention_ms": KEPT_MS}, among=among):
+        if not await requests.rule({"retention_ms": KEPT_MS}, among=among):
             return False
-        return _back(clients, BACK_MAX) and _make_anew(clients, "earliest")
+        return await _back(clients, BACK_MAX) and await _make_anew(clients, "earliest")
 
     return rest
 
 
-def _alone(lock: Lock, work: Callable[[], object]) -> None:
-    """Call `work` under the lock: the answer to a seek belongs to the last seek."""
-    with lock, suppress(TimerError):
-        work()
+async def _alone(lock: Lock, work: Callable[[], Awaitable[object]]) -> None:
+    """Do `work` under the lock: the answer to a seek belongs to the last seek."""
+    with suppress(TimerError):
+        async with lock:
+            await work()
 
 
-def _seek(clients: WorkloadClients, dice: random.Random) -> None:
+async def _seek(clients: WorkloadClients) -> None:
     """Seek to a random place, mostly back."""
+    dice = clients.chance
     way = dice.choice(("back", "back", "ahead", "time", "reset", "latest"))
     if way == "back":
-        _back(clients, dice.randint(1, BACK_MAX))
+        await _back(clients, dice.randint(1, BACK_MAX))
         return
     place: dict[str, Any] = {"start": "earliest" if way == "reset" else way}
     if way == "time":
         place = {"time_ms": now_ms() - dice.randint(0, 4_000)}
     elif way == "ahead":
-        _, cursor, unacked = _place(clients)
+        _, cursor, unacked = await _place(clients)
         place = {"offset": cursor + dice.randint(0, unacked)}
-    clients.requests.seek(SOUGHT, **place)
+    await clients.requests.seek(SOUGHT, **place)
 
 
-def _back(clients: WorkloadClients, count: int) -> bool:
+async def _back(clients: WorkloadClients, count: int) -> bool:
     """Seek back by `count` messages that the topic retains; return whether it surely was done."""
-    kept, cursor, _ = _place(clients)
-    return clients.requests.seek(SOUGHT, offset=max(kept, cursor - count))
+    kept, cursor, _ = await _place(clients)
+    return await clients.requests.seek(SOUGHT, offset=max(kept, cursor - count))
 
 
-def _place(clients: WorkloadClients) -> tuple[int, int, int]:
+async def _place(clients: WorkloadClients) -> tuple[int, int, int]:
     """Return the first retained offset, and cursor and unacked count of the sought group."""
-    topic = clients.client.describe_topic(clients.topic)
+    topic = await clients.client.describe_topic(clients.topic)
     groups = {group.name: group for group in topic.groups}
     return topic.queue_begin, groups[SOUGHT].cursor, groups[SOUGHT].unacked
 
 
-def _make_anew(clients: WorkloadClients, start: Start) -> bool:
+async def _make_anew(clients: WorkloadClients, start: Start) -> bool:
     """Delete a group and make it again; return whether both were done.
 
     The group exists when its deletion is requested. So only a repeated request can get the answer
     NOT_FOUND. Its consumers may make the group again first.
     """
-    clients.client.create_group(clients.topic, ANEW)
-    done = clients.requests.delete_group(ANEW)
-    clients.client.create_group(clients.topic, ANEW, start=start)
+    await clients.client.create_group(clients.topic, ANEW)
+    done = await clients.requests.delete_group(ANEW)
+    await clients.client.create_group(clients.topic, ANEW, start=start)
     return done

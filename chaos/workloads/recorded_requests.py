@@ -5,23 +5,20 @@ taken effect or not, and other clients change the same timers. The audit judges 
 """
 
 import json
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 from chaos.history.history import History, OpOutcome, RunFolder, payload_of
 from chaos.workloads.history_books import Books, headers_of
-from timerclient import TimerClient
+from timerclient import AsyncTimerClient
 from timerclient.client.group_calls import Start
 from timerclient.client.topic_calls import namespace_of
 from timerclient.rows.pending_timers import Changed, Rescheduled, Where
-from timerclient.rows.scheduled_timers import Timers
 from timerclient.rows.series_fields import SeriesOptions
 from timerclient.values.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
 from timerclient.values.policy_names import CatchUp, PolicyFields
@@ -38,9 +35,6 @@ _WITHOUT_ID: Final = ("REJECTED", "NOT_PENDING")
 _CONTENT: Final = {"keys": "key", "ordering_keys": "ordering_key", "priorities": "priority"}
 """Columns of a request -> fields of Content."""
 
-Answer = dict[str, Any]
-"""Fields of a line: the answer to a request."""
-
 
 def now_ms() -> int:
     """Return this machine's clock, in Unix milliseconds."""
@@ -53,23 +47,33 @@ def outcome_of(error: TimerError) -> OpOutcome:
     return OpOutcome.FAIL if certain else OpOutcome.UNKNOWN
 
 
-class Ended(NamedTuple):
+@dataclass(slots=True)
+class Ended:
     """The end of a request."""
 
-    outcome: OpOutcome
-    answer: Answer
+    outcome: OpOutcome = OpOutcome.OK
+    error: TimerError | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Of the line: those of the answer, or `detail`, the error."""
 
     @property
     def ok(self) -> bool:
         """Whether the request certainly took effect."""
         return self.outcome is OpOutcome.OK
 
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the new timers; empty if none is known."""
+        ids = self.fields.get("ids", [])
+        results = self.fields.get("results", ["SCHEDULED"] * len(ids))
+        return [id_ for id_, result in zip(ids, results, strict=True) if result in _NEW]
+
 
 class RecordedRequests:
-    """Sends requests about one topic. Any thread may use it. `close` does not close the client."""
+    """Sends requests about one topic, several at once. `close` does not close the client."""
 
     def __init__(
-        self, run: RunFolder, name: str, client: TimerClient, books: Books, *, topic: str
+        self, run: RunFolder, name: str, client: AsyncTimerClient, books: Books, *, topic: str
     ) -> None:
         self.client = client
         """May be replaced. Requests in flight stay with the old client."""
@@ -78,40 +82,41 @@ class RecordedRequests:
         self._history = History(run, name)
         self._books = books
         self._topic = topic
-        self._lock = threading.Lock()
 
-    # ---- scheduling: each method returns the ids of the new timers; empty if none is known
+    # ---- scheduling
 
-    def batch(
+    async def batch(
         self, marks: Sequence[int], due_ms: Sequence[int], *, expected: bool = True,
         timeout_s: float | None = None, **columns: Any,
-    ) -> list[str]:  # fmt: skip
+    ) -> Ended:  # fmt: skip
         """Schedule timers in one request. Timers with keys have headers, too.
 
         `expected`: the timers are due within the run. `columns`: `keys`, `ordering_keys` and
         `priorities`, one for each timer; with keys also `on_conflict`.
         """
         content = {_CONTENT[name]: of for name, of in columns.items() if name in _CONTENT}
-        more = {"headers": [*map(headers_of, marks)]} if "keys" in columns else {}
+        more: dict[str, Any] = {}
+        if "keys" in columns:
+            more["headers"] = [*map(headers_of, marks)]
         self._books.expect(marks, **content, **more)
         if expected:
             self.will_be_due(max(due_ms))
-        call = self._batched(marks, due_ms, timeout=timeout_s, **columns, **more)
+        with self._schedules(marks, due_ms=due_ms, **columns) as ended:
+            timers = await self.client.schedule_batch(
+                self._topic, self._payloads(marks), due_ms=due_ms, timeout=timeout_s,
+                **columns, **more,
+            )  # fmt: skip
+            ended.fields["ids"] = timers.ids
+            if "keys" in columns:
+                results = [result.name for result in timers.results]
+                made = zip(timers.ids, results, strict=True)
+                ids = [None if result in _WITHOUT_ID else id_ for id_, result in made]
+                ended.fields |= {"ids": ids, "results": results, "existing": timers.existing}
+        return ended
 
-        def answer() -> Answer:
-            timers = call()
-            if "keys" not in columns:
-                return {"ids": timers.ids}
-            results = [result.name for result in timers.results]
-            made = zip(timers.ids, results, strict=True)
-            ids = [None if result in _WITHOUT_ID else id_ for id_, result in made]
-            return {"ids": ids, "results": results, "existing": timers.existing}
-
-        return self._schedule(marks, answer, due_ms=due_ms, **columns)
-
-    def named(
+    async def named(
         self, marks: Sequence[int], due_ms: Sequence[int], request_id: str, *, patience_s: float
-    ) -> list[str]:
+    ) -> Ended:
         """Schedule timers in one request with an id, and retry it until it is answered.
 
         The first attempt has a timeout of `patience_s`, each later one twice as much. The answered
@@ -124,151 +129,111 @@ class RecordedRequests:
         give_up_s = time.monotonic() + NAMED_S
         self.will_be_due(max(due_ms))
 
-        def ask(timeout_s: float) -> list[str]:
-            return self._batched(marks, due_ms, request_id=request_id, timeout=timeout_s)().ids
+        async def ask(within_s: float) -> list[str]:
+            timers = await self.client.schedule_batch(
+                self._topic, self._payloads(marks), due_ms=due_ms, request_id=request_id,
+                timeout=within_s,
+            )  # fmt: skip
+            return timers.ids
 
-        def answer() -> Answer:
+        with self._schedules(marks, due_ms=due_ms) as ended:
             doubt: TimerError | None = None
-            wait_s = patience_s
-            while doubt is None or time.monotonic() < give_up_s:
+            while "ids" not in ended.fields:
+                if doubt is not None and time.monotonic() >= give_up_s:
+                    raise OutcomeUnknown(f"not answered within {NAMED_S:g} s") from doubt
                 try:
-                    ids = ask(wait_s)
+                    ended.fields["ids"] = await ask(patience_s)
                 except (OutcomeUnknown, Unavailable) as error:
-                    doubt, wait_s = error, 2 * wait_s
-                    continue
+                    doubt, patience_s = error, 2 * patience_s
                 except TimerError as error:  # an earlier attempt may have scheduled the timers
                     raise OutcomeUnknown(str(error)) from doubt
-                with suppress(TimerError):  # an error does not change the first answer
-                    assert ask(NAMED_S) == ids, (request_id, ids)
-                return {"ids": ids}
-            raise OutcomeUnknown(f"not answered within {NAMED_S:g} s") from doubt
+            with suppress(TimerError):  # an error does not change the first answer
+                again = await ask(NAMED_S)
+                assert again == ended.fields["ids"], (request_id, again)
+        return ended
 
-        return self._schedule(marks, answer, due_ms=due_ms)
-
-    def single(self, mark: int, delay_s: float) -> list[str]:
+    async def single(self, mark: int, delay_s: float) -> Ended:
         """Schedule one timer with a delay."""
         [payload], delay = self._payloads([mark]), timedelta(seconds=delay_s)
         self.will_be_due(now_ms() + int(1000 * delay_s))
-
-        def answer() -> Answer:
-            return {"ids": [self.client.schedule(self._topic, payload, delay=delay).id]}
-
-        return self._schedule([mark], answer, due_ms=None, delay_ms=round(1000 * delay_s))
-
-    def submit(
-        self, marks: Sequence[int], due_ms: Sequence[int], *, timeout_s: float | None = None
-    ) -> "Future[Timers]":
-        """Send one request without waiting; it is recorded when it ends."""
-        payloads, end = self._payloads(marks), self._asked_for(marks, due_ms=due_ms)
-        self.will_be_due(max(due_ms))
-        try:
-            future = self.client.submit_batch(
-                self._topic, payloads, due_ms=due_ms, timeout=timeout_s
-            )
-        except TimerError as error:
-            future = Future()
-            future.set_exception(error)
-
-        def answered(future: "Future[Timers]") -> None:
-            with self._books.noting_failure():
-                end(lambda: {"ids": future.result().ids})
-
-        future.add_done_callback(answered)
-        return future
+        with self._schedules([mark], due_ms=None, delay_ms=round(1000 * delay_s)) as ended:
+            timer = await self.client.schedule(self._topic, payload, delay=delay)
+            ended.fields["ids"] = [timer.id]
+        return ended
 
     def will_be_due(self, due_ms: int) -> None:
         """Let the workload wait at least until this due time before its end."""
-        with self._lock:
-            self.last_due_ms = max(self.last_due_ms, due_ms)
+        self.last_due_ms = max(self.last_due_ms, due_ms)
 
     def _payloads(self, marks: Sequence[int]) -> list[bytes]:
         return [payload_of(mark, self._books.payload_size) for mark in marks]
 
-    def _batched(
-        self, marks: Sequence[int], due_ms: Sequence[int], **more: Any
-    ) -> Callable[[], Timers]:
-        payloads = self._payloads(marks)
-        return partial(self.client.schedule_batch, self._topic, payloads, due_ms=due_ms, **more)
-
-    def _schedule(
-        self, marks: Sequence[int], call: Callable[[], Answer], **named: Any
-    ) -> list[str]:
-        answer = self._asked_for(marks, **named)(call).answer
-        ids = answer.get("ids", [])
-        results = answer.get("results", ["SCHEDULED"] * len(ids))
-        return [id_ for id_, result in zip(ids, results, strict=True) if result in _NEW]
-
-    def _asked_for(
-        self, marks: Sequence[int], **named: Any
-    ) -> Callable[[Callable[[], Answer]], Ended]:
-        """As `_begin`, for a request for timers, which the books count when it ends."""
-        end = self._begin("schedule", topic=self._topic, marks=[*marks], **named)
-        crcs = [*map(zlib.crc32, self._payloads(marks))]
-
-        def ended(call: Callable[[], Answer]) -> Ended:
-            done = end(call, payload_crcs=crcs)
-            self._books.answered(marks, done.outcome)
-            return done
-
-        return ended
+    @contextmanager
+    def _schedules(self, marks: Sequence[int], **named: Any) -> Iterator[Ended]:
+        """As `_records`, for a request for timers, which the books count when it ends."""
+        with self._records("schedule", topic=self._topic, marks=[*marks], **named) as ended:
+            ended.fields["payload_crcs"] = [*map(zlib.crc32, self._payloads(marks))]
+            yield ended
+        self._books.answered(marks, ended.outcome)
 
     # ---- changes of timers
 
-    def cancel(self, ids: Sequence[str]) -> bool:
+    async def cancel(self, ids: Sequence[str]) -> bool:
         """Cancel one timer singly, or several by a list.
 
         Returns:
             False if the request was refused and had no effect. True: it succeeded, or may have.
         """
-
-        def cancel() -> Answer:
+        with self._records("cancel", ids=[*ids]) as ended:
             if len(ids) == 1:
-                return _results([self.client.cancel(ids[0])])
-            return _results(self.client.cancel_batch(ids))
+                ended.fields |= _results([await self.client.cancel(ids[0])])
+            else:
+                ended.fields |= _results(await self.client.cancel_batch(ids))
+        return ended.outcome is not OpOutcome.FAIL
 
-        return self._send("cancel", cancel, ids=[*ids]).outcome is not OpOutcome.FAIL
-
-    def cancel_keys(self, keys: Sequence[str]) -> None:
+    async def cancel_keys(self, keys: Sequence[str]) -> None:
         """Cancel the timers that have the keys."""
-        call = partial(self.client.cancel_keys, self._topic, keys)
-        self._send("cancel", lambda: _results(call()), topic=self._topic, keys=[*keys])
+        with self._records("cancel", topic=self._topic, keys=[*keys]) as ended:
+            ended.fields |= _results(await self.client.cancel_keys(self._topic, keys))
 
-    def cancel_where(self, where: Where) -> None:
+    async def cancel_where(self, where: Where) -> None:
         """Cancel the timers that match a filter."""
-        self._by_filter("cancel", where, lambda: self.client.cancel_where(self._topic, **where))
+        await self._by_filter("cancel", where, self.client.cancel_where(self._topic, **where))
 
-    def reschedule(self, ids: Sequence[str], due_ms: Sequence[int]) -> list[str]:
+    async def reschedule(self, ids: Sequence[str], due_ms: Sequence[int]) -> list[str]:
         """Change the due times of timers; return the new ids that are known."""
-        call = partial(self.client.reschedule_batch, ids, due_ms=due_ms)
-        return self._moved(call, ids=[*ids], due_ms=[*due_ms])
+        call = self.client.reschedule_batch(ids, due_ms=due_ms)
+        return await self._moved(call, ids=[*ids], due_ms=[*due_ms])
 
-    def reschedule_keys(self, keys: Sequence[str], due_ms: Sequence[int]) -> list[str]:
+    async def reschedule_keys(self, keys: Sequence[str], due_ms: Sequence[int]) -> list[str]:
         """As `reschedule`, for the timers that have the keys."""
-        call = partial(self.client.reschedule_keys, self._topic, keys, due_ms=due_ms)
-        return self._moved(call, topic=self._topic, keys=[*keys], due_ms=[*due_ms])
+        call = self.client.reschedule_keys(self._topic, keys, due_ms=due_ms)
+        return await self._moved(call, topic=self._topic, keys=[*keys], due_ms=[*due_ms])
 
-    def reschedule_where(self, where: Where, due_ms: int) -> None:
+    async def reschedule_where(self, where: Where, due_ms: int) -> None:
         """Give the timers that match a filter one other due time."""
-        call = partial(self.client.reschedule_where, self._topic, where, due_ms=due_ms)
-        self._by_filter("reschedule", where, call, due_ms=[due_ms])
+        call = self.client.reschedule_where(self._topic, where, due_ms=due_ms)
+        await self._by_filter("reschedule", where, call, due_ms=[due_ms])
 
-    def redrive(self, letters: str, most: int | None) -> None:
+    async def redrive(self, letters: str, most: int | None) -> None:
         """Redrive dead letters. If a part fails, the outcome of the whole is unknown."""
-        call = partial(self.client.redrive, letters, most)
-        self._send("redrive", lambda: {"changed": int(call())}, certain=False, topic=letters)
+        with self._records("redrive", certain=False, topic=letters) as ended:
+            ended.fields["changed"] = int(await self.client.redrive(letters, most))
 
     # ---- the topic, its groups and its series; each returns whether it certainly took effect
 
-    def pause(self) -> bool:
+    async def pause(self) -> bool:
         """Pause the topic."""
-        return self._ruled({"paused": True}, partial(self.client.pause_topic, self._topic))
+        return await self._ruled({"paused": True}, self.client.pause_topic(self._topic))
 
-    def resume(self, catch_up: CatchUp) -> bool:
+    async def resume(self, catch_up: CatchUp) -> bool:
         """Resume the topic."""
-        call = partial(self.client.resume_topic, self._topic, catch_up=catch_up)
-        return self._ruled({"paused": False, "catch_up": catch_up}, call)
+        call = self.client.resume_topic(self._topic, catch_up=catch_up)
+        return await self._ruled({"paused": False, "catch_up": catch_up}, call)
 
-    def rule(self, said: Mapping[str, int], *, among: Iterable[str], scope: str = TOPIC) -> bool:
+    async def rule(
+        self, said: Mapping[str, int], *, among: Iterable[str], scope: str = TOPIC
+    ) -> bool:
         """Set a scope's policy to these values; unset the other fields of `among`.
 
         The history names a namespace NAME/, and the cluster /.
@@ -281,59 +246,56 @@ class RecordedRequests:
             CLUSTER: ("/", {"cluster": True}),
         }
         name, where = scopes[scope]
-        fields = cast("PolicyFields", said)
-        call = partial(self.client.alter_policies, fields, unset=unset, **where)
-        return self._ruled({**said, **dict.fromkeys(unset)}, call, name)
+        call = self.client.alter_policies(cast("PolicyFields", said), unset=unset, **where)
+        return await self._ruled({**said, **dict.fromkeys(unset)}, call, name)
 
-    def delete(self) -> bool:
+    async def delete(self) -> bool:
         """Delete the topic."""
+        with self._records("delete", topic=self._topic) as ended:
+            if gone := await self.client.delete_topic(self._topic):
+                ended.fields |= {"topic_id": gone.topic_id, "pending": gone.pending}
+        return ended.ok
 
-        def delete() -> Answer:
-            gone = self.client.delete_topic(self._topic)
-            return {"topic_id": gone.topic_id, "pending": gone.pending} if gone else {}
-
-        return self._send("delete", delete, topic=self._topic).ok
-
-    def seek(
+    async def seek(
         self, group: str, *, offset: int | None = None, time_ms: int | None = None,
         start: Start | None = None,
     ) -> bool:  # fmt: skip
         """Seek a group."""
         at = None if time_ms is None else datetime.fromtimestamp(time_ms / 1000, UTC)
-        call = partial(
-            self.client.seek_group, self._topic, group, offset=offset, time=at, start=start
-        )
         to = 0 if start == "earliest" else offset
-        named: Answer = {"topic": self._topic, "group": group}
-        if to is not None:
-            named["to_offset"] = to
-        return self._send("seek", lambda: {"group_id": call().group_id}, **named).ok
+        named: dict[str, Any] = {} if to is None else {"to_offset": to}
+        with self._records("seek", topic=self._topic, group=group, **named) as ended:
+            sought = await self.client.seek_group(
+                self._topic, group, offset=offset, time=at, start=start
+            )
+            ended.fields["group_id"] = sought.group_id
+        return ended.ok
 
-    def delete_group(self, group: str) -> bool:
+    async def delete_group(self, group: str) -> bool:
         """Delete a group."""
-        call = partial(self.client.delete_group, self._topic, group)
-        return self._done("delete_group", call, group=group)
+        call = self.client.delete_group(self._topic, group)
+        return await self._done("delete_group", call, group=group)
 
-    def create_series(self, key: str, payload: bytes, options: SeriesOptions) -> bool:
+    async def create_series(self, key: str, payload: bytes, options: SeriesOptions) -> bool:
         """Create a series."""
-        call = partial(self.client.create_series, self._topic, key, payload, **options)
-        return self._done("create_series", call, key=key, said=_text(options))
+        call = self.client.create_series(self._topic, key, payload, **options)
+        return await self._done("create_series", call, key=key, said=_text(options))
 
-    def alter_series(self, key: str, options: SeriesOptions) -> bool:
+    async def alter_series(self, key: str, options: SeriesOptions) -> bool:
         """Change fields of a series."""
-        call = partial(self.client.alter_series, self._topic, key, **options)
-        return self._done("alter_series", call, key=key, said=_text(options))
+        call = self.client.alter_series(self._topic, key, **options)
+        return await self._done("alter_series", call, key=key, said=_text(options))
 
-    def pause_series(self, key: str, *, paused: bool) -> bool:
+    async def pause_series(self, key: str, *, paused: bool) -> bool:
         """Pause or resume a series."""
         change = self.client.pause_series if paused else self.client.resume_series
-        call = partial(change, self._topic, key)
-        return self._done("alter_series", call, key=key, said=_text({"paused": paused}))
+        call = change(self._topic, key)
+        return await self._done("alter_series", call, key=key, said=_text({"paused": paused}))
 
-    def delete_series(self, key: str) -> bool:
+    async def delete_series(self, key: str) -> bool:
         """Delete a series."""
-        call = partial(self.client.delete_series, self._topic, key)
-        return self._done("delete_series", call, key=key)
+        call = self.client.delete_series(self._topic, key)
+        return await self._done("delete_series", call, key=key)
 
     # ----
 
@@ -341,72 +303,59 @@ class RecordedRequests:
         """Close the history. Close the client first."""
         self._history.close()
 
-    def _moved(self, call: Callable[[], list[Rescheduled]], **named: Any) -> list[str]:
-        def move() -> Answer:
-            told = call()
-            new = [one.timer.id if one.timer else None for one in told]
-            return {"results": [one.result.name for one in told], "new_ids": new}
+    async def _moved(self, call: Awaitable[list[Rescheduled]], **named: Any) -> list[str]:
+        with self._records("reschedule", **named) as ended:
+            told = await call
+            ended.fields["results"] = [one.result.name for one in told]
+            ended.fields["new_ids"] = [one.timer.id if one.timer else None for one in told]
+        return [each for each in ended.fields.get("new_ids", []) if each is not None]
 
-        answer = self._send("reschedule", move, **named).answer
-        return [each for each in answer.get("new_ids", []) if each is not None]
-
-    def _by_filter(self, op: str, where: Where, call: Callable[[], Changed], **named: Any) -> None:
+    async def _by_filter(
+        self, op: str, where: Where, call: Awaitable[Changed], **named: Any
+    ) -> None:
         """Change by filter. If a page fails after another, the outcome of the whole is unknown.
 
         It is unknown, too, if the number in the answer may be too low.
         """
         names = {"due_from": "due_from_ms", "due_to": "due_to_ms", "key_prefix": "key_prefix"}
-        picked = {names[name]: value for name, value in where.items()}
-
-        def change() -> Answer:
-            changed = call()
+        named |= {names[name]: value for name, value in where.items()}
+        with self._records(op, certain=False, topic=self._topic, **named) as ended:
+            changed = await call
             if not changed.exact:
                 raise OutcomeUnknown(f"{changed} timers or more: the answer of a page was lost")
-            return {"changed": int(changed)}
+            ended.fields["changed"] = int(changed)
 
-        self._send(op, change, certain=False, topic=self._topic, **picked, **named)
+    async def _ruled(
+        self, said: Mapping[str, Any], call: Awaitable[object], name: str = ""
+    ) -> bool:
+        return await self._done("policy", call, topic=name or self._topic, said=_text(said))
 
-    def _ruled(self, said: Mapping[str, Any], call: Callable[[], object], name: str = "") -> bool:
-        return self._done("policy", call, topic=name or self._topic, said=_text(said))
-
-    def _done(self, op: str, call: Callable[[], object], **named: Any) -> bool:
+    async def _done(self, op: str, call: Awaitable[object], **named: Any) -> bool:
         """Send a change whose answer says no more than that it was done."""
+        with self._records(op, **{"topic": self._topic} | named) as ended:
+            await call
+        return ended.ok
 
-        def change() -> Answer:
-            call()
-            return {}
+    @contextmanager
+    def _records(self, op: str, *, certain: bool = True, **named: Any) -> Iterator[Ended]:
+        """Record a request that the block sends, with its fields, and its end.
 
-        return self._send(op, change, **{"topic": self._topic} | named).ok
-
-    def _send(
-        self, op: str, call: Callable[[], Answer], *, certain: bool = True, **named: Any
-    ) -> Ended:
-        return self._begin(op, **named)(call, certain=certain)
-
-    def _begin(self, op: str, **named: Any) -> Callable[..., Ended]:
-        """Record a request that is about to be sent, with its fields.
-
-        Returns:
-            A function that calls its argument for the answer, records the end and returns it. The
-            outcome of an error is unknown if not `certain`.
+        The block adds the fields of the answer. A TimerError ends the block, not its caller; the
+        outcome is unknown then if not `certain`.
         """
-        start_ms = now_ms()
+        ended, start_ms = Ended(), now_ms()
         named["request"] = self._history.asks(op, start_ms=start_ms, **named)
-
-        def end(call: Callable[[], Answer], *, certain: bool = True, **more: Any) -> Ended:
-            try:
-                outcome, answer = OpOutcome.OK, call()
-            except TimerError as error:
-                outcome = outcome_of(error) if certain else OpOutcome.UNKNOWN
-                answer = {"detail": repr(error)}
-            fields = {**named, **more, **answer}
-            self._history.change(op, span_ms=(start_ms, now_ms()), outcome=outcome, **fields)
-            return Ended(outcome, answer)
-
-        return end
+        try:
+            yield ended
+        except TimerError as error:
+            ended.outcome = outcome_of(error) if certain else OpOutcome.UNKNOWN
+            ended.error, ended.fields["detail"] = error, repr(error)
+        self._history.change(
+            op, span_ms=(start_ms, now_ms()), outcome=ended.outcome, **named, **ended.fields
+        )
 
 
-def _results(answers: Iterable[CancelResult]) -> Answer:
+def _results(answers: Iterable[CancelResult]) -> dict[str, Any]:
     return {"results": [answer.name for answer in answers]}
 
 

@@ -1,6 +1,5 @@
 """Kinds of workload with series, ordering keys, priorities, jitter and rates of delivery."""
 
-import random
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -31,26 +30,25 @@ MEETING_MS: Final = 2_000
 
 
 @kind(WorkloadReader(nacks=0.02), WorkloadReader(dies=True))
-def recurring(clients: WorkloadClients) -> Rest:
+async def recurring(clients: WorkloadClients) -> Rest:
     """Series by interval and cron, changed, paused and deleted; occurrences moved."""
-    for number, count in enumerate(clients.beats()):
-        clients.schedule(count, SOON_MS)
+    async for number, count in clients.beats():
+        await clients.schedule(count, SOON_MS)
         if number % SERIES_BEATS == 0:
-            dice = random.Random(clients.chance.random())  # used on another thread
-            clients.after(0.0, partial(_act, clients, dice, clients.marks(1)[0]))
+            clients.after(0.0, partial(_act, clients, clients.marks(1)[0]))
 
-    def rest() -> bool:
-        for each in clients.client.list_series(clients.topic):
-            clients.requests.delete_series(each.key)
-        return not clients.client.list_series(clients.topic)
+    async def rest() -> bool:
+        for each in await clients.client.list_series(clients.topic):
+            await clients.requests.delete_series(each.key)
+        return not await clients.client.list_series(clients.topic)
 
     return rest
 
 
-def _act(clients: WorkloadClients, dice: random.Random, mark: int) -> None:
-    requests, known = clients.requests, []
+async def _act(clients: WorkloadClients, mark: int) -> None:
+    requests, dice, known = clients.requests, clients.chance, []
     with suppress(TimerError):
-        known = [*clients.client.list_series(clients.topic)]
+        known = [*await clients.client.list_series(clients.topic)]
     if len(known) < SERIES_MAX and (not known or dice.random() < 0.5):
         key = f"series-{mark}"
         clients.books.expect([mark], series=[key])
@@ -61,62 +59,62 @@ def _act(clients: WorkloadClients, dice: random.Random, mark: int) -> None:
             options["every"] = dice.choice((1.0, 1.3, 3.0))
         if dice.random() < 0.2:
             options["max_count"] = dice.randint(1, 5)
-        requests.create_series(key, payload_of(mark, clients.books.payload_size), options)
+        await requests.create_series(key, payload_of(mark, clients.books.payload_size), options)
         return
     one = dice.choice(known)
     ways = ["pause", "alter", "delete", "cancel", "move"]
     match "resume" if one.paused else dice.choice(ways):
         case "alter":
-            requests.alter_series(one.key, {"every": dice.choice((1.0, 2.5))})
+            await requests.alter_series(one.key, {"every": dice.choice((1.0, 2.5))})
         case "delete":
-            requests.delete_series(one.key)
+            await requests.delete_series(one.key)
         case "cancel" | "move" as way if one.timer_id is not None:
             to = clients.within(now_ms() + dice.choice((0, 1500)))
             clients.requests.will_be_due(to)
             ids = [one.timer_id]
-            requests.cancel(ids) if way == "cancel" else requests.reschedule(ids, [to])
+            await (requests.cancel(ids) if way == "cancel" else requests.reschedule(ids, [to]))
         case way:
-            requests.pause_series(one.key, paused=way != "resume")
+            await requests.pause_series(one.key, paused=way != "resume")
 
 
 @kind(
     WorkloadReader(group="keys", options=BY_KEY, nacks=0.05),
     WorkloadReader(group="keys", options=BY_KEY, dies=True),
 )
-def sequenced(clients: WorkloadClients) -> None:
+async def sequenced(clients: WorkloadClients) -> None:
     """Many timers of each ordering key, for groups that keep an order; consumers die."""
     chance = clients.chance
-    for count in clients.beats():
+    async for _, count in clients.beats():
         keys = [chance.choice((None, *range(ORDERS))) for _ in range(count)]
         names = [None if key is None else f"order-{key}" for key in keys]
         due_ms = clients.soon(count, SOON_MS)
-        clients.requests.batch(clients.marks(count), due_ms, ordering_keys=names)
+        await clients.requests.batch(clients.marks(count), due_ms, ordering_keys=names)
 
 
 @kind(WorkloadReader(options={"max_in_flight": 8}), WorkloadReader(group="second"))
-def urgent(clients: WorkloadClients) -> None:
+async def urgent(clients: WorkloadClients) -> None:
     """Bursts of timers with priorities, for consumers that fall behind."""
     meeting = 0
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         if number % HERD_BEATS == 0:
             meeting = clients.within(now_ms() + HERD_BEATS * BEAT_S * 1000)
         some = clients.chance.choices(PRIORITIES, k=count)
-        clients.requests.batch(clients.marks(count), [meeting] * count, priorities=some)
+        await clients.requests.batch(clients.marks(count), [meeting] * count, priorities=some)
 
 
 @kind(ONE, WorkloadReader(group="second", nacks=0.05))
-def smoothed(clients: WorkloadClients) -> Rest:
+async def smoothed(clients: WorkloadClients) -> Rest:
     """Jitter, and rates of delivery of the topic and its groups."""
     chance, requests = clients.chance, clients.requests
     among = ("jitter_ms", "topic_rate_max", "group_rate_max")
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         if number % RULE_BEATS == 0:
             rate = max(2, round(count / BEAT_S))
             of_topic, of_group = chance.choice((1, 3)) * rate, chance.choice((1, 2)) * rate
             said = {"topic_rate_max": of_topic, "group_rate_max": of_group}
             said = {} if number == 2 * RULE_BEATS else said
-            requests.rule({"jitter_ms": JITTER_MS} | said, among=among)
+            await requests.rule({"jitter_ms": JITTER_MS} | said, among=among)
         meeting = clients.within((now_ms() // MEETING_MS + 1) * MEETING_MS)
         clients.requests.will_be_due(meeting + JITTER_MS)
-        clients.requests.batch(clients.marks(count), [meeting] * count)
+        await clients.requests.batch(clients.marks(count), [meeting] * count)
     return lambda: requests.rule({}, among=among)

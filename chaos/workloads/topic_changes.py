@@ -5,7 +5,6 @@ Each function returns a `Rest`, which ends the rules of the topic.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -14,7 +13,6 @@ from chaos.workloads.history_books import PAYLOAD_SIZE
 from chaos.workloads.recorded_requests import CLUSTER, NAMESPACE, TOPIC, now_ms
 from chaos.workloads.workload_clients import BEAT_S, Rest, WorkloadClients, kind
 from chaos.workloads.workload_consumer import LATE, ONE, WorkloadReader
-from timerclient.rows.scheduled_timers import Timers
 from timerclient.values.policy_names import CatchUp
 
 SOON_MS: Final = 3_000
@@ -70,7 +68,7 @@ Asked = tuple[int, str]
 
 
 @kind(ONE, ONE)
-def paused(clients: WorkloadClients) -> Rest:
+async def paused(clients: WorkloadClients) -> Rest:
     """Pauses; resumes that fire all held timers, the last one or none; cancels of them.
 
     A resume that drops timers does not name them. So all doubtful timers are cancelled later, and
@@ -79,42 +77,42 @@ def paused(clients: WorkloadClients) -> Rest:
     chance, requests = clients.chance, clients.requests
     asked: list[Asked] = []
     doubtful: list[Asked] = []
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         due_ms = _soon(clients, count)
-        ids = clients.requests.batch(clients.marks(count), due_ms)
+        ids = (await clients.requests.batch(clients.marks(count), due_ms)).ids
         asked += zip(due_ms, ids, strict=False)  # no ids: refused or unknown
         cycle, beat = divmod(number, PAUSE_BEATS)
         if beat == 0:
-            requests.pause()
+            await requests.pause()
         elif beat == PAUSE_BEATS // 2:
             catch_up = CATCH_UPS[cycle % len(CATCH_UPS)]
             if some := chance.sample(asked, min(len(asked), 2)):
                 clients.after(0.0, partial(_cancel, clients, some))  # during the release
-            requests.resume(catch_up)
+            await requests.resume(catch_up)
             if catch_up != "all":
                 doubtful, asked = doubtful + asked, []
         elif beat > PAUSE_BEATS // 2:
             over_ms = now_ms() - SETTLED_MS
             over = [timer for timer in doubtful if timer[0] <= over_ms]
-            if over and _cancel(clients, over):
+            if over and await _cancel(clients, over):
                 doubtful = [timer for timer in doubtful if timer[0] > over_ms]
 
-    def rest() -> bool:
-        if not requests.resume("all"):
+    async def rest() -> bool:
+        if not await requests.resume("all"):
             return False
-        return _fires(clients) and (not doubtful or _cancel(clients, doubtful))
+        return await _fires(clients) and (not doubtful or await _cancel(clients, doubtful))
 
     return rest
 
 
-def _fires(clients: WorkloadClients) -> bool:
+async def _fires(clients: WorkloadClients) -> bool:
     """Return whether no timer of the topic is held."""
-    topic = clients.client.describe_topic(clients.topic)
+    topic = await clients.client.describe_topic(clients.topic)
     return not (topic.paused or topic.held or topic.releasing)
 
 
-def _cancel(clients: WorkloadClients, timers: Sequence[Asked]) -> bool:
-    return clients.requests.cancel([id_ for _, id_ in timers])
+async def _cancel(clients: WorkloadClients, timers: Sequence[Asked]) -> bool:
+    return await clients.requests.cancel([id_ for _, id_ in timers])
 
 
 @kind(
@@ -122,83 +120,82 @@ def _cancel(clients: WorkloadClients, timers: Sequence[Asked]) -> bool:
     replace(LATE, group="slow", options={"max_in_flight": 4}),
     WorkloadReader(group="late", late=True),
 )
-def fleeting(clients: WorkloadClients) -> Rest:
+async def fleeting(clients: WorkloadClients) -> Rest:
     """Times to live end during a lease or before a delivery; retention; a late group."""
     chance, requests, among = clients.chance, clients.requests, ("ttl_ms", "retention_ms")
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         if number % RULE_BEATS == 0:
             said = {"ttl_ms": chance.choice(TTLS_MS), "retention_ms": chance.choice(RETENTIONS_MS)}
-            requests.rule(_some(chance, said), among=among)
-            clients.requests.batch(
+            await requests.rule(_some(chance, said), among=among)
+            await clients.requests.batch(
                 clients.marks(1), [now_ms() - chance.choice((200, 2_000, 9_000))]
             )
-        clients.requests.batch(clients.marks(count), _soon(clients, count))
+        await clients.requests.batch(clients.marks(count), _soon(clients, count))
     return lambda: requests.rule({}, among=among)
 
 
 @kind(LATE)
-def limited(clients: WorkloadClients) -> Rest:
+async def limited(clients: WorkloadClients) -> Rest:
     """Changing quotas of pending and ready timers, changing bounds of delays and ticks."""
     chance, requests = clients.chance, clients.requests
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         if number % RULE_BEATS == 0:
             rows = {"pending_max": (0, count, 4 * count), "ready_max": (0, count, 4 * count)}
             said = {name: chance.choice(values) for name, values in rows.items()}
             said |= {f"{n[:-4]}_bytes_max": v * PAYLOAD_SIZE for n, v in said.items()}
             said |= {"tick_ms": 250, "delay_ms_min": 200, "delay_ms_max": SOON_MS // 2}
-            requests.rule(_some(chance, said), among=_RULES)
+            await requests.rule(_some(chance, said), among=_RULES)
         _compete(clients, count)
     return lambda: requests.rule({}, among=_RULES)
 
 
 @kind(LATE, ONE, apart=True)
-def scoped(clients: WorkloadClients) -> Rest:
+async def scoped(clients: WorkloadClients) -> Rest:
     """Quotas, pauses and ticks of topic, namespace and cluster; the narrower scope wins.
 
     The cluster's policy applies to all workloads, so it gets only values that do not restrict the
     others.
     """
     chance, requests = clients.chance, clients.requests
-    for number, count in enumerate(clients.beats()):
+    async for number, count in clients.beats():
         if number % SCOPE_BEATS == 0:
             scope = chance.choice((*_SCOPES, NAMESPACE))  # twice: its values restrict most
             may = {name: chance.choice(of(count)) for name, of in _SCOPES[scope].items()}
-            requests.rule(_some(chance, may), among=_SCOPES[scope], scope=scope)
+            await requests.rule(_some(chance, may), among=_SCOPES[scope], scope=scope)
         _compete(clients, count)
 
-    def rest() -> bool:
-        done = [requests.rule({}, among=fields, scope=each) for each, fields in _SCOPES.items()]
-        return all(done) and _fires(clients)
+    async def rest() -> bool:
+        scopes = _SCOPES.items()
+        done = [await requests.rule({}, among=fields, scope=each) for each, fields in scopes]
+        return all(done) and await _fires(clients)
 
     return rest
 
 
 @kind(ONE, ONE, replace(LATE, group="slow"))
-def doomed(clients: WorkloadClients) -> Rest:
+async def doomed(clients: WorkloadClients) -> Rest:
     """A topic is deleted with timers pending and messages leased, and made again."""
-    chance = clients.chance
-    under_way: list[Future[Timers]] = []
-    for number, count in enumerate(clients.beats()):
+    requests = clients.requests
+    async for number, count in clients.beats():
         marks, due_ms = clients.marks(count), _soon(clients, count)
         half = count // 2
         if count > half:
-            one = clients.requests.submit(marks[half:], due_ms[half:])
-            under_way = [*(each for each in under_way if not each.done()), one]
+            clients.after(0.0, partial(requests.batch, marks[half:], due_ms[half:]))
         if number % LIFE_BEATS == LIFE_BEATS - 1:
-            clients.requests.delete()
+            await requests.delete()
         elif half:
-            ids = clients.requests.batch(marks[:half], due_ms[:half])
+            ids = (await requests.batch(marks[:half], due_ms[:half])).ids
             if ids and number % LIFE_BEATS == LIFE_BEATS - 2:
-                delay_s = chance.uniform(0, 2 * BEAT_S)
-                clients.after(delay_s, partial(clients.requests.cancel, ids))
+                delay_s = clients.chance.uniform(0, 2 * BEAT_S)
+                clients.after(delay_s, partial(requests.cancel, ids))
 
-    def rest() -> bool:
-        if wait(under_way, 0).not_done or not clients.requests.delete():
+    async def rest() -> bool:
+        if not await requests.delete():
             return False
         for group in clients.groups:  # each begins with the first timer
-            clients.client.create_group(clients.topic, group)
+            await clients.client.create_group(clients.topic, group)
         marks = clients.marks(LAST_TIMERS)
-        return bool(clients.requests.batch(marks, _soon(clients, LAST_TIMERS)))
+        return bool((await requests.batch(marks, _soon(clients, LAST_TIMERS))).ids)
 
     return rest
 
@@ -208,7 +205,7 @@ def _compete(clients: WorkloadClients, count: int) -> None:
     piece = -(-count // PIECES)
     for start in range(0, count, piece):
         n = min(piece, count - start)
-        clients.requests.submit(clients.marks(n), _soon(clients, n))
+        clients.after(0.0, partial(clients.requests.batch, clients.marks(n), _soon(clients, n)))
 
 
 def _soon(clients: WorkloadClients, count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""One workload in action: its producer's thread, its consumers, and its end.
+"""One workload in action: its producer, its consumers, and its end.
 
     open the consumers ─► produce, beat by beat ─► come to rest ─► wait for the last due time
     ─► wait until no timer of the topic is due and no message is without an ack, by the cluster
@@ -9,12 +9,12 @@ A kind that changes the rules of its topic ends them before the last wait (`Rest
 is held or refused, no message expires, and the topic is not deleted.
 """
 
+import asyncio
 import contextlib
 import itertools
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,13 +23,13 @@ from chaos.workloads.history_books import PAYLOAD_SIZE, Books
 from chaos.workloads.recorded_requests import RecordedRequests, now_ms
 from chaos.workloads.workload_consumer import (
     AT_ONCE_S,
-    END_TIMEOUT_S,
     LETTERS,
     ONE,
     RecordingConsumer,
     WorkloadReader,
+    is_set,
 )
-from timerclient import TimerClient
+from timerclient import AsyncTimerClient
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import TimerError
 
@@ -42,18 +42,19 @@ RETRY_S: Final = 0.5
 CLOSE_S: Final = 10.0
 
 
-Rest = Callable[[], bool]
+Rest = Callable[[], Awaitable[bool]]
 """Ends the rules of a topic. Called again until it returns True; it may raise a TimerError."""
+Produce = Callable[["WorkloadClients"], Awaitable["Rest | None"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadKind:
     """The properties of one workload."""
 
-    produce: Callable[["WorkloadClients"], "Rest | None"]
+    produce: Produce
     """Sends requests until `beats` ends. None: the topic needs no `Rest`."""
     readers: Sequence[WorkloadReader]
-    settle: "Callable[[WorkloadClients], None] | None" = None
+    settle: "Callable[[WorkloadClients], Awaitable[None]] | None" = None
     """Called again and again in the last wait, before each look; it may raise a TimerError."""
     payload_size: int = PAYLOAD_SIZE
     """Of each timer, in bytes."""
@@ -66,9 +67,7 @@ class WorkloadKind:
         return (self.produce.__doc__ or "").partition("\n")[0]
 
 
-def kind(
-    *readers: WorkloadReader, **more: Any
-) -> Callable[[Callable[["WorkloadClients"], "Rest | None"]], WorkloadKind]:
+def kind(*readers: WorkloadReader, **more: Any) -> Callable[[Produce], WorkloadKind]:
     """Make a kind of a producing function, with these consumers; without any, with a plain one."""
     return lambda produce: WorkloadKind(produce=produce, readers=readers or (ONE,), **more)
 
@@ -86,13 +85,16 @@ class Setting:
     rate_per_s: float
     """Timers per second on average, of all workloads together."""
     horizon_s: float
-    """Seconds from `start`. Expected timers are due within it, and later requests are due within a
-    second. Use the time until `stop_producing` or a little more: `drained` can't become true much
-    earlier."""
+    """Seconds from the start. Expected timers are due within it, and later requests are due within
+    a second. Use the time until `stopping` or a little more: a workload is over hardly earlier."""
     marks: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     """The next marks of timers, unique in the run."""
     waiting_max: int | None = None
     """A workload with more timers without a delivery requests none. None: no limit."""
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: no new requests, except those that end a workload."""
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set: all ends as soon as the acks are confirmed, as far as the cluster answers."""
 
 
 class WorkloadClients:
@@ -103,72 +105,43 @@ class WorkloadClients:
         self.name = name
         self.topic = f"{name}/{name}" if kind.apart else name
         self.chance = random.Random(f"{setting.seed}/{name}")
-        """Random choices of the producing thread only."""
         self.books = Books(payload_size=kind.payload_size)
+        self.over = False
+        """Every request is accounted for: acked by every group, or over. Timers that are due after
+        the run's end are not waited for."""
         self._kind = kind
         self._setting = setting
-        self._stopping = threading.Event()
-        self._closing = threading.Event()
-        self._ended = threading.Event()
-        self._clients: list[TimerClient] = []
+        self._clients: list[AsyncTimerClient] = []
         self._consumers: dict[str, RecordingConsumer] = {}
         """By name: GROUP-NUMBER; GROUP/dead for the dead letters of a group."""
         self._late = [reader for reader in kind.readers if reader.late]
         """Those that have not joined."""
-        self._lock = threading.Lock()
-        self._later: list[threading.Thread] = []
         self.client = self.connect()
         """Of the producer and the consumers."""
         self.requests = RecordedRequests(
             setting.run, f"{name}-requests", self.client, self.books, topic=self.topic
         )
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
 
-    # ---- for the harness
+    async def play(self) -> None:
+        """Play the workload until `closing`. Rejections and failures of the cluster do not end it.
 
-    def start(self) -> None:
-        """Start the threads and return at once. Requests begin when the consumers are open."""
+        Raises:
+            ExceptionGroup: a defect, or a message with content that was not requested.
+        """
         self.start_ms = now_ms()
         """Unix milliseconds."""
         self.end_ms = self.start_ms + int(1000 * self._setting.horizon_s)
         """Expected timers are due by this time, or within a second of their request."""
-        self._thread.start()
-
-    def stop_producing(self) -> None:
-        """Send no new requests from now on, except those that end the workload. Returns at once."""
-        self._stopping.set()
-
-    def drained(self) -> bool:
-        """Return whether every request is accounted for: acked by every group, or over.
-
-        Never true before `stop_producing`. It needs a cluster that serves. Timers that are due
-        after the run's end are not waited for. Poll it: a call is cheap.
-
-        Raises:
-            Exception: the failure of a thread of this workload. Rejections and failures of the
-                cluster are not raised, because the histories have them.
-        """
-        self.books.check()
-        return self._ended.is_set()
-
-    def close(self) -> None:
-        """Stop; confirm acks as far as the cluster answers; close clients and histories.
-
-        Raises:
-            Exception: the failure of a thread of the workload.
-        """
-        self._closing.set()
-        self.stop_producing()
-        threads = [*self._later, *[self._thread] * (self._thread.ident is not None)]
-        with self.books.noting_failure():
-            assert _joined(threads), f"{self.name}: a thread did not end"
-        for consumer in self._consumers.values():
-            consumer.close()
-        for client in self._clients:
-            with self.books.noting_failure():
-                client.close(CLOSE_S)
-        self.requests.close()
-        self.books.check()
+        with contextlib.closing(self.requests):
+            try:
+                async with asyncio.TaskGroup() as self._tasks:
+                    work = self._tasks.create_task(self._work())
+                    await self._setting.closing.wait()
+                    work.cancel()
+                    await asyncio.gather(*(each.close() for each in self._consumers.values()))
+            finally:
+                for client in self._clients:
+                    await client.close(CLOSE_S)
 
     # ---- for kinds
 
@@ -180,34 +153,30 @@ class WorkloadClients:
     @property
     def stopping(self) -> bool:
         """Whether no new requests may be sent."""
-        return self._stopping.is_set()
+        return self._setting.stopping.is_set()
 
-    def connect(self) -> TimerClient:
-        """Return a new client. `close` closes it."""
-        client = TimerClient(self._setting.endpoints(), settings=SETTINGS)
+    def connect(self) -> AsyncTimerClient:
+        """Return a new client, which is closed at the end."""
+        client = AsyncTimerClient(self._setting.endpoints(), settings=SETTINGS)
         self._clients = [*self._clients, client]
         return client
 
-    def drop(self, client: TimerClient) -> None:
+    async def drop(self, client: AsyncTimerClient) -> None:
         """Close a client's connections at once, during its requests."""
         self._clients = [each for each in self._clients if each is not client]
-        client.close(AT_ONCE_S)
+        await client.close(AT_ONCE_S)
 
-    def after(self, delay_s: float, work: Callable[[], object]) -> None:
-        """Call `work` in a thread of its own after `delay_s`; drop it if `stopping` by then."""
+    def after(self, delay_s: float, work: Callable[[], Awaitable[object]]) -> None:
+        """Do `work` after `delay_s`, beside other work; drop it if `stopping` by then."""
 
-        def run() -> None:
-            with self.books.noting_failure():
-                if not self._stopping.wait(delay_s):
-                    work()
+        async def run() -> None:
+            if not await is_set(self._setting.stopping, delay_s):
+                await work()
 
-        thread = threading.Thread(target=run, name=f"{self.name}-later", daemon=True)
-        thread.start()
-        with self._lock:
-            self._later = [*(each for each in self._later if each.is_alive()), thread]
+        self._later.create_task(run())
 
-    def join(self, reader: WorkloadReader) -> None:
-        """Add a consumer; return once it is open, or the workload is being closed."""
+    async def join(self, reader: WorkloadReader) -> None:
+        """Add a consumer; return once it is open."""
         number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
         dead = f"{reader.group}/dead"
         if "max_attempts" in reader.options and not reader.redriven and dead not in self._consumers:
@@ -216,26 +185,27 @@ class WorkloadClients:
             self._consumers[dead] = self._consumer(f"{reader.group}-dead", letters, topic)
         name = f"{reader.group}-{number}"
         consumer = self._consumers[name] = self._consumer(name, reader, self.topic)
-        while not consumer.wait_opened(RETRY_S) and not self._closing.is_set():
-            self.books.check()
+        await consumer.opened.wait()
 
     def _consumer(self, name: str, reader: WorkloadReader, topic: str) -> RecordingConsumer:
-        return RecordingConsumer(
+        consumer = RecordingConsumer(
             self._setting.run, f"{self.name}-{name}", self.client, self.books, reader,
-            topic=topic, stopping=self._stopping,
+            topic=topic, stopping=self._setting.stopping,
         )  # fmt: skip
+        self._tasks.create_task(consumer.run())
+        return consumer
 
-    def beats(self, every_s: float = BEAT_S) -> Iterator[int]:
-        """Yield the number of timers to request, about every `every_s`, until `stop_producing`.
+    async def beats(self, every_s: float = BEAT_S) -> AsyncIterator[tuple[int, int]]:
+        """Yield beats, about every `every_s`, until `stopping`: number, and timers to request.
 
-        The first number comes at once. After an outage, at most two beats are caught up.
+        The first beat, number 0, comes at once. After an outage, at most two are caught up.
         """
-        owed, last_s = 0.0, time.monotonic() - every_s
+        owed, last_s, numbers = 0.0, time.monotonic() - every_s, itertools.count()
         most = self._setting.waiting_max
-        while not self._stopping.wait(max(0.0, last_s + every_s - time.monotonic())):
+        while not await is_set(self._setting.stopping, last_s + every_s - time.monotonic()):
             now_s = time.monotonic()
             if self._late and now_ms() >= self.start_ms + (self.end_ms - self.start_ms) // 3:
-                self._join_late()
+                await self._join_late()
             if most is not None and self.books.asked - self.books.delivered > most:
                 last_s = now_s
                 continue
@@ -243,11 +213,11 @@ class WorkloadClients:
             last_s = now_s
             if count := int(owed):
                 owed -= count
-                yield count
+                yield next(numbers), count
 
-    def _join_late(self) -> None:
+    async def _join_late(self) -> None:
         while self._late:
-            self.join(self._late.pop())
+            await self.join(self._late.pop())
 
     def marks(self, count: int) -> list[int]:
         """Return new marks, unique in the run."""
@@ -262,49 +232,41 @@ class WorkloadClients:
         now = now_ms()
         return [self.within(now + self.chance.uniform(0, delay_ms_max)) for _ in range(count)]
 
-    def schedule(self, count: int, delay_ms_max: float) -> None:
+    async def schedule(self, count: int, delay_ms_max: float) -> None:
         """Schedule timers in one request, with evenly distributed delays."""
-        self.requests.batch(self.marks(count), self.soon(count, delay_ms_max))
+        await self.requests.batch(self.marks(count), self.soon(count, delay_ms_max))
 
-    # ---- its thread
+    # ---- its course
 
-    def _work(self) -> None:
-        with self.books.noting_failure():
-            for reader in self._kind.readers:
-                if not reader.late:
-                    self.join(reader)
-            rest = self._kind.produce(self)
-            self._join_late()
-            _joined(self._later)  # their last requests may move `last_due_ms`
-            if rest is not None:
-                self._until(rest)
-            settled_s = self.requests.last_due_ms / 1000 + SETTLE_S
-            self._closing.wait(max(0.0, settled_s - time.time()))
-            self._until(self._is_over)
-            if not self._closing.is_set():
-                self._ended.set()
+    async def _work(self) -> None:
+        for reader in self._kind.readers:
+            if not reader.late:
+                await self.join(reader)
+        async with asyncio.TaskGroup() as self._later:  # their last requests move `last_due_ms`
+            rest = await self._kind.produce(self)
+            await self._join_late()
+        if rest is not None:
+            await _until(rest)
+        await asyncio.sleep(self.requests.last_due_ms / 1000 + SETTLE_S - time.time())
+        await _until(self._is_over)
+        self.over = True
 
-    def _until(self, step: Rest) -> None:
-        """Call `step` until it returns True, or the workload is being closed."""
-        while not self._closing.is_set():
-            with contextlib.suppress(TimerError):
-                if step():
-                    return
-            self._closing.wait(RETRY_S)
-
-    def _is_over(self) -> bool:
+    async def _is_over(self) -> bool:
         """Return whether no timer is due, and no message or dead letter is without an ack."""
         if self._kind.settle is not None:
-            self._kind.settle(self)
-        for _ in self.client.list_timers(self.topic, due_to=now_ms()):
+            await self._kind.settle(self)
+        async for _ in self.client.list_timers(self.topic, due_to=now_ms()):
             return False
-        topics = (t for t in self.client.topics() if f"{t.name}.".startswith(f"{self.topic}."))
-        groups = [group for topic in topics for group in topic.groups]
+        topics = await self.client.topics()
+        mine = (topic for topic in topics if f"{topic.name}.".startswith(f"{self.topic}."))
+        groups = [group for topic in mine for group in topic.groups]
         return bool(groups) and not any(group.unacked for group in groups)
 
 
-def _joined(threads: Sequence[threading.Thread]) -> bool:
-    """Wait for threads, at most END_TIMEOUT_S for each; return whether all have ended."""
-    for thread in threads:
-        thread.join(END_TIMEOUT_S)
-    return not any(thread.is_alive() for thread in threads)
+async def _until(step: Rest) -> None:
+    """Call `step` until it returns True."""
+    while True:
+        with contextlib.suppress(TimerError):
+            if await step():
+                return
+        await asyncio.sleep(RETRY_S)

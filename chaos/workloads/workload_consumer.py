@@ -1,9 +1,8 @@
 """A client that receives messages, acks them, and records all of that."""
 
+import asyncio
 import contextlib
-import itertools
 import random
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import Any, Final, TypeVar
 from chaos.history.history import History, OpOutcome, RunFolder
 from chaos.workloads.history_books import GROUP, Books
 from chaos.workloads.recorded_requests import now_ms, outcome_of
-from timerclient import TimerClient
+from timerclient import AsyncTimerClient
+from timerclient.client.consumers import AsyncConsumer
 from timerclient.client.group_calls import GroupOptions
-from timerclient.client.sync import Consumer as Subscription
 from timerclient.rows.messages import Acking, Batch, Message
 from timerclient.values.errors import LeaseLost, NotDelivered, TimerError
 
@@ -33,9 +32,6 @@ REOPEN_S: Final = 0.2
 """Between the end of one subscription and the next."""
 AT_ONCE_S: Final = 0.001
 """Timeout for the close of a client or subscription that has to break off."""
-END_TIMEOUT_S: Final = 40.0
-"""For the end of a thread; longer than any call of a client."""
-
 NACK_DELAYS_S: Final = (None, 0.0, 0.3, 2.0, 5.0)
 
 
@@ -69,60 +65,54 @@ BY_KEY: Final[GroupOptions] = {"type": "key_shared"}
 STRICT: Final[GroupOptions] = {"max_attempts": 2}
 
 
-class RecordingConsumer:
-    """Receives messages of one group in a thread of its own; reopens until it is closed.
+async def is_set(event: asyncio.Event, within_s: float) -> bool:
+    """Wait for an event, at most `within_s` seconds; return whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(0.0, within_s)):
+            await event.wait()
+    return event.is_set()
 
-    The thread receives each batch at once and does not wait for acks. Else the history would have a
-    later time than that of the arrival.
+
+class RecordingConsumer:
+    """Receives messages of one group, and opens a new subscription after the end of each.
+
+    It receives each batch at once and does not wait for acks. Else the history would have a later
+    time than that of the arrival.
     """
 
     def __init__(  # noqa: PLR0913 -- topic and event by keyword
-        self, run: RunFolder, name: str, client: TimerClient, books: Books, reader: WorkloadReader,
-        *, topic: str, stopping: threading.Event | None = None,
+        self, run: RunFolder, name: str, client: AsyncTimerClient, books: Books,
+        reader: WorkloadReader, *, topic: str, stopping: asyncio.Event,
     ) -> None:  # fmt: skip
-        """Start the thread. `stopping`: once it is set, all batches are acked at once."""
+        """Prepare a consumer. Once `stopping` is set, all batches are acked at once."""
+        self.opened = asyncio.Event()
+        """Set with the first subscription."""
         self._history = History(run, name)
-        self._name = name
         self._client = client
         self._books = books
         self._topic, self._group, self._lease = topic, reader.group, reader.lease
         self._reader = reader
-        self._stopping = stopping or threading.Event()
-        self._late_acks: list[threading.Timer] = []
-        self._moods = random.Random(name)
-        self._opened = threading.Event()
-        self._closing = threading.Event()
-        self._subscription: Subscription | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._stopping = stopping
+        self._chance = random.Random(name)
+        self._closed = False
+        self._subscription: AsyncConsumer | None = None
 
-    def wait_opened(self, timeout_s: float) -> bool:
-        """Wait for the first subscription, at most `timeout_s`; return whether it was opened."""
-        return self._opened.wait(timeout_s)
+    async def run(self) -> None:
+        """Receive until `close`. All acks have an answer by then, or have failed."""
+        with self._history:
+            async with asyncio.TaskGroup() as self._acks:
+                while not self._closed:
+                    self._write_open()
+                    with contextlib.suppress(TimerError):  # no leader, or the cluster refused it
+                        await self._consume()
+                    await asyncio.sleep(REOPEN_S)
 
-    def close(self) -> None:
-        """Wait for the answers to the acks, then end."""
-        self._closing.set()
+    async def close(self) -> None:
+        """Wait for the answers to the acks; `run` ends."""
+        self._closed = True
         if self._subscription is not None:
             with contextlib.suppress(TimerError):  # each ack records its own outcome
-                self._subscription.close()
-        self._thread.join(END_TIMEOUT_S)
-        with self._books.noting_failure():
-            assert not self._thread.is_alive(), f"{self._name} did not end"
-        for timer in self._late_acks:
-            timer.cancel()
-            timer.join()
-        self._history.close()
-
-    # ---- its thread
-
-    def _run(self) -> None:
-        with self._books.noting_failure():
-            while not self._closing.is_set():
-                self._write_open()
-                with contextlib.suppress(TimerError):  # no leader, or the cluster refused it
-                    self._consume()
-                self._closing.wait(REOPEN_S)
+                await self._subscription.close()
 
     def _write_open(self, **settings: int) -> None:
         lease_ms = round(self._lease.total_seconds() * 1000)
@@ -130,10 +120,10 @@ class RecordingConsumer:
             self._topic, self._group, start_ms=now_ms(), lease_ms=lease_ms, **settings
         )
 
-    def _write_settings(self) -> None:
+    async def _write_settings(self) -> None:
         """Record the group's settings in the cluster, if they can be read."""
         with contextlib.suppress(TimerError):
-            groups = self._client.describe_topic(self._topic).groups
+            groups = (await self._client.describe_topic(self._topic)).groups
             for each in (each.settings for each in groups if each.name == self._group):
                 self._write_open(
                     group_lease_ms=each.lease_ms,
@@ -141,45 +131,34 @@ class RecordingConsumer:
                     max_in_flight=each.max_in_flight,
                 )
 
-    def _consume(self) -> None:
+    async def _consume(self) -> None:
         """Subscribe, and receive until the subscription ends or this consumer dies."""
         reader, born_s = self._reader, time.monotonic()
         if reader.options:
-            self._client.create_group(self._topic, self._group, **reader.options)
+            await self._client.create_group(self._topic, self._group, **reader.options)
         subscription = self._subscription = self._client.consumer(
             self._topic, group=self._group, lease=self._lease, hold_max=reader.hold_max
         )
-        self._opened.set()
-        if self._closing.is_set():  # `close` may have missed it
-            subscription.close()
-        try:
-            for number, batch in enumerate(subscription.batches()):
+        async with subscription:
+            self.opened.set()
+            if self._closed:
+                return
+            settled: asyncio.Task[None] | None = None
+            async for batch in subscription.batches():
                 mine, hurries = self._received(batch), self._stopping.is_set()
-                if number == 0:
-                    self._write_settings()
+                settled = settled or self._acks.create_task(self._write_settings())
                 if reader.dies and not hurries and time.monotonic() - born_s >= DEATH_S:
+                    await subscription.close(AT_ONCE_S)
                     return
-                if reader.acks_late and not hurries and self._moods.random() < LATE_SHARE:
-                    self._ack_late(batch, mine)
+                if reader.acks_late and not hurries and self._chance.random() < LATE_SHARE:
+                    self._acks.create_task(self._ack_late(batch, mine))
                 else:
                     self._ack(batch, mine)
-        finally:
-            if not self._closing.is_set():  # else `close` waits for the acks
-                with contextlib.suppress(TimerError):  # each ack records its own outcome
-                    subscription.close(AT_ONCE_S)
 
-    def _ack_late(self, batch: Batch, messages: Sequence[Message]) -> None:
-        delay_s = self._lease.total_seconds() * self._moods.uniform(0.8, 1.6)
-
-        def ack() -> None:
-            with self._books.noting_failure():
-                self._ack(batch, messages)
-
-        timer = threading.Timer(delay_s, ack)
-        timer.daemon = True
-        self._late_acks = [each for each in self._late_acks if each.is_alive()]
-        self._late_acks.append(timer)
-        timer.start()
+    async def _ack_late(self, batch: Batch, messages: Sequence[Message]) -> None:
+        """Ack around the end of the lease, or at once when the workload stops."""
+        await is_set(self._stopping, self._lease.total_seconds() * self._chance.uniform(0.8, 1.6))
+        self._ack(batch, messages)
 
     def _received(self, batch: Batch) -> list[Message]:
         """Record and compare a batch, and nack some of it; return the messages to ack."""
@@ -192,7 +171,7 @@ class RecordingConsumer:
             more["occurrences"] = [one and one.number for one in of]
         marks = self._history.receive(self._topic, self._group, batch, **more)
         self._books.check_content(batch, marks)
-        self._books.given(len(marks))
+        self._books.delivered += len(marks)
         back = self._complain(batch) if self._reader.nacks else set()
         return [message for message in batch if message.queue_offset not in back]
 
@@ -200,9 +179,9 @@ class RecordingConsumer:
         """Nack some messages, extend the lease of others; return the offsets of the nacked ones."""
         back: set[int] = set()
         for message in batch:
-            chance, offset = self._moods.random(), message.queue_offset
+            chance, offset = self._chance.random(), message.queue_offset
             if chance < self._reader.nacks:
-                delay = self._moods.choice(NACK_DELAYS_S)
+                delay = self._chance.choice(NACK_DELAYS_S)
                 ms = {} if delay is None else {"delay_ms": round(delay * 1000)}
                 self._ask("nack", batch, {offset: partial(message.nack, delay)}, **ms)
                 back.add(offset)
@@ -219,25 +198,18 @@ class RecordingConsumer:
     def _ask(
         self, op: str, batch: Batch, asks: Mapping[int, Callable[[], Acking[Any]]], **ms: int
     ) -> None:
-        """Ack, nack or extend messages of a batch. Recorded once all answers are there."""
-        start_ms, left = now_ms(), itertools.count(len(asks) - 1, -1)
+        """Ack, nack or extend messages of a batch."""
+        start_ms = now_ms()
         ackings = {offset: _asked(ask) for offset, ask in asks.items()}
+        self._acks.create_task(self._record(op, batch, ackings, start_ms, **ms))
 
-        def answered(_: object) -> None:
-            with self._books.noting_failure():
-                if next(left) == 0:
-                    self._record(op, batch, ackings, start_ms, **ms)
-
-        for acking in ackings.values():
-            acking.add_done_callback(answered)
-
-    def _record(
+    async def _record(
         self, op: str, batch: Batch, ackings: Mapping[int, Acking[Any]], start_ms: int, **ms: int
     ) -> None:
         """Record answers about messages of a batch: one line for those with the same outcome."""
         same: dict[tuple[OpOutcome, str], dict[int, str]] = defaultdict(dict)
         for offset, acking in ackings.items():
-            outcome, detail, result = _answer(acking)
+            outcome, detail, result = await _answer(acking)
             same[outcome, detail][offset] = result
         for (outcome, detail), results in same.items():
             more = {"detail": detail} if detail else {"results": [*results.values()]}
@@ -258,18 +230,16 @@ def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:
         return acking
 
 
-def _answer(acking: Acking[Any]) -> tuple[OpOutcome, str, str]:
+async def _answer(acking: Acking[Any]) -> tuple[OpOutcome, str, str]:
     """Return the answer about one message: outcome, error, and name of the API's result enum.
 
     An answer with a result has no error, and one without has. Raises unknown errors.
     """
-    error = acking.exception()
-    if error is None:
-        return OpOutcome.OK, "", acking.result().name
-    if isinstance(error, LeaseLost):
+    try:
+        return OpOutcome.OK, "", (await acking).name
+    except LeaseLost:
         return OpOutcome.OK, "", "ACK_LEASE_LOST"
-    if isinstance(error, NotDelivered):
+    except NotDelivered:
         return OpOutcome.OK, "", "ACK_NOT_DELIVERED"
-    if isinstance(error, TimerError):
+    except TimerError as error:
         return outcome_of(error), repr(error), ""
-    raise error

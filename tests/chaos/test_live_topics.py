@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from chaos import workloads
 from chaos.history.archive import Archive, places
 from chaos.history.history import RunFolder
 from chaos.live.follow import Follower
 from chaos.live.judge import Judge, Violation
 from chaos.live.recorded_messages import LIVE, RecordedMessages
 from chaos.live.witness import witness
+from chaos.workloads import Workloads
 from chaos.workloads.workload_clients import Setting
 from tests.chaos import told
 from tests.cluster.running import Running, now_ms, until
@@ -156,19 +156,15 @@ def change(scene: Scene) -> None:
         run=RunFolder(scene.cluster.directory), endpoints=lambda: scene.cluster.endpoints,
         seed=2, rate_per_s=RATE_PER_S, horizon_s=SECONDS,
     )  # fmt: skip
-    works = workloads.make(CHANGED, setting)
+    works = Workloads(CHANGED, setting)
     try:
-        for work in works:
-            work.start()
+        works.start()
         end_ms = now_ms() + int(1000 * SECONDS)
         scene.until(lambda: now_ms() > end_ms)
-        for work in works:
-            work.stop_producing()
-        for work in works:
-            scene.until(work.drained)
+        works.stop_producing()
+        scene.until(lambda: not works.waiting())
     finally:
-        for work in works:
-            work.close()
+        works.close()
 
 
 def _groups(client: TimerClient, topic: str) -> list[str]:

@@ -169,7 +169,8 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
     monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
     monkeypatch.setattr(stage, "died", list)
     nothing = Bill(scenario="none", seed=0, options=RunOptions(), schedule=[])
-    Show(RunFolder(tmp_path), nothing, lambda _: [])._mend(stage)
+    workloads: Any = None
+    Show(RunFolder(tmp_path), nothing, workloads)._mend(stage)
     assert answers == []
     monkeypatch.setattr(stages, "READY_S", 0.01)
     for answer in ((True, "follower"), (False, "unreachable")):

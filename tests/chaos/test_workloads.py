@@ -1,9 +1,8 @@
 """The workloads: their books, and their clients against a fake cluster."""
 
 import asyncio
-import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -14,19 +13,17 @@ from typing import Any
 import pytest
 
 from chaos import workloads
-from chaos.history.history import OpOutcome, RunFolder, payload_of
+from chaos.history.history import OpOutcome, RunFolder, payload_of, read
 from chaos.history.history_check import check
 from chaos.workloads import workload_clients as clients_module
 from chaos.workloads import workload_consumer
 from chaos.workloads.history_books import GROUP, Books
 from chaos.workloads.recorded_requests import RecordedRequests, outcome_of
-from chaos.workloads.workload_clients import Setting, WorkloadClients, WorkloadKind
+from chaos.workloads.workload_clients import Produce, Setting, WorkloadClients, WorkloadKind
 from chaos.workloads.workload_consumer import RecordingConsumer, WorkloadReader
 from tests.chaos.world import told
-from tests.cluster.running import until
-from tests.timerclient.conftest import Threaded
-from tests.timerclient.fake_cluster import NOW_MS, Group, wire_error
-from timerclient import TimerClient
+from tests.timerclient.fake_cluster import NOW_MS, Cluster, Group, wire_error
+from timerclient import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.pending_timers import Changed, Rescheduled
 from timerclient.rows.scheduled_timers import Timer
@@ -49,16 +46,23 @@ def flat(found: Sequence[dict[str, Any]], field: str) -> list[Any]:
 
 
 @pytest.fixture
-def fake() -> Iterator[Threaded]:
-    threaded = Threaded()
-    yield threaded
-    threaded.stop()
+async def cluster() -> AsyncIterator[Cluster]:
+    cluster = Cluster()
+    await cluster.start()
+    yield cluster
+    await cluster.stop()
 
 
 @pytest.fixture
-def client(fake: Threaded) -> Iterator[TimerClient]:
-    with TimerClient([node.address for node in fake.cluster.nodes], timeout=5) as client:
+async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
+    async with AsyncTimerClient([node.address for node in cluster.nodes], timeout=5) as client:
         yield client
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 -- files and fakes set no event
+            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -73,22 +77,24 @@ def test_outcome_of_an_error_is_what_it_says_of_itself() -> None:
     assert outcome_of(errors.OutcomeForgotten("x")) is OpOutcome.UNKNOWN
 
 
-def test_producer_writes_down_every_outcome(
-    fake: Threaded, client: TimerClient, run: RunFolder
+async def test_producer_writes_down_every_outcome(
+    cluster: Cluster, client: AsyncTimerClient, run: RunFolder
 ) -> None:
     books = Books()
     producer = RecordedRequests(run, "p", client, books, topic="t")
-    assert len(producer.batch([1, 2], [NOW_MS, NOW_MS])) == 2
-    fake.cluster.on_schedule = lambda _: wire_error(pb.REASON_INVALID_REQUEST, "no")
-    assert producer.single(3, 0.5) == []
-    fake.cluster.on_schedule = lambda _: wire_error(pb.REASON_QUOTA_REACHED)
-    assert producer.batch([6], [NOW_MS]) == []  # at once, though it may succeed later
-    fake.cluster.on_schedule = lambda _: wire_error(pb.REASON_COMMIT_TIMEOUT)
-    assert producer.batch([4], [NOW_MS], timeout_s=0.2) == []
-    future = producer.submit([5], [NOW_MS], timeout_s=0.2)
-    with pytest.raises(errors.TimerError):
-        future.result(20)
-    until(lambda: books.asked == 6)
+    assert len((await producer.batch([1, 2], [NOW_MS, NOW_MS])).ids) == 2
+    cluster.on_schedule = lambda _: wire_error(pb.REASON_INVALID_REQUEST, "no")
+    assert (await producer.single(3, 0.5)).ids == []
+    cluster.on_schedule = lambda _: wire_error(pb.REASON_QUOTA_REACHED)
+    refused = await producer.batch([6], [NOW_MS])  # at once, though it may succeed later
+    assert isinstance(refused.error, errors.TimerError)
+    cluster.on_schedule = lambda _: wire_error(pb.REASON_COMMIT_TIMEOUT)
+    assert (await producer.batch([4], [NOW_MS], timeout_s=0.2)).ids == []
+    asked = asyncio.create_task(producer.batch([5], [NOW_MS], timeout_s=60))
+    await until(lambda: len([*read(run.histories / "p.jsonl")]) == 2 * 4 + 1)
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert books.asked == 5
     producer.close()
     found = lines(run, "p", "schedule")
     assert [(line["marks"], line["outcome"], bool(line.get("ids"))) for line in found] == [
@@ -96,23 +102,22 @@ def test_producer_writes_down_every_outcome(
         ([3], "fail", False),
         ([6], "fail", False),
         ([4], "unknown", False),
-        ([5], "unknown", False),
     ]
     assert found[1]["due_ms"] is None
     assert [*check(run.histories / "p.jsonl")] == []
-    assert books.unanswered == 4
-    assert [row.payload for row in fake.cluster.rows[:2]] == [payload_of(m, 100) for m in (1, 2)]
+    assert books.unanswered == 3
+    assert [row.payload for row in cluster.rows[:2]] == [payload_of(m, 100) for m in (1, 2)]
 
 
-def test_cancel_says_whether_it_was_refused(
-    fake: Threaded, client: TimerClient, run: RunFolder
+async def test_cancel_says_whether_it_was_refused(
+    cluster: Cluster, client: AsyncTimerClient, run: RunFolder
 ) -> None:
     producer = RecordedRequests(run, "p", client, Books(), topic="t")
-    ids = producer.batch([1, 2, 3, 4], [NOW_MS] * 4)
-    fake.cluster.rows[1].payload = b"FIRED"
-    done = [producer.cancel(ids[:1]), producer.cancel(ids[:2])]
-    fake.cluster.on_cancel = lambda: wire_error(pb.REASON_INVALID_REQUEST, "no")
-    assert [*done, producer.cancel(ids[2:3])] == [True, True, False]
+    ids = (await producer.batch([1, 2, 3, 4], [NOW_MS] * 4)).ids
+    cluster.rows[1].payload = b"FIRED"
+    done = [await producer.cancel(ids[:1]), await producer.cancel(ids[:2])]
+    cluster.on_cancel = lambda: wire_error(pb.REASON_INVALID_REQUEST, "no")
+    assert [*done, await producer.cancel(ids[2:3])] == [True, True, False]
     producer.close()
     found = lines(run, "p", "cancel")
     assert [line.get("results") for line in found] == [
@@ -131,7 +136,7 @@ class Answers:
         self._answers = [*answers]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        def call(*_: Any, **__: Any) -> Any:
+        async def call(*_: Any, **__: Any) -> Any:
             answer = self._answers.pop(0)
             if isinstance(answer, Exception):
                 raise answer
@@ -140,13 +145,17 @@ class Answers:
         return call
 
 
-def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: RunFolder) -> None:
+async def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: RunFolder) -> None:
     deleted = SimpleNamespace(topic_id=7, pending=3)
     client: Any = Answers(None, None, errors.LeadershipLost("x"), None, deleted, None)
     changer = RecordedRequests(run, "c", client, Books(), topic="t")
-    assert [changer.pause(), changer.resume("drop"), changer.resume("all")] == [True, True, False]
-    assert changer.rule({"ttl_ms": 5}, among=("retention_ms", "ttl_ms"))
-    assert [changer.delete(), changer.delete()] == [True, True]
+    assert [await changer.pause(), await changer.resume("drop"), await changer.resume("all")] == [
+        True,
+        True,
+        False,
+    ]
+    assert await changer.rule({"ttl_ms": 5}, among=("retention_ms", "ttl_ms"))
+    assert [await changer.delete(), await changer.delete()] == [True, True]
     changer.close()
     found = told(run.histories / "c.jsonl")
     assert [(line["op"], line["outcome"], line.get("said")) for line in found] == [
@@ -160,17 +169,17 @@ def test_changer_writes_down_what_it_lets_hold_for_the_topic(run: RunFolder) -> 
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def test_changer_names_the_scope_that_it_lets_say_something(run: RunFolder) -> None:
+async def test_changer_names_the_scope_that_it_lets_say_something(run: RunFolder) -> None:
     asked: list[dict[str, object]] = []
 
-    def alter(said: object, *, unset: object, **where: object) -> None:
+    async def alter(said: object, *, unset: object, **where: object) -> None:
         asked.append(where)
 
     client: Any = SimpleNamespace(alter_policies=alter)
     for topic in ("ns/t", "plain"):
         changer = RecordedRequests(run, topic[0], client, Books(), topic=topic)
         for scope in ("topic", "namespace", "cluster"):
-            assert changer.rule({"tick_ms": 20}, among=("tick_ms",), scope=scope)
+            assert await changer.rule({"tick_ms": 20}, among=("tick_ms",), scope=scope)
         changer.close()
     assert asked[:3] == [{"topic": "ns/t"}, {"namespace": "ns"}, {"cluster": True}]
     assert asked[3:] == [{"topic": "plain"}, {"namespace": "default"}, {"cluster": True}]
@@ -179,7 +188,7 @@ def test_changer_names_the_scope_that_it_lets_say_something(run: RunFolder) -> N
     assert [*check(run.histories / "n.jsonl")] == []
 
 
-def test_changer_writes_down_every_way_and_outcome(run: RunFolder) -> None:
+async def test_changer_writes_down_every_way_and_outcome(run: RunFolder) -> None:
     raw = bytes(15)
     moved = Rescheduled(RescheduleResult.RESCHEDULED, Timer(raw))
     refused = errors.Overloaded("x")
@@ -190,12 +199,12 @@ def test_changer_writes_down_every_way_and_outcome(run: RunFolder) -> None:
     )  # fmt: skip
     changer = RecordedRequests(run, "c", client, Books(), topic="t")
     ids = ["0" * 24, "1" * 24]
-    changer.cancel_keys(["a", "b"])
-    assert changer.reschedule(ids, [1, 2]) == [Timer(raw).id]
-    assert changer.reschedule_keys(["a"], [3]) == []
-    changer.cancel_where({"due_from": 4, "due_to": 5})
-    changer.cancel_where({"key_prefix": "k"})  # a page of it may be done
-    changer.reschedule_where({"key_prefix": "k"}, 6)
+    await changer.cancel_keys(["a", "b"])
+    assert await changer.reschedule(ids, [1, 2]) == [Timer(raw).id]
+    assert await changer.reschedule_keys(["a"], [3]) == []
+    await changer.cancel_where({"due_from": 4, "due_to": 5})
+    await changer.cancel_where({"key_prefix": "k"})  # a page of it may be done
+    await changer.reschedule_where({"key_prefix": "k"}, 6)
     changer.close()
     found = told(run.histories / "c.jsonl")
     assert [(line["op"], line["outcome"]) for line in found] == [
@@ -207,14 +216,14 @@ def test_changer_writes_down_every_way_and_outcome(run: RunFolder) -> None:
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def test_changer_writes_down_changes_of_series(run: RunFolder) -> None:
+async def test_changer_writes_down_changes_of_series(run: RunFolder) -> None:
     client: Any = Answers(1, 1, 1, errors.LeadershipLost("x"), None, errors.NotFound("x"))
     changer = RecordedRequests(run, "c", client, Books(), topic="t")
-    assert changer.create_series("a", b"p", {"every": 1.5, "misfire": "skip"})
-    assert changer.alter_series("a", {"cron": "* * * * *"})
-    assert changer.pause_series("a", paused=True)
-    assert not changer.pause_series("a", paused=False)
-    assert [changer.delete_series("a"), changer.delete_series("b")] == [True, False]
+    assert await changer.create_series("a", b"p", {"every": 1.5, "misfire": "skip"})
+    assert await changer.alter_series("a", {"cron": "* * * * *"})
+    assert await changer.pause_series("a", paused=True)
+    assert not await changer.pause_series("a", paused=False)
+    assert [await changer.delete_series("a"), await changer.delete_series("b")] == [True, False]
     changer.close()
     found = told(run.histories / "c.jsonl")
     assert [(each["op"], each["key"], each["outcome"], each.get("said")) for each in found] == [
@@ -227,18 +236,18 @@ def test_changer_writes_down_changes_of_series(run: RunFolder) -> None:
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: RunFolder) -> None:
+async def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: RunFolder) -> None:
     lost = errors.LeadershipLost("x")
     sought = SimpleNamespace(group_id=9)
     client: Any = Answers(sought, sought, sought, errors.NotFound("x"), None, lost, 7, lost)
     changer = RecordedRequests(run, "c", client, Books(), topic="t")
-    assert changer.seek("g", offset=5)
-    assert changer.seek("g", start="earliest")
-    assert changer.seek("g", time_ms=1_000)
-    assert not changer.seek("g", start="latest")
-    assert [changer.delete_group("g"), changer.delete_group("g")] == [True, False]
-    changer.redrive("t.g.dead", None)
-    changer.redrive("t.g.dead", 3)  # some may be sent
+    assert await changer.seek("g", offset=5)
+    assert await changer.seek("g", start="earliest")
+    assert await changer.seek("g", time_ms=1_000)
+    assert not await changer.seek("g", start="latest")
+    assert [await changer.delete_group("g"), await changer.delete_group("g")] == [True, False]
+    await changer.redrive("t.g.dead", None)
+    await changer.redrive("t.g.dead", 3)  # some may be sent
     changer.close()
     found = told(run.histories / "c.jsonl")
     assert [(each["op"], each["outcome"]) for each in found] == [
@@ -251,265 +260,296 @@ def test_changer_writes_down_seeks_deletions_of_groups_and_redrives(run: RunFold
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def consume(run: RunFolder, client: TimerClient, books: Books) -> RecordingConsumer:
-    return RecordingConsumer(run, "c", client, books, WorkloadReader(), topic="t")
+@contextlib.asynccontextmanager
+async def consuming(
+    run: RunFolder, client: AsyncTimerClient, books: Books, reader: WorkloadReader | None = None,
+    stopping: asyncio.Event | None = None,
+) -> AsyncIterator[RecordingConsumer]:  # fmt: skip
+    """A consumer of `t` whose history is `c`, and which has ended after the block."""
+    consumer = RecordingConsumer(
+        run, "c", client, books, reader or WorkloadReader(), topic="t",
+        stopping=stopping or asyncio.Event(),
+    )  # fmt: skip
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(consumer.run())
+        yield consumer
+        await consumer.close()
 
 
-def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
-    fake: Threaded, client: TimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+async def schedule(run: RunFolder, client: AsyncTimerClient, books: Books, *marks: int) -> None:
+    producer = RecordedRequests(run, "p", client, books, topic="t")
+    assert (await producer.batch([*marks], [NOW_MS] * len(marks))).ok
+    producer.close()
+
+
+async def test_consumer_that_dies_comes_back_and_gets_its_messages_again(
+    client: AsyncTimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workload_consumer, "DEATH_S", 0.0)
-    books, stopping = Books(), threading.Event()
-    producer = RecordedRequests(run, "p", client, books, topic="t")
-    producer.batch([1, 2], [NOW_MS, NOW_MS])
-    reader = WorkloadReader(dies=True)
-    consumer = RecordingConsumer(run, "c", client, books, reader, topic="t", stopping=stopping)
-
-    until(lambda: len(lines(run, "c", "deliver")) > 2)
-    stopping.set()
-    until(lambda: len(flat(lines(run, "c", "ack"), "results")) == 2)
-    consumer.close()
-    producer.close()
+    books, stopping = Books(), asyncio.Event()
+    await schedule(run, client, books, 1, 2)
+    async with consuming(run, client, books, WorkloadReader(dies=True), stopping):
+        await until(lambda: len(lines(run, "c", "deliver")) > 2)
+        stopping.set()
+        await until(lambda: len(flat(lines(run, "c", "ack"), "results")) == 2)
     given = lines(run, "c", "deliver")
     assert [line["attempts"][0] for line in given][:3] == [1, 2, 3]
     assert {*flat(given, "marks")} == {1, 2}
     assert flat(lines(run, "c", "ack"), "results") == ["ACKED", "ACKED"]
     assert len(lines(run, "c", "open")) >= 2, "one for each stream"
     assert [*check(run.histories / "c.jsonl")] == []
-    books.check()
 
 
-def test_consumer_makes_its_group_as_it_is_to_be(
-    fake: Threaded, client: TimerClient, run: RunFolder
+async def test_consumer_makes_its_group_as_it_is_to_be(
+    cluster: Cluster, client: AsyncTimerClient, run: RunFolder
 ) -> None:
     reader = WorkloadReader(options={"type": "failover"})
-    consumer = RecordingConsumer(run, "c", client, Books(), reader, topic="t")
-    assert consumer.wait_opened(30)
-    assert fake.cluster.settings[0].type == "failover"
-    consumer.close()
+    async with consuming(run, client, Books(), reader) as consumer:
+        await asyncio.wait_for(consumer.opened.wait(), 30)
+        assert cluster.settings[0].type == "failover"
 
 
-def test_ack_of_a_lost_lease_is_written_down(
-    fake: Threaded, client: TimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+async def test_ack_of_a_lost_lease_is_written_down(
+    cluster: Cluster, client: AsyncTimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acks: list[Callable[[], None]] = []
     books = Books()
-    producer = RecordedRequests(run, "p", client, books, topic="t")
-    producer.batch([1, 2], [NOW_MS, NOW_MS])
+    await schedule(run, client, books, 1, 2)
     ack = RecordingConsumer._ack
     monkeypatch.setattr(RecordingConsumer, "_ack", lambda *of: acks.append(partial(ack, *of)))
-    consumer = consume(run, client, books)
-    until(lambda: acks)
-    fake.cluster.groups["t", GROUP].held[0] = (99, 99)  # somebody else's meanwhile
-    acks.pop()()
-    until(lambda: lines(run, "c", "ack"))
+    async with consuming(run, client, books):
+        await until(lambda: acks)
+        cluster.groups["t", GROUP].held[0] = (99, 99)  # somebody else's meanwhile
+        acks.pop()()
+        await until(lambda: lines(run, "c", "ack"))
     assert flat(lines(run, "c", "ack"), "results") == ["ACK_LEASE_LOST", "ACKED"]
-    consumer.close()
-    producer.close()
 
 
-def test_ack_of_what_expired_says_of_which(
-    fake: Threaded, client: TimerClient, run: RunFolder
+async def test_ack_of_what_expired_says_of_which(
+    cluster: Cluster, client: AsyncTimerClient, run: RunFolder
 ) -> None:
-    fake.cluster.groups["t", GROUP] = Group(expired={0})
+    cluster.groups["t", GROUP] = Group(expired={0})
     books = Books()
-    producer = RecordedRequests(run, "p", client, books, topic="t")
-    producer.batch([1, 2], [NOW_MS, NOW_MS])
-    consumer = consume(run, client, books)
-    until(lambda: lines(run, "c", "ack"))
-    consumer.close()
-    producer.close()
+    await schedule(run, client, books, 1, 2)
+    async with consuming(run, client, books):
+        await until(lambda: lines(run, "c", "ack"))
     (ack,) = lines(run, "c", "ack")
     assert (ack["offsets"], ack["results"]) == ([0, 1], ["EXPIRED", "ACKED"])
     assert [*check(run.histories / "c.jsonl")] == []
 
 
-def test_ack_that_died_unanswered_is_unknown(
-    fake: Threaded, client: TimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+async def test_ack_that_died_unanswered_is_unknown(
+    cluster: Cluster, client: AsyncTimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
-    ack, lives = RecordingConsumer._ack, iter([False])
+    cluster.on_ack = lambda _: wire_error(pb.REASON_OVERLOADED, retry_after_ms=1)
+    books, consume = Books(), RecordingConsumer._consume
 
-    def ack_and_die(*of: Any) -> None:
-        ack(*of)
-        until(lambda: fake.cluster.acks)
-        if not next(lives, True):
-            raise errors.ConnectionLost("it died")
+    async def consume_and_die(consumer: RecordingConsumer) -> None:
+        consuming = asyncio.create_task(consume(consumer))
+        await until(lambda: cluster.acks)
+        assert consumer._subscription is not None
+        with contextlib.suppress(errors.TimerError):
+            await consumer._subscription.close(0.001)
+        await consuming
+        cluster.on_ack = lambda _: None
+        consumer._closed = True
 
-    monkeypatch.setattr(RecordingConsumer, "_ack", ack_and_die)
-    books = Books()
-    producer = RecordedRequests(run, "p", client, books, topic="t")
-    producer.batch([1], [NOW_MS])
-    consumer = consume(run, client, books)
-    until(lambda: lines(run, "c", "ack"))
-    fake.cluster.on_ack = lambda _: None
-    consumer.close()
-    producer.close()
+    monkeypatch.setattr(RecordingConsumer, "_consume", consume_and_die)
+    monkeypatch.setattr(workload_consumer, "REOPEN_S", 0.0)
+    await schedule(run, client, books, 1)
+    async with consuming(run, client, books):
+        await until(lambda: lines(run, "c", "ack"))
     assert lines(run, "c", "ack")[0]["outcome"] == "unknown"
     assert [*check(run.histories / "c.jsonl")] == []
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_late_acks_are_sent_after_a_while_or_at_once_if_it_stops(
-    fake: Threaded, client: TimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch,
-    stops: bool,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(workload_consumer, "LATE_SHARE", 1.0)
-    books, stopping = Books(), threading.Event()
-    if stops:
-        stopping.set()
-    producer = RecordedRequests(run, "p", client, books, topic="t")
-    producer.batch([1], [NOW_MS])
-    lease = timedelta(seconds=3600 if stops else 0.1)
-    reader = WorkloadReader(acks_late=True, lease=lease)
-    consumer = RecordingConsumer(run, "c", client, books, reader, topic="t", stopping=stopping)
-    until(lambda: lines(run, "c", "ack"))
-    assert bool(consumer._late_acks) != stops
-    consumer.close()
-    producer.close()
-    books.check()
-
-
-def test_client_that_can_t_open_its_group_ends_when_closed(
-    fake: Threaded, client: TimerClient, run: RunFolder
+async def test_late_acks_are_sent_after_a_while_or_at_once_if_it_stops(
+    client: AsyncTimerClient, run: RunFolder, monkeypatch: pytest.MonkeyPatch, *, stops: bool
 ) -> None:
-    consumer = RecordingConsumer(
-        run, "c", client, Books(), WorkloadReader(group="FORBIDDEN"), topic="t"
-    )
-    until(lambda: len(fake.cluster.opened) > 1)  # it tries again
-    assert not consumer.wait_opened(0)
-    consumer.close()
+    monkeypatch.setattr(workload_consumer, "LATE_SHARE", 1.0)
+    books, stopping = Books(), asyncio.Event()
+    await schedule(run, client, books, 1)
+    reader = WorkloadReader(acks_late=True, lease=timedelta(seconds=3600 if stops else 0.1))
+    async with consuming(run, client, books, reader, stopping):
+        await until(lambda: lines(run, "c", "deliver"))
+        if stops:
+            assert lines(run, "c", "ack") == []
+            stopping.set()
+        await until(lambda: lines(run, "c", "ack"))
+
+
+async def test_client_that_can_t_open_its_group_ends_when_closed(
+    cluster: Cluster, client: AsyncTimerClient, run: RunFolder
+) -> None:
+    async with consuming(run, client, Books(), WorkloadReader(group="FORBIDDEN")) as consumer:
+        await until(lambda: len(cluster.opened) > 1)  # it tries again
+        assert not consumer.opened.is_set()
 
 
 # ---- one workload against a fake cluster
 
 
 def workload(
-    fake: Threaded, run: RunFolder, kind: WorkloadKind, waiting_max: int | None = None
+    cluster: Cluster, run: RunFolder, kind: WorkloadKind, waiting_max: int | None = None
 ) -> WorkloadClients:
     """Return a workload on a fake cluster, where whatever is scheduled is delivered at once."""
     notified: set[asyncio.Task[None]] = set()
-    fake.cluster.on_schedule = lambda _: notified.add(asyncio.ensure_future(fake.cluster.notify()))
-    endpoints = [node.address for node in fake.cluster.nodes]
+    cluster.on_schedule = lambda _: notified.add(asyncio.ensure_future(cluster.notify()))
+    endpoints = [node.address for node in cluster.nodes]
     setting = Setting(
         run=run, endpoints=lambda: endpoints, seed=1, rate_per_s=100, horizon_s=1,
-        marks=itertools.count(1), waiting_max=waiting_max,
+        waiting_max=waiting_max,
     )  # fmt: skip
     return WorkloadClients("w", kind, setting)
 
 
-def test_workload_that_is_far_behind_requests_nothing(
-    fake: Threaded, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+@contextlib.asynccontextmanager
+async def playing(clients: WorkloadClients) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(clients.play())
+        yield
+        clients._setting.stopping.set()
+        clients._setting.closing.set()
+
+
+def making(produce: Produce) -> WorkloadKind:
+    return WorkloadKind(produce=produce, readers=())
+
+
+async def test_workload_that_is_far_behind_requests_nothing(
+    cluster: Cluster, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clients = workload(fake, run, workloads.KINDS["uniform"], waiting_max=5)
+    clients = workload(cluster, run, workloads.KINDS["uniform"], waiting_max=5)
     clients.books.asked = 8
     looks = iter([2, 1, 2, 3])
     delivered = property(lambda _: next(looks), lambda *_: None)
     monkeypatch.setattr(Books, "delivered", delivered, raising=False)
-    assert next(clients.beats(0.1)) > 0
+    assert await anext(clients.beats(0.1)) > (0, 0)
     assert [*looks] == []
-    clients.close()
+    clients.requests.close()
 
 
-def test_workload_is_drained_when_the_cluster_has_nothing_left_for_it(
-    fake: Threaded, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+async def test_workload_is_drained_when_the_cluster_has_nothing_left_for_it(
+    cluster: Cluster, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clients = workload(fake, run, workloads.KINDS["uniform"])
+    clients = workload(cluster, run, workloads.KINDS["uniform"])
     due, unacked = iter([["a"], [], [], []]), iter([1, 0, 1, 0, 0])
-    client: Any = SimpleNamespace(
-        list_timers=lambda topic, *, due_to: next(due),
-        topics=lambda: [
+
+    async def list_timers(_: str, *, due_to: int) -> AsyncIterator[str]:
+        for each in next(due):
+            yield each
+
+    async def topics() -> list[Any]:
+        return found or [
             SimpleNamespace(name=name, groups=[SimpleNamespace(unacked=next(unacked))])
             for name in ("w", "w.workers.dead")
-        ],
-    )
+        ]
+
+    found: list[Any] = []
+    client: Any = SimpleNamespace(list_timers=list_timers, topics=topics)
     clients.client = client
-    others: Any = SimpleNamespace(name="wide", groups=[SimpleNamespace(unacked=9)])
-    assert [clients._is_over() for _ in range(2)] == [False, False]
-    monkeypatch.setattr(client, "topics", lambda: [others])
-    assert not clients._is_over(), "the topic is not there"
-    clear = SimpleNamespace(name="w", groups=[SimpleNamespace(unacked=0)])
-    monkeypatch.setattr(client, "topics", lambda: [others, clear])
-    assert clients._is_over()
-    clients.close()
+    assert [await clients._is_over() for _ in range(2)] == [False, False]
+    found.append(SimpleNamespace(name="wide", groups=[SimpleNamespace(unacked=9)]))
+    assert not await clients._is_over(), "the topic is not there"
+    found.append(SimpleNamespace(name="w", groups=[SimpleNamespace(unacked=0)]))
+    assert await clients._is_over()
+    clients.requests.close()
 
 
-def test_workload_is_drained_after_its_last_look(
-    fake: Threaded, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+async def test_workload_is_drained_after_its_last_look(
+    cluster: Cluster, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over = threading.Event()
-    monkeypatch.setattr(WorkloadClients, "_is_over", lambda _: over.is_set())
-    clients = workload(fake, run, workloads.KINDS["uniform"])
-    clients.start()
-    until(lambda: clients.books.delivered)
-    clients.stop_producing()
-    assert not clients.drained()
-    over.set()
-    until(clients.drained)
-    clients.close()
+    over = asyncio.Event()
+
+    async def is_over(_: WorkloadClients) -> bool:
+        return over.is_set()
+
+    monkeypatch.setattr(WorkloadClients, "_is_over", is_over)
+    clients = workload(cluster, run, workloads.KINDS["uniform"])
+    async with playing(clients):
+        await until(lambda: clients.books.delivered)
+        clients._setting.stopping.set()
+        assert not clients.over
+        over.set()
+        await until(lambda: clients.over)
     asked = flat(lines(run, "w", "schedule"), "marks")
     assert {*flat(lines(run, "w", "deliver"), "marks")} <= {*asked}
 
 
-def test_workload_whose_thread_failed_says_so(fake: Threaded, run: RunFolder) -> None:
-    def produce(_: WorkloadClients) -> None:
-        raise ZeroDivisionError
-
-    clients = workload(fake, run, WorkloadKind(produce=produce, readers=()))
-    clients.start()
-    clients.stop_producing()
-    until(lambda: not clients._thread.is_alive())
-    with pytest.raises(ZeroDivisionError):
-        clients.drained()
-    with pytest.raises(ZeroDivisionError):
-        clients.close()
-
-
-def test_workload_closed_before_its_end_leaves_no_thread(fake: Threaded, run: RunFolder) -> None:
-    workload(fake, run, workloads.KINDS["dying"]).close()  # not started: nothing to close
-    clients = workload(fake, run, workloads.KINDS["dying"])
-    clients.start()
-    until(lambda: clients.books.asked)
-    clients.close()
-    assert [t.name for t in threading.enumerate() if t.name.startswith("w")] == []
-
-
-def test_later_work_goes_on_beside_other_work_and_is_dropped_at_the_end(
-    fake: Threaded, run: RunFolder
+async def test_workload_closed_before_its_end_leaves_no_task(
+    cluster: Cluster, run: RunFolder
 ) -> None:
-    clients, goes_on = workload(fake, run, workloads.KINDS["uniform"]), threading.Event()
-    done: list[bool] = []
-    clients.after(0, lambda: done.append(goes_on.wait(20)))
-    clients.after(0, goes_on.set)
-    until(lambda: done == [True])
-    clients.after(3600, lambda: done.append(False))
-    clients.close()
-    clients.after(0, lambda: done.append(False))
+    clients = workload(cluster, run, workloads.KINDS["dying"])
+    before = asyncio.all_tasks()
+    async with playing(clients):
+        await until(lambda: clients.books.asked)
+    left = [task for task in asyncio.all_tasks() - before if "chaos" in repr(task)]
+    assert left == []
+
+
+async def test_later_work_goes_on_beside_other_work_and_is_dropped_at_the_end(
+    cluster: Cluster, run: RunFolder
+) -> None:
+    done: list[object] = []
+    goes_on = asyncio.Event()
+
+    async def produce(clients: WorkloadClients) -> None:
+        async def first() -> None:
+            done.append(await goes_on.wait())
+
+        async def second() -> None:
+            goes_on.set()
+
+        async def never() -> None:
+            done.append("never")
+
+        clients.after(0, first)
+        clients.after(0, second)
+        clients.after(3600, never)
+        await goes_on.wait()
+        clients._setting.stopping.set()
+        clients.after(0, never)
+
+    clients = workload(cluster, run, making(produce))
+    async with playing(clients):
+        await until(lambda: done)
     assert done == [True]
 
 
-def test_failure_of_later_work_is_raised(fake: Threaded, run: RunFolder) -> None:
-    clients = workload(fake, run, workloads.KINDS["uniform"])
-    clients.after(0, lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        clients.close()
+@pytest.mark.parametrize("later", [False, True])
+async def test_failure_of_a_workload_is_raised(
+    cluster: Cluster, run: RunFolder, *, later: bool
+) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def produce(clients: WorkloadClients) -> None:
+        if not later:
+            await fail()
+        clients.after(0, fail)
+        await asyncio.sleep(3600)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await workload(cluster, run, making(produce)).play()
+    assert raised.value.subgroup(ZeroDivisionError)
 
 
-def test_beats_keep_the_rate_and_make_up_for_no_outage(
-    fake: Threaded, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+async def test_beats_keep_the_rate_and_make_up_for_no_outage(
+    cluster: Cluster, run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr(clients_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    clients = workload(fake, run, workloads.KINDS["uniform"])
+    clients = workload(cluster, run, workloads.KINDS["uniform"])
     beats = clients.beats(0.25)
-    counts = [next(beats)]
+    counts = [await anext(beats)]
     for passed_s in (0.25, 0.375, 4.0):  # a beat, a late one, an outage
         now_s += passed_s
-        counts.append(next(beats))
-    assert counts == [25, 25, 37, 50]
-    clients.stop_producing()
-    assert [*beats] == []
-    clients.close()
+        counts.append(await anext(beats))
+    assert counts == [(0, 25), (1, 25), (2, 37), (3, 50)]
+    clients._setting.stopping.set()
+    assert [each async for each in beats] == []
+    clients.requests.close()
 
 
 @pytest.mark.parametrize(
@@ -526,7 +566,7 @@ def test_workloads_that_make_no_sense_are_refused(
 ) -> None:
     given: dict[str, Any] = {"seed": 1, "rate_per_s": 1, "horizon_s": 1.0, **more}
     with pytest.raises(ValueError, match=said):
-        workloads.make(names, Setting(run=run, endpoints=list, **given))
+        workloads.Workloads(names, Setting(run=run, endpoints=list, **given))
 
 
 def test_each_kind_has_a_line() -> None:

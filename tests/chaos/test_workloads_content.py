@@ -1,6 +1,6 @@
 """Consumers of the workloads compare what is delivered with what was scheduled, byte for byte."""
 
-from collections.abc import Iterator
+import asyncio
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,10 +9,8 @@ import pytest
 from chaos.history.history import RunFolder, payload_of
 from chaos.workloads.history_books import GROUP, PAYLOAD_SIZE, Books, headers_of
 from chaos.workloads.workload_consumer import LETTERS, RecordingConsumer, WorkloadReader
-from tests.cluster.running import until
-from tests.timerclient.conftest import Threaded
-from tests.timerclient.fake_cluster import NOW_MS
-from timerclient import TimerClient
+from tests.timerclient.fake_cluster import NOW_MS, Cluster
+from timerclient import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Batch
 from timerclient.rows.rows import encode_headers
@@ -102,34 +100,24 @@ def test_other_headers_are_found(headers: dict[int, dict[str, str]]) -> None:
         check(PAYLOADS, KEYS, headers)
 
 
-@pytest.fixture
-def fake() -> Iterator[Threaded]:
-    threaded = Threaded()
-    yield threaded
-    threaded.stop()
-
-
 @pytest.mark.parametrize("dead_of", ["", GROUP])
 @pytest.mark.parametrize("keyed", [False, True])
-def test_consumer_fails_if_it_is_given_other_content(
-    fake: Threaded, tmp_path: Path, dead_of: str, *, keyed: bool
+async def test_consumer_fails_if_it_is_given_other_content(
+    tmp_path: Path, dead_of: str, *, keyed: bool
 ) -> None:
     books, topic = Books(), f"t.{GROUP}.dead" if dead_of else "t"
     if keyed:
         books.expect([3], key=["k"])  # and comes without
     payload = payload_of(3, PAYLOAD_SIZE if keyed else PAYLOAD_SIZE - 1)
-    with TimerClient([node.address for node in fake.cluster.nodes], timeout=5) as client:
-        client.schedule(topic, payload, due_ms=NOW_MS, headers={"dead-letter-group": GROUP})
+    cluster = Cluster()
+    await cluster.start()
+    async with AsyncTimerClient([node.address for node in cluster.nodes], timeout=5) as client:
+        await client.schedule(topic, payload, due_ms=NOW_MS, headers={"dead-letter-group": GROUP})
         reader = WorkloadReader(group=LETTERS if dead_of else GROUP, dead_of=dead_of)
-        consumer = RecordingConsumer(RunFolder(tmp_path), "c", client, books, reader, topic=topic)
-        until(lambda: failed(books))
-        consumer.close()
-
-
-def failed(books: Books) -> bool:
-    """Return whether a comparison has failed."""
-    try:
-        books.check()
-    except AssertionError:
-        return True
-    return False
+        consumer = RecordingConsumer(
+            RunFolder(tmp_path), "c", client, books, reader, topic=topic, stopping=asyncio.Event()
+        )
+        with pytest.raises(ExceptionGroup) as raised:
+            await consumer.run()
+    assert raised.value.subgroup(AssertionError)
+    await cluster.stop()

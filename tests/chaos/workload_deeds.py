@@ -11,7 +11,8 @@ from typing import Any, Final
 from chaos import workloads
 from chaos.history.history import CLOCK_ERROR, RunFolder
 from chaos.suite.stage.states import StateRecorder
-from chaos.workloads.workload_clients import Setting, WorkloadClients
+from chaos.workloads import Workloads
+from chaos.workloads.workload_clients import Setting
 from tests.cluster.running import Running, until
 
 SECONDS: Final = 7.0
@@ -216,13 +217,6 @@ def undone(did: Deeds) -> list[str]:
     return [deed for deed, happened in DONE.items() if not happened(did)]
 
 
-def waits_for(work: WorkloadClients) -> str:
-    """Return a text about the open work of a workload; empty: it is drained."""
-    if work.drained():
-        return ""
-    return f"{work.name}: {work.books.asked} requested, {work.books.delivered} delivered"
-
-
 def play(folder: Path) -> RunFolder:
     """Play all workloads into a folder until each has done its deeds; stop the nodes."""
     run = RunFolder(folder)
@@ -234,25 +228,22 @@ def play(folder: Path) -> RunFolder:
             run=run, endpoints=lambda: cluster.endpoints, seed=1, rate_per_s=RATE_PER_S,
             horizon_s=SECONDS, waiting_max=WAITING_MAX,
         )  # fmt: skip
-        works = workloads.make([*workloads.KINDS], setting)
+        works = Workloads([*workloads.KINDS], setting)
         try:
-            for work in works:
-                work.start()
-            each = 0.9 * SECONDS * RATE_PER_S / len(works)
-            until(lambda: all(work.books.asked >= each for work in works), timeout_s=DEEDS_S)
+            works.start()
+            each = 0.9 * SECONDS * RATE_PER_S / len(works.each)
+            until(lambda: all(work.books.asked >= each for work in works.each), timeout_s=DEEDS_S)
             did = Deeds(run)
             done_by_s = time.monotonic() + DEEDS_S
             while left := undone(did):
                 assert time.monotonic() < done_by_s, left
                 time.sleep(LOOK_S)
-            for work in works:
-                work.stop_producing()
+            works.stop_producing()
             done_by_s = time.monotonic() + DEEDS_S
-            while waiting := [each for each in map(waits_for, works) if each]:
-                assert time.monotonic() < done_by_s, "\n".join(waiting)
+            while waiting := works.waiting():
+                assert time.monotonic() < done_by_s, waiting
                 time.sleep(LOOK_S)
         finally:
-            for work in works:
-                work.close()
+            works.close()
             listener.close()
     return run

@@ -1,12 +1,12 @@
 """Nemeses of clients: consumers that die while they lease messages, and floods of requests."""
 
+import asyncio
 import random
 import select
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
 from typing import Final
@@ -15,8 +15,9 @@ from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
 from chaos.suite.stage.stage import Stage
 from chaos.workloads.history_books import Books
 from chaos.workloads.recorded_requests import RecordedRequests, now_ms
-from timerclient import TimerClient
-from timerclient.values.errors import Unavailable
+from timerclient import AsyncTimerClient, TimerClient
+from timerclient.rows.background import Background
+from timerclient.values.errors import TimerError, Unavailable
 
 FLOOD: Final = "flood"
 """The topic of floods. It has no group, so its messages are never delivered."""
@@ -87,12 +88,13 @@ def flood(
     """
     before = stage.refusals()
     requests = max(1, size_mb * 1_000_000 // (_SIZE * _ROWS * clients))
-    answers: list[BaseException | None] = []
     number = next(_numbers)
-    with ThreadPoolExecutor(clients, "flood") as pool:  # its end waits for all
-        pours = [
-            pool.submit(_pour, stage, number, each, requests, answers) for each in range(clients)
-        ]
+
+    async def pour_all() -> list[list[TimerError | None]]:
+        pours = [_pour(stage, number, each, requests) for each in range(clients)]
+        return await asyncio.gather(*pours)
+
+    answers = [error for errors in Background().call(pour_all()) for error in errors]
     taken = answers.count(None)
     # A node that started again counts from 0, so the difference may be negative.
     refused = max(0, stage.refusals() - before)
@@ -101,8 +103,6 @@ def flood(
         f"a flood: {len(answers)} requests of {_SIZE * _ROWS:,} bytes, {taken} accepted,"
         f" {refused} refusals as overloaded"
     )
-    for pour in pours:
-        pour.result()
     if all(isinstance(each, Unavailable) and each.outcome_known for each in answers):
         raise Fizzled(f"no node accepted any of the flood: {answers[-1]!r}")
     if has_to_be_refused and not refused:
@@ -110,9 +110,7 @@ def flood(
     yield
 
 
-def _pour(
-    stage: Stage, number: int, each: int, requests: int, answers: list[BaseException | None]
-) -> None:
+async def _pour(stage: Stage, number: int, each: int, requests: int) -> list[TimerError | None]:
     """Send one client's requests, several at once, and retry none.
 
     Args:
@@ -120,19 +118,23 @@ def _pour(
         number: of this flood among all.
         each: number of this client in the flood.
         requests: to send.
-        answers: one is appended per request; None: accepted.
+
+    Returns:
+        The error of each request; None: it was accepted.
     """
     first = FLOOD_MARKS + (number * 1000 + each) * 10_000_000
     name, books = f"flood-{number}-{each}", Books(payload_size=_SIZE)
     due_ms = [now_ms() + FLOOD_DUE_MS] * _ROWS
-    client = TimerClient(stage.cluster.endpoints)
+    client = AsyncTimerClient(stage.cluster.endpoints)
     recorded = RecordedRequests(stage.run, name, client, books, topic=FLOOD)
-    with closing(recorded), client:
-        for start in range(first, first + requests * _ROWS, _UNDER_WAY * _ROWS):
-            end = min(start + _UNDER_WAY * _ROWS, first + requests * _ROWS)
-            under_way = [
-                recorded.submit(range(marks, marks + _ROWS), due_ms, timeout_s=5.0)
-                for marks in range(start, end, _ROWS)
-            ]
-            answers += [future.exception() for future in under_way]
-    books.check()
+    errors: list[TimerError | None] = []
+    with closing(recorded):
+        async with client:
+            for start in range(first, first + requests * _ROWS, _UNDER_WAY * _ROWS):
+                end = min(start + _UNDER_WAY * _ROWS, first + requests * _ROWS)
+                under_way = [
+                    recorded.batch(range(marks, marks + _ROWS), due_ms, timeout_s=5.0)
+                    for marks in range(start, end, _ROWS)
+                ]
+                errors += [ended.error for ended in await asyncio.gather(*under_way)]
+    return errors
