@@ -15,7 +15,6 @@ docs/formats.md has the layouts. The product's hash, filter and decoder of block
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,12 +27,16 @@ from timer.model.columns import Binary
 from timer.model.timer_errors import CorruptFileError, StorageError
 from timer.pending.memory.key_index import KeyHasher
 from timer.pending.runs import key_file
+from timer.pending.runs.run import RunMeta
 from timer.ready.page_cache import SpillRef
 from timer.ready.spill import check_spill, read_page
 
-QUEUED: Final = (
-    "node STRING, topic STRING, queue_offset BIGINT, seq BIGINT, due_ms BIGINT, fired_at_ms BIGINT,"
-    " damage STRING"
+QUEUED: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in ("node", "topic")),
+        *((name, pa.int64()) for name in ("queue_offset", "seq", "due_ms", "fired_at_ms")),
+        ("damage", pa.string()),
+    ]
 )
 BLOCKS: Final = (
     "node STRING, topic STRING, folder STRING, file STRING, position BIGINT, size BIGINT,"
@@ -46,43 +49,47 @@ _HEAD: Final = 32
 _PAGE: Final = 8 + key_file.PAGE_ENTRIES * key_file.ENTRY.itemsize
 _BLOCK: Final = 64
 _HASHES: Final = 65_536
-_ARROW: Final = (pa.string(), pa.string(), *4 * (pa.int64(),), pa.string())
+_READ_SIZE: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRows:
-    """A manifest's fields of one key file."""
+def check_file(path: Path, size: int, crc32: int) -> None:
+    """Compare a file's size and checksum with those in the manifest.
 
-    path: str = ""
-    size: int = 0
-    """In bytes; 0: the run has no key file."""
-    crc32: int = 0
-    secret: bytes = b""
-    """Secret of the node's hashes."""
+    Raises:
+        CorruptFileError: they differ.
+        OSError: the file can't be read.
+    """
+    found = 0
+    with path.open("rb") as source:
+        while data := source.read(_READ_SIZE):
+            found = zlib.crc32(data, found)
+        end = source.tell()
+    if (end, found) != (size, crc32):
+        why = f"{end} bytes, CRC-32 {found:08x}; the manifest says {size}, {crc32:08x}"
+        raise CorruptFileError(path, 0, why)
 
 
-def check_keys(keys: KeyRows, run: Path) -> None:
-    """Check that a key file matches its manifest and holds exactly its run's keys.
+def check_keys(run: Path, meta: RunMeta, secret: bytes) -> None:
+    """Check that the key file of a run matches its manifest and holds exactly the run's keys.
+
+    `secret`: of the node's hashes.
 
     Raises:
         CorruptFileError: it does not.
         OSError: a file can't be read.
     """
-    wanted = _keys_of(run, KeyHasher(keys.secret))
-    if not keys.size:
+    wanted = _keys_of(run, KeyHasher(secret))
+    if not meta.keys_size:
         if len(wanted):
             raise CorruptFileError(
                 run, 0, f"{len(wanted)} rows have keys, and there is no key file"
             )
         return
-    path = Path(keys.path)
-    data = path.read_bytes()
-    if (len(data), zlib.crc32(data)) != (keys.size, keys.crc32):
-        why = f"{len(data)} bytes, CRC-32 {zlib.crc32(data):08x}"
-        raise CorruptFileError(path, 0, f"{why}; the manifest says {keys.size}, {keys.crc32:08x}")
+    path = run.with_name(meta.keys_name)
+    check_file(path, meta.keys_size, meta.keys_crc32)
     checked = key_file.KeyFile(RealDisk(), path)  # reads its head; look-ups are checked below
     checked.check(lambda _: None)
-    entries = np.sort(_entries(data, checked.entries), order=_COLUMNS)
+    entries = np.sort(_entries(path.read_bytes(), checked.entries), order=_COLUMNS)
     if not np.array_equal(entries, np.sort(wanted, order=_COLUMNS)):
         why = f"its {len(entries)} keys differ from the {len(wanted)} keys of its run"
         raise CorruptFileError(path, 0, why)
@@ -144,16 +151,18 @@ def _rows_of(*, node: str, topic: str, folder: str, first: int, end: int, **ref:
     try:
         check_spill(disk, path, [place])
         page = read_page(disk, Path(folder), place)
+        if len(page) != n:
+            why = f"{len(page)} rows; the manifest says {n}"
+            raise CorruptFileError(path, place.position, why)
     except (OSError, StorageError) as error:
-        return _batch([node], *5 * [[None]], [str(error)])
-    if len(page) != n:
-        why = CorruptFileError(path, place.position, f"{len(page)} rows; the manifest says {n}")
-        return _batch([node], *5 * [[None]], [str(why)])
+        return batch_of(QUEUED, [node], *5 * [[None]], [str(error)])
     seq, due_ms = (page.rows[name].astype(np.int64) for name in ("seq", "due_ms"))
     names = pa.repeat(node, n), pa.repeat(topic, n)
-    return _batch(*names, np.arange(first, end), seq, due_ms, page.fired_at_ms, pa.nulls(n))
+    offsets = np.arange(first, end)
+    return batch_of(QUEUED, *names, offsets, seq, due_ms, page.fired_at_ms, pa.nulls(n))
 
 
-def _batch(*columns: Any) -> pa.RecordBatch:
-    arrays = [pa.array(each).cast(kind) for each, kind in zip(columns, _ARROW, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, [name.split()[0] for name in QUEUED.split(", ")])
+def batch_of(schema: pa.Schema, *columns: Any) -> pa.RecordBatch:
+    """Return a batch with the columns of a schema."""
+    arrays = [pa.array(each).cast(kind) for each, kind in zip(columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -13,9 +13,8 @@ to 0. The key file of each run is checked, too; its damage has a row (state_file
 the files, and the manifest's checksums are compared.
 """
 
-import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.history.history import RunFolder
-from chaos.spark.state_files import KeyRows, check_keys
+from chaos.spark.state_files import batch_of, check_file, check_keys
 from timer.files.disk import RealDisk
 from timer.model.columns import TOMBSTONE
 from timer.model.firing_order import START, Position
@@ -34,10 +34,12 @@ from timer.pending.memory.held_rows import ASIDE, MASK
 from timer.pending.runs.run import TOPIC_ROWS, RunMeta
 from timer.recovery import manifest
 
-ROWS: Final = "node STRING, seq BIGINT, due_ms BIGINT, weight INT, damage STRING"
-
-_READ_SIZE: Final = 1 << 20
-_TYPES: Final = (pa.string(), pa.int64(), pa.int64(), pa.int32(), pa.string())
+ROWS: Final = pa.schema(
+    [
+        ("node", pa.string()), ("seq", pa.int64()), ("due_ms", pa.int64()), ("weight", pa.int32()),
+        ("damage", pa.string()),
+    ]
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +68,17 @@ class RunFile:
     """One run of one node, as its manifest describes it. Thousands are in memory at a time."""
 
     node: str
-    path: str
     damage: str = ""
     """Damage of the manifest; all other fields are defaults then."""
-    size: int = 0
-    crc32: int = 0
-    ends: tuple[int, ...] = ()
-    """(rows, tombstones, first due, its seq, last due, its seq)."""
-    position: tuple[int, int] = (0, 0)
-    """The fire position (due, seq): rows at or before it have fired, except held ones."""
+    path: Path = Path()
+    meta: RunMeta | None = None
+    """Without the places of its batches and topics."""
+    position: Position = START
+    """The fire position: rows at or before it have fired, except held ones."""
     topics: bytes = b""
     """Ids, u32, of the existing topics that have rows in the run."""
-    keys: KeyRows = KeyRows()  # noqa: RUF009 - it is frozen
-    """The key file of the run."""
+    secret: bytes = b""
+    """Secret of the hashes in its key file."""
 
 
 def node_states(run: RunFolder) -> Iterator[ManifestState]:
@@ -126,66 +126,41 @@ def pending_rows(spark: SparkSession, states: Iterable[ManifestState]) -> DataFr
                 yield from read_run(files[number])
 
     numbers = spark.range(len(files), numPartitions=max(1, len(files)))
-    return numbers.mapInArrow(read, ROWS)
+    return numbers.mapInArrow(read, from_arrow_schema(ROWS))
 
 
 def run_files(state: ManifestState) -> Iterator[RunFile]:
     """Yield the runs that a manifest names, or one item for a damaged manifest."""
     if state.damage:
-        yield RunFile(state.node, "", state.damage)
+        yield RunFile(state.node, state.damage)
     for meta in state.runs:
-        yield _run_file(state, meta)
+        counted = np.frombuffer(meta.topics, TOPIC_ROWS)["topic"]
+        topics = [topic for topic in np.unique(counted).tolist() if topic in state.topics]
+        yield RunFile(
+            state.node,
+            path=state.folder / meta.name,
+            meta=replace(meta, batches=b"", topics=b""),
+            position=state.position,
+            topics=np.array(topics, np.uint32).tobytes(),
+            secret=state.secret,
+        )
 
 
 def read_run(file: RunFile) -> Iterator[pa.RecordBatch]:
     """Yield one run's rows, and one row with its damage if it has any."""
     damage = file.damage
-    if not damage:
+    if file.meta is not None:
         try:
-            _check(file)
-            yield from _rows(file)
-            check_keys(file.keys, Path(file.path))
+            check_file(file.path, file.meta.size, file.meta.crc32)
+            yield from _rows(file, file.meta)
+            check_keys(file.path, file.meta, file.secret)
         except (OSError, StorageError, pa.ArrowException, KeyError) as error:
             damage = f"{file.path}: {error}"
     if damage:
-        yield _batch([file.node], [None], [None], [None], [damage])
+        yield batch_of(ROWS, [file.node], [None], [None], [None], [damage])
 
 
-def _run_file(state: ManifestState, meta: RunMeta) -> RunFile:
-    counted = np.frombuffer(meta.topics, TOPIC_ROWS)["topic"]
-    topics = [topic for topic in np.unique(counted).tolist() if topic in state.topics]
-    return RunFile(
-        state.node,
-        str(state.folder / meta.name),
-        size=meta.size,
-        crc32=meta.crc32,
-        ends=(meta.rows, meta.tombstones, *meta.first, *meta.last),
-        position=(state.position.due_ms, state.position.seq),
-        topics=np.array(topics, np.uint32).tobytes(),
-        keys=KeyRows(
-            str(state.folder / meta.keys_name), meta.keys_size, meta.keys_crc32, state.secret
-        ),
-    )
-
-
-def _check(file: RunFile) -> None:
-    """Read a run and compare its size and checksum with the manifest.
-
-    Raises:
-        CorruptFileError: they differ.
-        OSError: the run can't be read.
-    """
-    crc32 = 0
-    with Path(file.path).open("rb") as source:
-        while data := source.read(_READ_SIZE):
-            crc32 = zlib.crc32(data, crc32)
-        size = source.tell()
-    if (size, crc32) != (file.size, file.crc32):
-        why = f"{size} bytes, CRC-32 {crc32:08x}; the manifest says {file.size}, {file.crc32:08x}"
-        raise CorruptFileError(Path(file.path), 0, why)
-
-
-def _rows(file: RunFile) -> Iterator[pa.RecordBatch]:
+def _rows(file: RunFile, meta: RunMeta) -> Iterator[pa.RecordBatch]:
     """Yield a run's rows that are still pending, with the columns ROWS.
 
     Raises:
@@ -195,7 +170,7 @@ def _rows(file: RunFile) -> Iterator[pa.RecordBatch]:
     topics = np.frombuffer(file.topics, np.uint32)
     rows = graves = 0
     ends: list[tuple[int, int]] = []
-    with pa.memory_map(file.path) as source, pa.ipc.open_file(source) as batches:
+    with pa.memory_map(str(file.path)) as source, pa.ipc.open_file(source) as batches:
         for number in range(batches.num_record_batches):
             batch = batches.get_batch(number)
             due, seq, requested, topic = (
@@ -205,13 +180,14 @@ def _rows(file: RunFile) -> Iterator[pa.RecordBatch]:
             rows, graves = rows + len(due), graves + int(grave.sum())
             ends += [(int(due[at]), int(seq[at])) for at in (0, -1) if len(due)]
             if not _ascend(due, seq) or (len(ends) > 2 and ends[-2] <= ends[-3]):
-                raise CorruptFileError(Path(file.path), 0, f"batch {number} is not in order")
+                raise CorruptFileError(file.path, 0, f"batch {number} is not in order")
             there = np.isin(np.where(grave, requested, topic), topics)
             # A row after the fire position is pending. A row at or before it has fired, except a
             # held one: its stored due time has the ASIDE bit.
             there &= _after(due & MASK, seq, *file.position) != (due >= ASIDE)
             n = int(there.sum())
-            yield _batch(
+            yield batch_of(
+                ROWS,
                 pa.repeat(file.node, n),
                 seq[there].astype(np.int64),
                 due[there] & MASK,
@@ -219,9 +195,10 @@ def _rows(file: RunFile) -> Iterator[pa.RecordBatch]:
                 pa.nulls(n, pa.string()),
             )
     found = (rows, graves, *ends[0], *ends[-1]) if ends else (0, 0)
-    if found != file.ends:
-        why = f"(rows, tombstones, first, last) = {found}; the manifest says {file.ends}"
-        raise CorruptFileError(Path(file.path), 0, why)
+    wanted = (meta.rows, meta.tombstones, *meta.first, *meta.last)
+    if found != wanted:
+        why = f"(rows, tombstones, first, last) = {found}; the manifest says {wanted}"
+        raise CorruptFileError(file.path, 0, why)
 
 
 def _ascend(due: npt.NDArray[np.int64], seq: npt.NDArray[np.uint64]) -> bool:
@@ -234,8 +211,3 @@ def _after(
 ) -> npt.NDArray[np.bool_]:
     after: npt.NDArray[np.bool_] = (due > due_at) | ((due == due_at) & (seq > np.uint64(seq_at)))
     return after
-
-
-def _batch(*columns: Any) -> pa.RecordBatch:
-    arrays = [pa.array(each, kind) for each, kind in zip(columns, _TYPES, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=[each.split()[0] for each in ROWS.split(", ")])

@@ -30,6 +30,7 @@ from tests.timer.test_store import merge_all
 from timer.entries.policies import Scope
 from timer.files.disk import RealDisk
 from timer.model.columns import OnConflict
+from timer.model.firing_order import Position
 from timer.model.timer_errors import UnknownVersionError
 from timer.model.units import LogIndex, TopicId
 from timer.recovery import manifest
@@ -183,6 +184,11 @@ def parts_of(run: RunFolder, node: str) -> list[RunFile]:
     return [*run_files(state)]
 
 
+def with_meta(part: RunFile, **fields: Any) -> RunFile:
+    assert part.meta is not None
+    return replace(part, meta=replace(part.meta, **fields))
+
+
 def test_run_is_small_as_a_task(run: RunFolder) -> None:
     for number, node in enumerate(PENDING, 1):
         parts = parts_of(run, node)
@@ -200,16 +206,25 @@ def test_what_is_put_aside_counts_only_if_it_was_due(run: RunFolder) -> None:
 
     last = parts[-1]
     assert of_the_paused(last), "they are held"
-    assert not of_the_paused(replace(last, position=(0, 0))), (
+    assert not of_the_paused(replace(last, position=Position(0, 0))), (
         "nothing was due, so nobody finds them"
     )
 
 
-@pytest.mark.parametrize("at", range(6))
-def test_run_that_is_not_what_its_manifest_says_is_told(run: RunFolder, at: int) -> None:
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [("rows", 1), ("tombstones", 1), *((end, at) for end in ("first", "last") for at in (0, 1))],
+)
+def test_run_that_is_not_what_its_manifest_says_is_told(
+    run: RunFolder, field: str, more: int
+) -> None:
     part, *_ = parts_of(run, "n1")
-    ends = [end + (number == at) for number, end in enumerate(part.ends)]
-    *_, told = read_run(replace(part, ends=tuple(ends)))
+    value = getattr(part.meta, field)
+    if isinstance(value, Position):
+        wrong: Any = Position(value.due_ms + (not more), value.seq + more)
+    else:
+        wrong = value + more
+    *_, told = read_run(with_meta(part, **{field: wrong}))
     assert "the manifest says" in told.to_pylist()[0]["damage"]
 
 
@@ -217,7 +232,7 @@ def test_run_that_is_no_run_is_told(run: RunFolder, tmp_path: Path) -> None:
     part, *_ = parts_of(run, "n1")
     bad = tmp_path / "run.arrow"
     bad.write_bytes(data := b"written by a writer that is wrong")
-    sound = replace(part, path=str(bad), size=len(data), crc32=zlib.crc32(data))
+    sound = with_meta(replace(part, path=bad), size=len(data), crc32=zlib.crc32(data))
     (told,) = read_run(sound)
     assert str(bad) in told.to_pylist()[0]["damage"]
 
@@ -227,14 +242,14 @@ def test_run_whose_rows_are_not_in_order_is_told(
     run: RunFolder, tmp_path: Path, rows_per_batch: int
 ) -> None:
     part, *_ = parts_of(run, "n1")
-    with pa.memory_map(part.path) as file, pa.ipc.open_file(file) as batches:
+    with pa.memory_map(str(part.path)) as file, pa.ipc.open_file(file) as batches:
         first = batches.get_batch(0)
         rows = pa.Table.from_batches([first]).take([0, 2, 1])
     bad = tmp_path / "run.arrow"
     with pa.OSFile(str(bad), "wb") as sink, pa.ipc.new_file(sink, first.schema) as writer:
         writer.write_table(rows.combine_chunks(), max_chunksize=rows_per_batch)
     data = bad.read_bytes()
-    sound = replace(part, path=str(bad), size=len(data), crc32=zlib.crc32(data))
+    sound = with_meta(replace(part, path=bad), size=len(data), crc32=zlib.crc32(data))
     *_, told = read_run(sound)
     assert "not in order" in told.to_pylist()[0]["damage"]
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit.rules.file_rules import in_queues
 from chaos.history.history import RunFolder
 from chaos.spark import state_files
-from chaos.spark.state_files import KeyRows, check_keys
+from chaos.spark.state_files import check_keys
 from chaos.spark.timerstate import ManifestState, node_states
 from tests.chaos.test_audit_files import DISK, FAR_MS, judged, tell
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
@@ -49,81 +50,90 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return run
 
 
-def of_keys(run: RunFolder) -> tuple[KeyRows, Path]:
-    """Return what the manifest says of the one key file, and the path of its run."""
+Keyed = tuple[Path, RunMeta, bytes]
+"""Arguments of check_keys."""
+
+
+def of_keys(run: RunFolder) -> Keyed:
+    """Return the one run, its manifest's description, and the secret."""
     (state,) = node_states(run)
     (meta,) = state.runs
-    path = state.folder / meta.keys_name
-    return KeyRows(
-        str(path), meta.keys_size, meta.keys_crc32, state.secret
-    ), state.folder / meta.name
+    return state.folder / meta.name, meta, state.secret
 
 
-def told_anew(keys: KeyRows, path: Path, data: bytes) -> KeyRows:
+@pytest.fixture
+def keyed(run: RunFolder, tmp_path: Path) -> tuple[Keyed, Path]:
+    """A copy of the run, and its key file."""
+    path, meta, secret = of_keys(run)
+    for name in meta.names:
+        shutil.copy(path.with_name(name), tmp_path)
+    return (tmp_path / path.name, meta, secret), tmp_path / meta.keys_name
+
+
+def told_anew(keyed: tuple[Keyed, Path], data: bytes) -> Keyed:
     """Write a key file whose manifest says so."""
+    (run, meta, secret), path = keyed
     path.write_bytes(data)
-    return replace(keys, path=str(path), size=len(data), crc32=zlib.crc32(data))
+    return run, replace(meta, keys_size=len(data), keys_crc32=zlib.crc32(data)), secret
 
 
 def test_key_file_with_the_keys_of_its_run_is_sound(run: RunFolder) -> None:
-    keys, path = of_keys(run)
-    assert keys.size
-    check_keys(keys, path)
+    path, meta, secret = of_keys(run)
+    assert meta.keys_size
+    check_keys(path, meta, secret)
 
 
-def test_each_flipped_byte_of_a_key_file_is_told(run: RunFolder, tmp_path: Path) -> None:
-    keys, path = of_keys(run)
-    data = bytearray(Path(keys.path).read_bytes())
-    bad = replace(keys, path=str(tmp_path / "bad.keys"))
+def test_each_flipped_byte_of_a_key_file_is_told(keyed: tuple[Keyed, Path]) -> None:
+    run, path = keyed
+    data = bytearray(path.read_bytes())
     for at in range(0, len(data), 97):
         data[at] ^= 1
-        Path(bad.path).write_bytes(data)
+        path.write_bytes(data)
         data[at] ^= 1
         with pytest.raises(CorruptFileError, match="the manifest says"):
-            check_keys(bad, path)
-    Path(bad.path).unlink()
+            check_keys(*run)
+    path.unlink()
     with pytest.raises(FileNotFoundError):
-        check_keys(bad, path)
+        check_keys(*run)
 
 
 @pytest.mark.parametrize("field", [*(key_file.ENTRY.names or ())])
 def test_key_file_with_right_checksums_and_another_entry_is_told(
-    run: RunFolder, tmp_path: Path, field: str
+    keyed: tuple[Keyed, Path], field: str
 ) -> None:
-    keys, path = of_keys(run)
-    entries = _entries(keys)
+    entries = _entries(keyed[1])
     entries[field][7] += 1
-    told = told_anew(keys, tmp_path / "k", b"".join(key_file.encode(entries)))
+    told = told_anew(keyed, b"".join(key_file.encode(entries)))
     with pytest.raises(
         CorruptFileError, match=f"{PENDING} keys differ from the {PENDING} keys of its run"
     ):
-        check_keys(told, path)
+        check_keys(*told)
 
 
 def test_key_file_that_lacks_a_key_is_told_and_one_that_is_not_there(
-    run: RunFolder, tmp_path: Path
+    keyed: tuple[Keyed, Path],
 ) -> None:
-    keys, path = of_keys(run)
-    told = told_anew(keys, tmp_path / "k", b"".join(key_file.encode(_entries(keys)[1:])))
+    told = told_anew(keyed, b"".join(key_file.encode(_entries(keyed[1])[1:])))
     with pytest.raises(CorruptFileError, match=f"{PENDING - 1} keys differ from the {PENDING}"):
-        check_keys(told, path)
+        check_keys(*told)
+    run, meta, secret = told
     with pytest.raises(CorruptFileError, match="and there is no key file"):
-        check_keys(KeyRows(), path)
+        check_keys(run, replace(meta, keys_size=0), secret)
 
 
-def test_key_file_whose_filter_denies_a_key_is_told(run: RunFolder, tmp_path: Path) -> None:
-    keys, path = of_keys(run)
-    data = bytearray(Path(keys.path).read_bytes())
+def test_key_file_whose_filter_denies_a_key_is_told(keyed: tuple[Keyed, Path]) -> None:
+    data = bytearray(keyed[1].read_bytes())
     _, blocks, pages = struct.unpack_from("<QII", data, 16)
     data[32 : 32 + 64] = bytes(64)  # of the filter's first block
     crc32 = zlib.crc32(data[32 : 32 + 64 * blocks + 8 * pages], zlib.crc32(data[16:32]))
     struct.pack_into("<I", data, 12, crc32)
+    told = told_anew(keyed, bytes(data))
     with pytest.raises(CorruptFileError, match=r"look-ups miss \d+ of 200 hashes"):
-        check_keys(told_anew(keys, tmp_path / "k", bytes(data)), path)
+        check_keys(*told)
 
 
-def _entries(keys: KeyRows) -> np.ndarray:
-    found = key_file.KeyFile(DISK, Path(keys.path))
+def _entries(path: Path) -> np.ndarray:
+    found = key_file.KeyFile(DISK, path)
     pages = range(-(-found.entries // key_file.PAGE_ENTRIES))
     return np.frombuffer(bytearray(b"".join(found._read(pages))), key_file.ENTRY)
 
@@ -229,7 +239,7 @@ def test_each_column_of_a_spilled_message_is_compared_with_the_log(spark: SparkS
         ("n1", "t", 5, 77, 10, 20, None),  # no such timer
         ("n1", "t", 6, 6, 10, 20, None),  # it fired after the manifest
     ]
-    held = spark.createDataFrame(rows, state_files.QUEUED)
+    held = spark.createDataFrame(rows, from_arrow_schema(state_files.QUEUED))
     untrue, missing = in_queues(story, held, [ManifestState("n1", 8)]).values()
     assert sorted(row["seq"] for row in untrue.collect()) == [1, 2, 3, 4, 6, 77]
     assert not missing.head(1)

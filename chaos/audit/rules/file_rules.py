@@ -16,6 +16,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit.rules.findings import Findings
 from chaos.audit.rules.queries import Tables, ask
@@ -60,7 +61,7 @@ def _judge_queues(findings: Findings, story: Tables, states: Sequence[ManifestSt
     """Add the violations of spill files."""
     spark = story["fates"].sparkSession
     blocks = spark.createDataFrame([b for s in states for b in s.blocks], state_files.BLOCKS)
-    rows = blocks.mapInArrow(state_files.queued, state_files.QUEUED).cache()
+    rows = blocks.mapInArrow(state_files.queued, from_arrow_schema(state_files.QUEUED)).cache()
     damage = rows.where("damage IS NOT NULL").select("node", "damage").distinct().collect()
     findings.note("damaged_files", [row.asDict() for row in damage])
     broken = {row["node"] for row in damage}
