@@ -189,7 +189,9 @@ class Judge(StoryBook):
                 raise ValueError(f"entry {item.index} can't be replayed: {error!r}") from error
             made = len(story.groups) - len(self._groups_ms)
             self._groups_ms += [item.time_ms] * made
-        for noted in (story.quotas.noted, story.series.rows, story.series.changes):
+        for noted in (
+            story.quotas.noted, story.series.rows, story.series.changes, story.checkpoints,
+        ):  # fmt: skip
             noted.clear()
         for queue in self._queues.values():
             queue.settle()

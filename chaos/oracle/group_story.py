@@ -42,6 +42,13 @@ RETURN: Final = np.dtype(
         ("time_ms", "<i8"),
     ]
 )
+_MESSAGE: Final = np.dtype(
+    [
+        ("acked", "?"),  # or expired
+        ("ended", "<u2"),  # deliveries that ended without an ack
+        ("failed", "<u2"),  # nacks and ended leases; a recall is no failure
+    ]
+)
 ENDED, NACKED, RECALLED = "ended", "nacked", "recalled"
 """The cause of a return: an ended lease; a nack; a recall, as an earlier message came back."""
 
@@ -62,8 +69,6 @@ class GroupStory:
     delivered_to: int = 0
     """Offsets below this one may have been delivered in an earlier epoch."""
     acked_count: int = 0
-    ended_count: int = 0
-    """Leases that ended without an ack."""
     kept: int = 0
     """The first offset that the topic retained when the group began."""
     type: str = SHARED
@@ -78,11 +83,8 @@ class GroupStory:
     _marks: list[int] = field(default_factory=list)
     """One offset for each later epoch with delivered messages; those below count one more."""
     base: int = 0
-    """The offset of element 0 of the arrays."""
-    _acked: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    _ended: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
-    _failed: npt.NDArray[np.uint16] = field(default_factory=lambda: np.zeros(0, np.uint16))
-    """Per offset, the nacks and ended leases. A recall is no failure."""
+    """The offset of element 0 of the array."""
+    _messages: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, _MESSAGE))
 
     def sought(self, group_id: int, start: int, kept: int, queue_end: int) -> "GroupStory":
         """End this life; return the next one, which begins at another offset under another id.
@@ -112,19 +114,15 @@ class GroupStory:
         expired["ttl_ms"] = ttl_ms
         return expired
 
-    def expire_below(self, offset: int, item: Entry, ttl_ms: int) -> npt.NDArray[np.void]:
-        """Expire all offsets below one; return those that had not ended (EXPIRED)."""
-        return self.expire(np.arange(self.cursor, offset, dtype=np.uint64), item, ttl_ms)
-
     def _done(
         self, at: npt.NDArray[np.int64], item: Entry, dtype: "np.dtype[np.void]" = ACK
     ) -> npt.NDArray[np.void]:
-        self._acked[at] = True
+        self._messages["acked"][at] = True
         acks = np.zeros(len(at), dtype)
         acks["queue_offset"] = at + self.base
         acks["attempts"] = self._attempts(at)
         acks["index"], acks["epoch"], acks["time_ms"] = item.index, item.epoch, item.time_ms
-        rest = self._acked[self.cursor - self.base :]
+        rest = self._messages["acked"][self.cursor - self.base :]
         self.cursor += len(rest) if rest.all() else int(np.argmin(rest))
         self._marks = [mark for mark in self._marks if mark > self.cursor]
         self.reserved = max(self.reserved, self.cursor)
@@ -143,10 +141,9 @@ class GroupStory:
             places = np.argsort(offsets, kind="stable")  # the first of repeated offsets counts
             first = places[np.searchsorted(offsets[places], (at + self.base).astype(np.uint64))]
             returns["not_before_ms"] = not_before_ms[first]
-        self._ended[at] += 1
+        self._messages["ended"][at] += 1
         if why != RECALLED:
-            self.ended_count += len(at)
-            self._failed[at] += 1
+            self._messages["failed"][at] += 1
         return returns
 
     def failures(self, offsets: U64) -> npt.NDArray[np.int64]:
@@ -154,12 +151,12 @@ class GroupStory:
         at = self._open(offsets)
         failed = np.zeros(len(offsets), np.int64)
         known = np.isin(offsets.astype(np.int64), at + self.base)
-        failed[known] = self._failed[offsets[known].astype(np.int64) - self.base]
+        failed[known] = self._messages["failed"][offsets[known].astype(np.int64) - self.base]
         return failed
 
     def _attempts(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the highest possible number of the last delivery of each message."""
-        attempts = 1 + self._ended[at].astype(np.int64)
+        attempts = 1 + self._messages["ended"][at].astype(np.int64)
         for mark in self._marks:
             attempts += at + self.base < mark
         return attempts
@@ -185,15 +182,11 @@ class GroupStory:
         known = np.unique(offsets[(offsets >= self.cursor) & (offsets < below)])
         if not len(known):
             return known.astype(np.int64)
-        if int(known[-1]) >= self.base + len(self._acked):
-            skip = self.cursor - self.base
+        if int(known[-1]) >= self.base + len(self._messages):
+            left = self._messages[self.cursor - self.base :]
             size = 2 * (int(known[-1]) + 1 - self.cursor) + 1024
-            acked, ended = np.zeros(size, np.bool_), np.zeros(size, np.uint16)
-            failed = np.zeros(size, np.uint16)
-            failed[: max(0, len(self._failed) - skip)] = self._failed[skip:]
-            acked[: max(0, len(self._acked) - skip)] = self._acked[skip:]
-            ended[: max(0, len(self._ended) - skip)] = self._ended[skip:]
-            self._acked, self._ended, self._failed = acked, ended, failed
-            self.base = self.cursor
+            self._messages, self.base = np.zeros(size, _MESSAGE), self.cursor
+            self._messages[: len(left)] = left
         at = known.astype(np.int64) - self.base
-        return at[~self._acked[at]]
+        opened: npt.NDArray[np.int64] = at[~self._messages["acked"][at]]
+        return opened

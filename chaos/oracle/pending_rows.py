@@ -140,10 +140,12 @@ class WaitingRows:
         """Never fire the rows of a topic; they are returned as dropped at their time."""
         self._deleted.append(topic)
 
-    def _of_deleted(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        if not self._deleted:
-            return np.zeros(len(rows), np.bool_)
-        return np.isin(rows["topic"], self._deleted)
+    def _split(self, rows: Rows) -> tuple[I64, I64, I64]:
+        """Return positions of pending rows, of (row, tombstone), and of rows of deleted topics."""
+        live, dead = _alive(rows)
+        none = np.zeros(len(live), np.bool_)
+        gone = np.isin(rows["topic"][live], self._deleted) if self._deleted else none
+        return live[~gone], dead, live[gone]
 
     def add(self, rows: Rows) -> None:
         """Add rows or tombstones."""
@@ -165,9 +167,10 @@ class WaitingRows:
     def find(self, due_ms: int, seq: int) -> np.void | None:
         """Return the row with that (due, seq), wherever it lies; None if it ended."""
         found = self.rows_of((due_ms, seq))
-        if len(found) != 1 or found["topic"][0] == TOMBSTONE:
+        if len(found) != 1 or found["topic"][0] in (TOMBSTONE, *self._deleted):
             return None
-        return None if self._of_deleted(found).any() else found[0]
+        row: np.void = found[0]
+        return row
 
     def rows_of(self, key: tuple[int, int]) -> Rows:
         """Return the row with that (due, seq), if it is pending, and its tombstones."""
@@ -188,8 +191,8 @@ class WaitingRows:
         numbers = [number for number in self._order if number <= due_ms >> _BUCKET_BITS]
         parts = [part for number in numbers for part in self._buckets[number]]
         rows = _sorted([self._late, self._front, *parts, *(run.buffer for run in self._runs)])
-        rows = rows[_alive(rows)[0]]
-        return rows[(rows["due_ms"] <= due_ms) & ~self._of_deleted(rows)]
+        rows = rows[self._split(rows)[0]]
+        return rows[rows["due_ms"] <= due_ms]
 
     def take(
         self, read_time_ms: int, rows_max: int, bytes_max: int, topics_max: int = 1 << 32
@@ -201,9 +204,7 @@ class WaitingRows:
             # `late` may hold rows that are not due yet: an earlier read time may have been later.
             end = int(np.searchsorted(self._late["due_ms"], read_time_ms, "right"))
             late = self._late[: end if complete else min(end, _count(self._late, self._pulled))]
-            live, dead = _alive(late)
-            gone = self._of_deleted(late[live])
-            lost, live = live[gone], live[~gone]
+            live, dead, lost = self._split(late)
             within = np.cumsum(late["size"][live], dtype=np.int64) <= bytes_max
             count = max(min(rows_max, int(np.count_nonzero(within))), 1)
             firsts = np.sort(np.unique(late["topic"][live[:count]], return_index=True)[1])
@@ -229,10 +230,10 @@ class WaitingRows:
                 self._pull()
             end = _count(self._front, self._pulled) if self._runs else len(self._front)
             rows, self._front = self._front[:end], self._front[end:]
-            live, dead = _alive(rows)
-            gone = self._of_deleted(rows[live])
-            left, lost = rows[live[~gone]], rows[live[gone]]
-            yield TakenRows(left, rows[dead[0]], rows[dead[1]], limited=False, dropped=lost)
+            live, dead, lost = self._split(rows)
+            yield TakenRows(
+                rows[live], rows[dead[0]], rows[dead[1]], limited=False, dropped=rows[lost]
+            )
 
     def _gather(self, read_time_ms: int) -> None:
         """Move the due rows of the buckets and of the front to `late`."""

@@ -135,9 +135,6 @@ class StoryBook:
     def payloads(self, marks: I64, crcs: I64) -> None:
         """Add the marks and the CRC-32 of scheduled payloads."""
 
-    def checkpoint(self, **figures: int) -> None:
-        """Add the figures at one CHECKPOINT entry."""
-
 
 class LogStory:
     """The meaning of the log up to the last applied entry."""
@@ -161,6 +158,8 @@ class LogStory:
         """(index, epoch) of every EPOCH entry."""
         self.leaders: list[EpochStart] = []
         """The contents of every EPOCH entry."""
+        self.checkpoints: list[tuple[int, int, int, int]] = []
+        """(index, time, timers, fired ones) at every CHECKPOINT entry."""
         self.kept: dict[int, QueueStory] = {}
         """Topic -> its queue."""
         self.policies: list[tuple[Scope, int, str]] = []
@@ -222,12 +221,7 @@ class LogStory:
                 self.intake.checkpoint(item)
                 for topic, kept in self.kept.items():
                     kept.checkpoint(self.cursors(topic), item.time_ms)
-                self._book.checkpoint(
-                    index=item.index,
-                    time_ms=item.time_ms,
-                    scheduled=self.timers,
-                    fired=self.fired,
-                )
+                self.checkpoints.append((item.index, item.time_ms, self.timers, self.fired))
         self.quotas.applied()
 
     def _settings(self, item: Entry) -> None:
@@ -286,14 +280,11 @@ class LogStory:
         """Write the rows that are still pending."""
         for taken in self._pending.rest():
             self._cancelled(taken)
-            self._wait(taken.fired, PENDING)
+            self._ended(taken.fired, PENDING, NONE, NONE)
         held, late = self.held.left(self.last_read_time_ms)
-        self._wait(held, HELD)
-        self._wait(late, PENDING)
+        self._ended(held, HELD, NONE, NONE)
+        self._ended(late, PENDING, NONE, NONE)
         self.series.end()
-
-    def _wait(self, rows: Rows, end: int) -> None:
-        self._ended(rows, end, NONE, NONE)
 
     def _ended(
         self, rows: Rows, end: I64 | int, index: I64 | int, at_ms: I64 | int,
@@ -647,7 +638,8 @@ class LogStory:
         offset = int(op.offsets[0])
         for group in self.groups.values():
             if group.topic == op.topic and not group.over:
-                gone = group.expire_below(offset, item, self._ttl_ms(op.topic))
+                below = np.arange(group.cursor, offset, dtype=np.uint64)
+                gone = group.expire(below, item, self._ttl_ms(op.topic))
                 self._book.messages("expired", group, gone)
         self.kept[op.topic].let_go(offset)
         self.quotas.touched.add(op.topic)

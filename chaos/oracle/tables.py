@@ -5,11 +5,12 @@ name of a deleted one is another topic. The same holds for `group`, by LogStory.
 seek or a deletion.
 """
 
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chaos.oracle.group_story import GroupStory
-from chaos.oracle.pending_rows import I64, ROWS_MAX, Rows
+from chaos.oracle.pending_rows import I64, Rows
 from chaos.oracle.story import ENDS, FIRED, HELD, PENDING, LogStory, StoryBook
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.policies import decode_policy
@@ -47,7 +48,7 @@ CARRIED: Final = _schema(f"{_FATE} from_topic from_group from_offset redriven")
 ACKS: Final = _schema(_SLOT + "attempts ack_index ack_epoch acked_at_ms count")
 EXPIRED: Final = _schema(_SLOT + "attempts expire_index expire_epoch expired_at_ms ttl_ms")
 GROUPS: Final = _schema(
-    "topic group group_id start_offset kept_offset acked lease_ends sought over deleted type"
+    "topic group group_id start_offset kept_offset acked sought over deleted type"
 )
 TTLS: Final = _schema("topic from_ms ttl_ms")
 STORY: Final = {
@@ -112,21 +113,20 @@ _ENDS: Final = pa.array(ENDS)
 class GrowingTable:
     """A Parquet file that grows by pieces. A row group is written when enough rows wait."""
 
-    def __init__(
-        self, path: Path, schema: pa.Schema, columns_of: Callable[..., Iterable[Any]]
-    ) -> None:
-        """`columns_of`: makes the columns of a row group; argument i: column i of each piece."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._writer = pq.ParquetWriter(path, schema, compression="lz4")
-        self._schema = schema
+    def __init__(self, writer: pq.ParquetWriter, columns_of: Callable[..., Iterable[Any]]) -> None:
+        """`columns_of`: makes the columns of a row group from those of the pieces."""
+        self._writer = writer
         self._columns_of = columns_of
         self._waiting: list[tuple[Any, ...]] = []
         self._rows = 0
 
     def add(self, rows: int, *columns: Any) -> None:
-        """Add a piece of `rows` rows."""
+        """Add a piece of `rows` rows: arrays, tuples, or single values for all rows."""
         if rows:
-            self._waiting.append(columns)
+            full = (
+                each if isinstance(each, tuple) else np.broadcast_to(each, rows) for each in columns
+            )
+            self._waiting.append((*full,))
             self._rows += rows
         if self._rows >= _ROWS_PER_GROUP:
             self.write()
@@ -134,18 +134,16 @@ class GrowingTable:
     def write(self) -> None:
         """Write the waiting rows."""
         if self._waiting:
-            columns = self._columns_of(*zip(*self._waiting, strict=True))
-            self._writer.write_table(pa.table([*columns], schema=self._schema))
+            columns = self._columns_of(*map(_joined, zip(*self._waiting, strict=True)))
+            self._writer.write_table(pa.table([*columns], schema=self._writer.schema))
         self._waiting, self._rows = [], 0
 
-    def close(self) -> None:
-        """Close the file, without the waiting rows."""
-        self._writer.close()
 
-
-def _chained(*columns: Iterable[Any]) -> Iterable[Any]:
-    """Return the columns of pieces that have lists."""
-    return ([*itertools.chain.from_iterable(each)] for each in columns)
+def _joined(parts: Sequence[Any]) -> Any:
+    """Return a column of pieces as one."""
+    if isinstance(parts[0], tuple):
+        return [*itertools.chain.from_iterable(parts)]
+    return np.concatenate(parts)
 
 
 class ParquetBook(StoryBook):
@@ -154,36 +152,35 @@ class ParquetBook(StoryBook):
     story: LogStory
     """The story whose topics and epochs name the rows; set before the first row."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: contextlib.ExitStack) -> None:
+        """`files` closes the files of the tables."""
         self.counts = np.zeros(len(ENDS), np.int64)
         """Timers by their end."""
         columns_of: dict[str, Callable[..., Iterable[Any]]] = {
-            "fates": lambda *pieces: self._fates(*map(np.concatenate, pieces)),
+            "fates": self._fates,
             "carried": self._carried,
             "acks": self._runs,
             "returns": self._slots,
             "expired": self._slots,
-            "payloads": lambda *pieces: map(np.concatenate, pieces),
         }
-        self._tables = {
-            name: GrowingTable(
-                folder / name / "part-0.parquet", schema, columns_of.get(name, _chained)
-            )
-            for name, schema in STORY.items()
-        }
+        self._tables = {}
+        for name, schema in STORY.items():
+            path = folder / name / "part-0.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            writer = files.enter_context(pq.ParquetWriter(path, schema, compression="lz4"))
+            self._tables[name] = GrowingTable(writer, columns_of.get(name, lambda *each: each))
 
     def fates(self, rows: Rows, **columns: I64 | int) -> None:
         """Add timers that ended."""
-        names = ("end", "end_index", "ended_at_ms", "queue_offset")
-        full = [np.broadcast_to(np.asarray(columns[n], np.int64), len(rows)) for n in names]
-        self.counts += np.bincount(full[0], minlength=len(ENDS))
-        self._tables["fates"].add(len(rows), rows, *full)
+        names = ("end_index", "ended_at_ms", "queue_offset")
+        end = np.broadcast_to(columns["end"], len(rows))
+        self.counts += np.bincount(end, minlength=len(ENDS))
+        self._tables["fates"].add(len(rows), rows, end, *(columns[name] for name in names))
 
     def carried(self, group: GroupStory, rows: Rows, offsets: I64, **columns: I64 | int) -> None:
         """Add messages that a MOVE carried."""
-        names = ("queue_offset", "redriven")
-        full = [np.broadcast_to(np.asarray(columns[n]), len(rows)) for n in names]
-        self._tables["carried"].add(len(rows), group.group_id, rows, offsets, *full)
+        more = offsets, columns["queue_offset"], columns["redriven"]
+        self._tables["carried"].add(len(rows), group.group_id, rows, *more)
 
     def payloads(self, marks: I64, crcs: I64) -> None:
         """Add checksums of payloads."""
@@ -192,11 +189,6 @@ class ParquetBook(StoryBook):
     def messages(self, what: str, group: GroupStory, rows: Any) -> None:
         """Add messages of a group to the table `what`."""
         self._tables[what].add(len(rows), group.group_id, rows)
-
-    def checkpoint(self, **figures: int) -> None:
-        """Add the figures at one CHECKPOINT entry."""
-        names = STORY["checkpoints"].names
-        self._tables["checkpoints"].add(1, *([figures[name]] for name in names))
 
     # ---- columns
 
@@ -223,26 +215,27 @@ class ParquetBook(StoryBook):
             pa.array(rows["payload_size"].astype(np.int64)),
         ]
 
-    def _carried(self, groups: Sequence[int], pieces: Sequence[Rows], *rest: Any) -> list[pa.Array]:
-        rows = np.concatenate(pieces)
-        from_offset, offsets, redriven = map(np.concatenate, rest)
+    def _carried(
+        self, groups: I64, rows: Rows, from_offset: I64, offsets: I64, redriven: I64
+    ) -> list[pa.Array]:
         index, at_ms = (np.ascontiguousarray(rows[name]) for name in ("index", "time_ms"))
         return [
             *self._fates(rows, np.full(len(rows), FIRED), index, at_ms, offsets),
-            *self._groups(np.repeat(groups, [*map(len, pieces)])),
+            *self._groups(groups),
             *map(pa.array, (from_offset, redriven)),
         ]
 
-    def _slots(self, groups: Sequence[int], pieces: Sequence[Any]) -> list[pa.Array]:
-        rows = np.concatenate(pieces)
-        columns = [pa.array(np.ascontiguousarray(rows[name])) for name in rows.dtype.names or ()]
-        return [*self._groups(np.repeat(groups, [*map(len, pieces)])), *columns]
+    def _slots(self, groups: I64, rows: Any) -> list[pa.Array]:
+        columns = [pa.array(np.ascontiguousarray(rows[name])) for name in rows.dtype.names]
+        return [*self._groups(groups), *columns]
 
-    def _runs(self, groups: Sequence[int], pieces: Sequence[Any]) -> list[pa.Array]:
+    def _runs(self, groups: I64, acks: Any) -> list[pa.Array]:
         """Return the columns of acks: a row per run."""
-        acks = np.concatenate(pieces)
-        starts = _run_starts(np.repeat(groups, [*map(len, pieces)]), acks)
-        columns = [each.take(pa.array(starts)) for each in self._slots(groups, pieces)]
+        same = (groups[1:] == groups[:-1]) & (np.diff(acks["queue_offset"]) == 1)
+        for name in ("attempts", "index"):
+            same &= acks[name][1:] == acks[name][:-1]
+        starts = np.flatnonzero(np.concatenate([[True], ~same]))
+        columns = self._slots(groups[starts], acks[starts])
         return [*columns, pa.array(np.diff(starts, append=len(acks)))]
 
     def _groups(self, numbers: I64) -> list[pa.Array]:
@@ -255,34 +248,12 @@ class ParquetBook(StoryBook):
     def _topic(self, number: int) -> str | None:
         return self.story.life(number) if number in self.story.topics else None
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Write the waiting rows, the groups and the topics."""
         for name, rows in _tables(self.story).items():
             self._tables[name].add(len(rows), *zip(*rows, strict=True))
         for table in self._tables.values():
             table.write()
-        self._close_files()
-
-    def _close_files(self) -> None:
-        for table in self._tables.values():
-            table.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._close_files()
-
-
-def _run_starts(numbers: I64, acks: Any) -> I64:
-    """Return the places in acks, sorted by group number, where a new run begins."""
-    same = (numbers[1:] == numbers[:-1]) & (np.diff(acks["queue_offset"]) == 1)
-    for name in ("attempts", "index"):
-        same &= acks[name][1:] == acks[name][:-1]
-    return np.flatnonzero(np.concatenate([[True], ~same]))
 
 
 def _positive(column: I64) -> pa.Array:
@@ -291,10 +262,14 @@ def _positive(column: I64) -> pa.Array:
 
 def _tables(story: LogStory) -> dict[str, list[tuple[Any, ...]]]:
     """Return the rows of tables that are known at the end: groups, deletions, quotas, …"""
+
+    def named(group: GroupStory) -> tuple[str, str]:
+        return story.life(group.topic), story.life_of(group)
+
     groups = [
         (
-            story.life(group.topic), story.life_of(group), group.group_id, group.start, group.kept,
-            group.acked_count, group.ended_count,
+            *named(group), group.group_id, group.start, group.kept,
+            group.acked_count,
             group.again or (group.over and group.topic not in story.deleted),
             group.over, group.deleted, group.type,
         )
@@ -302,6 +277,7 @@ def _tables(story: LogStory) -> dict[str, list[tuple[Any, ...]]]:
     ]  # fmt: skip
     return {
         "groups": groups,
+        "checkpoints": story.checkpoints,
         "deletions": [(story.life(t), t, index) for t, (index, _) in story.deleted.items()],
         "quotas": [(story.life(topic), *rest) for topic, *rest in story.quotas.noted],
         "postponed": [(story.life(t), by_ms) for t, by_ms in story.postponed.items() if by_ms],
@@ -327,43 +303,32 @@ def _tables(story: LogStory) -> dict[str, list[tuple[Any, ...]]]:
             for scope, index, fields in story.policies
         ],
         "settings": [
-            (
-                story.life(group.topic),
-                story.life_of(group),
-                each.lease_ms,
-                each.max_attempts,
-                each.max_in_flight,
-                each is group.settings[-1],
-            )
+            (*named(group), s.lease_ms, s.max_attempts, s.max_in_flight, s is group.settings[-1])
             for group in story.groups.values()
-            for each in group.settings
+            for s in group.settings
         ],
-        "moved_early": [
-            (story.life(group.topic), story.life_of(group), *rest)
-            for group, *rest in story.moved_early
-        ],
+        "moved_early": [(*named(group), *rest) for group, *rest in story.moved_early],
         "leaders": [
-            (
-                index,
-                epoch,
-                said.epoch,
-                f"{said.leader:016x}",
-                [f"{voter:016x}" for voter in said.voters],
-            )
+            (index, epoch, said.epoch, f"{said.leader:016x}", [f"{v:016x}" for v in said.voters])
             for (index, epoch), said in zip(story.epoch_starts, story.leaders, strict=True)
         ],
     }
 
 
-def write(
-    log: Iterable[Entry], into: Path, spill: Path, *, pending_max: int = ROWS_MAX,
-    checksums: bool = False,
-) -> dict[str, int]:  # fmt: skip
-    """Replay a log into tables in the folder `into`; return a row of `FIGURES`."""
-    with ParquetBook(into) as book:
-        story = LogStory(book, spill, pending_max=pending_max, checksums=checksums)
-        book.story = story
-        for item in log:
+def replay(
+    pieces: Sequence[Piece], into: Path, spill: Path, *, checksums: bool = False
+) -> dict[str, int]:
+    """Replay consecutive pieces of logs into tables in a folder; return a row of `FIGURES`.
+
+    Raises:
+        CorruptFileError: a log is damaged.
+        ValueError: an entry can't be replayed.
+    """
+    assert pieces[0].first == 1, pieces[0]
+    with contextlib.ExitStack() as files:
+        book = ParquetBook(into, files)
+        story = book.story = LogStory(book, spill, checksums=checksums)
+        for item in itertools.chain.from_iterable(map(between, pieces)):
             try:
                 _check_policy(item)
                 story.apply(item)
@@ -371,25 +336,13 @@ def write(
                 text = f"entry {item.index} ({item.kind.name}) can't be replayed: {error}"
                 raise ValueError(text) from error
         story.end()
+        book.finish()
     return {
         "last_index": story.last_index,
         "last_read_time_ms": story.last_read_time_ms,
         "scheduled": story.timers,
         **dict(zip(ENDS, book.counts.tolist(), strict=True)),
     }
-
-
-def replay(
-    pieces: Sequence[Piece], into: Path, spill: Path, *, checksums: bool = False
-) -> dict[str, int]:
-    """Replay consecutive pieces of logs; see `write`.
-
-    Raises:
-        CorruptFileError: a log is damaged.
-    """
-    assert pieces[0].first == 1, pieces[0]
-    log = itertools.chain.from_iterable(map(between, pieces))
-    return write(log, into, spill, checksums=checksums)
 
 
 def _check_policy(item: Entry) -> None:
