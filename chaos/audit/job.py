@@ -26,14 +26,13 @@ from chaos.audit.rules import coverage, late_rules, node_logs, pace_rules
 from chaos.audit.rules import file_rules as files
 from chaos.audit.rules.fault_windows import Fault, phases, windows
 from chaos.audit.rules.findings import Findings, shown
-from chaos.audit.rules.queries import BOUNDS, RunEvidence, Tables, stored
+from chaos.audit.rules.queries import BOUNDS, RunEvidence, stored
 from chaos.audit.rules.verdict import VIOLATIONS, Clocks
 from chaos.history import history
 from chaos.history.history import RunFolder
 from chaos.oracle import tables
 from chaos.oracle.group_story import NACKED
 from chaos.oracle.story import ENDS
-from chaos.spark.timerstate import ManifestState
 from timer.model.units import LogIndex
 from timerspark.log.segment_files import Piece
 
@@ -49,6 +48,10 @@ REPORTED: Final = ("miscounted", "diverged_states", "frozen_digests")
 """Violations in the nodes' reports of their states (counts.sql)."""
 STRETCHES_MAX: Final = 600
 """The most stretches of the timeline."""
+_EMPTY: Final = dict.fromkeys(("schedule", "failed", "fire", "deliver"), 0) | dict.fromkeys(
+    ("p50", "p99", "max")
+)
+"""The figures of a stretch without any."""
 
 
 def audit(spark: SparkSession, run: RunFolder) -> Report:
@@ -92,14 +95,14 @@ def _audit(spark: SparkSession, run: RunFolder) -> Report:
     for name, schema in tables.STORY.items():
         path = run.audit / "work/replay" / name
         evidence.tables[name] = stored(spark, path, from_arrow_schema(schema))
-    _tell_times(evidence, epochs, clocks)
+    tell_times(evidence, epochs, clocks)
     _name_lives(evidence)
     story = evidence.tables
     found = _judged(evidence)
     findings = Findings()
     summary = _counts(findings, found, story["disputes"], held)
     findings.add({"falling_entries": evidence.ask("logs", "falling_entries")})
-    findings.note("short_log", node_logs.short(held, _known(spoken, states), lost))
+    findings.note("short_log", node_logs.short(held, spoken, states, lost))
     summary |= _conserved(findings, evidence, spoken.where(F.col("index") <= end))
     summary |= _changed(findings, evidence)
     for subject, order in SUBJECTS.items():
@@ -189,8 +192,7 @@ def _replayed(
                 raise ValueError(f"log of {names}: {error}") from error
             yield pa.RecordBatch.from_pylist([row])
 
-    row = spark.range(1, numPartitions=1).mapInArrow(each, tables.FIGURES).first()
-    assert row is not None
+    [row] = spark.range(1, numPartitions=1).mapInArrow(each, tables.FIGURES).collect()
     return {"node": names, **row.asDict()}
 
 
@@ -200,12 +202,10 @@ def _holes(held: list[dict[str, Any]], logs: Iterable[str], end: int) -> list[di
     for node in sorted(logs):
         mine = sorted((life["first"], life["last"]) for life in held if life["node"] == node)
         upto = 0
-        for first, last in mine:
+        for first, last in (*mine, (end + 1, end)):
             if first > upto + 1:
                 holes.append({"node": node, "from": upto + 1, "to": first - 1})
             upto = max(upto, last)
-        if upto < end:
-            holes.append({"node": node, "from": upto + 1, "to": end})
     return holes
 
 
@@ -217,8 +217,7 @@ def until_ms(lines: DataFrame, timeline: list[dict[str, Any]], epochs: list[Row]
             judged as too young.
     """
     latest = F.greatest(F.max("received_ms"), F.max("end_ms"), F.max("start_ms"))
-    row = lines.agg(latest).first()
-    assert row is not None
+    [row] = lines.agg(latest).collect()
     last_ms = int(row[0] or 0)
     began_ms = min((int(e["began_ms"]) for e in epochs if e["began_ms"] is not None), default=0)
     if last_ms and last_ms + DAY_MS < began_ms:
@@ -229,7 +228,7 @@ def until_ms(lines: DataFrame, timeline: list[dict[str, Any]], epochs: list[Row]
     return max(last_ms, *(int(line["at_ms"]) for line in timeline), 0)
 
 
-def _tell_times(evidence: RunEvidence, epochs: list[Row], clocks: Clocks) -> None:
+def tell_times(evidence: RunEvidence, epochs: list[Row], clocks: Clocks) -> None:
     """Add the epochs and the parameters about clocks."""
     evidence.tables["epochs"] = evidence.spark.createDataFrame(epochs, node_logs.EPOCHS)
     error_ms, clients_error_ms = clocks.error_ms, clocks.clients_error_ms
@@ -240,13 +239,6 @@ def _tell_times(evidence: RunEvidence, epochs: list[Row], clocks: Clocks) -> Non
         "known_ms": 1 << 60 if clients_error_ms is None else clients_error_ms,
         "bound_ms": None if error_ms is None else BOUNDS["late_ms"] + error_ms,
     }
-
-
-def evidence_of(lines: DataFrame, story: Tables, epochs: list[Row], clocks: Clocks) -> RunEvidence:
-    """Return the tables and parameters for the queries of rules."""
-    evidence = RunEvidence(story | {"lines": lines})
-    _tell_times(evidence, epochs, clocks)
-    return evidence
 
 
 def _name_lives(evidence: RunEvidence) -> None:
@@ -313,22 +305,13 @@ def _counts(
     }
 
 
-def _known(spoken: DataFrame, states: Iterable[ManifestState]) -> dict[str, int]:
-    """Return node -> the last entry in its reports or in its manifest."""
-    rows = spoken.groupBy("node").agg(F.max("index").alias("index")).collect()
-    known = {str(row["node"]): int(row["index"]) for row in rows}
-    for each in states:
-        known[each.node] = max(each.index, known.get(each.node, 0))
-    return known
-
-
 def unasked_acks(evidence: RunEvidence) -> int | None:
     """Return the number of acked messages whose ack no history requested; None: too many acks."""
-    total = evidence.tables["acks"].agg(F.sum("count")).first()
-    if total is not None and (total[0] or 0) > ACKS_MAX:
+    [total] = evidence.tables["acks"].agg(F.sum("count")).collect()
+    if (total[0] or 0) > ACKS_MAX:
         return None
-    row = evidence.ask("figures", "acks_unasked").first()
-    return None if row is None else int(row["n"])
+    [row] = evidence.ask("figures", "acks_unasked").collect()
+    return int(row["n"])
 
 
 def _conserved(findings: Findings, evidence: RunEvidence, states: DataFrame) -> dict[str, Any]:
@@ -343,10 +326,9 @@ def _conserved(findings: Findings, evidence: RunEvidence, states: DataFrame) -> 
     evidence.keep("counted", evidence.ask("counts", "counted"))
     points = evidence.ask("counts", "conservation")
     last = F.max_by(F.struct(*points.columns), "index")
-    found = points.agg(F.count("*"), last).first()
-    said = states.agg(F.count("scheduled"), F.count("digest"), F.count_distinct("node")).first()
-    assert found is not None
-    assert said is not None
+    [found] = points.agg(F.count("*"), last).collect()
+    numbers = F.count("scheduled"), F.count("digest"), F.count_distinct("node")
+    [said] = states.agg(*numbers).collect()
     findings.add(
         {
             "unbalanced_checkpoints": points.where("NOT balanced"),
@@ -387,13 +369,13 @@ def _figures(
     """
     moments = evidence.keep("moments", evidence.ask("figures", "successes"))
     faults, of_faults = figures.of_faults(evidence, windows(timeline, end_ms), end_ms)
-    begin = moments.agg(F.min("at_ms")).first()
-    begin_ms = begin[0] if begin and begin[0] is not None else end_ms
+    [begin] = moments.agg(F.min("at_ms")).collect()
+    begin_ms = end_ms if begin[0] is None else begin[0]
     bucket_ms = 1000 * max(1, -(-(end_ms - begin_ms) // (1000 * STRETCHES_MAX)))
     evidence.values["bucket_ms"] = bucket_ms
     evidence.keep("histogram", figures.lateness(evidence, phases(faults)))
     broken = evidence.ask("figures", "breakdowns")
-    percentiles = figures.percentiles(broken, "what", "phase", "bucket").collect()
+    percentiles = evidence.ask("figures", "percentiles", late=broken).collect()
     series = _series(evidence.ask("figures", "throughput").collect(), percentiles)
     return faults, {
         "lateness_ms": _lateness(percentiles),
@@ -426,21 +408,14 @@ def _lateness(late: list[Row]) -> dict[str, dict[str, dict[str, int]]]:
 
 def _series(flow: list[Row], late: list[Row]) -> dict[str, Any]:
     """Return the timeline's columns: parallel lists, one value per stretch that has any."""
-    client = {row["bucket"]: row for row in flow if row["bucket"] is not None}
-    fired = {row["bucket"]: row for row in late if row["what"] == "fire" and row["phase"] is None}
-    buckets = sorted(client.keys() | fired.keys())
-
-    def column(rows: dict[int, Row], name: str, none: int | None) -> list[int | None]:
-        return [rows[at][name] if at in rows else none for at in buckets]
-
-    return {
-        "bucket": buckets,
-        "schedule": column(client, "schedule", 0),
-        "failed": column(client, "failed", 0),
-        "fire": column(fired, "n", 0),
-        "deliver": column(client, "deliver", 0),
-        **{name: column(fired, name, None) for name in ("p50", "p99", "max")},
-    }
+    fired = [row for row in late if row["what"] == "fire" and row["phase"] is None]
+    stretches: dict[int, dict[str, Any]] = {}
+    for row in (*flow, *fired):
+        if row["bucket"] is not None:
+            of = row.asDict()
+            stretches.setdefault(row["bucket"], {**_EMPTY}).update(of | {"fire": of.get("n", 0)})
+    rows = [stretches[at] for at in sorted(stretches)]
+    return {name: [row[name] for row in rows] for name in ("bucket", *_EMPTY)}
 
 
 def _failovers(epochs: list[Row], timeline: list[dict[str, Any]]) -> dict[str, Any]:

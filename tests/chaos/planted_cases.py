@@ -47,7 +47,7 @@ def verdicts(spark: SparkSession, folder: Path, cases: Sequence[Case]) -> DataFr
         "disputes": spark.createDataFrame([(DISPUTED, False)], "index BIGINT, stale BOOLEAN"),
     }
     evidence = RunEvidence({"lines": tables["lines"]} | story, folder)
-    job._tell_times(evidence, [], Clocks(UNTIL_MS, ERROR_MS))
+    job.tell_times(evidence, [], Clocks(UNTIL_MS, ERROR_MS))
     evidence.keep("fates", fates)
     for name in ("asks", "given"):
         evidence.keep(name, evidence.ask("clients", name))

@@ -8,13 +8,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit.job import evidence_of
 from chaos.audit.rules.late_rules import EXCUSES, judged_deliveries
 from chaos.audit.rules.queries import BOUNDS
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.oracle import tables
 from chaos.oracle.group_story import ENDED
+from tests.chaos.evidence import evidence_of
 
 pytestmark = pytest.mark.spark
 

@@ -8,13 +8,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit import job
-from chaos.audit.job import evidence_of, unasked_acks
+from chaos.audit.job import unasked_acks
 from chaos.audit.rules.queries import BOUNDS, ask
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history_check import check_line
 from chaos.oracle.story import LIFE
 from chaos.oracle.tables import ACKS, CARRIED, GROUPS, TTLS
+from tests.chaos.evidence import evidence_of
 from tests.chaos.world import id_of
 
 pytestmark = pytest.mark.spark

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos.audit.job import evidence_of
 from chaos.audit.rules.queries import BOUNDS
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history_check import check_line
 from chaos.oracle.group_story import ENDED, NACKED, RECALLED
+from tests.chaos.evidence import evidence_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

@@ -8,12 +8,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit.job import evidence_of
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history_check import check_line
 from chaos.oracle.story import LIFE
 from chaos.oracle.tables import ACKS, CARRIED, EXPIRED, GROUPS, TTLS
+from tests.chaos.evidence import evidence_of
 
 pytestmark = pytest.mark.spark
 

@@ -6,13 +6,13 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chaos.audit.job import evidence_of
 from chaos.audit.rules.pace_rules import OLDEST, ROUND, starved
 from chaos.audit.rules.queries import BOUNDS, RunEvidence
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
 from chaos.history.history_check import check_line
 from chaos.oracle.tables import GROUPS, STORY
+from tests.chaos.evidence import evidence_of
 
 pytestmark = pytest.mark.spark
 

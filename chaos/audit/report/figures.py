@@ -1,35 +1,32 @@
 """Figures of a run: lateness, throughput, gaps in service, redeliveries. None is sampled.
 
 Lateness is in whole milliseconds. So its histogram is small for any number of timers, and the
-percentiles are exact.
+percentiles are exact. The queries are in chaos/audit/rules/figures.sql.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql import DataFrame
 
 from chaos.audit.rules.fault_windows import Fault, Phase
-from chaos.audit.rules.queries import BOUNDS, RunEvidence
+from chaos.audit.rules.queries import RunEvidence
 
-QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
+QUANTILES: Final = ("p50", "p90", "p99", "p999", "max")
 PLANES: Final = ("schedule", "fire", "deliver")
 """The services that a client sees: schedules answered, timers fired, messages delivered."""
 FAULT_LATE: Final = tuple((what, name) for what in ("fire", "deliver") for name in ("p99", "max"))
 """Lateness figures of a fault, of the timers that could fire in it."""
+_NO_GAP: Final = {"ms": 0, "after_ms": 0, "open": False}
 
 
 def lateness(evidence: RunEvidence, phases: Sequence[Phase]) -> DataFrame:
     """Return a histogram of the fired timers: what, phase, bucket, late_ms, n."""
-    stretches = ((each.name, each.start_ms, each.end_ms) for each in phases)
-    return evidence.ask("figures", "lateness", stretches=_stretches(evidence, stretches))
-
-
-def _stretches(evidence: RunEvidence, rows: Iterable[tuple[object, int, int]]) -> DataFrame:
-    texts = [(str(name), start_ms, end_ms) for name, start_ms, end_ms in rows]
-    return evidence.spark.createDataFrame(texts, "name STRING, start_ms BIGINT, end_ms BIGINT")
+    rows = [(each.name, each.start_ms, each.end_ms) for each in phases]
+    schema = "name STRING, start_ms BIGINT, end_ms BIGINT"
+    stretches = evidence.spark.createDataFrame(rows, schema)
+    return evidence.ask("figures", "lateness", stretches=stretches)
 
 
 def of_faults(
@@ -44,66 +41,36 @@ def of_faults(
     evidence.keep("gaps", evidence.ask("figures", "gaps"))
     faults = recovered(evidence, faults, end_ms)
     late, gaps = lateness_by_fault(evidence, faults), unavailability(evidence, faults)
-    return faults, [told | late_in(each, late) for each, told in zip(faults, gaps, strict=True)]
+    return faults, [of_gaps | of_late for of_gaps, of_late in zip(gaps, late, strict=True)]
+
+
+def recovered(evidence: RunEvidence, faults: Sequence[Fault], end_ms: int) -> list[Fault]:
+    """Return the faults with their recoveries, by the query `recoveries`."""
+    rows = evidence.ask("figures", "recoveries", faults=_table(evidence, faults)).collect()
+    back = {row["number"]: row["at_ms"] for row in rows}
+    return [
+        replace(each, recovered_ms=end_ms, recovered=False)
+        if back[each.number] is None
+        else replace(each, recovered_ms=back[each.number])
+        for each in faults
+    ]
 
 
 def lateness_by_fault(
     evidence: RunEvidence, faults: Sequence[Fault]
-) -> dict[int, dict[str, dict[str, int]]]:
-    """Return fault number -> what, as in `lateness`, -> percentiles of late_ms, and n.
-
-    The timers of a fault are those that could fire from its strike to its recovery, and at least
-    for `aftermath_ms`. If faults overlap, a timer counts for each. A timer that never fired is not
-    counted here: it is lost.
-    """
-    stretches = ((each.number, each.start_ms, _reach_ms(each.start_ms, each.recovered_ms))
-                 for each in faults)  # fmt: skip
-    histogram = evidence.ask("figures", "lateness_in", stretches=_stretches(evidence, stretches))
-    by_fault: dict[int, dict[str, dict[str, int]]] = {}
-    for row in percentiles(histogram, "number", "what").collect():
-        told = {name: row[name] for name in ("n", *QUANTILES)}
-        by_fault.setdefault(int(row["number"]), {})[row["what"]] = told
-    return by_fault
-
-
-def _reach_ms(start_ms: int, end_ms: int) -> int:
-    return max(start_ms + BOUNDS["aftermath_ms"], end_ms)
-
-
-def percentiles(histogram: DataFrame, *by: str) -> DataFrame:
-    """Return the exact QUANTILES of late_ms per group of `by`, and n."""
-    per_value = histogram.groupBy(*by, "late_ms").agg(F.sum("n").alias("n"))
-    group = Window.partitionBy(*by)
-    so_far = group.orderBy("late_ms").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    ranked = per_value.select(
-        *by, "late_ms", "n", F.sum("n").over(so_far).alias("upto"),
-        F.sum("n").over(group).alias("all"),
-    )  # fmt: skip
-    reached = [
-        F.min(F.when(F.col("upto") >= F.ceil(F.col("all") * share), F.col("late_ms"))).alias(name)
-        for name, share in QUANTILES.items()
+) -> list[dict[str, int | None]]:
+    """Return FAULT_LATE of each fault; None: no timer could fire in it, or none was delivered."""
+    reaches = evidence.ask("figures", "reaches", faults=_table(evidence, faults))
+    histogram = evidence.ask("figures", "lateness_in", stretches=reaches)
+    rows = evidence.ask("figures", "percentiles", late=histogram).collect()
+    found = {(int(row["number"]), row["what"]): row.asDict() for row in rows}
+    return [
+        {
+            f"{what}_late_{name}_ms": found.get((each.number, what), {}).get(name)
+            for what, name in FAULT_LATE
+        }
+        for each in faults
     ]
-    return ranked.groupBy(*by).agg(F.sum("n").alias("n"), *reached)
-
-
-def recovered(evidence: RunEvidence, faults: Sequence[Fault], end_ms: int) -> list[Fault]:
-    """Return the faults with their recoveries: a schedule answered and a timer fired after a heal.
-
-    A fault that touches a gap of schedules or firings that is not over is not recovered. A plane
-    without a success after the heal does not delay the recovery otherwise.
-    """
-    rows = evidence.ask("figures", "recoveries", faults=_table(evidence, faults)).collect()
-    back = {row["number"]: row["at_ms"] for row in rows}
-    gaps = evidence.ask("figures", "gaps")
-    lasting = gaps.where("plane IN ('schedule', 'fire') AND NOT over").collect()
-    told = []
-    for each in faults:
-        reach_ms = _reach_ms(each.start_ms, each.heal_ms)
-        if any(row["to_ms"] > each.start_ms and row["from_ms"] < reach_ms for row in lasting):
-            told.append(replace(each, recovered_ms=end_ms, recovered=False))
-        else:
-            told.append(replace(each, recovered_ms=back.get(each.number, each.heal_ms)))
-    return told
 
 
 def unavailability(evidence: RunEvidence, faults: Sequence[Fault]) -> list[dict[str, Any]]:
@@ -112,32 +79,21 @@ def unavailability(evidence: RunEvidence, faults: Sequence[Fault]) -> list[dict[
     Length 0: no gap of at least `gap_ms`.
     """
     rows = evidence.ask("figures", "longest_gaps", faults=_table(evidence, faults)).collect()
-    by_fault = {(row["number"], row["plane"]): row["gap"] for row in rows}
-    return [{**_named(each), **dict(_gaps_of(each, by_fault))} for each in faults]
-
-
-def _gaps_of(fault: Fault, found: dict[Any, Any]) -> Iterator[tuple[str, int | bool]]:
-    for plane in PLANES:
-        gap = found.get((fault.number, plane))
-        yield f"{plane}_gap_ms", gap["ms"] if gap else 0
-        yield f"{plane}_gap_after_ms", -gap["minus_from_ms"] - fault.start_ms if gap else 0
-        yield f"{plane}_gap_open", bool(gap and gap["open"])
-
-
-def late_in(fault: Fault, found: dict[int, dict[str, dict[str, int]]]) -> dict[str, int | None]:
-    """Return a fault's FAULT_LATE from `lateness_by_fault`; None: no timer of that fault."""
-    mine = found.get(fault.number, {})
-    return {f"{what}_late_{name}_ms": mine.get(what, {}).get(name) for what, name in FAULT_LATE}
-
-
-def _named(fault: Fault) -> dict[str, Any]:
-    after_ms = fault.recovered_ms - fault.heal_ms if fault.recovered else None
-    return {
-        "fault": fault.label,
-        "start_ms": fault.start_ms,
-        "healed_after_ms": fault.heal_ms - fault.start_ms,
-        "recovered_after_ms": after_ms,
-    }
+    found = {(row["number"], row["plane"]): row.asDict() for row in rows}
+    return [
+        {
+            "fault": each.label,
+            "start_ms": each.start_ms,
+            "healed_after_ms": each.heal_ms - each.start_ms,
+            "recovered_after_ms": each.recovered_ms - each.heal_ms if each.recovered else None,
+        }
+        | {
+            f"{plane}_gap_{name}": found.get((each.number, plane), _NO_GAP)[name]
+            for plane in PLANES
+            for name in _NO_GAP
+        }
+        for each in faults
+    ]
 
 
 def _table(evidence: RunEvidence, faults: Sequence[Fault]) -> DataFrame:

@@ -19,15 +19,6 @@ answers ALREADY_FIRED that neither the log nor clocks can judge."""
 SHOWN_MAX: Final = 5
 
 
-def unread_groups(tables: Tables) -> list[str]:
-    """Return the groups with acks for which no history has an `open` or a delivery.
-
-    Their deliveries are unknown. `tables`: lines, groups.
-    """
-    rows = ask("clients", "unread", tables).collect()
-    return [f"{row['group_name']} of {row['name']}" for row in rows]
-
-
 def not_looked_at(
     tables: Tables, summary: Mapping[str, Any], clocks: Clocks, lost: Collection[str]
 ) -> list[str]:
@@ -36,21 +27,17 @@ def not_looked_at(
     `tables`: lines, groups. `lost`: nodes that lost their disks.
     """
     found, lines = [], tables["lines"]
-    if unread := unread_groups(tables):
+    rows = ask("clients", "unread", tables).collect()
+    if unread := [f"{row['group_name']} of {row['name']}" for row in rows]:
         named = ", ".join(unread[:SHOWN_MAX]) + (", …" if len(unread) > SHOWN_MAX else "")
         found.append(f"deliveries of {len(unread)} groups, which no history opened: {named}")
-    known = lines.where("op = 'schedule'").agg(
-        F.sum(F.size("marks")), F.sum(F.when(F.col("outcome") == "unknown", F.size("marks")))
-    )
-    row = known.first()
-    assert row is not None
+    sizes = F.size("marks"), F.when(F.col("outcome") == "unknown", F.size("marks"))
+    [row] = lines.where("op = 'schedule'").agg(*map(F.sum, sizes)).collect()
     asked, unknown = (int(value or 0) for value in row)
     if unknown > UNKNOWN_SHARE_MAX * asked:
         found.append(f"{unknown:,} of {asked:,} schedules, whose outcome no client knows")
-    unjudged, deliveries = (
-        summary["waits"]["unjudged"],
-        summary["delivered"] + summary["redelivered"],
-    )
+    unjudged = summary["waits"]["unjudged"]
+    deliveries = summary["delivered"] + summary["redelivered"]
     if unjudged > UNKNOWN_SHARE_MAX * deliveries:
         found.append(
             f"whether {unjudged:,} of {deliveries:,} deliveries were late without a reason"

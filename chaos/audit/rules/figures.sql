@@ -42,10 +42,16 @@ FROM timely LEFT JOIN seconds
     ON could_fire_ms DIV 1000 = second AND could_fire_ms >= start_ms AND could_fire_ms < end_ms
 GROUP BY ALL
 
+---- reaches
+-- The stretch of each fault: from its strike to its recovery, and at least :aftermath_ms.
+SELECT cast(number AS STRING) AS name, start_ms,
+    greatest(start_ms + :aftermath_ms, recovered_ms) AS end_ms
+FROM faults
+
 ---- lateness_in
 -- The same for each stretch in which timers could fire. If stretches overlap, a timer counts for
--- each.
-SELECT name AS number, what, late_ms, count(*) AS n
+-- each. A timer that never fired is not counted here: it is lost.
+SELECT struct(name AS number, what) AS part, late_ms, count(*) AS n
 FROM timely JOIN seconds
     ON could_fire_ms DIV 1000 = second AND could_fire_ms >= start_ms AND could_fire_ms < end_ms
 GROUP BY ALL
@@ -53,11 +59,30 @@ GROUP BY ALL
 ---- breakdowns
 -- Three views of the histogram in one table: by phase, in all, by bucket. `phase` is `all` in the
 -- second view and null in the third; `bucket` is null except in the third.
-SELECT what, phase, NULL AS bucket, late_ms, n FROM histogram
-UNION ALL
-SELECT what, 'all', NULL, late_ms, n FROM histogram
-UNION ALL
-SELECT what, NULL, bucket, late_ms, n FROM histogram
+SELECT struct(what, phase, bucket) AS part, late_ms, n
+FROM (
+    SELECT what, phase, NULL AS bucket, late_ms, n FROM histogram
+    UNION ALL
+    SELECT what, 'all', NULL, late_ms, n FROM histogram
+    UNION ALL
+    SELECT what, NULL, bucket, late_ms, n FROM histogram
+)
+
+---- percentiles
+-- The exact percentiles of each part of the histogram `late`.
+SELECT part.*, n, p50, p90, p99, p999, max
+FROM (
+    SELECT part, sum(n) AS n, min(if(upto >= ceil(0.5 * whole), late_ms, NULL)) AS p50,
+        min(if(upto >= ceil(0.9 * whole), late_ms, NULL)) AS p90,
+        min(if(upto >= ceil(0.99 * whole), late_ms, NULL)) AS p99,
+        min(if(upto >= ceil(0.999 * whole), late_ms, NULL)) AS p999, max(late_ms) AS max
+    FROM (
+        SELECT *, sum(n) OVER (PARTITION BY part ORDER BY late_ms) AS upto,
+            sum(n) OVER (PARTITION BY part) AS whole
+        FROM (SELECT part, late_ms, sum(n) AS n FROM late GROUP BY part, late_ms)
+    )
+    GROUP BY part
+)
 
 ---- throughput
 -- The numbers of timers per bucket.
@@ -126,12 +151,21 @@ FROM (
 WHERE to_ms - from_ms >= :gap_ms
 
 ---- recoveries
--- The time of each fault by which a schedule was answered and a timer fired after its heal.
-SELECT number, max(at_ms) AS at_ms
+-- The time of each fault by which a schedule was answered and a timer fired after its heal. A plane
+-- without a success after the heal does not delay it. Null: the fault touches a gap of schedules or
+-- firings that is not over.
+SELECT number, if(bool_or(lasting), NULL, max(at_ms)) AS at_ms
 FROM (
-    SELECT /*+ BROADCAST(faults) */ number, plane, min(at_ms) AS at_ms
+    SELECT number, heal_ms AS at_ms, false AS lasting FROM faults
+    UNION ALL
+    SELECT /*+ BROADCAST(faults) */ number, min(at_ms), false
     FROM moments JOIN faults ON at_ms >= heal_ms WHERE plane IN ('schedule', 'fire')
     GROUP BY number, plane
+    UNION ALL
+    SELECT /*+ BROADCAST(faults) */ number, NULL, true
+    FROM gaps JOIN faults
+        ON to_ms > start_ms AND from_ms < greatest(start_ms + :aftermath_ms, heal_ms)
+    WHERE plane IN ('schedule', 'fire') AND NOT over
 )
 GROUP BY number
 
@@ -139,11 +173,14 @@ GROUP BY number
 -- The longest gap of each plane per fault. A gap belongs to a fault if it ends after the strike and
 -- begins before the recovery, or less than :aftermath_ms after the strike. A gap that is not over
 -- is `open`, and is preferred to longer ones.
-SELECT /*+ BROADCAST(faults) */ number, plane,
-    max(struct(NOT over AS open, to_ms - from_ms AS ms, -from_ms AS minus_from_ms)) AS gap
-FROM gaps JOIN faults
-    ON to_ms > start_ms AND from_ms < greatest(start_ms + :aftermath_ms, recovered_ms)
-GROUP BY number, plane
+SELECT number, plane, gap.ms, -gap.minus_from_ms - start_ms AS after_ms, gap.open
+FROM (
+    SELECT /*+ BROADCAST(faults) */ number, plane, start_ms,
+        max(struct(NOT over AS open, to_ms - from_ms AS ms, -from_ms AS minus_from_ms)) AS gap
+    FROM gaps JOIN faults
+        ON to_ms > start_ms AND from_ms < greatest(start_ms + :aftermath_ms, recovered_ms)
+    GROUP BY number, plane, start_ms
+)
 
 ---- repeated
 -- The seqs of timers with more deliveries than groups, or with a redelivery.

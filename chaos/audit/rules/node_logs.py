@@ -13,10 +13,12 @@ fewer than a majority of logs may be left. If these differ, the frame of the lat
 The replay reads lives that agree with the majority, one after the other.
 """
 
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
+
+from chaos.spark.timerstate import ManifestState
 
 EPOCHS: Final = ", ".join(
     f"{name} BIGINT" for name in ("epoch", "since_ms", "entries", "last", "began_ms", "fired_ms")
@@ -25,20 +27,24 @@ EPOCHS: Final = ", ".join(
 
 
 def short(
-    held: Sequence[Mapping[str, Any]], known: Mapping[str, int], lost: Container[str]
+    held: Sequence[Mapping[str, Any]],
+    spoken: DataFrame,
+    states: Iterable[ManifestState],
+    lost: Container[str],
 ) -> list[dict[str, Any]]:
     """Return the nodes whose logs end before an entry that they had: node, last, known.
 
-    `held`: from the query `ends`. `known`: node -> the last entry in its manifest or its reports.
-    `lost`: nodes that lost their disks; they are not judged.
+    `held`: from the query `ends`. `spoken`, `states`: the nodes' reports and manifests. `lost`:
+    nodes that lost their disks; they are not judged.
     """
-    lasts = dict.fromkeys(known, 0)
-    for life in held:
-        lasts[life["node"]] = max(lasts.get(life["node"], 0), int(life["last"]))
+    had = [(each.node, each.index) for each in states]
+    had += [(row[0], row[1]) for row in spoken.groupBy("node").agg({"index": "max"}).collect()]
+    known = {node: index for node, index in sorted(had) if node not in lost}  # the greatest counts
+    lasts = {node: index for index, node in sorted((life["last"], life["node"]) for life in held)}
     return [
-        {"node": node, "last": lasts[node], "known": index}
-        for node, index in sorted(known.items())
-        if index > lasts[node] and node not in lost
+        {"node": node, "last": lasts.get(node, 0), "known": index}
+        for node, index in known.items()
+        if index > lasts.get(node, 0)
     ]
 
 
