@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chaos.history.history import HISTORIES, MARK_NONE, MS_MAX, SCHEMA, OpOutcome
+from chaos.history.history import MARK_NONE, MS_MAX, SCHEMA, OpOutcome
 
 SHOWN_MAX: Final = 80
 """A problem shows so many characters of a value."""
@@ -224,18 +224,13 @@ def check(path: Path) -> Iterator[Problem]:
     Raises:
         OSError: the file can't be read.
     """
-    if path.suffix == ".jsonl":
-        lines = _json_lines(path)
-    elif path.suffix == ".parquet":
-        lines = _parquet_rows(path)
-    else:
-        yield Problem(path, 0, "", path.suffix or "no suffix", f"must be {' or '.join(HISTORIES)}")
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        yield Problem(path, 0, "", path.suffix or "no suffix", f"must be {' or '.join(_READERS)}")
         return
-    for number, line in lines:
-        found = [line] if isinstance(line, tuple) else check_line(line)
-        for field, value, allowed in found:
-            shown = value if not field else _shown(value)
-            yield Problem(path, number, field, shown, allowed)
+    for number, line in reader(path):
+        for field, value, allowed in [line] if isinstance(line, tuple) else check_line(line):
+            yield Problem(path, number, field, _shown(value) if field else value, allowed)
 
 
 def kind_of(line: Mapping[str, Any]) -> str:
@@ -392,17 +387,16 @@ def _wrong_columns(schema: pa.Schema) -> Iterator[Complaint]:
         wanted = COLUMNS.get(column.name)
         if wanted is None:
             yield column.name, str(column.type), f"no such column; there are {', '.join(COLUMNS)}"
-        elif _plain(column.type) != wanted:
+        elif _plain(column.type) != _plain(wanted):
             yield column.name, str(column.type), f"must be {wanted}"
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type with narrow offsets: a file does not store the width of Arrow's offsets."""
-    if pa.types.is_large_string(kind):
-        return pa.string()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return pa.list_(_plain(kind.value_type))
-    return kind
+def _plain(kind: pa.DataType) -> str:
+    """Return the type without the width of Arrow's offsets and the name of elements."""
+    return re.sub(r"large_|\w+: | not null", "", str(kind))
+
+
+_READERS: Final = {".jsonl": _json_lines, ".parquet": _parquet_rows}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

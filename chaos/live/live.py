@@ -16,8 +16,6 @@ a while, by this machine's clock.
 """
 
 import argparse
-import contextlib
-import http.client
 import json
 import signal
 import sys
@@ -25,8 +23,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
+from urllib.request import urlopen
 
 from chaos.history.history import RunFolder, now_ms
 from chaos.live import judge
@@ -158,15 +158,11 @@ class LiveAudit:
 
 def applied_index(address: str) -> LogIndex:
     """Return the index up to which a node has applied the log; 0 while it does not answer."""
-    with contextlib.closing(
-        http.client.HTTPConnection(address, timeout=STATUS_TIMEOUT_S)
-    ) as connection:
-        try:
-            connection.request("GET", "/v1/status")
-            node = json.loads(connection.getresponse().read())["nodes"][0]
-            return LogIndex(int(node["applied_index"]))
-        except (OSError, http.client.HTTPException, ValueError, LookupError):
-            return LogIndex(0)
+    try:
+        with urlopen(f"http://{address}/v1/status", timeout=STATUS_TIMEOUT_S) as answer:
+            return LogIndex(int(json.load(answer)["nodes"][0]["applied_index"]))
+    except (OSError, HTTPException, ValueError, LookupError):
+        return LogIndex(0)
 
 
 def run_live(args: argparse.Namespace) -> int:
