@@ -40,9 +40,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `timerctl audit`. Its parser sets `run`, a function of the parsed arguments."""
     parser = subparsers.add_parser(
         "audit",
-        **described("check a run's folder against the guarantees (needs Java 17)"),
-        epilog=AUDIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **_with_codes("check a run's folder against the guarantees (needs Java 17)", AUDIT_CODES),
     )
     parser.add_argument("folder", type=Path, metavar="RUN_DIR", help="the run's folder")
     add_check_history(parser)
@@ -79,12 +77,7 @@ def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
     actions = chaos.add_subparsers(metavar="ACTION", required=True)
     listing = actions.add_parser("list", **described("list the scenarios and the workloads"))
     listing.set_defaults(run=_needing(_list))
-    run = actions.add_parser(
-        "run",
-        **described("run a scenario and audit it"),
-        epilog=RUN_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    run = actions.add_parser("run", **_with_codes("run a scenario and audit it", RUN_CODES))
     run.add_argument("scenario", metavar="SCENARIO", help="a name from `timerctl chaos list`")
     for name, default, metavar, what in _RUN_OPTIONS:
         run.add_argument(name, type=type(default), default=default, metavar=metavar, help=what)
@@ -101,6 +94,11 @@ def register_chaos(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--dir", type=Path, metavar="D", help=f"folder of the run (default: {RUNS}/SCENARIO-SEED)"
     )
     run.set_defaults(run=_needing(_run))
+
+
+def _with_codes(text: str, codes: str) -> dict[str, Any]:
+    formatter = argparse.RawDescriptionHelpFormatter
+    return {**described(text), "epilog": codes, "formatter_class": formatter}
 
 
 def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -159,7 +157,7 @@ def _list(_: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     import secrets  # late: it takes milliseconds of the help of timerctl
 
-    from chaos.suite import suite_commands
+    from chaos.suite import show
     from chaos.suite.stage.network import NetworkError
     from chaos.suite.stage.plan import RunOptions
     from deploy.local import LaunchError
@@ -176,7 +174,7 @@ def _run(args: argparse.Namespace) -> int:
     # SIGTERM ends the run as Ctrl-C does: its processes end and its networks are removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return suite_commands.run(args.scenario, seed, options, folder)
+        return show.run(args.scenario, seed, options, folder)
     except (LaunchError, NetworkError, OSError, ValueError) as error:
         print(f"timerctl chaos: {error}", file=sys.stderr)
         return 2

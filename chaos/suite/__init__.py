@@ -3,7 +3,7 @@
     scenario + seed + options ──► schedule        plan.py, scenarios.py    pure
                                       │
     stage: nodes, network, disks,     ▼
-           clocks               ◄── nemeses       stage.py, network.py, … , all_nemeses.py
+           clocks               ◄── nemeses       stage.py, network.py, … , nemeses/
     nodes: timerd on disks that can fail          faulty_timerd.py, disk_faults.py
                                       │
     workloads ─► histories            ▼

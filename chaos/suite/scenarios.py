@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from chaos.suite.nemeses.all_nemeses import NEMESES
+from chaos.suite.nemeses import NEMESES
 from chaos.suite.nemeses.file_damage import CUT, FLIPPED, LOG, REMOVED, STATE
 from chaos.suite.nemeses.nemesis import ALL
 from chaos.suite.nemeses.voter_damage import RAFT

@@ -1,4 +1,4 @@
-"""The show: one run from an empty folder to a verdict.
+"""The show: `timerctl chaos run`, one run from an empty folder to a verdict.
 
     run.json written ─► stage up ─► workloads start ─► strikes, in lanes ─► producing stops
     ─► heal ─► drain ─► clients close ─► stage down ─► audit ─► the verdict
@@ -15,6 +15,7 @@ strike proves nothing, and fails. A run that has to be complete fails if one str
 import contextlib
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import math
 import os
@@ -23,12 +24,13 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -42,13 +44,18 @@ from chaos.history.history import (
     leader_kills_told,
     read_faults,
 )
-from chaos.suite.nemeses.all_nemeses import nemesis_of
+from chaos.suite import scenarios
+from chaos.suite.nemeses import NEMESES
 from chaos.suite.nemeses.nemesis import Fizzled
+from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.stage import plan
+from chaos.suite.stage import stage as stages
 from chaos.suite.stage.network import NetworkError
+from chaos.suite.stage.network import run as run_program
 from chaos.suite.stage.plan import Lane, Need, RunOptions, Strike
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, end_run
-from chaos.workloads import Workloads
+from chaos.workloads import KINDS, Workloads, check
+from chaos.workloads.workload_clients import Setting
 from deploy.local import LaunchError
 from timerclient.values.errors import TimerError
 
@@ -63,6 +70,9 @@ GIVES_WAY_S: Final = 2.0
 HEALS_S: Final = 12.0
 """Least time between two kills of the leader while a node heals. After each kill the node starts to
 fetch its files from the new leader."""
+NODES_MAX: Final = 7
+MINUTES_MAX: Final = 7 * 24 * 60
+PLAIN: Final = "plain processes on loopback were requested"
 _DISTRIBUTIONS: Final = ("timer-cluster", "grpcio", "numpy", "pyarrow", "pyspark", "pysyncobj")
 
 
@@ -106,7 +116,6 @@ class Show:
         self,
         run: RunFolder,
         bill: Bill,
-        workloads: Callable[[Stage], Workloads],
         *,
         audit: Sequence[str] = (sys.executable, "-m", "chaos.audit"),
     ) -> None:
@@ -115,12 +124,10 @@ class Show:
         Args:
             run: its folder; absent or empty.
             bill: its plan.
-            workloads: makes the clients once the nodes are up. `play` starts them.
             audit: the command of the audit. The run's folder is appended as its last argument.
         """
         self._run = run
         self._bill = bill
-        self._make_workloads = workloads
         self._workloads: Workloads | None = None
         self._audit = audit
         self._began = time.monotonic()
@@ -150,8 +157,7 @@ class Show:
             self._work(stage)
             self._guarded("taking the stage down", stack.close)
         self._failures += stage.failures
-        self._judge_strikes()
-        self._judge_leader_kills()
+        self._judge()
         self._say("all nodes stopped; the audit of histories and logs takes a minute or more")
         self._complain()
         self._write("stopped")
@@ -186,7 +192,15 @@ class Show:
     def _work(self, stage: Stage) -> None:
         bill = self._bill
         with contextlib.ExitStack() as stack:
-            workloads = self._workloads = self._make_workloads(stage)
+            setting = Setting(
+                run=self._run,
+                endpoints=lambda: stage.cluster.endpoints,
+                seed=bill.seed,
+                rate_per_s=bill.options.rate_per_s,
+                horizon_s=bill.options.horizon_s,
+            )
+            names = bill.options.workloads or tuple(KINDS)
+            workloads = self._workloads = Workloads(names, setting)
             stack.callback(self._guarded, "the workloads", workloads.close)
             self._began = time.monotonic()
             workloads.start()
@@ -261,11 +275,8 @@ class Show:
         with stage.struck_by(number):
             stage.record("strike", nemesis=strike.nemesis, args=dict(strike.args))
             try:
-                undo = nemesis_of(strike).strike(stage, chance)
-                try:
+                with NEMESES[strike.nemesis].strike(stage, chance, **strike.args):
                     self._over.wait(strike.for_s)
-                finally:
-                    undo()
             except Fizzled as fizzled:
                 planned.why = str(fizzled)
                 stage.record("fizzled", why=planned.why)
@@ -314,14 +325,15 @@ class Show:
     def _missed(self) -> list[PlannedStrike]:
         return [each for each in self._planned if each.why]
 
-    def _judge_strikes(self) -> None:
+    def _judge(self) -> None:
+        """Record failures for strikes that did not fall, and for too few kills of a leader.
+
+        The kills are those that the timeline has.
+        """
         if self._missed and self._bill.complete:
             self._failures.append(f"these strikes did not fall: {spans(self._missed)}")
         elif self._planned and not self._struck:
             self._failures.append(f"no strike fell, of {spans(self._planned)}")
-
-    def _judge_leader_kills(self) -> None:
-        """Check the strikes between kills of the leader, as the timeline recorded them."""
         self._leader_kills = leader_kills(read_faults(self._run.faults))
         strikes, most = self._leader_kills.get("strikes_apart", 0), self._bill.strikes_apart_max
         if most is not None and strikes > most:
@@ -343,8 +355,8 @@ class Show:
 
     # ---- failures
 
-    def _guarded(self, what: str, work: Callable[[], object]) -> bool:
-        """Call `work`; return whether it succeeded. A failure is recorded and printed."""
+    def _guarded(self, what: str, work: Callable[[], object]) -> None:
+        """Call `work`. A failure is recorded and printed."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - a defect of the suite must not prevent the audit
@@ -352,8 +364,6 @@ class Show:
             why = error if known else traceback.format_exc()
             self._failures.append(f"{what}: {why}")
             self._say(f"FAILED: {what}: {why}")
-            return False
-        return True
 
     def _complain(self) -> None:
         self._tell_strikes()
@@ -421,13 +431,9 @@ class Show:
 
 def spans(strikes: Iterable[PlannedStrike]) -> str:
     """Return the numbers of strikes, which are in order, runs of neighbours as ranges: 1-3, 5."""
-    ends: list[list[int]] = []
-    for number in (each.number for each in strikes):
-        if ends and number == ends[-1][1] + 1:
-            ends[-1][1] = number
-        else:
-            ends.append([number, number])
-    return ", ".join(f"{low}-{high}" if high > low else f"{low}" for low, high in ends)
+    numbers = enumerate(each.number for each in strikes)
+    runs = ([n for _, n in of] for _, of in itertools.groupby(numbers, lambda at: at[1] - at[0]))
+    return ", ".join(f"{of[0]}-{of[-1]}" if len(of) > 1 else f"{of[0]}" for of in runs)
 
 
 def machine() -> dict[str, Any]:
@@ -438,12 +444,8 @@ def machine() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
     here = Path(__file__).parent
     commit = ""
-    with contextlib.suppress(NetworkError, OSError):
-        done = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        commit = done.stdout.strip()
+    with contextlib.suppress(NetworkError):
+        commit = run_program("git", "-C", str(here), "describe", "--always", "--dirty").strip()
     return {
         "versions": versions,
         "commit": commit,
@@ -451,6 +453,70 @@ def machine() -> dict[str, Any]:
         "processors": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
+
+
+def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
+    """Play a scenario in a folder; return the exit status.
+
+    Args:
+        scenario: a name of SCENARIOS.
+        seed: of the schedule and of the clients' random choices.
+        options: 3 .. NODES_MAX nodes; 10 s to MINUTES_MAX.
+        folder: of the run: absent, empty, or an earlier run's, which is replaced.
+
+    Raises:
+        ValueError: an argument is out of range, or the machine lacks a need of the scenario.
+        LaunchError, NetworkError, OSError: the cluster could not be started.
+    """
+    if scenario not in SCENARIOS:
+        raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
+    _check(options)
+    target = claimable(folder)
+    missing = _missing(plain=options.plain)
+    if lacking := sorted(SCENARIOS[scenario].needs.intersection(missing)):
+        why = "; ".join(f"{need}: {missing[need]}" for need in lacking)
+        raise ValueError(f"{scenario} needs {why}")
+    options = replace(options, without=tuple(sorted(missing)))
+    bill = Bill(
+        scenario=scenario,
+        seed=seed,
+        options=options,
+        schedule=scenarios.schedule(scenario, seed, options),
+        left_out=scenarios.left_out(scenario, options),
+        missing=missing,
+        strikes_apart_max=SCENARIOS[scenario].strikes_apart_max,
+        complete=SCENARIOS[scenario].complete,
+    )
+    return play(target, bill)
+
+
+def _check(options: RunOptions) -> None:
+    """Raise ValueError if an option is out of range."""
+    if options.nodes not in range(3, NODES_MAX + 1):
+        raise ValueError(f"nodes = {options.nodes}: must be 3 .. {NODES_MAX}")
+    if not 10 <= options.horizon_s <= 60 * MINUTES_MAX:
+        limits = f"10 s to {MINUTES_MAX:,} minutes"
+        raise ValueError(f"minutes = {options.minutes:g}: must be {limits}")
+    names, rate_per_s = options.workloads, options.rate_per_s
+    check(names, rate_per_s=rate_per_s, horizon_s=options.horizon_s)
+
+
+def _missing(*, plain: bool) -> dict[Need, str]:
+    """Return the needs that this machine does not meet, each with the reason."""
+    stages.remove_stale()
+    if plain:
+        return dict.fromkeys(Need, PLAIN)
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        probe = RunFolder(Path(folder).resolve())
+        with stages.owning(probe):  # so that the next run finds the leftovers if this one dies
+            return stages.capabilities(probe.root)
+
+
+def play(target: RunFolder, bill: Bill) -> int:
+    """Play a run in place of an earlier one in its folder; return the exit status."""
+    clear(target)
+    print(f"{bill.scenario}, seed {bill.seed}, {bill.options.minutes:g} min, in {target.root}")
+    return Show(target, bill).play()
 
 
 def claimable(folder: Path) -> RunFolder:

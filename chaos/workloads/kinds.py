@@ -13,7 +13,7 @@ from typing import Final
 
 from chaos.workloads.recorded_requests import now_ms
 from chaos.workloads.workload_clients import BEAT_S, WorkloadClients, kind
-from chaos.workloads.workload_consumer import BY_KEY, LATE, ONE, STRICT, WorkloadReader
+from chaos.workloads.workload_consumer import BY_KEY, LATE, LETTERS, ONE, STRICT, WorkloadReader
 from timerclient.rows.pending_timers import Where
 from timerclient.values.errors import Overloaded
 
@@ -355,6 +355,7 @@ async def ordered(clients: WorkloadClients) -> None:
 
 
 @kind(
+    WorkloadReader(group=LETTERS, dead_of="strict"),
     WorkloadReader(group="strict", options=STRICT, nacks=0.3),
     replace(LATE, group="strict", options=STRICT, hold_max=0),
     ONE,

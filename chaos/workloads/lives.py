@@ -41,8 +41,8 @@ async def redrive_all(clients: WorkloadClients) -> None:
 
 
 @kind(
-    WorkloadReader(group=DEADLY, options=STRICT, nacks=0.3, redriven=True),
-    replace(LATE, group=DEADLY, options=STRICT, redriven=True),
+    WorkloadReader(group=DEADLY, options=STRICT, nacks=0.3),
+    replace(LATE, group=DEADLY, options=STRICT),
     ONE,
     settle=redrive_all,
 )
@@ -135,6 +135,7 @@ async def _make_anew(clients: WorkloadClients, start: Start) -> bool:
     NOT_FOUND. Its consumers may make the group again first.
     """
     await clients.client.create_group(clients.topic, ANEW)
-    done = await clients.requests.delete_group(ANEW)
+    call = clients.client.delete_group(clients.topic, ANEW)
+    done = await clients.requests.done("delete_group", call, group=ANEW)
     await clients.client.create_group(clients.topic, ANEW, start=start)
     return done

@@ -7,6 +7,7 @@ taken effect or not, and other clients change the same timers. The audit judges 
 import json
 import time
 import zlib
+from asyncio import gather
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,10 +20,8 @@ from timerclient import AsyncTimerClient
 from timerclient.client.group_calls import Start
 from timerclient.client.topic_calls import namespace_of
 from timerclient.rows.pending_timers import Changed, Rescheduled, Where
-from timerclient.rows.series_fields import SeriesOptions
 from timerclient.values.errors import OutcomeForgotten, OutcomeUnknown, TimerError, Unavailable
 from timerclient.values.policy_names import CatchUp, PolicyFields
-from timerclient.values.results import CancelResult
 
 NAMED_S: Final = 30.0
 """A request with an id is retried for at most this time."""
@@ -185,16 +184,16 @@ class RecordedRequests:
             False if the request was refused and had no effect. True: it succeeded, or may have.
         """
         with self._records("cancel", ids=[*ids]) as ended:
-            if len(ids) == 1:
-                ended.fields |= _results([await self.client.cancel(ids[0])])
-            else:
-                ended.fields |= _results(await self.client.cancel_batch(ids))
+            one = len(ids) == 1
+            call = gather(self.client.cancel(ids[0])) if one else self.client.cancel_batch(ids)
+            ended.fields["results"] = [result.name for result in await call]
         return ended.outcome is not OpOutcome.FAIL
 
     async def cancel_keys(self, keys: Sequence[str]) -> None:
         """Cancel the timers that have the keys."""
         with self._records("cancel", topic=self._topic, keys=[*keys]) as ended:
-            ended.fields |= _results(await self.client.cancel_keys(self._topic, keys))
+            results = await self.client.cancel_keys(self._topic, keys)
+            ended.fields["results"] = [result.name for result in results]
 
     async def cancel_where(self, where: Where) -> None:
         """Cancel the timers that match a filter."""
@@ -224,12 +223,13 @@ class RecordedRequests:
 
     async def pause(self) -> bool:
         """Pause the topic."""
-        return await self._ruled({"paused": True}, self.client.pause_topic(self._topic))
+        call = self.client.pause_topic(self._topic)
+        return await self.done("policy", call, said={"paused": True})
 
     async def resume(self, catch_up: CatchUp) -> bool:
         """Resume the topic."""
         call = self.client.resume_topic(self._topic, catch_up=catch_up)
-        return await self._ruled({"paused": False, "catch_up": catch_up}, call)
+        return await self.done("policy", call, said={"paused": False, "catch_up": catch_up})
 
     async def rule(
         self, said: Mapping[str, int], *, among: Iterable[str], scope: str = TOPIC
@@ -247,7 +247,7 @@ class RecordedRequests:
         }
         name, where = scopes[scope]
         call = self.client.alter_policies(cast("PolicyFields", said), unset=unset, **where)
-        return await self._ruled({**said, **dict.fromkeys(unset)}, call, name)
+        return await self.done("policy", call, topic=name, said={**said, **dict.fromkeys(unset)})
 
     async def delete(self) -> bool:
         """Delete the topic."""
@@ -271,31 +271,16 @@ class RecordedRequests:
             ended.fields["group_id"] = sought.group_id
         return ended.ok
 
-    async def delete_group(self, group: str) -> bool:
-        """Delete a group."""
-        call = self.client.delete_group(self._topic, group)
-        return await self._done("delete_group", call, group=group)
+    async def done(self, op: str, call: Awaitable[object], **named: Any) -> bool:
+        """Send a change whose answer says no more than that it was done.
 
-    async def create_series(self, key: str, payload: bytes, options: SeriesOptions) -> bool:
-        """Create a series."""
-        call = self.client.create_series(self._topic, key, payload, **options)
-        return await self._done("create_series", call, key=key, said=_text(options))
-
-    async def alter_series(self, key: str, options: SeriesOptions) -> bool:
-        """Change fields of a series."""
-        call = self.client.alter_series(self._topic, key, **options)
-        return await self._done("alter_series", call, key=key, said=_text(options))
-
-    async def pause_series(self, key: str, *, paused: bool) -> bool:
-        """Pause or resume a series."""
-        change = self.client.pause_series if paused else self.client.resume_series
-        call = change(self._topic, key)
-        return await self._done("alter_series", call, key=key, said=_text({"paused": paused}))
-
-    async def delete_series(self, key: str) -> bool:
-        """Delete a series."""
-        call = self.client.delete_series(self._topic, key)
-        return await self._done("delete_series", call, key=key)
+        `named`: fields of the line, as docs/history-format.md has them. `said` is a mapping.
+        """
+        if "said" in named:
+            named["said"] = _text(named["said"])
+        with self._records(op, **{"topic": self._topic} | named) as ended:
+            await call
+        return ended.ok
 
     # ----
 
@@ -325,17 +310,6 @@ class RecordedRequests:
                 raise OutcomeUnknown(f"{changed} timers or more: the answer of a page was lost")
             ended.fields["changed"] = int(changed)
 
-    async def _ruled(
-        self, said: Mapping[str, Any], call: Awaitable[object], name: str = ""
-    ) -> bool:
-        return await self._done("policy", call, topic=name or self._topic, said=_text(said))
-
-    async def _done(self, op: str, call: Awaitable[object], **named: Any) -> bool:
-        """Send a change whose answer says no more than that it was done."""
-        with self._records(op, **{"topic": self._topic} | named) as ended:
-            await call
-        return ended.ok
-
     @contextmanager
     def _records(self, op: str, *, certain: bool = True, **named: Any) -> Iterator[Ended]:
         """Record a request that the block sends, with its fields, and its end.
@@ -353,10 +327,6 @@ class RecordedRequests:
         self._history.change(
             op, span_ms=(start_ms, now_ms()), outcome=ended.outcome, **named, **ended.fields
         )
-
-
-def _results(answers: Iterable[CancelResult]) -> dict[str, Any]:
-    return {"results": [answer.name for answer in answers]}
 
 
 def _text(said: Mapping[str, Any]) -> str:

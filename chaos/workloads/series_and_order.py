@@ -39,16 +39,17 @@ async def recurring(clients: WorkloadClients) -> Rest:
 
     async def rest() -> bool:
         for each in await clients.client.list_series(clients.topic):
-            await clients.requests.delete_series(each.key)
+            await _delete(clients, each.key)
         return not await clients.client.list_series(clients.topic)
 
     return rest
 
 
 async def _act(clients: WorkloadClients, mark: int) -> None:
-    requests, dice, known = clients.requests, clients.chance, []
+    requests, client, topic = clients.requests, clients.client, clients.topic
+    dice, known = clients.chance, []
     with suppress(TimerError):
-        known = [*await clients.client.list_series(clients.topic)]
+        known = [*await client.list_series(topic)]
     if len(known) < SERIES_MAX and (not known or dice.random() < 0.5):
         key = f"series-{mark}"
         clients.books.expect([mark], series=[key])
@@ -59,22 +60,33 @@ async def _act(clients: WorkloadClients, mark: int) -> None:
             options["every"] = dice.choice((1.0, 1.3, 3.0))
         if dice.random() < 0.2:
             options["max_count"] = dice.randint(1, 5)
-        await requests.create_series(key, payload_of(mark, clients.books.payload_size), options)
+        payload = payload_of(mark, clients.books.payload_size)
+        call = client.create_series(topic, key, payload, **options)
+        await requests.done("create_series", call, key=key, said=options)
         return
     one = dice.choice(known)
     ways = ["pause", "alter", "delete", "cancel", "move"]
     match "resume" if one.paused else dice.choice(ways):
         case "alter":
-            await requests.alter_series(one.key, {"every": dice.choice((1.0, 2.5))})
+            more: SeriesOptions = {"every": dice.choice((1.0, 2.5))}
+            call = client.alter_series(topic, one.key, **more)
+            await requests.done("alter_series", call, key=one.key, said=more)
         case "delete":
-            await requests.delete_series(one.key)
+            await _delete(clients, one.key)
         case "cancel" | "move" as way if one.timer_id is not None:
             to = clients.within(now_ms() + dice.choice((0, 1500)))
             clients.requests.will_be_due(to)
             ids = [one.timer_id]
             await (requests.cancel(ids) if way == "cancel" else requests.reschedule(ids, [to]))
         case way:
-            await requests.pause_series(one.key, paused=way != "resume")
+            change = client.resume_series if way == "resume" else client.pause_series
+            said = {"paused": way != "resume"}
+            await requests.done("alter_series", change(topic, one.key), key=one.key, said=said)
+
+
+async def _delete(clients: WorkloadClients, key: str) -> None:
+    call = clients.client.delete_series(clients.topic, key)
+    await clients.requests.done("delete_series", call, key=key)
 
 
 @kind(

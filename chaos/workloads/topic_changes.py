@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from chaos.workloads.history_books import PAYLOAD_SIZE
+from chaos.workloads.history_books import GROUP, PAYLOAD_SIZE
 from chaos.workloads.recorded_requests import CLUSTER, NAMESPACE, TOPIC, now_ms
 from chaos.workloads.workload_clients import BEAT_S, Rest, WorkloadClients, kind
 from chaos.workloads.workload_consumer import LATE, ONE, WorkloadReader
@@ -192,7 +192,7 @@ async def doomed(clients: WorkloadClients) -> Rest:
     async def rest() -> bool:
         if not await requests.delete():
             return False
-        for group in clients.groups:  # each begins with the first timer
+        for group in (GROUP, "slow"):  # each begins with the first timer
             await clients.client.create_group(clients.topic, group)
         marks = clients.marks(LAST_TIMERS)
         return bool((await requests.batch(marks, _soon(clients, LAST_TIMERS))).ids)

@@ -23,7 +23,6 @@ from chaos.workloads.history_books import PAYLOAD_SIZE, Books
 from chaos.workloads.recorded_requests import RecordedRequests, now_ms
 from chaos.workloads.workload_consumer import (
     AT_ONCE_S,
-    LETTERS,
     ONE,
     RecordingConsumer,
     WorkloadReader,
@@ -89,8 +88,6 @@ class Setting:
     a second. Use the time until `stopping` or a little more: a workload is over hardly earlier."""
     marks: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     """The next marks of timers, unique in the run."""
-    waiting_max: int | None = None
-    """A workload with more timers without a delivery requests none. None: no limit."""
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: no new requests, except those that end a workload."""
     closing: asyncio.Event = field(default_factory=asyncio.Event)
@@ -112,8 +109,7 @@ class WorkloadClients:
         self._kind = kind
         self._setting = setting
         self._clients: list[AsyncTimerClient] = []
-        self._consumers: dict[str, RecordingConsumer] = {}
-        """By name: GROUP-NUMBER; GROUP/dead for the dead letters of a group."""
+        self._consumers: list[RecordingConsumer] = []
         self._late = [reader for reader in kind.readers if reader.late]
         """Those that have not joined."""
         self.client = self.connect()
@@ -138,17 +134,12 @@ class WorkloadClients:
                     work = self._tasks.create_task(self._work())
                     await self._setting.closing.wait()
                     work.cancel()
-                    await asyncio.gather(*(each.close() for each in self._consumers.values()))
+                    await asyncio.gather(*(each.close() for each in self._consumers))
             finally:
                 for client in self._clients:
                     await client.close(CLOSE_S)
 
     # ---- for kinds
-
-    @property
-    def groups(self) -> list[str]:
-        """The groups that exist from the start."""
-        return sorted({reader.group for reader in self._kind.readers if not reader.late})
 
     @property
     def stopping(self) -> bool:
@@ -176,24 +167,17 @@ class WorkloadClients:
         self._later.create_task(run())
 
     async def join(self, reader: WorkloadReader) -> None:
-        """Add a consumer; return once it is open."""
-        number = sum(name.startswith(f"{reader.group}-") for name in self._consumers) + 1
-        dead = f"{reader.group}/dead"
-        if "max_attempts" in reader.options and not reader.redriven and dead not in self._consumers:
-            letters = WorkloadReader(group=LETTERS, dead_of=reader.group)
-            topic = f"{self.topic}.{reader.group}.dead"
-            self._consumers[dead] = self._consumer(f"{reader.group}-dead", letters, topic)
-        name = f"{reader.group}-{number}"
-        consumer = self._consumers[name] = self._consumer(name, reader, self.topic)
-        await consumer.opened.wait()
-
-    def _consumer(self, name: str, reader: WorkloadReader, topic: str) -> RecordingConsumer:
+        """Add a consumer; return once it is open. One of dead letters opens with the first."""
+        number = len(self._consumers) + 1
         consumer = RecordingConsumer(
-            self._setting.run, f"{self.name}-{name}", self.client, self.books, reader,
-            topic=topic, stopping=self._setting.stopping,
+            self._setting.run, f"{self.name}-{reader.group}-{number}", self.client, self.books,
+            reader, topic=f"{self.topic}.{reader.dead_of}.dead" if reader.dead_of else self.topic,
+            stopping=self._setting.stopping,
         )  # fmt: skip
+        self._consumers.append(consumer)
         self._tasks.create_task(consumer.run())
-        return consumer
+        if not reader.dead_of:
+            await consumer.opened.wait()
 
     async def beats(self, every_s: float = BEAT_S) -> AsyncIterator[tuple[int, int]]:
         """Yield beats, about every `every_s`, until `stopping`: number, and timers to request.
@@ -201,14 +185,10 @@ class WorkloadClients:
         The first beat, number 0, comes at once. After an outage, at most two are caught up.
         """
         owed, last_s, numbers = 0.0, time.monotonic() - every_s, itertools.count()
-        most = self._setting.waiting_max
         while not await is_set(self._setting.stopping, last_s + every_s - time.monotonic()):
             now_s = time.monotonic()
             if self._late and now_ms() >= self.start_ms + (self.end_ms - self.start_ms) // 3:
                 await self._join_late()
-            if most is not None and self.books.asked - self.books.delivered > most:
-                last_s = now_s
-                continue
             owed += self._setting.rate_per_s * min(now_s - last_s, 2 * every_s)
             last_s = now_s
             if count := int(owed):

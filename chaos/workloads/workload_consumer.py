@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from chaos.history.history import History, OpOutcome, RunFolder
 from chaos.workloads.history_books import GROUP, Books
@@ -20,7 +20,7 @@ from timerclient.client.group_calls import GroupOptions
 from timerclient.rows.messages import Acking, Batch, Message
 from timerclient.values.errors import LeaseLost, NotDelivered, TimerError
 
-T = TypeVar("T")
+Ask = Callable[[], Acking[Any]]
 LEASE: Final = timedelta(seconds=10)
 SLOW_LEASE: Final = timedelta(seconds=3)
 LATE_SHARE: Final = 0.3
@@ -49,8 +49,6 @@ class WorkloadReader:
     """Options with which the group is created; empty: it is not created explicitly."""
     late: bool = False
     """It joins after a third of the run, and begins with the messages that are left then."""
-    redriven: bool = False
-    """Its dead letters are redriven, so no consumer reads their topic."""
     dead_of: str = ""
     """It consumes the dead letters of this group; empty: other messages."""
     acks_late: bool = False
@@ -183,33 +181,29 @@ class RecordingConsumer:
             if chance < self._reader.nacks:
                 delay = self._chance.choice(NACK_DELAYS_S)
                 ms = {} if delay is None else {"delay_ms": round(delay * 1000)}
-                self._ask("nack", batch, {offset: partial(message.nack, delay)}, **ms)
+                nack = {offset: partial(message.nack, delay)}
+                self._acks.create_task(self._ask("nack", batch, nack, **ms))
                 back.add(offset)
             elif chance < self._reader.nacks * 1.1:
                 lease_ms = round(self._lease.total_seconds() * 1000)
-                longer = partial(message.extend, self._lease)
-                self._ask("extend", batch, {offset: longer}, lease_ms=lease_ms)
+                longer = {offset: partial(message.extend, self._lease)}
+                self._acks.create_task(self._ask("extend", batch, longer, lease_ms=lease_ms))
         return back
 
     def _ack(self, batch: Batch, messages: Sequence[Message]) -> None:
         # One ack per message: the answer to a joint ack has only the number of expired ones.
-        self._ask("ack", batch, {message.queue_offset: message.ack for message in messages})
+        asks = {message.queue_offset: message.ack for message in messages}
+        self._acks.create_task(self._ask("ack", batch, asks))
 
-    def _ask(
-        self, op: str, batch: Batch, asks: Mapping[int, Callable[[], Acking[Any]]], **ms: int
-    ) -> None:
-        """Ack, nack or extend messages of a batch."""
+    async def _ask(self, op: str, batch: Batch, asks: Mapping[int, Ask], **ms: int) -> None:
+        """Ack, nack or extend messages, and record one line for those with the same outcome.
+
+        `asks`: by queue offset.
+        """
         start_ms = now_ms()
-        ackings = {offset: _asked(ask) for offset, ask in asks.items()}
-        self._acks.create_task(self._record(op, batch, ackings, start_ms, **ms))
-
-    async def _record(
-        self, op: str, batch: Batch, ackings: Mapping[int, Acking[Any]], start_ms: int, **ms: int
-    ) -> None:
-        """Record answers about messages of a batch: one line for those with the same outcome."""
+        answers = await asyncio.gather(*map(_answer, asks.values()))
         same: dict[tuple[OpOutcome, str], dict[int, str]] = defaultdict(dict)
-        for offset, acking in ackings.items():
-            outcome, detail, result = await _answer(acking)
+        for offset, (outcome, detail, result) in zip(asks, answers, strict=True):
             same[outcome, detail][offset] = result
         for (outcome, detail), results in same.items():
             more = {"detail": detail} if detail else {"results": [*results.values()]}
@@ -220,24 +214,16 @@ class RecordingConsumer:
             )  # fmt: skip
 
 
-def _asked(ask: Callable[[], Acking[T]]) -> Acking[T]:
-    """Return the future of an ack, nack or extension, even if the lease is known to be lost."""
-    try:
-        return ask()
-    except LeaseLost as lost:
-        acking: Acking[T] = Acking()
-        acking.set_exception(lost)
-        return acking
+async def _answer(ask: Ask) -> tuple[OpOutcome, str, str]:
+    """Ack, nack or extend one message.
 
-
-async def _answer(acking: Acking[Any]) -> tuple[OpOutcome, str, str]:
-    """Return the answer about one message: outcome, error, and name of the API's result enum.
-
-    An answer with a result has no error, and one without has. Raises unknown errors.
+    Returns:
+        The outcome, the error, and the name of the API's result enum. An answer with a result has
+        no error, and one without has.
     """
     try:
-        return OpOutcome.OK, "", (await acking).name
-    except LeaseLost:
+        return OpOutcome.OK, "", (await ask()).name
+    except LeaseLost:  # also if the client knows of it and sends nothing
         return OpOutcome.OK, "", "ACK_LEASE_LOST"
     except NotDelivered:
         return OpOutcome.OK, "", "ACK_NOT_DELIVERED"

@@ -14,6 +14,7 @@ from chaos.history.history import RunFolder, read
 from chaos.suite.nemeses import crowd
 from chaos.suite.nemeses.crowd import flood, kill_consumer
 from chaos.suite.nemeses.nemesis import Fizzled
+from tests.chaos.blows import Blow
 from tests.chaos.world import told
 from timerclient.values.errors import Overloaded, Unreachable
 
@@ -60,7 +61,7 @@ def test_consumer_that_gets_nothing_is_killed_all_the_same_and_does_not_count(
         silent.listen()
         stage: Any = FakeStage(tmp_path, f"127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(Fizzled, match="a consumer of t, group g, died with no messages leased"):
-            kill_consumer(life_s=0).strike(stage, random.Random(1))
+            Blow(kill_consumer, life_s=0).strike(stage, random.Random(1))
     assert [event["event"] for event in stage.events] == ["kill-consumer"]
 
 
@@ -71,7 +72,7 @@ def test_no_consumer_is_killed_where_nobody_consumes(
     monkeypatch.setattr(FakeClient, "consumers", 0)
     stage: Any = FakeStage(tmp_path)
     with pytest.raises(Fizzled, match="no group has a consumer"):
-        kill_consumer().strike(stage, random.Random(1))
+        Blow(kill_consumer).strike(stage, random.Random(1))
     assert stage.events == []
 
 
@@ -107,7 +108,7 @@ def flooded(
     stage.refusals = lambda: next(counts)
     raised = None
     try:
-        flood(clients=1, size_mb=ROWS * len(sends), has_to_be_refused=wanted).strike(
+        Blow(flood, clients=1, size_mb=ROWS * len(sends), has_to_be_refused=wanted).strike(
             stage, random.Random(1)
         )()
     except Exception as error:  # noqa: BLE001 - it is what is looked at

@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -16,13 +16,14 @@ from chaos.history.history import RunFolder
 from chaos.suite.nemeses import file_damage, processes
 from chaos.suite.nemeses.file_damage import CUT, FLIPPED, REMOVED, damage, fill
 from chaos.suite.nemeses.links import bridge, flap
-from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, chosen
+from chaos.suite.nemeses.nemesis import Fizzled, chosen
 from chaos.suite.nemeses.processes import kill_many, power_cut, rolling_restart, transfers
 from chaos.suite.stage.network import Network, NetworkError
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.stage import Stage
 from chaos.suite.stage.turn import Turn
 from cluster.files.disk_room import WAITING
+from tests.chaos.blows import Blow
 from tests.chaos.turns import until_asked
 from tests.chaos.world import durable_log
 from timer.recovery import manifest
@@ -50,10 +51,12 @@ class FakeStage(SimpleNamespace):
             restart=self.restart,
             wait_until_sure=lambda: None,
             cut_power=self.calling("cut_power"),
-            await_ready=self.calling("await_ready"),
             check_end=lambda _: None,
             cluster=SimpleNamespace(
-                stop=self.calling("stop"), state=lambda _: None, endpoints=["n1:1"]
+                stop=self.calling("stop"),
+                state=lambda _: None,
+                endpoints=["n1:1"],
+                start=self.calling("start"),
             ),
             network=SimpleNamespace(cut=self.cut),
         )
@@ -63,11 +66,13 @@ class FakeStage(SimpleNamespace):
         self.away.difference_update(names)
 
     def calling(self, what: str) -> Callable[..., None]:
-        return lambda *names: self.calls.append((what, *sorted(names)))
+        return lambda *names, **_: self.calls.append((what, *sorted(names)))
 
-    def cut(self, pairs: Iterable[tuple[str, str]]) -> Callable[[], None]:
+    @contextlib.contextmanager
+    def cut(self, pairs: Iterable[tuple[str, str]]) -> Iterator[None]:
         self.calls += [("cut", *pair) for pair in pairs]
-        return lambda: self.calls.append(("heal",))
+        yield
+        self.calls.append(("heal",))
 
     def hit(self) -> set[str]:
         """Return all names that it was called with."""
@@ -116,10 +121,12 @@ def test_controller_that_is_lost_is_nobodys_victim(
     stage.faults.close()
 
 
-@pytest.mark.parametrize("nemesis", [kill_many(7), rolling_restart(), power_cut("all")])
-def test_who_hits_all_leaves_the_lost_alone(nemesis: Nemesis) -> None:
+@pytest.mark.parametrize(
+    "blow", [Blow(kill_many, 7), Blow(rolling_restart), Blow(power_cut, "all")]
+)
+def test_who_hits_all_leaves_the_lost_alone(blow: Blow) -> None:
     stage: Any = FakeStage("n2")
-    nemesis.strike(stage, random.Random(1))()
+    blow.strike(stage, random.Random(1))()
     assert stage.hit() == {"n1", "n3"}
 
 
@@ -136,7 +143,7 @@ def test_rolling_restart_brings_back_whom_a_strike_between_left_down() -> None:
     with stage.turn:
         other.start()
         until_asked(stage.turn, 2)
-        rolling_restart().strike(stage, random.Random(1))()
+        Blow(rolling_restart).strike(stage, random.Random(1))()
     other.join()
     first, *_ = (names for what, *names in stage.calls if what == "stop")
     assert stage.calls[:3] == [("stop", *first), ("restart", *first), ("restart", "n4")]
@@ -146,11 +153,11 @@ def test_rolling_restart_brings_back_whom_a_strike_between_left_down() -> None:
 def test_bridge_needs_two_halves() -> None:
     stage: Any = FakeStage("n2")
     with pytest.raises(Fizzled, match="only n1 and n3 are left"):
-        bridge().strike(stage, random.Random(1))
+        Blow(bridge).strike(stage, random.Random(1))
     assert stage.calls == []
     stage = FakeStage("n2", nodes=5)
     for seed in SEEDS:
-        bridge().strike(stage, random.Random(seed))()
+        Blow(bridge).strike(stage, random.Random(seed))()
     assert stage.hit() == {"n1", "n3", "n4", "n5"}
 
 
@@ -186,7 +193,7 @@ def test_transfers_of_which_all_were_refused_fizzle(
 
     monkeypatch.setattr(processes, "TimerClient", Client)
     stage: Any = FakeStage()
-    storm = transfers(times=len(errors))
+    storm = Blow(transfers, times=len(errors))
     if fizzles:
         with pytest.raises(Fizzled, match="all 3 transfers of the leadership were refused"):
             storm.strike(stage, random.Random(1))
@@ -205,19 +212,19 @@ def damageable(tmp_path: Path) -> Any:
     return stage
 
 
-@pytest.mark.parametrize("nemesis", [damage(how=how) for how in (CUT, FLIPPED, REMOVED)])
-def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, nemesis: Nemesis) -> None:
+@pytest.mark.parametrize("blow", [Blow(damage, how=how) for how in (CUT, FLIPPED, REMOVED)])
+def test_log_with_nothing_to_lose_is_left_as_it_is(tmp_path: Path, blow: Blow) -> None:
     path = durable_log(tmp_path)
     whole = path.read_bytes()
     stage = damageable(tmp_path)
-    nemesis.strike(stage, random.Random(1))()
+    blow.strike(stage, random.Random(1))()
     assert not path.exists() or path.read_bytes() != whole
     assert stage.hurt, "errors that it logs are explained"
     path.write_bytes(whole)
     stage = damageable(tmp_path)
     (tmp_path / "log" / "durable").unlink()
     with pytest.raises(Fizzled, match="has nothing durable yet"):
-        nemesis.strike(stage, random.Random(1))
+        blow.strike(stage, random.Random(1))
     assert path.read_bytes() == whole
     assert not stage.hurt
     assert [what for what, *_ in stage.calls] == ["kill"], "the show starts it"
@@ -228,7 +235,7 @@ def test_end_of_a_log_that_was_not_durable_is_no_loss(tmp_path: Path) -> None:
     path.write_bytes(durable_log(tmp_path / "longer", 9).read_bytes())
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="does not need the damaged part"):
-        damage(how=CUT).strike(stage, random.Random(1))
+        Blow(damage, how=CUT).strike(stage, random.Random(1))
     assert (stage.damaged, stage.hurt, stage.failures) == (set(), set(), [])
 
 
@@ -246,7 +253,7 @@ def with_state(data: Path, *names: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_state_that_is_not_there_yet_is_not_damaged(tmp_path: Path) -> None:
     stage = damageable(tmp_path)
     with pytest.raises(Fizzled, match="has no manifest yet"):
-        damage("follower", file_damage.STATE, REMOVED).strike(stage, random.Random(1))
+        Blow(damage, "follower", file_damage.STATE, REMOVED).strike(stage, random.Random(1))
     assert [what for what, *_ in stage.calls] == ["kill"], "the show starts it"
 
 
@@ -269,7 +276,7 @@ def test_damage_that_a_node_would_not_find_fails_the_run(
     victim = tmp_path / "state" / (names or ["manifest"])[0]
     monkeypatch.setitem(file_damage.VICTIM, file_damage.STATE, lambda *_: victim)
     with pytest.raises(Fizzled, match="does not need the damaged part"):
-        damage("follower", file_damage.STATE, how).strike(stage, random.Random(1))
+        Blow(damage, "follower", file_damage.STATE, how).strike(stage, random.Random(1))
     assert bool(stage.failures) != excused
     assert (stage.damaged, stage.hurt) == (set(), set())
 
@@ -301,14 +308,14 @@ def test_full_disks_that_nobody_notices_fizzle_once_there_is_room_again(
 
     stage.cluster.state = state
     stage.disks = {name: disk(name) for name in stage.names}
-    undo = fill("all").strike(stage, random.Random(1))
+    undo = Blow(fill, "all").strike(stage, random.Random(1))
     if noticing:
         undo()
     else:
         with pytest.raises(Fizzled, match="n1 and n3 did not notice"):
             undo()
     filled_and_back = [("fill", "n1"), ("fill", "n3"), ("drain", "n1"), ("drain", "n3")]
-    assert stage.calls == [*filled_and_back, ("await_ready", "n1", "n3")]
+    assert stage.calls == [*filled_and_back, ("start", "n1", "n3")]
 
 
 # ---- what fails aside
@@ -319,7 +326,7 @@ def test_failure_of_flapping_links_is_raised_when_they_are_healed() -> None:
     cuts, failed = iter([True, False]), threading.Event()
     cut = stage.network.cut
 
-    def once(pairs: Any) -> Callable[[], None]:
+    def once(pairs: Any) -> contextlib.AbstractContextManager[None]:
         if next(cuts):
             return cut(pairs)  # type: ignore[no-any-return]
         failed.set()
@@ -328,7 +335,7 @@ def test_failure_of_flapping_links_is_raised_when_they_are_healed() -> None:
     stage.network.cut = once
     said: list[str] = []
     stage.say = said.append
-    undo = flap("leader", period_s=0.01).strike(stage, random.Random(1))
+    undo = Blow(flap, "leader", period_s=0.01).strike(stage, random.Random(1))
     assert failed.wait(60)
     with pytest.raises(NetworkError, match="no such namespace"):
         undo()
@@ -337,7 +344,7 @@ def test_failure_of_flapping_links_is_raised_when_they_are_healed() -> None:
 
 
 def test_cut_that_fails_midway_takes_back_what_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    net = Network(["n1"], "abcdef")
+    net = Network(["n1"])
     done: list[tuple[str, bool]] = []
 
     def carry_out(_: str, *lines: str, force: bool = False) -> None:
@@ -345,8 +352,9 @@ def test_cut_that_fails_midway_takes_back_what_it_did(monkeypatch: pytest.Monkey
         raise NetworkError("ip: the second one")
 
     monkeypatch.setattr(net, "_ip", carry_out)
-    with pytest.raises(NetworkError, match="the second one"):
-        net.cut([("n1", "clients"), ("clients", "n1")])
+    pairs = [("n1", "clients"), ("clients", "n1")]
+    with pytest.raises(NetworkError, match="the second one"), net.cut(pairs):
+        pass
     assert done == [("rule add", False)] * 2 + [("rule del", True)] * 2
 
 
@@ -363,17 +371,14 @@ def test_slow_link_that_ended_by_itself_is_told_when_it_is_undone(
             boxes.append(self)
 
     rules: list[str] = []
-    net = Network(["n1"], "abcdef")
+    net = Network(["n1"])
     monkeypatch.setattr(net, "_ip", lambda _, *lines, **__: rules.extend(lines))
     monkeypatch.setattr("chaos.suite.stage.network.subprocess.Popen", Popen)
-    undo = net.slow([("n1", "clients")], delay_ms=1)
-    [box] = boxes
-    if ends:
-        box.wait()
-        with pytest.raises(NetworkError, match="the slow link ended by itself, status 0"):
-            undo()
-    else:
-        undo()
+    said = pytest.raises(NetworkError, match="the slow link ended by itself, status 0")
+    with said if ends else contextlib.nullcontext(), net.slow([("n1", "clients")], delay_ms=1):
+        [box] = boxes
+        if ends:
+            box.wait()
     assert box.stdin is not None
     box.stdin.close()
     assert box.poll() is not None

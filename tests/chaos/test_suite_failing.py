@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from chaos.history.history import RunFolder, read
-from chaos.suite.nemeses import file_damage, running_damage
+from chaos.suite.nemeses import file_damage
 from chaos.suite.nemeses.disk_failures import (
     bad_sector,
     disk_errors,
@@ -27,10 +27,17 @@ from chaos.suite.nemeses.disk_failures import (
     slow_disk,
     torn_write,
 )
-from chaos.suite.nemeses.file_damage import CUT, FLIPPED, LOG, REMOVED, STATE
+from chaos.suite.nemeses.file_damage import (
+    CUT,
+    FETCHED,
+    FLIPPED,
+    LOG,
+    REMOVED,
+    STATE,
+    hurt_running,
+)
 from chaos.suite.nemeses.links import cut_clients, near_lease
-from chaos.suite.nemeses.nemesis import ALL, Nemesis, Undo
-from chaos.suite.nemeses.running_damage import FETCHED, hurt_running
+from chaos.suite.nemeses.nemesis import ALL, Nemesis
 from chaos.suite.nemeses.voter_damage import (
     RAFT,
     forget,
@@ -41,6 +48,7 @@ from chaos.suite.nemeses.voter_damage import (
 from chaos.suite.stage.disk_faults import FOLDER, Calls, DiskFaults, Kind
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.settings.exit_codes import EXIT_DISK
+from tests.chaos.blows import Blow, Undo
 from tests.cluster.running import Forking, kept_runs, until
 from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
 from timerclient import TimerClient
@@ -98,7 +106,7 @@ def chance() -> random.Random:
 
 def needs(stage: Stage, nemesis: Nemesis) -> None:
     for need in nemesis.needs & stage.missing.keys():
-        pytest.skip(f"{nemesis.fault.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
+        pytest.skip(f"{nemesis.strike.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
 
 
 @contextlib.contextmanager
@@ -136,7 +144,7 @@ def recorded(stage: Stage, event: str) -> dict[str, Any]:
 
 
 def test_slow_disk_is_met_and_costs_no_answer(stage: Stage, chance: random.Random) -> None:
-    undo = slow_disk("leader", delay_ms=200).strike(stage, chance)
+    undo = Blow(slow_disk, "leader", delay_ms=200).strike(stage, chance)
     schedules(stage)
     # The followers are a majority: the answer may come before the leader's own sync begins.
     until(lambda: any(stage.disk_faults.met(name) for name in stage.names))
@@ -149,19 +157,20 @@ def test_slow_disk_is_met_and_costs_no_answer(stage: Stage, chance: random.Rando
 def test_cluster_serves_while_the_leaders_disk_hangs(
     stage: Stage, chance: random.Random, calls: Calls
 ) -> None:
-    undo = hanging_disk("leader", calls).strike(stage, chance)
+    undo = Blow(hanging_disk, "leader", calls=calls).strike(stage, chance)
     schedules(stage)
     undo()
     is_whole(stage)
 
 
 @pytest.mark.parametrize(
-    "nemesis", [disk_errors("leader", Calls.SYNCS), disk_errors("follower", Calls.WRITES)]
+    "blow",
+    [Blow(disk_errors, "leader", Calls.SYNCS), Blow(disk_errors, "follower", Calls.WRITES)],
 )
 def test_node_whose_disk_fails_ends_and_comes_back(
-    stage: Stage, chance: random.Random, nemesis: Nemesis
+    stage: Stage, chance: random.Random, blow: Blow
 ) -> None:
-    undo = nemesis.strike(stage, chance)
+    undo = blow.strike(stage, chance)
     assert recorded(stage, "disk-failed")["status"] == EXIT_DISK
     schedules(stage)
     undo()
@@ -170,7 +179,7 @@ def test_node_whose_disk_fails_ends_and_comes_back(
 
 def test_file_that_cannot_be_read_is_fetched_anew(stage: Stage, chance: random.Random) -> None:
     log = stage.run.root / "logs"
-    bad_sector("follower", part="log").strike(stage, chance)()
+    Blow(bad_sector, "follower", part="log").strike(stage, chance)()
     name = recorded(stage, "kill")["node"]
     assert "failed: EIO" in (log / f"{name}.log").read_text()
     assert stage.lost == set()
@@ -178,7 +187,7 @@ def test_file_that_cannot_be_read_is_fetched_anew(stage: Stage, chance: random.R
 
 
 def test_torn_node_serves_beside_an_absent_one(stage: Stage, chance: random.Random) -> None:
-    undo = torn_write("leader").strike(stage, chance)
+    undo = Blow(torn_write, "leader").strike(stage, chance)
     torn = recorded(stage, "torn")
     assert 0 < torn["torn"]["written"] < torn["torn"]["wanted"]
     assert stage.away == {torn["absent"]}
@@ -188,25 +197,25 @@ def test_torn_node_serves_beside_an_absent_one(stage: Stage, chance: random.Rand
 
 
 @pytest.mark.parametrize(
-    ("nemesis", "name"),
+    ("blow", "name"),
     [
-        (hurt_running(part=LOG, how=CUT), ".log"),
-        pytest.param(hurt_running(part=LOG, how=REMOVED), ".log", marks=pytest.mark.long),
-        pytest.param(hurt_running(part=STATE, how=FLIPPED), ".arrow", marks=pytest.mark.long),
+        (Blow(hurt_running, part=LOG, how=CUT), ".log"),
+        pytest.param(Blow(hurt_running, part=LOG, how=REMOVED), ".log", marks=pytest.mark.long),
+        pytest.param(Blow(hurt_running, part=STATE, how=FLIPPED), ".arrow", marks=pytest.mark.long),
     ],
 )
 def test_leader_whose_files_are_damaged_while_it_leads_heals(
     stage: Stage,
     chance: random.Random,
     monkeypatch: pytest.MonkeyPatch,
-    nemesis: Nemesis,
+    blow: Blow,
     name: str,
 ) -> None:
-    monkeypatch.setattr(running_damage, "RUNS_ON_S", 0.5)
+    monkeypatch.setattr(file_damage, "RUNS_ON_S", 0.5)
     monkeypatch.setitem(file_damage.VICTIM, STATE, lambda data, _: kept_runs(data)[0])
     until(lambda: all(kept_runs(stage.data(each)) for each in stage.names))
     before = {each: stage.output(each).read_text().count(FETCHED) for each in stage.names}
-    nemesis.strike(stage, chance)()
+    blow.strike(stage, chance)()
     hurt = recorded(stage, "hurt-running")
     assert (hurt["role"], Path(hurt["file"]).suffix) == ("leader", name)
     assert stage.output(hurt["node"]).read_text().count(FETCHED) > before[hurt["node"]]
@@ -221,7 +230,7 @@ def test_cluster_recovers_from_round_trips_near_the_lease(
     stage: Stage, chance: random.Random
 ) -> None:
     needs(stage, near_lease)
-    undo = near_lease(share=0.75).strike(stage, chance)
+    undo = Blow(near_lease, share=0.75).strike(stage, chance)
     assert schedules(stage) >= 0.75 * stage.lease_ms / 1000  # a commit takes a round trip
     undo()
     assert recorded(stage, "recovered")["leader"] in stage.names
@@ -233,7 +242,7 @@ def test_leader_that_clients_cannot_reach_is_seen_by_the_nodes(
 ) -> None:
     needs(stage, cut_clients)
     leader = stage.leader()
-    undo = cut_clients("leader").strike(stage, chance)
+    undo = Blow(cut_clients, "leader").strike(stage, chance)
     until(lambda: stage.cluster.state(leader) is None or stage.leader() != leader)
     undo()
     until(lambda: stage.cluster.state(leader))
@@ -244,18 +253,18 @@ def test_leader_that_clients_cannot_reach_is_seen_by_the_nodes(
 
 
 @pytest.mark.parametrize(
-    "nemesis",
+    "blow",
     [
-        forget("leader", PROMISE_NAME, FLIPPED),
-        pytest.param(forget("follower", PROMISE_NAME, REMOVED), marks=pytest.mark.long),
-        pytest.param(forget("follower", IDENTITY_NAME, CUT), marks=pytest.mark.long),
-        pytest.param(forget("leader", PROMISE_NAME, CUT, runs_on_s=0.5), marks=pytest.mark.long),
+        Blow(forget, "leader", PROMISE_NAME, FLIPPED),
+        pytest.param(Blow(forget, "follower", PROMISE_NAME, REMOVED), marks=pytest.mark.long),
+        pytest.param(Blow(forget, "follower", IDENTITY_NAME, CUT), marks=pytest.mark.long),
+        pytest.param(
+            Blow(forget, "leader", PROMISE_NAME, CUT, runs_on_s=0.5), marks=pytest.mark.long
+        ),
     ],
 )
-def test_node_that_forgot_is_replaced(
-    stage: Stage, chance: random.Random, nemesis: Nemesis
-) -> None:
-    undo = nemesis.strike(stage, chance)
+def test_node_that_forgot_is_replaced(stage: Stage, chance: random.Random, blow: Blow) -> None:
+    undo = blow.strike(stage, chance)
     name = recorded(stage, "replaceable")["node"]
     identity = stage.data(name) / IDENTITY_NAME
     before = identity.read_bytes()
@@ -271,23 +280,23 @@ def made_anew(stage: Stage, name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "nemesis",
+    "blow",
     [
-        hurt_raft("leader", RAFT, REMOVED),
-        pytest.param(hurt_raft("follower", "raft/journal", REMOVED), marks=pytest.mark.long),
-        pytest.param(hurt_raft("follower", "raft/meta", FLIPPED), marks=pytest.mark.long),
-        pytest.param(hurt_raft("follower", "raft/snapshot", FLIPPED), marks=pytest.mark.long),
-        pytest.param(hurt_raft(ALL, RAFT, REMOVED), marks=pytest.mark.long),
+        Blow(hurt_raft, "leader", RAFT, REMOVED),
+        pytest.param(Blow(hurt_raft, "follower", "raft/journal", REMOVED), marks=pytest.mark.long),
+        pytest.param(Blow(hurt_raft, "follower", "raft/meta", FLIPPED), marks=pytest.mark.long),
+        pytest.param(Blow(hurt_raft, "follower", "raft/snapshot", FLIPPED), marks=pytest.mark.long),
+        pytest.param(Blow(hurt_raft, ALL, RAFT, REMOVED), marks=pytest.mark.long),
     ],
 )
-def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, nemesis: Nemesis) -> None:
-    files = [stage.data(name) / nemesis.args["file"] for name in stage.names]
+def test_rafts_files_are_made_anew(stage: Stage, chance: random.Random, blow: Blow) -> None:
+    files = [stage.data(name) / blow.args["file"] for name in stage.names]
     until(lambda: all(path.exists() for path in files))  # a snapshot takes some commands
     before = {name: made_anew(stage, name) for name in stage.names}
-    nemesis.strike(stage, chance)()
+    blow.strike(stage, chance)()
     voted = recorded(stage, "raft-votes")
-    assert voted["file"] == nemesis.args["file"]
-    hurt = stage.names if nemesis.args["who"] == ALL else [voted["node"]]
+    assert voted["file"] == blow.args["file"]
+    hurt = stage.names if blow.args["who"] == ALL else [voted["node"]]
     assert all(made_anew(stage, name) > before[name] for name in hurt)
     is_whole(stage)
 
@@ -298,7 +307,7 @@ def test_voter_that_is_cut_off_is_removed_and_added_again(
     stage: Stage, chance: random.Random, who: str
 ) -> None:
     needs(stage, remove_cut_off)
-    with undone(remove_cut_off(who).strike(stage, chance)):
+    with undone(Blow(remove_cut_off, who).strike(stage, chance)):
         name = recorded(stage, "removed")["node"]
         with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
             members = client.members().members
@@ -312,7 +321,7 @@ def test_node_is_not_replaced_before_it_hears_the_leader(
     stage: Stage, chance: random.Random
 ) -> None:
     needs(stage, replace_cut_off)
-    with undone(replace_cut_off().strike(stage, chance)):
+    with undone(Blow(replace_cut_off).strike(stage, chance)):
         assert recorded(stage, "replace-asked")["answer"] != "made"
     is_whole(stage)
 
@@ -365,9 +374,13 @@ def test_calls_fail_as_the_fault_says_and_no_other_does(
         assert ask(calling, "os.fdatasync(fd)") == os.strerror(5)
         assert (faults.met("n1") or {})["call"] == "fdatasync"
     assert ask(calling, "os.fdatasync(fd)") == "None"
-    with faults.on("n1", data, Kind.UNREAD, inode=(data / "00.log").stat().st_ino + 1):
+    with faults.on(
+        "n1", data, Kind.ERROR, calls=Calls.READS, inode=(data / "00.log").stat().st_ino + 1
+    ):
         assert ask(calling, "os.pread(fd, 2, 0)") == "b'ab'"
-    with faults.on("n1", data, Kind.UNREAD, inode=(data / "00.log").stat().st_ino):
+    with faults.on(
+        "n1", data, Kind.ERROR, calls=Calls.READS, inode=(data / "00.log").stat().st_ino
+    ):
         assert ask(calling, "os.pread(fd, 2, 0)") == os.strerror(5)
     with faults.on("n1", tmp_path / "other", Kind.ERROR, calls=Calls.ALL):
         assert ask(calling, "os.fsync(fd)") == "None"

@@ -12,6 +12,7 @@ import pytest
 from chaos.suite.stage import disks, network
 from chaos.suite.stage.disks import MountedDisk
 from chaos.suite.stage.network import CLIENTS, Network, run, start_of
+from chaos.suite.stage.stage import capabilities
 from tests.cluster.running import until
 
 ECHO = """
@@ -27,10 +28,8 @@ CALL = "import socket, sys; socket.create_connection((sys.argv[1], 7000), float(
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> None:
-    if why := network.why_not():
-        pytest.skip(f"NO NETWORK NAMESPACES HERE, PARTITIONS WERE NOT TESTED: {why}")
-    if why := disks.why_not(tmp_path_factory.mktemp("disks")):
-        pytest.skip(f"NO DISKS HERE, POWER CUTS WERE NOT TESTED: {why}")
+    if missing := capabilities(tmp_path_factory.mktemp("disks")):
+        pytest.skip(f"NETWORKS AND DISKS WERE NOT TESTED: {missing}")
 
 
 @pytest.fixture
@@ -75,25 +74,22 @@ def servers(net: Network) -> Iterator[Servers]:
 def test_cut_link_carries_nothing_and_the_others_do(servers: Servers) -> None:
     assert servers.reaches(CLIENTS, "n1")
     assert servers.reaches("n2", "n1")
-    heal = servers.net.cut([("n1", "n2")])
-    assert not servers.reaches("n1", "n2", 0.7)
-    assert not servers.reaches("n2", "n1", 0.7)  # the answer is lost
-    assert servers.reaches("n3", "n2")
-    assert servers.reaches(CLIENTS, "n1")
-    heal()
+    with servers.net.cut([("n1", "n2")]):
+        assert not servers.reaches("n1", "n2", 0.7)
+        assert not servers.reaches("n2", "n1", 0.7)  # the answer is lost
+        assert servers.reaches("n3", "n2")
+        assert servers.reaches(CLIENTS, "n1")
     assert servers.reaches("n1", "n2")
 
 
 def test_slow_link_takes_its_time_and_a_cut_goes_before(servers: Servers) -> None:
     net = servers.net
-    fast = net.slow([("n1", "n2"), ("n2", "n1")], delay_ms=400)
-    at = time.monotonic()
-    assert servers.reaches("n1", "n2")
-    assert time.monotonic() - at >= 0.8  # there and back
-    heal = net.cut([("n1", "n2")])
-    assert not servers.reaches("n1", "n2", 2)
-    heal()
-    fast()
+    with net.slow([("n1", "n2"), ("n2", "n1")], delay_ms=400):
+        at = time.monotonic()
+        assert servers.reaches("n1", "n2")
+        assert time.monotonic() - at >= 0.8  # there and back
+        with net.cut([("n1", "n2")]):
+            assert not servers.reaches("n1", "n2", 2)
     assert servers.reaches("n1", "n2")
 
 
@@ -181,10 +177,8 @@ def test_files_move_out_with_their_links(disk: MountedDisk) -> None:
 
 
 def test_packets_wait_for_their_time(machine: None) -> None:
-    with Network(["n1"]) as net:
-        fast = net.slow([("n1", CLIENTS)], delay_ms=300)
+    with Network(["n1"]) as net, net.slow([("n1", CLIENTS)], delay_ms=300):
         command = [*net.host("n1").inside, sys.executable, "-c", CALL, net.address(CLIENTS), "5"]
         at = time.monotonic()
         subprocess.run(command, stderr=subprocess.DEVNULL, check=False)  # it is refused, late
         assert time.monotonic() - at >= 0.3
-        fast()

@@ -21,12 +21,12 @@ from chaos.history.history import RunFolder, read
 from chaos.suite import scenarios
 from chaos.suite.nemeses import crowd, file_damage, links
 from chaos.suite.nemeses import nemesis as nemeses
-from chaos.suite.nemeses.clocks import clock_jump
 from chaos.suite.nemeses.crowd import flood, kill_consumer
 from chaos.suite.nemeses.file_damage import CUT, REMOVED, damage, fill, wipe
 from chaos.suite.nemeses.links import bridge, flap, isolate, one_way, slow
 from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
 from chaos.suite.nemeses.processes import (
+    clock_jump,
     kill,
     kill_many,
     pause,
@@ -36,6 +36,7 @@ from chaos.suite.nemeses.processes import (
 )
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.files.disk_room import WAITING
+from tests.chaos.blows import Blow
 from tests.cluster.running import Forking
 from timer.files.disk import RealDisk
 from timer.model.units import LogIndex
@@ -86,7 +87,7 @@ def chance() -> random.Random:
 
 def needs(stage: Stage, nemesis: Nemesis) -> None:
     for need in nemesis.needs & stage.missing.keys():
-        pytest.skip(f"{nemesis.fault.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
+        pytest.skip(f"{nemesis.strike.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -134,7 +135,7 @@ def metric(stage: Stage, name: str, metric: str) -> float:
 
 def test_kill_ends_the_leader_and_another_leads(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    undo = kill("leader").strike(stage, chance)
+    undo = Blow(kill, "leader").strike(stage, chance)
     leader = recorded(stage, "kill")["node"]
     assert not stage.cluster.is_running(leader)
     assert stage.leader() != leader
@@ -146,7 +147,7 @@ def test_kill_ends_the_leader_and_another_leads(stage: Stage, chance: random.Ran
 
 def test_kill_many_ends_a_majority_or_all(stage: Stage, chance: random.Random) -> None:
     before = pids(stage)
-    undo = kill_many(7).strike(stage, chance)
+    undo = Blow(kill_many, 7).strike(stage, chance)
     assert not any(map(stage.cluster.is_running, stage.names))
     undo()
     assert not {*before.values()} & {*pids(stage).values()}
@@ -155,7 +156,7 @@ def test_kill_many_ends_a_majority_or_all(stage: Stage, chance: random.Random) -
 
 def test_paused_leader_loses_its_leadership(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    undo = pause("leader").strike(stage, chance)
+    undo = Blow(pause, "leader").strike(stage, chance)
     leader = recorded(stage, "pause")["node"]
     stat = Path(f"/proc/{pids(stage)[leader]}/stat")
     until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
@@ -166,7 +167,7 @@ def test_paused_leader_loses_its_leadership(stage: Stage, chance: random.Random)
 
 def test_rolling_restart_replaces_every_process(stage: Stage, chance: random.Random) -> None:
     before = pids(stage)
-    rolling_restart().strike(stage, chance)()
+    Blow(rolling_restart).strike(stage, chance)()
     assert not {*before.values()} & {*pids(stage).values()}
     assert recorded(stage, "term")
     schedules(stage)
@@ -174,22 +175,26 @@ def test_rolling_restart_replaces_every_process(stage: Stage, chance: random.Ran
 
 def test_transfers_move_the_leadership(stage: Stage, chance: random.Random) -> None:
     before = epoch(stage)
-    transfers(times=2).strike(stage, chance)()
+    Blow(transfers, times=2).strike(stage, chance)()
     assert epoch(stage) > before
     schedules(stage)
 
 
 @pytest.mark.parametrize(
-    "nemesis",
-    [isolate("leader", clients=True), isolate("leader", clients=False), one_way("leader")],
+    "blow",
+    [
+        Blow(isolate, "leader", clients=True),
+        Blow(isolate, "leader", clients=False),
+        Blow(one_way, "leader"),
+    ],
 )
 def test_leader_that_nobody_hears_is_replaced(
     stage: Stage,
     chance: random.Random,
-    nemesis: Nemesis,
+    blow: Blow,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    needs(stage, nemesis)
+    needs(stage, blow.nemesis)
     before, struck = epoch(stage), list[str]()
     choose = nemeses.chosen
 
@@ -199,10 +204,10 @@ def test_leader_that_nobody_hears_is_replaced(
         return struck[-1]
 
     monkeypatch.setattr(links, "chosen", chosen)
-    undo = nemesis.strike(stage, chance)
+    undo = blow.strike(stage, chance)
     [leader] = struck
     until(lambda: stage.leader(above_epoch=before) != leader)
-    hidden = nemesis.args.get("clients", False)
+    hidden = blow.args.get("clients", False)
     until(lambda: seen(stage, leader, hidden=hidden))
     undo()
     until(lambda: stage.cluster.state(leader))
@@ -211,7 +216,7 @@ def test_leader_that_nobody_hears_is_replaced(
 
 def test_bridged_halves_go_on(stage: Stage, chance: random.Random) -> None:
     needs(stage, bridge)
-    undo = bridge().strike(stage, chance)
+    undo = Blow(bridge).strike(stage, chance)
     with TimerClient(stage.cluster.endpoints) as client:
         client.schedule("t", b"payload", delay=timedelta(hours=1), timeout=WAIT_S)
     undo()
@@ -225,13 +230,15 @@ def test_flapping_links_come_and_go(
     assert stage.network is not None
     cuts, heals, cut = threading.Semaphore(0), threading.Semaphore(0), stage.network.cut
 
-    def watched(pairs: Any) -> Callable[[], None]:
-        heal = cut(pairs)
-        cuts.release()
-        return lambda: (heal(), heals.release())[0]  # type: ignore[func-returns-value]
+    @contextlib.contextmanager
+    def watched(pairs: Any) -> Iterator[None]:
+        with cut(pairs):
+            cuts.release()
+            yield
+        heals.release()
 
     monkeypatch.setattr(stage.network, "cut", watched)
-    undo = flap("follower", period_s=0.2).strike(stage, chance)
+    undo = Blow(flap, "follower", period_s=0.2).strike(stage, chance)
     for come_and_go in (cuts, heals, cuts, heals):
         assert come_and_go.acquire(timeout=WAIT_S)
     undo()
@@ -240,7 +247,7 @@ def test_flapping_links_come_and_go(
 
 def test_slow_links_answer_late(stage: Stage, chance: random.Random) -> None:
     needs(stage, slow)
-    undo = slow("follower", delay_ms=150, jitter_ms=0, loss=0).strike(stage, chance)
+    undo = Blow(slow, "follower", delay_ms=150, jitter_ms=0, loss=0).strike(stage, chance)
     assert stage.network is not None
     times = {}
     for name in stage.names:
@@ -253,9 +260,9 @@ def test_slow_links_answer_late(stage: Stage, chance: random.Random) -> None:
 
 
 def test_wrong_clock_is_seen_and_moves_nobody_elses(stage: Stage, chance: random.Random) -> None:
-    for nemesis in (clock_jump(offset_ms=60_000), clock_jump(drift_ppm=900_000)):
-        undo = nemesis.strike(stage, chance)
-        skew_s = 59 if "offset_ms" in nemesis.args else 1
+    for blow in (Blow(clock_jump, offset_ms=60_000), Blow(clock_jump, drift_ppm=900_000)):
+        undo = blow.strike(stage, chance)
+        skew_s = 59 if "offset_ms" in blow.args else 1
 
         def is_seen(skew_s: int = skew_s) -> bool:  # by whoever leads by then
             spreads = [metric(stage, n, "timer_clock_spread_seconds") for n in stage.names]
@@ -279,7 +286,7 @@ def test_power_cut_loses_unsynced_files(
     stage.pause(leader)
     os.sync()
     (stage.data(leader) / "unsynced").write_text("in the page cache only")
-    undo = power_cut("leader").strike(stage, chance)
+    undo = Blow(power_cut, "leader").strike(stage, chance)
     assert not stage.cluster.is_running(leader)
     assert (stage.data(leader) / "identity.json").exists()
     assert not (stage.data(leader) / "unsynced").exists()
@@ -299,7 +306,7 @@ def test_killed_consumers_messages_come_again(
         def killed() -> set[int]:
             """Return what died consumers held; one may find no group that is consumed just then."""
             with contextlib.suppress(Fizzled):
-                kill_consumer(life_s=0.1).strike(stage, chance)()
+                Blow(kill_consumer, life_s=0.1).strike(stage, chance)()
             doomed = stage.run.histories.glob("doomed-*.jsonl")
             return {o for file in doomed for line in read(file) for o in line["offsets"]}
 
@@ -315,7 +322,7 @@ def test_killed_consumers_messages_come_again(
 
 def test_flood_is_more_than_the_cluster_takes(stage: Stage, chance: random.Random) -> None:
     def refused() -> bool:
-        flood(clients=6, size_mb=50).strike(stage, chance)()
+        Blow(flood, clients=6, size_mb=50).strike(stage, chance)()
         assert recorded(stage, "flood")["asked"] == 12
         return bool(recorded(stage, "flood")["refused"])
 
@@ -341,7 +348,7 @@ def test_full_disk_stops_the_node_and_room_brings_it_back(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        undo = fill("follower").strike(stage, chance)
+        undo = Blow(fill, "follower").strike(stage, chance)
     finally:
         stop.set()
         writer.join()
@@ -370,7 +377,7 @@ def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
     with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
         timer = client.schedule("t", b"payload", delay=timedelta(hours=1))
         soon = client.schedule("nearly", b"payload", delay=timedelta(seconds=3))
-        undo = fill("all", leave=scenarios.NEARLY).strike(stage, chance)
+        undo = Blow(fill, "all", leave=scenarios.NEARLY).strike(stage, chance)
         assert "free, below its storage.reserve_bytes = 134217728" in until(refusal)
         assert client.cancel(timer) is CancelResult.CANCELLED
         with client.consumer("nearly", group="g") as consumer:
@@ -384,7 +391,7 @@ def test_disks_nearly_full_refuse_what_is_new_until_there_is_room(
 def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhile(
     stage: Stage, chance: random.Random
 ) -> None:
-    undo = wipe("follower").strike(stage, chance)
+    undo = Blow(wipe, "follower").strike(stage, chance)
     name = recorded(stage, "kill")["node"]
     assert not stage.data(name).exists()
 
@@ -397,7 +404,7 @@ def test_wiped_node_comes_back_with_what_it_lost_though_the_leader_dies_meanwhil
         until(lambda: stage.waited_for)
         with stage.turn:
             assert stage.waited_for == {name}
-            kill("leader").strike(stage, chance)()
+            Blow(kill, "leader").strike(stage, chance)()
         healing.result()
     assert recorded(stage, "kill")["role"] == "leader"
     assert recorded(stage, "kill")["node"] != name
@@ -415,20 +422,20 @@ def test_node_that_ends_by_itself_is_noticed(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nemesis", "suffix"),
+    ("blow", "suffix"),
     [
-        (damage(how=CUT), ".log"),
-        (damage(), ".log"),
-        (damage(how=REMOVED), ".log"),
-        (damage(part=file_damage.STATE, how=CUT), "manifest"),
-        (damage(part=file_damage.STATE), ".arrow"),
-        (damage(part=file_damage.STATE, how=CUT), ".keys"),
-        (damage(part=file_damage.STATE, how=REMOVED), ".spill"),
+        (Blow(damage, how=CUT), ".log"),
+        (Blow(damage), ".log"),
+        (Blow(damage, how=REMOVED), ".log"),
+        (Blow(damage, part=file_damage.STATE, how=CUT), "manifest"),
+        (Blow(damage, part=file_damage.STATE), ".arrow"),
+        (Blow(damage, part=file_damage.STATE, how=CUT), ".keys"),
+        (Blow(damage, part=file_damage.STATE, how=REMOVED), ".spill"),
     ],
 )
 def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     stage: Stage, chance: random.Random, monkeypatch: pytest.MonkeyPatch,
-    nemesis: Nemesis, suffix: str,
+    blow: Blow, suffix: str,
 ) -> None:  # fmt: skip
     def needed(data: Path) -> list[str]:
         """Files of the manifest: one that a killed node has just begun nobody would miss."""
@@ -449,7 +456,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     )
     logs = {name: stage.run.root / "logs" / f"{name}.log" for name in stage.names}
     sizes = {name: path.stat().st_size for name, path in logs.items()}
-    nemesis.strike(stage, chance)()
+    blow.strike(stage, chance)()
     name = recorded(stage, "kill")["node"]
     assert stage.lost == set()
     assert "; fetching state and log from the leader" in logs[name].read_text()[sizes[name] :]
@@ -458,7 +465,7 @@ def test_damaged_node_heals_and_its_log_is_kept_as_it_was(
     stage.archive.update()
     lives = stage.run.logs()[name]
     assert next(between(Piece(lives[0], LogIndex(1), LogIndex(1)))).index == 1
-    if nemesis.args.get("part", file_damage.LOG) == file_damage.LOG:
+    if blow.args.get("part", file_damage.LOG) == file_damage.LOG:
         assert lives[-1][0].first > 1
 
 

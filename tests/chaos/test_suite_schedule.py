@@ -5,10 +5,11 @@ from itertools import pairwise
 import pytest
 
 from chaos.suite import scenarios
-from chaos.suite.nemeses.all_nemeses import NEMESES, nemesis_of
+from chaos.suite.nemeses import NEMESES
 from chaos.suite.scenarios import SCENARIOS
 from chaos.suite.stage import plan
 from chaos.suite.stage.plan import QUIET_S, Lane, Need, RunOptions, Strike
+from tests.chaos.blows import Blow
 
 SEEDS = range(20)
 MIXES = ("mix", "short")
@@ -33,7 +34,7 @@ def test_every_scenario_strikes_within_half_a_minute_and_is_over_in_time(name: s
         assert schedule
         assert all(s.at_s + s.for_s <= 30 - QUIET_S for s in schedule)
         assert schedule == sorted(schedule, key=lambda strike: strike.at_s)
-        assert [nemesis_of(strike) for strike in schedule]
+        assert [Blow(NEMESES[strike.nemesis], **strike.args) for strike in schedule]
 
 
 @pytest.mark.parametrize("name", MIXES)

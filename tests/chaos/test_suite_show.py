@@ -5,7 +5,7 @@ import json
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -103,13 +103,16 @@ class FakeWorkloads(Workloads):
             raise self.failure
 
 
-def none(_: object) -> Workloads:
-    return FakeWorkloads()
+def workloads_are(monkeypatch: pytest.MonkeyPatch, workloads: FakeWorkloads) -> FakeWorkloads:
+    """Let these be the workloads of the show."""
+    monkeypatch.setattr(show, "Workloads", lambda *_: workloads)
+    return workloads
 
 
 @pytest.fixture
 def no_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "Stage", FakeStage)
+    workloads_are(monkeypatch, FakeWorkloads())
     monkeypatch.setattr(show, "DRAIN_S", 60.0)
 
 
@@ -119,12 +122,16 @@ def bill(*strikes: Strike) -> Bill:
 
 
 def strikes_are(monkeypatch: pytest.MonkeyPatch, **strikes: Callable[..., Any]) -> None:
-    """Let these stand in for the nemeses of these names."""
+    """Let these stand in for the nemeses of these names. Each returns its undo."""
 
-    def nemesis_of(strike: Strike) -> SimpleNamespace:
-        return SimpleNamespace(strike=strikes[strike.nemesis])
+    @contextlib.contextmanager
+    def lasting(strike: Callable[..., Any], *of: object) -> Iterator[None]:
+        undo = strike(*of)
+        yield
+        undo()
 
-    monkeypatch.setattr(show, "nemesis_of", nemesis_of)
+    nemeses = {n: SimpleNamespace(strike=partial(lasting, each)) for n, each in strikes.items()}
+    monkeypatch.setattr(show, "NEMESES", nemeses)
 
 
 def about(folder: Path) -> Any:
@@ -133,10 +140,10 @@ def about(folder: Path) -> Any:
 
 @pytest.mark.usefixtures("no_stage")
 def test_quiet_run_is_told_drained_and_judged(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workloads = FakeWorkloads(True, False)
-    assert Show(RunFolder(tmp_path), bill(), lambda _: workloads, audit=GOOD).play() == 0
+    workloads = workloads_are(monkeypatch, FakeWorkloads(True, False))
+    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 0
     assert workloads.calls == ["start", "stop", "close"]
     assert LAST[0].events == ["drained", "down"]
     lines = capfd.readouterr().out.splitlines()
@@ -156,7 +163,7 @@ def test_acks_that_no_client_asked_for_fail_the_run(
     into = run.audit / "summary.json"
     audit = f"mkdir -p {run.audit} && echo '{summary}' > {into} && echo verdict: OK"
     judge = ("/bin/sh", "-c", f"{audit} # ")
-    assert Show(run, bill(), none, audit=judge).play() == bool(count)
+    assert Show(run, bill(), audit=judge).play() == bool(count)
     words = "7 messages were acked, and no client sent the acks"
     assert about(tmp_path)["failures"] == ([words] if count else [])
     out = capfd.readouterr().out
@@ -172,7 +179,7 @@ def test_nodes_that_were_never_heard_fail_the_run(
     run.audit.mkdir()
     summary = {"acks_unasked": 0, "conservation": {"said": {"nodes": 2}}}
     (run.audit / "summary.json").write_text(json.dumps(summary))
-    assert Show(run, bill(), none, audit=GOOD).play() == 1
+    assert Show(run, bill(), audit=GOOD).play() == 1
     words = "only 2 of 3 nodes reported their counts"
     assert about(tmp_path)["failures"] == [words]
     assert f"FAILED: {words}" in capfd.readouterr().out
@@ -186,7 +193,7 @@ def test_stage_that_does_not_come_down_costs_no_audit(
         raise NetworkError("umount: target is busy")
 
     monkeypatch.setattr(FakeStage, "__exit__", fail)
-    assert Show(RunFolder(tmp_path), bill(), none, audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 1
     lines = capfd.readouterr().out.splitlines()
     assert any("FAILED: taking the stage down: umount: target is busy" in line for line in lines)
     assert lines[-1] == "verdict: OK"
@@ -201,7 +208,7 @@ def test_what_the_stage_finds_as_it_comes_down_fails_the_run(
         stage.failures.append("n1 ended with status 1 after SIGTERM")
 
     monkeypatch.setattr(FakeStage, "__exit__", down)
-    assert Show(RunFolder(tmp_path), bill(), none, audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 1
     assert "FAILED: n1 ended with status 1 after SIGTERM" in capfd.readouterr().out
     assert about(tmp_path)["failures"] == ["n1 ended with status 1 after SIGTERM"]
 
@@ -242,7 +249,7 @@ def test_strike_that_fails_costs_neither_the_others_nor_the_audit(
     strikes_are(monkeypatch, kill=strike)
     two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=True)  # both are played, however late the second one is
-    status = Show(RunFolder(tmp_path), two, none, audit=GOOD).play()
+    status = Show(RunFolder(tmp_path), two, audit=GOOD).play()
     assert LAST[0].events == ["strike", "healed", "strike", "undone", "healed", "drained", "down"]
     assert status == 1
     assert about(tmp_path)["failures"] == ["kill: it does not want to"]
@@ -290,7 +297,7 @@ def test_leader_is_killed_meanwhile_only_if_a_strike_at_nodes_waits(
     strikes_are(monkeypatch, wipe=heal, kill=kill)
     wipe = Strike(at_s=0, nemesis="wipe")
     both = replace(bill(wipe, Strike(at_s=0.2, nemesis="kill", lane=Lane.LEADER)), complete=True)
-    assert Show(RunFolder(tmp_path), both, none, audit=GOOD).play() == 0
+    assert Show(RunFolder(tmp_path), both, audit=GOOD).play() == 0
     ended = ["healed", "whole", "healed"] if waits else ["whole", "healed", "strike", "healed"]
     assert LAST[0].events[:-2] == (["strike", "strike"] if waits else ["strike"]) + ended
 
@@ -315,7 +322,7 @@ def test_late_kills_leave_a_node_time_to_heal(
     strikes_are(monkeypatch, wipe=heal, kill=lambda *_: partial(kills.put, "killed"))
     late = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.2, 0.3)]
     three = replace(bill(Strike(at_s=0, nemesis="wipe"), *late), complete=True)
-    played = Show(RunFolder(tmp_path), three, none, audit=GOOD)
+    played = Show(RunFolder(tmp_path), three, audit=GOOD)
     assert played.play() == 0
     assert kills.get(timeout=0) == "killed", "once it is whole"
 
@@ -332,7 +339,7 @@ def test_promised_kill_that_is_due_soon_goes_first(
     strikes_are(monkeypatch, **strikes)
     kills = [Strike(at_s=at_s, nemesis="kill", lane=Lane.LEADER) for at_s in (0.5, 4)]
     both = replace(bill(Strike(at_s=0, nemesis="wipe"), *kills), complete=True)
-    assert Show(RunFolder(tmp_path), both, none, audit=GOOD).play() == 0
+    assert Show(RunFolder(tmp_path), both, audit=GOOD).play() == 0
     assert order == ["kill", "wipe", "kill"]
 
 
@@ -364,7 +371,7 @@ def missed(folder: Path) -> list[tuple[int, str, str]]:
 def test_run_of_which_no_strike_fell_fails(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert Show(RunFolder(tmp_path), bill(LATE, LATE), none, audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), bill(LATE, LATE), audit=GOOD).play() == 1
     assert about(tmp_path)["failures"] == ["no strike fell, of 1-2"]
     out = capfd.readouterr().out
     assert "0 of 2 planned faults happened: none\n" in out
@@ -378,7 +385,7 @@ def test_run_of_which_all_strikes_fizzled_fails(
 ) -> None:
     fizzling(monkeypatch, "in vain")
     kill = bill(Strike(at_s=0, nemesis="kill"))
-    assert Show(RunFolder(tmp_path), kill, none, audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), kill, audit=GOOD).play() == 1
     assert about(tmp_path)["failures"] == ["no strike fell, of 1"]
 
 
@@ -389,7 +396,7 @@ def test_strikes_that_were_not_come_to_are_told_by_number(
     fizzling(monkeypatch, "hits")
     some = bill(Strike(at_s=0, nemesis="kill"), LATE, LATE)
     some = replace(some, options=RunOptions(minutes=2 / 60))
-    assert Show(RunFolder(tmp_path), some, none, audit=GOOD).play() == 0
+    assert Show(RunFolder(tmp_path), some, audit=GOOD).play() == 0
     told = about(tmp_path)
     assert (told["strikes"], told["struck"], told["fizzled"]) == ({"kill": 1}, [1], {})
     assert missed(tmp_path) == [(2, "pause", "time was up"), (3, "pause", "time was up")]
@@ -422,7 +429,7 @@ def test_strike_that_fizzled_does_not_count_as_struck(
     monkeypatch.setattr(Show, "_mend", noted)
     two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=complete, options=RunOptions(minutes=2 / 60))
-    status = Show(RunFolder(tmp_path), two, none, audit=GOOD).play()
+    status = Show(RunFolder(tmp_path), two, audit=GOOD).play()
     assert mended == [0, 2, 3, 5], "before each strike, at the end, and before the first is healed"
     events = ["strike", "fizzled", "healed", "strike", "healed", "drained", "down"]
     assert LAST[0].events == events
@@ -444,7 +451,7 @@ def test_a_run_tells_its_faults_in_plain_words(
     fizzling(monkeypatch, "hits", "hits")
     two = bill(Strike(at_s=0, nemesis="kill"), Strike(at_s=0.1, nemesis="kill"))
     two = replace(two, complete=True, options=RunOptions(minutes=2 / 60))
-    assert Show(RunFolder(tmp_path), two, none, audit=GOOD).play() == 0
+    assert Show(RunFolder(tmp_path), two, audit=GOOD).play() == 0
     assert "2 of 2 planned faults happened: 2 x kill\n" in capfd.readouterr().out
 
 
@@ -459,7 +466,7 @@ def test_run_in_which_leaders_were_killed_too_seldom_fails(
         for at_ms in (5_000, 25_000):
             faults.record("kill", at_ms=at_ms, role="leader")
     some = replace(bill(), strikes_apart_max=most)
-    assert Show(RunFolder(tmp_path), some, none, audit=GOOD).play() == fails
+    assert Show(RunFolder(tmp_path), some, audit=GOOD).play() == fails
     words = "no leader was killed during 2 strikes: limit 1"
     assert about(tmp_path)["failures"] == ([words] if fails else [])
     assert about(tmp_path)["leader_kills"] == {
@@ -488,15 +495,18 @@ def test_workload_that_never_ends_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(show, "DRAIN_S", 0.3)
-    assert Show(RunFolder(tmp_path), bill(), lambda _: FakeWorkloads(True), audit=GOOD).play() == 1
+    workloads_are(monkeypatch, FakeWorkloads(True))
+    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 1
     assert LAST[0].events == ["gave_up", "down"]
     assert about(tmp_path)["failures"] == ["not drained within 0.3 s: fake"]
 
 
 @pytest.mark.usefixtures("no_stage")
-def test_workload_that_failed_fails_the_run(tmp_path: Path) -> None:
-    failed = FakeWorkloads(failure=ValueError("a bug"))
-    assert Show(RunFolder(tmp_path), bill(), lambda _: failed, audit=GOOD).play() == 1
+def test_workload_that_failed_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workloads_are(monkeypatch, FakeWorkloads(failure=ValueError("a bug")))
+    assert Show(RunFolder(tmp_path), bill(), audit=GOOD).play() == 1
     assert LAST[0].events == ["drained", "down"]
     [failure] = about(tmp_path)["failures"]
     assert failure.startswith("the workloads: Traceback")
@@ -506,7 +516,7 @@ def test_workload_that_failed_fails_the_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_stage")
 def test_audits_exit_status_is_the_runs(tmp_path: Path) -> None:
     audit = (sys.executable, "-c", "raise SystemExit(3)")
-    assert Show(RunFolder(tmp_path), bill(), none, audit=audit).play() == 3
+    assert Show(RunFolder(tmp_path), bill(), audit=audit).play() == 3
     assert about(tmp_path)["audit_status"] == 3
 
 
@@ -522,7 +532,7 @@ def test_what_is_missing_is_said_first_and_last(
         left_out=["not allowed here: everything"],
         missing={Need.NETWORK: "not root"},
     )
-    assert Show(RunFolder(tmp_path), cut, none, audit=GOOD).play() == 1
+    assert Show(RunFolder(tmp_path), cut, audit=GOOD).play() == 1
     assert about(tmp_path)["failures"] == ["no strike fell, of 1"]
     lines = capfd.readouterr().out.splitlines()
     for said in (lines[:2], lines[-4:-2]):

@@ -16,6 +16,7 @@ from chaos.suite.stage import stage as stages
 from chaos.suite.stage.plan import Need, RunOptions
 from chaos.suite.stage.stage import Stage
 from deploy.local import LaunchError, LocalCluster
+from tests.chaos.blows import Blow
 from tests.chaos.world import durable_log
 from tests.timer.machines import Log as MachineLog
 from tests.timer.machines import catch_up, engine_on
@@ -77,7 +78,7 @@ def test_damaged_node_that_does_not_come_back_may_only_have_given_up(
         is_given_up=lambda _: given_up, say=lambda _: None,
     )  # fmt: skip
     with contextlib.nullcontext() if given_up else pytest.raises(LaunchError, match="not ready"):
-        file_damage.damage("leader", how=file_damage.REMOVED).strike(stage, random.Random(1))
+        Blow(file_damage.damage, "leader", how=file_damage.REMOVED).strike(stage, random.Random(1))
     assert (lost, stage.hurt) == (["n1"] if given_up else [], {"n1"})
 
 
@@ -169,8 +170,7 @@ def test_nothing_is_struck_while_a_voter_is_unsure(
     monkeypatch.setattr(stage.cluster, "is_running", lambda _: True)
     monkeypatch.setattr(stage, "died", list)
     nothing = Bill(scenario="none", seed=0, options=RunOptions(), schedule=[])
-    workloads: Any = None
-    Show(RunFolder(tmp_path), nothing, workloads)._mend(stage)
+    Show(RunFolder(tmp_path), nothing)._mend(stage)
     assert answers == []
     monkeypatch.setattr(stages, "READY_S", 0.01)
     for answer in ((True, "follower"), (False, "unreachable")):

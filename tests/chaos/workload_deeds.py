@@ -19,8 +19,6 @@ SECONDS: Final = 7.0
 RATE_PER_S: Final = 400
 DEEDS_S: Final = 300.0
 """For the rarest of what the workloads do by chance, on a machine that has little time for it."""
-WAITING_MAX: Final = 400
-"""Else the consumers of a slow machine fall behind for as long as a deed is awaited."""
 LOOK_S: Final = 0.5
 """Between two looks at what they did: who looks takes time from the clients, which are threads."""
 
@@ -226,7 +224,7 @@ def play(folder: Path) -> RunFolder:
         listener = StateRecorder(run, addresses)
         setting = Setting(
             run=run, endpoints=lambda: cluster.endpoints, seed=1, rate_per_s=RATE_PER_S,
-            horizon_s=SECONDS, waiting_max=WAITING_MAX,
+            horizon_s=SECONDS,
         )  # fmt: skip
         works = Workloads([*workloads.KINDS], setting)
         try:

@@ -111,16 +111,9 @@ def flood(
 
 
 async def _pour(stage: Stage, number: int, each: int, requests: int) -> list[TimerError | None]:
-    """Send one client's requests, several at once, and retry none.
+    """Send one client's requests, several at once; return their errors, None for accepted ones.
 
-    Args:
-        stage: of the run.
-        number: of this flood among all.
-        each: number of this client in the flood.
-        requests: to send.
-
-    Returns:
-        The error of each request; None: it was accepted.
+    `number`: of this flood among all. `each`: of this client in the flood.
     """
     first = FLOOD_MARKS + (number * 1000 + each) * 10_000_000
     name, books = f"flood-{number}-{each}", Books(payload_size=_SIZE)

@@ -23,35 +23,32 @@ MEETS_S: Final = 20.0
 _BAD_SECTOR: Final = "bad-sector"
 
 
-@Nemesis
-def slow_disk(
-    stage: Stage, chance: random.Random, who: str = "leader", delay_ms: int = 300
-) -> Iterator[None]:
-    """Every sync of a node's disk takes longer.
+def _delay_disk(
+    stage: Stage, chance: random.Random, who: str = "leader", delay_ms: int = 0,
+    calls: str = Calls.SYNCS,
+) -> Iterator[None]:  # fmt: skip
+    """Every sync of a node's disk takes longer, or calls to it do not return.
 
-    `delay_ms`: added to each sync.
+    `delay_ms`: added to each sync. 0: the disk hangs. `calls`: those that do not return. SYNCS:
+    writes still return, because they end in the page cache. Or ALL.
     """
     name = chosen(stage, who, chance)
-    stage.say(f"the disk of {said(stage, name, who)}: {delay_ms} ms a sync")
-    with stage.disk_faults.on(name, stage.data(name), Kind.SLOW, delay_ms=delay_ms):
+    how = f"{delay_ms} ms a sync" if delay_ms else f"hangs: {calls}"
+    stage.say(f"the disk of {said(stage, name, who)}: {how}")
+    kind = Kind.SLOW if delay_ms else Kind.HANG
+    with stage.disk_faults.on(name, stage.data(name), kind, delay_ms=delay_ms, calls=calls):
+        if not delay_ms:
+            _until_met(stage, name)
         yield
-    _well(stage, name)
+    met = stage.disk_faults.met(name)
+    stage.record("disk-well", node=name, met=met)
+    stage.leader()
+    stage.say(f"the disk of {name} is well")
+    if met is None:
+        raise Fizzled(f"{name} has not met the fault")
 
 
-@Nemesis
-def hanging_disk(
-    stage: Stage, chance: random.Random, who: str = "leader", calls: str = Calls.SYNCS
-) -> Iterator[None]:
-    """Calls to a node's disk do not return.
-
-    `calls`: SYNCS: writes still return, because they end in the page cache. Or ALL.
-    """
-    name = chosen(stage, who, chance)
-    stage.say(f"the disk of {said(stage, name, who)} hangs: {calls}")
-    with stage.disk_faults.on(name, stage.data(name), Kind.HANG, calls=Calls(calls)):
-        _until_met(stage, name)
-        yield
-    _well(stage, name)
+slow_disk = hanging_disk = Nemesis(_delay_disk)
 
 
 @Nemesis
@@ -69,7 +66,7 @@ def disk_errors(
     word = stage.word_of(name)
     stage.away.add(name)
     stage.failing.add(name)
-    with stage.disk_faults.on(name, stage.data(name), Kind.ERROR, calls=Calls(calls)):
+    with stage.disk_faults.on(name, stage.data(name), Kind.ERROR, calls=calls):
         _until_ended(stage, name, f"{name} goes on")
         status = stage.cluster.exit_status(name)
         stage.record("disk-failed", **word, status=status)
@@ -98,10 +95,10 @@ def bad_sector(
     path = file_damage.VICTIM[part](stage.data(name), chance)
     held.hardlink_to(path)
     stage.say(f"{name}'s {path.name} can't be read: EIO")
-    inode = held.stat().st_ino
+    unread = {"calls": Calls.READS, "inode": held.stat().st_ino}
     stage.damaged.add(name)
     stage.hurt.add(name)
-    with stage.disk_faults.on(name, stage.data(name), Kind.UNREAD, inode=inode):
+    with stage.disk_faults.on(name, stage.data(name), Kind.ERROR, **unread):
         file_damage.heal(stage, name, first=lambda: _replaced(stage, name, path, held))
     held.unlink()
     if stage.disk_faults.met(name) is None:
@@ -154,15 +151,6 @@ def _until_ended(stage: Stage, name: str, otherwise: str) -> None:
     """Return as soon as a node has ended; Fizzled: it has not, in time."""
     running = stage.cluster.is_running
     until(lambda: not running(name), stage, name, MEETS_S, otherwise, Fizzled)
-
-
-def _well(stage: Stage, name: str) -> None:
-    met = stage.disk_faults.met(name)
-    stage.record("disk-well", node=name, met=met)
-    stage.leader()
-    stage.say(f"the disk of {name} is well")
-    if met is None:
-        raise Fizzled(f"{name} has not met the fault")
 
 
 def _replaced(stage: Stage, name: str, path: Path, held: Path) -> None:

@@ -6,19 +6,40 @@ the process. The nemesis waits until the node is sound, because another loss of 
 majority. The leader may die meanwhile and come back with all its files; the node has to heal all
 the same. The archive keeps the old log as an earlier life. A node whose disk is full waits for
 room, and the others serve. While a majority has too little room, requests are refused.
+
+Files of a leader are damaged also while it leads:
+
+    damaged ──► it reads the file ──► it heals: new process, state and log fetched from the leader
+            └─► it does not read it for RUNS_ON_S ──► killed; its next start finds the damage, heals
+
+A leader has most of its work in memory, so it may lead on for long. Its answers are true all the
+same, which the audit checks. One thing is wrong with the cluster meanwhile: no other strike at
+nodes falls until the node is dead or heals.
 """
 
+import contextlib
 import os
 import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, back, chosen, on_disks, said, victims
-from chaos.suite.stage.stage import Stage
+from chaos.suite.nemeses.nemesis import (
+    POLL_S,
+    Fizzled,
+    Nemesis,
+    back,
+    chosen,
+    on_disks,
+    said,
+    until,
+    victims,
+)
+from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
 from cluster.files.disk_room import WAITING
 from deploy.local import LaunchError
 from timer.files import segment
@@ -34,6 +55,13 @@ STATE: Final = "state"
 FLIPPED: Final = "flipped"
 CUT: Final = "cut"
 REMOVED: Final = "removed"
+RUNS_ON_S: Final = 8.0
+"""A scrub begins every ten seconds, so some damage of state is found before, and some is not.
+Nothing reads the end of the log before the next start."""
+NOTICED: Final = "to be healed"
+"""In the line of a node's log that says that it found damage."""
+FETCHED: Final = "; fetching state and log from the leader"
+"""In the line of the process that fetches them."""
 NOTICE_S: Final = 20.0
 """A node whose disk is full reports that within this, because every node writes all the time."""
 
@@ -64,6 +92,76 @@ def damage(
     stage.hurt.add(name)
     heal(stage, name)
     yield
+
+
+@Nemesis
+def hurt_running(
+    stage: Stage, chance: random.Random, who: str = "leader", part: str = LOG, how: str = FLIPPED
+) -> Iterator[None]:
+    """A file of a node is damaged while it runs: it heals, at once or after its next start.
+
+    The node is killed if it notices nothing.
+
+    `part`: LOG: the segment that it appends to; STATE: any file that its manifest names, or that.
+    `how`: FLIPPED: one bit; CUT: the second half is gone; REMOVED.
+    """
+    name = chosen(stage, who, chance)
+    with contextlib.nullcontext() if part == STATE else stage.archive.sealed(name):
+        _hurt(stage, name, who, VICTIM[part](stage.data(name), chance), how, chance)
+    yield
+
+
+def _hurt(stage: Stage, name: str, who: str, path: Path, how: str, chance: random.Random) -> None:
+    since, word = stage.output(name).stat().st_size, stage.word_of(name)  # it may end at once
+    with harm(path, how, chance, head=segment.HEADER_SIZE, inner=True) as file:
+        stage.damaged.add(name)
+        stage.hurt.add(name)
+        stage.record("hurt-running", **word, file=path.name, how=how)
+        stage.say(f"{said(stage, name, who)}, runs on with its {path.name} {how}")
+        noticed = _finds(stage, name, since)
+        if noticed:
+            stage.say(f"{name} found the damage while it ran")
+        else:
+            stage.say(f"{name} ran on; kill -9, for its next start to find the damage")
+            stage.kill(name)
+            noticed = _says(stage, name, since, NOTICED)  # just before it died
+        if noticed or is_missed(stage, name, path, file, ran=True):
+            heal(stage, name, first=lambda: _until_fetching(stage, name, since))
+            return
+    heal(stage, name)
+    raise Fizzled(f"{name} can do without its {path.name} as it was")
+
+
+def _finds(stage: Stage, name: str, since: int) -> bool:
+    """Return whether a node finds the damage, or ends, within RUNS_ON_S."""
+    deadline = time.monotonic() + RUNS_ON_S
+    while time.monotonic() < deadline:
+        if _says(stage, name, since, NOTICED):
+            return True
+        if not stage.cluster.is_running(name):
+            if not stage.is_given_up(name):
+                status = stage.cluster.exit_status(name)
+                stage.failures.append(f"{name}, damaged, ended with status {status}")
+            return True
+        time.sleep(WHOLE_POLL_S)
+    return False
+
+
+def _until_fetching(stage: Stage, name: str, since: int) -> None:
+    """Return once a node fetches state and log anew.
+
+    Raises:
+        LaunchError: it does not, in time: it took what it has for whole.
+    """
+    fetches = partial(_says, stage, name, since, FETCHED)
+    until(fetches, stage, name, READY_S, f"{name} does not fetch its state anew")
+
+
+def _says(stage: Stage, name: str, since: int, text: str) -> bool:
+    """Return whether a node's log has a text after its first `since` bytes."""
+    with stage.output(name).open("rb") as file:
+        file.seek(since)
+        return text.encode() in file.read()
 
 
 def harm(
@@ -111,34 +209,26 @@ def fill(
         left = f"{leave:,} bytes of room" if leave else "no room"
         stage.say(f"the disk of {said(stage, name, who)} has {left}")
         stage.disks[name].fill(leave)
-    impressed = False
-    for name in names:
-        noticed = _notices(stage, name, waits=not leave)
-        impressed |= noticed is not None
-        noticed = noticed or f"unaware of its full disk: {stage.cluster.state(name)}"
+    reports = {name: _notices(stage, name, waits=not leave) for name in names}
+    for name, report in reports.items():
+        noticed = report or f"unaware of its full disk: {stage.cluster.state(name)}"
         stage.record("full", node=name, leave=leave, noticed=noticed)
         stage.say(f"{name} is {noticed}")
     yield
     for name in names:
         stage.disks[name].drain()
-    stage.await_ready(*names)
+    stage.cluster.start(*names, timeout_s=READY_S)
     stage.leader()
     has = "has" if len(names) == 1 else "have"
     stage.say(f"{' and '.join(names)} {has} room again")
-    if not impressed:
+    if not any(reports.values()):
         raise Fizzled(f"{' and '.join(names)} did not notice within {NOTICE_S:g} s")
 
 
 def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
-    """Return a node's own report that its disk is full or low, as soon as there is one.
+    """Return a node's own report that its disk is full or low; None: there is none in NOTICE_S.
 
-    Args:
-        stage: of the run.
-        name: of the node.
-        waits: the disk has no room at all, so the node has to report the role WAITING.
-
-    Returns:
-        The report, in words. None: there is none within NOTICE_S.
+    `waits`: the disk has no room at all, so the node has to report the role WAITING.
     """
     deadline = time.monotonic() + NOTICE_S
     while True:
@@ -147,7 +237,7 @@ def _notices(stage: Stage, name: str, *, waits: bool) -> str | None:
             return state.role if waits else f"low, as {state.role}"
         if time.monotonic() > deadline:
             return None
-        time.sleep(0.05)
+        time.sleep(POLL_S)
 
 
 @Nemesis

@@ -90,9 +90,8 @@ def flap(
 
     def cut_and_heal() -> None:
         while not over.is_set():
-            heal = stage.network.cut(links(stage, name))
-            over.wait(period_s * chance.uniform(0.5, 1.5))
-            heal()
+            with stage.network.cut(links(stage, name)):
+                over.wait(period_s * chance.uniform(0.5, 1.5))
             over.wait(period_s * chance.uniform(0.5, 1.5))
 
     pool = ThreadPoolExecutor(1, "flap")
@@ -117,9 +116,8 @@ def slow(
     name = chosen(stage, who, chance)
     pairs = links(stage, name) + links(stage, name, CLIENTS)
     stage.say(f"links of {said(stage, name, who)}: {delay_ms} ms each way, {100 * loss:g} % lost")
-    heal = stage.network.slow(pairs, delay_ms=delay_ms, jitter_ms=jitter_ms, loss=loss)
-    yield
-    heal()
+    with stage.network.slow(pairs, delay_ms=delay_ms, jitter_ms=jitter_ms, loss=loss):
+        yield
     stage.say(f"links of {name}: fast again")
 
 
@@ -137,10 +135,10 @@ def near_lease(
     del chance
     pairs = [*itertools.permutations(stage.names, 2)]
     each_ms = stage.lease_ms / 2
-    heal = stage.network.slow(pairs, delay_ms=int(share * each_ms), jitter_ms=int(jitter * each_ms))
     stage.say(f"a round trip between nodes takes {100 * share:g} % of a lease")
-    yield
-    heal()
+    delay_ms, jitter_ms = int(share * each_ms), int(jitter * each_ms)
+    with stage.network.slow(pairs, delay_ms=delay_ms, jitter_ms=jitter_ms):
+        yield
     began_s = time.monotonic()
     leader = stage.cluster.wait_for_leader(RECOVERS_S)
     took_s = round(time.monotonic() - began_s, 2)
@@ -149,9 +147,8 @@ def near_lease(
 
 
 def _cut(stage: Stage, name: str, pairs: list[Pair]) -> Iterator[None]:
-    heal = stage.network.cut(pairs)
-    yield
-    heal()
+    with stage.network.cut(pairs):
+        yield
     _healed(stage, name)
 
 

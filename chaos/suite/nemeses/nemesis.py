@@ -15,47 +15,33 @@ A schedule (plan.py) names nemeses with their arguments, start times and lengths
 "leader" is resolved at the time of the strike: the victim is the leader of that moment.
 """
 
-import inspect
+import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.stage import Stage
 from deploy.local import LaunchError
-
-Undo = Callable[[], object]
 
 
 class Fizzled(Exception):
     """A strike had no victim or no effect. Its text is the reason."""
 
 
-@dataclass(frozen=True, slots=True)
 class Nemesis:
-    """One kind of fault: a generator function, and the arguments of a strike."""
+    """One kind of fault, as a generator function."""
 
-    fault: Callable[..., Iterator[None]]
-    needs: frozenset[Need] = frozenset()
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, *args: Any, **more: Any) -> "Nemesis":
-        """Return the nemesis with arguments.
-
-        Raises:
-            TypeError: the fault has no such arguments.
-        """
-        bound = inspect.signature(self.fault).bind(None, None, *args, **more).arguments
-        return replace(self, args=dict([*bound.items()][2:]))
-
-    def strike(self, stage: Stage, chance: random.Random) -> Undo:
-        """Inject the fault and return the function that ends it. Both may raise Fizzled."""
-        lasting = self.fault(stage, chance, **self.args)
-        next(lasting)
-        return partial(next, lasting, None)
+    def __init__(
+        self, fault: Callable[..., Iterator[None]], *, needs: frozenset[Need] = frozenset()
+    ) -> None:
+        """`needs`: of the machine."""
+        self.needs: Final = needs
+        self.strike: Final = contextlib.contextmanager(fault)
+        """A context manager of stage, chance and arguments: injects the fault, and ends it after
+        the block. Both may raise Fizzled."""
 
 
 ALL: Final = "all"

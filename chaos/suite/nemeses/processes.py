@@ -1,4 +1,7 @@
-"""Nemeses of processes: kills, stops, restarts, transfers of the leadership, power cuts."""
+"""Nemeses of processes and their clocks: kills, stops, restarts, transfers, power cuts, wrong time.
+
+A wrong clock is one node's wall clock that jumps or drifts (cluster/settings/wall_clock.py).
+"""
 
 import random
 import time
@@ -114,3 +117,23 @@ def power_cut(stage: Stage, chance: random.Random, who: str = "leader") -> Itera
     stage.cut_power(*names)
     yield
     back(stage, *names)
+
+
+def _move_clock(
+    stage: Stage, chance: random.Random, who: str = "leader", offset_ms: int = 0, drift_ppm: int = 0
+) -> Iterator[None]:
+    """A node's wall clock jumps, or runs at another rate; it is right again at the end.
+
+    `offset_ms`: negative: backwards. `drift_ppm`: microseconds gained per second. Negative: the
+    clock is slow.
+    """
+    name = chosen(stage, who, chance)
+    how = f"by {offset_ms:+,} ms and {drift_ppm / 10_000:+g} %"
+    stage.say(f"the clock of {said(stage, name, who)} is wrong {how}")
+    stage.set_clock(name, offset_ms=offset_ms, drift_ppm=drift_ppm)
+    yield
+    stage.set_clock(name)
+    stage.say(f"the clock of {name} is right again")
+
+
+clock_jump = clock_drift = Nemesis(_move_clock)

@@ -10,6 +10,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -64,7 +65,11 @@ def forget(
             raise Fizzled(f"{name} wrote its {file} anew before it died")
     stage.archive.update()  # a replaced node deletes its log itself
     stage.launch(name)
-    _until_replaceable(stage, name)
+
+    def waits() -> bool:
+        return (state := stage.cluster.state(name)) is not None and state.role == REPLACEABLE
+
+    until(waits, stage, name, READY_S, f"{name} does not wait to be replaced")
     stage.record("replaceable", node=name, file=file, how=how)
     stage.say(f"{name} is {REPLACEABLE}")
     yield
@@ -102,7 +107,8 @@ def hurt_raft(
         back(stage, *names)
         began_s = time.monotonic()
         for name in names:
-            _until_it_votes(stage, name)
+            may_vote = partial(_may_vote, stage.data(name) / RAFT / "meta")
+            until(may_vote, stage, name, READY_S, f"{name}'s Raft votes do not count")
             stage.wait_until_whole(name)
     took_s = round(time.monotonic() - began_s, 2)
     for name in names:
@@ -116,16 +122,15 @@ def remove_cut_off(stage: Stage, chance: random.Random, who: str = "follower") -
     name = chosen(stage, who, chance)
     state = stage.cluster.state(name)
     stage.say(f"cut off {said(stage, name, who)}, and remove it")
-    heal = stage.network.cut(links(stage, name))
     try:
-        if state is not None and state.role == "leader":
-            stage.leader(above_epoch=state.epoch)
-        stage.change("remove", name)
-        stage.record("removed", node=name)
-        stage.say(f"{name} is no voter any more")
-        yield
+        with stage.network.cut(links(stage, name)):
+            if state is not None and state.role == "leader":
+                stage.leader(above_epoch=state.epoch)
+            stage.change("remove", name)
+            stage.record("removed", node=name)
+            stage.say(f"{name} is no voter any more")
+            yield
     finally:
-        heal()
         stage.change("add", name)
         stage.record("added", node=name)
         stage.wait_until_whole(name)
@@ -148,18 +153,17 @@ def replace_cut_off(stage: Stage, chance: random.Random, who: str = "follower") 
     with stage.archive.held():
         shutil.rmtree(stage.data(name))
     stage.cluster.format_learner(name)
-    heal = stage.network.cut(links(stage, name, leader))
-    stage.launch(name)
-    answer = "made"
-    with TimerClient(stage.cluster.endpoints) as client:
-        try:
-            client.change_members("replace", name)
-        except TimerError as error:
-            answer = str(error)
-    stage.record("replace-asked", node=name, leader=leader, answer=answer)
-    stage.say(f"replace {name}: {answer}")
-    yield
-    heal()
+    with stage.network.cut(links(stage, name, leader)):
+        stage.launch(name)
+        answer = "made"
+        with TimerClient(stage.cluster.endpoints) as client:
+            try:
+                client.change_members("replace", name)
+            except TimerError as error:
+                answer = str(error)
+        stage.record("replace-asked", node=name, leader=leader, answer=answer)
+        stage.say(f"replace {name}: {answer}")
+        yield
     replace(stage, name)
     stage.say(f"{name} votes in place of its earlier replica")
 
@@ -169,22 +173,7 @@ def _content(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-def _until_replaceable(stage: Stage, name: str) -> None:
-    """Return once a node reports that it waits to be replaced; LaunchError: it does not."""
-
-    def waits() -> bool:
-        return (state := stage.cluster.state(name)) is not None and state.role == REPLACEABLE
-
-    until(waits, stage, name, READY_S, f"{name} does not wait to be replaced")
-
-
-def _until_it_votes(stage: Stage, name: str) -> None:
-    """Return once a node's Raft votes count; LaunchError: they do not."""
-
-    def votes() -> bool:
-        with contextlib.suppress(StorageError):  # the node may be writing the file
-            _, _, may_vote = read_meta(stage.data(name) / RAFT / "meta")
-            return may_vote
-        return False
-
-    until(votes, stage, name, READY_S, f"{name}'s Raft votes do not count")
+def _may_vote(meta: Path) -> bool:
+    with contextlib.suppress(StorageError):  # the node may be writing the file
+        return read_meta(meta)[2]
+    return False

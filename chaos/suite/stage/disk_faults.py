@@ -9,8 +9,7 @@ code above these calls is the product's own.
 
     slow     syncs take longer
     hang     syncs, or all of these calls, do not return while the fault is on
-    error    syncs, or writes, fail with EIO
-    unread   reads of one file fail with EIO, as of a bad sector
+    error    syncs, or writes, fail with EIO; or reads of one file, as of a bad sector
     tear     the next write to the log puts half of its bytes into the file; the process is killed
 
 A fault affects only files below the node's data directory. It lasts until its file is removed, in
@@ -34,10 +33,6 @@ from timer.files.disk import RealDisk
 
 POLL_S: Final = 0.01
 FOLDER: Final = "disk-faults"
-_SYNCS: Final = ("fsync", "fdatasync")
-_WRITES: Final = ("write", "writev", "pwrite")
-_READS: Final = ("pread",)
-_LOG_SUFFIX: Final = ".log"
 
 
 class Kind(enum.StrEnum):
@@ -46,7 +41,6 @@ class Kind(enum.StrEnum):
     SLOW = "slow"
     HANG = "hang"
     ERROR = "error"
-    UNREAD = "unread"
     TEAR = "tear"
 
 
@@ -55,16 +49,16 @@ class Calls(enum.StrEnum):
 
     SYNCS = "syncs"
     WRITES = "writes"
+    READS = "reads"
     ALL = "all"
 
 
 _NAMES: Final = {
-    Calls.SYNCS: frozenset(_SYNCS),
-    Calls.WRITES: frozenset(_WRITES),
-    Calls.ALL: frozenset((*_SYNCS, *_WRITES, *_READS)),
+    Calls.SYNCS: ("fsync", "fdatasync"),
+    Calls.WRITES: ("write", "writev", "pwrite"),
+    Calls.READS: ("pread",),
 }
-_OF_KIND: Final = {Kind.SLOW: _SYNCS, Kind.UNREAD: _READS, Kind.TEAR: ("writev",)}
-"""The affected calls of kinds without a choice."""
+_ALL: Final = [*itertools.chain(*_NAMES.values())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +71,7 @@ class DiskFault:
     data: str
     """The node's data directory."""
     calls: Calls = Calls.SYNCS
-    """The affected calls of a hang or an error; other kinds ignore this field."""
+    """The affected calls. A tear ignores this field: it affects `writev` to a log."""
     delay_ms: int = 0
     """Delay of a slow sync."""
     inode: int = 0
@@ -85,10 +79,11 @@ class DiskFault:
 
     def touches(self, call: str, path: str, inode: int) -> bool:
         """Return whether the fault affects this call on this file."""
-        calls = _OF_KIND.get(self.kind, _NAMES[self.calls])
-        is_log = path.endswith(_LOG_SUFFIX) or self.kind is not Kind.TEAR
-        is_there = path.startswith(f"{self.data}/") and self.inode in (0, inode)
-        return is_there and is_log and call in calls
+        if not path.startswith(f"{self.data}/") or self.inode not in (0, inode):
+            return False
+        if self.kind == Kind.TEAR:
+            return call == "writev" and path.endswith(".log")
+        return call in _NAMES.get(self.calls, _ALL)
 
 
 class DiskFaults:
@@ -136,7 +131,7 @@ class FaultyCalls:
 
     def install(self) -> None:
         """Replace the calls in this process from here on."""
-        for name in _NAMES[Calls.ALL]:
+        for name in _ALL:
             self._true[name] = getattr(os, name)
             setattr(os, name, self._standing_in(name))
 
@@ -158,7 +153,7 @@ class FaultyCalls:
             said = json.loads(self._path.read_text())
         except FileNotFoundError:
             return None
-        return DiskFault(**{**said, "kind": Kind(said["kind"]), "calls": Calls(said["calls"])})
+        return DiskFault(**said)
 
     def _obey(self, fault: DiskFault, name: str, fd: int, args: Sequence[Any]) -> None:
         try:
@@ -168,13 +163,13 @@ class FaultyCalls:
             return  # the system call itself fails as well
         if not fault.touches(name, path, inode):
             return
-        if fault.kind is Kind.TEAR:
+        if fault.kind == Kind.TEAR:
             self._tear(fault, name, path, fd, args[0])
             return
         self._note(fault, name, path)
-        if fault.kind is Kind.SLOW:
+        if fault.kind == Kind.SLOW:
             time.sleep(fault.delay_ms / 1000)
-        elif fault.kind is Kind.HANG:
+        elif fault.kind == Kind.HANG:
             while self._fault() == fault:
                 time.sleep(POLL_S)
         else:

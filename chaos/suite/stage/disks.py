@@ -33,24 +33,16 @@ _BALLAST: Final = "ballast"
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-def why_not(folder: Path) -> str | None:
-    """Return the reason why this machine can't mount a disk in `folder`; None: it can."""
-    if os.geteuid() != 0:
-        return "not root"
-    probe = MountedDisk(folder / "probe")
+def probe(folder: Path) -> None:
+    """Make a disk in `folder`, cut its power and remove it; NetworkError, OSError: it can't be."""
+    disk = MountedDisk(folder / "probe")
     try:
-        probe.make()
-        try:
-            probe.cut_power()
-        finally:
-            run("umount", str(probe.path))
-    except (NetworkError, OSError) as error:
-        return str(error)
+        disk.make()
+        disk.cut_power()
     finally:
-        probe.image.unlink(missing_ok=True)
-        if probe.path.exists():
-            probe.path.rmdir()
-    return None
+        if os.path.ismount(disk.path):
+            run("umount", str(disk.path))
+        shutil.rmtree(folder)
 
 
 @dataclass(frozen=True, slots=True)

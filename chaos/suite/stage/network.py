@@ -27,7 +27,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -78,28 +78,20 @@ def start_of(pid: int) -> str:
     return stat.rpartition(")")[2].split()[19]
 
 
-def why_not() -> str | None:
-    """Return the reason why this machine can't give a run its own network; None: it can."""
-    if os.geteuid() != 0:
-        return "not root"
-    try:
-        with Network(["n1"]) as network:
-            undo = network.cut([("n1", CLIENTS)])
-            undo()
-            undo = network.slow([("n1", CLIENTS)], delay_ms=1)
-            undo()
-    except NetworkError as error:
-        return str(error)
-    return None
+def probe() -> None:
+    """Make a network with a cut and a slow link; NetworkError: this machine can't."""
+    pairs = [("n1", CLIENTS)]
+    with Network(["n1"]) as network, network.cut(pairs), network.slow(pairs, delay_ms=1):
+        pass
 
 
 class Network:
     """One run's network, from `__enter__` to `__exit__`."""
 
-    def __init__(self, nodes: Sequence[str], run_id: str = "") -> None:
-        """Plan a network for these nodes. `run_id` is six hexadecimal digits; empty: random."""
+    def __init__(self, nodes: Sequence[str]) -> None:
+        """Plan a network for these nodes."""
         pid = os.getpid()
-        self._tag = f"tchaos-{run_id or secrets.token_hex(3)}-{pid}-{start_of(pid)}"
+        self._tag = f"tchaos-{secrets.token_hex(3)}-{pid}-{start_of(pid)}"
         self._nodes = [*nodes]
         self._subnet = _SUBNETS[0]
         # The lowest priority number is applied first, so a link that is both cut and slow is cut.
@@ -132,16 +124,19 @@ class Network:
 
     # ---- faults
 
-    def cut(self, pairs: Iterable[Pair]) -> Callable[[], None]:
-        """Drop packets in these directions; return the function that ends this."""
-        return self._ruled(pairs, "blackhole", self._cut_priorities)
+    @contextlib.contextmanager
+    def cut(self, pairs: Iterable[Pair]) -> Iterator[None]:
+        """Drop packets in these directions in the block."""
+        with self._ruled(pairs, "blackhole", self._cut_priorities):
+            yield
 
+    @contextlib.contextmanager
     def slow(
         self, pairs: Iterable[Pair], *, delay_ms: int, jitter_ms: int = 0, loss: float = 0.0
-    ) -> Callable[[], None]:
-        """Delay packets in these directions and lose some; return the function that ends this.
+    ) -> Iterator[None]:
+        """Delay packets in these directions in the block, and lose some.
 
-        There is one device, so only one call may be in effect at a time.
+        There is one device, so only one such block may be in effect at a time.
 
         Args:
             pairs: the directions.
@@ -150,44 +145,41 @@ class Network:
             loss: share of lost packets, 0 .. 1.
 
         Raises:
-            NetworkError: the link could not be made. The returned function raises it if the reader
-                ended by itself, because the link was then a cut.
+            NetworkError: the link could not be made. At the end: the reader had ended by itself, so
+                the link was a cut.
         """
         inside = ("nsenter", f"--net={_NETNS / self._space(_ROUTER)}")
         figures = map(str, (delay_ms, jitter_ms, loss))
         reader = (sys.executable, "-m", "chaos.suite.stage.slow_link", _SLOW_DEVICE, *figures)
-        with contextlib.ExitStack() as exits:
-            box = exits.enter_context(
-                subprocess.Popen(
-                    [*inside, *reader], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
-                )
-            )
-            exits.callback(box.kill)
-            assert box.stdout is not None
-            if box.stdout.readline().strip() != b"up":
-                raise NetworkError("the slow link did not come up")
-            exits.callback(self._ruled(pairs, f"lookup {_SLOW_TABLE}", self._slow_priorities))
-            exits.callback(_check_lives, box)
-            return exits.pop_all().close
+        with subprocess.Popen(
+            [*inside, *reader], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+        ) as box:
+            try:
+                assert box.stdout is not None
+                if box.stdout.readline().strip() != b"up":
+                    raise NetworkError("the slow link did not come up")
+                with self._ruled(pairs, f"lookup {_SLOW_TABLE}", self._slow_priorities):
+                    yield
+                    if (status := box.poll()) is not None:
+                        why = f"status {status}: its packets were lost"
+                        raise NetworkError(f"the slow link ended by itself, {why}")
+            finally:
+                box.kill()
 
+    @contextlib.contextmanager
     def _ruled(
         self, pairs: Iterable[Pair], action: str, priorities: Iterator[int]
-    ) -> Callable[[], None]:
+    ) -> Iterator[None]:
         rules = [
             f"from {self.address(a)} to {self.address(b)} {action} priority {priority}"
             for (a, b), priority in zip(pairs, priorities, strict=False)
         ]
 
-        def heal() -> None:
-            self._ip(_ROUTER, *(f"rule del {rule}" for rule in rules), force=True)
-
         try:
             self._ip(_ROUTER, *(f"rule add {rule}" for rule in rules))
-        except NetworkError:
-            with contextlib.suppress(NetworkError):  # some rules were never added
-                heal()
-            raise
-        return heal
+            yield
+        finally:  # some rules may not have been added
+            self._ip(_ROUTER, *(f"rule del {rule}" for rule in rules), force=True)
 
     # ---- making and removing
 
@@ -208,7 +200,19 @@ class Network:
         self._subnet = next(net for net in each if not run("ip", "-4", "route", "show", str(net)))
         gateway = str(self._subnet[_CLIENTS_HOST - 1])
         for name in self._nodes:
-            self._wire(name, gateway)
+            ends = f"{name} type veth peer name eth0 netns {self._space(name)}"
+            run(*f"ip -n {router} link add {ends}".split())
+            address = self.address(name)
+            self._ip(_ROUTER, f"link set {name} up", f"addr add {gateway}/32 dev {name}")
+            self._ip(
+                name,
+                "link set lo up",
+                "link set eth0 up",
+                f"addr add {address}/32 dev eth0",
+                f"route add {gateway} dev eth0",
+                f"route add default via {gateway} src {address}",
+            )
+            self._ip(_ROUTER, f"route add {address} dev {name}")
         # The TUN device and its route outlive the readers.
         self._ip(
             _ROUTER,
@@ -236,34 +240,12 @@ class Network:
         netns = f"--net={_NETNS / router}"
         run("nsenter", netns, "sh", "-c", f"cd /proc/sys/net/ipv4; {settings}")
 
-    def _wire(self, name: str, gateway: str) -> None:
-        """Link a node's namespace with the router's."""
-        ends = f"{name} type veth peer name eth0 netns {self._space(name)}"
-        run(*f"ip -n {self._space(_ROUTER)} link add {ends}".split())
-        address = self.address(name)
-        self._ip(_ROUTER, f"link set {name} up", f"addr add {gateway}/32 dev {name}")
-        self._ip(
-            name,
-            "link set lo up",
-            "link set eth0 up",
-            f"addr add {address}/32 dev eth0",
-            f"route add {gateway} dev eth0",
-            f"route add default via {gateway} src {address}",
-        )
-        self._ip(_ROUTER, f"route add {address} dev {name}")
-
     def _remove(self) -> None:
         spaces = {self._space(part) for part in [_ROUTER, *self._nodes]}
         for space in sorted(spaces.intersection(_spaces())):
             _delete(space)
         with contextlib.suppress(NetworkError):  # removed with the router's namespace
             run("ip", "link", "del", self._link)
-
-
-def _check_lives(box: "subprocess.Popen[bytes]") -> None:
-    """Raise NetworkError if the reader of the slow link has ended by itself."""
-    if (status := box.poll()) is not None:
-        raise NetworkError(f"the slow link ended by itself, status {status}: its packets were lost")
 
 
 # ---- leftovers of crashed harnesses

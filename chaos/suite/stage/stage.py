@@ -25,7 +25,7 @@ from chaos.history.history import OWNER, FaultTimeline, RunFolder
 from chaos.suite.stage import disks, network
 from chaos.suite.stage.disk_faults import DiskFaults
 from chaos.suite.stage.disks import MountedDisk
-from chaos.suite.stage.network import Network
+from chaos.suite.stage.network import Network, NetworkError
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.states import StateRecorder
 from chaos.suite.stage.turn import Turn
@@ -83,8 +83,15 @@ REFUSED: Final = re.compile(r'timer_grpc_errors_total\{.*"OVERLOADED".*\} ')
 
 def capabilities(folder: Path) -> dict[Need, str]:
     """Return the needs that this machine does not meet, each with the reason."""
-    reasons = {Need.NETWORK: network.why_not(), Need.DISKS: disks.why_not(folder)}
-    return {need: why for need, why in reasons.items() if why}
+    if os.geteuid() != 0:
+        return dict.fromkeys(Need, "not root")
+    missing = {}
+    for need in Need:
+        try:
+            network.probe() if need is Need.NETWORK else disks.probe(folder / "nodes")
+        except (NetworkError, OSError) as error:
+            missing[need] = str(error)
+    return missing
 
 
 class Stage:
@@ -284,11 +291,12 @@ class Stage:
                 return state.controller
         return None
 
-    def kill(self, *names: str) -> None:
-        """Kill -9 nodes together."""
+    def kill(self, *names: str, first: Callable[[], object] = lambda: None) -> None:
+        """Call `first` and kill -9 nodes together."""
         words = [self.word_of(name) for name in names]
         self.away.update(names)
         at_ms = now_ms()
+        first()
         self.cluster.kill_together(*names)
         for word in words:
             self.record("kill", at_ms, **word)
@@ -432,14 +440,6 @@ class Stage:
             return str(error)
         return next((str(damage) for damage in found if damage is not None), "")
 
-    def await_ready(self, *names: str) -> None:
-        """Wait until running nodes are ready.
-
-        Raises:
-            LaunchError: one is not ready within READY_S.
-        """
-        self.cluster.start(*names, timeout_s=READY_S)
-
     def pause(self, name: str) -> None:
         """Stop a node by SIGSTOP."""
         word = self.word_of(name)
@@ -495,20 +495,18 @@ class Stage:
 
     def cut_power(self, *names: str) -> None:
         """Kill nodes, lose their unsynced bytes, and mount their disks again."""
-        words = [self.word_of(name) for name in names]
-        self.away.update(names)
-        at_ms = now_ms()
-        # A stopped process sends no answer about bytes that it writes now and that are lost.
-        for name in names:
-            self.cluster.kill(name, signal.SIGSTOP)
-        for name in names:
-            self.disks[name].shut_down()
-        self.cluster.kill_together(*names)
+
+        def shut_down() -> None:
+            # A stopped process sends no answer about bytes that it writes now and that are lost.
+            for name in names:
+                self.cluster.kill(name, signal.SIGSTOP)
+            for name in names:
+                self.disks[name].shut_down()
+
+        self.kill(*names, first=shut_down)
         with self.archive.held():
             for name in names:
                 self.disks[name].cut_power()
-        for word in words:
-            self.record("kill", at_ms, **word)
 
 
 # ---- owners of runs, and leftovers of crashed harnesses
