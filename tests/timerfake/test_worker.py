@@ -24,6 +24,7 @@ from timerclient import (
     Worker,
 )
 from timerclient.rows.messages import Acking, Message
+from timerclient.values.codecs import Codec
 from timerclient.values.results import AckResult
 from timerclient.worker import handler_arguments
 from timerclient.worker.handler_runner import LOG, HandlerRunner
@@ -341,6 +342,20 @@ def test_generator_that_ends_in_a_handler_is_an_error_like_others(timer_app: Run
     assert [str(each) for each in timers.errors] == ["the handler raised StopIteration"]
 
 
+@pytest.mark.parametrize("stop", [BaseException("no"), BaseExceptionGroup("no", [SystemExit()])])
+def test_exception_beside_exception_is_a_failure_like_others(
+    stop: BaseException, timer_app: Run
+) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.fails = stop
+    shop.cancel_unpaid.schedule_sync(order_id=1)
+    timers.advance(30 + 60 + 100)
+    assert timers.errors == [stop] * 4
+    with timers.cluster.client() as client:
+        assert len(client.peek(LETTERS).messages) == 1
+
+
 @pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"order_id":"1"}', b'{"x":1}'])
 def test_payload_without_the_arguments_is_a_dead_letter_after_all_attempts(
     payload: bytes, timer_app: Run
@@ -416,6 +431,10 @@ def test_wrong_arguments_are_rejected_when_they_are_scheduled(
         (1, Literal[True], False),
         (object(), Any, True),
         (True, bool, True),
+        (True, int, False),
+        (True, Codec, True),
+        (1, Codec, True),
+        ([1], list[Codec], True),
     ],
 )
 def test_value_fits_its_annotation(value: object, wanted: Any, fits: bool) -> None:

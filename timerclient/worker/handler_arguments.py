@@ -99,12 +99,19 @@ def fits(value: object, wanted: Any) -> bool:
     if wanted is Any or not isinstance(wanted, type) or typing.is_typeddict(wanted):
         return True
     if isinstance(value, bool):
-        return wanted in (bool, object)
-    return isinstance(value, wanted) or (wanted is float and isinstance(value, int))
+        return wanted is not int and _is_of(value, wanted)
+    return _is_of(value, wanted) or (wanted is float and isinstance(value, int))
+
+
+def _is_of(value: object, wanted: type) -> bool:
+    try:
+        return isinstance(value, wanted)
+    except TypeError:  # a class without instance checks, such as a plain Protocol
+        return True
 
 
 def _collection_fits(value: object, origin: type, inner: tuple[Any, ...]) -> bool:
-    if not isinstance(value, origin):
+    if not _is_of(value, origin):
         return False
     if isinstance(value, dict) and len(inner) == 2:
         return all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())

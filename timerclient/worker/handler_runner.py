@@ -186,7 +186,12 @@ class HandlerRunner:
 
     async def _handle(self, message: Message) -> None:
         began_s = time.monotonic()
-        outcome = await self._outcome(message)
+        try:
+            outcome = await self._outcome(message)
+        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 -- an edge: any code of a user
+            outcome = self._return(message, error, Outcome.FAILED)
         self.metrics.add(outcome, time.monotonic() - began_s)
 
     async def _outcome(self, message: Message) -> Outcome:
@@ -207,8 +212,6 @@ class HandlerRunner:
                 self._nack(message, 0, INTERRUPTED)
                 return Outcome.INTERRUPTED
             return self._return(message, error, Outcome.FAILED)  # the function's own
-        except (Exception, SystemExit) as error:  # noqa: BLE001 -- an edge: any code of a user
-            return self._return(message, error, Outcome.FAILED)
         self._ack(message)
         return Outcome.DONE
 
