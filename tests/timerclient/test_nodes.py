@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from timerclient import AsyncTimerClient
+from timerclient import AsyncTimerClient, TimerApp
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.scheduled_timers import RequestOutcome
 from timerclient.streams.node_channel import NodeChannel, tcp
@@ -317,3 +317,21 @@ async def test_connections_to_relays_are_renewed_and_closed_as_all_others() -> N
     assert {*nodes._outdated} == {first, second}
     await nodes.close()
     assert [each.is_closed for each in (first, second)] == [True, True]
+
+
+def test_app_closes_the_connections_of_event_loops_that_have_ended() -> None:
+    made: list[grpc.aio.Channel] = []
+
+    def dial(address: str) -> grpc.aio.Channel:
+        made.append(grpc.aio.insecure_channel(address))
+        return made[-1]
+
+    app = TimerApp("timers://127.0.0.1:1", dial=dial)
+
+    async def connect() -> list[bool]:
+        app.client.nodes().node("127.0.0.1:1")
+        return [each._channel.closed() for each in made]  # type: ignore[attr-defined]
+
+    found = [asyncio.run(connect()) for _ in range(3)]
+    assert found == [[False], [True, False], [True, True, False]]
+    asyncio.run(made[-1].close())

@@ -4,6 +4,7 @@ gRPC does not survive a fork while its threads run. Before a fork the channels o
 freed, and a child with a channel of its parent refuses new clients.
 """
 
+import contextlib
 import gc
 import math
 import os
@@ -121,6 +122,11 @@ class NodeChannel:
         self.is_closed = True
         await self.channel.close()
         _closed_s = time.monotonic()
+
+    def abandon(self) -> None:
+        """Close the channel of an event loop that has ended: nothing can wait there any more."""
+        with contextlib.suppress(StopIteration, RuntimeError):  # done, or a call of that loop
+            self.close().send(None)
 
     def __repr__(self) -> str:
         return f"Node({self.address})"

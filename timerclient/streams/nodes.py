@@ -217,13 +217,22 @@ class Nodes:
 
     async def close(self) -> None:
         """Close all channels."""
-        self._closed = True
-        nodes = [*self._outdated, *self._nodes.values(), *self._relays.values()]
-        self._nodes, self._relays, self._outdated, self._leader = {}, {}, WeakSet(), None
-        await asyncio.gather(*(node.close() for node in nodes))
+        await asyncio.gather(*(node.close() for node in self._end()))
         self._stayed, self.last_error = (None, 0.0), None  # tracebacks have nodes
         self._unreached.clear()
         self._denied.clear()
+
+    def abandon(self) -> None:
+        """Close all channels, of an event loop that has ended."""
+        for node in self._end():
+            node.abandon()
+
+    def _end(self) -> list[NodeChannel]:
+        """Forget all nodes; return them."""
+        self._closed = True
+        nodes = [*self._outdated, *self._nodes.values(), *self._relays.values()]
+        self._nodes, self._relays, self._outdated, self._leader = {}, {}, WeakSet(), None
+        return nodes
 
     # ---- the leader
 

@@ -15,9 +15,9 @@ function.
 """
 
 import asyncio
+import contextlib
 import os
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from timerclient.rows.scheduled_timers import Timer
 from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.values.cluster_url import VARIABLE
 from timerclient.values.codecs import JSON, Codec, EncodedValue
-from timerclient.values.errors import InvalidRequest
+from timerclient.values.errors import Closed, InvalidRequest
 from timerclient.worker.handler_arguments import OPTIONS, HandlerArguments
 from timerclient.worker.http_target import HttpTarget
 from timerclient.worker.retry_policy import Backoff
@@ -267,9 +267,7 @@ class TimerApp:
         self.send_errors = send_errors
         self.handlers: list[TimerHandler[..., Any]] = []
         self._lock = threading.Lock()
-        self._clients: weakref.WeakKeyDictionary[Any, AsyncTimerClient] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._clients: dict[asyncio.AbstractEventLoop, AsyncTimerClient] = {}
         self._thread_client: tuple[int, TimerClient] | None = None
 
     def __repr__(self) -> str:
@@ -412,8 +410,19 @@ class TimerApp:
             raise RuntimeError(msg) from None
         with self._lock:
             if loop not in self._clients:
+                self._abandon_ended()
                 self._clients[loop] = AsyncTimerClient(self._where(), **self.connection.options)
             return self._clients[loop]
+
+    def _abandon_ended(self) -> None:
+        """Forget the clients of event loops that have ended, and close their connections."""
+        for loop in [each for each in self._clients if each.is_closed()]:
+            with contextlib.suppress(Closed):
+                nodes = self._clients[loop].nodes()
+                if nodes.pid != os.getpid():  # the parent's: see check_not_forked
+                    continue
+                nodes.abandon()
+            del self._clients[loop]
 
     @property
     def thread_client(self) -> TimerClient:
