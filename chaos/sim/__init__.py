@@ -5,7 +5,7 @@
                                              ├─ Network     delay, loss, duplicates, partitions
                                              ├─ n SimNodes   real core, driver, log, promise file
                                              │    └─ App     a state machine fed with commits
-                                             ├─ Control     the control plane, at its worst
+                                             ├─ SimControl  the controllers, over a model of Raft
                                              ├─ Faults      what the seed does to all of them
                                              └─ Referee     the promises, checked at every step,
                                                             each by a checker with a name

@@ -1,18 +1,16 @@
-"""Worlds in which the real controller appoints."""
+"""The controller appoints the leaders of worlds."""
 
-from chaos.sim.world.appointing import RealControl
 from chaos.sim.world.options import WorldOptions
+from chaos.sim.world.sim_control import SimControl
 from chaos.sim.world.world import World
 from tests.chaos.planted.planted import calm
 from timer.model.units import ReplicaId
 
 
-def world_of(seed: int) -> tuple[World, RealControl]:
-    options: WorldOptions = calm(seed).aim(nodes=3, proposals_per_s=16, controller=True)
+def world_of(seed: int) -> tuple[World, SimControl]:
+    options: WorldOptions = calm(seed).aim(nodes=3, proposals_per_s=16)
     world = World(seed, options=options.aim(delay_us=500, sync_us=1_000))
-    control = world.control
-    assert isinstance(control, RealControl)
-    return world, control
+    return world, world.control
 
 
 def leader_of(world: World) -> ReplicaId:
@@ -43,7 +41,7 @@ def test_killed_leader_is_replaced_within_two_seconds() -> None:
     assert at_us <= 7_000_000
 
 
-def test_operator_moves_the_leadership_with_the_real_controller() -> None:
+def test_operator_moves_the_leadership_through_the_controller() -> None:
     world, control = world_of(3)
     asked: list[ReplicaId] = []
 

@@ -13,4 +13,4 @@ def test_topics_come_and_go_while_timers_are_pending_and_consumers_consume(seed:
     book = world.town.book
     assert len(book.fates.story.deleted) > 3
     assert book.fates.gone
-    assert book.deliveries
+    assert book.delivered

@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 
 from chaos.sim.world import disk_loss
-from chaos.sim.world.control_model import Control
 from chaos.sim.world.world import World
 from tests.chaos.planted.planted import calm
-from timer.model.units import Epoch, ReplicaId
+from timer.model.units import ReplicaId
 
 SECONDS = 12
 
@@ -32,11 +31,8 @@ class Members:
 
     def change(self, after: Iterable[ReplicaId]) -> None:
         """Appoint the same leader in a new epoch with other voters."""
-        control = self.world.control
-        assert isinstance(control, Control)
-        control.epoch = Epoch(control.epoch + 1)
         self.sets.append(frozenset(after))
-        control._announce(self.leader(), self.sets[-1])
+        self.world.control.appoint(self.leader(), self.sets[-1])
 
     def voters(self) -> frozenset[ReplicaId]:
         """Return the leader's voters."""

@@ -8,8 +8,7 @@ import pytest
 
 from chaos.sim.checks.fatebook import FateBook
 from chaos.sim.checks.keybook import weigh
-from chaos.sim.checks.policybook import PolicyBook
-from chaos.sim.checks.quotabook import QuotaBook
+from chaos.sim.checks.policybook import PolicyBook, QuotaBook
 from chaos.sim.timers import operators
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.world.options import WorldOptions

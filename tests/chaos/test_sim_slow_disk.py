@@ -1,7 +1,7 @@
-"""A leader with a slow disk: no commit waits for it, and the real controller replaces it."""
+"""A leader with a slow disk: no commit waits for it, and the controller replaces it."""
 
-from chaos.sim.world.appointing import RealControl, report_of
 from chaos.sim.world.options import NEVER
+from chaos.sim.world.sim_control import report_of
 from chaos.sim.world.world import World
 from tests.chaos.planted.planted import calm
 
@@ -10,10 +10,10 @@ SECONDS = 25
 
 
 class Watched:
-    """A world with the real controller; the leader's disk becomes slow after five seconds."""
+    """A world; the leader's disk becomes slow after five seconds."""
 
     def __init__(self, seed: int, slowed: int) -> None:
-        calmly = calm(seed).aim(nodes=3, manifest_every=NEVER, controller=True)
+        calmly = calm(seed).aim(nodes=3, manifest_every=NEVER)
         options = calmly.aim(sync_us=1_000, delay_us=500, proposals_per_s=20)
         self.world, self.slowed = World(seed, options=options), slowed
         self.longest_us, self._committed = 0, (0, SLOW_US)
@@ -21,11 +21,9 @@ class Watched:
         """Longest sync of the slow leader's disk, and longest time to commit, in microseconds."""
         self.world.timeline.after(SLOW_US, self._begin)
         self.world.run(SECONDS)
-        control = self.world.control
-        assert isinstance(control, RealControl)
         self.appointed = [
             (at_us - SLOW_US, appoint, reason)
-            for at_us, appoint, reason in control.appointed
+            for at_us, appoint, reason in self.world.control.appointed
             if at_us >= SLOW_US
         ]
 

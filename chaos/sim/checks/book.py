@@ -19,8 +19,7 @@ from chaos.sim.checks.keybook import Key, TimerName, ToldRow, check_list
 from chaos.sim.checks.latebook import LateBook
 from chaos.sim.checks.leasebook import CreditBook, LeaseBook, PaceBook
 from chaos.sim.checks.orderbook import OrderBook
-from chaos.sim.checks.policybook import PolicyBook
-from chaos.sim.checks.quotabook import QuotaBook
+from chaos.sim.checks.policybook import PolicyBook, QuotaBook
 from chaos.sim.world.referee import Broken
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import GroupOp, Nack, decode_fire, decode_group
@@ -105,10 +104,6 @@ class PromiseBook:
     delivered: set[Place] = field(default_factory=set)
     first_lives: dict[int, int] = field(default_factory=dict)
     """Group after a seek -> the group that it began as."""
-    seeks: int = 0
-    ups: int = 0
-    """Acks of all up to a message."""
-    deliveries: int = 0
     attempts: dict[Place, int] = field(default_factory=dict)
     """The highest attempt of each delivered message."""
     refused: int = 0
@@ -187,7 +182,6 @@ class PromiseBook:
         group, before = sought.group, sought.op.group
         if group.group_id in self.first_lives:
             return  # another replica has applied the entry before
-        self.seeks += 1
         self.first_lives[group.group_id] = self.first_lives.get(before, before)
         queue, asked = machine.topics[group.topic].queue, int(sought.op.offsets[0])
         if group.cursor != min(max(asked, queue.begin), queue.end):
@@ -316,7 +310,6 @@ class PromiseBook:
             raise Broken("unmarked", f"{place} came twice as attempt {attempt}")
         self.attempts[place] = max(before, attempt)
         self.delivered |= {place, first}
-        self.deliveries += 1
 
     def _check_timer(self, place: Place, row: DeliveredRow) -> None:
         name, (group, offset) = row.name, place
@@ -351,9 +344,7 @@ class PromiseBook:
 
     def acked_up_to(self, group: int, offset: int) -> None:
         """Note its confirmation."""
-        mine = {each for each in self.delivered if each[0] == group and each[1] <= offset}
-        self.acked |= mine
-        self.ups += bool(mine)
+        self.acked |= {each for each in self.delivered if each[0] == group and each[1] <= offset}
 
     # ---- the end
 

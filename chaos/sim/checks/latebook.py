@@ -1,11 +1,12 @@
-"""How late timers fire while nothing is wrong, the second half of P3; a part of the book.
+"""How late timers fire while nothing is wrong, and replicas that are stuck; a part of the book.
 
-A timer's wait begins when it is due, or when it was scheduled if that is later. It ends with the
-commit of its FIRE, on the leader's clock. In a steady world it lasts LATE_MS at most: the leader's
-step, the commit, and a lost message that is sent again. A world is not steady while
+The second half of P3: a timer's wait begins when it is due, or when it was scheduled if that is
+later. It ends with the commit of its FIRE, on the leader's clock. In a steady world it lasts
+LATE_MS at most: the leader's step, the commit, and a lost message that is sent again. A world is
+not steady while
 
     a voter is dead, stopped or unsure, or has a slow or small disk
-    a link is cut, slow, or loses more than it always does
+    a link is cut or slow
     no leader serves and holds its lease, or a voter has promised a later epoch
 
 A new leader or process, and a jump of the log's clock, end a steady phase, too. The next one begins
@@ -13,7 +14,7 @@ AFTER_MS later, and the wait of an overdue timer counts from then. Held timers o
 are judged in chaos/sim/checks/fatebook.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.checks.fatebook import FateBook
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 LATE_MS: Final = 700
 AFTER_MS: Final = 3_000
+STUCK_MS: Final = 5_000
+"""Ten times the longest flush while no disk is slow."""
 LOOK_US: Final = 50_000
-"""How often it looks at the world."""
+"""How often the books look at the world."""
 SHIFT_MS: Final = 10
 """A clock that moved by more between two looks was corrected; it drifts by 4 % at most."""
 
@@ -84,8 +87,7 @@ class LateBook:
 def steady_leader(world: "TimerWorld") -> "SimNode | None":
     """Return the leader of a world without any fault at this moment; None: there is a fault."""
     leaders = [node for node in world.nodes if node.leading]
-    network = world.network
-    if len(leaders) != 1 or network.is_disturbed(world.options):
+    if len(leaders) != 1 or world.network.is_disturbed():
         return None
     leader = leaders[0]
     core = leader.core
@@ -103,3 +105,48 @@ def _is_well(node: "SimNode", leader: "SimNode") -> bool:
         return False
     small = node.disk.capacity_bytes is not None
     return not small and node.core.promise.epoch <= leader.core.epoch
+
+
+@dataclass(slots=True)
+class ProgressCheck:
+    """A running replica makes progress: it folds, flushes and serves soon after it can.
+
+    A state that allows progress may last STUCK_MS at most, while the process runs without a pause.
+    """
+
+    _since: dict[tuple[object, ...], int] = field(default_factory=dict)
+    """(replica, life, waiting step, its position) -> microseconds at which it was seen first."""
+
+    def look(self, world: "TimerWorld") -> None:
+        """Judge all running nodes: none is stuck."""
+        now_us = world.timeline.now_us
+        before, self._since = self._since, {}
+        for node in world.nodes:
+            if not node.alive or node.paused or node.slow_disk != 1:
+                continue
+            app: EngineApp = node.app  # type: ignore[assignment]
+            for what, reached in _waits(app):
+                key = node.replica, node.life, what, reached
+                since_us = self._since[key] = before.get(key, now_us)
+                if now_us - since_us > STUCK_MS * 1_000:
+                    raise Broken("stuck", f"{node} waits with its {what} at {reached}")
+
+
+def _waits(app: "EngineApp") -> list[tuple[str, int]]:
+    """Return the waiting steps with their positions. A changed position is progress."""
+    engine, found = app.engine, list[tuple[str, int]]()
+    if not engine.flush_fits:
+        return found
+    if engine.behind:
+        found.append(("fold", app.applied_index))
+    elif app.node.core.serving and engine.leader is None:
+        found.append(("promotion", app.node.core.epoch))
+    limits = app.limits
+    full = engine.wants_flush(
+        memtable_bytes=limits.memtable_bytes,
+        log_bytes=limits.log_bytes,
+        log_entries=limits.log_entries,
+    )
+    if full and not app.draining:
+        found.append(("flush", engine.manifest_index))
+    return found

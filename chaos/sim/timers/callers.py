@@ -11,19 +11,18 @@ SimCaller    gives its requests ids. It sends each for timers of several topics 
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from chaos.oracle.story import CANCELLED
-from chaos.sim.checks.keybook import TimerName, ToldRow
+from chaos.sim.checks.keybook import Key, TimerName, ToldRow
 from chaos.sim.checks.policybook import TakenRequest
 from chaos.sim.timers.node_results import Reply, ids_of, named
-from chaos.sim.timers.operators import SimOperator
-from chaos.sim.world.options import aside
+from chaos.sim.timers.operators import SimOperator, after
 from chaos.sim.world.sim_node import WALL_START_MS
-from timer.entries.payloads import Keys
-from timer.leader.intake.admission import WantedTimes
+from timer.entries.payloads import Keys, Targets
 from timer.leader.leader import Leader
 from timer.model.columns import Binary, OnConflict
 from timer.model.timer_errors import (
@@ -104,7 +103,6 @@ class SimProducer:
         self._mine: list[TimerName] = []
         self._registering_us = -(1 << 60)
         self._answered_last: deque[SimRequest] = deque(maxlen=AGAIN_OF)
-        self._again = aside(rng, "again")
 
     def act(self) -> None:
         """Do one thing: schedule, resend, or cancel."""
@@ -112,8 +110,8 @@ class SimProducer:
         if app is None:
             return
         again = self._town.world.options.again and self._answered_last
-        if again and self._again.random() < AGAIN:
-            self._town.send(app, self._again.choice(self._answered_last), self._answered)
+        if again and self._rng.random() < AGAIN:
+            self._town.send(app, self._rng.choice(self._answered_last), self._answered)
         now_us = self._town.world.timeline.now_us
         if self.producer_id is None:
             if now_us - self._registering_us > RESEND_US:
@@ -126,11 +124,8 @@ class SimProducer:
             return
         if self._town.closing or len(self.waiting) >= 4:
             return
-        if self._mine and self._rng.random() < 0.25:
-            self._rng.choice((self._cancel, self._reschedule))(app)
-            return
-        if self._rng.random() < 0.1:
-            self._change_key(app)
+        if self._rng.random() < 0.3:
+            self._change(app)
             return
         self._schedule(app, self.producer_id)
 
@@ -146,9 +141,7 @@ class SimProducer:
         if absolute and rng.random() < 0.2:
             values = [-delay - 1 for delay in values]
         keys = [rng.choice(KEYS) for _ in values] if rng.random() < KEYED else []
-        mode = rng.choice((OnConflict.REJECT, OnConflict.REPLACE, OnConflict.KEEP))
-        if mode is OnConflict.REPLACE and keys and self._next % 3 == 0:  # kept seeds draw as before
-            mode = OnConflict.UPDATE
+        mode = rng.choice([*OnConflict]) if keys else OnConflict.REJECT
         topic = rng.choice(self._town.topics)
         wall_ms = WALL_START_MS + self._town.world.timeline.now_us // 1000
         way = "due_ms" if absolute else "delay_ms"
@@ -215,69 +208,52 @@ class SimProducer:
             if key:
                 book.check_key(told)
 
-    def _cancel(self, app: "EngineApp") -> None:
-        names = [self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]]
-        if self._rng.random() < 0.3:
-            names.append(names[0])
-        if self._town.world.options.crowds:
+    def _change(self, app: "EngineApp") -> None:
+        """Cancel or reschedule timers of this producer, or the timer that has a random key."""
+        rng, book = self._rng, self._town.book
+        delay_ms = rng.choice((None, int(rng.choice((0, 20, 2_000)) * rng.random())))
+        key, names = None, list[TimerName]()
+        if not self._mine or rng.random() < 0.3:
+            key = rng.choice(self._town.topics), rng.choice(KEYS)
+            book.asked_ends.add(key)
+        elif delay_ms is None and self._town.world.options.crowds:
             names = self._mine[-20:]
-        book, targets = self._town.book, ids_of(names)
+        else:
+            names = [rng.choice(self._mine[-8:])] * rng.choice((1, 1, 1 + (delay_ms is None)))
         book.asked_ends.update(names)
 
         def work(leader: Leader, reply: Reply) -> None:
-            leader.cancel(targets.due_ms, targets.seq, reply)
-
-        def answered(results: Any) -> None:
-            for name, outcome in zip(names, results.tolist(), strict=True):
-                book.cancel_answered(name, outcome)
-
-        self._town.ask(app, work, answered)
-
-    def _reschedule(self, app: "EngineApp") -> None:
-        old = self._mine[self._rng.randrange(max(0, len(self._mine) - 8), len(self._mine))]
-        delay_ms = int(self._rng.choice((0, 20, 2_000)) * self._rng.random())
-        book, targets = self._town.book, ids_of([old])
-        book.asked_ends.add(old)
-
-        def work(leader: Leader, reply: Reply) -> None:
-            if old in book.timers:
-                self._note_move(app, old.seq, book.timers[old][0], delay_ms)
-            topics = leader.machine.store.topics(targets.due_ms, targets.seq)
-            leader.reschedule(targets, topics, after(delay_ms), app.now(), reply)
-
-        def answered(result: RescheduleApplied) -> None:
-            if result.results.tolist() == [apply_results.RESCHEDULED]:
-                [new] = named(result.timers)
-                book.rescheduled(old, new)
-                self._mine.append(new)
-
-        self._town.ask(app, work, answered)
-
-    def _change_key(self, app: "EngineApp") -> None:
-        """Cancel or reschedule the timer that has a random key."""
-        key = topic, _ = self._rng.choice(self._town.topics), self._rng.choice(KEYS)
-        delay_ms = self._rng.choice((None, int(2_000 * self._rng.random())))
-        book = self._town.book
-        book.asked_ends.add(key)
-
-        def work(leader: Leader, reply: Reply) -> None:
-            number = np.array([app.topic(topic).topic_id], np.uint32)
-            targets = Keys(number, Binary.of([key[1]]))
-            if delay_ms is None:
+            if key is not None:
+                topics = np.array([app.topic(key[0]).topic_id], np.uint32)
+                targets: Targets = Keys(topics, Binary.of([key[1]]))
+            else:
+                targets = ids_of(names)
+                topics = leader.machine.store.topics(targets.due_ms, targets.seq)
+            if delay_ms is not None:
+                topic, target = key or book.timers.get(names[0], ("", b"")), key or names[0].seq
+                self._note_move(app, target, topic[0], delay_ms)
+                leader.reschedule(targets, topics, after(delay_ms), app.now(), reply)
+            elif isinstance(targets, Keys):
                 leader.cancel_keys(targets, reply)
             else:
-                self._note_move(app, key, topic, delay_ms)
-                leader.reschedule(targets, number, after(delay_ms), app.now(), reply)
+                leader.cancel(targets.due_ms, targets.seq, reply)
 
-        def answered(result: CancelApplied | RescheduleApplied) -> None:
-            [outcome], [old] = result.results.tolist(), named(result.targets)
-            if isinstance(result, RescheduleApplied) and outcome == apply_results.RESCHEDULED:
-                [new] = named(result.timers)
+        self._town.ask(app, work, partial(self._changed, names, key))
+
+    def _changed(self, names: list[TimerName], key: Key | None, result: Any) -> None:
+        """Check the answer to a change of timers by their names, or of the one with a key."""
+        book = self._town.book
+        if isinstance(result, RescheduleApplied):
+            if result.results.tolist() == [apply_results.RESCHEDULED]:
+                [old], [new] = named(result.targets), named(result.timers)
                 book.rescheduled(old, new, key)
-            elif isinstance(result, CancelApplied) and outcome == apply_results.CANCELLED:
-                book.changed(old, CANCELLED, None)
-
-        self._town.ask(app, work, answered)
+                self._mine.append(new)
+        elif isinstance(result, CancelApplied):
+            if result.results.tolist() == [apply_results.CANCELLED]:
+                book.changed(named(result.targets)[0], CANCELLED, None)
+        else:
+            for name, outcome in zip(names, result.tolist(), strict=True):
+                book.cancel_answered(name, outcome)
 
     def _note_move(self, app: "EngineApp", target: object, topic: str, delay_ms: int) -> None:
         floor_ms = app.engine.machine.last_read_time_ms
@@ -288,11 +264,6 @@ class SimProducer:
 def _payloads(producer_id: ProducerId, sequence: int, rows: int) -> list[bytes]:
     """Return the names of a request's rows."""
     return [b"%d/%d/%d" % (producer_id, sequence, row) for row in range(rows)]
-
-
-def after(delay_ms: int) -> WantedTimes:
-    """Return a delay as a leader takes it."""
-    return WantedTimes("delay_ms", np.array([delay_ms], np.int64))
 
 
 class SimCaller(SimOperator):

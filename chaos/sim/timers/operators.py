@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from chaos.sim.timers.node_results import unanswered
+from chaos.sim.checks.expected_traits import headers_of
+from chaos.sim.checks.keybook import TimerName
+from chaos.sim.timers.node_results import ids_of, unanswered
 from timer.entries.payloads import AlterGroup
 from timer.entries.policies import CATCH_UPS, CLUSTER, Scope, ScopePolicy
 from timer.leader.groups import dead_letters
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
+from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import Leader
+from timer.model.recurrence import Misfire, SeriesSpec
 from timer.model.timer_errors import EngineError
 from timer.model.units import QueueOffset, UnixMs
 from timer.ready.group import Group
@@ -25,6 +29,7 @@ from timer.ready.group import Group
 if TYPE_CHECKING:
     from chaos.sim.timers.timers import EngineApp
     from chaos.sim.timers.town import Town
+    from timer.state.series_table import SeriesView
 
 POLICIES: Final[dict[str, tuple[Any, ...]]] = {
     "delayed_delivery": (True, True, False),
@@ -45,6 +50,7 @@ QUOTAS: Final[dict[str, tuple[Any, ...]]] = {
     "ready_max": (3, 10, 30),
     "ready_bytes_max": (30, 100, 10_000),
 }
+PAUSES: Final[dict[str, tuple[Any, ...]]] = {"paused": (True, True, False), "catch_up": CATCH_UPS}
 ALTERED: Final[dict[str, tuple[int, ...]]] = {
     "lease_ms": (500, 2_000),
     "max_attempts": (0, 1, 3),
@@ -57,9 +63,17 @@ REDRIVE_WAIT_US: Final = 2_000_000
 REDRIVE_LEASE_MS: Final = 2_000
 SEEK_MS: Final = 10_000
 """Longest time by which a seek goes back."""
+SERIES_MAX: Final = 12
+MOVED_MS: Final = 700
+"""The delay of a moved occurrence."""
 GROUPS: Final = ("g", "h")
 RATES: Final = (8, 20)
 JITTER_MS: Final = 40
+
+
+def after(delay_ms: int) -> WantedTimes:
+    """Return a delay as a leader takes it."""
+    return WantedTimes("delay_ms", np.array([delay_ms], np.int64))
 
 
 class SimOperator:
@@ -69,7 +83,6 @@ class SimOperator:
     """Probability that it acts at each action of the clients."""
 
     def __init__(self, town: "Town", name: str, rng: random.Random) -> None:
-        """`name`: that of its generator of random numbers."""
         self.town, self.name, self.rng = town, name, rng
 
     def act(self) -> None:
@@ -100,68 +113,49 @@ class SimOperator:
 
 
 class SimRuler(SimOperator):
-    """Changes the policies of all scopes, one to four fields at a time."""
+    """Sets and unsets policies of all scopes, some fields at a time."""
 
     share = 0.2
-    values: ClassVar = POLICIES
+    values: ClassVar[dict[str, tuple[Any, ...]]] = POLICIES
+    counts: ClassVar[tuple[int, ...]] = (1, 2, 4)
+    ending: ClassVar[tuple[str, ...]] = ()
+    """Fields that are unset at the end."""
 
     def do(self, app: "EngineApp") -> None:
         rng = self.rng
-        scope = rng.choice(("", "n/", "default/", *self.town.topics))
-        names = rng.sample(sorted(self.values), min(rng.choice((1, 2, 4)), len(self.values)))
+        scope = rng.choice(("", "n/", "default/", *2 * self.town.topics))
+        count = min(rng.choice(self.counts), len(self.values))
+        names = rng.sample(sorted(self.values), count)
         unset = names if rng.random() < 0.4 else names[2:]
         said = {name: rng.choice(self.values[name]) for name in names if name not in unset}
         self.alter(app, scope, unset, **said)
+
+    def finish(self) -> None:
+        if (app := self.town.leader()) is not None:
+            for scope, said in scopes(app):
+                if unset := [name for name in self.ending if name in said.pack()]:
+                    self.alter(app, scope, unset)
 
 
 class SimAger(SimRuler):
     """Changes the times to live and the retention of messages."""
 
-    values: ClassVar = AGES
+    values = AGES
 
 
-class SimPauser(SimOperator):
-    """Pauses and resumes scopes. All are resumed at the end."""
+class SimPauser(SimRuler):
+    """Pauses and resumes scopes."""
 
-    share = 0.1
-
-    def do(self, app: "EngineApp") -> None:
-        """Pause or resume a scope, or unset its fields so that the wider scope decides."""
-        rng = self.rng
-        scope = rng.choice(("", "n/", *2 * self.town.topics))
-        if rng.random() < 0.4:
-            self.alter(app, scope, [], paused=True)
-            return
-        catch_up, paused = rng.choice((None, *CATCH_UPS)), rng.choice((False, False, None))
-        said: dict[str, Any] = {"paused": paused, "catch_up": catch_up}
-        self.alter(app, scope, [name for name in said if said[name] is None], **said)
-
-    def finish(self) -> None:
-        """Unset `paused` in every scope that is paused."""
-        if (app := self.town.leader()) is not None:
-            for scope, said in scopes(app):
-                if said.paused:
-                    self.alter(app, scope, ["paused"])
+    values = PAUSES
+    ending = ("paused",)
 
 
-class SimWarden(SimOperator):
-    """Sets quotas of the cluster, a namespace and topics. All are unset at the end."""
+class SimWarden(SimRuler):
+    """Sets quotas."""
 
-    share = 0.15
-
-    def do(self, app: "EngineApp") -> None:
-        rng = self.rng
-        scope = rng.choice(("", "default/", *self.town.topics, *self.town.topics))
-        names = rng.sample(sorted(QUOTAS), rng.choice((1, 1, 2)))
-        unset = names if rng.random() < 0.5 else []
-        said = {name: rng.choice(QUOTAS[name]) for name in names if name not in unset}
-        self.alter(app, scope, unset, **said)
-
-    def finish(self) -> None:
-        if (app := self.town.leader()) is not None:
-            for scope, said in scopes(app):
-                if unset := [name for name in QUOTAS if name in said.pack()]:
-                    self.alter(app, scope, unset)
+    values = QUOTAS
+    counts = (1, 1, 2)
+    ending = tuple(QUOTAS)
 
 
 class SimKeeper(SimOperator):
@@ -280,6 +274,76 @@ class SimPacer(SimOperator):
             self.alter(app, "", [], group_rate_max=self.rate, jitter_ms=JITTER_MS)
         elif rate is not None and heals:
             self.alter(app, "", ["group_rate_max"])
+
+
+class SimRecurrer(SimOperator):
+    """Works on series. All series end: they have a count."""
+
+    share = 0.3
+    _made = 0
+
+    def do(self, app: "EngineApp") -> None:
+        """Create, change, pause, resume or delete a series, or cancel or move its occurrence."""
+        rng = self.rng
+        machine = app.engine.machine
+        views = machine.series.views(machine.series.ids_of(None, 0, SERIES_MAX))
+        if len(views) < SERIES_MAX and (not views or rng.random() < 0.4):
+            self._made += 1
+            payload = b"series %d" % self._made
+            self.town.book.series.add(payload)
+            traits = self.town.world.options.traits
+            spec = SeriesSpec(
+                every_ms=rng.choice((1_000, 1_300, 3_000)),
+                max_count=rng.randint(1, 5),
+                misfire=rng.choice([*Misfire]),
+                payload=payload,
+                headers=bytes(headers_of([payload]).blob) if traits else b"",
+            )
+            topic = machine.topic_by_name.get(rng.choice(self.town.topics))
+            if topic is not None:
+                self._ask("create", topic.topic_id, b"k%d" % rng.randrange(20), spec)
+            return
+        if views:  # half of the changes meet the firing of the occurrence
+            one = rng.choice(views)
+            wait_ms = max(0, int(one.due_ms) - app.clock_ms() - rng.randrange(40))
+            wait_us = rng.choice((0, 1_000)) * wait_ms
+            self.town.world.timeline.after(wait_us, self._change, one, rng)
+
+    def _change(self, one: "SeriesView", rng: random.Random) -> None:
+        match rng.choice(("pause", "resume", "resume", "every", "delete", "cancel", "move")):
+            case "pause" if not self.town.closing:
+                self._ask("alter", one.series_id, {"paused": True})
+            case "resume":
+                self._ask("alter", one.series_id, {"paused": False})
+            case "every":
+                self._ask("alter", one.series_id, {"every_ms": 1_100})
+            case "delete":
+                self._ask("delete", one.series_id)
+            case "cancel" | "move" as kind if one.seq and (app := self.town.leader()) is not None:
+                timer, when = ids_of([TimerName(int(one.due_ms), int(one.seq))]), after(MOVED_MS)
+
+                def work(leader: Leader) -> None:
+                    if kind == "cancel":
+                        leader.cancel(timer.due_ms, timer.seq, unanswered)
+                    else:
+                        leader.reschedule(timer, None, when, app.now(), unanswered)
+
+                self.ask(app, work)
+
+    def finish(self) -> None:
+        """Resume the paused series."""
+        app = self.town.leader()
+        table = app.engine.machine.series if app is not None else None
+        for view in table.views(table.ids_of(None, 0, SERIES_MAX)) if table is not None else ():
+            if view.spec.paused:
+                self._ask("alter", view.series_id, {"paused": False})
+
+    def _ask(self, method: str, *args: Any) -> None:
+        """Let a node call a method of its leader's intake of series."""
+        if (app := self.town.leader()) is not None:
+            self.ask(
+                app, lambda leader: getattr(leader.series, method)(*args, app.now(), unanswered)
+            )
 
 
 def scopes(app: "EngineApp") -> list[tuple[str, ScopePolicy]]:

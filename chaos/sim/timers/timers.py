@@ -16,7 +16,6 @@ from chaos.sim.checks import latebook, workbook
 from chaos.sim.checks.expected_traits import headers_of
 from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
 from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
-from chaos.sim.checks.progress_check import ProgressCheck
 from chaos.sim.timers.callers import SimRequest
 from chaos.sim.timers.node_results import Reply, told, unanswered
 from chaos.sim.timers.served_stream import ServedStream
@@ -389,7 +388,7 @@ class TimerWorld(World):
 
     def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
         super().__init__(seed, options)
-        self._progress = ProgressCheck()
+        self._progress = latebook.ProgressCheck()
         self.town = Town(self, fork(self.rng))
         self.workload = self.town.act
 

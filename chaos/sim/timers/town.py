@@ -3,7 +3,7 @@
     SimProducer    schedules timers (callers.py)
     SimConsumer    consumes for a group: acks late or never, nacks, extends, reconnects, dies with
                    leases
-    OPERATORS      act now and then in worlds that have their option (operators.py, recurrer.py);
+    OPERATORS      act now and then in worlds that have their option (operators.py);
                    SimCaller gives its requests ids (callers.py)
 
 Clients reach nodes through a lossy link of their own. They know the cluster only by its answers.
@@ -18,23 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from chaos.sim.checks.book import DeliveredRow, PromiseBook
+from chaos.sim.timers import operators
 from chaos.sim.timers.callers import SimCaller, SimProducer, SimRequest
 from chaos.sim.timers.node_results import Reply, unanswered
-from chaos.sim.timers.operators import (
-    GROUPS,
-    SimAger,
-    SimKeeper,
-    SimOperator,
-    SimPacer,
-    SimPauser,
-    SimRedriver,
-    SimRemover,
-    SimRuler,
-    SimWarden,
-)
-from chaos.sim.timers.recurrer import SimRecurrer
+from chaos.sim.timers.operators import GROUPS
 from chaos.sim.timers.served_stream import LEASE_MS
-from chaos.sim.world.options import aside, fork
+from chaos.sim.world.options import fork
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
 from timer.leader.groups import dead_letters
@@ -132,12 +121,8 @@ class SimConsumer:
         """The current stream. Deliveries of earlier streams are dropped."""
         self._epoch = 0
         self._laziness = rng.choice((0.0, 0.1, 0.5))
-        self._moods = aside(rng, "moods")
-        self._temper = self._moods.choice((0.0, 0.0, 0.3, 0.6))
+        self._temper = self._rng.choice((0.0, 0.0, 0.3, 0.6))
         """Probability that a delivery leads to a nack, an extension or a return, 0 to 1."""
-        self._unseen = aside(rng, "unseen")
-        """Chooses the messages that are returned unseen and the acks up to an offset."""
-        self._stalls, self._sheds = aside(rng, "stalls"), aside(rng, "sheds")
         self._shedding = 0
         """Returned parts whose answers are due: no credit is granted meanwhile."""
 
@@ -159,9 +144,9 @@ class SimConsumer:
     def stall_us(self) -> int:
         """Return for how long the consumer reads nothing now, microseconds; 0: it reads."""
         stalls = self._town.world.options.stalls and not self._town.closing
-        if not stalls or self._stalls.random() >= STALLING:
+        if not stalls or self._rng.random() >= STALLING:
             return 0
-        return int(self._stalls.choice((0.1, 0.5, 1.5, 3.0)) * LEASE_MS * 1000)
+        return int(self._rng.choice((0.1, 0.5, 1.5, 3.0)) * LEASE_MS * 1000)
 
     def close(self) -> None:
         """Close the stream; the node notices at once."""
@@ -199,7 +184,7 @@ class SimConsumer:
             self._town.book.seen((group, offset), row, attempt)
         held = HeldMessages(group, delivery.epoch, delivery.lease.lease_id, offsets)
         sheds = self._town.world.options.sheds and not self._town.closing
-        if sheds and self._sheds.random() < SHEDDING:
+        if sheds and self._rng.random() < SHEDDING:
             self._shed(app, stream, held)
             return
         if self._app is app and not self._shedding:
@@ -209,7 +194,7 @@ class SimConsumer:
         delay_us = int(self._rng.choice((1, 20, 500, LEASE_MS + 200)) * 1000 * self._rng.random())
         if self._town.closing:  # a group with three messages in flight must end in time, too
             delay_us = min(delay_us, CLOSING_DELAY_US_MAX)
-        if self._moods.random() < self._temper and not self._town.closing:
+        if self._rng.random() < self._temper and not self._town.closing:
             delay_us += LEASE_MS * 500 * self._complain(delay_us // 2, held)
         self._town.world.timeline.after(delay_us, self._ack, held)
 
@@ -223,20 +208,20 @@ class SimConsumer:
         if stream == self._stream and self._app is app:
             self._shedding -= 1
             if not self._shedding:
-                app.node.call(app.on_stream, stream, "credit", self._sheds.choice((1, 5, 1000)))
+                app.node.call(app.on_stream, stream, "credit", self._rng.choice((1, 5, 1000)))
 
     def _complain(self, delay_us: int, held: HeldMessages) -> bool:
         """Nack, extend or return some messages of a delivery. Return whether to ack later."""
-        moods, timeline = self._moods, self._town.world.timeline
-        some = [offset for offset in held.offsets if moods.random() < 0.5] or held.offsets[:1]
+        rng, timeline = self._rng, self._town.world.timeline
+        some = [offset for offset in held.offsets if rng.random() < 0.5] or held.offsets[:1]
         held = held._replace(offsets=some)
-        if moods.random() < 0.2:
+        if rng.random() < 0.2:
             timeline.after(delay_us, self._ask, "extend", held)
             return True
-        if self._unseen.random() < 0.2:
+        if self._rng.random() < 0.2:
             timeline.after(delay_us, self._ask, "give_back", held)
         else:
-            delay_ms = moods.choice((None, 0, 30, 1_000, 4_000))
+            delay_ms = rng.choice((None, 0, 30, 1_000, 4_000))
             timeline.after(delay_us, self._nack, held, delay_ms)
         return False
 
@@ -260,7 +245,7 @@ class SimConsumer:
         if self._app is None:
             return
         alone = self._town.settings(self.topic, self.group).type in (EXCLUSIVE, FAILOVER)
-        up_to = options.redrives and alone and self._unseen.random() < UP_TO
+        up_to = options.redrives and alone and self._rng.random() < UP_TO
 
         def answered(result: list[int]) -> None:
             if up_to:
@@ -277,20 +262,20 @@ class SimConsumer:
         self._ask("ack_up_to" if up_to else "ack", held, reply, reply=reply)
 
 
-OPERATORS: Final[tuple[tuple[str, str, type[SimOperator]], ...]] = (
-    ("policies", "operator", SimRuler),
-    ("policies", "pauser", SimPauser),
-    ("series", "recurrer", SimRecurrer),
-    ("expiry", "ager", SimAger),
+OPERATORS: Final[tuple[tuple[str, str, type[operators.SimOperator]], ...]] = (
+    ("policies", "operator", operators.SimRuler),
+    ("policies", "pauser", operators.SimPauser),
+    ("series", "recurrer", operators.SimRecurrer),
+    ("expiry", "ager", operators.SimAger),
     ("requests", "x", SimCaller),
     ("requests", "y", SimCaller),
-    ("types", "keeper", SimKeeper),
-    ("quotas", "quotas", SimWarden),
-    ("deletions", "remover", SimRemover),
-    ("redrives", "redriver", SimRedriver),
-    ("traits", "pacer", SimPacer),
+    ("types", "keeper", operators.SimKeeper),
+    ("quotas", "quotas", operators.SimWarden),
+    ("deletions", "remover", operators.SimRemover),
+    ("redrives", "redriver", operators.SimRedriver),
+    ("traits", "pacer", operators.SimPacer),
 )
-"""Option of a world, name of the generator of random numbers, class; in the order of acting."""
+"""Option of a world, name of the operator, class; in the order of acting."""
 
 
 class Town:
@@ -308,12 +293,12 @@ class Town:
         self.topics = CROWD if options.crowds else NAMESPACED if options.policies else TOPICS
         self.book.order.has_traits = options.traits
         self.operators = [
-            kind(self, name, aside(rng, name))
+            kind(self, name, fork(rng))
             for option, name, kind in OPERATORS
             if getattr(options, option)
         ]
-        self._types_seed = aside(rng, "types").random()
-        self._settings_seed = aside(rng, "settings").random()
+        self._types_seed = rng.random()
+        self._settings_seed = rng.random()
         self.producers = [
             SimProducer(self, bytes([number]) * 16, fork(rng))
             for number in range(rng.choice((1, 2, 3)))

@@ -1,7 +1,7 @@
 """The application of a simulated node: it applies the committed entries.
 
-`CountingApp` is the smallest application. It stores only a manifest. The timer machine
-(chaos/sim/timers/timers.py) is attached in the same way.
+This one is the smallest. It stores only a manifest. The timer machine extends it
+(chaos/sim/timers/timers.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,10 @@ MANIFEST_PATH: Final = STATE_PATH / manifest.NAME
 
 
 class App:
-    """An application, created at every start of its node from the files on the node's disk."""
+    """Saves the index of the last committed entry.
+
+    An application is created at every start of its node from the files on the node's disk.
+    """
 
     voters: Voters | None = None
     """The voter set in force at applied_index. None: there is no manifest."""
@@ -32,17 +35,39 @@ class App:
     level = 0
     """The feature level of the state; 0: no epoch was applied."""
 
+    def __init__(self, node: "SimNode") -> None:
+        self.node = node
+        self._applied = self._saved = LogIndex(0)
+        self._epoch = Epoch(0)
+        node.disk.make_dir(STATE_PATH)
+        state = manifest.read(node.disk, STATE_PATH)
+        if state is not None:
+            self._applied = self._saved = LogIndex(state["index"])
+            self.voters = frozenset(state["voters"])
+            self.level = state.get("level", 1)
+
     @property
     def applied_index(self) -> LogIndex:
         """Last applied index; at start, the manifest's. Later entries come through `on_commit`."""
-        raise NotImplementedError
+        return self._applied
 
     def check_entry(self, entry: Entry) -> None:
         """Raise ValueError if the entry can't be applied."""
 
     def on_commit(self, entries: Sequence[Entry]) -> None:
-        """Apply committed entries, in the log's order."""
-        raise NotImplementedError
+        """Apply committed entries, in the log's order. Now and then save a manifest."""
+        options = self.node.world.options
+        for entry in entries:
+            if entry.kind is EntryKind.EPOCH:
+                if options.hasty:
+                    self._save()
+                start = decode_epoch(entry.payload)
+                self.voters, self.level = frozenset(start.voters), start.level
+            self._applied, self._epoch = entry.index, entry.epoch
+        if options.hasty:
+            self.node.drop_before(LogIndex(self._saved + 1), keep=False)
+        if self._applied >= self._saved + options.manifest_every:
+            self.flush()
 
     def on_lead(self, epoch: Epoch) -> None:
         """Begin to serve; all entries up to the EPOCH entry were applied."""
@@ -62,60 +87,21 @@ class App:
         """Note that the process ended; this object is not used again."""
 
     def flush(self) -> None:
-        """Begin to write a manifest, if there are newer entries."""
-        raise NotImplementedError
-
-    @staticmethod
-    def check(disk: Disk, directory: Path) -> None:
-        """Raise CorruptFileError if no process could start from the state in `directory`."""
-        manifest.read(disk, directory)
-
-
-class CountingApp(App):
-    """Saves the index of the last committed entry."""
-
-    def __init__(self, node: "SimNode") -> None:
-        self._node = node
-        self._applied = self._saved = LogIndex(0)
-        self._epoch = Epoch(0)
-        node.disk.make_dir(STATE_PATH)
-        state = manifest.read(node.disk, STATE_PATH)
-        if state is not None:
-            self._applied = self._saved = LogIndex(state["index"])
-            self.voters = frozenset(state["voters"])
-            self.level = state.get("level", 1)
-
-    @property
-    def applied_index(self) -> LogIndex:
-        """See App."""
-        return self._applied
-
-    def on_commit(self, entries: Sequence[Entry]) -> None:
-        """Now and then save a manifest and drop the log below it."""
-        hasty = self._node.world.options.hasty
-        for entry in entries:
-            if entry.kind is EntryKind.EPOCH:
-                if hasty:
-                    self._save()
-                start = decode_epoch(entry.payload)
-                self.voters, self.level = frozenset(start.voters), start.level
-            self._applied, self._epoch = entry.index, entry.epoch
-        if hasty:
-            self._node.drop_before(LogIndex(self._saved + 1), keep=False)
-        if self._applied >= self._saved + self._node.world.options.manifest_every:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the manifest, if the log is durable up to its index; drop the log below it."""
+        """Write a manifest, if the log is durable up to its index; drop the log below it."""
         if self._save():
-            self._node.drop_before(LogIndex(self._saved + 1))
+            self.node.drop_before(LogIndex(self._saved + 1))
 
     def _save(self) -> bool:
-        due = self._node.log.durable_index >= self._applied > self._saved
+        due = self.node.log.durable_index >= self._applied > self._saved
         if due:
             self._saved = self._applied
             state: manifest.State = {"index": self._saved, "epoch": self._epoch}
             state |= {"voters": sorted(self.voters or ()), "runs": [], "topics": []}
             state |= {"level": self.level}
-            manifest.write(self._node.disk, STATE_PATH, state)
+            manifest.write(self.node.disk, STATE_PATH, state)
         return due
+
+    @staticmethod
+    def check(disk: Disk, directory: Path) -> None:
+        """Raise CorruptFileError if no process could start from the state in `directory`."""
+        manifest.read(disk, directory)

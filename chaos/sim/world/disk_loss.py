@@ -39,9 +39,10 @@ SPOILT: Final = 0.3
 
 def may_damage(world: "World", node: "SimNode") -> bool:
     """Return whether `node` is a voter and its damage leaves a majority of voters undamaged."""
-    voters = world.voters_now()
+    sets = _sets(world)
+    voters = world.control.voters.union(*sets)
     broken = {each.replica for each in world.nodes if each.damage or each.lied} & voters
-    most = (min(len(each) for each in _sets(world)) - 1) // 2
+    most = (min(len(each) for each in sets) - 1) // 2
     return node.replica in voters and len(broken | {node.replica}) <= most
 
 

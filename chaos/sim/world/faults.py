@@ -8,9 +8,7 @@
     handover             an operator orders the leader to hand over
     isolate, split       a node loses the links to all others, or two nodes lose theirs
     one_way              a node receives nothing, or its messages are lost; for all peers or one
-    flap, lossy          the link of two nodes breaks and returns several times; all links lose
-                         messages
-    clock, drift         a wall clock jumps, or runs fast or slow
+    clock                a wall clock jumps, or runs fast or slow
     flip, shorten, wipe  see chaos/sim/world/disk_loss.py
 
 The methods of the others describe them; those of ARMED are `on_...`.
@@ -30,6 +28,7 @@ from chaos.sim.world import disk_loss
 from chaos.sim.world.options import FAULTS_MIN
 from chaos.sim.world.paths import LOG_PATH
 from chaos.sim.world.sim_node import SimNode
+from replication.core.core_events import Handover
 from replication.core.quorum import Voters
 from timer.entries.entry_frame import HEADER_SIZE, Entry, frame_at
 from timer.files.log import MARK_NAME
@@ -57,8 +56,8 @@ class FaultInjector:
         self.struck: list[str] = []
         """The kind of each fault that has struck, in order."""
         self._armed: set[str] = set()
-        self._awaited: set[tuple[str, ReplicaId]] = set()
-        """Kind and node of the disk faults that are set and have not struck yet."""
+        self._changes: dict[ReplicaId, tuple[Voters, Voters]] = {}
+        """Leader -> the new and the old voters of the last change; empty: it has begun to lead."""
         self._kinds: dict[str, Callable[[], bool | Script]] = {
             kind: partial(self._arm, kind) if kind in ARMED else getattr(self, f"_{kind}")
             for kind in world.options.faults
@@ -151,9 +150,9 @@ class FaultInjector:
         self._for_a_while(self._cut(links))
         return True
 
-    def _transfer(self, node: SimNode) -> None:
+    def _appoint(self, node: SimNode) -> None:
         if not self._world.heals:
-            self._world.control.transfer(node.replica)
+            self._world.control.appoint(node.replica)
 
     def _lose_tail(self, node: SimNode) -> bool:
         """Cut a node's power, and remove the synced end of its log; at most one node at a time."""
@@ -167,65 +166,50 @@ class FaultInjector:
     # ---------------------------------------------------------------- moments
 
     def on_leader(self, node: SimNode) -> None:
-        """Cut the power of a new leader; its EPOCH entry may be on no, some or all nodes."""
-        if "newborn" in self._armed and self._rng.random() < EDGE_PROBABILITY:
+        """Cut the power of a new leader; its EPOCH entry may be on no, some or all nodes.
+
+        Or, after a change of the voters, separate it and the new voters from the old ones, and
+        appoint an old voter.
+        """
+        if self._is_moment("newborn"):
             self._strike("newborn", node.stop_hard, self._rng.choice((0, 1_000, 10_000)))
             self._for_a_while(node.start)
+        new, old = self._changes.pop(node.replica, (frozenset(), frozenset()))
+        there = [each for each in self._world.nodes if each.replica in old and each is not node]
+        if there and self._is_moment("rival", 1 / EDGE_PROBABILITY):
+            here = [each for each in self._world.nodes if each is node or each.replica in new]
+            soon_us = self._rng.choice((0, 1_000, 10_000))
+            self._strike("rival", lambda: self._cut_for_a_while(between(here, there)), soon_us)
+            then_us = soon_us + self._rng.randint(500, 1_500) * 1_000
+            self._world.timeline.after(then_us, self._appoint, self._rng.choice(there))
 
-    def on_appointed(self, leader: ReplicaId) -> None:
+    def on_appointed(self) -> None:
         """Inject a fault while the leadership moves to another node."""
-        if "ambush" not in self._armed or self._rng.random() >= EDGE_PROBABILITY:
-            return
-        nodes = {node.replica: node for node in self._world.nodes}
-        present = self._leaders()
-        soon_us = self._rng.choice((0, 5_000, 30_000))
-        match self._rng.choice(("restart", "cut", "slow", "parts")):
-            case "restart":
-                node = self._rng.choice(self._world.nodes)
-                self._strike("ambush", node.stop_hard, soon_us)
-                then_us = soon_us + self._rng.choice((1_000, 20_000, 100_000))
-                self._world.timeline.after(then_us, node.start)
-            case "cut" if present and present[0].replica != leader:
-                links = between(present[:1], [nodes[leader]])
-                self._strike("ambush", lambda: self._cut_for_a_while(links), 0)
-            case "parts":
-                self._strike("ambush", self._parts, soon_us)
-            case _:
-                self._strike("ambush", self._slow_disk, soon_us)
+        if self._is_moment("ambush"):
+            faults = self._power, self._split, self._parts, self._slow_disk
+            self._strike("ambush", self._rng.choice(faults), self._rng.choice((0, 5_000, 30_000)))
 
     def on_sync(self, node: SimNode, took_us: int, *, promise: bool) -> None:
         """Stop a node inside of a sync that takes `took_us`."""
-        likely = EDGE_PROBABILITY if promise else EDGE_PROBABILITY / 20
-        if "mid_sync" not in self._armed or self._rng.random() >= likely:
-            return
-        stop = self._rng.choice((node.stop_hard, node.stop))
-        self._strike("mid_sync", stop, self._rng.randrange(took_us + 1))
-        self._for_a_while(node.start)
+        if self._is_moment("mid_sync", 1.0 if promise else 0.05):
+            stop = self._rng.choice((node.stop_hard, node.stop))
+            self._strike("mid_sync", stop, self._rng.randrange(took_us + 1))
+            self._for_a_while(node.start)
 
     def on_change(self, leader: ReplicaId, before: Voters, after: Voters) -> None:
-        """Separate the leader and the new voters from the old voters, and appoint an old voter."""
-        old = sorted(before - {leader})
-        if "rival" not in self._armed or not old:
-            return
-        nodes = {node.replica: node for node in self._world.nodes}
-        here = [nodes[each] for each in sorted({leader} | (after - before))]
-        there = [nodes[each] for each in old]
-        soon_us = self._rng.choice((0, 10_000, 30_000, 100_000))
-        self._strike("rival", lambda: self._cut_for_a_while(between(here, there)), soon_us)
-        then_us = soon_us + self._rng.randint(500, 1_500) * 1_000
-        self._world.timeline.after(then_us, self._transfer, self._rng.choice(there))
+        """Note a change of the voters that a leader is appointed for."""
+        self._changes = {leader: (after - before, before)}
 
     def on_killed_in_write(self, node: SimNode) -> None:
         """Count the death of a process inside a write; start the next process later."""
         self.struck.append("torn_write")
         self._for_a_while(node.start)
 
-    def on_disk_failed(self, node: SimNode, *, full: bool) -> None:
-        """Count an earlier fault of the disk of `node`, now that it has an effect."""
-        awaited = "full_disk" if full else "sync_fails", node.replica
-        if awaited in self._awaited:
-            self._awaited.remove(awaited)
-            self.struck.append(awaited[0])
+    def on_disk_failed(self, *, full: bool) -> None:
+        """Count the death of a process by a full disk or a failed sync."""
+        kind = "full_disk" if full else "sync_fails"
+        if kind in self._kinds:
+            self.struck.append(kind)
 
     def _strike(self, kind: str, call: Callable[[], bool], delay_us: int) -> None:
         self._world.timeline.after(delay_us, self._try, kind, call)
@@ -234,9 +218,10 @@ class FaultInjector:
         self._armed.add(kind)
         return False  # it counts when it strikes
 
-    def disarm(self) -> None:
-        """Cancel all armed faults."""
-        self._armed.clear()
+    def _is_moment(self, kind: str, share: float = 1.0) -> bool:
+        """Return whether an armed fault strikes now; `share`: of the usual probability."""
+        armed = kind in self._armed and not self._world.heals
+        return armed and self._rng.random() < EDGE_PROBABILITY * share
 
     # ---------------------------------------------------------------- processes and clocks
 
@@ -264,17 +249,6 @@ class FaultInjector:
             node.disk.die_in_write(self._rng, LOG_PATH)
         return False
 
-    def _burst(self) -> bool:
-        """Inject some of the other faults within one lease."""
-        others = sorted(self._kinds.keys() - {"burst"})
-        for kind in self._rng.choices(others, k=self._rng.randint(2, 4)) if others else ():
-            self._world.timeline.after(self._rng.randint(0, 600_000), self._try_in_time, kind)
-        return bool(others)
-
-    def _try_in_time(self, kind: str) -> None:
-        if not self._world.heals:
-            self._try(kind, self._kinds[kind])
-
     def _pause(self) -> bool:
         node = self._node()
         ran = (node.alive or node.refetch is not None) and not node.paused
@@ -283,17 +257,17 @@ class FaultInjector:
         return ran
 
     def _clock(self) -> bool:
-        self._node().set_clock(jump_ms=self._rng.choice((-3_600_000, -500, 500, 86_400_000)))
-        return True
-
-    def _drift(self) -> bool:
-        self._node().set_clock(drift_ppm=self._rng.choice((-500_000, -10_000, 10_000, 1_000_000)))
+        node, rng = self._node(), self._rng
+        if rng.random() < 0.5:
+            node.set_clock(jump_ms=rng.choice((-3_600_000, -500, 500, 86_400_000)))
+        else:
+            node.set_clock(drift_ppm=rng.choice((-500_000, -10_000, 10_000, 1_000_000)))
         return True
 
     def _handover(self) -> bool:
         node = self._node()
         leads = node.leading  # other nodes have no leadership to hand over
-        node.hand_over()
+        node.call(node.handle, Handover())
         return leads
 
     # ---------------------------------------------------------------- links
@@ -301,17 +275,17 @@ class FaultInjector:
     def _isolate(self) -> bool:
         node, control = self._node(), self._world.control
         mend = self._cut(between([node], self._others(node)))
+
+        def hear() -> None:
+            if node.replica in control.deaf:
+                control.deaf.remove(node.replica)
+                control.hear(node)
+
         if self._rng.random() < 0.5:
             control.deaf.add(node.replica)
-            self._world.timeline.after(LONG_MS * 1_000, self._hear, node)
+            self._world.timeline.after(LONG_MS * 1_000, hear)
         self._for_a_while(mend)
         return True
-
-    def _hear(self, node: SimNode) -> None:
-        control = self._world.control
-        if node.replica in control.deaf:
-            control.deaf.remove(node.replica)
-            control.welcome(node)
 
     def _one_way(self) -> bool:
         node = self._node()
@@ -330,25 +304,6 @@ class FaultInjector:
         nodes = self._world.nodes
         some = self._rng.sample(nodes, self._rng.randint(1, len(nodes) - 1))
         return self._cut_for_a_while(between(some, [each for each in nodes if each not in some]))
-
-    def _flap(self) -> Script:
-        one, other = self._rng.sample(self._world.nodes, 2)
-        self.struck.append("flap")
-        for _ in range(self._rng.randint(2, 8)):
-            mend = self._cut(between([one], [other]))
-            yield 100_000
-            mend()
-            yield 100_000
-
-    def _lossy(self) -> bool:
-        network, options = self._world.network, self._world.options
-        network.loss = self._rng.choice((0.05, 0.3))
-
-        def undo() -> None:
-            network.loss = options.loss if not self._world.heals else 0.0
-
-        self._for_a_while(undo)
-        return True
 
     def _slow_link(self) -> bool:
         """Delay the messages from a node, to it or both, and lose none."""
@@ -378,16 +333,9 @@ class FaultInjector:
         The process stops at the first write that does not fit; the fault counts then. Restarts
         fail until there is room again.
         """
-        node = self._node()
-        disk = node.disk
+        disk = self._node().disk
         disk.capacity_bytes = disk.used_bytes() + self._rng.choice((0, 1, 100, 5_000))
-        self._awaited.add(("full_disk", node.replica))
-
-        def undo() -> None:
-            disk.capacity_bytes = None
-            self._awaited.discard(("full_disk", node.replica))
-
-        self._for_a_while(undo)
+        self._for_a_while(partial(setattr, disk, "capacity_bytes", None))
         return False
 
     def _sync_fails(self) -> bool:
@@ -395,7 +343,6 @@ class FaultInjector:
         node = self._node()
         if node.alive:
             node.disk.fail_sync(self._rng, after=self._rng.randint(0, 5))
-            self._awaited.add(("sync_fails", node.replica))
         return False
 
     def _slow_disk(self) -> bool:
@@ -440,59 +387,85 @@ class FaultInjector:
     # ---------------------------------------------------------------- scripts
 
     def _forget(self) -> Script:
-        """Delete promise, log and state of a voter that was added later.
+        """Delete promise, log and state of a voter that was added later, beside a lagging voter.
 
-        Another voter lags behind and the leader stops, because the loss matters only then. For a
-        founder's loss see `_wipe`.
+        For a founder's loss see `_wipe`.
         """
         world = self._world
-        voters = [node for node in world.nodes if node.replica in world.voters_now()]
-        added = [node for node in voters if node.replica not in world.voters]
-        if not added or len(voters) % 2 == 0:
-            return  # with an even number, the others need the lagging or the forgetful voter
-        node = self._rng.choice(added)
-        others = [each for each in voters if each is not node and not each.leading and each.alive]
-        if not others or not disk_loss.may_damage(world, node):
+
+        def forgets(node: SimNode) -> bool:
+            added = node.replica not in world.voters and len(node.core.voters) % 2
+            if not added or node.damage or not disk_loss.may_damage(world, node):
+                return False  # with an even number, the others need the lagging or this voter
+            node.stop_hard()
+            disk_loss.forget(node)
+            self._for_a_while(world.add_learner().start)
+            return True
+
+        added = [node for node in world.nodes if node.replica not in world.voters]
+        return self._lose_beside("forget", forgets, among=added)
+
+    def _lying_disk(self) -> bool | Script:
+        """Lose the end of a node's log; in half of the cases beside a lagging voter."""
+        if self._rng.random() < 0.5:
+            return self._lose_tail(self._node())
+        return self._lose_beside("lying_disk", self._lose_tail)
+
+    def _late_answer(self) -> Script:
+        """Lose the end of a voter's log while answers of its old process are under way."""
+        return self._lose_beside("late_answer", self._lose_tail, late_us=200_000)
+
+    def _overtaken(self) -> Script:
+        """Lose the end of a voter's log, and let the next process's answers arrive first."""
+        return self._lose_beside("overtaken", self._lose_tail, late_us=150_000, overtakes=True)
+
+    def _lose_beside(
+        self,
+        kind: str,
+        lose: Callable[[SimNode], bool],
+        *,
+        among: Sequence[SimNode] | None = None,
+        late_us: int = 0,
+        overtakes: bool = False,
+    ) -> Script:
+        """Let a voter lose data while another one lags behind, and stop the leader at once.
+
+        The loss matters most then: the others need a voter that lost entries. With late answers
+        the leader stops about when they arrive.
+
+        Args:
+            kind: The kind of the fault.
+            lose: Stops a voter and takes its data; returns whether there were any.
+            among: The voters that may lose data. None: all.
+            late_us: Delay of the voter's answers to the leader before the loss.
+            overtakes: The next process's answers may arrive first. The voter restarts once more.
+        """
+        world, rng, trio = self._world, self._rng, self._trio(among)
+        if trio is None:
             return
-        yield from self._fall_behind(self._rng.choice(others))
-        if node.damage or world.heals or not disk_loss.may_damage(world, node):
+        leader, node, lagging = trio
+        answers = (node.replica, leader.replica)
+        world.network.slow(answers, late_us)
+        mend = self._cut(between([leader], [lagging]))
+        yield rng.randint(250, 400) * 1_000
+        world.network.slow(answers, 0)
+        if world.heals or not node.alive or not lose(node):
+            mend()
             return
-        leaders = [each for each in self._leaders() if each is not node]
-        node.stop_hard()
-        disk_loss.forget(node)
-        self.struck.append("forget")
-        self._start_later(node, 1, 300)
-        self._for_a_while(world.add_learner().start)
-        for leader in leaders:
+        self.struck.append(kind)
+        if overtakes:
+            world.network.reopen(answers)
+            node.slow_disk = 100
+        world.timeline.after(1_000 if overtakes else rng.choice((1_000, 20_000)), node.start)
+        yield rng.randint(100, 300) * 1_000 if late_us else 0
+        mend()
+        node.slow_disk = 1
+        if not world.heals:
+            if overtakes:
+                rng.choice((node.stop, node.stop_hard))()
+                world.timeline.after(20_000, node.start)
             leader.stop_hard()
             self._start_later(leader, 2_000, LONG_MS)
-
-    def _lying_disk(self) -> Script:
-        """Lose the end of a node's log.
-
-        In half of the cases another node lags behind and the leader stops, too, because the loss
-        matters most then.
-        """
-        node, others = self._node(), list[SimNode]()
-        alone = self._rng.random() < 0.5
-        if not alone:
-            others = [each for each in self._others(node) if not each.leading]
-            if not others:
-                return
-            yield from self._fall_behind(self._rng.choice(others))
-        leaders = [] if alone else self._leaders()
-        if self._lose_tail(node):
-            self.struck.append("lying_disk")
-        for leader in leaders:
-            leader.stop_hard()
-            self._start_later(leader, 500, LONG_MS)
-
-    def _fall_behind(self, lagging: SimNode) -> Script:
-        """Let a node hear of no other one for a while; its links return just after."""
-        mend = self._cut([(each, lagging) for each in self._others(lagging)])
-        behind_ms = self._rng.randint(50, 1_000)
-        self._world.timeline.after((behind_ms + 1) * 1_000, mend)
-        yield behind_ms * 1_000
 
     def _stale_return(self) -> Script:
         """Cut the leader off, and appoint it at once when the links return.
@@ -509,12 +482,12 @@ class FaultInjector:
         if self._rng.random() < 0.7:
             second = self._rng.choice(others)
             again_ms = self._rng.randint(900, 3_000)
-            self._world.timeline.after(again_ms * 1_000, self._transfer, second)
+            self._world.timeline.after(again_ms * 1_000, self._appoint, second)
             away_ms = max(away_ms, again_ms + self._rng.randint(600, 1_500))
         self.struck.append("stale_return")
         yield away_ms * 1_000
         mend()
-        self._transfer(node)
+        self._appoint(node)
 
     def _usurp(self) -> Script:
         """Cut the leader off, and appoint another one about when its lease ends.
@@ -530,77 +503,24 @@ class FaultInjector:
         slow.slow_disk = 100
         rest = [each for each in self._others(leader) if each is not slow]
         part_us, appoint_us = self._rng.randint(20, 150) * 1_000, self._rng.randint(300, 1_200)
-        self._world.timeline.after(appoint_us * 1_000, self._transfer, other)
+        self._world.timeline.after(appoint_us * 1_000, self._appoint, other)
         self.struck.append("usurp")
         yield part_us
         slow.slow_disk = 1
         self._cut_for_a_while([(leader, slow), *between([leader], rest)])
 
-    def _late_answer(self) -> Script:
-        """Remove the end of a voter's log while answers of its old process are under way.
-
-        Another voter lags behind. The leader stops about when the answers arrive.
-        """
-        world, rng, trio = self._world, self._rng, self._trio()
-        if trio is None:
-            return
-        leader, node, lagging = trio
-        answers = (node.replica, leader.replica)
-        world.network.slow(answers, 200_000)
-        mend = self._cut(between([leader], [lagging]))
-        lost_us, stop_us = rng.randint(250, 400) * 1_000, rng.randint(20, 350) * 1_000
-        yield lost_us
-        world.network.slow(answers, 0)
-        if not world.heals and self._lose_tail(node):
-            self.struck.append("late_answer")
-            world.timeline.after(rng.choice((1_000, 20_000)), node.start)
-        yield stop_us
-        mend()
-        if not world.heals and leader.stop_hard():
-            self._start_later(leader, 2_000, LONG_MS)
-
-    def _overtaken(self) -> Script:
-        """Remove the end of a voter's log, and let the next process's answers arrive first.
-
-        Another voter lags behind. Then this voter and the leader stop; the leader stays down
-        longer.
-        """
-        world, rng, trio = self._world, self._rng, self._trio()
-        if trio is None:
-            return
-        leader, node, lagging = trio
-        answers = (node.replica, leader.replica)
-        world.network.slow(answers, 150_000)
-        mend = self._cut(between([leader], [lagging]))
-        yield rng.randint(250, 400) * 1_000
-        world.network.slow(answers, 0)
-        world.network.reopen(answers)
-        if world.heals or not self._lose_tail(node):
-            mend()
-            return
-        self.struck.append("overtaken")
-        node.slow_disk = 100
-        world.timeline.after(1_000, node.start)
-        yield rng.randint(100, 300) * 1_000
-        mend()
-        node.slow_disk = 1
-        if not world.heals:
-            rng.choice((node.stop, node.stop_hard))()
-            world.timeline.after(20_000, node.start)
-            leader.stop_hard()
-            self._start_later(leader, 2_000, LONG_MS)
-
-    def _trio(self) -> tuple[SimNode, SimNode, SimNode] | None:
-        """Return the leader and two other random voters. None if there are no such three."""
+    def _trio(self, among: Sequence[SimNode] | None) -> tuple[SimNode, SimNode, SimNode] | None:
+        """Return the leader, a voter of `among`, and another voter. None if there are none."""
         leaders = self._leaders()
-        followers = [
-            node for node in self._world.nodes if node.alive and not node.leading
-            and len(leaders) == 1 and node.replica in leaders[0].core.voters
-        ]  # fmt: skip
-        if len(followers) < 2:
+        if len(leaders) != 1:
             return None
-        one, other = self._rng.sample(followers, 2)
-        return leaders[0], one, other
+        voters = leaders[0].core.voters
+        able = [n for n in self._world.nodes if n.alive and not n.leading and n.replica in voters]
+        some = able if among is None else [node for node in able if node in among]
+        if not some or len(able) < 2:
+            return None
+        node = self._rng.choice(some)
+        return leaders[0], node, self._rng.choice([each for each in able if each is not node])
 
 
 def between(some: Sequence[SimNode], others: Sequence[SimNode]) -> Links:
@@ -615,7 +535,7 @@ def lose_tail(node: SimNode, rng: random.Random) -> bool:
     Returns:
         Whether there were such entries.
     """
-    disk, floor = node.disk, node.saved_index()
+    disk, floor = node.disk, node.world.make_app(node).applied_index
     path = LOG_PATH / [name for name in disk.list_dir(LOG_PATH) if name.endswith(".log")][-1]
     data = memoryview(disk.read(path))
     position, cuts = SEGMENT_HEADER_SIZE, list[int]()

@@ -8,7 +8,7 @@ others deliver hardly one. A mix of all faults would hide errors that need a qui
                    with them may end in waiting for repair (chaos/sim/world/disk_loss.py).
     RARE           faults drawn one by one, most for one moment of the protocol; each exists in
                    every fifth world
-    MOMENTS        faults that fall into a moment, such as a write, or into one lease
+    MOMENTS        faults that fall into a moment, such as a write
 """
 
 import random
@@ -17,16 +17,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 DAMAGE_FAULTS: Final = ("flip", "shorten", "wipe", "forget")
-MOMENTS: Final = ("torn_write", "mid_sync", "burst", "slow_link", "stale_return", "usurp", "rival")
+MOMENTS: Final = ("torn_write", "mid_sync", "slow_link", "stale_return", "usurp", "rival")
 RARE: Final = ("late_answer", "overtaken", "terminate")
 FAULTS: Final = (
-    "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "flap", "clock", "drift",
-    "sync_fails", "full_disk", "slow_disk", "lossy", "lying_disk", "handover", "newborn", "ambush",
+    "power", "power_all", "kill", "pause", "isolate", "one_way", "split", "clock",
+    "sync_fails", "full_disk", "slow_disk", "lying_disk", "handover", "newborn", "ambush",
     *MOMENTS, *RARE, *DAMAGE_FAULTS,
 )  # fmt: skip
-MISCHIEF: Final = (
-    *("transfer", "slow", "leaderless", "double", "forget", "dead", "twice", "spurious", "late"),
-)
+MISCHIEF: Final = ("transfer", "slow", "leaderless", "forget", "blind", "spurious", "late")
 FAULTS_MIN: Final = 3
 RARELY: Final = 0.2
 NODES: Final = (3, 5)
@@ -38,64 +36,61 @@ def _of_some(share: float) -> Any:
     return field(default=False, metadata={"share": share})
 
 
+def _one_of(values: Sequence[object]) -> Any:
+    """Return a field that has one of these values, each as often as it is named."""
+    return field(metadata={"values": values})
+
+
 def fork(rng: random.Random) -> random.Random:
     """Return a generator seeded by a number that `rng` draws."""
     return random.Random(rng.getrandbits(64))
-
-
-def aside(rng: random.Random, name: str) -> random.Random:
-    """Return a generator seeded by the state of `rng` and a name; `rng` does not advance."""
-    words = rng.getstate()[1]
-    return random.Random(f"{name} {words[1:3]} {words[-1]}")  # the first word is constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldOptions:
     """Options of a world, drawn once per seed. The unit of a field is the end of its name."""
 
-    nodes: int
+    nodes: int = _one_of((3, 3, 3, 5))
     """Founding voters."""
-    learners: int
+    learners: int = _one_of((0, 1, 1))
     """Number of nodes that join later, without a vote."""
-    delay_us: int
+    delay_us: int = _one_of((200, 500, 2_000, 10_000))
     """Typical one-way delay of a message."""
-    jitter: float
+    jitter: float = _one_of((0.1, 0.5, 2.0))
     """Mean of the random part of the delay, as a multiple of `delay_us`."""
-    loss: float
+    loss: float = _one_of((0.0, 0.0, 0.001, 0.02))
     """Share of messages between nodes that are lost, 0 to 1."""
-    duplicate: float
+    duplicate: float = _one_of((0.0, 0.0, 0.01))
     """Share of messages between nodes that arrive twice, 0 to 1."""
-    reorder: bool
+    reorder: bool = _one_of((True, False, False))
     """Messages of one link may overtake each other."""
-    client_loss: float
+    client_loss: float = _one_of((0.0, 0.01, 0.1))
     """Share of requests and answers between clients and nodes that are lost, 0 to 1."""
-    sync_us: int
+    sync_us: int = _one_of((200, 1_000, 8_000))
     """Typical duration of an fsync."""
-    proposals_per_s: float
-    payload_bytes: int
-    cache_bytes: int
-    drift_ppm: int
+    proposals_per_s: float = _one_of((1, 3, 8, 16))
+    payload_bytes: int = _one_of((16, 100, 3_000))
+    cache_bytes: int = _one_of((1_000, 20_000, 1 << 20))
+    drift_ppm: int = _one_of((0, 1_000, 40_000))
     """Highest rate error of a node's monotonic clock, fast or slow, in parts per million."""
-    segment_bytes: int
-    manifest_every: int
+    segment_bytes: int = _one_of((2_000, 20_000, 1 << 20))
+    manifest_every: int = _one_of((20, 200, NEVER))
     """Entries between two manifests of a node. The node drops the log's prefix after each."""
-    log_kept_bytes: int
+    log_kept_bytes: int = _one_of((0, 5_000, 1 << 30))
     """Bytes of the log below its manifest that a node keeps for followers that lack them."""
     faults: tuple[str, ...]
     """Kinds of faults, each one of FAULTS."""
-    fault_gap_ms: int
+    fault_gap_ms: int = _one_of((1_500, 4_000, 10_000))
     """Mean time between two faults."""
-    member_changes: float
-    """Probability of a change of the voters when the control plane reads healthy reports."""
+    member_changes: float = _one_of((0.0, 0.0, 0.01, 0.05))
+    """Probability of a change of the voters in 150 ms."""
     mischief: tuple[str, ...]
     """Errors of the control plane, each one of MISCHIEF."""
-    poll_ms: int
-    """Mean time between two readings of the reports by the control plane."""
 
     # Kinds of worlds.
     policies: bool = _of_some(0.3)  # an operator changes policies all the time
     requests: bool = _of_some(0.3)  # clients without producers give their requests ids
-    quotas: bool = _of_some(0.3)  # an operator sets quotas (chaos/sim/checks/quotabook.py)
+    quotas: bool = _of_some(0.3)  # an operator sets quotas (chaos/sim/checks/policybook.py)
     types: bool = _of_some(0.3)  # groups are of all types; an operator seeks and deletes them
     expiry: bool = _of_some(0.3)  # an operator changes times to live and retention of messages
     deletions: bool = _of_some(0.3)  # an operator deletes topics while timers are pending
@@ -115,7 +110,6 @@ class WorldOptions:
     """Replicas flush every few timers, and folding waits while a flush is under way."""
     traits: bool = _of_some(0.2)
     """Timers have ordering keys and priorities. Groups have a rate, and due times a jitter."""
-    controller: bool = _of_some(0.125)  # the real controller appoints, in place of the model
     series: bool = _of_some(0.15)  # a client works on series of recurring timers
     crowds: bool = _of_some(0.1)
     """Timers of many topics are due at the same instants, and many of them are cancelled. Entries
@@ -124,70 +118,39 @@ class WorldOptions:
     @classmethod
     def draw(cls, rng: random.Random) -> "WorldOptions":
         """Return randomly drawn options."""
-        extras = {name: aside(rng, name).random() < share for name, share in OPTIONAL.items()}
         healing = [fault for fault in FAULTS if fault not in (*DAMAGE_FAULTS, *MOMENTS, *RARE)]
         faults = rng.sample(healing, rng.randint(2, len(healing)))
         faults += rng.sample(DAMAGE_FAULTS, rng.choice((0, 0, 1, len(DAMAGE_FAULTS))))
-        moments = aside(rng, "moments")
-        faults += moments.sample(MOMENTS, moments.choice((0, 0, 2, len(MOMENTS))))
-        faults += [fault for fault in RARE if aside(rng, fault).random() < RARELY]
-        return cls(
-            nodes=rng.choice((3, 3, 3, 5)),
-            learners=rng.choice((0, 1, 1)),
-            delay_us=rng.choice((200, 500, 2_000, 10_000)),
-            jitter=rng.choice((0.1, 0.5, 2.0)),
-            loss=rng.choice((0.0, 0.0, 0.001, 0.02)),
-            duplicate=rng.choice((0.0, 0.0, 0.01)),
-            reorder=rng.random() < 0.3,
-            client_loss=rng.choice((0.0, 0.01, 0.1)),
-            sync_us=rng.choice((200, 1_000, 8_000)),
-            proposals_per_s=rng.choice((1, 3, 8, 16)),
-            payload_bytes=rng.choice((16, 100, 3_000)),
-            cache_bytes=rng.choice((1_000, 20_000, 1 << 20)),
-            drift_ppm=rng.choice((0, 1_000, 40_000)),
-            segment_bytes=rng.choice((2_000, 20_000, 1 << 20)),
-            manifest_every=rng.choice((20, 200, NEVER)),
-            log_kept_bytes=rng.choice((0, 5_000, 1 << 30)),
-            faults=tuple(faults),
-            fault_gap_ms=rng.choice((1_500, 4_000, 10_000)),
-            member_changes=rng.choice((0.0, 0.0, 0.01, 0.05)),
-            mischief=tuple(rng.sample(MISCHIEF, rng.choice((0, 1, 2, 4, len(MISCHIEF))))),
-            poll_ms=rng.choice((100, 200)),
-            **extras,
-        )
+        faults += rng.sample(MOMENTS, rng.choice((0, 0, 2, len(MOMENTS))))
+        faults += [fault for fault in RARE if rng.random() < RARELY]
+        extras = {name: rng.random() < share for name, share in OPTIONAL.items()}
+        drawn = {name: rng.choice(values) for name, values in DRAWN.items()}
+        mischief = rng.sample(MISCHIEF, rng.choice((0, 1, 2, 4, len(MISCHIEF))))
+        return cls(faults=tuple(faults), mischief=tuple(mischief), **drawn, **extras)
 
-    def aim(
-        self,
-        *,
-        nodes: int | None = None,
-        faults: Sequence[str] | None = None,
-        mischief: Sequence[str] | None = None,
-        **others: object,
-    ) -> "WorldOptions":
+    def aim(self, **chosen: Any) -> "WorldOptions":
         """Return these options with some of them replaced. None keeps the drawn value.
 
         Raises:
             ValueError: a fault, a mischief or the number of nodes is unknown.
         """
-        if nodes is not None:
-            if nodes not in NODES:
-                raise ValueError(f"nodes = {nodes}: must be one of {NODES}")
-            others["nodes"] = nodes
-        if faults is not None:
-            _known("fault", faults, FAULTS)
-            others["faults"] = tuple(faults)
-        if mischief is not None:
-            _known("mischief", mischief, MISCHIEF)
-            others["mischief"] = tuple(mischief)
-        return replace(self, **others)  # type: ignore[arg-type]
+        chosen = {name: value for name, value in chosen.items() if value is not None}
+        for name, known in (("faults", FAULTS), ("mischief", MISCHIEF)):
+            if name in chosen:
+                chosen[name] = tuple(chosen[name])
+                if unknown := [each for each in chosen[name] if each not in known]:
+                    wrong, right = ", ".join(unknown), ", ".join(known)
+                    raise ValueError(f"{name} {wrong}: must be one of {right}")
+        if chosen.get("nodes", self.nodes) not in NODES:
+            raise ValueError(f"nodes = {chosen['nodes']}: must be one of {NODES}")
+        return replace(self, **chosen)
 
 
-OPTIONAL: Final = {
-    each.name: each.metadata["share"] for each in fields(WorldOptions) if each.metadata
+DRAWN: Final[dict[str, Sequence[Any]]] = {
+    each.name: each.metadata["values"] for each in fields(WorldOptions) if "values" in each.metadata
+}
+"""Option -> values, one of which is drawn."""
+OPTIONAL: Final[dict[str, float]] = {
+    each.name: each.metadata["share"] for each in fields(WorldOptions) if "share" in each.metadata
 }
 """Option that not every world has -> share of the worlds that have it."""
-
-
-def _known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"{what} {', '.join(unknown)}: must be one of {', '.join(known)}")

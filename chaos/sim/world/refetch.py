@@ -3,14 +3,13 @@ node.
 
 A node fetches for one of two reasons. Its leader reports that the node is `behind`: the node then
 continues to follow. Or its disk is damaged: the node then only fetches. The fetched parts survive
-the process. Requests and answers travel over the world's network, which may lose them.
+the process. A question and its answer take a step together; the world's network may lose them.
 
 After the arrival of the last part the log may bring more entries, before the install is ordered.
 The order may wait long for the process that installs.
 """
 
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from chaos.sim.world.paths import INCOMING_PATH
@@ -26,22 +25,16 @@ if TYPE_CHECKING:
 CHUNK_MIN: Final = 300
 CHUNKS_MAX: Final = 8
 """Most chunks of one file; few, so that it arrives in time in a healed world on a slow network."""
-ANSWER_MS: Final = 300
 TRIES: Final = 4
+"""Questions in a row without an answer; then another node is asked."""
 SETTLE_MS_MAX: Final = 3_000
 """Longest time of following between the last part's arrival and the order to install."""
 DRAIN_MS_MAX: Final = 3_000
 """Longest time between the order and the process that installs."""
 
 RETRY_US: Final = 50_000
-"""Time between two requests for an offer."""
-LATE: Final = object()
-"""The result of a question without an answer in time."""
-
+"""Time between two requests for an offer, and the longest between two others."""
 Offer = tuple[Snapshot, OfferedUnder]
-Script = Generator[Any, Any, None]
-"""Yields waits in microseconds; and questions, as (node, question, its arguments): it gets the
-answer."""
 
 
 # ---- the source
@@ -78,10 +71,6 @@ def read(
 # ---- the receiver
 
 
-class _Needless(Exception):
-    """The node has committed the snapshot's index meanwhile."""
-
-
 class SimSnapshotFetch:
     """The fetch of a snapshot by one process of a node."""
 
@@ -91,110 +80,95 @@ class SimSnapshotFetch:
         self._incoming = Incoming(node.disk, INCOMING_PATH, room_bytes=0)
         self._suspects: dict[SimNode, str] = {}
         """Node -> the part that arrived damaged from it."""
-        self._question = 0
-        """Number of the last question. Answers to earlier questions are ignored."""
-        self._script = self._fetch()
-        node.world.timeline.after(0, self._run, self._go_on)
+        self._source: SimNode | None = None
+        """The node that sends the snapshot. None: one that offers one must be found."""
+        self._snapshot: Snapshot | None = None
+        self._whole = False
+        self._tries = 0
+        node.world.timeline.after(0, self._run, self._look)
 
-    def _fetch(self) -> Script:
-        """Fetch a snapshot, then stop the node until a process installs it."""
-        node, world = self._node, self._node.world
-        for part in self._incoming.planned():
-            self._incoming.look(part)  # of an earlier process
-        snapshot: Snapshot | None = None
-        while snapshot is None:
-            # Only a leader makes an offer.
-            source = world.rng.choice([each for each in world.nodes if each is not node])
-            snapshot = yield from self._from(source)
-        yield world.rng.randrange(SETTLE_MS_MAX * 1_000)
-        self._check_need(snapshot)
-        self._incoming.finish()
-        world.timeline.note(f"node {node.replica}", f"has fetched {snapshot.index}")
-        node.stop()
-        world.timeline.after(world.rng.randrange(DRAIN_MS_MAX * 1_000), node.start)
-
-    def _from(self, source: "SimNode") -> Generator[Any, Any, Snapshot | None]:
-        """Fetch a whole snapshot from one node. None: another node has to be asked."""
-        node, incoming = self._node, self._incoming
-        known = node.core.commit_index if node.alive else LogIndex(0)
-        found = yield source, offer, self._suspects.pop(source, ""), known
-        if found is LATE:
-            return None
-        begun = False
-        if found is not None:
-            self._check_need(found[0])
-            with suppress(NotReadyError):
-                incoming.begin(*found)
-                begun = True
-        if not begun:
-            yield RETRY_US
-            return None
-        tries = 0
-        while (wanted := incoming.wanted()) is not None:
-            data = yield source, read, *wanted
-            tries = tries + 1 if data is LATE else 0
-            if data is None or tries > TRIES:
-                return None
-            if data is not LATE and not incoming.put(*wanted, data):
-                self._suspects[source] = wanted[0].path
-                return None
-            self._check_need(found[0])
-        try:
-            node.world.app_type.check(node.disk, INCOMING_PATH)
-        except CorruptFileError as error:
-            node.world.timeline.note(f"node {node.replica}", error)
-            incoming.forget()
-            return None
-        whole: Snapshot = found[0]
-        return whole
-
-    def _check_need(self, snapshot: Snapshot) -> None:
-        """Raise _Needless if the node has committed the snapshot's index."""
-        if self._node.alive and self._node.core.commit_index >= snapshot.index:
-            raise _Needless
-
-    def _go_on(self, result: object = None) -> None:
-        """Continue with the answer to a question, up to the next question or wait."""
-        try:
-            step = self._script.send(result)
-        except StopIteration:
-            return
-        except _Needless:
-            self._incoming.forget()
-            self._node.refetch = None
-            return
-        if isinstance(step, int):
-            self._node.world.timeline.after(step, self._run, self._go_on)
-        else:
-            self._ask(*step)
-
-    # ---- over the network
-
-    def _ask(self, to: "SimNode", question: Callable[..., None], *args: object) -> None:
-        """Ask a node. Continue with its answer, or with LATE after ANSWER_MS."""
-        network, me = self._node.world.network, self._node.replica
-        self._question += 1
-
-        def answer(result: object) -> None:
-            network.carry((to.replica, me), self._run, self._heard, number, result)
-
-        number = self._question
-        network.carry((me, to.replica), to.call, question, to, *args, answer)
-        self._node.world.timeline.after(ANSWER_MS * 1_000, self._run, self._heard, number, LATE)
-
-    def _heard(self, number: int, result: object) -> None:
-        if number == self._question:
-            self._question += 1
-            self._go_on(result)
-
-    def _run(self, call: Callable[..., None], *args: object) -> None:
-        node = self._node
+    def _run(self, step: Callable[[], int | None]) -> None:
+        """Take a step. It returns the time until the next one; None: the fetch is over."""
+        node, wait_us = self._node, 10_000
         if node.life != self._life or node.refetch is not self:
             return
-        if node.paused:
-            node.world.timeline.after(10_000, self._run, call, *args)
-            return
+        if not node.paused:
+            try:
+                result = step()
+            except DiskFailedError as error:
+                node.fail(error)
+                return
+            if result is None:
+                return
+            wait_us, step = result, self._step
+        node.world.timeline.after(wait_us, self._run, step)
+
+    def _look(self) -> int:
+        """Check the parts of an earlier process."""
+        for part in self._incoming.planned():
+            self._incoming.look(part)
+        return 0
+
+    def _step(self) -> int | None:
+        """Fetch some more; at the end, stop the node until a process installs the snapshot."""
+        node, world, incoming = self._node, self._node.world, self._incoming
+        snapshot = self._snapshot
+        if snapshot is not None and node.alive and node.core.commit_index >= snapshot.index:
+            incoming.forget()  # the log has caught up
+            node.refetch = None
+            return None
+        if self._whole:
+            incoming.finish()
+            world.timeline.note(f"node {node.replica}", f"has fetched {snapshot}")
+            node.stop()
+            world.timeline.after(world.rng.randrange(DRAIN_MS_MAX * 1_000), node.start)
+            return None
+        if self._source is None:
+            return self._open(world.rng.choice([each for each in world.nodes if each is not node]))
+        if incoming.wanted() is not None:
+            self._fetch(self._source)
+            return world.rng.randrange(RETRY_US)
         try:
-            call(*args)
-        except DiskFailedError as error:
-            node.fail(error)
+            world.app_type.check(node.disk, INCOMING_PATH)
+        except CorruptFileError as error:
+            world.timeline.note(f"node {node.replica}", error)
+            incoming.forget()
+            self._source = None
+            return RETRY_US
+        self._whole = True
+        return world.rng.randrange(SETTLE_MS_MAX * 1_000)
+
+    def _open(self, source: "SimNode") -> int:
+        """Ask a node for an offer; only a leader makes one."""
+        known = self._node.core.commit_index if self._node.alive else LogIndex(0)
+        found = self._ask(source, offer, self._suspects.pop(source, ""), known)
+        if found is None:
+            return RETRY_US
+        self._snapshot = found[0]
+        try:
+            self._incoming.begin(*found)
+        except NotReadyError:
+            return RETRY_US
+        self._source, self._tries = source, 0
+        return 0
+
+    def _fetch(self, source: "SimNode") -> None:
+        """Ask for the next bytes of a part."""
+        wanted = self._incoming.wanted()
+        assert wanted is not None
+        data = self._ask(source, read, *wanted)
+        self._tries = self._tries + 1 if data is None else 0
+        if data is not None and not self._incoming.put(*wanted, data):
+            self._suspects[source] = wanted[0].path
+            self._source = None
+        elif self._tries > TRIES:
+            self._source = None
+
+    def _ask(self, to: "SimNode", question: Callable[..., None], *args: object) -> Any:
+        """Return a node's answer. None: there is none, or the network lost it or the question."""
+        network, link = self._node.world.network, (self._node.replica, to.replica)
+        if network.loses(link) or network.loses(link[::-1]):
+            return None
+        answers: list[Any] = []
+        to.call(question, to, *args, answers.append)
+        return answers[0] if answers else None

@@ -62,17 +62,13 @@ class SimNetwork:
         """Return whether one direction between two nodes is cut, or both are."""
         return (one, other) in self._cuts or (other, one) in self._cuts
 
-    def is_disturbed(self, options: WorldOptions) -> bool:
-        """Return whether a link is cut or slow, or loses more than the options state."""
-        return bool(self._cuts) or any(self._slow_us.values()) or self.loss > options.loss
+    def loses(self, link: _Link) -> bool:
+        """Return whether the next message on this link is lost."""
+        return link in self._cuts or (self.loss > 0 and self._rng.random() < self.loss)
 
-    def carry(self, link: _Link, call: Callable[..., None], *args: object) -> None:
-        """Call `call(*args)` after a delay, or never; it stands for traffic that is no Message."""
-        rng, options = self._rng, self._options
-        if link in self._cuts or (self.loss and rng.random() < self.loss):
-            return
-        delay_us = int(options.delay_us * (1 + options.jitter * rng.expovariate(1.0)))
-        self._timeline.after(delay_us, self._arrive, link, call, *args)
+    def is_disturbed(self) -> bool:
+        """Return whether a link is cut or slow."""
+        return bool(self._cuts) or any(self._slow_us.values())
 
     def _arrive(self, link: _Link, call: Callable[..., None], *args: object) -> None:
         # Messages under way when the link broke are lost, as are a broken stream's buffers.
@@ -84,7 +80,7 @@ class SimNetwork:
     ) -> None:
         """Deliver a message once or twice after a delay, or lose it."""
         rng, options, link = self._rng, self._options, (sender, to)
-        if link in self._cuts or (self.loss and rng.random() < self.loss):
+        if self.loses(link):
             return
         self._timeline.record(data)
         copies = 2 if self.duplicate and rng.random() < self.duplicate else 1
@@ -96,7 +92,6 @@ class SimNetwork:
                 arrival_us = max(self._timeline.now_us + delay_us, self._arrival_us.get(link, 0))
                 self._arrival_us[link] = arrival_us
                 delay_us = arrival_us - self._timeline.now_us
-            receive = self._nodes[to].receive
-            self._timeline.after(
-                delay_us, self._arrive, link, receive, sender, message, wall_ms, data
-            )
+            node = self._nodes[to]
+            args = node.receive, sender, message, wall_ms, data
+            self._timeline.after(delay_us, self._arrive, link, node.call, *args)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,6 @@ from chaos.sim.world.refetch import SimSnapshotFetch
 from chaos.sim.world.simdisk import Death, SimDisk
 from replication.core.core import Core
 from replication.core.core_events import (
-    Appointed,
     Durable,
     Event,
     Handover,
@@ -33,7 +33,6 @@ from replication.core.core_events import (
 from replication.core.log_recovery import recover
 from replication.core.peer_messages import Message
 from replication.core.promise import NEVER_GIVEN, PromiseFile
-from replication.core.quorum import Voters
 from replication.core.replication_config import ReplicationConfig
 from replication.driver.driver import Driver
 from replication.driver.write_order import Order, write_batch
@@ -246,8 +245,7 @@ class SimNode:
                 self.fail(failed)  # the next process finds the damage again
                 return
         self.healed.append(error)
-        self._end("is damaged")
-        self.disk.die()
+        self._end("is damaged", self.disk.die)
         self.refetch = SimSnapshotFetch(self)
 
     def stop(self) -> bool:
@@ -255,11 +253,7 @@ class SimNode:
 
         Returns whether one ran.
         """
-        ran = self.alive or self.refetch is not None
-        if ran:
-            self._end("is killed")
-            self.disk.die()
-        return ran
+        return self._end("is killed", self.disk.die)
 
     def terminate(self) -> None:
         """End the process as SIGTERM does: drain, hand over, write a manifest. Then restart."""
@@ -284,30 +278,27 @@ class SimNode:
     def stop_hard(self) -> bool:
         """Cut the machine's power: unsynced writes are lost, or torn. Return as `stop`."""
         self.in_doubt = True
-        ran = self.alive or self.refetch is not None
-        if ran:
-            self._end("loses power")
-            self.disk.crash(self._rng)
-        return ran
+        return self._end("loses power", partial(self.disk.crash, self._rng))
 
-    def _end(self, how: str) -> None:
+    def _end(self, how: str, then: Callable[[], None]) -> bool:
+        """End the process, if one runs, and do something to the disk; return whether one ran."""
+        if not self.alive and self.refetch is None:
+            return False
         self.world.timeline.note(f"node {self.replica}", how)
         if self.alive and hasattr(self, "app"):
             self.app.on_stop()
         self.alive = self.leading = False
         self.refetch = None
         self.life += 1
+        then()
+        return True
 
     def fail(self, error: DiskFailedError) -> None:
         """End the process after a disk error; start the next process after RESTART_MS."""
         self.world.timeline.note(f"node {self.replica}", error)
-        self.world.faults.on_disk_failed(self, full=is_full(error))
+        self.world.faults.on_disk_failed(full=is_full(error))
         self.stop()
         self.world.timeline.after(RESTART_MS * 1000, self.start)
-
-    def saved_index(self) -> LogIndex:
-        """Return the index of the state on this disk; the log is needed only beyond it."""
-        return self.world.make_app(self).applied_index
 
     def pause(self) -> None:
         """Stop the process as SIGSTOP does; the world around it continues."""
@@ -360,9 +351,6 @@ class SimNode:
 
     def receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
         """Receive a message."""
-        self._run(self.life, self._receive, sender, message, wall_ms, data)
-
-    def _receive(self, sender: ReplicaId, message: Message, wall_ms: UnixMs, data: bytes) -> None:
         self.world.timeline.note(f"{sender} -> {self.replica}", message)
         try:
             self.driver.receive(sender, message, wall_ms, memoryview(data))
@@ -372,22 +360,15 @@ class SimNode:
     def reconnected(self, peer: ReplicaId) -> None:
         """Note that a peer can be reached again, as after a new stream."""
         if self.alive:
-            self.later(1_000, self._handle, Reconnected(peer))
-
-    def appointed(self, epoch: Epoch, leader: ReplicaId, voters: Voters | None, level: int) -> None:
-        """Receive an appointment from the control plane."""
-        self._run(self.life, self._handle, Appointed(epoch, leader, voters, level))
+            self.later(1_000, self.handle, Reconnected(peer))
 
     def propose(self, payload: bytes) -> None:
         """Propose an entry, if this node believes to lead and has room for it."""
         with suppress(NotLeaderError, OverloadedError):
             self.driver.propose(EntryKind.SCHEDULE, [payload], self.driver.last_time_ms)
 
-    def hand_over(self) -> None:
-        """Receive the order to end the leadership."""
-        self._run(self.life, self._handle, Handover())
-
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """Process an event from outside the protocol."""
         if not isinstance(event, Reconnected):
             self.world.timeline.note(f"node {self.replica}", event)
         self.driver.handle(event)

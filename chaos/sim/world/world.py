@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Final
 
 from chaos.sim.world import disk_loss
-from chaos.sim.world.app import App, CountingApp
-from chaos.sim.world.appointing import RealControl
-from chaos.sim.world.control_model import Control
+from chaos.sim.world.app import App
 from chaos.sim.world.faults import FaultInjector
 from chaos.sim.world.options import WorldOptions, fork
 from chaos.sim.world.referee import Broken, Referee
+from chaos.sim.world.sim_control import SimControl
 from chaos.sim.world.sim_network import SimNetwork
 from chaos.sim.world.sim_node import SimNode
 from chaos.sim.world.timeline import Timeline
@@ -18,8 +17,9 @@ from replication.core.core import Core
 from replication.core.quorum import Voters
 from timer.model.units import LogIndex, Nonce, ReplicaId
 
-HEAL_MS_MAX: Final = 15_000
-"""Every node of a healed cluster must have made progress within this."""
+HEAL_MS_MAX: Final = 25_000
+"""Every node of a healed cluster must have made progress within this. The controller may wait for
+16 s after refusals in a row."""
 HEAL_LOOK_MS: Final = 250
 MORE_MS: Final = 1_000
 """Time after each fault that is added at the end because too few have struck."""
@@ -35,7 +35,7 @@ class World:
     make_core: Callable[..., Core] = Core
     """Class of a node's protocol core; a planted bug sets another class."""
     make_node: Callable[..., SimNode] = SimNode
-    app_type: type[App] = CountingApp
+    app_type: type[App] = App
 
     def __init__(self, seed: int, options: WorldOptions | None = None) -> None:
         self.rng = random.Random(seed)
@@ -56,8 +56,7 @@ class World:
         self.referee = Referee(self.nodes)
         for node in self.nodes:
             self.network.add(node)
-        plane = RealControl if self.options.controller else Control
-        self.control: Control | RealControl = plane(self, fork(self.rng))
+        self.control = SimControl(self, fork(self.rng))
         self.proposals = 0
         self.workload: Callable[[], None] = self._propose
         """The clients' work, called at the seed's rate."""
@@ -102,12 +101,7 @@ class World:
 
     def make_app(self, node: SimNode) -> App:
         """Return the application of a node's new process."""
-        return CountingApp(node)
-
-    def voters_now(self) -> Voters:
-        """Return the replicas that any node counts as voters, during a change old and new ones."""
-        sets = [node.core._sets for node in self.nodes if hasattr(node, "core")]  # noqa: SLF001
-        return self.control.voters.union(*(voters for each in sets for voters in each))
+        return App(node)
 
     def _clients_act(self) -> None:
         gap_us = int(self._clients.expovariate(self.options.proposals_per_s) * 1_000_000)
@@ -135,7 +129,6 @@ class World:
             Broken: the nodes did not recover within HEAL_MS_MAX.
         """
         self.heals += 1
-        self.faults.disarm()
         self.timeline.note("world", "healed")
         self.network.mend_all()
         self.control.mischief = ()
@@ -148,7 +141,7 @@ class World:
             node.start()
         target = LogIndex(len(self.referee.committed) + 1)
         self._wait(lambda: self._caught_up(target), f"not every node committed entry {target}")
-        self.workload = _nothing
+        self.workload = lambda: None
         self._wait(
             lambda: self._caught_up(LogIndex(len(self.referee.committed))),
             "the nodes did not come to rest",
@@ -191,7 +184,3 @@ class World:
             f"{now_us / 1000:12.3f} ms  {subject:<10} {str(what)[:NOTE_SIZE_MAX]}"
             for now_us, subject, what in self.timeline.trail
         ]
-
-
-def _nothing() -> None:
-    """Do nothing; the workload of quiet clients."""

@@ -1,4 +1,4 @@
-"""Planted bugs in the real controller (see tests/chaos/planted/planted.py)."""
+"""Planted bugs in the controller (see tests/chaos/planted/planted.py)."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -48,7 +48,6 @@ def _never_gone(self: Controller, now_ms: MonoMs) -> LeaderLoss | None:
 
 
 _WORLDS: Final[dict[str, Any]] = {
-    "controller": True,
     "nodes": 3,
     "fault_gap_ms": 1_500,
     "learners": 0,

@@ -105,14 +105,6 @@ KEPT: Final = (
         "::test_key_of_a_timer_that_nobody_heard_of_is_known_by_its_reschedule",
     ),
     KeptSeed(
-        Task(330006666, "ledger", 60),
-        "143c837",
-        "the model of the control plane appointed the only sure replica, which lacked entries that"
-        " the others had dropped, again and again; the real controller does not",
-        "tests/cluster/test_controller.py"
-        "::test_only_sure_replica_that_stalls_is_followed_by_an_unsure_one",
-    ),
-    KeptSeed(
         Task(330009583, "timers", 60),
         "9e94682",
         "a voter lost its log's end between its answer to a candidate and the candidate's fetch,"

@@ -234,7 +234,7 @@ class _FetchWithoutStarts(Core):
 
 
 _MANY: Final = {"fault_gap_ms": 1_500, "proposals_per_s": 30}
-_CHANGES: Final = {"faults": ("newborn", "isolate", "power"), "mischief": ("spurious", "dead")}
+_CHANGES: Final = {"faults": ("newborn", "isolate", "power"), "mischief": ("spurious", "blind")}
 """Leaders change before their entries are on other nodes."""
 
 MUTATIONS: Final = (
@@ -287,7 +287,7 @@ MUTATIONS: Final = (
         60,
         "answers that take as long as a lease",
         plant_core(_LeaseFromReceipt),
-        {"faults": ("isolate", "pause", "one_way"), "mischief": ("spurious", "double")},
+        {"faults": ("isolate", "pause", "one_way"), "mischief": ("spurious", "blind")},
     ),
     Mutation(
         "no_guard",

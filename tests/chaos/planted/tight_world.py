@@ -25,6 +25,7 @@ RESERVE: Final = 300_000
 ROOM: Final = 100_000
 """Bytes of a small disk beside the reserve."""
 LOOK_US: Final = 200_000
+LINK_US: Final = 1_000
 
 
 class TightApp(EngineApp):
@@ -50,7 +51,8 @@ class TightApp(EngineApp):
         for other in node.world.nodes:
             if other is not node and other.alive:
                 link, back = (node.replica, other.replica), (other.replica, node.replica)
-                node.world.network.carry(link, other.call, _tell_room, other, rooms, back)
+                if not node.world.network.loses(link):
+                    node.world.timeline.after(LINK_US, other.call, _tell_room, other, rooms, back)
         leader.full = rooms.refusal(node.core.voters, now_ms)
 
 
@@ -65,7 +67,8 @@ def _tell_room(node: SimNode, rooms: Rooms, back: tuple[ReplicaId, ReplicaId]) -
         if asker.alive:
             rooms.heard(node.replica, str(node.replica), room, asker.mono_ms())
 
-    world.network.carry(back, heard)
+    if not world.network.loses(back):
+        world.timeline.after(LINK_US, heard)
 
 
 class TightNode(SimNode):

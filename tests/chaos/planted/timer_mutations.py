@@ -528,7 +528,7 @@ MUTATIONS: Final = (
         20,
         "a leader with a wrong clock",
         _fire_by_its_own_clock,
-        faults=("clock", "drift"),
+        faults=("clock",),
         fault_gap_ms=4_000,
     ),
     _mutation(

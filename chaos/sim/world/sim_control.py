@@ -1,19 +1,22 @@
-"""The real controller as a world's control plane: every node runs cluster/control/controller.py.
+"""The control plane of a world: every node runs the controller (cluster/control/controller.py).
 
 Its inputs are real, too: reports of the nodes' drivers, links that break and return, and the
 replicated object (cluster/control/control_state.py). Raft is a model here, a list of states. It
-elects a node that reaches a majority within a second, and commits that node's proposals. The kinds
-of mischief here:
+elects a node that reaches a majority within a second, and commits that node's proposals. Each node
+hears of an appointment some milliseconds after its commit. A seed's mischief may add:
 
     transfer    an operator orders another leader         leaderless  Raft has no leader for seconds
     forget      Raft loses its last states                spurious    Raft elects another leader
-    late        a node applies a state seconds later      slow        reports every 500 ms, not 100
+    late        an appointment arrives seconds later      slow        reports every 500 ms, not 100
+    blind       any node is appointed, or is said to lead a recent epoch
 
-`_judge` checks each decision by rules of its own, independent of the controller's code.
+No appointment may harm the log. `blind`, and the exchange of healthy voters, are therefore worse
+than the controller's decisions. `_judge` checks these by rules of its own, independent of the
+controller's code.
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from chaos.sim.world.referee import Broken
@@ -29,45 +32,50 @@ from cluster.control.controller_events import (
     RaftLeadership,
     ReplicaReport,
     Reported,
+    ReportedRole,
     StateApplied,
     TransferAsked,
 )
 from cluster.control.membership import Change
-from timer.model.units import MonoMs, ReplicaId
+from replication.core.core_events import Appointed
+from replication.core.quorum import Voters
+from timer.model.units import Epoch, MonoMs, ReplicaId
 
 if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
     from chaos.sim.world.world import World
 
-CONFIG: Final = ControllerConfig(close_entries=16)
-"""A world has few entries. A small `close_entries` makes the length of a log matter."""
+CONFIG: Final = ControllerConfig(
+    close_entries=16,
+    report_timeout_ms=600,
+    lease_grace_ms=600,
+    idle_grace_ms=600,
+    stall_timeout_ms=2_000,
+    promise_grace_ms=1_000,
+    gather_first_ms=300,
+)
+"""A world has few entries. A small `close_entries` makes the length of a log matter. The times are
+shorter than the product's, so that a world has many leaders."""
 TICK_MS: Final = 50
 REPORT_MS: Final = 100
-LINK_MS: Final = 100
-"""Time from the return of the network to the new link."""
-SILENCE_MS: Final = 2_000
+SILENCE_MS: Final = 1_000
 """A link that carries nothing breaks after this. The link of a dead process breaks at once."""
-RAFT_MS: Final = (400, 900)
+RAFT_MS: Final = (100, 400)
 """Shortest and longest time without a leader before Raft elects one."""
-DEPOSED_MS: Final = 1_000
+DEPOSED_MS: Final = 600
 """Time after which a leader of Raft without a majority steps down."""
-LATE_MS: Final = 2_000
-"""Mean delay of a node's states under the mischief `late`."""
+TELL_US: Final = 20_000
+"""Mean time from the commit of an appointment to its arrival at a node."""
+LATE_US: Final = 5_000_000
+"""Longest further delay under the mischief `late`."""
+MISCHIEF_MS: Final = 4_000
+"""Mean time between two acts of mischief."""
+RAISED_IN: Final = 4
+"""The epoch from which on the feature level is 2."""
+NEAR: Final = 50
+"""A learner that lacks at most this many entries may become a voter."""
 PROPOSE_MS: Final = 2_000
 """Longest time that a proposal waits for a majority."""
-ASK_MS: Final = 3_000
-"""Time for which an operator repeats a request that may be possible soon."""
-
-
-@dataclass(slots=True)
-class _Link:
-    """A link to a peer, as a node sees it."""
-
-    up: bool = False
-    as_it_is_ms: int = 0
-    """Time of the last change of `carries`."""
-    carries: bool = False
-    """Whether messages pass in both directions."""
 
 
 @dataclass(slots=True)
@@ -80,13 +88,16 @@ class _Shell:
     applied: ControlState | None = None
     said: ReplicaReport | None = None
     said_ms: int = -REPORT_MS
-    links: dict[str, _Link] = field(default_factory=dict)
+    links: set[str] = field(default_factory=set)
+    """Names of the nodes to which a link is up."""
+    reached_ms: dict[str, int] = field(default_factory=dict)
+    """Name of a node -> the last time at which messages passed in both directions."""
     heard: dict[str, tuple[ReplicaReport, int]] = field(default_factory=dict)
     """Name of a node -> its last report and the time of arrival."""
 
 
-class RealControl:
-    """The control plane of one world, in place of the model (chaos/sim/world/control_model.py)."""
+class SimControl:
+    """The control plane of one world."""
 
     def __init__(self, world: "World", rng: random.Random) -> None:
         self._world = world
@@ -115,10 +126,33 @@ class RealControl:
         shell = _Shell(node, node.life, Controller(name, "c", self._founders, CONFIG))
         self._shells[node.replica] = shell
         self._apply(shell)
+        self.hear(node)
+
+    def hear(self, node: "SimNode", state: ControlState | None = None) -> None:
+        """Send an appointment to a node. `state`: the state that has it; None: the last one."""
+        state = state or self._states[-1]
+        if state.leader is None or node.replica in self.deaf:
+            return
+        delay_us = int(TELL_US * self._rng.expovariate(1.0))
+        if "late" in self.mischief and self._rng.random() < 0.1:
+            delay_us += self._rng.randrange(LATE_US)
+        voters = None if state.proposed is None else frozenset(state.proposed.values())
+        level = 1 + (state.epoch >= RAISED_IN or self._world.options.series)
+        event = Appointed(state.epoch, state.leader, voters, level)
+        self._world.timeline.after(delay_us, node.call, node.handle, event)
 
     def transfer(self, replica: ReplicaId) -> None:
         """Order this leader, as an operator does."""
-        self._ask(TransferAsked(replica), self._now() + ASK_MS)
+        self._ask(TransferAsked(replica))
+
+    def appoint(self, replica: ReplicaId, voters: Voters | None = None) -> None:
+        """Appoint this leader at once, though no controller decided it. None: the voters stay."""
+        state, nodes = self._states[-1], self._world.nodes
+        promises = [n.driver.report().highest_promise for n in nodes if n.alive]
+        epoch = Epoch(max([state.epoch, *promises]) + 1)
+        names = None if voters is None else {self._names[each]: each for each in sorted(voters)}
+        command = Appoint(epoch=epoch, leader=replica, expected_epoch=state.epoch, voters=names)
+        self._commit(command, "by no controller")
 
     # ---- names and reach
 
@@ -150,12 +184,16 @@ class RealControl:
         return not self._world.network.is_cut(one.replica, other.replica)
 
     def _members(self) -> "list[SimNode]":
-        """Return Raft's members: the nodes with the name of a founder."""
-        return [n for n in self._world.nodes if self._names.get(n.replica) in self._founders]
+        """Return Raft's members: the voters."""
+        return [node for node in self._world.nodes if node.replica in self.voters]
 
     def _has_quorum(self, node: "SimNode") -> bool:
-        reached = {self._name(each) for each in self._members() if self._reach(node, each)}
-        return _goes(node) and len(reached) > len(self._founders) // 2
+        reached = sum(self._reach(node, each) for each in self._members())
+        return _goes(node) and reached > len(self.voters) // 2
+
+    def _able(self) -> "list[SimNode]":
+        """Return the nodes that can lead Raft."""
+        return [n for n in self._members() if self._running(n) and self._has_quorum(n)]
 
     # ---- time
 
@@ -172,8 +210,7 @@ class RealControl:
             return
         for shell in shells:
             if self._reach(shell.node, leader):
-                late = "late" in self.mischief and self._rng.random() >= TICK_MS / LATE_MS
-                if shell.applied is not self._states[-1] and not late:
+                if shell.applied is not self._states[-1]:
                     self._apply(shell)
                 self._say(shell, leader, now_ms)
         for shell in shells:
@@ -186,37 +223,47 @@ class RealControl:
         for peer in self._world.nodes:
             if peer is shell.node or peer.refused:
                 continue
-            name, reached = self._name(peer), self._reach(shell.node, peer)
-            link = shell.links.setdefault(name, _Link(as_it_is_ms=now_ms))
-            if link.carries != reached:
-                link.carries, link.as_it_is_ms = reached, now_ms
-            dead = not peer.alive and not self._world.network.is_cut(
-                shell.node.replica, peer.replica
-            )
-            wait_ms = LINK_MS if reached else 0 if dead else SILENCE_MS
-            if link.up != reached and now_ms - link.as_it_is_ms >= wait_ms:
-                link.up, shell.said = reached, None
-                self._step(shell, LinkChanged(name, up=reached))
+            name = self._name(peer)
+            if self._reach(shell.node, peer):
+                shell.reached_ms[name] = now_ms
+            cut = self._world.network.is_cut(shell.node.replica, peer.replica)
+            silent_ms = now_ms - shell.reached_ms.get(name, -SILENCE_MS)
+            up = silent_ms < (SILENCE_MS if peer.alive or cut else 1)
+            if up != (name in shell.links):
+                shell.links ^= {name}
+                shell.said = None
+                self._step(shell, LinkChanged(name, up=up))
 
     def _misbehave(self, now_ms: int) -> None:
-        """Do each kind of mischief about every five seconds."""
-        for kind in self.mischief:
-            if self._rng.random() >= TICK_MS / 5_000:
-                continue
-            match kind:
-                case "transfer":
-                    self.transfer(self._rng.choice(sorted(self.voters)))
-                case "leaderless":
-                    self._quiet_until_ms = now_ms + self._rng.randint(1_000, 8_000)
-                    self._depose()
-                case "forget" if len(self._states) > 2:
-                    del self._states[-self._rng.randint(1, min(3, len(self._states) - 2)) :]
-                case "spurious":
-                    able = [n for n in self._members() if self._running(n) and self._has_quorum(n)]
-                    if able:
-                        self._elect(self._rng.choice(able))
-                case _:
-                    pass
+        """Do some mischief every few seconds."""
+        if not self.mischief or self._rng.random() >= TICK_MS / MISCHIEF_MS:
+            return
+        match self._rng.choice(self.mischief):
+            case "transfer":
+                self.transfer(self._rng.choice(sorted(self.voters)))
+            case "leaderless":
+                self._quiet_until_ms = now_ms + self._rng.randint(1_000, 8_000)
+                shell, self._leader = self._leading(), None
+                if shell is not None:
+                    self._cease(shell)
+            case "forget" if len(self._states) > 2:
+                del self._states[-self._rng.randint(1, min(3, len(self._states) - 2)) :]
+            case "spurious":
+                if able := self._able():
+                    self._elect(self._rng.choice(able))
+            case "blind":
+                self._appoint_blindly()
+            case _:
+                pass
+
+    def _appoint_blindly(self) -> None:
+        rng, leader = self._rng, self._rng.choice(self._world.ids)
+        if rng.random() < 0.5:
+            self.appoint(leader)
+        else:
+            state = replace(rng.choice(self._states[-5:]), leader=leader, proposed=None)
+            for node in self._world.nodes:
+                self.hear(node, state)
 
     # ---- Raft
 
@@ -235,7 +282,7 @@ class RealControl:
             self._step(shell, RaftLeadership(leads=False))
         if gone_ms < self._elected_after_ms or now_ms < self._quiet_until_ms:
             return
-        able = [n for n in self._members() if self._running(n) and self._has_quorum(n)]
+        able = self._able()
         others = [node for node in able if node is not self._leader] or able
         if others:
             self._elect(self._rng.choice(others))
@@ -243,11 +290,6 @@ class RealControl:
     def _leading(self) -> _Shell | None:
         """Return Raft's leader. None: there is none, or its process has ended."""
         return None if self._leader is None else self._running(self._leader)
-
-    def _depose(self) -> None:
-        shell, self._leader = self._leading(), None
-        if shell is not None:
-            self._cease(shell)
 
     def _elect(self, node: "SimNode") -> None:
         """Make a node Raft's leader; the old leader may not know it for a while."""
@@ -271,15 +313,11 @@ class RealControl:
             self._step(shell, RaftLeadership(leads=False))
 
     def _apply(self, shell: _Shell) -> None:
-        """Apply the last state at a node, and pass its appointment to the node."""
+        """Apply the last state at a controller."""
         state = shell.applied = self._states[-1]
         self._step(shell, StateApplied(state))
-        if state.leader is not None:
-            proposed = state.proposed
-            voters = None if proposed is None else frozenset(proposed.values())
-            shell.node.appointed(state.epoch, state.leader, voters, state.level)
 
-    def _commit(self, command: Init | Appoint | Members) -> bool:
+    def _commit(self, command: Init | Appoint | Members, reason: str = "") -> bool:
         """Apply a command to the replicated object; return whether the object changed."""
         self._nonce += 1
         encoded = control_state.encode_command(command, nonce=self._nonce)
@@ -287,6 +325,15 @@ class RealControl:
         if state is self._states[-1]:
             return False
         self._states.append(state)
+        if isinstance(command, Appoint):
+            world, voters = self._world, command.voters
+            world.timeline.note("control", command)
+            self.appointed.append((world.timeline.now_us, command, reason))
+            world.faults.on_appointed()
+            if voters is not None:
+                world.faults.on_change(command.leader, self.voters, frozenset(voters.values()))
+            for node in world.nodes:
+                self.hear(node)
         return True
 
     # ---- reports
@@ -308,24 +355,20 @@ class RealControl:
     # ---- decisions
 
     def _step(self, shell: _Shell, event: Event) -> None:
-        state = shell.controller._state  # noqa: SLF001 - the state before the decision
         effects = shell.controller.step(MonoMs(self._now()), event)
         command = effects.propose
         if command is not None:
             self._world.timeline.note("controller", f"{shell.controller.name}: {effects.reason}")
             if isinstance(command, Appoint) and not isinstance(event, TransferAsked | ChangeAsked):
-                self._judge(shell, command, state)
+                self._judge(shell, command, shell.controller._state)  # noqa: SLF001
             due_us = 3_000 + 2 * self._world.options.delay_us
             give_up_ms = self._now() + PROPOSE_MS
             args = shell, command, effects.reason, give_up_ms
             self._world.timeline.after(due_us, self._end_proposal, *args)
         if effects.hand_over_to is not None:
-            for node in self._members():
-                named = self._name(node) == effects.hand_over_to
-                if named and self._running(node) and self._has_quorum(node):
+            for node in self._able():
+                if self._name(node) == effects.hand_over_to:
                     self._elect(node)
-        if effects.refusal is not None:
-            self._refusal_soon = effects.refusal.soon
 
     def _end_proposal(
         self, shell: _Shell, command: Init | Appoint, reason: str, give_up_ms: int
@@ -334,13 +377,7 @@ class RealControl:
         if self._running(node) is not shell:
             return
         if self._leader is node and self._has_quorum(node):
-            changed = self._commit(command)
-            if changed and isinstance(command, Appoint):
-                self.appointed.append((self._world.timeline.now_us, command, reason))
-                self._world.faults.on_appointed(command.leader)
-                if command.voters is not None:
-                    after = frozenset(command.voters.values())
-                    self._world.faults.on_change(command.leader, self.voters, after)
+            changed = self._commit(command, reason)
             self._apply(shell)
             self._step(shell, ProposalEnded(refused=not changed))
         elif self._now() >= give_up_ms:
@@ -357,20 +394,25 @@ class RealControl:
                 entries that others have; or an adopted leader does not serve with a lease.
         """
         since_ms = self._now() - CONFIG.report_timeout_ms
-        links = {name for name, link in shell.links.items() if link.up} | {shell.controller.name}
+        links = shell.links | {shell.controller.name}
         fresh = [
             report
             for name, (report, at_ms) in shell.heard.items()
-            if at_ms > since_ms and name in links and report.replica_id in state.voters.values()
+            if at_ms > since_ms and name in links
         ]
+        voters = state.voters.values()
         chosen = next((each for each in fresh if each.replica_id == appoint.leader), None)
-        if chosen is None:
+        # The heir of a silent voter knows by its log that it votes (Controller._is_heir).
+        if chosen is None or (
+            chosen.role is ReportedRole.LEARNER and chosen.replica_id not in voters
+        ):
             raise Broken("appoint", f"{appoint}: no report since {since_ms} ms")
         if chosen.epoch == appoint.epoch:
             if not (chosen.serving and chosen.lease_ok):
                 raise Broken("appoint", f"{appoint}: adopted without serving: {chosen}")
             return
-        sure = [each for each in fresh if not each.unsure and each.replica_id != state.leader]
+        others = [each for each in fresh if each.replica_id in voters]
+        sure = [each for each in others if not each.unsure and each.replica_id != state.leader]
         best = max(((each.last_epoch, each.last_index) for each in sure), default=None)
         if best is not None and not _is_close((chosen.last_epoch, chosen.last_index), best):
             raise Broken("appoint", f"{appoint}: another log ends at {best}; reported: {chosen}")
@@ -402,20 +444,36 @@ class RealControl:
         names = {self._names[each] for each in self.voters if each in self._names}
         learners = {self._name(n) for n in world.nodes if n.alive and n.replica not in self.voters}
         if lost & learners:
-            self._ask(ChangeAsked(Change.REPLACE, min(lost & learners)), 0)
+            self._ask(ChangeAsked(Change.REPLACE, min(lost & learners)))
+        elif rng.random() < 0.5:
+            self._exchange()
         elif rng.random() < 0.5 and learners - names:
-            self._ask(ChangeAsked(Change.ADD, rng.choice(sorted(learners - names))), 0)
+            self._ask(ChangeAsked(Change.ADD, rng.choice(sorted(learners - names))))
         elif len(names) > len(self._founders):
-            self._ask(ChangeAsked(Change.REMOVE, rng.choice(sorted(names))), 0)
+            self._ask(ChangeAsked(Change.REMOVE, rng.choice(sorted(names))))
 
-    def _ask(self, asked: TransferAsked | ChangeAsked, until_ms: int) -> None:
-        """Give an order to the leading controller. Repeat it until `until_ms` if that can help."""
+    def _exchange(self) -> None:
+        """Appoint the leader again, with a learner in the place of a voter. All voters run.
+
+        The product replaces only lost voters.
+        """
+        nodes = [node for node in self._world.nodes if _goes(node)]
+        leaders = [node for node in nodes if node.leading and node.core.serving]
+        if len(leaders) != 1 or leaders[0].core.voters != self.voters:
+            return
+        end = leaders[0].core.matched_index - NEAR
+        voters = [node for node in nodes if node.replica in self.voters]
+        learners = [n for n in nodes if n not in voters and n.core.matched_index >= end]
+        if len(voters) == len(self.voters) and learners:
+            gone = self._rng.choice([node for node in voters if node is not leaders[0]]).replica
+            new = self._rng.choice(learners).replica
+            self.appoint(leaders[0].replica, self.voters - {gone} | {new})
+
+    def _ask(self, asked: TransferAsked | ChangeAsked) -> None:
+        """Give an order to the leading controller. It may refuse."""
         shell = self._leading()
-        self._refusal_soon = False
         if shell is not None and not shell.node.paused:
             self._step(shell, asked)
-        if self._refusal_soon and self._now() < until_ms:
-            self._world.timeline.after(200_000, self._ask, asked, until_ms)
 
 
 def report_of(node: "SimNode", name: str) -> ReplicaReport:
