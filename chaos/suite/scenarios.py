@@ -38,20 +38,17 @@ BETWEEN_S: Final = 2.5
 """From a kill of the leader in a mix to the next strike at nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Card:
-    """One fault in one variant."""
+    """One fault in one variant: a strike without its time."""
 
-    nemesis: str
+    model: Strike
     for_s: tuple[float, float]
     """Least and greatest length, in seconds."""
-    lane: Lane
-    args: Mapping[str, Any]
 
     def strike(self, at_s: float, chance: random.Random) -> Strike:
         """Return a strike at `at_s`, of a random length."""
-        for_s = chance.uniform(*self.for_s)
-        return Strike(at_s=at_s, nemesis=self.nemesis, for_s=for_s, lane=self.lane, args=self.args)
+        return replace(self.model, at_s=at_s, for_s=chance.uniform(*self.for_s))
 
 
 def cards(
@@ -63,7 +60,7 @@ def cards(
     """
     each = [value if isinstance(value, tuple) else (value,) for value in args.values()]
     chosen = (dict(zip(args, values, strict=True)) for values in itertools.product(*each))
-    return [Card(nemesis=nemesis, for_s=for_s, lane=lane, args=of) for of in chosen]
+    return [Card(Strike(at_s=0, nemesis=nemesis, lane=lane, args=of), for_s) for of in chosen]
 
 
 def around(nemesis: str, for_s: tuple[float, float] = (4.0, 9.0), **args: Any) -> list[Card]:
@@ -95,7 +92,7 @@ class Scenario:
         """Needs that the machine has to meet, or the scenario is refused; none for a mix."""
         if self.mixed:
             return frozenset()
-        return frozenset().union(*(NEMESES[each.nemesis].needs for each in self.cards))
+        return frozenset().union(*(NEMESES[each.model.nemesis].needs for each in self.cards))
 
 
 def schedule(name: str, seed: int, options: RunOptions) -> list[Strike]:
@@ -113,7 +110,7 @@ def schedule(name: str, seed: int, options: RunOptions) -> list[Strike]:
 
 
 def _allowed(of: Sequence[Card], options: RunOptions) -> list[Card]:
-    return [each for each in of if NEMESES[each.nemesis].needs.isdisjoint(options.without)]
+    return [each for each in of if NEMESES[each.model.nemesis].needs.isdisjoint(options.without)]
 
 
 def _deck(of: Sequence[Card], chance: random.Random) -> Iterator[Card]:
@@ -134,8 +131,8 @@ def _in_turn(
 
 
 def _mixed(of: Sequence[Card], end_s: float, chance: random.Random) -> Iterator[Strike]:
-    nodes = _deck([each for each in of if each.lane is Lane.NODES], chance)
-    rest = _deck([each for each in of if each.lane is Lane.AROUND], chance)
+    nodes = _deck([each for each in of if each.model.lane is Lane.NODES], chance)
+    rest = _deck([each for each in of if each.model.lane is Lane.AROUND], chance)
     [kill] = cards("kill", (0.2, 1.0), Lane.LEADER, who="leader")
     at_s = FIRST_S
     while at_s < end_s:
@@ -264,7 +261,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = MappingProxyType(
         ),
         "short": Scenario(
             line="the mix, without floods: for continuous integration",
-            cards=[each for each in _OTHERS if each.nemesis != "flood"],
+            cards=[each for each in _OTHERS if each.model.nemesis != "flood"],
             mixed=True,
         ),
     }
@@ -275,5 +272,5 @@ def left_out(name: str, options: RunOptions) -> list[str]:
     """Return a line that lists the faults that a run leaves out, or nothing."""
     scenario = SCENARIOS[name]
     allowed = _allowed(scenario.cards, options)
-    missing = sorted({each.nemesis for each in scenario.cards if each not in allowed})
+    missing = sorted({each.model.nemesis for each in scenario.cards if each not in allowed})
     return [f"not allowed here: {', '.join(missing)}"] if missing else []

@@ -176,16 +176,12 @@ class Show:
             return  # the audit failed, as its exit status shows
         summary = json.loads(path.read_text())
         unasked, said = summary["acks_unasked"], summary["conservation"]["said"]["nodes"]
-        found = []
         if unasked is None:
             self._say("LEFT OUT, too many acks to search for those that no client sent")
         elif unasked:  # the suite's clients record each ack before they send it
-            found.append(f"{unasked} messages were acked, and no client sent the acks")
+            self._fail(f"{unasked} messages were acked, and no client sent the acks")
         if said < (nodes := self._bill.options.nodes):
-            found.append(f"only {said} of {nodes} nodes reported their counts")
-        self._failures += found
-        for failure in found:
-            self._say(f"FAILED: {failure}")
+            self._fail(f"only {said} of {nodes} nodes reported their counts")
 
     # ---- the run
 
@@ -362,8 +358,11 @@ class Show:
         except Exception as error:  # noqa: BLE001 - a defect of the suite must not prevent the audit
             known = isinstance(error, LaunchError | NetworkError | OSError | TimerError)
             why = error if known else traceback.format_exc()
-            self._failures.append(f"{what}: {why}")
-            self._say(f"FAILED: {what}: {why}")
+            self._fail(f"{what}: {why}")
+
+    def _fail(self, failure: str) -> None:
+        self._failures.append(failure)
+        self._say(f"FAILED: {failure}")
 
     def _complain(self) -> None:
         self._tell_strikes()

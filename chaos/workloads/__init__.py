@@ -51,12 +51,7 @@ class Workloads:
     """The workloads of one run, for threads."""
 
     def __init__(self, names: Sequence[str], setting: Setting) -> None:
-        """Prepare workloads by name, each once.
-
-        Raises:
-            ValueError: as `check`.
-        """
-        check(names, rate_per_s=setting.rate_per_s, horizon_s=setting.horizon_s)
+        """Prepare workloads by name; `check` accepts the arguments."""
         self._setting = replace(setting, rate_per_s=setting.rate_per_s / len(names))
         self._loop = Background().loop
         self._plays: dict[str, Future[None]] = {}

@@ -549,11 +549,11 @@ async def test_beats_keep_the_rate_and_make_up_for_no_outage(
     ],
 )
 def test_workloads_that_make_no_sense_are_refused(
-    run: RunFolder, names: list[str], more: dict[str, Any], said: str
+    names: list[str], more: dict[str, Any], said: str
 ) -> None:
-    given: dict[str, Any] = {"seed": 1, "rate_per_s": 1, "horizon_s": 1.0, **more}
+    given: dict[str, Any] = {"rate_per_s": 1, "horizon_s": 1.0, **more}
     with pytest.raises(ValueError, match=said):
-        workloads.Workloads(names, Setting(run=run, endpoints=list, **given))
+        workloads.check(names, **given)
 
 
 def test_each_kind_has_a_line() -> None:

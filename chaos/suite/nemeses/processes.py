@@ -29,12 +29,11 @@ def kill(stage: Stage, chance: random.Random, who: str = "leader") -> Iterator[N
     if name in stage.waited_for:
         raise Fizzled(f"{name}, the {who}, is not whole yet")
     state = stage.cluster.state(name)
-    led = state is not None and state.role == "leader"
     stage.say(f"kill -9 {said(stage, name, who)}")
     at = time.monotonic()
     stage.kill(name)
     enough = len({*stage.names} - stage.away - stage.waited_for) >= stage.majority
-    if state is not None and led and enough:
+    if state is not None and state.role == "leader" and enough:
         successor = stage.leader(above_epoch=state.epoch)
         stage.say(f"{successor} leads, {time.monotonic() - at:.2f} s later")
     yield
