@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -438,7 +439,39 @@ def test_wrong_arguments_are_rejected_when_they_are_scheduled(
     ],
 )
 def test_value_fits_its_annotation(value: object, wanted: Any, fits: bool) -> None:
-    assert handler_arguments.fits(value, wanted) is fits
+    assert (handler_arguments.fitted(value, wanted) is not handler_arguments.UNFIT) is fits
+
+
+class Colour(StrEnum):
+    """An argument that JSON has as text."""
+
+    RED = "red"
+
+
+def test_schedule_accepts_the_arguments_that_the_worker_accepts(timer_app: Run) -> None:
+    app, calls = TimerApp(), list[Any]()
+
+    @app.timer("orders", group="billing")
+    async def bill(
+        pair: tuple[int, str],
+        pairs: list[tuple[int, ...]] | None = None,
+        colours: dict[Colour, tuple] = {},  # type: ignore[type-arg]  # noqa: B006
+        names: dict[int, str] | None = None,
+    ) -> None:
+        calls.append((pair, pairs, colours))
+
+    timers = timer_app(app)
+    good = {"pair": (1, "a"), "pairs": [(1,), (2, 3)], "colours": {Colour.RED: (4,)}}
+    bill.schedule_sync(**good)
+    timers.settle()
+    assert calls == [(*good.values(),)]
+    assert type(next(iter(calls[0][2]))) is Colour
+    for pair in ((1,), (1, 2), (1, "a", "b")):
+        with pytest.raises(InvalidRequest, match=r"pair = tuple: .* takes tuple\[int, str\]$"):
+            bill.schedule_sync(pair=pair)
+    with pytest.raises(InvalidRequest, match=r"names = dict: .*, which application/json does not"):
+        bill.schedule_sync(pair=(1, "a"), names={1: "a"})
+    assert timers.errors == []
 
 
 def test_handler_that_can_not_be_called_by_names_is_refused() -> None:

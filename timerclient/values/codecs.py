@@ -93,6 +93,21 @@ class EncodedValue:
             raise InvalidRequest.of(self.field, Described(type(self.value).__name__), limit)
         return payload
 
+    def decoded(self) -> Any:
+        """Return the value that a reader of the payload gets.
+
+        Raises:
+            InvalidRequest: The codec has no form of the value, or can't decode it.
+        """
+        payload = self.payload()
+        try:
+            return self.codec.decode(payload)
+        except Exception as error:
+            limit = f"can't be read back as {self.codec.content_type}: {reason_of(error)}"
+            raise InvalidRequest.of(
+                self.field, Described(type(self.value).__name__), limit
+            ) from error
+
     def headers(self, given: Any) -> Mapping[str, str]:
         """Return the headers of the timer: those given, and the content type if they have none.
 

@@ -2,13 +2,15 @@
 
 A value must fit the annotation of its parameter. Checked are plain classes, None, `X | Y`,
 `Literal`, and list, dict, tuple and set with their items. A bool is no int; an int is a float.
-Parameters without annotations, and with others, take any value that the codec can encode.
+Parameters without annotations, and with others, take any value that the codec can encode. JSON has
+no tuples and enums: a list becomes a tuple, and a value a member, where the annotation says so.
 """
 
 import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, Final, Literal, Union
 
 from timerclient.values.errors import Described, InvalidRequest
@@ -27,6 +29,10 @@ OPTIONS: Final = (
     "due_ms",
 )
 """Arguments of `schedule` that are not the handler's."""
+UNFIT: Final = object()
+"""Result of `fitted` for a value that does not fit."""
+_MAKES: Final = (list, tuple, set, frozenset)
+"""Collections whose items are checked, beside dicts."""
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -52,8 +58,10 @@ class HandlerArguments:
         }
         self._types: dict[str, Any] | None = None
 
-    def check(self, arguments: object) -> dict[str, Any]:
-        """Return the arguments of a call.
+    def check(self, arguments: object, decoded_from: str = "") -> dict[str, Any]:
+        """Return the arguments of a call, as their annotations have them.
+
+        `decoded_from`: for errors, the content type that changed the arguments' types, if one did.
 
         Raises:
             InvalidRequest: They are no object, one is missing or unknown, or a value does not fit.
@@ -68,12 +76,15 @@ class HandlerArguments:
                 raise InvalidRequest.of(str(name), None, limit)
         for name in sorted(self._required - arguments.keys()):
             raise InvalidRequest.of(name, None, f"{self._name} needs this argument")
+        out = {}
         for name, value in arguments.items():
             wanted = self._annotations().get(name, Any)
-            if not fits(value, wanted):
+            out[name] = fitted(value, wanted)
+            if out[name] is UNFIT:
                 limit = f"{self._name} takes {inspect.formatannotation(wanted)}"
+                limit += f", which {decoded_from} does not preserve" if decoded_from else ""
                 raise InvalidRequest.of(name, Described(type(value).__name__), limit)
-        return arguments
+        return out
 
     def _annotations(self) -> Mapping[str, Any]:
         """Return the types of parameters; of annotations that can't be resolved, none."""
@@ -85,22 +96,27 @@ class HandlerArguments:
         return self._types
 
 
-def fits(value: object, wanted: Any) -> bool:
-    """Return whether a value may be of an annotation; see the module."""
+def fitted(value: Any, wanted: Any) -> Any:
+    """Return a value as an annotation has it, see the module. UNFIT: it does not fit."""
     origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is Union or origin is types.UnionType:
-        return any(fits(value, each) for each in inner)
+        found = [each for each in (fitted(value, one) for one in inner) if each is not UNFIT]
+        return next((each for each in found if type(each) is type(value)), [*found, UNFIT][0])
+    if isinstance(origin, type) or wanted is tuple:
+        return _fitted_items(value, origin or tuple, inner)
     if origin is Literal:
-        return any(value == each and type(value) is type(each) for each in inner)
-    if wanted is None or wanted is type(None):
-        return value is None
-    if isinstance(origin, type):
-        return _collection_fits(value, origin, inner)
-    if wanted is Any or not isinstance(wanted, type) or typing.is_typeddict(wanted):
-        return True
-    if isinstance(value, bool):
-        return wanted is not int and _is_of(value, wanted)
-    return _is_of(value, wanted) or (wanted is float and isinstance(value, int))
+        fits = any(value == each and type(value) is type(each) for each in inner)
+    elif wanted is None or wanted is type(None):
+        fits = value is None
+    elif wanted is Any or not isinstance(wanted, type) or typing.is_typeddict(wanted):
+        fits = True
+    elif isinstance(value, bool):
+        fits = wanted is not int and _is_of(value, wanted)
+    elif issubclass(wanted, Enum):
+        return _member(value, wanted)
+    else:
+        fits = _is_of(value, wanted) or (wanted is float and isinstance(value, int))
+    return value if fits else UNFIT
 
 
 def _is_of(value: object, wanted: type) -> bool:
@@ -110,11 +126,38 @@ def _is_of(value: object, wanted: type) -> bool:
         return True
 
 
-def _collection_fits(value: object, origin: type, inner: tuple[Any, ...]) -> bool:
+def _member(value: object, wanted: type[Enum]) -> Any:
+    try:
+        return wanted(value)
+    except ValueError:
+        return UNFIT
+
+
+def _fitted_items(value: Any, origin: type, inner: tuple[Any, ...]) -> Any:
+    """Return a collection whose items are fitted. It is the same one if no item changes."""
+    if origin is tuple and isinstance(value, list):
+        value = tuple(value)
     if not _is_of(value, origin):
-        return False
+        return UNFIT
+    make: Callable[[list[Any]], Any] = _dict_of
     if isinstance(value, dict) and len(inner) == 2:
-        return all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
-    if isinstance(value, list | set | frozenset) and len(inner) == 1:
-        return all(fits(each, inner[0]) for each in value)
-    return True
+        before = [*value, *value.values()]
+        wanted = [inner[0]] * len(value) + [inner[1]] * len(value)
+    elif origin is tuple and inner and inner[1:] != (...,):
+        before, wanted, make = [*value], [*inner], tuple
+    elif isinstance(value, _MAKES) and inner[1:] in ((), (...,)) and inner:
+        before, wanted = [*value], [inner[0]] * len(value)
+        make = next(each for each in _MAKES if isinstance(value, each))
+    else:
+        return value
+    after = [fitted(*each) for each in zip(before, wanted, strict=False)]
+    if len(wanted) != len(before) or any(each is UNFIT for each in after):
+        return UNFIT
+    is_same = all(new is old for new, old in zip(after, before, strict=True))
+    return value if is_same else make(after)
+
+
+def _dict_of(items: list[Any]) -> dict[Any, Any]:
+    """Return the dict of a list of all keys, then all values."""
+    half = len(items) // 2
+    return dict(zip(items[:half], items[half:], strict=True))

@@ -159,7 +159,11 @@ class TimerHandler(Generic[P, R]):
         return self._payload(given), options
 
     def _payload(self, arguments: Mapping[str, Any]) -> EncodedValue:
-        return EncodedValue(self.arguments.check(dict(arguments)), self.app.codec, "arguments")
+        given = dict(arguments)
+        self.arguments.check(given)
+        encoded = EncodedValue(given, self.app.codec, "arguments")
+        self.arguments.check(encoded.decoded(), self.app.codec.content_type)
+        return encoded
 
     async def create_series(
         self,
