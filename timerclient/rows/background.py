@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from timerclient.values.errors import Closed, Overloaded
@@ -81,6 +82,20 @@ def check_wait() -> None:
         raise RuntimeError(f"{text} for the cluster: use submit, or another thread")
 
 
+def call_guarded(fn: Callable[[Future[T]], object], future: Future[T]) -> None:
+    """Call a callback. No error of it ends the clients' own thread."""
+    try:
+        fn(future)
+    except Exception:
+        logging.getLogger("concurrent.futures").exception(
+            "exception calling callback for %r", future
+        )
+    except BaseException:
+        if not is_here():
+            raise
+        _LOG.exception("a future's callback wanted to end the clients' thread")
+
+
 class GuardedFuture(Future[T]):
     """A future that raises instead of waiting on the clients' own thread.
 
@@ -90,23 +105,7 @@ class GuardedFuture(Future[T]):
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         """Call `fn` with the future once it is done. An error that `fn` raises is logged."""
-        super().add_done_callback(self._guarded(fn))
-
-    @staticmethod
-    def _guarded(fn: Callable[[Future[T]], object]) -> Callable[[Future[T]], object]:
-        """Return `fn` without errors that would end the clients' own thread."""
-
-        def called(future: Future[T]) -> None:
-            try:
-                fn(future)
-            except Exception:  # is logged by concurrent.futures
-                raise
-            except BaseException:
-                if not is_here():
-                    raise
-                _LOG.exception("a future's callback wanted to end the clients' thread")
-
-        return called
+        super().add_done_callback(partial(call_guarded, fn))
 
     def result(self, timeout: float | None = None) -> T:
         """Return the result; see concurrent.futures.

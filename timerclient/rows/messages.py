@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.background import GuardedFuture, is_running
+from timerclient.rows.background import GuardedFuture, call_guarded, is_running
 from timerclient.rows.rows import (
     PAUSE_MS_MAX,
     PRIORITY_DEFAULT,
@@ -63,8 +63,8 @@ class Acking(GuardedFuture[T]):
     ack is sent at once, and `flush` or `close` of the consumer waits for all.
 
     A Future has a dozen objects, and only a thread that waits needs most of them. So they are made
-    at the first wait of a thread, or for a callback after the outcome. Otherwise the garbage
-    collector takes half of the time of an application that acks message by message.
+    at the first wait of a thread, or for a second callback. Otherwise the garbage collector takes
+    half of the time of an application that acks message by message.
     """
 
     counts = False
@@ -74,6 +74,8 @@ class Acking(GuardedFuture[T]):
     _state = PENDING
     _result = None
     _exception = None
+    _callback: "Callable[[Future[Any]], object] | None" = None
+    """The first callback. It is called before those of the list, which needs an object."""
     _done_callbacks: "Sequence[Callable[[Future[Any]], object]]" = ()
 
     def __init__(self) -> None:
@@ -124,13 +126,17 @@ class Acking(GuardedFuture[T]):
 
     def add_done_callback(self, fn: "Callable[[Future[T]], object]") -> None:
         """Call `fn` with the future once it is done. An error that `fn` raises is logged."""
-        called = self._guarded(fn)
-        first: list[Callable[[Future[Any]], object]] = []
-        with _step:  # the objects are made before: a finalizer that runs then may settle this one
-            if not self._has_parts and not self.done():
-                vars(self).setdefault("_done_callbacks", first).append(called)
+        with _step:
+            if self._callback is None and not self._has_parts and not self.done():
+                self._callback = fn
                 return
         super().add_done_callback(fn)
+
+    def _invoke_callbacks(self) -> None:
+        first, self._callback = self._callback, None
+        if first is not None:
+            call_guarded(first, self)
+        super()._invoke_callbacks()
 
     def result(self, timeout: float | None = None) -> T:
         """Return the result; see GuardedFuture."""
