@@ -216,6 +216,7 @@ def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str
         ({"every": 60, "max_count": 0}, "max_count = 0"),
         ({"every": 60, "nothing": 1}, "option = 'nothing'"),
         ({"every": 60, "end": datetime(1970, 1, 1, tzinfo=UTC)}, "must be after 1970 began"),
+        ({"every": 60, "start": datetime(1970, 1, 1, tzinfo=UTC)}, "must be after 1970 began"),
         ({"every": 60, "start": 2000, "end": 1000}, f"end = {one}: must be at least start = {two}"),
         ({"every": 60, "start": 1000, "end": 2000}, f"end = {two}: must be at least the first "),
         ({"cron": "0 7 * * *", "end": 2000}, f"end = {two}: must be at least the first time = 2"),

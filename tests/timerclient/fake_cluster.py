@@ -90,6 +90,7 @@ class Cluster:
     opened: list[pb.OpenConsumer] = field(default_factory=list)
     credits: list[int] = field(default_factory=list)
     registrations: int = 0
+    denied: bool = False
     probes: int = 0
     dead_letters: int = 250
     homeless: int = 0
@@ -290,6 +291,9 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         await self._must_lead(context)
         cluster = self.cluster
         cluster.registrations += 1
+        if cluster.denied:
+            denied = wire_error(pb.REASON_PERMISSION_DENIED, "no rule for produce")
+            await refuse(context, denied, grpc.StatusCode.PERMISSION_DENIED)
         assert len(request.token) == 16
         if request.token not in cluster.tokens:
             cluster.tokens[request.token] = cluster.next_producer

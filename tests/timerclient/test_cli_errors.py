@@ -57,6 +57,19 @@ def test_wrong_command_line_is_two_lines_about_the_command(
             "--backoff-min = 99d: must be 0s to 30d",
         ),
         (("timers", "story", "k"), "ID = 'k': must be 24 characters of 0-9, a-v. By key: "),
+        (
+            ("schedule", "t", "p", "--due", "1960-01-01T00:00:00Z"),
+            "--due = 1960-01-01T00:00:00+00:00: must be in 1970 or later",
+        ),
+        (
+            ("groups", "seek", "t", "g", "--time", "1960-01-01T00:00:00Z", "--yes"),
+            "--time = 1960-01-01T00:00:00+00:00: must be in 1970 or later",
+        ),
+        (
+            ("timers", "list", "t", "--from", "1700000000"),
+            "--from = 1700000000: must be Unix milliseconds; ",
+        ),
+        (("deadletters", "redrive", "t", "--limit", "-1"), "--limit = -1: must be "),
     ],
 )
 def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], text: str) -> None:

@@ -66,6 +66,8 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"delay": [1]}, "number of seconds"),
         ({"due_ms": 1.5}, "whole number"),
         ({"due_ms": -1}, "must be 0 to"),
+        ({"due": datetime(1960, 1, 1, tzinfo=UTC)}, "^due = 1960-01-01T00:00:00.00:00: must be in"),
+        ({"delay_level": 10**5_000}, "^delay_level = <int>: must be 0 to"),
         ({"due_ms": rows.DUE_MS_MAX + 1}, "must be 0 to"),
         ({"due_ms": 1_795_824_060}, "must be Unix milliseconds; 2026-11-28 is 1795824060000"),
         ({"due": 17}, "aware datetime"),

@@ -46,6 +46,17 @@ def payloads(cluster: Cluster) -> list[bytes]:
     return [row.payload for row in cluster.rows]
 
 
+async def test_producer_that_is_denied_says_so_at_once(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.denied = True
+    with pytest.raises(errors.PermissionDenied, match="no rule for produce"):
+        await client.schedule_batch("orders", [b"p"], delay=1)
+    cluster.denied = False
+    await client.schedule_batch("orders", [b"p"], delay=1)
+    assert payloads(cluster) == [b"p"]
+
+
 async def test_schedule_returns_the_timer_and_carries_all_of_it(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:

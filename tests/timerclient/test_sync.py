@@ -23,6 +23,7 @@ from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import wire_error
 from timerclient import (
     AckResult,
+    AlreadyExists,
     AsyncTimerClient,
     CancelResult,
     ClientSettings,
@@ -90,6 +91,14 @@ def test_asyncio_client_refuses_calls_on_another_event_loop(threaded: Threaded) 
 def test_naive_datetime_is_refused(threaded: Threaded) -> None:
     with connect(threaded) as client, pytest.raises(ValueError, match="naive"):
         client.schedule("orders", b"p", due=datetime(2030, 1, 1))  # noqa: DTZ001
+
+
+def test_error_of_a_row_names_its_key(threaded: Threaded) -> None:
+    with connect(threaded) as client:
+        client.schedule("orders", b"p", key="k", delay=60)
+        timers = client.schedule_batch("orders", [b"q"], keys=["k"], delay=60)
+        with pytest.raises(AlreadyExists, match="key = 'k'"):
+            _ = timers[0]
 
 
 def test_submitted_batches_keep_their_order(threaded: Threaded) -> None:

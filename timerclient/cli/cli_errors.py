@@ -60,6 +60,8 @@ _OPTIONS: Final = {
     "delay_level": ("--delay-level",),
     "due": ("--due",),
     "due_ms": ("--due-ms", "--due"),
+    "due_from": ("--from",),
+    "due_to": ("--to",),
     "count": ("--next", "--preview"),
     "cron": ("--cron",),
     "end": ("--end",),
@@ -73,6 +75,7 @@ _OPTIONS: Final = {
     "max_attempts": ("--max-attempts",),
     "max_in_flight": ("--max-in-flight",),
     "max_count": ("--max-count",),
+    "max_messages": ("--limit", "--count"),
     "offset": ("--offset",),
     "offsets": ("--offset",),
     "on_conflict": ("--on-conflict",),
@@ -81,6 +84,7 @@ _OPTIONS: Final = {
     "request_id": ("--request-id",),
     "secret_file": ("--secret-file",),
     "start": ("--start",),
+    "time": ("--time",),
     "timeout": ("--request-timeout", "--timeout"),
     "url": ("--to",),
     "zone": ("--zone",),
@@ -168,8 +172,8 @@ def as_typed(error: TimerError | UsageError, args: argparse.Namespace) -> str:
     if error.field == "timer_id":
         return re.sub(r"^timer_id = ", "ID = ", text) + _by_key(args)
     for option in _OPTIONS.get(error.field, ()):
-        dest = "offsets" if error.field == "offsets" else option[2:].replace("-", "_")
-        value = getattr(args, dest, None)
+        named_as_option = getattr(args, option[2:].replace("-", "_"), None)
+        value = named_as_option if named_as_option is not None else getattr(args, error.field, None)
         if isinstance(value, timedelta):
             return f"{option} = {duration_text(value)}: {_as_durations(error)}"
         if value is not None:

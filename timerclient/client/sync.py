@@ -118,11 +118,13 @@ class ThreadClient:
         Requests keep the order of submission. Blocks while `ClientSettings.submitted_bytes_max`
         bytes are unanswered.
         """
+        named = None if keys is None else tuple(rows.texts("keys", keys))
         body, n = rows.encode_batch(
-            topic, payloads, when, keys, headers, on_conflict, ordering_keys, priorities
+            topic, payloads, when, named, headers, on_conflict, ordering_keys, priorities
         )
         future: Future[Timers] = GuardedFuture()
-        call = WaitingCall(future, n, Timers, self._client.within_s(timeout))
+        make = partial(Timers, keys=named or ())
+        call = WaitingCall(future, n, make, self._client.within_s(timeout))
         return self._submit(future, call, len(body), lambda p: p.submit(body, call))
 
     def _submit(

@@ -151,7 +151,7 @@ def where(topic: str, what: Where) -> pb.TimerFilter:
     return pb.TimerFilter(
         topic=topic,
         due_from_ms=0 if due_from is None else rows.instant_ms("due_from", due_from),
-        due_to_ms=rows.end_ms("due_to", what.get("due_to")),
+        due_to_ms=rows.bound_ms("due_to", what.get("due_to")),
         key_prefix=what.get("key_prefix", ""),
     )
 

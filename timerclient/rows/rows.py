@@ -222,9 +222,11 @@ def _of_due(value: Any) -> int:
     if value.utcoffset() is None:
         limit = "must not be naive; give the datetime a tzinfo, such as datetime.UTC"
         raise InvalidRequest.of("due", value, limit)
-    unix_ms = whole("due_ms", -(-(value - _EPOCH) // _MS), 0, DUE_MS_MAX)
+    unix_ms = -(-(value - _EPOCH) // _MS)
+    if unix_ms < 0:  # the last year of a datetime is below DUE_MS_MAX
+        raise InvalidRequest.of("due", value, "must be in 1970 or later")
     if unix_ms in SECONDS:
-        raise InvalidRequest.of("due", value.isoformat(), SECONDS_LIMIT)
+        raise InvalidRequest.of("due", value, SECONDS_LIMIT)
     return unix_ms
 
 
@@ -400,17 +402,17 @@ def instant_ms(field: str, value: datetime | int) -> int:
         raise InvalidRequest.of(field, value, refused.limit) from None
 
 
-def end_ms(field: str, value: datetime | int | None) -> int:
-    """Return the end of a range of time as `instant_ms`. None: 0, the contract's "no end".
+def bound_ms(field: str, value: datetime | int | None) -> int:
+    """Return a bound of a range of time as `instant_ms`. None: 0, the contract's "no bound".
 
     Raises:
-        InvalidRequest: See `instant_ms`; or it is 0, which would mean no end.
+        InvalidRequest: See `instant_ms`; or it is 0, which would mean no bound.
     """
     if value is None:
         return 0
     unix_ms = instant_ms(field, value)
     if not unix_ms:
-        raise InvalidRequest.of(field, value, "must be after 1970 began; None: no end")
+        raise InvalidRequest.of(field, value, "must be after 1970 began; None: no bound")
     return unix_ms
 
 

@@ -115,9 +115,9 @@ def _put(out: pb.SeriesFields, name: str, value: Any) -> None:
             if not EVERY_S_MIN <= out.every_ms / 1000 <= EVERY_S_MAX:
                 raise InvalidRequest.of("every", value, EVERY_LIMIT)
         case "start":
-            out.start_ms = 0 if value is None else rows.instant_ms(name, value)
+            out.start_ms = rows.bound_ms(name, value)
         case "end":
-            out.end_ms = rows.end_ms(name, value)
+            out.end_ms = rows.bound_ms(name, value)
         case "max_count":
             out.max_count = 0 if value is None else rows.whole(name, value, 1, rows.UINT63_MAX)
         case "misfire":

@@ -34,7 +34,9 @@ from timerclient.values.errors import (
     Closed,
     ConnectionLost,
     LeadershipLost,
+    PermissionDenied,
     TimerError,
+    TokenRejected,
     means_move,
 )
 from timerclient.values.wire_errors import from_wire
@@ -377,7 +379,7 @@ class ProducerStream:
             await asyncio.gather(self._unregister(), return_exceptions=True)
 
     def _reject_queued(self, error: TimerError) -> None:
-        """Fail the calls that wait to be sent, as no node can take them."""
+        """Fail the calls that wait to be sent, as no node accepts them."""
         for request in [each for each in self._pipeline.queue if not each.in_doubt]:
             self._pipeline.withdraw(request)
             for call in request.calls:
@@ -416,6 +418,8 @@ class ProducerStream:
                 # A node that rejects the stream before any answer has accepted no request.
                 taken = self._answered or not error.outcome_known
                 self._settle(self._pipeline.broken(taken=taken), None)
+                if isinstance(error, PermissionDenied | TokenRejected):
+                    self._reject_queued(error)
                 await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
 
     async def _stream(self, node: NodeChannel) -> None:

@@ -40,6 +40,7 @@ same producer sequence, until the call's time is up. It raises the last error.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import ClassVar
 
 from timerclient.values.reasons import Reason
@@ -67,6 +68,16 @@ class Described(str):
     __repr__ = str.__str__
 
 
+def _shown(value: object) -> str:
+    """Return how an error shows a value."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    try:
+        return repr(value)
+    except ValueError:  # Python prints no whole number of so many digits
+        return f"<{type(value).__name__}>"
+
+
 class InvalidRequest(TimerError, ValueError):
     """The request exceeds a documented limit."""
 
@@ -77,7 +88,7 @@ class InvalidRequest(TimerError, ValueError):
     @classmethod
     def of(cls, field: str, value: object, limit: str) -> "InvalidRequest":
         """Return the error of a value that is rejected before anything is sent."""
-        error = cls(f"{field}: {limit}" if value is None else f"{field} = {value!r}: {limit}")
+        error = cls(f"{field}: {limit}" if value is None else f"{field} = {_shown(value)}: {limit}")
         error.field, error.limit = field, limit
         return error
 
