@@ -136,7 +136,7 @@ class Acking(GuardedFuture[T]):
         first, self._callback = self._callback, None
         if first is not None:
             call_guarded(first, self)
-        super()._invoke_callbacks()
+        super()._invoke_callbacks()  # type: ignore[misc]  # of the standard library
 
     def result(self, timeout: float | None = None) -> T:
         """Return the result; see GuardedFuture."""
