@@ -554,6 +554,39 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
         timers.cluster.works.append(timers._until_idle)
 
 
+async def test_messages_that_no_handler_has_begun_return_when_the_drain_begins(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    app, begun, go = TimerApp(), asyncio.Event(), asyncio.Event()
+
+    @app.timer("jobs", group="g", concurrency=1)
+    async def job(number: int) -> None:
+        begun.set()
+        await go.wait()
+
+    async with async_timer_app(app) as timers, timers.cluster.client() as client:
+        worker, running = timers._worker, timers._running
+        assert worker is not None
+        assert running is not None
+        timers.cluster.works.clear()
+        for number in range(3):
+            await job.schedule(number=number)
+        await begun.wait()
+        await timers.cluster.settle()
+        worker.stop()
+        async with client.consumer("jobs", group="g") as consumer:
+            for number in (1, 2):
+                [message] = await consumer.receive()
+                assert (message.json()["number"], message.failures) == (number, 0)
+                await message.ack()
+        assert not running.done()
+        go.set()
+        await running
+        [topic] = await client.topics()
+        assert (worker.left_running, topic.groups[0].unacked) == (0, 0)
+        timers.cluster.works.append(timers._until_idle)
+
+
 async def test_end_of_a_worker_does_not_wait_long_for_acks(
     async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,6 +255,11 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
             within_s = self._call_s if timeout is None else timeout_s(timeout)
             await self._subscription.close(within_s)
 
+    def begin_leaving(self) -> None:
+        """Return messages that were fetched ahead, and fetch no more; acks work until `close`."""
+        if self._subscription is not None:
+            self._subscription.begin_leaving()
+
     async def _leave(self, within_s: float) -> None:
         with contextlib.suppress(TimerError):  # the error that ends the block matters more
             await self.close(within_s)

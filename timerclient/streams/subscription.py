@@ -16,8 +16,8 @@
   deposed leader delivered them, and the new leader delivers them again.
 - **Streams**: when a stream breaks, the leader ends its leases. Its messages that the application
   has not received are dropped and counted. The group receives them again, in order.
-- **Leaving**: the consumer requests no more messages, and the leader confirms this after its last
-  delivery. Messages that the application has not received are then returned, without a failure.
+- **Leaving**: the consumer requests no more messages, and returns those that the application has
+  not received, without a failure. The leader confirms this after its last delivery.
 
 Any thread may use the inbox and put acks into the pipeline. The rest belongs to the event loop's
 thread.
@@ -35,7 +35,7 @@ from timerclient.streams.ack_pipeline import AckPipeline
 from timerclient.streams.acks import QueuedAck
 from timerclient.streams.consumer_phase import WITHOUT_STREAM, ConsumerPhase, entered
 from timerclient.streams.credit import Credit
-from timerclient.streams.inbox import Inbox
+from timerclient.streams.inbox import Inbox, Part
 from timerclient.streams.lease_keeper import LeaseKeeper
 from timerclient.streams.node_channel import NodeChannel
 from timerclient.streams.nodes import (
@@ -245,6 +245,19 @@ class Subscription:
         if self.error is not None:
             raise self.error
 
+    def begin_leaving(self) -> None:
+        """Request no more messages, and return those that the application has not received.
+
+        Those that are still on their way are returned when they arrive. Acks work until `close`.
+        """
+        self._enter(ConsumerPhase.LEAVING)
+        self._return_unseen(self._inbox.drain())
+
+    def _return_unseen(self, parts: Sequence[Part]) -> None:
+        for batch, offsets in parts:
+            with contextlib.suppress(LeaseLost):
+                self.ack(batch, offsets, _counting(), UNSEEN)
+
     async def close(self, within_s: float) -> None:
         """Flush, then leave. Unacked messages are delivered to other consumers at once.
 
@@ -273,11 +286,8 @@ class Subscription:
 
     async def _give_back(self) -> None:
         """Stop the deliveries, and return the messages that the application has not received."""
-        self._enter(ConsumerPhase.LEAVING)
+        self.begin_leaving()
         await self._until(lambda: self._phase > ConsumerPhase.LEAVING)
-        for batch, offsets in self._inbox.drain():
-            with contextlib.suppress(LeaseLost):
-                self.ack(batch, offsets, _counting(), UNSEEN)
         await self.flush(LEAVE_S)
         self._enter(ConsumerPhase.ENDING)
         # The next consumer of an exclusive group then finds it free.
@@ -406,6 +416,10 @@ class Subscription:
         if self._returns.unanswered:  # delivered before the leader saw the returns: return it, too
             self._inbox.refused(batch)
             self._returns.send([(batch, batch.queue_offsets)])
+            return
+        if self._phase >= ConsumerPhase.LEAVING:
+            self._inbox.refused(batch)
+            self._return_unseen([(batch, batch.queue_offsets)])
             return
         self._leases.keep(batch.hold)
         # An old epoch is checked when the batch is taken; it may become old until then.

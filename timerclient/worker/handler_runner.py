@@ -279,6 +279,11 @@ class HandlerRunner:
 
     # ---- the end
 
+    def give_back_unseen(self) -> None:
+        """Return the messages that no handler has seen, and fetch no more."""
+        if self._consumer is not None:
+            self._consumer.begin_leaving()
+
     def cut_off(self) -> int:
         """Cancel the handlers that run, and return their messages; return their number.
 

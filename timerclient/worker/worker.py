@@ -1,9 +1,9 @@
 """A worker: runs all handlers of an app until it is stopped, then drains.
 
-    stop ──► fetch no more ──► wait for running handlers, at most `drain` ──► return the rest
+    stop ──► fetch no more, return messages that were not begun
+         ──► wait for running handlers, at most `drain` ──► return the rest
 
-A second `stop` ends the wait. Messages that were fetched and not begun go back at once, and have
-not failed.
+A second `stop` ends the wait. Messages that were fetched and not begun have not failed.
 """
 
 import asyncio
@@ -127,6 +127,8 @@ class Worker:
             self._cut_off()
 
     async def _drain(self) -> None:
+        for each in self.runners:
+            each.give_back_unseen()
         until_s = time.monotonic() + self._drain_s + CANCEL_S + CLOSE_S
         if running := self._running():
             LOG.info("draining: %d handlers run, at most %g s", len(running), self._drain_s)
