@@ -131,13 +131,13 @@ def test_repeated_and_refused_parts_issue_no_seq_in_a_story_either() -> None:
     assert (event.entry.index, event.producer, event.sequence) == (last, 1, 2)
 
 
+@pytest.mark.parametrize("mode", [OnConflict.REPLACE, OnConflict.UPDATE])
 @pytest.mark.parametrize("by_key", [False, True])
-def test_timers_that_ended_say_by_what_and_what_goes_on(by_key: bool) -> None:
+def test_timers_that_ended_say_by_what_and_what_goes_on(by_key: bool, mode: OnConflict) -> None:
     it = Told()
     log = it.log
     keyed = part_of([(1, DUE, b"x"), (2, DUE, b"x")], keys=[b"k", b"k"])
     begun = it.do(log.schedule(keyed))
-    mode = OnConflict.REPLACE
     other = part_of([(1, DUE + 5, b"n"), (1, DUE + 9, b"new")], keys=[b"q", b"k"], on_conflict=mode)
     replaced = it.do(log.schedule(part_of([(2, DUE, b"n")]), other))
     targets = keys_of([(1, b"k")]) if by_key else ids_of([(DUE + 9, 5)])

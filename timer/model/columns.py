@@ -96,6 +96,10 @@ class OnConflict(enum.IntEnum):
     """The pending timer is cancelled. Without one, the new timer is not scheduled."""
 
 
+REPLACING: Final = (OnConflict.REPLACE, OnConflict.UPDATE)
+"""A new timer of these modes cancels the pending timer with its key."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary:
     """A column of byte strings: `sizes` (n, uint32), and their bytes one after the other."""

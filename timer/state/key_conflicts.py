@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from timer.model.columns import I64, U32, U64, Binary, OnConflict, RowArray
+from timer.model.columns import I64, REPLACING, U32, U64, Binary, OnConflict, RowArray
 
 
 class Verdict(enum.IntEnum):
@@ -83,7 +83,7 @@ def decide(
     replaced = np.full(len(keyed), -1)  # number of the held timer that a row replaces
     repeated, there = _repeated(hashes), held["seq"] > 0
     mode = modes[keyed]
-    replaces = (mode == OnConflict.REPLACE) | (mode == OnConflict.UPDATE)
+    replaces = np.any([mode == each for each in REPLACING], axis=0)
 
     # most rows are alone in their entry with their key: what holds it alone decides
     alone = np.flatnonzero(there & ~repeated)

@@ -31,7 +31,7 @@ from timer.entries.series_payloads import (
     decode_occurrences,
     decode_series,
 )
-from timer.model.columns import OnConflict, Schedule, decode_schedule, parts_of
+from timer.model.columns import REPLACING, Schedule, decode_schedule, parts_of
 from timer.model.timer_id import TimerKey
 from timer.model.units import GroupId, LogIndex, QueueOffset, Seq, TopicId, UnixMs
 from timer.state.firing_trace import FiringPlace, SeqMark
@@ -255,7 +255,7 @@ class StoryReader:
                     requested_ms=int(row["requested_ms"]),
                 )
                 first += at + 1
-            if mode == OnConflict.REPLACE and keyed and self._key and not self.over:
+            if mode in REPLACING and keyed and self._key and not self.over:
                 schedule = schedule or decode_schedule(entry.payload)
                 yield from self._replaced(entry, schedule, slice(first, start))
 
