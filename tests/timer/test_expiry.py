@@ -308,6 +308,26 @@ def test_messages_of_one_moment_expire_in_one_entry() -> None:
     assert LOOK_MS >= 90
 
 
+def test_alarms_of_one_moment_are_taken_a_few_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    say(play, CLUSTER, ttl_ms=TTL_MS)
+    topics = [play.make_topic(name) for name in "abcde"]
+    timers = [(topic.topic_id, play.now.clock_ms, b"x") for topic in topics]
+    play.leader.schedule(part_of(timers), play.done("s"))
+    play.settle()
+    part = play.leader.groups.expiry
+    assert len(part._alarms._known) == len(topics)
+    monkeypatch.setattr(expiry, "LOOKS_MAX", 2)
+    play.wait(TTL_MS + LOOK_MS)
+    for left in (3, 1, 0):
+        assert part.wake_at_ms(play.now) == play.mono_ms, "more are due"
+        part.step(play.now)
+        assert (len(part._alarms._known), len(part._looks)) == (left, 0)
+    assert part.wake_at_ms(play.now) is None
+    play.settle()
+    assert [topic.queue.begin for topic in topics] == [1] * 5
+
+
 def test_leased_message_that_expires_is_nobodys_and_its_ack_is_told_so() -> None:
     play = playing()
     group = play.make_group(max_in_flight=2, lease_ms=10 * TTL_MS)

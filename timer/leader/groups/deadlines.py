@@ -31,9 +31,13 @@ class Alarms(Generic[Key]):
         """Return whether `key` has an alarm."""
         return key in self._known
 
-    def due(self, now_ms: int) -> Iterator[Key]:
-        """Remove and yield the keys with alarms that are due; they may be set again meanwhile."""
-        while self._heap and self._heap[0][0] <= now_ms:
+    def due(self, now_ms: int, most: int) -> Iterator[Key]:
+        """Remove and yield the keys with alarms that are due; they may be set again meanwhile.
+
+        `most`: heap entries to remove at most. `next_ms` is in the past while due ones are left.
+        """
+        while most > 0 and self._heap and self._heap[0][0] <= now_ms:
+            most -= 1
             at_ms, key = heapq.heappop(self._heap)
             if self._known.get(key) == at_ms:  # otherwise an earlier alarm replaced this entry
                 del self._known[key]

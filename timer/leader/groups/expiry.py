@@ -38,7 +38,7 @@ from timer.state.machine import Machine
 LOOK_MS: Final = 100
 """Alarms are rounded up to multiples of this, so that one entry covers many single expiries."""
 LOOKS_MAX: Final = 64
-"""Topics looked at in one step."""
+"""Topics looked at in one step, and alarms taken."""
 GROUPS_MAX: Final = 1024
 """Cursors that one entry may move, except that one topic with more groups goes alone."""
 SPAN_BYTES: Final = 16 << 20
@@ -157,8 +157,12 @@ class Expiry:
         return None if at_ms is None else MonoMs(now.mono_ms + max(0, at_ms - now.clock_ms))
 
     def step(self, now: Now) -> None:
-        """Look at the topics whose time has come; append their expiry."""
-        for topic_id in self._alarms.due(now.clock_ms):
+        """Look at the topics whose time has come; append their expiry.
+
+        Takes at most LOOKS_MAX alarms and looks at as many topics. If more are due, `wake_at_ms`
+        requests another call at once.
+        """
+        for topic_id in self._alarms.due(now.clock_ms, LOOKS_MAX):
             self._looks.setdefault(topic_id)
         ops: list[GroupOp] = []
         room = GROUPS_MAX

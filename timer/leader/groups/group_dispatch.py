@@ -491,7 +491,7 @@ class Serving:
         due, `wake_at_ms` requests another call at once.
         """
         room = ENDS_MAX
-        for group_id in itertools.islice(self._ends.due(now.mono_ms), EXPIRES_MAX):
+        for group_id in self._ends.due(now.mono_ms, EXPIRES_MAX):
             leases = self._leases.get(group_id)
             if leases is not None:
                 ended, room = leases.expire(now.mono_ms, room)
@@ -501,8 +501,8 @@ class Serving:
                 self._turns.want(group_id)  # messages that were not sent are free at once
             if room <= 0:
                 break
-        again = self._returns.due(now.clock_ms), self._rates.alarms.due(now.mono_ms)
-        for group_id in itertools.chain(*(itertools.islice(due, EXPIRES_MAX) for due in again)):
+        returns = self._returns.due(now.clock_ms, EXPIRES_MAX)
+        for group_id in itertools.chain(returns, self._rates.alarms.due(now.mono_ms, EXPIRES_MAX)):
             if group_id in self._leases:
                 self._turns.want(group_id)
         if self.refusing is None:
