@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import Log, catch_up, engine_on
+from tests.timer.machines import STATE, Log, catch_up, engine_on
 from tests.timer.test_manifest import flush
 from timer.entries.policies import (
     CLUSTER,
@@ -28,6 +28,7 @@ from timer.entries.policies import (
 )
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import DUE_MS_MAX, TopicId
+from timer.recovery import manifest
 
 NS = Scope("ns")
 TOPIC = Scope("", TopicId(1))
@@ -266,6 +267,25 @@ def test_change_packs_what_it_changes_and_nothing_of_the_others(
 
 
 # ---- as state
+
+
+def test_flush_takes_the_policies_as_they_were_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, engine, disk = engine_with(a={"delay_ms_max": 5}, b={"tick_ms": 20})
+    log.policy(NS, delay_levels_ms=(1, 2))
+    catch_up(engine, log)
+    packed, pack = list[ScopePolicy](), ScopePolicy.pack
+
+    def counted(policy: ScopePolicy) -> dict[str, Any]:
+        packed.append(policy)
+        return pack(policy)
+
+    monkeypatch.setattr(ScopePolicy, "pack", counted)
+    flush(engine)
+    assert packed == []
+    state = manifest.read(disk, STATE)
+    assert state is not None
+    assert state["policies"] == [encode_policy(*each) for each in engine.machine.policies]
+    assert len(state["policies"]) == 3
 
 
 def test_digest_tells_policies_apart() -> None:

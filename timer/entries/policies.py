@@ -322,9 +322,14 @@ class Policies:
         return paused, catch_up
 
     @cached_property
+    def encoded(self) -> list[bytes]:
+        """The POLICY payloads of all scopes, for the manifest. Do not change the list."""
+        return [self._records[scope].packed for scope in self._order]
+
+    @cached_property
     def packed(self) -> bytes:
         """All policies, for the digest: equal bytes if and only if they are equal."""
-        return b"".join(self._records[scope].packed for scope in self._order)
+        return b"".join(self.encoded)
 
     def effective(
         self, node: ScopePolicy, namespace: str = "", topic: TopicId = TopicId(0)

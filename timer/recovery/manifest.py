@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from timer.entries.payloads import GroupSettings
-from timer.entries.policies import Policies, decode_policy, encode_policy
+from timer.entries.policies import Policies, decode_policy
 from timer.files.disk import Disk
 from timer.model.firing_order import START, Position
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
@@ -216,7 +216,7 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
         "counts": _counts_state(machine.counts),
         "topics": topics,
         "topic_deleted_in": machine.topic_deleted_in,
-        "policies": [encode_policy(*record) for record in machine.policies],
+        "policies": machine.policies.encoded,
         "producers": ahead.producers.finish(machine),
         "requests": machine.requests.pack(),
         "key_secret": machine.store.hasher.secret,
