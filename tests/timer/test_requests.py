@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,24 @@ def test_many_that_are_over_are_forgotten_in_portions() -> None:
     assert len(table) == 10
     table.accept(named(b"new", until_ms=50), RequestAnswer(0, Seq(1), NO_ROWS), UnixMs(6))
     assert len(table) == 9, "two less, one more"
+
+
+def test_gaps_of_forgotten_ids_are_not_walked_over_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_ids, "PAGE_IDS", 4_000)
+    table, answer = RequestIds(), RequestAnswer(0, Seq(1), NO_ROWS)
+    for number in range(4_001):  # the last one begins a second page
+        table.accept(named(b"%d" % number, until_ms=5), answer, UnixMs(0))
+    table.seal()
+    whole = getsizeof(table.pack().pages[0])
+    for number in range(4_001, 5_901):
+        table.accept(named(b"%d" % number, until_ms=50), answer, UnixMs(6))
+    table.seal()
+    oldest = table.pack().pages[0]
+    assert [*oldest] == [b"%d" % number for number in range(3_800, 4_000)]
+    assert getsizeof(oldest) < whole / 4, "the size of a dict shows its places"
+    assert oldest.gaps <= request_ids.GAPS_MAX + 2
 
 
 # ---- the leader

@@ -35,6 +35,8 @@ EXPIRED_MAX: Final = 4096
 """Most ids forgotten at one checkpoint: about seven milliseconds of work."""
 PAGE_IDS: Final = 16_384
 """Most ids in a page. A look-up asks each page, 0.1 us; a copy of one takes 0.5 ms."""
+GAPS_MAX: Final = 512
+"""Gaps of forgotten ids in a page, at most, before it is copied: a walk skips each gap in 1 ns."""
 _MASK: Final = (1 << 64) - 1
 _HASHED: Final = struct.Struct("<QqQQ")
 _HEAD: Final = struct.Struct("<QqQQI")
@@ -48,9 +50,11 @@ Fields = list[Any]
 class Page(dict[bytes, bytes]):
     """Packed records by id, in log order."""
 
-    __slots__ = ("lent",)
+    __slots__ = ("gaps", "lent")
     lent: bool
     """Whether a manifest reads it: a change makes a copy first."""
+    gaps: int
+    """Ids forgotten since the page was made. A dict keeps their places until it is copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,8 @@ class RequestIds:
     def expire(self, now_ms: UnixMs, most: int = EXPIRED_MAX) -> None:
         """Forget the expired requests among the oldest `most`."""
         for place, page in enumerate(self._pages):
+            if page.gaps > GAPS_MAX:
+                self._pages[place] = page = _page(page)  # noqa: PLW2901
             oldest = [*islice(page.items(), most)]
             for text, record in oldest:
                 if _HEAD.unpack_from(record)[1] < now_ms:
@@ -141,8 +147,10 @@ class RequestIds:
         self._drop_empty_pages()
 
     def _forget(self, place: int, text: bytes) -> None:
+        page = self._own(place)
         self._count -= 1
-        self._add(text, self._own(place).pop(text), -1)
+        self._add(text, page.pop(text), -1)
+        page.gaps += 1
 
     def _own(self, place: int) -> Page:
         """Return a page that may be changed."""
@@ -185,7 +193,7 @@ class RequestIds:
 
 def _page(records: dict[bytes, bytes]) -> Page:
     page = Page(records)
-    page.lent = False
+    page.lent, page.gaps = False, 0
     return page
 
 
