@@ -299,8 +299,16 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     async def _settle(self, request: Settlement, context: Context) -> pb.AckResponse:
         leader, _, group = self._desk.find(request.topic, request.group)
         asker = LeaseAsker(leader, group, self._ids_of(leader), None, self._desk)
-        asked = self._host.ask(lambda done: settle_all(asker, request, self._host.now(), done))
-        return answer_to(request, await within(asked, context))
+
+        async def settled() -> object:
+            verdicts, done = self._host.expect()
+            for _ in settle_all(asker, request, self._host.now(), done):
+                self._host.kick()
+                await asyncio.sleep(0)
+            self._host.kick()
+            return await verdicts
+
+        return answer_to(request, await within(settled(), context))
 
 
 class _Bell:
@@ -437,7 +445,7 @@ class _Stream:
                 if kind == "credit":
                     self.credit(request.credit)
                 elif kind in ("ack", "nack", "extend"):
-                    self._settle(getattr(request, kind))
+                    await self._settle(getattr(request, kind))
                 elif kind == "leaving":
                     self._want_no_more()
                 else:
@@ -457,7 +465,7 @@ class _Stream:
         if (self.ended is not None or not self._reading) and not self._acking:
             self._put(None)
 
-    def _settle(self, request: Settlement) -> None:
+    async def _settle(self, request: Settlement) -> None:
         size = len(request.offsets) + len(request.leases) + ANSWER_OFFSETS
         self._acking += 1
         self._unread_acks += size
@@ -473,12 +481,18 @@ class _Stream:
 
         asker = LeaseAsker(self._leader, self._group, self._ids, self._consumer, self._desk)
         try:
-            settle_all(asker, request, self._host.now(), done)
-            if isinstance(request, pb.NackRequest) and request.ends_credit and self._consumer:
-                # Else the consumer gets the same messages at once.
-                self._end_credit()
+            for _ in settle_all(asker, request, self._host.now(), done):
+                self._begun(request)
+                await asyncio.sleep(0)
+            self._begun(request)
         except EngineError as refused:
             done(refused)
+            self._host.kick()
+
+    def _begun(self, request: Settlement) -> None:
+        """Let the leader step after a portion of a request."""
+        if isinstance(request, pb.NackRequest) and request.ends_credit and self._consumer:
+            self._end_credit()  # else the consumer gets the same messages at once
         self._host.kick()
 
     def _deliver(self, delivery: Delivery) -> None:

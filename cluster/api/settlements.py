@@ -2,6 +2,9 @@
 
 request with offsets --------------------------> one lease --> verdicts --> answer
 request with leases --> a part for each lease --> ...      --> gathered --> answer
+
+Each lease takes some 0.1 ms, so that a request with many is settled in portions. Between them the
+event loop does other work.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,6 +35,8 @@ NACK_OFFSETS_MAX: Final = 16_384
 """Offsets in one nack or extension, at most."""
 LEASES_MAX: Final = 1000
 """Leases of rows in one request, at most. Each may be another lease of the leader."""
+PORTION_LEASES: Final = 64
+"""Leases of the leader that are settled in one step of the event loop, some milliseconds."""
 
 Settlement: TypeAlias = pb.AckRequest | pb.NackRequest | pb.ExtendRequest
 """A consumer's decision on delivered messages."""
@@ -76,20 +81,24 @@ class LeaseAsker:
         return number
 
 
-def settle_all(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> None:
+def settle_all(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> Iterator[None]:
     """Pass a consumer's request to the leader; `done` gets a verdict per offset or lease.
+
+    Yields between two portions: the caller kicks the leader and gives the event loop a turn. The
+    leader checks the leadership, the topic, the group and the lease anew for each lease.
 
     Raises:
         InvalidRequestError: the number of messages, a lease, a time or a text is out of range.
-        EngineError: the leader refused the request.
+        EngineError: the leader refused the request. After the first lease `done` gets the error.
     """
     if not request.leases:
         settle(asker, request, now, done)
         return
     _check_most("leases", len(request.leases), LEASES_MAX)
-    parts = [*leases_in(request)]
-    verdicts = GatheredVerdicts(len(request.leases), len(parts), done)
-    for at, (positions, part) in enumerate(parts):
+    verdicts = GatheredVerdicts(len(request.leases), done)
+    for at, (positions, part) in enumerate(leases_in(request)):
+        if at and at % PORTION_LEASES == 0:
+            yield
         try:
             settle(asker, part, now, verdicts.of(positions))
         except EngineError as refused:
@@ -180,10 +189,10 @@ def leases_in(request: Settlement) -> Iterator[tuple[list[int], Settlement]]:
 class GatheredVerdicts:
     """Gathers the verdicts of the parts of one request, and passes them on when all are there."""
 
-    def __init__(self, rows: int, parts: int, done: Callable[[object], None]) -> None:
+    def __init__(self, rows: int, done: Callable[[object], None]) -> None:
         """`rows`: results of the whole request."""
         self._verdicts: I64 = np.zeros(rows, np.int64)
-        self._left, self._done = parts, done
+        self._left, self._done = rows, done
         self._error: EngineError | None = None
 
     def of(self, positions: list[int]) -> Callable[[object], None]:
@@ -195,7 +204,7 @@ class GatheredVerdicts:
             else:
                 assert isinstance(result, np.ndarray), result
                 self._verdicts[positions] = result
-            self._left -= 1
+            self._left -= len(positions)
             if not self._left:
                 self._done(self._verdicts if self._error is None else self._error)
 

@@ -1,6 +1,7 @@
 """Nacks, extensions, dead letters and unary calls against three real processes, over failovers."""
 
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,9 @@ def test_simple_client_receives_and_settles_by_unary_calls(
     held = asked | {"lease_id": got.lease_id, "epoch": got.epoch}
     extended = stub.Extend(pb.ExtendRequest(**held, offsets=[0, 9], lease_ms=60_000))
     assert list(extended.results) == [pb.ACK_RESULT_EXTENDED, pb.ACK_RESULT_NOT_DELIVERED]
+    guesses = [struct.pack("<QQQ", got.epoch, guess, 1) for guess in range(1, 200)]  # 4 portions
+    lost = stub.Ack(pb.AckRequest(**asked, leases=guesses)).results
+    assert list(lost) == [pb.ACK_RESULT_LEASE_LOST] * len(guesses)
     assert list(stub.Ack(pb.AckRequest(**held, offsets=[0])).results) == [pb.ACK_RESULT_ACKED]
     nacked = stub.Nack(pb.NackRequest(**held, offsets=[0, 1, 1], delay_ms=0))
     assert list(nacked.results) == [

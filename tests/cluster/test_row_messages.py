@@ -123,12 +123,12 @@ def test_leases_of_several_deliveries_are_settled_apart_and_answered_in_order() 
     assert all(isinstance(part, pb.NackRequest) and part.delay_ms == 5 for _, part in parts)
     assert not any(part.leases for _, part in parts)
     answers: list[Any] = []
-    gathered = GatheredVerdicts(3, 2, answers.append)
+    gathered = GatheredVerdicts(3, answers.append)
     gathered.of([0, 2])(np.array([1, 2]))
     assert answers == []
     gathered.of([1])(np.array([3]))
     assert answers[0].tolist() == [1, 3, 2]
-    gathered = GatheredVerdicts(2, 2, answers.append)
+    gathered = GatheredVerdicts(2, answers.append)
     gathered.of([0])(NotReadyError("x"))
     gathered.of([1])(np.array([3]))
     assert isinstance(answers[1], NotReadyError)
@@ -153,11 +153,11 @@ def test_a_refused_later_lease_answers_the_request_instead_of_raising(
     asker: Any = None
     refused_id = 10
     request = pb.AckRequest(leases=leases, topic="t", group="g")
-    settlements.settle_all(asker, request, Now(MonoMs(0), UnixMs(0)), answers.append)
+    [*settlements.settle_all(asker, request, Now(MonoMs(0), UnixMs(0)), answers.append)]
     assert isinstance(answers[0], NotReadyError)
     refused_id = 9
     with pytest.raises(NotReadyError):
-        settlements.settle_all(asker, request, Now(MonoMs(0), UnixMs(0)), answers.append)
+        [*settlements.settle_all(asker, request, Now(MonoMs(0), UnixMs(0)), answers.append)]
 
 
 @pytest.mark.parametrize(

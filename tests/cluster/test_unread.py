@@ -1,14 +1,15 @@
 """Answers that a leader owes a consumer: few, if it does not read; all, before its stream ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+import struct
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.api import consume_service, wire_rows
+from cluster.api import consume_service, settlements, wire_rows
 from cluster.api.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
 from cluster.api.lease_ids import LeaseIds
 from cluster.rpc.outboxes import Outboxes
@@ -21,9 +22,10 @@ IDS = LeaseIds(b"secret", Epoch(1))
 ASKED = 3 * UNREAD_ACKS_MAX // ANSWER_OFFSETS
 
 
-def answered(*arguments: Any) -> None:
+def answered(*arguments: Any) -> Iterator[None]:
     done: Callable[[object], None] = arguments[-1]
     done(np.zeros(0, np.int64))
+    yield from ()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,12 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting: list[Callable[[object], None]] = []
-    monkeypatch.setattr(consume_service, "settle_all", lambda *given: waiting.append(given[-1]))
+
+    def waits(*given: Any) -> Iterator[None]:
+        waiting.append(given[-1])
+        yield from ()
+
+    monkeypatch.setattr(consume_service, "settle_all", waits)
 
     async def requests() -> AsyncIterator[pb.ConsumeRequest]:
         for request_no in (1, 2):
@@ -102,16 +109,54 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
 
 
 def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consume_service, "settle_all", lambda *_: None)
+    monkeypatch.setattr(consume_service, "settle_all", lambda *_: ())
 
     async def scenario() -> None:
         host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
         nothing: Any = SimpleNamespace(credit=0, paused=False)
         leader: Any = SimpleNamespace(groups=SimpleNamespace(end_credit=lambda _: None))
         stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
-        stream._settle(pb.AckRequest(request_no=1))
+        await stream._settle(pb.AckRequest(request_no=1))
         stream.end(NotLeaderError("n2:7401"))
         assert await stream.next() is None
+
+    asyncio.run(scenario())
+
+
+def test_request_with_many_leases_lets_the_loop_do_other_work_between_its_portions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settlements, "PORTION_LEASES", 2)
+    settled, kicks, credit_ends = list[int](), list[int](), list[int]()
+
+    def settle(_: object, part: pb.NackRequest, __: object, done: Any) -> None:
+        settled.append(part.lease_id)
+        if part.lease_id == 3:
+            raise GroupDeletedError("orders", "g")  # between two portions
+        done(np.array([1]))
+
+    monkeypatch.setattr(settlements, "settle", settle)
+
+    async def scenario() -> None:
+        host: Any = SimpleNamespace(kick=lambda: kicks.append(len(settled)), now=lambda: None)
+        consumer: Any = SimpleNamespace(credit=9, paused=False)
+        groups = SimpleNamespace(end_credit=lambda _: credit_ends.append(len(settled)))
+        leader: Any = SimpleNamespace(groups=groups)
+        stream = _Stream(host, leader, consumer, consumer, 0, IDS, Outboxes(1 << 30), "")
+        stream._consumer = consumer
+        leases = [struct.pack("<QQQ", 1, lease_id, 0) for lease_id in range(1, 6)]
+        request = pb.NackRequest(leases=leases, request_no=7, ends_credit=True)
+        settling = asyncio.ensure_future(stream._settle(request))
+        turns = set[int]()
+        while not settling.done():
+            await asyncio.sleep(0)
+            turns.add(len(settled))
+        assert turns == {2, 4, 5}
+        assert kicks == credit_ends == [2, 4, 5]
+        answer = await stream.next()
+        assert answer is not None
+        assert (answer.acked.request_no, answer.acked.error.reason) == (7, pb.REASON_NOT_FOUND)
+        assert not stream._outbox
 
     asyncio.run(scenario())
 
