@@ -599,7 +599,7 @@ def test_groups_that_wait_for_a_policy_are_looked_at_a_few_at_a_time(
         return busy(topic)
 
     monkeypatch.setattr(play.leader.groups.expiry, "busy", counted)
-    play.leader.groups.fetched()
+    play.leader.groups.feed([play.topic_id])
     assert play.hand_out() == []
     assert len(looked) == 3
 

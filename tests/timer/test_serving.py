@@ -512,6 +512,32 @@ def test_dead_letters_move_without_a_consumer_and_from_disk() -> None:
     assert len(play.messages("a.g.dead")) == 2
 
 
+@pytest.mark.parametrize("type_", TYPES)
+def test_read_pages_give_only_the_groups_that_wait_for_them_a_turn(type_: str) -> None:
+    play = Play()
+    for name in ("idle", "lazy"):
+        play.join(play.make_group(name, type=type_), credit=1 if name == "lazy" else 100)
+    play.schedule("s", 0, 0)
+    play.settle()
+    (block,) = play.machine.topics[play.topic_id].queue.blocks
+    page, block.page = block.page, None  # as if only a file held it
+    play.join(play.make_group("reading", type=type_), credit=100)
+    play.settle()
+    play.settle()
+    count, turns = len(play.deliveries), play.leader.groups._turns
+    assert len(turns) == 0
+    play.leader.groups.fetched()
+    assert len(turns) == 1
+    play.settle()
+    assert (len(play.deliveries), len(turns)) == (count, 0), "another page was read"
+    block.page = page
+    play.leader.groups.fetched()
+    play.settle()
+    assert [each.group.name for each in play.deliveries[count:]] == ["reading"]
+    play.leader.groups.fetched()
+    assert len(turns) == 0
+
+
 def test_full_disks_keep_dead_letters_where_they_are_until_there_is_room() -> None:
     play = Play()
     group = dead_letters(play)

@@ -66,6 +66,8 @@ class Queue:
     """A message had an ordering key, since the queue was last empty."""
     prioritizes: bool = False
     """A message had another priority than the default, since the queue was last empty."""
+    lacks_page: bool = field(default=False, compare=False)
+    """A page was missing in `at_hand`, since the caller reset this."""
     _firsts: list[int] = field(default_factory=list)
     _payload_bytes: int = 0
     """Payload bytes of all blocks that were added here, dropped ones included."""
@@ -209,6 +211,7 @@ class Queue:
         count = 0
         for block, here in self._blocks_of(offsets):
             if block.page is None:
+                self.lacks_page = True
                 break
             count += len(here)
         number = self._number_of(int(offsets[min(count, len(offsets) - 1)]))

@@ -173,8 +173,7 @@ class Serving:
         self._check_open()
         self.check_topic(create.topic)
         topic = self.machine.topics[create.topic]
-        known = topic.groups.get(create.name)
-        if known is not None:
+        if (known := topic.groups.get(create.name)) is not None:
             done(known)
             return
         name = GroupName(create.topic, create.name)
@@ -541,6 +540,7 @@ class Serving:
                 return TurnResult(Next.DONE, 1)
             outlived_ms = self.expiry.outlived_ms(topic, now.clock_ms)
             most = self._rates.room(topic, group, DELIVERY_ROWS_MAX, now.mono_ms)
+            topic.queue.lacks_page = False
             lease = leases.hand_out(now.mono_ms, now.clock_ms, topic.queue, most, outlived_ms)
             self._rates.took(topic, group, most, len(lease.offsets) if lease else 0, now.mono_ms)
             if lease is not None:
@@ -550,7 +550,8 @@ class Serving:
                 result = TurnResult(Next.AGAIN, LEASE_WORK * leases.work)
             else:
                 more = self._look_further(leases, topic, now, room=room)
-                result = TurnResult(Next.LATER if more else Next.DONE, leases.work)
+                after = Next.READING if topic.queue.lacks_page else Next.DONE
+                result = TurnResult(Next.LATER if more else after, leases.work)
             if outlived_ms is not None and len(offsets := leases.take_expired()):
                 expired.append(GroupOp(Op.EXPIRE, group.topic, group.group_id, offsets))
             return result
@@ -657,10 +658,9 @@ class Serving:
                     self._turns.want(group.group_id)
 
     def fetched(self) -> None:
-        """Look again at all groups: pages were read from disk."""
+        """Look again at the groups and topics that wait for pages: some were read from disk."""
         self.expiry.fetched()
-        for group_id in self._leases:
-            self._turns.want(group_id)
+        self._turns.fetched()
 
     # ---- the log
 

@@ -1,8 +1,9 @@
 """Turns: round robin over the groups that may have messages for their consumers.
 
-    wanted: g h i --run--> g: AGAIN, behind i
-                           h: LATER, in the next call
-                           i: DONE, until it is wanted again
+    wanted: g h i j --run--> g: AGAIN, behind i
+                             h: LATER, in the next call
+                             i: DONE, until it is wanted again
+                             j: READING, until pages were read from disk or it is wanted again
 
 A call does a bounded amount of work, so that the shell's event loop has its turn. The groups that
 are left keep their order.
@@ -28,6 +29,8 @@ class Next(enum.Enum):
     """It may have more messages: another turn behind the other groups."""
     LATER = "later"
     """There is more to look at: a turn in the next call."""
+    READING = "reading"
+    """Pages must be read from disk, or another event must come first."""
     DONE = "done"
     """An event must come first: credit, a message, an applied op, the end of a delay."""
 
@@ -45,6 +48,8 @@ class Turns:
 
     def __init__(self) -> None:
         self._wanted: dict[GroupId, None] = {}
+        self._reading: dict[GroupId, None] = {}
+        """Groups that waited for pages after a turn since the last read."""
         self.cut_short = False
         """The last call left groups that want a turn: call again soon."""
 
@@ -59,6 +64,12 @@ class Turns:
     def drop(self, group: GroupId) -> None:
         """Forget a group that was deleted."""
         self._wanted.pop(group, None)
+        self._reading.pop(group, None)
+
+    def fetched(self) -> None:
+        """Give the groups that wait for pages a turn: some pages were read."""
+        self._wanted |= self._reading
+        self._reading = {}
 
     def run(self, turn: Callable[[GroupId], TurnResult]) -> None:
         """Give the groups their turns until all are done, or WORK_MAX is reached.
@@ -75,6 +86,9 @@ class Turns:
                     queue.rotate(-1)
                 case Next.LATER:
                     later[queue.popleft()] = None
+                case Next.READING:
+                    self._reading[queue[0]] = None
+                    queue.popleft()
                 case Next.DONE:
                     queue.popleft()
         assert len(self._wanted) == count, "a turn wanted or dropped a group"
