@@ -109,7 +109,7 @@ def test_the_readme_is_short() -> None:
     assert (ROOT / "README.md").read_bytes().count(b"\n") <= 150
 
 
-@pytest.mark.parametrize(("suffix", "limit"), [("py", 20_050), ("sql", 1_681)])
+@pytest.mark.parametrize(("suffix", "limit"), [("py", 19_999), ("sql", 1_681)])
 def test_the_proof_grows_no_further(suffix: str, limit: int) -> None:
     """The limits may only fall, except for a new subject (docs/adr/0068, 0089, 0099, 0101)."""
     listed = subprocess.run(

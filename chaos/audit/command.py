@@ -20,7 +20,6 @@ from pyspark.errors import PySparkException
 
 from chaos.audit.job import audit, folder_size
 from chaos.audit.report.report import Report, describe
-from chaos.audit_options import add_check_history
 from chaos.history import history_check
 from chaos.history.history import RunFolder
 from chaos.spark.session import spark_session, why_no_java
@@ -159,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--master", help="Spark's master; default local[*], or spark-submit's")
-    add_check_history(parser)
+    parser.add_argument("--check-history", action=argparse.BooleanOptionalAction)
     args = parser.parse_args(argv)
     return run_audit(
         args.run, output=args.output, master=args.master, check_history=args.check_history

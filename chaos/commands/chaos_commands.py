@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from chaos.audit_options import LIVE, add_check_history, add_live_arguments
 from timerclient.cli.cli_args import described
 from timerclient.cli.cli_errors import INTERRUPTED
 from timerclient.cli.missing_modules import why_missing
@@ -34,6 +33,18 @@ _RUN_OPTIONS: Final = (
     ("--rate", 200, "N", "timers per second, all workloads together (default: 200)"),
 )
 """Options of `chaos run`: name, default, placeholder, help."""
+_LIVE: Final = (
+    ("--status", str, "HTTP HOST:PORT of the node, if the folder has the log of one node only"),
+    ("--alerts", Path, "folder of the alerts (default: <RUN_DIR>/live/alerts)"),
+    ("--overdue-ms", int, "a timer is late, a message lost, after this time (default: 5000)"),
+    (
+        "--horizon-ms",
+        int,
+        "a message that came is forgotten after this time (default: 600000)",
+    ),
+    ("--stalled-ms", int, "alert if log or witness stand still this long (default: 10000)"),
+)
+"""Options that only the live audit has: name, type, help."""
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -43,10 +54,15 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         **_with_codes("check a run's folder against the guarantees (needs Java 17)", AUDIT_CODES),
     )
     parser.add_argument("folder", type=Path, metavar="RUN_DIR", help="the run's folder")
-    add_check_history(parser)
+    parser.add_argument(
+        "--check-history",
+        action=argparse.BooleanOptionalAction,
+        help="check the histories against their format first (default: if at most 256 MB)",
+    )
     live = parser.add_argument_group("audit of a running cluster (docs/live-audit.md)")
     live.add_argument("--live", action="store_true", help="follow the nodes' logs until stopped")
-    add_live_arguments(live)
+    for name, of, what in _LIVE:  # an option that is not given is None
+        live.add_argument(name, type=of, help=what)
     parser.set_defaults(run=_needing(_audit))
 
 
@@ -118,7 +134,7 @@ def _needing(command: Callable[[argparse.Namespace], int]) -> Callable[[argparse
 
 
 def _audit(args: argparse.Namespace) -> int:
-    idle = [name for name, *_ in LIVE if getattr(args, name[2:].replace("-", "_")) is not None]
+    idle = [name for name, *_ in _LIVE if getattr(args, name[2:].replace("-", "_")) is not None]
     if args.live:
         idle = [] if args.check_history is None else ["--check-history"]
     if idle:

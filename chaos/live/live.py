@@ -169,7 +169,7 @@ def run_live(args: argparse.Namespace) -> int:
     """Run the job until SIGINT or SIGTERM, with the arguments of the command.
 
     Returns:
-        The exit status: 2 if the arguments are wrong or the job failed. See chaos/audit_options.py.
+        The exit status: 2 if the arguments are wrong or the job failed.
     """
     names = ("overdue_ms", "horizon_ms", "stalled_ms")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}

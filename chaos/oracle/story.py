@@ -15,7 +15,7 @@ and the machine disagree, one of them is wrong, and the audit reports `diverged`
               row with the next seq, the new due time and the same key and payload begins. Payloads
               of MOVED_BYTES_MAX together are the limit, except for the first row.
     POLICY    Topics are paused and resumed (held_story.py). Quotas hold for new timers
-              (quota_story.py).
+              (policy_story.py).
     fires =   gets the next offset of its topic's queue, at this entry's time.
     GROUP     ACK counts for reserved offsets that are not acked yet. ENDED and NACK count an
               attempt more for them, and EPOCH does so for all messages that may have been
@@ -53,9 +53,8 @@ from chaos.oracle.group_story import ENDED, NACKED, RECALLED, GroupStory
 from chaos.oracle.held_story import HeldStory
 from chaos.oracle.intake_story import IntakeStory
 from chaos.oracle.pending_rows import I64, ROW, ROWS_MAX, TOMBSTONE, Rows, TakenRows, WaitingRows
-from chaos.oracle.policy_story import Said
+from chaos.oracle.policy_story import QuotaStory, Said
 from chaos.oracle.queue_story import QueueStory
-from chaos.oracle.quota_story import QuotaStory
 from chaos.oracle.series_story import SeriesStory
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind

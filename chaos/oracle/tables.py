@@ -74,7 +74,7 @@ STORY: Final = {
     "checkpoints": _schema("index time_ms scheduled fired"),
     # A row per deleted topic.
     "deletions": _schema("topic topic_id delete_index"),
-    # A row per SCHEDULE entry and quota of a topic of it. `ready`: see quota_story.py.
+    # A row per SCHEDULE entry and quota of a topic of it. `ready`: see policy_story.py.
     "quotas": _schema("topic schedule_index quota most ready"),
     # A row per topic whose policies ever moved due times back, by `by_ms` at most.
     "postponed": _schema("topic by_ms"),

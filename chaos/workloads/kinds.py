@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from chaos.workloads.recorded_requests import now_ms
+from chaos.history.history import now_ms
 from chaos.workloads.workload_clients import BEAT_S, WorkloadClients, kind
 from chaos.workloads.workload_consumer import BY_KEY, LATE, LETTERS, ONE, STRICT, WorkloadReader
 from timerclient.rows.pending_timers import Where

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from chaos.workloads.recorded_requests import now_ms
+from chaos.history.history import now_ms
 from chaos.workloads.workload_clients import Rest, WorkloadClients, kind
 from chaos.workloads.workload_consumer import LATE, ONE, STRICT, WorkloadReader
 from timerclient.client.group_calls import Start

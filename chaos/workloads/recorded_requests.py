@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
-from chaos.history.history import History, OpOutcome, RunFolder, payload_of
+from chaos.history.history import History, OpOutcome, RunFolder, now_ms, payload_of
 from chaos.workloads.history_books import Books, headers_of
 from timerclient import AsyncTimerClient
 from timerclient.client.group_calls import Start
@@ -33,11 +33,6 @@ _WITHOUT_ID: Final = ("REJECTED", "NOT_PENDING")
 """Names of results: a timer was made; there is no id."""
 _CONTENT: Final = {"keys": "key", "ordering_keys": "ordering_key", "priorities": "priority"}
 """Columns of a request -> fields of Content."""
-
-
-def now_ms() -> int:
-    """Return this machine's clock, in Unix milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 def outcome_of(error: TimerError) -> OpOutcome:

@@ -4,8 +4,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from chaos.history.history import payload_of
-from chaos.workloads.recorded_requests import now_ms
+from chaos.history.history import now_ms, payload_of
 from chaos.workloads.workload_clients import BEAT_S, Rest, WorkloadClients, kind
 from chaos.workloads.workload_consumer import BY_KEY, ONE, WorkloadReader
 from timerclient.rows.series_fields import Misfire, SeriesOptions

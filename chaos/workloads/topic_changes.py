@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+from chaos.history.history import now_ms
 from chaos.workloads.history_books import GROUP, PAYLOAD_SIZE
-from chaos.workloads.recorded_requests import CLUSTER, NAMESPACE, TOPIC, now_ms
+from chaos.workloads.recorded_requests import CLUSTER, NAMESPACE, TOPIC
 from chaos.workloads.workload_clients import BEAT_S, Rest, WorkloadClients, kind
 from chaos.workloads.workload_consumer import LATE, ONE, WorkloadReader
 from timerclient.values.policy_names import CatchUp

@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from chaos.history.history import RunFolder
+from chaos.history.history import RunFolder, now_ms
 from chaos.workloads.history_books import PAYLOAD_SIZE, Books
-from chaos.workloads.recorded_requests import RecordedRequests, now_ms
+from chaos.workloads.recorded_requests import RecordedRequests
 from chaos.workloads.workload_consumer import (
     AT_ONCE_S,
     ONE,

@@ -11,9 +11,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from chaos.history.history import History, OpOutcome, RunFolder
+from chaos.history.history import History, OpOutcome, RunFolder, now_ms
 from chaos.workloads.history_books import GROUP, Books
-from chaos.workloads.recorded_requests import now_ms, outcome_of
+from chaos.workloads.recorded_requests import outcome_of
 from timerclient import AsyncTimerClient
 from timerclient.client.consumers import AsyncConsumer
 from timerclient.client.group_calls import GroupOptions

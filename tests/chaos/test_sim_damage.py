@@ -10,16 +10,17 @@ import pytest
 from chaos.sim.play import Task, play
 from chaos.sim.timers.timers import TimerWorld
 from chaos.sim.world import disk_loss
-from chaos.sim.world.app import MANIFEST_PATH
 from chaos.sim.world.options import DAMAGE_FAULTS, FAULTS, WorldOptions
-from chaos.sim.world.paths import DAMAGED_PATH, LOG_PATH, PROMISE_PATH, STATE_PATH
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import SimNode
+from chaos.sim.world.simdisk import DAMAGED_PATH, LOG_PATH, PROMISE_PATH, STATE_PATH
 from chaos.sim.world.world import World
 from replication.core.core_events import Handover
 from tests.chaos.planted.planted import calm
 from timer.model.timer_errors import CorruptFileError, WrongDirectoryError
+from timer.recovery import manifest
 
+MANIFEST_PATH = STATE_PATH / manifest.NAME
 STRIKE_US = 5_000_000
 SECONDS = 10
 

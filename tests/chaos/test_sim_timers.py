@@ -12,8 +12,8 @@ from chaos.sim.checks.book import AHEAD_MS_MAX, DeliveredRow, PromiseBook
 from chaos.sim.checks.keybook import TimerName, ToldRow
 from chaos.sim.checks.orderbook import OrderBook
 from chaos.sim.timers.timers import TimerWorld
-from chaos.sim.world.paths import STATE_PATH
 from chaos.sim.world.referee import Broken
+from chaos.sim.world.simdisk import STATE_PATH
 from tests.chaos.planted.planted import calm
 from timer.entries import payloads
 from timer.entries.entry_frame import Entry, EntryKind

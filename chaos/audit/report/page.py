@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from chaos.audit.report import about
 from chaos.audit.report.chart import Axis, Band, ChartLine, chart, short
-from chaos.audit.report.facts import facts
 from chaos.audit.report.figures import PLANES
 from chaos.audit.rules.verdict import FINE, VIOLATIONS
 
@@ -61,7 +60,7 @@ def html(name: str, summary: dict[str, Any], line: str) -> str:
         "operations": operations and "<h2>Keys and changes</h2>" + _table(operations, texts=4),
         "nodes": _table([*_nodes(s)]),
         "conservation": _table(s["conservation"]["last"], texts=0),
-        "facts": _lines(f"<p>{_sentence(fact)}.</p>" for fact in facts(s)),
+        "facts": _lines(f"<p>{_sentence(fact)}.</p>" for fact in about.facts(s)),
     }
     return _PAGE.substitute({field: text or "" for field, text in fields.items()})
 

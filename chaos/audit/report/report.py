@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chaos.audit.report import about, page
-from chaos.audit.report.facts import facts
 from chaos.history.history import RunFolder
 
 SHOWN_MAX: Final = 10
@@ -57,7 +56,7 @@ def describe(report: Report) -> Iterator[str]:
     """Yield the report as text, line by line; the verdict is last."""
     s = report.summary
     yield from about.describe(s["run"])
-    yield from facts(s)
+    yield from about.facts(s)
     for what, past in (("fire", "fired"), ("deliver", "delivered")):
         for phase, row in s["lateness_ms"][what].items():
             values = " ".join(f"{key} {value} ms" for key, value in row.items() if key != "n")

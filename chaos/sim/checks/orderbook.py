@@ -5,8 +5,12 @@ and epoch it notes the consumer of each message. In an ordered group, each earli
 key must be in flight at the same consumer, or acked, moved or expired, or perhaps about to be
 acked. In a shared group, no message passes a free one of a higher priority, except for 8 after each
 64 deliveries.
+
+Ordering keys and priorities of timers follow from their payloads, so that requests that are sent
+again have the same ones, and the book knows them without the product.
 """
 
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -14,12 +18,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from chaos.sim.checks.expected_traits import ordering_of, priority_of
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import KEY_SHARED, SHARED, GroupOp, Op
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import OffsetStates
-from timer.model.columns import U64
+from timer.model.columns import U64, Binary
+from timer.model.row_traits import Traits, join
 from timer.ready.group import Group
 from timer.ready.page_cache import BlockRows
 from timer.state.machine import Machine
@@ -27,6 +31,26 @@ from timer.state.machine import Machine
 RUN: Final = 64
 """Deliveries by priority in a row, and then those by age."""
 OLDEST: Final = 8
+ORDERING: Final = (b"", b"k", b"o")
+"""Ordering keys; b"k" is a key as well (chaos/sim/timers/town.py)."""
+PRIORITIES: Final = (9, 9, 9, 9, 4, 0)
+
+
+def ordering_of(payload: bytes) -> bytes:
+    """Return the ordering key of a timer; empty: none."""
+    return ORDERING[zlib.crc32(payload) % len(ORDERING)]
+
+
+def priority_of(payload: bytes) -> int:
+    """Return the priority of a timer."""
+    return PRIORITIES[zlib.crc32(payload, 1) % len(PRIORITIES)]
+
+
+def headers_of(payloads: list[bytes]) -> Binary:
+    """Return the headers of timers: only their traits."""
+    ordering = Binary.of([*map(ordering_of, payloads)])
+    priority = np.array([*map(priority_of, payloads)], np.uint8)
+    return join(Binary.of([b""] * len(payloads)), Traits(ordering, priority))
 
 
 @dataclass(slots=True)
@@ -40,7 +64,7 @@ class OrderBook:
     flights: dict[int, tuple[int, dict[int, object]]] = field(default_factory=dict)
     """Group id -> (an epoch, offset -> the consumer to which its leader delivered it)."""
     has_traits: bool = False
-    """Timers have ordering keys and priorities (chaos/sim/checks/expected_traits.py)."""
+    """Timers have ordering keys and priorities as `headers_of` gives them."""
     priorities: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Topic id -> the priority of each offset, in worlds with traits."""
     turns: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)

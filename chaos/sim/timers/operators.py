@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from chaos.sim.checks.expected_traits import headers_of
 from chaos.sim.checks.keybook import TimerName
+from chaos.sim.checks.orderbook import headers_of
 from chaos.sim.timers.node_results import ids_of, unanswered
 from timer.entries.payloads import AlterGroup
 from timer.entries.policies import CATCH_UPS, CLUSTER, Scope, ScopePolicy

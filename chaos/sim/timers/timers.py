@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from chaos.sim.checks import latebook, workbook
-from chaos.sim.checks.expected_traits import headers_of
 from chaos.sim.checks.fatebook import APART_MAX, SWEEP_ROWS, SWEEP_TOPICS
+from chaos.sim.checks.orderbook import headers_of
 from chaos.sim.checks.policybook import LEVELS_MS, TakenRequest
 from chaos.sim.timers.callers import SimRequest
 from chaos.sim.timers.node_results import Reply, told, unanswered
@@ -23,9 +23,9 @@ from chaos.sim.timers.timeline_io import TimelineIo
 from chaos.sim.timers.town import SimStream, Town
 from chaos.sim.world.app import App
 from chaos.sim.world.options import NEVER, WorldOptions, fork
-from chaos.sim.world.paths import STATE_PATH
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import WALL_START_MS
+from chaos.sim.world.simdisk import STATE_PATH
 from chaos.sim.world.world import World
 from cluster.state.state_plane import FlushLimits, StatePlane
 from replication.core.quorum import Voters

@@ -6,9 +6,9 @@ This one is the smallest. It stores only a manifest. The timer machine extends i
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from chaos.sim.world.paths import STATE_PATH
+from chaos.sim.world.simdisk import STATE_PATH
 from replication.core.quorum import Voters
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import decode_epoch
@@ -18,8 +18,6 @@ from timer.recovery import manifest
 
 if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
-
-MANIFEST_PATH: Final = STATE_PATH / manifest.NAME
 
 
 class App:

@@ -22,8 +22,8 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from chaos.sim.world.paths import LOG_PATH, PROMISE_PATH, STATE_PATH
 from chaos.sim.world.referee import Broken
+from chaos.sim.world.simdisk import LOG_PATH, PROMISE_PATH, STATE_PATH
 from replication.core.progress import in_force
 from replication.core.quorum import Voters, granted
 from timer.model.timer_errors import StorageError, WrongDirectoryError

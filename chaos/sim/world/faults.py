@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final
 
 from chaos.sim.world import disk_loss
 from chaos.sim.world.options import FAULTS_MIN
-from chaos.sim.world.paths import LOG_PATH
 from chaos.sim.world.sim_node import SimNode
+from chaos.sim.world.simdisk import LOG_PATH
 from replication.core.core_events import Handover
 from replication.core.quorum import Voters
 from timer.entries.entry_frame import HEADER_SIZE, Entry, frame_at

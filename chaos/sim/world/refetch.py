@@ -12,7 +12,7 @@ The order may wait long for the process that installs.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from chaos.sim.world.paths import INCOMING_PATH
+from chaos.sim.world.simdisk import INCOMING_PATH
 from replication.core.core_events import Role
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, NotReadyError
 from timer.model.units import LogIndex

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Final
 from chaos.sim.world import disk_loss
 from chaos.sim.world.app import App
 from chaos.sim.world.options import fork
-from chaos.sim.world.paths import (
+from chaos.sim.world.referee import Broken
+from chaos.sim.world.refetch import SimSnapshotFetch
+from chaos.sim.world.simdisk import (
     DAMAGED_PATH,
     INCOMING_PATH,
     LOG_PATH,
     OUTGOING_PATH,
     PROMISE_PATH,
     STATE_PATH,
+    Death,
+    SimDisk,
 )
-from chaos.sim.world.referee import Broken
-from chaos.sim.world.refetch import SimSnapshotFetch
-from chaos.sim.world.simdisk import Death, SimDisk
 from replication.core.core import Core
 from replication.core.core_events import (
     Durable,

@@ -21,6 +21,13 @@ from typing import Final, TypeAlias
 from timer.files.disk import MARK_SIZE_MAX, AppendFile, Bytes, Disk, DiskRefusal, FileLock, MarkFile
 from timer.model.timer_errors import UnreadableFileError, WrongDirectoryError
 
+LOG_PATH: Final = Path("/log")
+PROMISE_PATH: Final = Path("/promise")
+STATE_PATH: Final = Path("/state")
+INCOMING_PATH: Final = Path("/incoming")
+OUTGOING_PATH: Final = Path("/outgoing")
+DAMAGED_PATH: Final = Path("/damaged")
+
 
 class Death(Exception):
     """The process is killed inside a system call; none of its code runs after it."""

@@ -11,10 +11,11 @@ from contextlib import closing
 from itertools import count
 from typing import Final
 
+from chaos.history.history import now_ms
 from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
 from chaos.suite.stage.stage import Stage
 from chaos.workloads.history_books import Books
-from chaos.workloads.recorded_requests import RecordedRequests, now_ms
+from chaos.workloads.recorded_requests import RecordedRequests
 from timerclient import AsyncTimerClient, TimerClient
 from timerclient.rows.background import Background
 from timerclient.values.errors import TimerError, Unavailable

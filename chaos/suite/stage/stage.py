@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 from urllib.request import urlopen
 
 from chaos.history.archive import Archive
-from chaos.history.history import OWNER, FaultTimeline, RunFolder
+from chaos.history.history import OWNER, FaultTimeline, RunFolder, now_ms
 from chaos.suite.stage import disks, network
 from chaos.suite.stage.disk_faults import DiskFaults
 from chaos.suite.stage.disks import MountedDisk
@@ -29,7 +29,6 @@ from chaos.suite.stage.network import Network, NetworkError
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.states import StateRecorder
 from chaos.suite.stage.turn import Turn
-from chaos.workloads.recorded_requests import now_ms
 from cluster.settings.config import load_config
 from cluster.settings.exit_codes import EXIT_CORRUPT
 from deploy.local import LaunchError, LocalCluster, NodeHost

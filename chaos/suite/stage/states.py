@@ -13,8 +13,7 @@ from typing import Final
 
 import grpc
 
-from chaos.history.history import COUNTS, RunFolder, States
-from chaos.workloads.recorded_requests import now_ms
+from chaos.history.history import COUNTS, RunFolder, States, now_ms
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
 

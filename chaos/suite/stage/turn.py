@@ -34,11 +34,10 @@ class Turn:
 
         Does nothing if the thread does not have the turn.
         """
-        if self._holder != threading.get_ident():
-            yield
-            return
-        self.__exit__()
+        if mine := self._holder == threading.get_ident():
+            self.__exit__()
         try:
             yield
         finally:
-            self.__enter__()
+            if mine:
+                self.__enter__()

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Final
 from unittest import mock
 
-from chaos.sim.world.paths import PROMISE_PATH
 from chaos.sim.world.sim_node import SimNode
+from chaos.sim.world.simdisk import PROMISE_PATH
 from chaos.sim.world.world import World
 from replication.core import core, promise
 from replication.core.core import Core

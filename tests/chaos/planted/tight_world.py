@@ -9,9 +9,9 @@ from typing import Final
 from chaos.sim.timers.timers import EngineApp, TimerWorld
 from chaos.sim.timers.town import Town
 from chaos.sim.world.options import WorldOptions
-from chaos.sim.world.paths import STATE_PATH
 from chaos.sim.world.referee import Broken
 from chaos.sim.world.sim_node import SimNode
+from chaos.sim.world.simdisk import STATE_PATH
 from timer.files.disk import is_full
 from timer.files.disk_reserve import Rooms
 from timer.leader.leader import Leader
