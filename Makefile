@@ -96,7 +96,7 @@ test: setup  ## check, 4 simulated worlds, the tests; without Java the Spark tes
 .PHONY: beside worlds
 beside: check worlds
 worlds: setup
-	$(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 60 --start $(START)
+	$(BIN)/python -m chaos.sim --seeds $(WORLDS) --seconds 40 --start $(START)
 
 test-long: setup  ## the tests that take long: whole audits, all planted bugs, seeds that once failed
 	$(BIN)/pytest -n 6 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
