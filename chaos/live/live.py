@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -38,6 +38,8 @@ from timer.model.units import LogIndex
 from timerspark.log.segment_files import lives
 
 POLL_S: Final = 0.5
+BACKLOG: Final = 10_000
+"""Of so many entries in a step, the next step follows at once."""
 STATUS_TIMEOUT_S: Final = 2.0
 
 
@@ -81,9 +83,9 @@ class AlertFiles:
             self._say(line)
 
 
-def _key(row: dict[str, Any]) -> tuple[str, int, str]:
-    seq = row.get("seq", 0)
-    return row["kind"], seq, "" if seq else row["detail"]
+def _key(row: dict[str, Any]) -> tuple[object, ...]:
+    timer = row.get("seq", 0), row.get("due_ms"), row.get("topic")
+    return row["kind"], *timer, "" if timer[0] else row["detail"]
 
 
 class Watch:
@@ -136,8 +138,8 @@ class LiveAudit:
         self._sink = sink
         self._watch = Watch(settings.stalled_ms)
 
-    def step(self) -> bool:
-        """Judge the present state; return whether the log has grown.
+    def step(self) -> int:
+        """Judge the present state; return how many entries are new.
 
         Raises:
             LogGone: no log has the next entry any more.
@@ -153,7 +155,7 @@ class LiveAudit:
             readings["the witness"] = written_ms
         silent = self._watch.look(now_ms(), readings)
         self._sink.write({"kind": "stalled", "detail": detail} for detail in silent)
-        return bool(frames)
+        return len(frames)
 
 
 def applied_index(address: str) -> LogIndex:
@@ -171,19 +173,18 @@ def run_live(args: argparse.Namespace) -> int:
     Returns:
         The exit status: 2 if the arguments are wrong or the job failed.
     """
-    names = ("overdue_ms", "horizon_ms", "stalled_ms")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    given = {each.name: getattr(args, each.name) for each in fields(LiveSettings)}
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopped.append(number))
     try:
-        settings = LiveSettings(**given)
+        settings = LiveSettings(**{name: ms for name, ms in given.items() if ms is not None})
         run = RunFolder(args.folder.resolve())
         alerts = args.alerts or run.root / LIVE / "alerts"
         sink = AlertFiles(alerts, lambda line: print(line, flush=True))
         audit = LiveAudit(run, sink, settings, args.status or "")
         while not stopped:
-            if not audit.step():
+            if audit.step() < BACKLOG:
                 time.sleep(POLL_S)
     except (LogGone, StorageError, ValueError, OSError) as wrong:
         print(f"live audit: {wrong}", file=sys.stderr)

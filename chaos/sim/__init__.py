@@ -10,8 +10,7 @@
                                              └─ Referee     the promises, checked at every step,
                                                             each by a checker with a name
 
-Proof that the checkers can fail: planted.py hunts the bugs of protocol_mutations.py and
-timer_mutations.py. Seeds that found something: kept_seeds.py.
+tests/chaos/planted/ has the bugs that prove the checkers, and the seeds that found something.
 
 Everything random comes from the seed, so the same seed and commit give the same run.
 """

@@ -82,6 +82,6 @@ class Workloads:
         """
         self.stop_producing()
         self._loop.call_soon_threadsafe(self._setting.closing.set)
-        errors = [each.exception(END_S) for each in self._plays.values()]
-        if failures := [each for each in errors if each is not None]:
-            raise BaseExceptionGroup("workloads failed", failures)
+        ended = ((name, play.exception(END_S)) for name, play in self._plays.items())
+        if failed := {name: error for name, error in ended if error is not None}:
+            raise BaseExceptionGroup(f"failed: {', '.join(failed)}", [*failed.values()])

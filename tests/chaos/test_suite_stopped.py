@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> Non
         try:
             assert harness.stdout is not None
             assert any("nodes are up" in line for line in harness.stdout)
+            while not any(RunFolder(folder).histories.glob("*")):  # until the workloads run
+                assert harness.poll() is None
+                time.sleep(0.05)
             harness.terminate()
             _, said = harness.communicate()
         finally:

@@ -53,6 +53,7 @@ CONFIG: Final = ControllerConfig(
     stall_timeout_ms=2_000,
     promise_grace_ms=1_000,
     gather_first_ms=300,
+    refused_wait_ms_max=4_000,
 )
 """A world has few entries. A small `close_entries` makes the length of a log matter. The times are
 shorter than the product's, so that a world has many leaders."""
@@ -403,9 +404,8 @@ class SimControl:
         voters = state.voters.values()
         chosen = next((each for each in fresh if each.replica_id == appoint.leader), None)
         # The heir of a silent voter knows by its log that it votes (Controller._is_heir).
-        if chosen is None or (
-            chosen.role is ReportedRole.LEARNER and chosen.replica_id not in voters
-        ):
+        heirs = chosen and chosen.role is not ReportedRole.LEARNER and chosen.name in state.voters
+        if chosen is None or not (heirs or chosen.replica_id in voters):
             raise Broken("appoint", f"{appoint}: no report since {since_ms} ms")
         if chosen.epoch == appoint.epoch:
             if not (chosen.serving and chosen.lease_ok):

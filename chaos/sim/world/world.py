@@ -17,7 +17,7 @@ from replication.core.core import Core
 from replication.core.quorum import Voters
 from timer.model.units import LogIndex, Nonce, ReplicaId
 
-HEAL_MS_MAX: Final = 25_000
+HEAL_MS_MAX: Final = 15_000
 """Every node of a healed cluster must have made progress within this. The controller may wait for
 16 s after refusals in a row."""
 HEAL_LOOK_MS: Final = 250
