@@ -70,6 +70,7 @@ def test_wrong_command_line_is_two_lines_about_the_command(
             "--from = 1700000000: must be Unix milliseconds; ",
         ),
         (("deadletters", "redrive", "t", "--limit", "-1"), "--limit = -1: must be "),
+        (("schedule", "t", "p", "--timeout", "0s"), "--timeout = 0s: must be "),
     ],
 )
 def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], text: str) -> None:

@@ -16,7 +16,15 @@ from timerclient.streams.node_channel import NodeChannel, tcp
 from timerclient.streams.nodes import PATIENCE_S_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
 from timerclient.streams.producer import ProducerStream, WaitingCall
 from timerclient.values.client_settings import ClientSettings
-from timerclient.values.errors import Closed, ConnectionLost, NotLeader, NotReady, OutcomeUnknown
+from timerclient.values.errors import (
+    Closed,
+    ConnectionLost,
+    NotLeader,
+    NotReady,
+    OutcomeUnknown,
+    PermissionDenied,
+    TokenRejected,
+)
 
 
 async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_are_silent(
@@ -317,6 +325,17 @@ async def test_connections_to_relays_are_renewed_and_closed_as_all_others() -> N
     assert {*nodes._outdated} == {first, second}
     await nodes.close()
     assert [each.is_closed for each in (first, second)] == [True, True]
+
+
+async def test_leader_that_rejects_the_token_is_searched_again_with_the_present_one() -> None:
+    nodes = Nodes(["127.0.0.1:1"], ClientSettings(), tcp(None))
+    leader = nodes._leader = nodes.node("127.0.0.1:1")
+    known = []
+    for error in (PermissionDenied("no rule"), TokenRejected("the token has expired")):
+        nodes.failed(leader, error)
+        known.append(nodes._leader)
+    assert known == [leader, None]
+    await nodes.close()
 
 
 def test_app_closes_the_connections_of_event_loops_that_have_ended() -> None:

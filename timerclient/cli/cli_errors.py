@@ -90,6 +90,8 @@ _OPTIONS: Final = {
     "zone": ("--zone",),
 }
 """Field of the client or the cluster -> options that may have given its value."""
+_DESTS: Final = {"offsets": "offsets", "due_from": "due_from", "due_to": "due_to"}
+"""Fields whose options are parsed to another name than the option's."""
 
 _DEFAULT_ADDRESSES: Final = (
     f". These are the default addresses: set --endpoints or {ENDPOINTS_VARIABLE}; "
@@ -172,8 +174,8 @@ def as_typed(error: TimerError | UsageError, args: argparse.Namespace) -> str:
     if error.field == "timer_id":
         return re.sub(r"^timer_id = ", "ID = ", text) + _by_key(args)
     for option in _OPTIONS.get(error.field, ()):
-        named_as_option = getattr(args, option[2:].replace("-", "_"), None)
-        value = named_as_option if named_as_option is not None else getattr(args, error.field, None)
+        dest = _DESTS.get(error.field, option[2:].replace("-", "_"))
+        value = getattr(args, dest, None)
         if isinstance(value, timedelta):
             return f"{option} = {duration_text(value)}: {_as_durations(error)}"
         if value is not None:

@@ -256,7 +256,10 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
             await self._subscription.close(within_s)
 
     def begin_leaving(self) -> None:
-        """Return messages that were fetched ahead, and fetch no more; acks work until `close`."""
+        """Return messages that were fetched ahead, and fetch no more; acks work until `close`.
+
+        For the worker, which receives nothing afterwards: a call of `receive` would not return.
+        """
         if self._subscription is not None:
             self._subscription.begin_leaving()
 

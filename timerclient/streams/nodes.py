@@ -283,7 +283,8 @@ class Nodes:
     def failed(self, node: NodeChannel, error: TimerError) -> None:
         """Note that `node` rejected or failed a request, and may no longer lead."""
         self.last_error = error
-        if not errors.means_move(error):
+        rejected = isinstance(error, TokenRejected)  # the next search reads the token again
+        if not (rejected or errors.means_move(error)):
             return
         if self._leader is node:
             self._leader = None

@@ -36,7 +36,6 @@ from timerclient.values.errors import (
     LeadershipLost,
     PermissionDenied,
     TimerError,
-    TokenRejected,
     means_move,
 )
 from timerclient.values.wire_errors import from_wire
@@ -418,7 +417,7 @@ class ProducerStream:
                 # A node that rejects the stream before any answer has accepted no request.
                 taken = self._answered or not error.outcome_known
                 self._settle(self._pipeline.broken(taken=taken), None)
-                if isinstance(error, PermissionDenied | TokenRejected):
+                if isinstance(error, PermissionDenied):
                     self._reject_queued(error)
                 await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
 

@@ -469,6 +469,7 @@ class Subscription:
             pause_s = self._acks.resume_s - self._loop.time()
             if pause_s > 0:
                 await asyncio.sleep(pause_s)
+                continue  # the consumer may be leaving now
             call = self._acks.send(self._nodes.clock.now_s())
             if call is not None:
                 if self._acks.on_wire == 1:

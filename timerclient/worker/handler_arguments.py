@@ -110,10 +110,10 @@ def fitted(value: Any, wanted: Any) -> Any:
         fits = value is None
     elif wanted is Any or not isinstance(wanted, type) or typing.is_typeddict(wanted):
         fits = True
-    elif isinstance(value, bool):
-        fits = wanted is not int and _is_of(value, wanted)
     elif issubclass(wanted, Enum):
         return _member(value, wanted)
+    elif isinstance(value, bool):
+        fits = wanted is not int and _is_of(value, wanted)
     else:
         fits = _is_of(value, wanted) or (wanted is float and isinstance(value, int))
     return value if fits else UNFIT
@@ -129,7 +129,7 @@ def _is_of(value: object, wanted: type) -> bool:
 def _member(value: object, wanted: type[Enum]) -> Any:
     try:
         return wanted(value)
-    except ValueError:
+    except Exception:  # noqa: BLE001 -- an Enum may look values up by functions of its own
         return UNFIT
 
 
