@@ -403,8 +403,9 @@ def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up
         lagging.report = replace(lagging.report, last_index=end, applied_index=end)
         await comes(lambda: outcome_of(asked()), CommandOutcome.OK)
         assert lagging.report.serving
-        while (answer := await answered(asked, CommandOutcome.OK)).changed:
-            await asyncio.sleep(0.05)  # another controller has not heard yet that it serves
+        answer = await answered(asked, CommandOutcome.OK)
+        while answer.changed:  # another controller had not heard yet that it serves
+            answer = await answered(asked, CommandOutcome.OK)
         assert f"{lagging.name} leads already" in answer.why
 
     ends = dict.fromkeys(("a", "b"), LogIndex(beyond_close))
