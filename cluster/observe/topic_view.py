@@ -173,10 +173,7 @@ class TopicView:
         return self.last_late()
 
     def last_late(self) -> Mapping[TopicId, int]:
-        """Return the last result of `late`. None of it after LATE_AGE_MS_MAX, or without a leader.
-
-        The leader is this node's own.
-        """
+        """Return the last result of `late`; {} if it is too old, or if this node does not lead."""
         age_ms = self._host.now().mono_ms - self._late_at_ms
         return self._late if self._host.leader is not None and age_ms <= LATE_AGE_MS_MAX else {}
 

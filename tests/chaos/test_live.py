@@ -140,6 +140,18 @@ def test_planted_messages_are_raised_once_over_restarts(desk: Desk) -> None:
     assert (lost["topic"], lost["due_ms"]) == ("t", NOW + 700)
 
 
+def test_alert_of_another_timer_with_the_same_sequence_number_is_not_an_old_one(
+    tmp_path: Path,
+) -> None:
+    said: list[str] = []
+    rows = [
+        {"kind": "lost", "seq": 7, "topic": "t", "due_ms": due} for due in (1_000, 1_000, 2_000)
+    ]
+    for row in rows:  # by a process each
+        AlertFiles(tmp_path, said.append).write([row])
+    assert [json.loads(line)["due_ms"] for line in said] == [1_000, 2_000]
+
+
 def test_command_raises_alerts_until_it_is_stopped(desk: Desk) -> None:
     plant(desk)
     words = ["timerclient.cli.timerctl", "audit", str(desk.run.root), "--live"]

@@ -2,8 +2,8 @@
 
 A value must fit the annotation of its parameter. Checked are plain classes, None, `X | Y`,
 `Literal`, and list, dict, tuple and set with their items. A bool is no int; an int is a float.
-Parameters without annotations, and with others, take any value that the codec can encode. JSON has
-no tuples and enums: a list becomes a tuple, and a value a member, where the annotation says so.
+Parameters with other annotations, or none, take any value. JSON has no tuples and enums: a list
+becomes a tuple, and a value the member of an Enum, if the annotation demands it.
 """
 
 import inspect
