@@ -69,6 +69,8 @@ logger = logging.getLogger(__name__)
 
 COMMANDS_IN_FLIGHT_MAX: Final = 16
 COMMAND_DEADLINE_S: Final = 2.0
+ELECTION_DEADLINE_S: Final = 2.0
+"""Seconds that a request waits for a controller, whose election takes about one."""
 SERVE_DEADLINE_S: Final = 2.0
 """Seconds that the answer to a transfer waits for the appointed leader to serve."""
 ASK_SPARE_S: Final = 1.0
@@ -318,12 +320,14 @@ class ControlPlane:
         return await self._request(ChangeAsked(change, name), (str(change), name))
 
     async def _request(self, asked: Asked, words: tuple[object, ...]) -> TransferAnswer:
-        if self.is_controller:
-            return await self._asked_for(asked)
-        controller = self.controller_name
-        if controller is None or controller == self.name or not self._link.is_up(controller):
-            return TransferAnswer(CommandOutcome.NOT_NOW, "no controller is known")
         assert self._loop is not None
+        until_s = self._loop.time() + ELECTION_DEADLINE_S
+        while (controller := self._reached_controller()) is None:
+            if self._loop.time() >= until_s:
+                return TransferAnswer(CommandOutcome.NOT_NOW, "no controller is known")
+            await asyncio.sleep(HURRY_S)
+        if controller == self.name:
+            return await self._asked_for(asked)
         ask_id = next_nonce()
         answered: asyncio.Future[TransferAnswer] = self._loop.create_future()
         self._asked[ask_id] = controller, answered
@@ -336,6 +340,13 @@ class ControlPlane:
             return TransferAnswer(CommandOutcome.UNKNOWN, f"{controller} did not answer")
         finally:
             del self._asked[ask_id]
+
+    def _reached_controller(self) -> str | None:
+        """Return the name of the controller. None: there is none, or its link is down."""
+        if self.is_controller:
+            return self.name
+        name = self.controller_name
+        return name if name and name != self.name and self._link.is_up(name) else None
 
     def status(self) -> dict[str, object]:
         """Return the state for operators, in plain values."""

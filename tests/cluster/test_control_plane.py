@@ -371,6 +371,24 @@ def test_transfer_asked_of_a_node_that_is_not_the_controller(tmp_path: Path) -> 
     run(scenario, tmp_path)
 
 
+def test_transfer_asked_while_there_is_no_controller_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_plane, "ELECTION_DEADLINE_S", DEADLINE_S)
+
+    async def scenario(cluster: Cluster) -> None:
+        lost = await apart(cluster)
+        others = [name for name in cluster.nodes if name != cluster.leader]
+        plane = cluster.nodes[cluster.leader].plane
+        await cluster.stop(*others)
+        await until(lambda: not plane._link.is_up(lost), "link down")
+        asking = asyncio.ensure_future(plane.request_transfer(None))
+        await cluster.start(*others)
+        assert (await asking).why != "no controller is known"
+
+    run(scenario, tmp_path)
+
+
 def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up(
     tmp_path: Path,
 ) -> None:

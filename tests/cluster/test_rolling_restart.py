@@ -22,7 +22,7 @@ from timerclient.cli.cli_rolling import (
     troubles_of,
 )
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import AlreadyExists
+from timerclient.values.errors import AlreadyExists, NotReady
 
 PAUSE_S_MAX = 10.0
 """Bound for a loaded machine; docs/members.md has a measured figure."""
@@ -175,6 +175,20 @@ def test_node_that_another_command_drained_at_the_same_instant_is_not_restarted(
     with pytest.raises(RestartError, match=r"^drain of 'n1' exists already"):
         second.run(["n1"])
     assert restarts == []
+
+
+def test_drain_is_repeated_while_the_cluster_elects_a_controller() -> None:
+    client = Answers(*healthy())
+    refusals = iter([NotReady("no transfer: no controller is known")])
+
+    def electing(_: str) -> None:
+        for refusal in refusals:
+            raise refusal
+
+    client.on_drain = electing
+    sequence = RestartSequence(cast("Any", client), client.restarted, print, 60.0)
+    sequence.run(["n1"])
+    assert client.drains == [("n1", False), ("n1", False)]
 
 
 def test_learner_that_was_restarted_is_not_said_to_have_caught_up() -> None:

@@ -35,7 +35,7 @@ from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands, UsageError, duration
 from timerclient.cli.cli_errors import FAILED
 from timerclient.cli.cli_nodes import trouble_of_leader
-from timerclient.values.errors import AlreadyExists, TimerError
+from timerclient.values.errors import AlreadyExists, TimerError, Unavailable
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
@@ -156,10 +156,7 @@ class RestartSequence:
 
     def _drain(self, name: str) -> None:
         """Drain a node, which gives the leadership away. Other commands see that, and stop."""
-        try:
-            moved = self.client.drain_node(name, by=self._holder).transferred
-        except AlreadyExists as error:
-            raise RestartError(str(error)) from None
+        moved = self._gave_leadership_away(name)
         status = self.client.status()
         if others := [*drained_beside(status, name)]:
             raise RestartError("; ".join(others))
@@ -168,6 +165,19 @@ class RestartSequence:
         self._wait_healthy(f"after the drain of {name}", name)
         if not any(node.drained for node in self.client.status().nodes if node.name == name):
             raise RestartError(f"{name} is not drained any more: did another command restart it?")
+
+    def _gave_leadership_away(self, name: str) -> bool:
+        """Drain a node, if need be after an election is over; return whether the node led."""
+        until_s = time.monotonic() + self.node_timeout_s
+        while True:
+            try:
+                return self.client.drain_node(name, by=self._holder).transferred
+            except AlreadyExists as error:
+                raise RestartError(str(error)) from None
+            except Unavailable:
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(POLL_S)
 
     def _wait_healthy(self, when: str, mine: str = "") -> None:
         until_s = time.monotonic() + self.node_timeout_s
