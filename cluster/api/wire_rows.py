@@ -6,13 +6,13 @@ and the limit.
 
 import hashlib
 import re
-import zlib
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
 from cluster.api.lease_ids import LeaseIds
 from cluster.api.owners import owned_request_id
@@ -267,12 +267,12 @@ def _checksum(request: AnyScheduling, pieces: Sequence["_Columns"]) -> int:
     """
     payloads, rest = 0, 1 + request.on_conflict
     for timers, piece in zip(request.timers, pieces, strict=True):
-        payloads = zlib.crc32(piece.payload.blob, payloads)
-        rest = zlib.crc32(f"{timers.topic}\0{piece.when.way}\0".encode(), rest)
-        rest = zlib.crc32(piece.when.values.data, rest)
+        payloads = isal_zlib.crc32(piece.payload.blob, payloads)
+        rest = isal_zlib.crc32(f"{timers.topic}\0{piece.when.way}\0".encode(), rest)
+        rest = isal_zlib.crc32(piece.when.values.data, rest)
         for column in (piece.key, piece.headers):
-            rest = zlib.crc32(column.blob, zlib.crc32(column.sizes.data, rest))
-        rest = zlib.crc32(piece.payload.sizes.data, rest)
+            rest = isal_zlib.crc32(column.blob, isal_zlib.crc32(column.sizes.data, rest))
+        rest = isal_zlib.crc32(piece.payload.sizes.data, rest)
     return payloads << 32 | rest
 
 

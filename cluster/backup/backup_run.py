@@ -13,11 +13,12 @@ are compared with both on their way, so a backup never stores what the node did 
 import hashlib
 import secrets
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self, TypeVar
+
+from isal import isal_zlib
 
 from cluster.backup.backup_store import (
     BackupError,
@@ -66,7 +67,7 @@ class PartDigest:
         """Yield the same bytes."""
         for piece in data:
             self.size += len(piece)
-            self.crc32 = zlib.crc32(piece, self.crc32)
+            self.crc32 = isal_zlib.crc32(piece, self.crc32)
             self._sha256.update(piece)
             yield piece
 

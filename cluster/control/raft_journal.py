@@ -29,11 +29,11 @@ durable before `setCurrentTerm` returns.
 import errno
 import os
 import struct
-import zlib
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgpack
+from isal import isal_zlib
 
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownVersionError
@@ -248,7 +248,7 @@ class Journal:
 
 def seal(body: bytes) -> bytes:
     """Return `body` after its checksum."""
-    return _U32.pack(zlib.crc32(body)) + body
+    return _U32.pack(isal_zlib.crc32(body)) + body
 
 
 def unseal(path: Path) -> bytes:
@@ -259,7 +259,7 @@ def unseal(path: Path) -> bytes:
         FileNotFoundError: the file does not exist.
     """
     data = DISK.read(path)
-    if len(data) < _U32.size or zlib.crc32(data[_U32.size :]) != _U32.unpack_from(data)[0]:
+    if len(data) < _U32.size or isal_zlib.crc32(data[_U32.size :]) != _U32.unpack_from(data)[0]:
         raise CorruptFileError(path, 0, "checksum mismatch")
     return data[_U32.size :]
 
@@ -286,12 +286,12 @@ def read_meta(path: Path) -> tuple[int, str | None, bool]:
 
 def _file_header() -> bytes:
     head = _FILE_HEAD.pack(MAGIC, VERSION)
-    return head + _U32.pack(zlib.crc32(head))
+    return head + _U32.pack(isal_zlib.crc32(head))
 
 
 def _encode(command: bytes, index: int, term: int) -> bytes:
-    head = _RECORD_HEAD.pack(len(command), index, term, zlib.crc32(command))
-    return _U32.pack(zlib.crc32(head)) + head + command
+    head = _RECORD_HEAD.pack(len(command), index, term, isal_zlib.crc32(command))
+    return _U32.pack(isal_zlib.crc32(head)) + head + command
 
 
 def scan(path: Path, data: bytes) -> tuple[list[Record], list[int]]:
@@ -299,7 +299,7 @@ def scan(path: Path, data: bytes) -> tuple[list[Record], list[int]]:
     # The header was written before the file was renamed into place, so it cannot be torn.
     magic, version = _FILE_HEAD.unpack_from(data) if len(data) >= HEADER_SIZE else (b"", 0)
     if magic != MAGIC or data[_FILE_HEAD.size : HEADER_SIZE] != _U32.pack(
-        zlib.crc32(data[: _FILE_HEAD.size])
+        isal_zlib.crc32(data[: _FILE_HEAD.size])
     ):
         raise CorruptFileError(path, 0, "no journal header")
     if version != VERSION:
@@ -329,7 +329,7 @@ def _head_at(data: bytes, position: int) -> tuple[int, int, int, int] | None:
         return None
     (head_crc32,) = _U32.unpack_from(data, position)
     head_start = position + _U32.size
-    if zlib.crc32(data[head_start : position + RECORD_HEAD_SIZE]) != head_crc32:
+    if isal_zlib.crc32(data[head_start : position + RECORD_HEAD_SIZE]) != head_crc32:
         return None
     length, index, term, crc32 = _RECORD_HEAD.unpack_from(data, head_start)
     return length, index, term, crc32
@@ -342,7 +342,7 @@ def _record_at(data: bytes, position: int) -> Record | None:
     length, index, term, crc32 = head
     start = position + RECORD_HEAD_SIZE
     command = data[start : start + length]
-    if len(command) < length or zlib.crc32(command) != crc32:
+    if len(command) < length or isal_zlib.crc32(command) != crc32:
         return None
     return command, index, term
 

@@ -26,10 +26,11 @@ directory):
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from isal import isal_zlib
 
 from timer.files.disk import Disk
 from timer.model.timer_errors import CorruptFileError, PromiseLostError, UnknownVersionError
@@ -143,7 +144,7 @@ class PromiseFile:
 
 def _encode(promise: Promise, *, unsure: bool) -> bytes:
     body = _BODY.pack(MAGIC, VERSION, unsure, promise.epoch, promise.leader, promise.nonce)
-    return body + _CRC.pack(zlib.crc32(body))
+    return body + _CRC.pack(isal_zlib.crc32(body))
 
 
 NEVER_GIVEN: Final = _encode(NO_PROMISE, unsure=True)
@@ -152,7 +153,7 @@ NEVER_GIVEN: Final = _encode(NO_PROMISE, unsure=True)
 
 def _decode(path: Path, data: bytes) -> tuple[Promise, bool]:
     # Every version ends in its checksum. Another version can therefore be told from damage.
-    if len(data) < SIZE or data[:8] != MAGIC or data[-4:] != _CRC.pack(zlib.crc32(data[:-4])):
+    if len(data) < SIZE or data[:8] != MAGIC or data[-4:] != _CRC.pack(isal_zlib.crc32(data[:-4])):
         raise CorruptFileError(path, 0, "damaged promise")
     _, version, unsure, epoch, leader, nonce = _BODY.unpack_from(data)
     if version != VERSION:

@@ -8,13 +8,13 @@ a state that opens may replace the old one.
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import grpc
 from google.protobuf.message import DecodeError
+from isal import isal_zlib
 
 from replication.proto import snapshot_pb2 as pb
 from replication.shell.snapshot_service import FETCH, OPEN, VERSION
@@ -198,7 +198,7 @@ def _chunk(data: bytes, size_max: int) -> bytes:
         chunk = pb.SnapshotChunk.FromString(data)
     except DecodeError as error:
         raise UnusableAnswer(f"damaged chunk: {error}") from None
-    if zlib.crc32(chunk.data) != chunk.crc32:
+    if isal_zlib.crc32(chunk.data) != chunk.crc32:
         raise UnusableAnswer("a chunk's checksum is wrong")
     if not 0 < len(chunk.data) <= size_max:
         raise UnusableAnswer(f"a chunk of {len(chunk.data)} bytes; at most {size_max} are left")

@@ -6,9 +6,10 @@
 table of 32 words has the image of each bit. A length needs one table for each bit set in it.
 """
 
-import zlib
 from functools import cache
 from typing import Final
+
+from isal import isal_zlib
 
 _BITS: Final = 32
 
@@ -36,6 +37,8 @@ def _after(table: tuple[int, ...], crc32: int) -> int:
 def _table(power: int) -> tuple[int, ...]:
     """Return the image of each bit of a CRC-32 after 2 ** `power` zero bytes."""
     if power == 0:
-        return tuple(zlib.crc32(b"\0", 1 << bit) ^ zlib.crc32(b"\0") for bit in range(_BITS))
+        return tuple(
+            isal_zlib.crc32(b"\0", 1 << bit) ^ isal_zlib.crc32(b"\0") for bit in range(_BITS)
+        )
     half = _table(power - 1)
     return tuple(_after(half, word) for word in half)

@@ -21,10 +21,11 @@ A change of this format needs VERSION += 1 and a reader for the old version.
 
 import enum
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+from isal import isal_zlib
 
 from timer.model.units import Epoch, LogIndex, UnixMs
 
@@ -98,9 +99,9 @@ def encode(
     length = sum(map(len, payload))
     assert length <= PAYLOAD_SIZE_MAX, length
     head = _HEAD.pack(length, MAGIC, VERSION, kind, 0, epoch, index, time_ms)
-    crc32 = zlib.crc32(head)
+    crc32 = isal_zlib.crc32(head)
     for part in payload:
-        crc32 = zlib.crc32(part, crc32)
+        crc32 = isal_zlib.crc32(part, crc32)
     return b"".join([_CRC.pack(crc32), head, *payload])
 
 
@@ -119,7 +120,7 @@ def frame_at(data: memoryview, position: int) -> Entry | Damage | None:
         return Damage(position, why, is_cut=is_cut)
     end = position + HEADER_SIZE + length
     (crc32,) = _CRC.unpack_from(data, position)
-    if zlib.crc32(data[position + 4 : end]) != crc32:
+    if isal_zlib.crc32(data[position + 4 : end]) != crc32:
         return Damage(position, "checksum mismatch")
     if version != VERSION:
         return Damage(position, f"entry version {version}; this program knows {VERSION}")

@@ -50,12 +50,13 @@ Durable mark, format version 2, little-endian:
 import bisect
 import itertools
 import struct
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from isal import isal_zlib
 
 from timer.entries.entry_frame import Damage
 from timer.files import segment
@@ -577,7 +578,7 @@ class DurableMark(NamedTuple):
 
 def _encode_mark(mark: DurableMark) -> bytes:
     head = _MARK.pack(_MARK_MAGIC, MARK_VERSION, mark.was_cut, mark.durable, mark.boot)
-    return head + _CRC.pack(zlib.crc32(head))
+    return head + _CRC.pack(isal_zlib.crc32(head))
 
 
 def read_mark(disk: Disk, path: Path) -> DurableMark:
@@ -593,7 +594,7 @@ def read_mark(disk: Disk, path: Path) -> DurableMark:
     except CorruptFileError:
         return DurableMark(damaged=True)
     # Every version ends in its checksum, so another version and damage can be told apart.
-    if data[:8] != _MARK_MAGIC or data[-4:] != _CRC.pack(zlib.crc32(data[:-4])):
+    if data[:8] != _MARK_MAGIC or data[-4:] != _CRC.pack(isal_zlib.crc32(data[:-4])):
         return DurableMark(damaged=True)
     (version,) = _MARK_VERSION.unpack_from(data, 8)
     if version != MARK_VERSION:

@@ -25,12 +25,13 @@ told apart. A change of anything else needs VERSION += 1 and a reader for the ol
 
 import bisect
 import struct
-import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
+
+from isal import isal_zlib
 
 from timer.entries import entry_frame
 from timer.entries.entry_frame import Damage
@@ -89,7 +90,7 @@ class Header:
     def encode(self) -> bytes:
         """Return the header's bytes."""
         head = _HEADER.pack(MAGIC, VERSION, self.first, self.epoch_before, self.previous_first)
-        return head + _CRC.pack(zlib.crc32(head))
+        return head + _CRC.pack(isal_zlib.crc32(head))
 
 
 def decode_header(path: Path, data: bytes) -> Header:
@@ -104,7 +105,7 @@ def decode_header(path: Path, data: bytes) -> Header:
         raise CorruptFileError(path, len(data), why)
     magic, version, first, epoch_before, previous_first = _HEADER.unpack_from(data)
     (crc32,) = _CRC.unpack_from(data, _HEADER.size)
-    if magic != MAGIC or crc32 != zlib.crc32(data[: _HEADER.size]):
+    if magic != MAGIC or crc32 != isal_zlib.crc32(data[: _HEADER.size]):
         raise CorruptFileError(path, 0, "magic or checksum mismatch of the segment header")
     if version != VERSION:
         raise UnknownVersionError(path, version, VERSION)
@@ -236,7 +237,7 @@ def walk(
             size += length
             if left >= size:
                 frame = data[offset : offset + size]
-                if zlib.crc32(frame[4:]) != crc32:
+                if isal_zlib.crc32(frame[4:]) != crc32:
                     yield Damage(start + offset, "checksum mismatch")
                     return
                 if version != entry_frame.VERSION:

@@ -14,13 +14,13 @@ it is read; the files' names and sizes are verified at start.
 """
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from isal import isal_zlib
 
 from timer.files.disk import Disk
 from timer.model.columns import Part, decode_schedule, encode_schedule, gather, row_bytes
@@ -178,7 +178,7 @@ def _encode(topic: TopicId, first: QueueOffset, pages: Sequence[BlockRows]) -> b
     times = [page.fired_at_ms.tobytes() for page in pages]
     body = b"".join([*seqs, *times, *encode_schedule(parts)])
     head = _BLOCK.pack(len(body), topic, sum(map(len, pages)), first)
-    return _CRC.pack(zlib.crc32(body, zlib.crc32(head))) + head + body
+    return _CRC.pack(isal_zlib.crc32(body, isal_zlib.crc32(head))) + head + body
 
 
 def check_spill(disk: Disk, path: Path, refs: Sequence[SpillRef]) -> None:
@@ -220,7 +220,7 @@ def _decode(data: memoryview, path: Path, ref: SpillRef) -> BlockRows:
     start = _CRC.size + _BLOCK.size
     if len(data) != ref.size or ref.size < start:
         raise CorruptFileError(path, ref.position, "the file ends within a block")
-    if zlib.crc32(data[_CRC.size :]) != _CRC.unpack_from(data)[0]:
+    if isal_zlib.crc32(data[_CRC.size :]) != _CRC.unpack_from(data)[0]:
         raise CorruptFileError(path, ref.position, "checksum mismatch in a block")
     _, _, n, _ = _BLOCK.unpack_from(data, _CRC.size)
     columns = data[start + 16 * n :]

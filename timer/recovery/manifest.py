@@ -28,6 +28,7 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
 from timer.entries.payloads import GroupSettings
 from timer.entries.policies import Policies, decode_policy
@@ -439,9 +440,9 @@ def _body(data: bytes, path: Path) -> bytes:
 
 def _crc32(version: int, body: bytes) -> int:
     if version <= VERSION_OF_LEVEL_1:
-        return zlib.crc32(body)
+        return isal_zlib.crc32(body)
     head = _HEADER.pack(MAGIC, version, 0, len(body))
-    return zlib.crc32(body, zlib.crc32(head[16:], zlib.crc32(head[:12])))
+    return isal_zlib.crc32(body, isal_zlib.crc32(head[16:], isal_zlib.crc32(head[:12])))
 
 
 def _encode(state: State) -> bytes:

@@ -10,11 +10,12 @@ files are a consistent cut, which outlives later flushes and merges of the sourc
 committed entries. It is therefore valid for every replica of the log, from any source.
 """
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from isal import isal_zlib
 
 from timer.files.disk import Disk
 from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
@@ -79,7 +80,7 @@ def crc32_of(disk: Disk, path: Path) -> int:
     """Return the CRC-32 of a whole file, which is read step by step."""
     crc32, position = 0, 0
     while data := disk.read(path, position, READ_SIZE):
-        crc32 = zlib.crc32(data, crc32)
+        crc32 = isal_zlib.crc32(data, crc32)
         position += len(data)
     return crc32
 

@@ -16,11 +16,11 @@ the caller therefore marks its promise as unsure (replication/shell/snapshot_ins
 """
 
 import contextlib
-import zlib
 from pathlib import Path
 from typing import Final
 
 import msgpack
+from isal import isal_zlib
 
 from timer.files.disk import Bytes, Disk
 from timer.files.disk_reserve import START_BYTES
@@ -223,7 +223,7 @@ def drop_leftovers(disk: Disk, incoming: Path) -> None:
 def _encode(snapshot: Snapshot, under: OfferedUnder) -> bytes:
     fields = [snapshot.index, snapshot.epoch, snapshot.voters, snapshot.parts, under]
     body: bytes = msgpack.packb([VERSION, *fields])
-    return body + zlib.crc32(body).to_bytes(4, "little")
+    return body + isal_zlib.crc32(body).to_bytes(4, "little")
 
 
 def _read(disk: Disk, path: Path) -> tuple[Snapshot, OfferedUnder] | None:
@@ -248,7 +248,7 @@ def _read(disk: Disk, path: Path) -> tuple[Snapshot, OfferedUnder] | None:
 def _version(data: bytes) -> int | None:
     """Return the version of a plan; None if it is damaged."""
     body = data[:-4]
-    if not body or zlib.crc32(body).to_bytes(4, "little") != data[-4:]:
+    if not body or isal_zlib.crc32(body).to_bytes(4, "little") != data[-4:]:
         return None
     version: int = msgpack.unpackb(body)[0]
     return version

@@ -27,13 +27,13 @@ at `key_at`.
 """
 
 import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
 from timer.files.disk import Disk
 from timer.model.columns import I64, U64
@@ -82,7 +82,7 @@ def encode(entries: Entries) -> Iterator[bytes]:
     body = _filter(hashes, blocks) + hashes[::PAGE_ENTRIES].tobytes()
     pages = -(-len(entries) // PAGE_ENTRIES)
     counts = _COUNTS.pack(len(entries), blocks, pages)
-    yield _PREFIX.pack(MAGIC, VERSION, zlib.crc32(body, zlib.crc32(counts))) + counts
+    yield _PREFIX.pack(MAGIC, VERSION, isal_zlib.crc32(body, isal_zlib.crc32(counts))) + counts
     yield body
     for first in range(0, len(entries), PAGE_ENTRIES * _PAGES_AT_ONCE):
         yield b"".join(_pages(entries[first : first + PAGE_ENTRIES * _PAGES_AT_ONCE]))
@@ -91,7 +91,7 @@ def encode(entries: Entries) -> Iterator[bytes]:
 def _pages(entries: Entries) -> Iterator[bytes]:
     for first in range(0, len(entries), PAGE_ENTRIES):
         data = entries[first : first + PAGE_ENTRIES].tobytes()
-        yield _SUM.pack(zlib.crc32(data))
+        yield _SUM.pack(isal_zlib.crc32(data))
         yield data
 
 
@@ -145,7 +145,7 @@ class KeyFile:
             raise UnknownVersionError(path, version, VERSION)
         size = blocks * _BLOCK_SIZE + 8 * pages
         body = disk.read(path, _HEAD_SIZE, size)
-        if zlib.crc32(body, zlib.crc32(head[_PREFIX.size :])) != crc32:
+        if isal_zlib.crc32(body, isal_zlib.crc32(head[_PREFIX.size :])) != crc32:
             raise CorruptFileError(path, _HEAD_SIZE, "checksum mismatch of filter and fences")
         self._blocks, self._body = blocks, body
         self._filter = np.frombuffer(body, np.uint8, blocks * _BLOCK_SIZE)
@@ -221,7 +221,7 @@ class KeyFile:
             parts, self._disk.read_parts(self._path, parts), strict=True
         ):
             data = read[_SUM.size :]
-            if len(read) < size or _SUM.pack(zlib.crc32(data)) != read[: _SUM.size]:
+            if len(read) < size or _SUM.pack(isal_zlib.crc32(data)) != read[: _SUM.size]:
                 raise CorruptFileError(self._path, position, "checksum mismatch of a page")
             found.append(data)
         return found

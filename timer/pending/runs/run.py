@@ -20,7 +20,6 @@ slice of payloads the requested size. A file is in use once a manifest names it,
 rename. A change of this format needs VERSION += 1 and a reader for the old version.
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from isal import isal_zlib
 
 from timer.files.disk import Disk
 from timer.model.columns import I64, ROW, TOMBSTONE, U32, U64, RowArray
@@ -215,7 +215,7 @@ class Run:
             path = directory / meta.keys_name
             why = f"the file has {keys_size} bytes; {meta.keys_size} were written"
             raise CorruptFileError(path, keys_size, why)
-        if zlib.crc32(footer) != meta.footer_crc32 or not footer.endswith(MAGIC):
+        if isal_zlib.crc32(footer) != meta.footer_crc32 or not footer.endswith(MAGIC):
             raise CorruptFileError(self._path, start, "checksum mismatch in the footer")
 
     def __len__(self) -> int:
@@ -294,7 +294,7 @@ class Run:
         found = self._batches[batch]
         rows, start = int(found["rows"]), int(found["position"]) + int(found["due_at"])
         data = self.read(start, head_size(rows))
-        if zlib.crc32(data) != int(found["head_crc32"]):
+        if isal_zlib.crc32(data) != int(found["head_crc32"]):
             raise CorruptFileError(
                 self._path, start, f"checksum mismatch in the head of batch {batch}"
             )
@@ -310,7 +310,7 @@ class Run:
             return
         found = self._batches[batch]
         start = int(found["position"])
-        if zlib.crc32(self.read(start, int(found["size"]))) != int(found["crc32"]):
+        if isal_zlib.crc32(self.read(start, int(found["size"]))) != int(found["crc32"]):
             raise CorruptFileError(self._path, start, f"checksum mismatch in batch {batch}")
         self._verified.add(batch)
 
@@ -324,12 +324,12 @@ class Run:
         for number, found in enumerate(self._batches):
             start, size = int(found["position"]), int(found["size"])
             before, data = self.read(position, start - position), self.read(start, size)
-            if zlib.crc32(data) != int(found["crc32"]):
+            if isal_zlib.crc32(data) != int(found["crc32"]):
                 raise CorruptFileError(self._path, start, f"checksum mismatch in batch {number}")
-            whole = zlib.crc32(data, zlib.crc32(before, whole))
+            whole = isal_zlib.crc32(data, isal_zlib.crc32(before, whole))
             position = start + size
             pace(len(before) + size)
-        whole = zlib.crc32(self.read(position, self.meta.size - position), whole)
+        whole = isal_zlib.crc32(self.read(position, self.meta.size - position), whole)
         if whole != self.meta.crc32:
             raise CorruptFileError(self._path, 0, "checksum mismatch between the batches")
 

@@ -5,7 +5,6 @@ a number of adjacent batches, the smallest that keeps the table small. The table
 run's `RunMeta`. So a count up to some time is a sum over stripes and a search of one more stripe.
 """
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from isal import isal_zlib
 
 from timer.files.disk import Disk
 from timer.model.columns import Binary, RowArray
@@ -63,7 +63,7 @@ class RunAside:
             for piece in encode(np.concatenate(self._entries)):
                 file.write([piece])
                 file.sync()
-                crc32 = zlib.crc32(piece, crc32)
+                crc32 = isal_zlib.crc32(piece, crc32)
                 pace(len(piece))
             return file.size, crc32
         finally:

@@ -9,7 +9,6 @@ It runs in a thread beside the event loop. The long steps (gathering payloads, c
 release the interpreter's lock. After each step it calls `pace`, which may sleep.
 """
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from isal import isal_zlib
 
 try:  # pyarrow.compute makes a Python function of every function of Arrow, which takes 50 ms
     from pyarrow._compute import CastOptions, call_function
@@ -439,5 +439,5 @@ def _within(chunks: list[memoryview], start: int, stop: int) -> list[memoryview]
 def _crc32(chunks: list[memoryview]) -> int:
     crc32 = 0
     for chunk in chunks:
-        crc32 = zlib.crc32(chunk, crc32)
+        crc32 = isal_zlib.crc32(chunk, crc32)
     return crc32
