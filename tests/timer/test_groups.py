@@ -1,7 +1,10 @@
 """Groups against a naive model: sets of acked offsets and a dict of attempts."""
 
+import zlib
 from dataclasses import dataclass, field
+from unittest import mock
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,10 +15,13 @@ from tests.timer.machines import Log, machine_on, part_of
 from timer.entries.payloads import GroupSettings, Op
 from timer.model.columns import gather
 from timer.model.units import GroupId, QueueOffset, TopicId
-from timer.ready import group as groups
 from timer.ready.group import Group
+from timer.ready.group_column import FrozenColumn, GroupColumn
+from timer.recovery import manifest
 from timer.state.apply_results import GroupApplied, MoveApplied
+from timer.state.digest import _group_hash
 
+write_of_columns = GroupColumn._write
 quick = settings(derandomize=True, deadline=None)
 
 
@@ -28,7 +34,6 @@ def group_at(cursor: int = 0, reserved: int | None = None) -> Group:
         settings=GroupSettings(lease_ms=1000),
         cursor=QueueOffset(cursor),
         reserved=QueueOffset(reserved),
-        base=cursor,
     )
 
 
@@ -157,7 +162,7 @@ def test_group_agrees_with_the_model(start: int, steps: list[tuple[str, list[int
         assert group.attempts(u64(live)).tolist() == [model.attempts(o) for o in live]
         assert group.failures(u64(live)).tolist() == [model.ended.get(o, 0) for o in live]
         assert group.not_before(u64(live)).tolist() == [model.later.get(o, 0) for o in live]
-        assert group.later_sum == group.later_hashes(slice(None))
+        assert group.later_sum == group.later_hashes()
         assert bool(group.later_sum) == bool(model.later)
         some = [*range(45), 1023, 1024, 1025, 3000, 2**63, 2**64 - 1]
         done = [o < start or o in model.acked for o in some]
@@ -198,7 +203,7 @@ def test_more_than_ten_thousand_holes_are_kept_and_closed() -> None:
 def test_attempts_never_wrap_back_to_the_first() -> None:
     group = group_at(0, 10)
     group.end_leases(u64([3]))
-    group.ended[3 - int(group.base)] = 65_533
+    group.ended = group.ended.put(u64([3]), 65_533, 0)
     for _ in range(5):
         group.end_leases(u64([3]))
     assert group.attempts(u64([3, 4])).tolist() == [65_536, 1]
@@ -234,10 +239,9 @@ def test_failover_marks_a_redelivery_and_makes_no_dead_letter() -> None:
 def test_times_take_no_memory_once_nothing_is_nacked() -> None:
     group = group_at(0, 100_000)
     group.nack(u64([1, 2]), np.array([5, 6]))
-    assert len(group.later) == len(group.acked)
+    assert group.later.nbytes
     group.ack(u64([0, 1, 2]))
-    group.ack(u64([50_000]))
-    assert len(group.later) == group.later_sum == 0
+    assert group.later.nbytes == group.ended.nbytes == group.later_sum == 0
 
 
 def test_epoch_marks_what_may_have_been_handed_out_and_nothing_after_it() -> None:
@@ -254,7 +258,76 @@ def test_arrays_follow_the_cursor_and_do_not_grow_with_what_is_done() -> None:
         group.reserve(QueueOffset(start + 1000))
         group.ack(np.arange(start, start + 1000, dtype=np.uint64))
     assert group.cursor == 1_000_000
-    assert len(group.acked) <= 4096
+    assert group.acked.nbytes <= 4096
+
+
+def test_message_that_is_stuck_before_millions_of_acked_ones_costs_little() -> None:
+    group, many, step = group_at(0, 4_000_000), 2_000_000, 50_000
+    group.nack(u64([0, many]), np.array([10**13, 10**13]))
+    columns = "acked", "ended", "later", "recalled"
+    with mock.patch.object(GroupColumn, "_write", autospec=True) as write:
+        write.side_effect = write_of_columns
+        for start in range(1, many, step):
+            before = write.call_count
+            group.ack(np.arange(start, min(start + step, many), dtype=np.uint64))
+            assert write.call_count <= before + 2, "chunks that are changed in a step"
+            assert sum(getattr(group, name).nbytes for name in columns) < 2_000_000
+    assert (group.cursor, group.unacked(QueueOffset(many))) == (0, 1)
+    assert group.first_unacked(many + 2, 9).tolist() == [0, many, many + 1]
+    with mock.patch.object(FrozenColumn, "pack", side_effect=AssertionError("by its thread")):
+        state = manifest._group_state(group)
+    again = manifest._group(msgpack.unpackb(msgpack.packb(state, default=manifest._pack)))
+    for each in (group, again):
+        assert sum(getattr(each, name).nbytes for name in columns) < 2_000_000
+        each.ack(u64([0]))
+        assert (each.cursor, each.failures(u64([many])).tolist()) == (many, [1])
+    assert _group_hash(group) == _group_hash(again)
+
+
+def test_stuck_messages_of_replicas_with_different_pasts_have_the_same_digest() -> None:
+    rng = np.random.default_rng(5)
+    one, two = group_at(0, 200), group_at(0, 200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupColumn, "bits", 3)
+        for step in range(300):
+            offsets = rng.choice(np.arange(0, 200, dtype=np.uint64), rng.integers(1, 9), False)
+            for group in (one, two):
+                match step % 5:
+                    case 0:
+                        group.nack(offsets, offsets.astype(np.int64) * 100 + step)
+                    case 1:
+                        group.recall(offsets)
+                    case 2:
+                        group.end_leases(offsets)
+                    case _:
+                        group.ack(offsets[offsets % 13 > 0])
+            if step % 7 == 0:  # a restart
+                packed = msgpack.packb(manifest._group_state(two), default=manifest._pack)
+                two = manifest._group(msgpack.unpackb(packed))
+            assert _group_hash(one) == _group_hash(two)
+            every = u64([*range(200)])
+            assert one.attempts(every).tolist() == two.attempts(every).tolist()
+            assert one.not_before(every).tolist() == two.not_before(every).tolist()
+            assert one.is_acked(every).tolist() == two.is_acked(every).tolist()
+            assert not one.failures(every)[one.is_acked(every)].any()
+    assert one.acked.used > 100
+
+
+def test_manifest_of_an_older_program_with_failures_of_acked_messages_is_read() -> None:
+    group = group_at(0, 9)
+    group.nack(u64([1, 2]), np.array([5, 6]))
+    state = manifest._group_state(group)
+    fields = msgpack.unpackb(msgpack.packb(state, default=manifest._pack))
+    acked, ended = np.array([0, 1], np.bool_), np.array([0, 1, 1], np.uint16)
+    fields["acked"], fields["ended"] = (zlib.compress(each.tobytes(), 1) for each in (acked, ended))
+    fields["later"] = zlib.compress(np.array([0, 0, 6], np.int64).tobytes(), 1)
+    fields["recalled"] = zlib.compress(np.array([3, 4], np.uint16).tobytes(), 1)
+    again = manifest._group(fields)
+    assert again.failures(u64([0, 1, 2])).tolist() == [0, 0, 1]
+    assert again.attempts(u64([0, 1, 2])).tolist() == [4, 1, 2]
+    assert again.not_before(u64([0, 1, 2])).tolist() == [0, 0, 6]
+    assert manifest._pack(manifest._group_state(again)["acked"]) == fields["acked"]
+    assert manifest._pack(manifest._group_state(again)["later"]) == fields["later"]
 
 
 def test_move_leaves_out_what_was_acked_and_makes_the_rest_messages_elsewhere_once() -> None:
@@ -289,11 +362,9 @@ def test_first_unacked_ones_are_found_in_however_many_looks(
     acks: list[set[int]], end: int, count: int
 ) -> None:
     group = group_at(reserved=60)
-    for offsets in acks:
-        group.ack(np.array(sorted(offsets), np.uint64))
-    unacked = [
-        at for at in range(group.cursor, end) if not group.is_acked(np.array([at], np.uint64))[0]
-    ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "LOOK_ROWS", 4)
+        patch.setattr(GroupColumn, "bits", 2)
+        for offsets in acks:
+            group.ack(np.array(sorted(offsets), np.uint64))
+        unacked = [o for o in range(group.cursor, end) if not group.is_acked(u64([o]))[0]]
         assert group.first_unacked(end, count).tolist() == unacked[:count]

@@ -306,7 +306,7 @@ def test_what_is_recalled_again_and_again_has_not_failed() -> None:
         play.ack_lease()
         play.apply()
         play.fire(fired)
-    assert len(play.group.recalled) == 0, "it takes no memory any more"
+    assert not play.group.recalled.nbytes, "it takes no memory any more"
 
 
 def up_to(play: OrderedPlay, offset: int, back: int = 1) -> tuple[int, list[int]]:

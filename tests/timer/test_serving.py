@@ -94,8 +94,8 @@ def test_look_behind_a_stuck_message_goes_on_in_the_next_step(full: DiskFullErro
     for _ in range(5):
         queue.append(np.zeros(count, ROW), {}, play.now.clock_ms)
     group.reserve(queue.end)
-    group.ack(np.arange(queue.end - 1, dtype=np.uint64))
-    group.cursor = QueueOffset(0)  # as if the first one were stuck
+    group.nack(np.zeros(1, np.uint64), np.array([10**15]))
+    group.ack(np.arange(1, queue.end - 1, dtype=np.uint64))
     play.leader.full = full
     play.join(group)
     steps = 1

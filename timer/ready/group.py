@@ -6,7 +6,8 @@
 
 Leases are in the leader's memory (timer/leader/groups/group_leases.py). The state that outlives
 the leader is here: acks, the number of ended leases and nacks (failures), the earliest redelivery
-of nacked messages, and the offset below which this epoch's leader may deliver.
+of nacked messages, and the offset below which this epoch's leader may deliver. Columns by queue
+offset hold them (timer/ready/group_column.py). Of an acked message only the ack is kept.
 
 Each epoch begins with nothing reserved. If the old leader died, the new epoch cannot know which
 messages were delivered. Everything unacked below `reserved` then counts as delivered once more. A
@@ -19,7 +20,7 @@ effect.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ from timer.entries.payloads import GroupSettings
 from timer.model.columns import I64, U32, U64
 from timer.model.timer_id import mix
 from timer.model.units import Epoch, GroupId, QueueOffset, TopicId
+from timer.ready.group_column import GroupColumn, empty
 
 _MASK: Final = (1 << 64) - 1
 _ENDED_SALT: Final = np.uint64(0xE4DED)
@@ -37,33 +39,18 @@ _ENDED_MAX: Final = np.iinfo(np.uint16).max
 _MOVED_SALT: Final = np.uint64(0x307ED)
 MOVED_KEPT: Final = 16_384
 """Moved messages that a group remembers, the last ones: their acks return DEAD_LETTERED."""
-CAPACITY_MIN: Final = 32
-"""Least length of a column that is not empty; very many groups have few messages."""
-LOOK_ROWS: Final = 65_536
-"""Offsets looked at in one step of the search for unacked ones."""
+FLAGS: Final = np.dtype(np.bool_)
+NUMBERS: Final = np.dtype(np.uint16)
+TIMES: Final = np.dtype(np.int64)
+"""Types of the values in a group's columns."""
+_NO_FLAGS: Final = empty(FLAGS)
+_NO_NUMBERS: Final = empty(NUMBERS)
+_NO_TIMES: Final = empty(TIMES)
+_NO_OFFSETS: Final[U64] = np.zeros(0, np.uint64)
 
 
-_NO_BOOL: Final = np.zeros(0, np.bool_)
-_NO_U16: Final = np.zeros(0, np.uint16)
-_NO_U64: Final[U64] = np.zeros(0, np.uint64)
-_NO_I64: Final[I64] = np.zeros(0, np.int64)
-"""Shared by all empty columns: every array costs a hundred bytes, however short."""
-
-
-def _empty_bool() -> npt.NDArray[np.bool_]:
-    return _NO_BOOL
-
-
-def _empty_u16() -> npt.NDArray[np.uint16]:
-    return _NO_U16
-
-
-def _empty_u64() -> U64:
-    return _NO_U64
-
-
-def _empty_i64() -> I64:
-    return _NO_I64
+def _no_offsets() -> U64:
+    return _NO_OFFSETS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,19 +92,18 @@ class Group:
     acked_count: int = 0
     later_sum: int = 0
     """Sum of hashes of (offset, time) of the times in `later`, modulo 2 ** 64."""
-    base: int = 0
-    """Offset of element 0 of the arrays below; base <= cursor."""
-    acked: npt.NDArray[np.bool_] = field(default_factory=_empty_bool)
-    ended: npt.NDArray[np.uint16] = field(default_factory=_empty_u16)
-    later: I64 = field(default_factory=_empty_i64)
-    """Earliest redelivery of nacked messages, Unix milliseconds.
+    acked: GroupColumn = _NO_FLAGS
+    """Which messages are acked, moved or expired. Below the cursor all are, whatever this says."""
+    ended: GroupColumn = _NO_NUMBERS
+    """Failures of each unacked message: ended leases and nacks."""
+    later: GroupColumn = _NO_TIMES
+    """Earliest redelivery of nacked, unacked messages, Unix milliseconds.
 
-    0: the message did not fail, or its last failure was an ended lease. As long as `acked`, or
-    empty if no message is nacked.
+    0: the message did not fail, or its last failure was an ended lease.
     """
-    recalled: npt.NDArray[np.uint16] = field(default_factory=_empty_u16)
-    """Recalls of each message. As long as `acked`, or empty if no message was recalled."""
-    moved: U64 = field(default_factory=_empty_u64)
+    recalled: GroupColumn = _NO_NUMBERS
+    """Recalls of each unacked message."""
+    moved: U64 = field(default_factory=_no_offsets)
     """Offsets of the last MOVED_KEPT messages that moved to another topic, in log order."""
     moved_sum: int = 0
     """Sum of hashes of `moved`, modulo 2 ** 64."""
@@ -143,27 +129,44 @@ class Group:
         Offsets that were never delivered return False. The cursor moves to the first unacked one.
         """
         new = (offsets >= self.cursor) & (offsets < self.reach)
-        if not new.any():
+        if self.acked.used:
+            new &= ~self.acked.of(offsets)
+        fresh = _first_only(new, offsets)
+        if not len(fresh):
             return new
         self.hashed = None
-        self._grow(int(offsets[new].max()) + 1)
-        index = np.where(new, offsets.astype(np.int64) - self.base, 0)
-        new &= ~self.acked[index]
-        _first_only(new, index)
-        fresh = index[new]
-        self.acked[fresh] = True
-        self._delay(fresh, None)
-        self.ack_sum = (self.ack_sum + _sum(mix(offsets[new]))) & _MASK
+        self._done(fresh)
+        self.ack_sum = (self.ack_sum + _sum(mix(fresh))) & _MASK
         self.acked_count += len(fresh)
-        self._advance()
         return new
+
+    def _done(self, offsets: U64) -> None:
+        """Mark unacked offsets, all different, and forget what is known about them."""
+        self._forget(offsets)
+        count = len(offsets)
+        if not self.acked.used and int(offsets.max()) == self.cursor + count - 1:
+            self.cursor = QueueOffset(self.cursor + count)  # these are all up to there
+        else:
+            self.acked = self.acked.put(offsets, 1, self.cursor)
+        self._advance()
+
+    def _forget(self, offsets: U64) -> None:
+        """Forget failures, delays and recalls of offsets, all different."""
+        if self.ended.used:
+            failed = offsets[self.ended.of(offsets) > 0]
+            if len(failed):
+                self.ended = self.ended.put(failed, 0, self.cursor)
+                self._delay(failed, None)
+        if self.recalled.used:
+            recalled = offsets[self.recalled.of(offsets) > 0]
+            if len(recalled):
+                self.recalled = self.recalled.put(recalled, 0, self.cursor)
 
     def is_acked(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Return which of `offsets` are acked, moved or expired, (n, bool)."""
-        index = offsets.astype(np.int64) - self.base
-        inside = (index >= 0) & (index < len(self.acked))
-        done = offsets < self.cursor
-        done[inside] |= self.acked[index[inside]]
+        done: npt.NDArray[np.bool_] = offsets < self.cursor
+        if self.acked.used:
+            done |= self.acked.of(offsets)
         return done
 
     def expire_below(self, offset: QueueOffset, lost: npt.NDArray[np.bool_]) -> None:
@@ -172,18 +175,13 @@ class Group:
             return
         self.hashed = None
         at = len(lost) - (offset - self.cursor)
-        acked = self.acked[self.cursor - self.base : offset - self.base]
-        lost[at : at + len(acked)] |= ~acked
-        lost[at + len(acked) :] = True
-        gone = slice(self.cursor - self.base, offset - self.base)
-        if self.later_sum:
-            self.later_sum = (self.later_sum - self.later_hashes(gone)) & _MASK
-            self.later[gone] = 0
+        acked = self.acked.span(self.cursor, offset)
+        lost[at:] |= ~acked
+        for column in (self.ended, self.recalled):
+            self._forget(column.offsets(offset))
         self.expired += offset - self.cursor - int(np.count_nonzero(acked))
         self._expired_to(offset)
         self.cursor = offset
-        if offset - self.base >= len(self.acked):
-            self._forget_columns()
         self._advance()
 
     def expire(self, offsets: U64) -> npt.NDArray[np.bool_]:
@@ -191,15 +189,10 @@ class Group:
         new = ~self.is_acked(offsets)
         if new.any():
             self.hashed = None
-            gone = offsets[new]
-            self._grow(int(gone.max()) + 1)
-            index = gone.astype(np.int64) - self.base
-            self.acked[index] = True
-            self._delay(index, None)
+            self._done(gone := offsets[new])
             self.ack_sum = (self.ack_sum + _sum(mix(gone ^ np.uint64(_EXPIRED_SALT)))) & _MASK
             self.expired += len(gone)
             self._expired_to(QueueOffset(int(gone.max()) + 1))
-            self._advance()
         return new
 
     def _expired_to(self, offset: QueueOffset) -> None:
@@ -211,8 +204,8 @@ class Group:
         """Count one more failure of each unacked offset: its lease ended."""
         live = np.unique(offsets[(offsets < self.reach) & ~self.is_acked(offsets)])
         if len(live):
-            self._grow(int(live[-1]) + 1)
-            self._delay(self._failed(live), None)
+            self._failed(live)
+            self._delay(live, None)
 
     def nack(self, offsets: U64, not_before_ms: I64) -> npt.NDArray[np.bool_]:
         """Count one more failure of nacked messages; return which were unacked, (n, bool).
@@ -223,9 +216,9 @@ class Group:
         live = (offsets < self.reach) & ~self.is_acked(offsets)
         if not live.any():
             return live
-        self._grow(int(offsets[live].max()) + 1)
-        _first_only(live, np.where(live, offsets.astype(np.int64) - self.base, 0))
-        self._delay(self._failed(offsets[live]), not_before_ms[live])
+        failed = _first_only(live, offsets)
+        self._failed(failed)
+        self._delay(failed, not_before_ms[live])
         return live
 
     def recall(self, offsets: U64) -> None:
@@ -234,11 +227,7 @@ class Group:
         if not len(live):
             return
         self.hashed = None
-        self._grow(int(live.max()) + 1)
-        if not len(self.recalled):
-            self.recalled = np.zeros(len(self.acked), np.uint16)
-        index = live.astype(np.int64) - self.base
-        self.recalled[index] += self.recalled[index] < _ENDED_MAX
+        self.recalled = _one_more(self.recalled, live, self.cursor)
         self.recalled_sum = (self.recalled_sum + _sum(mix(live))) & _MASK
 
     def restart(
@@ -251,50 +240,45 @@ class Group:
         mark = min(self.reach, queue_end)
         self.hashed = None
         self.group_id, self.since = group_id, epoch
-        self.cursor, self.base = offset, int(offset)
+        self.cursor = offset
         self.reserved, self.delivered_to = offset, mark
         self.marks = [mark] if mark > offset else []
         self.ack_sum = self.ended_sum = self.recalled_sum = self.later_sum = self.acked_count = 0
-        self.acked, self.later = _empty_bool(), _empty_i64()
-        self.ended, self.recalled = _empty_u16(), _empty_u16()
+        self.acked, self.later = _NO_FLAGS, _NO_TIMES
+        self.ended = self.recalled = _NO_NUMBERS
         self.expired_to = QueueOffset(0)
-        self.moved, self.moved_sum = _empty_u64(), 0
+        self.moved, self.moved_sum = _NO_OFFSETS, 0
 
-    def _failed(self, offsets: U64) -> npt.NDArray[np.int64]:
-        """Count one more failure of each offset, all different; return their indexes."""
+    def _failed(self, offsets: U64) -> None:
+        """Count one more failure of each offset, all different."""
         self.hashed = None
-        index = offsets.astype(np.int64) - self.base
-        if not len(self.ended):
-            self.ended = np.zeros(len(self.acked), np.uint16)
-        self.ended[index] += self.ended[index] < _ENDED_MAX  # no overflow back to "first delivery"
+        self.ended = _one_more(self.ended, offsets, self.cursor)
         self.ended_sum = (self.ended_sum + _sum(mix(offsets ^ _ENDED_SALT))) & _MASK
-        return index
 
-    def _delay(self, index: npt.NDArray[np.int64], times: I64 | None) -> None:
-        """Set the earliest redelivery of offsets; None: none is set."""
-        if not len(self.later):
-            if times is None:
-                return
-            self.later = np.zeros(len(self.acked), np.int64)
-        gone = self.later_hashes(index)
-        self.later[index] = 0 if times is None else times
-        self.later_sum = (self.later_sum - gone + self.later_hashes(index)) & _MASK
+    def _delay(self, offsets: U64, times: I64 | None) -> None:
+        """Set the earliest redelivery of offsets, all different; None: none is set."""
+        if self.later.used:
+            before = self.later.of(offsets)
+            gone = offsets[before != 0]
+            if len(gone):
+                self.later_sum = (self.later_sum - _times_sum(offsets, before)) & _MASK
+                self.later = self.later.put(gone, 0, self.cursor)
+        if times is not None:
+            self.later = self.later.put(offsets, times, self.cursor)
+            self.later_sum = (self.later_sum + _times_sum(offsets, times)) & _MASK
 
-    def later_hashes(self, index: npt.NDArray[np.int64] | slice) -> int:
-        """Return the sum of hashes of (offset, time) at these indexes of `later`."""
-        times = self.later[index]
-        offsets = np.arange(len(self.later))[index] if isinstance(index, slice) else index
-        set_ = times != 0
-        hashes = mix((offsets[set_] + self.base).astype(np.uint64) ^ _LATER_SALT)
-        return _sum(mix(hashes ^ times[set_].astype(np.uint64)))
+    def later_hashes(self) -> int:
+        """Return `later_sum`, computed anew."""
+        offsets = self.later.offsets()
+        return _times_sum(offsets, self.later.of(offsets))
 
     def not_before(self, offsets: U64) -> I64:
         """Return each offset's earliest redelivery, Unix milliseconds, (n, int64); 0: at once."""
-        return _look(self.later, offsets.astype(np.int64) - self.base)
+        return self.later.of(offsets)
 
     def failures(self, offsets: U64) -> U32:
-        """Return the number of nacks and ended leases of each offset, (n, uint32)."""
-        return _look(self.ended, offsets.astype(np.int64) - self.base).astype(np.uint32)
+        """Return the nacks and ended leases of each unacked offset, (n, uint32); 0 if acked."""
+        return self.ended.of(offsets).astype(np.uint32)
 
     def exhausted(self, offsets: U64) -> npt.NDArray[np.bool_]:
         """Return which unacked offsets have failed max_attempts times, (n, bool)."""
@@ -348,84 +332,56 @@ class Group:
         Every delivery that may have reached a consumer counts.
         """
         count = np.ones(len(offsets), np.uint32)
-        index = offsets.astype(np.int64) - self.base
-        inside = (index >= 0) & (index < len(self.ended))
-        count[inside] += self.ended[index[inside]]
-        count += _look(self.recalled, index).astype(np.uint32)
+        for column in (self.ended, self.recalled):
+            if column.used:
+                count += column.of(offsets)
         for mark in self.marks:
             count += offsets < mark
         return count
 
     def unacked_from(self, offset: int) -> int:
         """Return the first unacked offset at or after `offset`, which is not below the cursor."""
-        rest = self.acked[max(0, offset - self.base) :]
-        return offset + (len(rest) if rest.all() else int(np.argmin(rest)))
+        return self.acked.first_unset(offset)
 
     def unacked(self, queue_end: QueueOffset) -> int:
         """Return the number of fired messages that are not acked."""
-        above = int(np.count_nonzero(self.acked[self.cursor - self.base :]))
-        return queue_end - self.cursor - above
+        return queue_end - self.cursor - self.acked.count_from(self.cursor)
 
     def first_unacked(self, end: int, count: int) -> U64:
         """Return the first `count` unacked offsets below `end`, ascending."""
-        known = self.acked[self.cursor - self.base : max(0, end - self.base)]
-        found, left = list[npt.NDArray[np.int64]](), count
-        for start in range(0, len(known), LOOK_ROWS):  # the rest may be millions
-            if left <= 0:
-                break
-            low = np.flatnonzero(~known[start : start + LOOK_ROWS])[:left] + (self.cursor + start)
-            found.append(low)
-            left -= len(low)
-        start = self.cursor + len(known)
-        found.append(np.arange(start, max(start, min(end, start + left))))
-        return np.concatenate(found).astype(np.uint64)
+        return self.acked.unset(self.cursor, end, count)
 
-    def _grow(self, end: int) -> None:
-        """Make the arrays cover offsets below `end`."""
-        size = end - self.base
-        if size > len(self.acked):
-            # Drop the elements below the cursor before allocating more.
-            skip = self.cursor - self.base
-            capacity = max(CAPACITY_MIN, 2 * (size - skip))
-            acked = np.zeros(capacity, np.bool_)
-            acked[: len(self.acked) - skip] = self.acked[skip:]
-            if len(self.ended):
-                ended = np.zeros(capacity, np.uint16)
-                ended[: len(self.ended) - skip] = self.ended[skip:]
-                self.ended = ended if ended.any() else _empty_u16()
-            if len(self.later):
-                later = np.zeros(capacity, np.int64)
-                later[: len(self.later) - skip] = self.later[skip:]
-                self.later = later if self.later_sum else _empty_i64()
-            if len(self.recalled):
-                recalled = np.zeros(capacity, np.uint16)
-                recalled[: len(self.recalled) - skip] = self.recalled[skip:]
-                self.recalled = recalled if recalled.any() else _empty_u16()
-            self.acked, self.base = acked, self.cursor
-
-    def _forget_columns(self) -> None:
-        """Empty the columns: all offsets that they held lie below the cursor."""
-        self.base = int(self.cursor)
-        self.acked, self.later = _empty_bool(), _empty_i64()
-        self.ended, self.recalled = _empty_u16(), _empty_u16()
+    def restore(
+        self, acked: GroupColumn, ended: GroupColumn, later: GroupColumn, recalled: GroupColumn
+    ) -> None:
+        """Set the columns. Manifests of older programs have failures of acked messages, too."""
+        self.acked, self.ended, self.later, self.recalled = acked, ended, later, recalled
+        for column in (ended, recalled):
+            offsets = column.offsets()
+            self._forget(offsets[acked.of(offsets)])
+        self.later_sum = self.later_hashes()
 
     def _advance(self) -> None:
-        rest = self.acked[self.cursor - self.base :]
-        run = len(rest) if rest.all() else int(np.argmin(rest))
-        self.cursor = QueueOffset(self.cursor + run)
-        if run == len(rest):
-            self._forget_columns()
+        if self.acked.used:
+            self.cursor = QueueOffset(self.acked.first_unset(self.cursor))
+            if self.cursor >= self.acked.top:
+                self.acked = _NO_FLAGS
         self.reserved = max(self.reserved, self.cursor)
         if self.marks and min(self.marks) <= self.cursor:
             self.marks = [mark for mark in self.marks if mark > self.cursor]
 
 
-def _look(column: npt.NDArray[Any], index: npt.NDArray[np.int64]) -> I64:
-    """Return a column's values at these indexes, 0 outside."""
-    inside = (index >= 0) & (index < len(column))
-    out = np.zeros(len(index), np.int64)
-    out[inside] = column[index[inside]]
-    return out
+def _one_more(column: GroupColumn, offsets: U64, floor: int) -> GroupColumn:
+    """Return a column of numbers, one higher at each of these offsets, all different."""
+    numbers = column.of(offsets)
+    numbers += numbers < _ENDED_MAX  # no overflow back to "first delivery"
+    return column.put(offsets, numbers, floor)
+
+
+def _times_sum(offsets: U64, times: I64) -> int:
+    """Return the sum of hashes of (offset, time) of the times that are not 0, modulo 2 ** 64."""
+    set_ = times != 0
+    return _sum(mix(mix(offsets[set_] ^ _LATER_SALT) ^ times[set_].astype(np.uint64)))
 
 
 def _sum(values: U64) -> int:
@@ -439,12 +395,14 @@ def moved_hashes(offsets: U64) -> int:
     return _sum(mix(offsets ^ _MOVED_SALT))
 
 
-def _first_only(mask: npt.NDArray[np.bool_], index: npt.NDArray[np.int64]) -> None:
-    """Clear `mask` where an earlier set element has the same index."""
-    chosen = np.flatnonzero(mask)
-    if len(chosen) < 2 or (np.diff(index[chosen]) > 0).all():
-        return
-    _, first = np.unique(index[chosen], return_index=True)
-    if len(first) < len(chosen):
-        mask[:] = False
-        mask[chosen[first]] = True
+def _first_only(mask: npt.NDArray[np.bool_], offsets: U64) -> U64:
+    """Clear `mask` where an earlier set element has the same offset; return the set offsets."""
+    chosen = offsets[mask]
+    if len(chosen) > 1 and not (chosen[1:] > chosen[:-1]).all():
+        _, first = np.unique(chosen, return_index=True)
+        if len(first) < len(chosen):
+            at = np.sort(np.flatnonzero(mask)[first])
+            mask[:] = False
+            mask[at] = True
+            return offsets[at]
+    return chosen

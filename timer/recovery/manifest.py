@@ -16,7 +16,6 @@ replaced atomically. Files that the newest one does not name are garbage.
 """
 
 import struct
-import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, astuple
@@ -27,7 +26,6 @@ from typing import Any, Final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 from isal import isal_zlib
 
 from timer.entries.payloads import GroupSettings
@@ -50,7 +48,8 @@ from timer.pending.memory.deleted_topics import DeletedTopics
 from timer.pending.memory.key_index import KeyHasher
 from timer.pending.runs.run import RunMeta
 from timer.pending.store import Store
-from timer.ready.group import Group, moved_hashes
+from timer.ready.group import FLAGS, NUMBERS, TIMES, Group, moved_hashes
+from timer.ready.group_column import FrozenColumn, GroupColumn
 from timer.ready.page_cache import Block, Pages, SpillRef
 from timer.ready.queue import Queue
 from timer.ready.spill import Spill, check_spill, read_page
@@ -563,17 +562,11 @@ def _restore_blocks(queue: Queue, packed: list[list[Any]]) -> None:
     assert queue.end == end, (queue.end, end)
 
 
-COLUMNS: Final = {
-    "acked": np.bool_,
-    "ended": np.uint16,
-    "later": np.int64,
-    "recalled": np.uint16,
-}
+COLUMNS: Final = {"acked": FLAGS, "ended": NUMBERS, "later": TIMES, "recalled": NUMBERS}
 """Columns of a group, by queue offset from its cursor on."""
 
 
 def _group_state(group: Group) -> State:
-    skip = group.cursor - group.base
     return {
         "id": group.group_id,
         "topic": group.topic,
@@ -586,24 +579,18 @@ def _group_state(group: Group) -> State:
         "marks": list(group.marks),
         "sums": [group.ack_sum, group.ended_sum, group.acked_count, group.recalled_sum],
         "expired": [group.expired, group.expired_to],
-        "acked": _column(group.acked, skip),
-        "ended": _column(group.ended, skip),
-        "later": _column(group.later, skip),
-        "recalled": _column(group.recalled, skip),
+        "acked": _column(group.acked, group.cursor),
+        "ended": _column(group.ended, group.cursor),
+        "later": _column(group.later, group.cursor),
+        "recalled": _column(group.recalled, group.cursor),
         "moved": group.moved if len(group.moved) else b"",
         **_creator_state(group),
     }
 
 
-def _column(column: npt.NDArray[Any], skip: int) -> npt.NDArray[Any] | bytes:
-    """Return a group's column, which `_pack` encodes; b"" if all its values are 0."""
-    return column[skip:].copy() if len(column) and column[skip:].any() else b""
-
-
-def _padded(data: bytes, dtype: type[np.generic], size: int) -> npt.NDArray[Any]:
-    """Return a group's column for at least `size` offsets."""
-    column = np.frombuffer(data, dtype)
-    return np.pad(column, (0, max(0, size - len(column))))
+def _column(column: GroupColumn, cursor: QueueOffset) -> FrozenColumn | bytes:
+    """Return the values from the group's cursor on, which `_pack` encodes; b"" if all are 0."""
+    return column.freeze(cursor) if column.count_from(cursor) else b""
 
 
 def _pack(value: object) -> object:
@@ -612,11 +599,11 @@ def _pack(value: object) -> object:
         return _settings_state(value)
     if isinstance(value, RequestAnswer):
         return value.pack()
+    if isinstance(value, FrozenColumn):
+        return value.pack()
     assert isinstance(value, np.ndarray), type(value)
-    if value.dtype == np.uint64:  # seqs and due times of timers, offsets that moved, series
-        return value.tobytes()
-    used = np.flatnonzero(value)
-    return zlib.compress(value[: int(used[-1]) + 1 if len(used) else 0].tobytes(), 1)
+    assert value.dtype == np.uint64, value.dtype
+    return value.tobytes()  # seqs and due times of timers, offsets that moved, series
 
 
 @lru_cache(1024)
@@ -649,21 +636,14 @@ def _group(fields: State) -> Group:
         expired=fields["expired"][0],
         expired_to=QueueOffset(fields["expired"][1]),
         recalled_sum=recalled_sum,
-        base=fields["cursor"],
         creator=fields.get("creator", ""),
     )
     if fields["moved"]:
         group.moved = np.frombuffer(fields["moved"], np.uint64)
         group.moved_sum = moved_hashes(group.moved)
-    packed = {name: fields[name] for name in COLUMNS if fields[name]}
-    if not packed:
-        return group
-    known = {name: zlib.decompress(data) for name, data in packed.items()}
-    size = max(len(data) // COLUMNS[name]().itemsize for name, data in known.items())
-    known = {"acked": b""} | known  # the others may be empty
-    for name, data in known.items():
-        setattr(group, name, _padded(data, COLUMNS[name], size))
-    group.later_sum = group.later_hashes(slice(None))
+    if any(fields[name] for name in COLUMNS):
+        unpack, base = GroupColumn.unpack, fields["cursor"]
+        group.restore(**{name: unpack(fields[name], of, base) for name, of in COLUMNS.items()})
     return group
 
 

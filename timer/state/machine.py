@@ -560,7 +560,6 @@ class Machine(State):
                 settings=create.settings,
                 cursor=cursor,
                 reserved=cursor,
-                base=cursor,
                 since=topic.deleted_in,
                 creator=create.creator,
             )

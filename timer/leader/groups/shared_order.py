@@ -151,7 +151,7 @@ class SharedOrder:
         free: U64 = offsets[~group.is_acked(offsets) & self._table.of(offsets).free]
         if group.settings.max_attempts:
             free = self._exits.bury(free)
-        if len(group.later):
+        if group.later.used:
             times = group.not_before(free)
             early = times > clock_ms
             self._put_off(free[early], times[early])

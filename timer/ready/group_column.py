@@ -1,0 +1,292 @@
+"""A column of a group: one value per queue offset, 0 where none is set.
+
+    base        65,536 offsets       the last chunk may be shorter
+      |   chunk 0   |   chunk 1   | ... |  chunk n  |
+
+A chunk without values and a chunk whose flags are all set are constant arrays that all columns
+share. So memory is needed only near offsets that differ from their neighbours, however many offsets
+the column has. A step copies or allocates only the chunks in which it sets values.
+
+A column of few offsets is one short array. It is moved to the group's cursor when it has to grow.
+
+`freeze` takes references of the arrays and makes them read-only. A change then copies its chunk.
+"""
+
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from timer.model.columns import I64, U64
+
+SIZE_MIN: Final = 32
+"""Least length of an array; very many groups have few messages."""
+
+Values = npt.NDArray[Any]
+DType = np.dtype[Any]
+
+
+class GroupColumn:
+    """See the module. An empty column never changes: `put` returns another one."""
+
+    __slots__ = ("_base", "_chunks", "_counts", "_dtype", "top", "used")
+
+    bits: ClassVar = 16
+    """A chunk has 2 ** bits offsets."""
+
+    def __init__(self, dtype: DType, base: int) -> None:
+        self._dtype, self._base = dtype, base
+        self._chunks: list[Values] = []
+        self._counts: list[int] = []
+        """Values other than 0 in each chunk."""
+        self.used = 0
+        """Values other than 0."""
+        self.top = base
+        """Offset behind the last one that was put; those below have storage."""
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the arrays that only this column has."""
+        shared = {id(_constant(self._dtype, value, 1 << self.bits)) for value in (0, 1)}
+        return sum(chunk.nbytes for chunk in self._chunks if id(chunk) not in shared)
+
+    # ---- values
+
+    def of(self, offsets: U64) -> Values:
+        """Return the values of offsets, (n, dtype)."""
+        index = np.subtract(offsets, self._base, dtype=np.uint64)  # huge below the base
+        if len(self._chunks) == 1:
+            return _look(self._chunks[0], index)
+        values, mask = np.zeros(len(index), self._dtype), np.uint64((1 << self.bits) - 1)
+        for number, where in self._pieces(index):
+            values[where] = _look(self._chunks[number], index[where] & mask)
+        return values
+
+    def put(self, offsets: U64, values: Values | int, floor: int) -> "GroupColumn":
+        """Set the values of offsets, all different; return the column that has them.
+
+        `values`: (n, dtype), or one for all. `floor`: the group's cursor; no offset lies below it,
+        and values below it may be forgotten.
+        """
+        column = self if self._chunks else GroupColumn(self._dtype, floor)
+        column._put(offsets, values, floor)  # noqa: SLF001
+        return column if column.used else empty(self._dtype)
+
+    def _put(self, offsets: U64, values: Values | int, floor: int) -> None:
+        if (top := int(offsets.max()) + 1) > self.top:
+            self._reach(top, floor)
+            self.top = top
+        index = np.subtract(offsets, self._base, dtype=np.uint64)
+        if len(self._chunks) == 1:
+            self._write(0, index, values)
+            return
+        mask = np.uint64((1 << self.bits) - 1)
+        for number, where in self._pieces(index):
+            some = values[where] if isinstance(values, np.ndarray) else values
+            self._write(number, index[where] & mask, some)
+
+    def _write(self, number: int, index: U64, values: Values | int) -> None:
+        index = index.view(np.int64)
+        chunk, count = self._chunks[number], self._counts[number]
+        if not chunk.flags.writeable:
+            chunk = chunk.copy() if count else np.zeros(len(chunk), self._dtype)
+        change = -int(np.count_nonzero(chunk[index]))
+        chunk[index] = values
+        if isinstance(values, np.ndarray):
+            change += int(np.count_nonzero(values))
+        elif values:
+            change += len(index)
+        self._counts[number] = count + change
+        self._chunks[number] = self._shared(chunk, count + change)
+        self.used += change
+
+    def _shared(self, chunk: Values, count: int) -> Values:
+        """Return the constant with the same values as a chunk if there is one, or the chunk."""
+        size = 1 << self.bits
+        if len(chunk) == size and (not count or (count == size and self._dtype == np.bool_)):
+            return _constant(self._dtype, int(count > 0), size)
+        return chunk
+
+    def _pieces(self, index: U64) -> Iterator[tuple[int, slice | I64]]:
+        """Yield (number of a chunk, the elements of `index` that lie in it)."""
+        if not len(index) or not self._chunks:
+            return
+        numbers, order = index >> self.bits, None
+        if (numbers[1:] < numbers[:-1]).any():
+            order = np.argsort(numbers, kind="stable")
+            numbers = numbers[order]
+        ends = [len(numbers)]
+        if numbers[0] != numbers[-1]:
+            ends[:0] = (np.flatnonzero(numbers[1:] != numbers[:-1]) + 1).tolist()
+        start = 0
+        for end in ends:
+            if 0 <= (number := int(numbers[start])) < len(self._chunks):
+                yield number, slice(start, end) if order is None else order[start:end]
+            start = end
+
+    # ---- storage
+
+    def _reach(self, end: int, floor: int) -> None:
+        """Have storage for offsets below `end`. Before more is made, forget what `floor` allows."""
+        size, last = 1 << self.bits, len(self._chunks) - 1
+        if last >= 0 and end <= self._base + (last << self.bits) + len(self._chunks[-1]):
+            return
+        self._forget_below(floor)
+        capacity = max(SIZE_MIN, 2 * (end - floor))
+        if len(self._chunks) <= 1 and capacity <= size:
+            chunk = np.zeros(capacity, self._dtype)
+            if self._chunks:
+                kept = self._chunks[0][floor - self._base :]
+                chunk[: len(kept)] = kept
+            self.used = int(np.count_nonzero(chunk))
+            self._base, self._chunks, self._counts = floor, [chunk], [self.used]
+            return
+        if self._chunks and len(self._chunks[-1]) < size:
+            chunk = np.zeros(size, self._dtype)
+            chunk[: len(self._chunks[-1])] = self._chunks[-1]
+            self._chunks[-1] = chunk
+        more = (end - self._base - 1 >> self.bits) + 1 - len(self._chunks)
+        self._chunks += [_constant(self._dtype, 0, size)] * more
+        self._counts += [0] * more
+
+    def _forget_below(self, floor: int) -> None:
+        """Drop the chunks that lie below `floor`."""
+        passed = min(floor - self._base >> self.bits, len(self._chunks))
+        self.used -= sum(self._counts[:passed])
+        del self._chunks[:passed], self._counts[:passed]
+        self._base = self._base + (passed << self.bits) if self._chunks else floor
+
+    # ---- searches
+
+    def _from(self, offset: int) -> Iterator[tuple[int, int, Values]]:
+        """Yield (number of a chunk, an offset, the chunk from there), from `offset` on."""
+        index = max(0, offset - self._base)
+        for number in range(index >> self.bits, len(self._chunks)):
+            at = number << self.bits
+            chunk = self._chunks[number]
+            if (skip := max(0, index - at)) < len(chunk):
+                yield number, self._base + at + skip, chunk[skip:]
+
+    def count_from(self, offset: int) -> int:
+        """Return the number of values, other than 0, at or after `offset`."""
+        whole, rest = divmod(max(0, offset - self._base), 1 << self.bits)
+        below = sum(self._counts[:whole])
+        if whole < len(self._chunks):
+            below += int(np.count_nonzero(self._chunks[whole][:rest]))
+        return self.used - below
+
+    def first_unset(self, offset: int) -> int:
+        """Return the first offset whose flag is not set, at or after `offset`."""
+        size = 1 << self.bits
+        for number, at, chunk in self._from(offset):
+            offset = at + len(chunk)
+            if self._counts[number] < size and not chunk[first := int(chunk.argmin())]:
+                return at + first
+        return offset
+
+    def unset(self, start: int, end: int, count: int) -> U64:
+        """Return the first `count` offsets in [start, end) whose flags are not set."""
+        found, size = list[I64](), 1 << self.bits
+        for number, at, chunk in self._from(start):
+            if not count or at >= end:
+                break
+            start = min(end, at + len(chunk))
+            if self._counts[number] < size:
+                found.append(np.flatnonzero(~chunk[: end - at])[:count] + at)
+                count -= len(found[-1])
+        found.append(np.arange(start, max(start, min(end, start + count))))
+        return np.concatenate(found).astype(np.uint64)
+
+    def span(self, start: int, end: int) -> Values:
+        """Return the values of all offsets in [start, end)."""
+        values = np.zeros(end - start, self._dtype)
+        for _, at, chunk in self._from(start):
+            if at >= end:
+                break
+            values[at - start : at - start + len(chunk)] = chunk[: end - at]
+        return values
+
+    def offsets(self, end: int | None = None) -> U64:
+        """Return the offsets below `end` that have a value other than 0, ascending."""
+        found = [np.zeros(0, np.int64)]
+        for number, at, chunk in self._from(self._base):
+            if end is not None and at >= end:
+                break
+            if self._counts[number]:
+                found.append(np.flatnonzero(chunk[: None if end is None else end - at]) + at)
+        return np.concatenate(found).astype(np.uint64)
+
+    # ---- manifests
+
+    def freeze(self, start: int) -> "FrozenColumn":
+        """Return the values from `start` on. They do not change when the column does."""
+        for chunk in self._chunks:
+            chunk.flags.writeable = False
+        return FrozenColumn([*self._chunks], start - self._base)
+
+    @classmethod
+    def unpack(cls, data: bytes, dtype: DType, base: int) -> "GroupColumn":
+        """Return the column that `FrozenColumn.pack` encoded. `base`: offset of its first value."""
+        if not data:
+            return empty(dtype)
+        column, unpacker = cls(dtype, base), zlib.decompressobj()
+        while values := unpacker.decompress(data, dtype.itemsize << cls.bits):
+            data = unpacker.unconsumed_tail
+            chunk = np.frombuffer(values, dtype)
+            count = int(np.count_nonzero(chunk))
+            column._chunks.append(column._shared(chunk, count))
+            column._counts.append(count)
+            column.used += count
+            column.top += len(chunk)
+        return column
+
+
+class FrozenColumn:
+    """The values of a column at some moment; see `GroupColumn.freeze`."""
+
+    __slots__ = ("_chunks", "_skip")
+
+    def __init__(self, chunks: list[Values], skip: int) -> None:
+        self._chunks, self._skip = chunks, skip
+
+    def pack(self) -> bytes:
+        """Return the values, without the zeros at the end, compressed; b"" if all are 0. Slow."""
+        chunks, skip = list[Values](), self._skip
+        for chunk in self._chunks:
+            chunks.append(chunk[skip:])
+            skip = max(0, skip - len(chunk))
+        while chunks and not chunks[-1].any():
+            chunks.pop()
+        if not chunks:
+            return b""
+        chunks[-1] = chunks[-1][: int(np.flatnonzero(chunks[-1])[-1]) + 1]
+        packer = zlib.compressobj(1)
+        return b"".join([*(packer.compress(chunk.data) for chunk in chunks), packer.flush()])
+
+
+@cache
+def empty(dtype: DType) -> GroupColumn:
+    """Return a column without values. All groups share it: each object costs a hundred bytes."""
+    return GroupColumn(dtype, 0)
+
+
+@cache
+def _constant(dtype: DType, value: int, size: int) -> Values:
+    """Return a chunk whose values are all the same."""
+    chunk = np.full(size, value, dtype) if value else np.zeros(size, dtype)
+    chunk.flags.writeable = False
+    return chunk
+
+
+def _look(chunk: Values, index: U64) -> Values:
+    """Return a chunk's values at these indexes, 0 behind its end."""
+    inside = index < len(chunk)
+    at = index.view(np.int64)
+    if inside.all():
+        return chunk[at]
+    values = np.zeros(len(index), chunk.dtype)
+    values[inside] = chunk[at[inside]]
+    return values
