@@ -6,6 +6,7 @@ applies.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ from timer.leader.groups.shared_order import SCAN_MAX, WAITING_MIN, SharedOrder
 from timer.model.columns import ROW, U64
 from timer.model.units import Epoch, GroupId, LeaseId, MonoMs, QueueOffset, TopicId, UnixMs
 from timer.ready.group import Group
+from timer.ready.group_column import GroupColumn
 from timer.ready.queue import Queue
 
 LEASE_MS = 100
@@ -231,10 +233,15 @@ steps_of = st.lists(
 
 
 @settings(derandomize=True, deadline=None, max_examples=400)
-@given(steps_of)
+@given(steps_of, st.sampled_from([16, 2]))
 def test_whatever_happens_every_message_is_acked_and_none_is_delivered_after_it(
-    steps: list[tuple[str, int]],
+    steps: list[tuple[str, int]], bits: int
 ) -> None:
+    with mock.patch.object(GroupColumn, "bits", bits):
+        whatever_happens(steps)
+
+
+def whatever_happens(steps: list[tuple[str, int]]) -> None:
     play = Play()
     for what, value in steps:
         take_step(play, what, value)
@@ -657,6 +664,27 @@ def test_messages_that_an_entry_finishes_in_two_moves_are_released_in_both() -> 
     assert not play.consumers[0].leases
 
 
+@pytest.mark.parametrize("settle", ["ack", "nack"])
+def test_marks_of_acked_messages_behind_a_stuck_one_take_no_memory(settle: str) -> None:
+    with mock.patch.object(GroupColumn, "bits", 8):
+        play = ready(1, credit=1_000_000)
+        assert play.hand_out(1) == [0]
+        if settle == "nack":
+            play.nack(1, 1, delay_ms=10**9)
+        for _ in range(50):
+            play.fire(1000)
+            while play.hand_out():
+                play.ack_lease()
+            play.apply()
+            assert play.leases._table._states.nbytes <= 8 * 5000
+        assert (play.group.cursor, play.leases.in_flight) == (0, settle == "ack")
+        epoch, lease = play.held[0]
+        play.ack(epoch, lease.lease_id, [0])
+        play.apply()
+        assert (play.group.cursor, play.leases.in_flight) == (50_001, 0)
+        assert not play.leases._table._states.nbytes
+
+
 def test_marks_follow_the_cursor() -> None:
     play = ready(1, credit=1_000_000)
     for _ in range(200):
@@ -665,4 +693,4 @@ def test_marks_follow_the_cursor() -> None:
             play.ack_lease()
         play.apply()
     assert play.group.cursor == 200_001
-    assert len(play.leases._table._states) <= 16_384
+    assert play.leases._table._states.nbytes <= 131_072

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.timer.test_leases import (
     take_step,
 )
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, KEY_SHARED, GroupOp, GroupSettings, Nack, Op
+from timer.leader.groups import key_order
 from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
@@ -307,6 +309,23 @@ def test_what_is_recalled_again_and_again_has_not_failed() -> None:
         play.apply()
         play.fire(fired)
     assert not play.group.recalled.nbytes, "it takes no memory any more"
+
+
+def test_keys_of_acked_messages_behind_a_stuck_one_are_forgotten() -> None:
+    play = ordered(1, KEY_SHARED)
+    for consumer in play.consumers:
+        consumer.credit = 10**6
+    assert play.hand_out() == [0]
+    with mock.patch.object(key_order, "ORDER_WINDOW", 50):
+        for _ in range(50):
+            play.fire(60, keys=b"-" * 60)
+            while play.hand_out():
+                play.ack_lease()
+                play.apply()
+            order = play.leases._order
+            assert isinstance(order, KeyOrder)
+            assert order._keys.used <= 160
+    assert (play.group.cursor, play.group.unacked(play.queue.end)) == (0, 1)
 
 
 def up_to(play: OrderedPlay, offset: int, back: int = 1) -> tuple[int, list[int]]:

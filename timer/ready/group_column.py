@@ -8,6 +8,7 @@ share. So memory is needed only near offsets that differ from their neighbours, 
 the column has. A step copies or allocates only the chunks in which it sets values.
 
 A column of few offsets is one short array. It is moved to the group's cursor when it has to grow.
+The leader keeps states and keys of messages in such columns, too.
 
 `freeze` takes references of the arrays and makes them read-only. A change then copies its chunk.
 """
@@ -32,13 +33,15 @@ DType = np.dtype[Any]
 class GroupColumn:
     """See the module. An empty column never changes: `put` returns another one."""
 
-    __slots__ = ("_base", "_chunks", "_counts", "_dtype", "top", "used")
+    __slots__ = ("_chunks", "_counts", "_dtype", "base", "top", "used")
 
     bits: ClassVar = 16
     """A chunk has 2 ** bits offsets."""
 
     def __init__(self, dtype: DType, base: int) -> None:
-        self._dtype, self._base = dtype, base
+        self._dtype = dtype
+        self.base = base
+        """First offset that may have a value."""
         self._chunks: list[Values] = []
         self._counts: list[int] = []
         """Values other than 0 in each chunk."""
@@ -53,11 +56,16 @@ class GroupColumn:
         shared = {id(_constant(self._dtype, value, 1 << self.bits)) for value in (0, 1)}
         return sum(chunk.nbytes for chunk in self._chunks if id(chunk) not in shared)
 
+    @property
+    def wide(self) -> bool:
+        """Whether the column has more than one chunk."""
+        return len(self._chunks) > 1
+
     # ---- values
 
     def of(self, offsets: U64) -> Values:
         """Return the values of offsets, (n, dtype)."""
-        index = np.subtract(offsets, self._base, dtype=np.uint64)  # huge below the base
+        index = np.subtract(offsets, self.base, dtype=np.uint64)  # huge below the base
         if len(self._chunks) == 1:
             return _look(self._chunks[0], index)
         values, mask = np.zeros(len(index), self._dtype), np.uint64((1 << self.bits) - 1)
@@ -65,7 +73,7 @@ class GroupColumn:
             values[where] = _look(self._chunks[number], index[where] & mask)
         return values
 
-    def put(self, offsets: U64, values: Values | int, floor: int) -> "GroupColumn":
+    def put(self, offsets: U64, values: Values | np.uint64 | int, floor: int) -> "GroupColumn":
         """Set the values of offsets, all different; return the column that has them.
 
         `values`: (n, dtype), or one for all. `floor`: the group's cursor; no offset lies below it,
@@ -75,11 +83,11 @@ class GroupColumn:
         column._put(offsets, values, floor)  # noqa: SLF001
         return column if column.used else empty(self._dtype)
 
-    def _put(self, offsets: U64, values: Values | int, floor: int) -> None:
+    def _put(self, offsets: U64, values: Values | np.uint64 | int, floor: int) -> None:
         if (top := int(offsets.max()) + 1) > self.top:
             self._reach(top, floor)
             self.top = top
-        index = np.subtract(offsets, self._base, dtype=np.uint64)
+        index = np.subtract(offsets, self.base, dtype=np.uint64)
         if len(self._chunks) == 1:
             self._write(0, index, values)
             return
@@ -88,7 +96,7 @@ class GroupColumn:
             some = values[where] if isinstance(values, np.ndarray) else values
             self._write(number, index[where] & mask, some)
 
-    def _write(self, number: int, index: U64, values: Values | int) -> None:
+    def _write(self, number: int, index: U64, values: Values | np.uint64 | int) -> None:
         index = index.view(np.int64)
         chunk, count = self._chunks[number], self._counts[number]
         if not chunk.flags.writeable:
@@ -99,9 +107,11 @@ class GroupColumn:
             change += int(np.count_nonzero(values))
         elif values:
             change += len(index)
-        self._counts[number] = count + change
-        self._chunks[number] = self._shared(chunk, count + change)
-        self.used += change
+        now = count + change
+        if now <= 0 or (now >= len(chunk) and self._dtype == np.bool_):
+            now = int(np.count_nonzero(chunk))  # right even if an offset was repeated
+        self._chunks[number], self._counts[number] = self._shared(chunk, now), now
+        self.used += now - count
 
     def _shared(self, chunk: Values, count: int) -> Values:
         """Return the constant with the same values as a chunk if there is one, or the chunk."""
@@ -132,47 +142,67 @@ class GroupColumn:
     def _reach(self, end: int, floor: int) -> None:
         """Have storage for offsets below `end`. Before more is made, forget what `floor` allows."""
         size, last = 1 << self.bits, len(self._chunks) - 1
-        if last >= 0 and end <= self._base + (last << self.bits) + len(self._chunks[-1]):
+        if last >= 0 and end <= self.base + (last << self.bits) + len(self._chunks[-1]):
             return
         self._forget_below(floor)
         capacity = max(SIZE_MIN, 2 * (end - floor))
         if len(self._chunks) <= 1 and capacity <= size:
-            chunk = np.zeros(capacity, self._dtype)
-            if self._chunks:
-                kept = self._chunks[0][floor - self._base :]
-                chunk[: len(kept)] = kept
-            self.used = int(np.count_nonzero(chunk))
-            self._base, self._chunks, self._counts = floor, [chunk], [self.used]
+            self._move_to(floor, capacity)
             return
         if self._chunks and len(self._chunks[-1]) < size:
             chunk = np.zeros(size, self._dtype)
             chunk[: len(self._chunks[-1])] = self._chunks[-1]
             self._chunks[-1] = chunk
-        more = (end - self._base - 1 >> self.bits) + 1 - len(self._chunks)
+        more = (end - self.base - 1 >> self.bits) + 1 - len(self._chunks)
         self._chunks += [_constant(self._dtype, 0, size)] * more
         self._counts += [0] * more
 
     def _forget_below(self, floor: int) -> None:
         """Drop the chunks that lie below `floor`."""
-        passed = min(floor - self._base >> self.bits, len(self._chunks))
+        passed = min(floor - self.base >> self.bits, len(self._chunks))
         self.used -= sum(self._counts[:passed])
         del self._chunks[:passed], self._counts[:passed]
-        self._base = self._base + (passed << self.bits) if self._chunks else floor
+        self.base = self.base + (passed << self.bits) if self._chunks else floor
+
+    def _move_to(self, floor: int, size: int) -> None:
+        """Make the column, of one chunk at most, an array of `size` offsets from `floor` on."""
+        chunk = np.zeros(size, self._dtype)
+        if self._chunks:
+            kept = self._chunks[0][floor - self.base :]
+            chunk[: len(kept)] = kept
+        self.used = int(np.count_nonzero(chunk))
+        self.base, self._chunks, self._counts = floor, [chunk], [self.used]
+
+    def drop_below(self, floor: int) -> Values:
+        """Forget values below `floor` if they have half of an array or a chunk; return them."""
+        skip = max(0, floor - self.base)
+        if len(self._chunks) == 1:
+            size = len(self._chunks[0])
+            if 2 * skip <= size:
+                return np.zeros(0, self._dtype)
+            gone = [self._chunks[0][:skip]]
+            self._move_to(floor, size)
+        else:
+            below = slice(skip >> self.bits)
+            chunks = zip(self._chunks[below], self._counts[below], strict=True)
+            gone = [chunk for chunk, count in chunks if count]
+            self._forget_below(floor)
+        return np.concatenate([np.zeros(0, self._dtype), *gone])
 
     # ---- searches
 
     def _from(self, offset: int) -> Iterator[tuple[int, int, Values]]:
         """Yield (number of a chunk, an offset, the chunk from there), from `offset` on."""
-        index = max(0, offset - self._base)
+        index = max(0, offset - self.base)
         for number in range(index >> self.bits, len(self._chunks)):
             at = number << self.bits
             chunk = self._chunks[number]
             if (skip := max(0, index - at)) < len(chunk):
-                yield number, self._base + at + skip, chunk[skip:]
+                yield number, self.base + at + skip, chunk[skip:]
 
     def count_from(self, offset: int) -> int:
         """Return the number of values, other than 0, at or after `offset`."""
-        whole, rest = divmod(max(0, offset - self._base), 1 << self.bits)
+        whole, rest = divmod(max(0, offset - self.base), 1 << self.bits)
         below = sum(self._counts[:whole])
         if whole < len(self._chunks):
             below += int(np.count_nonzero(self._chunks[whole][:rest]))
@@ -212,7 +242,7 @@ class GroupColumn:
     def offsets(self, end: int | None = None) -> U64:
         """Return the offsets below `end` that have a value other than 0, ascending."""
         found = [np.zeros(0, np.int64)]
-        for number, at, chunk in self._from(self._base):
+        for number, at, chunk in self._from(self.base):
             if end is not None and at >= end:
                 break
             if self._counts[number]:
@@ -225,7 +255,7 @@ class GroupColumn:
         """Return the values from `start` on. They do not change when the column does."""
         for chunk in self._chunks:
             chunk.flags.writeable = False
-        return FrozenColumn([*self._chunks], start - self._base)
+        return FrozenColumn([*self._chunks], start - self.base)
 
     @classmethod
     def unpack(cls, data: bytes, dtype: DType, base: int) -> "GroupColumn":

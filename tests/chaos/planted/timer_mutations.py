@@ -202,7 +202,7 @@ _group_state = manifest._group_state
 
 
 def _group_without_acks(group: Group) -> Any:
-    return {**_group_state(group), "acked": np.zeros(0, np.bool_)}
+    return {**_group_state(group), "acked": b""}
 
 
 def _group_without_attempts(group: Group) -> Any:

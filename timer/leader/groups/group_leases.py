@@ -516,9 +516,11 @@ class Leases:
                 leased = op.offsets[self._table.of(op.offsets).leased]
                 self._table.take(leased, ACKING)  # a redrive moves leased ones
                 self._order.moved(next(self._lease_ids), int(op.offsets.min()))
+                self._table.forget(op.offsets)
                 self._forget_done()
             case _:  # ACK, EXPIRE
                 self._exits.expiring -= op.op is Op.EXPIRE
+                self._table.forget(op.offsets)
                 self._forget_done()
 
     def _forget_done(self) -> None:

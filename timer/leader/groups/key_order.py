@@ -151,6 +151,8 @@ class KeyOrder:
             return keys
         there = queue.at_hand(unknown)
         if there:
+            if self._keys.used > 2 * ORDER_WINDOW:  # acked ones may lie anywhere
+                self._keys.drop(self._group.is_acked)
             self._keys.set(unknown[:there], queue.key_hashes(unknown[:there]))
             keys = self._keys.of(offsets)
         if there < len(unknown):

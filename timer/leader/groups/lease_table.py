@@ -1,6 +1,6 @@
 """The lease table of one group: the state of each message, and the leases in force.
 
-    FREE --lease--> leased --ack--> ACKING --applied--> forgotten, below the cursor
+    FREE --lease--> leased --ack--> ACKING --applied--> forgotten
       ^               |                ^
       |               +-- nack, end -> ENDING --ENDED, NACK or RECALL applied--> FREE
       |               +-- ended before it was sent -----------------------------> FREE
@@ -9,7 +9,8 @@
 
 A state is one uint64 per queue offset. A lease id stands for "leased". Offsets outside the column
 are FREE. A message's entry in the log decides what becomes of it: until then it is ACKING or
-ENDING, and belongs to no consumer.
+ENDING, and belongs to no consumer. The states of acked messages are forgotten below the cursor, and
+above it in a large table: look at `Group.is_acked` first.
 """
 
 import heapq
@@ -173,13 +174,18 @@ class LeaseTable:
         self._settle_all(states.values[states.leased])
         self._states.set(offsets, state)
 
+    def forget(self, offsets: U64) -> None:
+        """Drop the states of done messages, if the table is large: they may be millions."""
+        if self._states.wide:
+            self.take(offsets, FREE)
+
     def forget_below(self, cursor: int) -> None:
         """Drop the states below the cursor, and take these messages from their leases."""
         forgotten = OffsetStates(self._states.forget_below(cursor))
         self._settle_all(forgotten.values[forgotten.leased])
 
     def finish_below(self, cursor: int) -> None:
-        """Mark the messages below the cursor as ACKING, and take them from their leases."""
+        """Take the messages below the cursor from their leases; those not FREE are ACKING then."""
         before = OffsetStates(self._states.take_below(cursor, ACKING))
         self._settle_all(before.values[before.leased])
 
