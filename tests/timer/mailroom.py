@@ -32,6 +32,8 @@ def make_tight(monkeypatch: pytest.MonkeyPatch) -> None:
         (spill_module, "BLOCK_ROWS_MAX", 3),
         (spill_module, "BLOCK_SIZE_MAX", 40),
         (spill_module, "WRITE_SIZE", 100),
+        (spill_module, "SMALL_BLOCK", 3 * spill_module.ROW_WEIGHT),
+        (spill_module, "JOINED_MIN", 2),
     ):
         assert hasattr(module, name)
         monkeypatch.setattr(module, name, value)

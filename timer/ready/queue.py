@@ -13,6 +13,7 @@ Blocks below `begin` are dropped: every group has acked them.
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -131,16 +132,23 @@ class Queue:
         return self.blocks[start:]
 
     def spilled(self, old: Sequence[Block], new: Sequence[Block]) -> None:
-        """Replace blocks by their spilled copies, except those dropped meanwhile."""
+        """Replace blocks by their written copies, except those dropped meanwhile.
+
+        If a page of them is requested, the pages of the new ones are.
+        """
         assert old[0].first == new[0].first, (old[0].first, new[0].first)
         assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)
         start, stop = (bisect_right(self._firsts, old[place].first) for place in (0, -1))
         left = [block for block in new if block.end > self.begin]
-        self._weigh(left, self.blocks[max(start - 1, 0) : stop])
-        for block in self.blocks[max(start - 1, 0) : stop]:
+        replaced = self.blocks[max(start - 1, 0) : stop]
+        wanted = any(self.pages.wants(block) for block in replaced)
+        self._weigh(left, replaced)
+        for block in replaced:
             self.pages.remove(block)
         for block in left:
             self.pages.add(block)
+            if wanted:
+                self.pages.want(block)
         self.blocks[max(start - 1, 0) : stop] = left
         self._firsts[max(start - 1, 0) : stop] = [block.first for block in left]
 
@@ -195,12 +203,13 @@ class Queue:
     def fired_at_ms(self, offset: int) -> int:
         """Return when a message in the queue fired, Unix milliseconds.
 
-        If its page is only in a file, returns when its block's first message fired: up to 4,096
-        messages earlier.
+        If its page is only in a file, returns the start of its time interval, or when its block's
+        first message fired, whichever is later.
         """
         block = self.blocks[self._number_of(offset)]
         if block.page is None:
-            return block.fired_at_ms
+            mark = bisect_right(self.marks, offset, key=itemgetter(1)) - 1
+            return max(block.fired_at_ms, self.marks[mark][0] - self.mark_ms)
         return int(block.page.fired_at_ms[offset - block.first])
 
     def at_hand(self, offsets: U64) -> int:

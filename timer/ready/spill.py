@@ -1,7 +1,11 @@
 """Spill files: fired rows that some group has not acked, written with a manifest. Format 2.
 
-The files are immutable. A manifest writes at most one: it holds the blocks that are in no file yet,
-and blocks copied from files of which little is still needed. Little-endian:
+    messages that fired since the last flush --> blocks ---+
+    small blocks side by side in a queue --> joined -------+--> the flush's file
+    blocks of files of which little is needed --> copied --+
+
+The files are immutable. A manifest writes at most one. It holds the blocks that are in no file yet,
+joined blocks, and blocks copied from files of which little is still needed. Little-endian:
 
     header      8s magic b"TIMERSPL", u32 version, u32 reserved
     per block   u32 crc32 of the rest of the block, u32 length of the body,
@@ -11,10 +15,13 @@ and blocks copied from files of which little is still needed. Little-endian:
 A block has at most 4,096 rows and at most a megabyte, except that one larger row is a block of its
 own. A read fetches one block. The manifest holds the places of the blocks. A block is verified when
 it is read; the files' names and sizes are verified at start.
+
+A topic that fires seldom gets a small block with each flush. A later flush joins them. So the
+number of a queue's blocks follows the size of its messages, not the number of flushes.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +29,7 @@ from typing import Final
 import numpy as np
 from isal import isal_zlib
 
-from timer.files.disk import Disk
+from timer.files.disk import AppendFile, Disk
 from timer.model.columns import Part, decode_schedule, encode_schedule, gather, row_bytes
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import ProducerId, QueueOffset, TopicId
@@ -42,6 +49,14 @@ SMALL_FILES_MAX: Final = 8
 """Above this number of files below SMALL_SIZE, the small files are merged into one."""
 MOVED_SIZE_MAX: Final = 256 << 20
 """Approximate bytes copied with one manifest: above it no further file is added."""
+ROW_WEIGHT: Final = BLOCK_SIZE_MAX // BLOCK_ROWS_MAX
+"""Least bytes that a row counts: a block of BLOCK_ROWS_MAX short rows is full, too."""
+SMALL_BLOCK: Final = BLOCK_SIZE_MAX // 2
+"""Blocks of so many bytes are never joined again."""
+JOINED_MIN: Final = 8
+"""Least number of small neighbouring blocks that are joined."""
+JOINED_MAX: Final = 4_096
+"""Blocks joined by one flush, besides two for each block that it writes for the first time."""
 
 _HEADER: Final = struct.Struct("<8sII")
 _CRC: Final = struct.Struct("<I")
@@ -50,17 +65,98 @@ _BLOCK: Final = struct.Struct("<IIIQ")
 
 @dataclass(slots=True)
 class Spill:
-    """The blocks of one queue that are in no file yet, and the written blocks that replace them."""
+    """Neighbouring blocks of one queue, and the written blocks that replace them."""
 
     topic: TopicId
     queue: Queue
     old: list[Block]
+    """Blocks that are all in no file yet, or all in files and small: those are joined."""
     new: list[Block]
     """The written blocks: as few and as large as possible."""
+
+    @property
+    def joins(self) -> bool:
+        """Whether the blocks are in files already."""
+        return self.old[0].spill is not None
+
+    @property
+    def places(self) -> list[SpillRef]:
+        """The places of the old blocks in files."""
+        return [block.spill for block in self.old if block.spill is not None]
 
     def install(self) -> None:
         """Replace the old blocks by the new ones."""
         self.queue.spilled(self.old, self.new)
+
+
+def spills_of(topic: TopicId, queue: Queue) -> list[Spill]:
+    """Return the blocks of a queue that are in no file, and those to join, if any."""
+    fresh = queue.unspilled()
+    found = (_joinable(queue.blocks, len(queue.blocks) - len(fresh)), fresh)
+    return [Spill(topic, queue, blocks, []) for blocks in found if blocks]
+
+
+def _joinable(blocks: Sequence[Block], stop: int) -> list[Block]:
+    """Return the last of `blocks[:stop]`, all in files, if they are many small ones.
+
+    A block is included if it is at most twice as large as all later ones together. The sizes thus
+    grow by a factor: few blocks remain, and a message is written again a few times.
+    """
+    start, later = stop, SMALL_BLOCK
+    while start:
+        block = blocks[start - 1]
+        assert block.spill is not None
+        weight = max(block.spill.size, (block.end - block.first) * ROW_WEIGHT)
+        if weight >= SMALL_BLOCK or weight > 2 * later:
+            break
+        later = weight if start == stop else later + weight
+        start -= 1
+    return [*blocks[start:stop]] if stop - start >= JOINED_MIN else []
+
+
+def affordable(spills: Sequence[Spill], size_max: int) -> list[Spill]:
+    """Return the spills, without the joins that are too many or too large for one flush.
+
+    The longest go first. Two joined blocks for each new one keep the number of blocks bounded.
+    """
+    fresh = [spill for spill in spills if not spill.joins]
+    joins = [spill for spill in spills if spill.joins]
+    joins.sort(key=lambda spill: len(spill.old), reverse=True)
+    chosen, left, size = [], JOINED_MAX + 2 * len(fresh), min(size_max, MOVED_SIZE_MAX)
+    for spill in joins:
+        if left < JOINED_MIN:
+            break
+        part = Spill(spill.topic, spill.queue, spill.old[:left], [])
+        needed = sum(ref.size for ref in part.places)
+        if needed <= size:
+            chosen.append(part)
+            left -= len(part.old)
+            size -= needed
+    return fresh + chosen
+
+
+class _Writer:
+    """Appends blocks to a new spill file, and syncs it after each WRITE_SIZE bytes."""
+
+    def __init__(self, file: AppendFile, name: str) -> None:
+        self._file, self._name = file, name
+        self._pieces, self._waiting = [_HEADER.pack(MAGIC, VERSION, 0)], _HEADER.size
+
+    def add(self, data: bytes, pace: Pace = unpaced) -> SpillRef:
+        """Append a block and return its place. `pace` is called with the bytes of each sync."""
+        ref = SpillRef(self._name, self._file.size + self._waiting, len(data))
+        self._pieces.append(data)
+        self._waiting += len(data)
+        if self._waiting >= WRITE_SIZE:
+            pace(self.sync())
+        return ref
+
+    def sync(self) -> int:
+        """Write and sync the waiting blocks. Return their bytes."""
+        self._file.write(self._pieces)
+        self._file.sync()
+        size, self._pieces, self._waiting = self._waiting, [], 0
+        return size
 
 
 def write_spill(
@@ -73,43 +169,45 @@ def write_spill(
     """Write the blocks to a new file, durably, and fill in `Spill.new`. For a thread.
 
     Also copies the blocks at `moved` from other files, and returns their new places. `pace` is
-    called with the bytes of each copy.
+    called with the bytes of copied and joined blocks, about.
 
     Raises:
-        CorruptFileError: a block at `moved` is damaged.
+        CorruptFileError: a block to copy or to join is damaged.
     """
     file = disk.open_append(path)
     places: dict[SpillRef, SpillRef] = {}
     try:
-        pieces, waiting = [_HEADER.pack(MAGIC, VERSION, 0)], _HEADER.size
+        writer = _Writer(file, path.name)
         for spill in spills:
-            first = spill.old[0].first
-            for pages in _cut([block.page for block in spill.old if block.page is not None]):
-                data = _encode(spill.topic, first, pages)
-                ref = SpillRef(path.name, file.size + waiting, len(data))
-                page = _decode(memoryview(data), path, ref)
-                spill.new.append(Block.of(first, page, ref))
-                first = spill.new[-1].end
-                pieces.append(data)
-                waiting += len(data)
-                if waiting >= WRITE_SIZE:
-                    file.write(pieces)
-                    file.sync()
-                    pieces, waiting = [], 0
-            assert first == spill.old[-1].end, (first, spill.old[-1].end)
-        file.write(pieces)
+            _write_blocks(disk, path, spill, writer, pace if spill.joins else unpaced)
         for ref in moved:
             data = disk.read(path.parent / ref.file, ref.position, ref.size)
             _decode(memoryview(data), path.parent / ref.file, ref)
-            places[ref] = SpillRef(path.name, file.size, ref.size)
-            file.write([data])
-            file.sync()
-            pace(ref.size)
-        file.sync()
+            places[ref] = writer.add(data, pace)
+        writer.sync()
     finally:
         file.close()
     disk.sync_dir(path.parent)
     return places
+
+
+def _write_blocks(disk: Disk, path: Path, spill: Spill, writer: _Writer, pace: Pace) -> None:
+    """Write the blocks of one queue. Joined ones stay in memory if all of them were there."""
+    pages = [block.page for block in spill.old]  # the loop may evict them meanwhile
+    stays, first = None not in pages, spill.old[0].first
+    there = (
+        read_page(disk, path.parent, block.spill) if page is None and block.spill else page
+        for block, page in zip(spill.old, pages, strict=True)
+    )
+    for group in _cut(page for page in there if page is not None):
+        data = _encode(spill.topic, first, group)
+        ref = writer.add(data, pace)
+        page = _decode(memoryview(data), path, ref)
+        spill.new.append(Block.of(first, page, ref))
+        first = spill.new[-1].end
+        if not stays:
+            spill.new[-1].page = None
+    assert first == spill.old[-1].end, (first, spill.old[-1].end)
 
 
 def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int) -> list[SpillRef]:
@@ -135,7 +233,7 @@ def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int)
     return [ref for ref in refs if ref.file in chosen]
 
 
-def _cut(pages: Sequence[BlockRows]) -> Iterator[list[BlockRows]]:
+def _cut(pages: Iterable[BlockRows]) -> Iterator[list[BlockRows]]:
     """Yield the rows of all pages, in order, in groups of a bounded size."""
     group: list[BlockRows] = []
     rows_left, size_left = BLOCK_ROWS_MAX, BLOCK_SIZE_MAX
@@ -150,7 +248,11 @@ def _cut(pages: Sequence[BlockRows]) -> Iterator[list[BlockRows]]:
                 group, rows_left, size_left = [], BLOCK_ROWS_MAX, BLOCK_SIZE_MAX
                 continue
             stop = max(stop, start + 1)
-            group.append(BlockRows(page.rows[start:stop], page.bufs, page.fired_at_ms[start:stop]))
+            part = page.rows[start:stop]
+            whole = len(part) == len(page)
+            group.append(
+                page if whole else BlockRows(part, page.bufs, page.fired_at_ms[start:stop])
+            )
             rows_left -= stop - start
             size_left -= int(ends[stop - 1]) - before
             start, before = stop, int(ends[stop - 1])

@@ -31,7 +31,7 @@ from timer.pending.runs.run import RunMeta
 from timer.pending.runs.run_writer import Pace, unpaced
 from timer.pending.store import Store
 from timer.ready.page_cache import SpillRef
-from timer.ready.spill import PageFetch, Spill, sparse, write_spill
+from timer.ready.spill import PageFetch, Spill, affordable, sparse, write_spill
 from timer.recovery import manifest
 from timer.recovery.manifest import State
 from timer.state.apply_results import (
@@ -93,7 +93,7 @@ class Flush:
     retired: list[RunMeta]
     """Runs that this manifest does not name any more."""
     moved_size_max: int
-    """Bytes of blocks in older spill files that may be copied to the new one."""
+    """Bytes of blocks in older spill files that may be joined or copied to the new one."""
     windows: list[ReadWindow] = field(default_factory=list)
     """Read windows of the new runs."""
     manifest_size: int = 0
@@ -113,8 +113,11 @@ class Flush:
         """
         self.windows = self.store.write_run(self.frozen, pace)
         spills = self.directory / manifest.SPILL_DIRECTORY
-        refs = manifest.spill_refs(self.state)
-        thin = sparse(self.disk, spills, refs, self.moved_size_max)
+        self.fresh = affordable(self.fresh, self.moved_size_max)
+        joined = {ref for spill in self.fresh for ref in spill.places}
+        refs = [ref for ref in manifest.spill_refs(self.state) if ref not in joined]
+        size_left = self.moved_size_max - sum(ref.size for ref in joined)
+        thin = sparse(self.disk, spills, refs, size_left)
         if self.fresh or thin:
             path = spills / f"{self.index:016x}.spill"
             self.moved = write_spill(self.disk, path, self.fresh, thin, pace)
@@ -123,8 +126,8 @@ class Flush:
         self.state["runs"] += [window.run.meta.pack() for window in self.windows]
         self.manifest_size = manifest.write(self.disk, self.directory, self.state)
         self.store.remove(self.retired)
-        # Old places of moved blocks may be read until `end_flush`.
-        still = {ref.file for ref in self.moved}
+        # Old places of moved and joined blocks may be read until `end_flush`.
+        still = {ref.file for ref in (*self.moved, *joined)}
         drop_spills(self.disk, self.directory, manifest.spill_files(self.state) | still)
         topics = self.state["topics"]
         while topics:  # one by one: freeing all at once would block all threads

@@ -16,6 +16,7 @@ replaced atomically. Files that the newest one does not name are garbage.
 """
 
 import struct
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, astuple
@@ -52,7 +53,7 @@ from timer.ready.group import FLAGS, NUMBERS, TIMES, Group, moved_hashes
 from timer.ready.group_column import FrozenColumn, GroupColumn
 from timer.ready.page_cache import Block, Pages, SpillRef
 from timer.ready.queue import Queue
-from timer.ready.spill import Spill, check_spill, read_page
+from timer.ready.spill import Spill, check_spill, read_page, spills_of
 from timer.ready.topic import Counts, Topic, TopicRelease
 from timer.state.apply_results import Checkpoint
 from timer.state.machine import Machine
@@ -86,8 +87,8 @@ class TopicsAhead:
         """`changed`: the topics that changed since the last capture."""
         self._changed = changed
         self._taken: dict[TopicId, State] = {}
-        self._spills: dict[TopicId, Spill | None] = {}
-        """Blocks without a spill file, by topic. The other blocks are in the states."""
+        self._spills: dict[TopicId, list[Spill]] = {}
+        """Blocks without a spill file and blocks to join, by topic."""
         self._left: list[TopicId] | None = None
         """Topics still to capture, the last one first. None: `take` was not called yet."""
 
@@ -106,13 +107,13 @@ class TopicsAhead:
         return not self._left
 
     def finish(self, machine: Machine) -> tuple[list[State], list[Spill]]:
-        """Return the states at `applied_index`, by id, and the blocks that need a spill file."""
+        """Return the states at `applied_index`, by id, and the blocks to write or to join."""
         if not self.take(machine, 0):
             self._changed.update(self._left or ())
         for topic_id in sorted(self._changed):  # present ones keep their place, new ones come last
             self._take(machine, topic_id)
         states = [*self._taken.values()]
-        spills = [spill for spill in self._spills.values() if spill is not None]
+        spills = [spill for found in self._spills.values() for spill in found]
         self.forget()
         return states, spills
 
@@ -123,10 +124,9 @@ class TopicsAhead:
             self._spills.pop(topic_id, None)
             return
         self._taken[topic_id] = _topic_state(topic)
-        blocks = topic.queue.unspilled()
-        if blocks or topic_id in self._spills:
-            spill = Spill(topic_id, topic.queue, blocks, []) if blocks else None
-            self._spills[topic_id] = spill
+        spills = spills_of(topic_id, topic.queue)
+        if spills or topic_id in self._spills:
+            self._spills[topic_id] = spills
 
     def forget(self) -> None:
         """Drop the captured states. The next `take` begins anew."""
@@ -199,10 +199,10 @@ class FlushSources:
 
 
 def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
-    """Return the state at `applied_index`, without runs, and the blocks that need a spill file.
+    """Return the state at `applied_index`, without runs, and the blocks to write or to join.
 
     Nothing in it changes later. Large values are encoded by `write`, in its thread. The state has
-    the blocks that are spilled already. Add the others (`add_spills`) after they are written.
+    the blocks that are spilled already. `add_spills` adds the others after they are written.
     """
     topics, fresh = ahead.topics.finish(machine)
     state: State = {
@@ -236,16 +236,19 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
 
 
 def add_spills(state: State, fresh: list[Spill]) -> None:
-    """Add the blocks that were just spilled to `state`."""
+    """Add the blocks that were just written to `state`, in place of those that they join."""
     by_topic = {topic["id"]: topic for topic in state["topics"]}
     for spill in fresh:
-        by_topic[spill.topic]["blocks"] += [_block_state(block) for block in spill.new]
+        blocks = by_topic[spill.topic]["blocks"]
+        start = bisect_left(blocks, spill.old[0].first, key=_first_offset)
+        stop = bisect_left(blocks, spill.old[-1].end, key=_first_offset)
+        blocks[start:stop] = [_block_state(block) for block in spill.new]
 
 
 def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> list[TopicId]:
     """Replace the places of copied blocks in `state`. Return the topics that have such blocks."""
-    touched = []
-    for topic in state["topics"]:
+    touched: list[TopicId] = []
+    for topic in state["topics"] if places else ():
         moved = 0
         for fields in topic["blocks"]:
             ref = places.get(SpillRef(*fields[:3]))
@@ -283,7 +286,7 @@ def recover_store(
 
 def spill_files(state: State) -> set[str]:
     """Return the names of the spill files that the manifest needs."""
-    return {ref.file for ref in spill_refs(state)}
+    return {block[0] for topic in state["topics"] for block in topic["blocks"]}
 
 
 def files(state: State) -> list[tuple[str, int, int | None]]:
@@ -501,6 +504,11 @@ def _block_state(block: Block) -> list[Any]:
     ref = block.spill
     known = [block.fired_at_ms, block.payload_bytes, block.due_ms_min, block.due_ms_max]
     return [ref.file, ref.position, ref.size, block.first, block.end, *known]
+
+
+def _first_offset(block: list[Any]) -> QueueOffset:
+    """Return the first queue offset of a block in a manifest."""
+    return QueueOffset(block[3])
 
 
 def _topics(states: list[State], pages: Pages) -> list[Topic]:

@@ -1,0 +1,360 @@
+"""Small blocks of fired messages are joined: their number follows the size of the messages."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chaos.sim.world.simdisk import SimDisk
+from tests.timer.machines import (
+    START_MS,
+    STATE,
+    Log,
+    catch_up,
+    engine_on,
+    part_of,
+    queue_of,
+    state_of,
+)
+from tests.timer.test_manifest import SPILLS, flush
+from timer.entries.payloads import Op
+from timer.files.disk_reserve import Room
+from timer.leader.groups.expiry import expired_prefix
+from timer.model.timer_errors import CorruptFileError
+from timer.model.units import QueueOffset, TopicId, UnixMs
+from timer.ready import spill as spill_module
+from timer.ready.queue import MARK_MS, Queue
+from timer.ready.spill import BLOCK_ROWS_MAX, JOINED_MIN, affordable
+from timer.ready.topic import RETENTION_MS
+from timer.recovery.engine import Engine
+
+EVERY_MS = MARK_MS // 4
+TOPICS = 3
+ROUNDS = 24
+SEVERAL_LEVELS = 40
+"""More blocks than a queue has while its sizes differ by a factor of a thousand."""
+
+
+def begun(disk: SimDisk | None = None) -> tuple[Engine, Log]:
+    """Return an engine with some topics, of which the second has a group."""
+    engine, log = engine_on(disk or SimDisk()), Log()
+    log.begin_epoch()
+    for number in range(1, TOPICS + 1):
+        log.topic(f"t{number}")
+    log.create_group(2, "g")
+    catch_up(engine, log)
+    return engine, log
+
+
+def fire(engine: Engine, log: Log, topics: int = TOPICS, payload: bytes = b"m") -> None:
+    """Fire one message of each topic, later than the last ones. The payload has its number."""
+    log.now_ms += EVERY_MS
+    timers = [(1 + topic, log.now_ms, b"%s %d" % (payload, topic)) for topic in range(topics)]
+    log.schedule(part_of(timers, keys=[b"k%d" % len(log.entries)] * topics))
+    log.fire(log.now_ms)
+    catch_up(engine, log)
+
+
+def queue_at(engine: Engine, topic: int) -> Queue:
+    return engine.machine.topics[TopicId(topic)].queue
+
+
+def blocks_at(engine: Engine, topic: int = 1) -> list[tuple[int, int]]:
+    return [(block.first, block.end) for block in queue_at(engine, topic).blocks]
+
+
+def fired(times: int, disk: SimDisk | None = None) -> tuple[Engine, Log]:
+    """Return an engine that has flushed after each message of each topic."""
+    engine, log = begun(disk)
+    for _ in range(times):
+        fire(engine, log)
+        flush(engine)
+    return engine, log
+
+
+def test_one_message_in_each_flush_leaves_few_blocks() -> None:
+    disk, rounds = SimDisk(), 400
+    engine, log = begun(disk)
+    most = written = 0
+    for _ in range(rounds):
+        fire(engine, log)
+        before = {*disk.list_dir(SPILLS)}
+        flush(engine)
+        engine.machine.pages.evict(0)
+        written += sum(disk.size(SPILLS / name) for name in {*disk.list_dir(SPILLS)} - before)
+        most = max(most, *(len(blocks_at(engine, topic)) for topic in (1, 2, 3)))
+    assert [queue_at(engine, topic).end for topic in (1, 2, 3)] == [rounds] * 3
+    assert most < SEVERAL_LEVELS
+    assert len(disk.list_dir(SPILLS)) <= 2 * (spill_module.SMALL_FILES_MAX + 1)
+    needed = sum(b.spill.size for t in (1, 2, 3) for b in queue_at(engine, t).blocks if b.spill)
+    assert written < SEVERAL_LEVELS * needed, "a message is written again a few times"
+
+
+def test_blocks_that_are_half_full_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill_module, "SMALL_BLOCK", 4 * spill_module.ROW_WEIGHT)
+    engine, log = begun()
+    for _ in range(40):
+        for _ in range(4):
+            fire(engine, log)
+        flush(engine)
+    assert blocks_at(engine) == [(4 * at, 4 * at + 4) for at in range(40)]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_joined_messages_are_read_back_also_after_a_restart(cold: bool) -> None:
+    disk = SimDisk()
+    engine, log = begun(disk)
+    other = engine_on(SimDisk())  # flushes once: its blocks are others
+    for _ in range(3 * JOINED_MIN):
+        fire(engine, log)
+        flush(engine)
+        if cold:
+            engine.machine.pages.evict(0)
+    catch_up(other, log)
+    flush(other)
+    assert blocks_at(engine) != blocks_at(other)
+    assert len(blocks_at(engine)) <= JOINED_MIN + 1
+    pages = engine.machine.pages
+    assert (pages.spilled_size == 0) == cold, "joined blocks stay in memory if all were there"
+    disk.crash(random.Random(1))
+    again = engine_on(disk)
+    expected = state_of(other.machine)
+    assert state_of(engine.machine) == state_of(again.machine) == expected
+    for each in (engine, again, other):
+        log_of_queue = queue_of(each.machine, 1)
+        assert [payload for *_, payload in log_of_queue] == [b"m 0"] * 3 * JOINED_MIN
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, Engine, Log]:
+    """Return two engines with equal messages, of which the second never joins."""
+    engine, log = fired(ROUNDS)
+    monkeypatch.setattr(spill_module, "JOINED_MIN", ROUNDS + 1)
+    plain, _ = fired(ROUNDS)
+    assert len(blocks_at(plain)) == ROUNDS > len(blocks_at(engine))
+    return engine, plain, log
+
+
+def test_seek_backlog_and_expiry_do_not_depend_on_joins(
+    engines: tuple[Engine, Engine, Log],
+) -> None:
+    engine, plain, _ = engines
+    for topic in (1, 2, 3):
+        ours, theirs = queue_at(engine, topic), queue_at(plain, topic)
+        for offset in range(ROUNDS + 1):  # payloads of equal sizes: the proportion is exact
+            at = QueueOffset(offset)
+            assert ours.payload_bytes_from(at) == theirs.payload_bytes_from(at)
+        for at_ms in range(START_MS, START_MS + (ROUNDS + 2) * EVERY_MS, EVERY_MS):
+            for shift_ms in (-1, 0, 1):
+                sought = UnixMs(at_ms + shift_ms)
+                assert ours.fired_from(sought) == theirs.fired_from(sought)
+                for expired in (expired_prefix(each, sought, ROUNDS) for each in (ours, theirs)):
+                    assert expired[0] == min(ROUNDS, max(0, (sought - START_MS) // EVERY_MS))
+
+
+def test_retention_does_not_depend_on_joins(engines: tuple[Engine, Engine, Log]) -> None:
+    engine, plain, log = engines
+    log.op(Op.RESERVE, 2, 1, [100])
+    log.op(Op.ACK, 2, 1, range(ROUNDS // 2))
+    log.now_ms += RETENTION_MS - EVERY_MS * ROUNDS // 2  # it is over for half of the messages
+    log.checkpoint()
+    for each in (engine, plain):
+        catch_up(each, log)
+        assert queue_at(each, 2).begin == ROUNDS // 2
+        assert 0 < queue_at(each, 1).begin < ROUNDS
+        flush(each)
+    assert state_of(engine.machine) == state_of(plain.machine)
+
+
+def test_age_of_a_message_on_disk_is_known_to_its_time_interval() -> None:
+    rounds = 4 * JOINED_MIN
+    engine, _ = fired(rounds)
+    engine.machine.pages.evict(0)
+    queue = queue_at(engine, 1)
+    assert len(queue.blocks) < rounds // 2
+    for offset in range(rounds):
+        time_ms = START_MS + (1 + offset) * EVERY_MS
+        assert time_ms - MARK_MS < queue.fired_at_ms(offset) <= time_ms
+
+
+@pytest.mark.parametrize("acked", [1, JOINED_MIN - 1, JOINED_MIN, JOINED_MIN + 1])
+def test_messages_that_are_acked_while_their_blocks_are_joined(acked: int) -> None:
+    disk = SimDisk()
+    engine, log = fired(JOINED_MIN, disk)
+    fire(engine, log)
+    begun = engine.begin_flush()
+    assert begun is not None
+    begun.write()
+    log.op(Op.RESERVE, 2, 1, [JOINED_MIN + 1])
+    log.op(Op.ACK, 2, 1, range(acked))
+    fire(engine, log)
+    engine.end_flush(begun)
+    blocks = [(0, JOINED_MIN), (JOINED_MIN, JOINED_MIN + 1), (JOINED_MIN + 1, JOINED_MIN + 2)]
+    assert blocks_at(engine, 2) == [block for block in blocks if block[1] > acked]
+    expected = state_of(engine.machine)
+    flush(engine)
+    disk.die()
+    assert state_of(engine_on(disk).machine) == expected
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_page_that_is_requested_while_its_block_is_joined_is_fetched(late: bool) -> None:
+    engine, log = fired(JOINED_MIN)
+    machine, queue = engine.machine, queue_at(engine, 1)
+    machine.pages.evict(0)
+    offsets = np.arange(JOINED_MIN, dtype=np.uint64)
+    assert queue.at_hand(offsets) == 0
+    fetch = engine.begin_fetch()
+    assert fetch is not None
+    if not late:
+        fetch.read()
+    for _ in range(2):  # the second flush removes the files
+        fire(engine, log)
+        flush(engine)
+    assert blocks_at(engine)[0] == (0, JOINED_MIN)
+    if late:
+        fetch.read()
+    engine.end_fetch(fetch)
+    again = engine.begin_fetch()
+    assert again is not None, "the joined block is requested without another call"
+    again.read()
+    engine.end_fetch(again)
+    assert queue.at_hand(offsets) == JOINED_MIN
+
+
+def test_old_place_is_read_until_the_joined_blocks_are_installed() -> None:
+    engine, log = fired(JOINED_MIN)
+    engine.machine.pages.evict(0)
+    queue = queue_at(engine, 1)
+    offsets = np.arange(JOINED_MIN, dtype=np.uint64)
+    fire(engine, log)
+    cut = engine.begin_flush()
+    assert cut is not None
+    cut.write()
+    while (count := queue.at_hand(offsets)) < JOINED_MIN:
+        fetch = engine.begin_fetch()
+        assert fetch is not None, f"{count} messages are in memory"
+        fetch.read()
+        engine.end_fetch(fetch)
+    engine.end_flush(cut)
+    assert blocks_at(engine)[0] == (0, JOINED_MIN)
+
+
+def test_crash_before_the_manifest_leaves_the_small_blocks() -> None:
+    disk = SimDisk()
+    engine, log = fired(JOINED_MIN, disk)
+    fire(engine, log)
+    flush_, expected = engine.begin_flush(), state_of(engine.machine)
+    assert flush_ is not None
+    before = {name: disk.read(SPILLS / name) for name in disk.list_dir(SPILLS)}
+    spill_module.write_spill(disk, SPILLS / "00ff.spill", affordable(flush_.fresh, 1 << 20))
+    assert before == {name: disk.read(SPILLS / name) for name in before}
+    disk.crash(random.Random(1))
+    again = engine_on(disk)
+    assert [*disk.list_dir(SPILLS)] == [*before]
+    catch_up(again, log)
+    assert state_of(again.machine) == expected
+
+
+def test_damaged_block_is_found_when_it_is_joined() -> None:
+    disk = SimDisk()
+    engine, log = fired(JOINED_MIN, disk)
+    engine.machine.pages.evict(0)
+    spill = queue_at(engine, 1).blocks[2].spill
+    assert spill is not None
+    disk.flip(STATE / Path("queues") / spill.file, spill.position + spill.size - 1, mask=1)
+    fire(engine, log)
+    with pytest.raises(CorruptFileError, match="checksum"):
+        flush(engine)
+
+
+def test_nothing_is_joined_without_room_and_all_is_later() -> None:
+    engine, log = begun()
+    for _ in range(5 * JOINED_MIN):
+        fire(engine, log)
+        engine.room = Room(engine._flush_size, 0, low=True)
+        flush(engine)
+    assert len(blocks_at(engine)) == 5 * JOINED_MIN
+    engine.room = Room.plenty()
+    log.checkpoint()  # also a topic that fires no more
+    catch_up(engine, log)
+    flush(engine)
+    assert blocks_at(engine) == [(0, 5 * JOINED_MIN)]
+
+
+def test_joins_of_one_flush_are_limited_and_the_longest_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, log = fired(JOINED_MIN - 1)
+    for _ in range(3):
+        fire(engine, log, topics=2)
+        engine.room = Room(engine._flush_size, 0, low=True)
+        flush(engine)
+    fire(engine, log)
+    engine.room = Room.plenty()
+    cut = engine.begin_flush()
+    assert cut is not None
+
+    def joined(most: int, size_max: int = 1 << 20) -> list[tuple[int, int]]:
+        monkeypatch.setattr(spill_module, "JOINED_MAX", most)
+        found = affordable(cut.fresh, size_max)
+        assert [spill.topic for spill in found if not spill.joins] == [1, 2, 3]
+        return [(spill.topic, len(spill.old)) for spill in found if spill.joins]
+
+    longest = JOINED_MIN + 2
+    assert joined(-6) == joined(-6 + JOINED_MIN - 1) == []
+    assert joined(-6 + JOINED_MIN) == [(1, JOINED_MIN)]
+    assert joined(-6 + longest) == joined(-6 + longest + 7) == [(1, longest)]
+    assert joined(-6 + 2 * longest) == joined(1 << 20) == [(1, longest), (2, longest)]
+    first = sum(ref.size for spill in cut.fresh for ref in spill.places if spill.topic == 1)
+    assert [joined(99, size) for size in (0, first - 1)] == [[], []]
+    assert joined(99, first) == [(1, longest)]
+
+
+def test_a_newer_block_that_is_much_smaller_leaves_the_older_ones() -> None:
+    rows = [400, *[1] * (JOINED_MIN - 1)]
+    engine, log = begun()
+    for count in rows:
+        log.now_ms += 1
+        log.schedule(part_of([(1, log.now_ms, b"m")] * count))
+        log.fire(log.now_ms)
+        catch_up(engine, log)
+        flush(engine)
+    log.checkpoint()
+    catch_up(engine, log)
+    flush(engine)
+    assert len(blocks_at(engine)) == JOINED_MIN, "a large block is not written for so little"
+    fire(engine, log)
+    flush(engine)
+    fire(engine, log)
+    flush(engine)
+    assert blocks_at(engine)[:2] == [(0, 400), (400, 400 + JOINED_MIN)]
+
+
+def test_joined_blocks_are_cut_at_the_usual_size() -> None:
+    engine, log = begun()
+    for _ in range(JOINED_MIN):
+        log.now_ms += 1
+        log.schedule(part_of([(1, log.now_ms, b"m")] * 1_500))
+        log.fire(log.now_ms)
+        catch_up(engine, log)
+        flush(engine)
+    log.checkpoint()
+    catch_up(engine, log)
+    flush(engine)
+    rows = JOINED_MIN * 1_500
+    ends = [*range(BLOCK_ROWS_MAX, rows, BLOCK_ROWS_MAX), rows]
+    assert [end for _, end in blocks_at(engine)] == ends
+
+
+def test_joined_blocks_are_not_copied_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill_module, "SMALL_FILES_MAX", 2)
+    engine, log = fired(JOINED_MIN)
+    fire(engine, log)
+    cut = engine.begin_flush()
+    assert cut is not None
+    kinds = [(spill.topic, spill.joins, len(spill.old)) for spill in cut.fresh]
+    assert kinds == [(t, j, JOINED_MIN if j else 1) for t in (1, 2, 3) for j in (True, False)]
+    cut.write()
+    assert cut.moved == {}, "no other block is in these small files"
