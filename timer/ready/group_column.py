@@ -53,7 +53,8 @@ class GroupColumn:
     @property
     def nbytes(self) -> int:
         """Return the bytes of the arrays that only this column has."""
-        shared = {id(_constant(self._dtype, value, 1 << self.bits)) for value in (0, 1)}
+        values = (0, 1) if self._dtype == np.bool_ else (0,)
+        shared = {id(_constant(self._dtype, value, 1 << self.bits)) for value in values}
         return sum(chunk.nbytes for chunk in self._chunks if id(chunk) not in shared)
 
     @property
@@ -99,6 +100,8 @@ class GroupColumn:
     def _write(self, number: int, index: U64, values: Values | np.uint64 | int) -> None:
         index = index.view(np.int64)
         chunk, count = self._chunks[number], self._counts[number]
+        if not count and not np.any(values):
+            return
         if not chunk.flags.writeable:
             chunk = chunk.copy() if count else np.zeros(len(chunk), self._dtype)
         change = -int(np.count_nonzero(chunk[index]))
@@ -108,7 +111,8 @@ class GroupColumn:
         elif values:
             change += len(index)
         now = count + change
-        if now <= 0 or (now >= len(chunk) and self._dtype == np.bool_):
+        looks_constant = now <= 0 or (now >= len(chunk) and self._dtype == np.bool_)
+        if looks_constant and len(index) > 1:
             now = int(np.count_nonzero(chunk))  # right even if an offset was repeated
         self._chunks[number], self._counts[number] = self._shared(chunk, now), now
         self.used += now - count
@@ -159,7 +163,7 @@ class GroupColumn:
 
     def _forget_below(self, floor: int) -> None:
         """Drop the chunks that lie below `floor`."""
-        passed = min(floor - self.base >> self.bits, len(self._chunks))
+        passed = min(max(0, floor - self.base) >> self.bits, len(self._chunks))
         self.used -= sum(self._counts[:passed])
         del self._chunks[:passed], self._counts[:passed]
         self.base = self.base + (passed << self.bits) if self._chunks else floor
@@ -271,6 +275,8 @@ class GroupColumn:
             column._counts.append(count)
             column.used += count
             column.top += len(chunk)
+        if not unpacker.eof:
+            raise zlib.error("the values of a column end early")
         return column
 
 
