@@ -18,8 +18,10 @@ from tests.chaos.planted.planted import calm
 from tests.seeds import seeds
 from tests.timer.leading import Play
 from tests.timer.machines import Log, machine_on, part_of
+from tests.timer.test_series import EVERY
 from timer.entries.entry_frame import Entry
 from timer.entries.policies import CLUSTER, QUOTAS, Scope, ScopePolicy
+from timer.entries.series_payloads import CreateSeries
 from timer.model.units import TopicId, UnixMs
 from timer.state.apply_results import ScheduleApplied
 
@@ -58,8 +60,11 @@ class Pages:
         self.log.topic("a")
         self.log.policy(CLUSTER, **said)
         for entry in self.log.entries:
-            self.fates.on_commit(entry)
-            self.machine.apply(entry)
+            self.apply(entry)
+
+    def apply(self, entry: Entry) -> Any:
+        self.fates.on_commit(entry)
+        return self.machine.apply(entry)
 
     def schedule(self, sizes: list[int], *, took: bool = True) -> None:
         due_ms = self.log.now_ms + 1_000
@@ -69,8 +74,7 @@ class Pages:
         self.check(entry)
 
     def check(self, entry: Entry) -> None:
-        self.fates.on_commit(entry)
-        applied = self.machine.apply(entry)
+        applied = self.apply(entry)
         assert isinstance(applied, ScheduleApplied)
         self.book.check(entry, applied, self.machine)
 
@@ -93,12 +97,21 @@ def test_book_knows_how_much_may_be_pending(
         pages.schedule(breaks)
 
 
+def test_book_knows_that_no_quota_rejects_an_occurrence() -> None:
+    pages = Pages(pending_max=2, pending_bytes_max=8)
+    pages.apply(pages.log.begin_epoch(level=2))
+    due_ms = pages.log.now_ms + 1_000
+    made = pages.apply(pages.log.series(CreateSeries(TopicId(1), b"k", EVERY, UnixMs(0))))
+    pages.apply(pages.log.occur([(made.series, 1, due_ms, due_ms)]))
+    pages.schedule([4, 4])
+    with pytest.raises(Broken, match="3 in a, pending_max = 2"):
+        pages.schedule([0])
+
+
 def test_book_goes_by_what_was_said_before() -> None:
     pages = Pages(pending_max=2)
     pages.schedule([1, 1])
-    entry = pages.log.policy(Scope("", TopicId(1)), pending_max=3)
-    pages.fates.on_commit(entry)
-    pages.machine.apply(entry)
+    pages.apply(pages.log.policy(Scope("", TopicId(1)), pending_max=3))
     pages.schedule([1])
     with pytest.raises(Broken, match="quota"):
         pages.schedule([1])

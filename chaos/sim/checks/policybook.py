@@ -212,12 +212,14 @@ class QuotaBook:
             if (entry.epoch, name) not in self.repeated:
                 fresh |= {*rows["topic"].tolist()}
         for topic_id in fresh:
-            self._within(entry, machine.topics[topic_id])  # type: ignore[index]
+            self._within(entry, machine.topics[topic_id], machine)  # type: ignore[index]
 
-    def _within(self, entry: Entry, topic: Topic) -> None:
+    def _within(self, entry: Entry, topic: Topic, machine: Machine) -> None:
         said: dict[str, Any] = self.policies.at(entry.index, topic.name)
-        there = {"pending_max": topic.counts.pending, "pending_bytes_max": topic.pending_bytes}
-        for name, amount in there.items():
+        views = machine.series.views(machine.series.ids_of([topic.topic_id], 0, 1 << 20))
+        free = [len(each.spec.payload) for each in views if each.seq]  # no quota rejects these
+        there = topic.counts.pending - len(free), topic.pending_bytes - sum(free)
+        for name, amount in zip(("pending_max", "pending_bytes_max"), there, strict=True):
             limit = said.get(name)
             if limit is not None and amount > limit:
                 raise Broken("quota", f"{entry.index}: {amount} in {topic.name}, {name} = {limit}")

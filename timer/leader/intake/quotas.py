@@ -5,8 +5,9 @@
                           yes -> in flight --> applied, rejected by the log, or lost with the epoch
 
 The leader checks a request against the state applied here plus the requests it has accepted since.
-Accepted requests therefore never exceed a quota that was set before them. A quota never removes
-existing timers or messages. Usage falls only as timers fire or are cancelled and as messages are
+Accepted requests therefore never exceed a quota that was set before them, by themselves:
+occurrences of series are not rejected, and may come at any time. A quota never removes existing
+timers or messages. Usage falls only as timers fire or are cancelled and as messages are
 acknowledged. Replicas check no quota at apply.
 
 A row counts as pending until it fires. A row that is due when it is accepted counts as ready, too,
