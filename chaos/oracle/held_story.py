@@ -6,11 +6,12 @@
     FIRE      Timers that become due in a paused or releasing topic are held, in (due, seq) order.
               So are timers that are scheduled there with a due time in the past. Then a sweep over
               the held timers of the releasing topics continues from its last place: SWEEP_ROWS
-              rows, or as many as the FIRE's limits allow. The rows fire, except overdue ones by
-              their topic's `catch_up`: `drop` drops them; `latest` drops all but the last, which
-              fires when later ones fire or when the sweep ends. If more than APART_MAX rows, or
-              APART_BYTES of payloads, are held in all, rows of other topics count towards the sweep
-              and stay.
+              rows, or as many as the FIRE's limits allow. From feature level 2 on they are of half
+              of its `topics_max`, at most, and the end of the sweep fires the last overdue timers
+              of as many. The rows fire, except overdue ones by their topic's `catch_up`: `drop`
+              drops them; `latest` drops all but the last, which fires when later ones fire or when
+              the sweep ends. If more than APART_MAX rows, or APART_BYTES of payloads, are held in
+              all, rows of other topics count towards the sweep and stay.
     A topic releases until a sweep has ended, firing has passed the entry's time, and the topic
     holds no timer. A topic that held none takes part at once; with `all` it does not release. A
     resume begins a sweep. Another sweep follows while topics wait for one, or timers scheduled
@@ -194,22 +195,22 @@ class HeldStory:
 
     # ---- releasing
 
-    def sweep(self, rows_max: int, bytes_max: int) -> list[ReleasedRows]:
+    def sweep(self, rows_max: int, bytes_max: int, topics_max: int) -> list[ReleasedRows]:
         """Continue the sweep after a FIRE's own rows; return the released rows."""
         if not self.releases:
             return []
         seen = self._swept or _BEGIN
         portion: list[Place] = []
-        more, size = False, 0
+        more, size, topics = False, 0, set[int]()
         swept = {topic for topic, release in self.releases.items() if not release.waits}
         mine = (
             [self.of[topic] for topic in swept if topic in self.of] if self._apart else [self.rows]
         )
         for place in merge(*(each.irange(seen, inclusive=(False, True)) for each in mine)):
             size += int(self.rows[place]["size"])
+            topics |= {int(self.rows[place]["topic"])} & swept
             full = len(portion) == min(rows_max, self.sweep_rows) or (portion and size > bytes_max)
-            if full:
-                more = True
+            if more := bool(full or len(topics) > topics_max):
                 break
             portion.append(place)
         gone: list[ReleasedRows] = []
@@ -221,7 +222,7 @@ class HeldStory:
                 self._release(self.releases[topic], places, gone)
         self._swept = seen = portion[-1] if portion else seen
         if not more:
-            self._through(seen, gone)
+            self._through(seen, gone, topics_max)
         return gone
 
     def _release(
@@ -245,22 +246,19 @@ class HeldStory:
         if last is not None and last in self.rows:
             gone.append(ReleasedRows(fired=True, rows=_table([self._pop(last)])))
 
-    def _through(self, seen: Place, gone: list[ReleasedRows]) -> None:
+    def _through(self, seen: Place, gone: list[ReleasedRows], topics_max: int) -> None:
         """Note that the sweep has passed all held rows."""
-        again = early = False
-        for topic, release in sorted(self.releases.items()):
-            if release.waits:
-                again = True
-                continue
-            if self.position < (release.until_ms, _LAST):
-                early = True
-                continue
+        swept = [(topic, each) for topic, each in sorted(self.releases.items()) if not each.waits]
+        ready = [(t, each) for t, each in swept if self.position >= (each.until_ms, _LAST)]
+        lasts = [each for _, each in ready if each.last is not None]
+        for release in lasts[:topics_max]:
             self._decide(release, gone)
-            if self.of.get(topic):
-                again = True
-            else:
-                del self.releases[topic]
-        self._swept = _BEGIN if again else seen if early else None
+        if len(lasts) > topics_max:
+            return
+        again = len(swept) < len(self.releases) or any(self.of.get(topic) for topic, _ in ready)
+        for topic in [topic for topic, _ in ready if not self.of.get(topic)]:
+            del self.releases[topic]
+        self._swept = _BEGIN if again else seen if len(ready) < len(swept) else None
         if again:
             self._admit(self.sweep_topics)
         self._begin()

@@ -462,17 +462,18 @@ class LogStory:
     def _fire(self, item: Entry) -> None:
         fire = payloads.decode_fire(item.payload)
         taken = self._pending.take(*fire)
-        self.last_read_time_ms = (
-            int(taken.fired["due_ms"][-1]) if taken.limited else fire.read_time_ms
-        )
-        last = int(taken.fired["seq"][-1]) if taken.limited else SEQ_MAX
+        self.last_read_time_ms, last = int(fire.read_time_ms), SEQ_MAX
+        if taken.limited:
+            self.last_read_time_ms, last = (taken.fired[of].item(-1) for of in ("due_ms", "seq"))
         self.held.position = self.last_read_time_ms, last
         self._cancelled(taken)
         self._free(taken.dropped["due_ms"], taken.dropped["seq"])
         held = self.held.holds(taken.fired["topic"])
         self.held.add(taken.fired[held])
         self._fires(item, taken.fired[~held])
-        for gone in self.held.sweep(fire.rows_max, fire.bytes_max):
+        bounded = self.leaders and self.leaders[-1].level >= 2
+        topics_max = max(fire.topics_max // 2, 1) if bounded else SEQ_MAX
+        for gone in self.held.sweep(fire.rows_max, fire.bytes_max, topics_max):
             if gone.fired:
                 self._fires(item, gone.rows)
             else:

@@ -24,6 +24,6 @@ def test_what_a_topic_holds_is_late_a_while_after_it_went_on() -> None:
     assert [each["seq"].tolist() for each in held.left(now_ms - 1)] == [[1, 2, 3, 4], []]
     assert [each["seq"].tolist() for each in held.left(now_ms)] == [[2, 4], [1, 3]]
     held.position = (now_ms, 0)
-    while held.sweep(100, 10**6):
+    while held.sweep(100, 10**6, 100):
         pass
     assert [each["seq"].tolist() for each in held.left(now_ms)] == [[2, 4], []]

@@ -14,7 +14,7 @@ from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, u6
 from tests.timer.test_delete_topic import flushed
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
-from timer.entries.policies import DROP, Scope
+from timer.entries.policies import CATCH_UPS, DROP, Scope
 from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, GroupBatch
 from timer.leader.groups.group_dispatch import EXPIRES_MAX
 from timer.leader.groups.group_leases import ACCEPT, Leases
@@ -22,6 +22,7 @@ from timer.leader.intake.count_limits import TOPIC_IDS_MAX
 from timer.leader.leader import ENTRY_TOPICS_MAX
 from timer.model import firing_order as order_module
 from timer.model.columns import decode_schedule
+from timer.model.feature_level import LEVEL_OF_BOUNDED_SWEEPS
 from timer.model.firing_order import Position
 from timer.model.timer_errors import LimitReachedError
 from timer.model.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
@@ -221,6 +222,29 @@ def test_a_policy_of_the_cluster_reaches_its_topics_in_portions() -> None:
     engine.machine.pauses.apart_max = 0  # all take part in one sweep
     resume = log.policy(Scope(""), catch_up=DROP)
     assert max(portions_of(engine, resume, (Pauses, "_note"))) == MANY
+    assert engine.machine.digest() == engine.machine.digest_anew()
+
+
+@pytest.mark.parametrize("catch_up_by", CATCH_UPS)
+def test_each_fire_releases_timers_of_so_many_resumed_topics(catch_up_by: str) -> None:
+    topics = 4 * MANY
+    engine, log = begun(topics)
+    log.begin_epoch(LEVEL_OF_BOUNDED_SWEEPS)
+    log.schedule(part_of([(1 + number, DUE, b"") for number in range(topics)] * 2))
+    log.policy(Scope(""), paused=True)
+    log.fire(DUE)
+    catch_up(engine, log)
+    engine.machine.pauses.apart_max = 0  # all take part in one sweep
+    log.policy(Scope(""), paused=False, catch_up=catch_up_by)
+    catch_up(engine, log)
+    counts = list[int]()
+    while engine.machine.pauses.next_portion():
+        counted = (Pauses, "_divide"), (Topic, "end_pending")
+        counts += portions_of(engine, log.fire(DUE, topics_max=2 * MANY), *counted)
+    assert max(counts) <= 3 * MANY  # each topic of a portion, and the last timers of as many
+    counts_of = engine.machine.counts
+    fired = {"all": 2 * topics, "latest": topics, "drop": 0}[catch_up_by]
+    assert (counts_of.fired, counts_of.dropped) == (fired, 2 * topics - fired)
     assert engine.machine.digest() == engine.machine.digest_anew()
 
 

@@ -33,6 +33,7 @@ from timer.entries import payloads
 from timer.entries.payloads import Ids, Op
 from timer.entries.policies import CATCH_UPS, CLUSTER, Scope
 from timer.model.columns import OnConflict
+from timer.model.feature_level import LEVEL_OF_BOUNDED_SWEEPS
 from timer.model.firing_order import Position
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import TopicId, UnixMs
@@ -68,6 +69,8 @@ class Held(Model):
     together: int = 16
     apart_max: int = 1 << 18
     apart_bytes: int = 64 << 20
+    bounded: bool = False
+    """A portion has rows of some topics: from level 2 on."""
     swept: Place | None = None
     dropped_at: dict[int, int] = field(default_factory=dict)
 
@@ -162,7 +165,8 @@ class Held(Model):
         rest = [place for place in self.held if place > (self.swept or BEGIN)]
         if self.apart:
             rest = [place for place in rest if self.timers[place[1]][0] in takes_part]
-        portion = self._fitting(rest, fire)
+        few = max(fire.topics_max // 2, 1) if self.bounded else 2
+        portion = self._of_few_topics(self._fitting(rest, fire), few, takes_part)
         for topic in sorted({self.timers[seq][0] for _, seq in portion} & takes_part):
             for place in portion:
                 if self.timers[place[1]][0] == topic:
@@ -171,12 +175,16 @@ class Held(Model):
         if len(portion) < len(rest):
             return True
         again, early = bool(self.waiting), False
-        for topic in takes_part:
-            if self.position < (self.releases[topic][1], SEQ_MAX):
-                early = True
-                continue
+        through = [t for t in takes_part if self.position >= (self.releases[t][1], SEQ_MAX)]
+        lasts = sorted(topic for topic in through if topic in self.last)
+        for topic in lasts[:few]:
             self._decide(topic, now_ms)
-            if any(self.timers[seq][0] == topic for _, seq in self.held):
+        if len(lasts) > few:
+            return True
+        for topic in takes_part:
+            if topic not in through:
+                early = True
+            elif any(self.timers[seq][0] == topic for _, seq in self.held):
                 again = True
             else:
                 del self.releases[topic]
@@ -185,6 +193,14 @@ class Held(Model):
             self.admit(self.together)
         self.begin()
         return again
+
+    def _of_few_topics(self, places: list[Place], few: int, takes_part: set[int]) -> list[Place]:
+        topics = set[int]()
+        for number, (_, seq) in enumerate(places):
+            topics |= {self.timers[seq][0]} & takes_part
+            if len(topics) > few:
+                return places[:number]
+        return places
 
     def _let_go(self, topic: int, place: Place, now_ms: int) -> None:
         mode, until_ms, seq_end = self.releases[topic]
@@ -347,7 +363,9 @@ def test_replicas_and_model_agree_whatever_is_paused_flushed_or_restarted(
     monkeypatch.setattr(pauses, "APART_MAX", apart_max)
     world = PausingWorld()
     world.model.together, world.model.apart_max = together, apart_max
-    world.model.apart_bytes = apart_bytes
+    world.model.apart_bytes, world.model.bounded = apart_bytes, draw.choice([False, True])
+    if world.model.bounded:
+        world.apply(world.log.begin_epoch(LEVEL_OF_BOUNDED_SWEEPS))
     for _ in range(60):
         world.random_step(draw)
     world.check_end()

@@ -56,6 +56,31 @@ def test_a_sweep_meets_the_rows_of_its_own_topics_alone() -> None:
     assert (len(paused.fired()), len(paused.fired(2)), paused.machine.store.held) == (20, 20, 0)
 
 
+def test_a_topic_whose_last_overdue_timer_was_cancelled_is_in_the_next_digest() -> None:
+    paused = Paused()
+    paused.machine.pauses.portion = 2
+    paused.schedule(5, 6)
+    paused.fire(10)
+    paused.catch_up()
+    paused.say(paused=False, catch_up="latest")
+    [behind] = paused.schedule(8)
+    paused.fire(10)
+    paused.catch_up()
+    release = paused.machine.topics[TopicId(1)].release
+    assert release is not None
+    assert release.last is not None
+    paused.log.cancel([release.last, behind])
+    paused.schedule(1)  # before the place of the sweep, so that the topic stays in it
+    paused.catch_up()
+    paused.machine.digest()
+    paused.fire(10)
+    paused.catch_up()
+    left = paused.machine.topics[TopicId(1)].release
+    assert left is not None
+    assert left.last is None
+    assert paused.machine.digest() == paused.machine.digest_anew()
+
+
 def test_topics_are_swept_few_at_a_time_in_the_order_of_their_resumes() -> None:
     paused = Paused()
     names = [*range(3, 43)]

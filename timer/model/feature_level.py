@@ -6,7 +6,9 @@
                      TOPIC and CREATE name the creator (timer/state/creators.py);
                      recurring timers (timer/entries/series_payloads.py);
                      jitter and rates in policies (timer/entries/policies.py);
-                     ordering keys and priorities (timer/model/row_traits.py)
+                     ordering keys and priorities (timer/model/row_traits.py);
+                     a FIRE releases held timers of a bounded number of topics
+                     (timer/state/pauses.py)
 
 Each EPOCH entry names the level of its epoch, so all replicas reach a level at the same entry. The
 level never falls. A program announces the levels that it supports. The controller proposes a higher
@@ -26,6 +28,7 @@ LEVEL_OF_CREATORS: Final = 2
 LEVEL_OF_SERIES: Final = 2
 LEVEL_OF_SMOOTHING: Final = 2
 LEVEL_OF_TRAITS: Final = 2
+LEVEL_OF_BOUNDED_SWEEPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

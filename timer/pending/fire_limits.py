@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from timer.model.columns import Buffers, RowArray, row_bytes
+from timer.model.columns import U32, Buffers, RowArray, row_bytes
 
 
 class FiredRows(NamedTuple):
@@ -18,11 +18,18 @@ class FiredRows(NamedTuple):
     """True if more rows are due by the read time."""
 
 
-def within(rows: RowArray, rows_max: int, bytes_max: int, topics_max: int | None = None) -> int:
+def within(
+    rows: RowArray,
+    rows_max: int,
+    bytes_max: int,
+    topics_max: int | None = None,
+    counted: U32 | None = None,
+) -> int:
     """Return how many of the first rows fit into the limits.
 
     Limits: `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, except that one row
-    always fits; rows of `topics_max` topics (None: of any number).
+    always fits; rows of `topics_max` topics (None: of any number). Of topics that are not
+    `counted` (None: all are), any number fits.
     """
     stop = min(rows_max, len(rows))
     if stop:
@@ -31,5 +38,9 @@ def within(rows: RowArray, rows_max: int, bytes_max: int, topics_max: int | None
             stop = max(1, int(ends.searchsorted(bytes_max, "right")))
     if topics_max is None or stop <= topics_max:
         return stop
-    _, first = np.unique(rows["topic"][:stop], return_index=True)
-    return stop if len(first) <= topics_max else int(np.partition(first, topics_max)[topics_max])
+    topics = rows["topic"][:stop]
+    places = np.arange(stop) if counted is None else np.flatnonzero(np.isin(topics, counted))
+    _, first = np.unique(topics[places], return_index=True)
+    if len(first) <= topics_max:
+        return stop
+    return int(places[np.partition(first, topics_max)[topics_max]])

@@ -553,7 +553,7 @@ class Store:
         Raises:
             CorruptFileError: a run must be read, and doesn't verify.
         """
-        seen, rows_max, bytes_max, only = portion
+        seen, rows_max, bytes_max, only, topics_max, swept = portion
         at, topics = aside(seen), None if only is None else only.topics
         held = self._runs.begin_held(at, only)
         held.thin()
@@ -570,7 +570,7 @@ class Store:
             more = horizon is not None
             at = horizon or at
         rows = concat(parts)
-        stop = within(rows, rows_max, bytes_max)
+        stop = within(rows, rows_max, bytes_max, topics_max, swept)
         limited = stop < len(rows) or more
         rows = raw(rows)[:stop].copy().view(rows.dtype)
         bufs = self._bufs_of(rows)

@@ -62,10 +62,10 @@ class Ledger:
         for topic, share in self._state.by_topic(rows, sums=True):
             topic.add_pending(share)
 
-    def hold(self, rows: RowArray) -> None:
-        """Record that pending rows are held from now on."""
+    def hold(self, rows: RowArray, sign: int = 1) -> None:
+        """Record that pending rows are held from now on; with -1: that they no longer are."""
         for topic, share in self._state.by_topic(rows, sums=False):
-            self._hold(topic, share.rows, 1)
+            self._hold(topic, share.rows, sign)
 
     # ---- end
 
@@ -85,11 +85,12 @@ class Ledger:
         state.counts.fired += len(rows)
         return [(topic.topic_id, share.rows) for topic, share in shares]
 
-    def fire_held(self, topic: Topic, rows: RowArray, bufs: Buffers) -> None:
-        """Append held rows of a topic to its queue, in this order."""
-        self._hold(topic, rows, -1)
-        self.fire(rows, bufs, self._state.applied_time_ms, were_pending=True)
+    def fire_held(self, rows: RowArray, bufs: Buffers) -> Moved:
+        """Append held rows, in this order, to their topics' queues."""
+        self.hold(rows, -1)
+        moved = self.fire(rows, bufs, self._state.applied_time_ms, were_pending=True)
         self._remember(ALREADY_FIRED, rows)
+        return moved
 
     def cancel(self, rows: RowArray, *, were_pending: bool = True) -> None:
         """Count rows as cancelled, and remember them for later cancels."""
@@ -109,17 +110,19 @@ class Ledger:
             until_ms[past] = state.applied_time_ms
         state.outcomes.add(ALREADY_CANCELLED, rows["seq"].astype(np.uint64), until_ms)
 
-    def drop_held(self, topic: Topic, rows: RowArray) -> None:
-        """Count held rows of a topic as dropped: they never fire."""
+    def drop_held(self, rows: RowArray) -> Moved:
+        """Count held rows as dropped: they never fire."""
         state = self._state
-        self._hold(topic, rows, -1)
-        for _, share in state.by_topic(rows, sums=True):
+        self.hold(rows, -1)
+        shares = state.by_topic(rows, sums=True)
+        for topic, share in shares:
             topic.end_pending(share)
+            topic.counts.dropped += len(share.rows)
             state.trace.dropped(state.applied_index, topic.topic_id, share.rows)
-        topic.counts.dropped += len(rows)
         state.counts.dropped += len(rows)
         state.series.ended(rows["seq"])
         self._remember(DROPPED, rows)
+        return [(topic.topic_id, share.rows) for topic, share in shares]
 
     def drop_topic(self, topic: Topic) -> int:
         """Count the pending timers of a topic that is deleted as dropped; return their number."""

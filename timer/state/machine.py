@@ -307,7 +307,7 @@ class Machine(State):
             self._hold(rows[held], fired.bufs)
             rows = rows[~held]
         moved = self.ledger.fire(rows, fired.bufs, entry.time_ms, were_pending=True)
-        released, dropped, more = self.pauses.sweep(fire.rows_max, fire.bytes_max)
+        released, dropped, more = self.pauses.sweep(fire)
         limited = fired.limited or more
         return FireApplied(tuple(moved), limited, tuple(released), tuple(dropped))
 

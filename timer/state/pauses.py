@@ -25,12 +25,16 @@ overdue timers that no FIRE has reached may have to be dropped: the topic joins 
 If very many rows or bytes are held, a search in files for the rows of a few topics would delay a
 FIRE. A sweep then serves all resumed topics, and a portion counts the rows of every topic.
 
+Each topic takes time, too. A FIRE serves half as many topics of the sweep as its own limit, because
+its due rows may be of other topics. At the end of a sweep, each FIRE fires the last overdue timers
+of so many topics.
+
 All of this is state, equal on every replica. A portion therefore counts live rows only: deleted and
 cancelled rows are in some replicas' runs and not in others' (timer/pending/runs/held_scan.py).
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -38,9 +42,10 @@ import numpy as np
 import numpy.typing as npt
 from sortedcontainers import SortedSet
 
-from timer.entries.payloads import FIRE_BYTES_MAX
+from timer.entries.payloads import FIRE_BYTES_MAX, FIRE_TOPICS_MAX, Fire
 from timer.entries.policies import CATCH_UP_ALL, DROP, LATEST, Scope, namespace_of
-from timer.model.columns import U32, Buffers, RowArray
+from timer.model.columns import I64, U32, U64, Buffers, RowArray
+from timer.model.feature_level import LEVEL_OF_BOUNDED_SWEEPS
 from timer.model.firing_order import Position, concat
 from timer.model.timer_id import SEQ_MAX
 from timer.model.units import TopicId, UnixMs
@@ -48,6 +53,7 @@ from timer.pending.memory.deleted_topics import NONE, DeletedTopics
 from timer.pending.memory.held_rows import BEGIN
 from timer.pending.runs.held_scan import Only, Portion
 from timer.ready.topic import Topic, TopicRelease
+from timer.ready.topic_shares import TopicRows
 from timer.state.dirty_topics import portions
 from timer.state.ledger import Ledger, Moved
 from timer.state.state import State
@@ -196,9 +202,9 @@ class Pauses:
         """Return the largest portion of held rows for the next FIRE; None: no sweep."""
         if self._state.swept is None:
             return None
-        return self._portion(self.portion, FIRE_BYTES_MAX)
+        return self._portion(self.portion, FIRE_BYTES_MAX, FIRE_TOPICS_MAX)
 
-    def _portion(self, rows_max: int, bytes_max: int) -> Portion:
+    def _portion(self, rows_max: int, bytes_max: int, topics_max: int) -> Portion:
         only: Only | None = None
         if self._apart:
             topics = frozenset(self._swept_for)
@@ -209,23 +215,30 @@ class Pauses:
                     next_id,
                 )
             only = self._only
-        return Portion(self._state.swept or BEGIN, min(rows_max, self.portion), bytes_max, only)
+        swept = np.array([*self._swept_for], np.uint32)
+        seen, rows_max = self._state.swept or BEGIN, min(rows_max, self.portion)
+        return Portion(seen, rows_max, bytes_max, only, self._topics_max(topics_max), swept)
 
-    def sweep(self, rows_max: int, bytes_max: int) -> tuple[Moved, Moved, bool]:
+    def _topics_max(self, of_fire: int) -> int | None:
+        """Return how many topics of the sweep a FIRE may serve. None: all, as version 0.1 does."""
+        bounded = self._state.level >= LEVEL_OF_BOUNDED_SWEEPS
+        return max(of_fire // 2, 1) if bounded else None
+
+    def sweep(self, fire: Fire) -> tuple[Moved, Moved, bool]:
         """Move the sweep on; return fired rows, dropped rows, and whether a FIRE must follow."""
-        if self._state.swept is None:
+        state = self._state
+        if state.swept is None:
             return [], [], False
-        state, portion = self._state, self._portion(rows_max, bytes_max)
+        portion = self._portion(fire.rows_max, fire.bytes_max, fire.topics_max)
         part, seen = state.store.peek_held(portion), portion.seen
         fired: Moved = []
         dropped: Moved = []
+        shares = state.by_topic(part.rows[np.isin(part.rows["topic"], portion.swept)], sums=False)
+        # Version 0.1 goes from topic to topic, which shows in the outcomes that are kept.
+        together = [shares] if portion.topics_max else [[share] for share in shares]
         gone: list[RowArray] = []
-        swept = np.array([*self._swept_for], np.uint32)
-        mine = part.rows[np.isin(part.rows["topic"], swept)]
-        for topic, share in state.by_topic(mine, sums=False):
-            assert topic.release is not None
-            rows = self._release(topic, topic.release, share.rows, part.bufs, fired, dropped)
-            gone.append(rows)
+        for some in together:
+            gone += self._release(some, part.bufs, fired, dropped)
         if gone:
             state.store.end(concat(gone))
         if len(part.rows):
@@ -233,18 +246,39 @@ class Pauses:
             self._state.swept = seen = Position(int(last["due_ms"]), int(last["seq"]))
         if part.limited:
             return fired, dropped, True
-        return fired, dropped, self._passed(seen, fired)
+        return fired, dropped, self._passed(seen, fired, portion.topics_max)
 
     def _release(
         self,
-        topic: Topic,
-        release: TopicRelease,
-        rows: RowArray,
+        shares: Sequence[tuple[Topic, TopicRows]],
         bufs: Buffers,
         fired: Moved,
         dropped: Moved,
-    ) -> RowArray:
-        """Fire or drop a topic's next held rows; return those that leave the store."""
+    ) -> list[RowArray]:
+        """Fire or drop the next held rows of topics; return those that leave the store."""
+        before: list[Position] = []
+        parts = [self._divide(topic, share.rows, before) for topic, share in shares]
+        self._drop_lasts(before, dropped)
+        lost, kept, late = (filled(part[of] for part in parts) for of in range(3))
+        self._drop(lost, dropped)
+        self._fire(kept, bufs, fired)
+        if late:
+            decided = [
+                topic for (topic, _), part in zip(shares, parts, strict=True) if len(part[2])
+            ]
+            self._fire_lasts(decided, fired)
+            self._fire(late, bufs, fired)
+        return [*lost, *kept, *late]
+
+    def _divide(
+        self, topic: Topic, rows: RowArray, before: list[Position]
+    ) -> tuple[RowArray, RowArray, RowArray]:
+        """Return a topic's next held rows: to drop; to fire; to fire after the last overdue one.
+
+        Adds the one that was the last so far to `before`, if another one is now.
+        """
+        release = topic.release
+        assert release is not None
         overdue = np.zeros(len(rows), np.bool_)
         if release.catch_up in (DROP, LATEST):
             overdue = (rows["due_ms"] <= release.until_ms) & (rows["seq"] < release.seq_end)
@@ -253,65 +287,79 @@ class Pauses:
             last = Position(int(lost["due_ms"][-1]), int(lost["seq"][-1]))
             first = Position(int(lost["due_ms"][0]), int(lost["seq"][0]))
             if release.last is not None and release.last < first:
-                self._drop_last(topic, release.last, dropped)
+                before.append(release.last)
             release.last, lost = last, lost[:-1]
-        if len(lost):
-            self._drop(topic, lost, dropped)
         early = int(np.count_nonzero(kept["due_ms"] <= release.until_ms))
-        if early:
-            self._fire(topic, kept[:early], bufs, fired)
-        if early < len(kept):
-            if release.last is not None:
-                self._fire_last(topic, release, fired)
-            self._fire(topic, kept[early:], bufs, fired)
-        return concat([part for part in (lost, kept) if len(part)])
+        return lost, kept[:early], kept[early:]
 
-    def _passed(self, seen: Position, fired: Moved) -> bool:
-        """End the sweep's pass over all held rows; return whether another begins at once."""
-        position = self._state.store.position
-        again, early = False, False
-        for topic_id in sorted(self._swept_for):
-            topic = self._state.changing(topic_id)
-            release = topic.release
-            assert release is not None
-            if position < Position(release.until_ms, SEQ_MAX):
-                early = True  # some overdue timers have not come due by a FIRE
-                continue
-            if release.last is not None:
-                self._fire_last(topic, release, fired)
+    def _passed(self, seen: Position, fired: Moved, topics_max: int | None) -> bool:
+        """End the sweep's pass over all held rows; return whether a FIRE must follow.
+
+        `topics_max`: so many topics may fire their last overdue timer. None: all.
+        """
+        swept = [self._state.changing(topic) for topic in sorted(self._swept_for)]
+        ready = [topic for topic in swept if self._is_through(topic)]
+        lasts = [topic for topic in ready if topic.release and topic.release.last is not None]
+        for some in [lasts[:topics_max]] if topics_max else [[topic] for topic in lasts]:
+            self._fire_lasts(some, fired)
+        if topics_max and len(lasts) > topics_max:
+            self._state.swept = seen
+            return True
+        again = bool(self._waiting)
+        for topic in ready:
             if topic.held:
                 again = True  # its rows were scheduled as due, behind the sweep
             else:
                 topic.release = None
                 self._note(topic)
-        again |= bool(self._waiting)
+        early = len(ready) < len(swept)
         self._state.swept = BEGIN if again else seen if early else None
         if again:
             _whole(self._admit(self.together))
         _whole(self._begin())
         return again
 
-    def _fire_last(self, topic: Topic, release: TopicRelease, fired: Moved) -> None:
-        """Fire the last overdue timer, unless it was cancelled meanwhile."""
-        assert release.last is not None
-        due_ms, seq = np.array([release.last.due_ms]), np.array([release.last.seq], np.uint64)
-        release.last = None
-        whole, _ = self._state.store.read(due_ms, seq, 0)
-        if whole.rows["seq"][0]:
-            self._state.store.end(whole.rows)
-            self._fire(topic, whole.rows, {0: whole.blob}, fired)
+    def _is_through(self, topic: Topic) -> bool:
+        """Return whether FIREs have reached all overdue timers of a topic that is swept."""
+        assert topic.release is not None
+        return self._state.store.position >= Position(topic.release.until_ms, SEQ_MAX)
 
-    def _drop_last(self, topic: Topic, last: Position, dropped: Moved) -> None:
-        """Drop the last overdue timer found so far, unless it was cancelled meanwhile."""
-        due_ms, seq = np.array([last.due_ms]), np.array([last.seq], np.uint64)
-        _, rows = self._state.store.cancel(due_ms, seq)
-        if len(rows):
-            self._drop(topic, rows, dropped)
+    def _fire_lasts(self, topics: Sequence[Topic], fired: Moved) -> None:
+        """Fire the last overdue timers of topics, unless they were cancelled meanwhile."""
+        lasts: list[Position] = []
+        for release in (topic.release for topic in topics):
+            if release is not None and release.last is not None:
+                lasts.append(release.last)
+                release.last = None
+        due_ms, seq = _columns(lasts)
+        while len(seq):
+            whole, left = self._state.store.read(due_ms, seq, FIRE_BYTES_MAX)
+            if len(rows := whole.rows[whole.rows["seq"] > 0]):
+                self._state.store.end(rows)
+                self._fire([rows], {0: whole.blob}, fired)
+            due_ms, seq = due_ms[left], seq[left]
 
-    def _fire(self, topic: Topic, rows: RowArray, bufs: Buffers, fired: Moved) -> None:
-        self._ledger.fire_held(topic, rows, bufs)
-        fired.append((topic.topic_id, rows))
+    def _drop_lasts(self, lasts: Sequence[Position], dropped: Moved) -> None:
+        """Drop the last overdue timers found so far, unless they were cancelled meanwhile."""
+        if lasts:
+            _, rows = self._state.store.cancel(*_columns(lasts))
+            self._drop(filled([rows]), dropped)
 
-    def _drop(self, topic: Topic, rows: RowArray, dropped: Moved) -> None:
-        self._ledger.drop_held(topic, rows)
-        dropped.append((topic.topic_id, rows))
+    def _fire(self, parts: Sequence[RowArray], bufs: Buffers, fired: Moved) -> None:
+        if parts:
+            fired += self._ledger.fire_held(concat(parts), bufs)
+
+    def _drop(self, parts: Sequence[RowArray], dropped: Moved) -> None:
+        if parts:
+            dropped += self._ledger.drop_held(concat(parts))
+
+
+def filled(parts: Iterable[RowArray]) -> list[RowArray]:
+    """Return the parts that have rows."""
+    return [part for part in parts if len(part)]
+
+
+def _columns(places: Sequence[Position]) -> tuple[I64, U64]:
+    """Return due times and seqs of places, each (n,)."""
+    due_ms = np.array([place.due_ms for place in places], np.int64)
+    return due_ms, np.array([place.seq for place in places], np.uint64)

@@ -104,16 +104,15 @@ class EngineApp(App):
             self._producer_ids = 1 << 48  # the id of a forgotten producer is never drawn again
         engine = Engine if node.replica % 2 else EngineWithoutPrefetch
         self.engine = engine(node.disk, STATE_PATH, config, self._observe, secret)
+        machine = self.engine.machine
         if node.world.options.crowds:
-            store = self.engine.machine.store
-            store.dead_max, store.chunk = workbook.DEAD_MAX, workbook.CHUNK
-        pauses = self.engine.machine.pauses
+            machine.store.dead_max, machine.store.chunk = workbook.DEAD_MAX, workbook.CHUNK
+        pauses = machine.pauses
         pauses.portion, pauses.together, pauses.apart_max = SWEEP_ROWS, SWEEP_TOPICS, APART_MAX
-        self.voters: Voters | None = (
-            frozenset(self.engine.machine.voters) or None if self.engine.manifest_index else None
-        )
-        self.state_time_ms = self.engine.machine.applied_time_ms
-        self.level = self.engine.machine.level
+        known = frozenset(machine.voters) if self.engine.manifest_index else None
+        self.voters: Voters | None = known or None
+        self.state_time_ms = machine.applied_time_ms
+        self.level = machine.level
         self.streams: dict[SimStream, ServedStream] = {}
         self._rng = fork(node.world.rng)
         io = TimelineIo(self, fork(self._rng))

@@ -16,7 +16,7 @@ from timer.model.units import Seq
 from timer.pending.memory.held_rows import ASIDE
 from timer.pending.memory.memtable import Left, Memtable
 from timer.pending.store import Store
-from timer.ready.topic import Topic, TopicRelease
+from timer.ready.topic import Topic
 from timer.state.apply_results import CancelApplied
 from timer.state.machine import Machine
 from timer.state.pauses import Pauses
@@ -64,14 +64,16 @@ def _made_firing(self: Pauses, topics: Iterable[Topic]) -> None:
         self._note(topic)
 
 
-_release = Pauses._release
+_divide = Pauses._divide
 
 
-def _release_late_ones_too(self: Pauses, topic: Topic, release: TopicRelease, *args: Any) -> Any:
+def _release_late_ones_too(self: Pauses, topic: Topic, *args: Any) -> Any:
     """Treat timers that were scheduled after the resume as overdue at the resume."""
+    release = topic.release
+    assert release is not None
     seq_end, release.seq_end = release.seq_end, Seq(SEQ_MAX)
     try:
-        return _release(self, topic, release, *args)
+        return _divide(self, topic, *args)
     finally:
         release.seq_end = seq_end
 
@@ -122,7 +124,7 @@ MUTATIONS: Final = (
         {"drop"},
         60,
         "a timer that is scheduled as due while its topic catches up",
-        patch(Pauses, "_release", _release_late_ones_too),
+        patch(Pauses, "_divide", _release_late_ones_too),
         proposals_per_s=16,
     ),
 )

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from timer.model.columns import I64, ROW, U64, Buffers, RowArray, compact, row_bytes
+from timer.model.columns import I64, ROW, U32, U64, Buffers, RowArray, compact, row_bytes
 from timer.model.firing_order import Position, concat, rank
 from timer.model.timer_id import SEQ_MAX
 from timer.pending.memory.deleted_topics import DeletedTopics
@@ -56,8 +56,12 @@ class Portion(NamedTuple):
     """The rows after this (due, seq), with the due of the timer's id."""
     rows_max: int
     bytes_max: int
-    only: Only | None = None
+    only: Only | None
     """None: rows of all topics."""
+    topics_max: int | None
+    """Rows of so many of the topics `swept`: each takes time. None: of all."""
+    swept: U32
+    """Topics that take part in the sweep."""
 
 
 _NO_ROWS: Final[RowArray] = np.empty(0, ROW)
