@@ -31,6 +31,7 @@ from timer.recovery.engine import Engine
 
 EVERY_MS = MARK_MS // 4
 TOPICS = 3
+DAY_MS = 86_400_000
 ROUNDS = 24
 SEVERAL_LEVELS = 40
 """More blocks than a queue has while its sizes differ by a factor of a thousand."""
@@ -358,3 +359,42 @@ def test_joined_blocks_are_not_copied_as_well(monkeypatch: pytest.MonkeyPatch) -
     assert kinds == [(t, j, JOINED_MIN if j else 1) for t in (1, 2, 3) for j in (True, False)]
     cut.write()
     assert cut.moved == {}, "no other block is in these small files"
+
+
+def test_age_of_a_message_on_disk_is_not_less_than_it_is_after_a_shorter_retention() -> None:
+    engine, log = begun()
+    topic = engine.machine.topics[TopicId(1)]
+    topic.retain(3_650 * DAY_MS, UnixMs(log.now_ms))
+    log.now_ms = (log.now_ms // topic.queue.mark_ms + 1) * topic.queue.mark_ms
+    fire(engine, log)
+    flush(engine)
+    engine.machine.pages.evict(0)
+    assert topic.queue.fired_at_ms(0) == log.now_ms
+    topic.retain(DAY_MS, UnixMs(log.now_ms + 3 * DAY_MS))
+    assert topic.queue.fired_at_ms(0) == log.now_ms
+
+
+def test_age_of_a_message_on_disk_does_not_count_dropped_messages() -> None:
+    disk, rounds = SimDisk(), 4 * JOINED_MIN + 1
+    engine, log = fired(rounds, disk)
+    assert blocks_at(engine, 2)[0] > (0, 2 * JOINED_MIN)
+    acked = 2 * JOINED_MIN - 1
+    log.op(Op.RESERVE, 2, 1, [rounds])
+    log.op(Op.ACK, 2, 1, range(acked))
+    catch_up(engine, log)
+    fired_ms = START_MS + (1 + acked) * EVERY_MS
+    for _ in range(2):
+        engine.machine.pages.evict(0)
+        queue = queue_at(engine, 2)
+        assert queue.begin == acked > queue.blocks[0].first
+        assert fired_ms - MARK_MS < queue.fired_at_ms(acked) <= fired_ms
+        first = blocks_at(engine, 2)[0]
+        while blocks_at(engine, 2)[0] == first:  # until it is joined
+            fire(engine, log)
+            flush(engine)
+        fire(engine, log)
+        flush(engine)
+        engine.machine.pages.evict(0)
+        assert fired_ms - MARK_MS < queue.fired_at_ms(acked) <= fired_ms
+        engine = engine_on(disk)
+        catch_up(engine, log)

@@ -62,7 +62,8 @@ class Block:
     page: BlockRows | None
     spill: SpillRef | None = None
     fired_at_ms: int = 0
-    """Time at which the first message fired, Unix milliseconds; known also without the page."""
+    """No message that the queue still has fired earlier, Unix milliseconds; at first, the time of
+    the first message. Known also without the page."""
     payload_bytes: int = 0
     """Payload bytes of all messages; known also without the page."""
     payload_bytes_end: int = 0

@@ -143,6 +143,8 @@ class Queue:
         replaced = self.blocks[max(start - 1, 0) : stop]
         wanted = any(self.pages.wants(block) for block in replaced)
         self._weigh(left, replaced)
+        if left:  # both have the first message that is left
+            left[0].fired_at_ms = max(left[0].fired_at_ms, replaced[0].fired_at_ms)
         for block in replaced:
             self.pages.remove(block)
         for block in left:
@@ -203,13 +205,13 @@ class Queue:
     def fired_at_ms(self, offset: int) -> int:
         """Return when a message in the queue fired, Unix milliseconds.
 
-        If its page is only in a file, returns the start of its time interval, or when its block's
-        first message fired, whichever is later.
+        If its page is only in a file, returns an earlier time: the end of the time interval before
+        its own, or when its block's first message fired, whichever is later.
         """
         block = self.blocks[self._number_of(offset)]
         if block.page is None:
             mark = bisect_right(self.marks, offset, key=itemgetter(1)) - 1
-            return max(block.fired_at_ms, self.marks[mark][0] - self.mark_ms)
+            return max(block.fired_at_ms, self.marks[mark - 1][0] if mark > 0 else 0)
         return int(block.page.fired_at_ms[offset - block.first])
 
     def at_hand(self, offsets: U64) -> int:
@@ -300,6 +302,7 @@ class Queue:
         passed = 0
         while passed + 1 < len(self.marks) and self.marks[passed + 1][1] <= offset:
             passed += 1
+        ended_ms = self.marks[passed - 1][0] if passed else 0
         del self.marks[:passed]
         gone = 0
         while gone < len(self.blocks) and self.blocks[gone].end <= offset:
@@ -308,6 +311,8 @@ class Queue:
         if gone:
             del self.blocks[:gone]
             del self._firsts[:gone]
+        if passed and self.blocks:  # its messages in these intervals are dropped
+            self.blocks[0].fired_at_ms = max(self.blocks[0].fired_at_ms, ended_ms)
 
     def expire(self, fired_before_ms: UnixMs, below: QueueOffset | None = None) -> None:
         """Drop the leading messages of intervals that ended by a time, in Unix milliseconds.
