@@ -1,6 +1,7 @@
 """Small blocks of fired messages are joined: their number follows the size of the messages."""
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from timer.leader.groups.expiry import expired_prefix
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import QueueOffset, TopicId, UnixMs
 from timer.ready import spill as spill_module
+from timer.ready.page_cache import Block
 from timer.ready.queue import MARK_MS, Queue
 from timer.ready.spill import BLOCK_ROWS_MAX, JOINED_MIN, affordable
 from timer.ready.topic import RETENTION_MS
@@ -72,6 +74,38 @@ def fired(times: int, disk: SimDisk | None = None) -> tuple[Engine, Log]:
         fire(engine, log)
         flush(engine)
     return engine, log
+
+
+def flush_without_room(engine: Engine) -> None:
+    """Flush while the disk has no room to copy or join blocks."""
+    engine.room = Room(engine._flush_size, 0, low=True)
+    flush(engine)
+    engine.room = Room.plenty()
+
+
+def flush_again(engine: Engine, log: Log) -> None:
+    """Flush without new messages."""
+    log.checkpoint()
+    catch_up(engine, log)
+    flush(engine)
+
+
+def burst(engine: Engine, log: Log, rows: int, payload: bytes = b"m", topic: int = 1) -> None:
+    """Fire some messages of a topic."""
+    log.now_ms += 1
+    log.schedule(part_of([(topic, log.now_ms, payload)] * rows))
+    log.fire(log.now_ms)
+    catch_up(engine, log)
+
+
+def fetch(engine: Engine, blocks: Iterable[Block]) -> None:
+    """Request pages and read them."""
+    for block in blocks:
+        engine.machine.pages.want(block)
+    begun = engine.begin_fetch()
+    assert begun is not None
+    begun.read()
+    engine.end_fetch(begun)
 
 
 def test_one_message_in_each_flush_leaves_few_blocks() -> None:
@@ -398,3 +432,51 @@ def test_age_of_a_message_on_disk_does_not_count_dropped_messages() -> None:
         assert fired_ms - MARK_MS < queue.fired_at_ms(acked) <= fired_ms
         engine = engine_on(disk)
         catch_up(engine, log)
+
+
+def test_joined_pages_are_evicted_before_those_that_were_fetched_for_a_consumer() -> None:
+    engine, log = begun()
+    for _ in range(JOINED_MIN):
+        burst(engine, log, 1)
+        flush(engine)
+    burst(engine, log, 1, b"x" * 600_000, topic=3)
+    flush_without_room(engine)
+    pages, (block,) = engine.machine.pages, queue_at(engine, 3).blocks
+    pages.remove(block)
+    block.page = None
+    fetch(engine, [block])
+    burst(engine, log, 1)
+    flush(engine)
+    joined = queue_at(engine, 1).blocks[0]
+    assert joined.end == JOINED_MIN
+    pages.evict(pages.spilled_size - 1)
+    assert joined.page is None
+    assert block.page is not None
+
+
+@pytest.mark.parametrize("fetched", [0, 1, JOINED_MIN - 1, JOINED_MIN])
+def test_fetched_page_is_still_there_or_requested_after_a_join(fetched: int) -> None:
+    engine, log = fired(JOINED_MIN)
+    engine.machine.pages.evict(0)
+    if fetched:
+        fetch(engine, queue_at(engine, 1).blocks[:fetched])
+    fire(engine, log)
+    flush(engine)
+    joined = queue_at(engine, 1).blocks[0]
+    assert joined.end == JOINED_MIN
+    assert (joined.page is not None) == (fetched == JOINED_MIN)
+    assert engine.machine.pages.wants(joined) == (0 < fetched < JOINED_MIN)
+
+
+def test_only_joined_blocks_with_requested_messages_are_requested() -> None:
+    engine, log = begun()
+    for _ in range(60):
+        burst(engine, log, 1_500)
+        flush_without_room(engine)
+    pages, queue = engine.machine.pages, queue_at(engine, 1)
+    pages.evict(0)
+    pages.want(queue.blocks[30])
+    flush_again(engine, log)
+    wanted = [(block.first, block.end) for block in queue.blocks if pages.wants(block)]
+    assert wanted == [each for each in blocks_at(engine) if each[0] < 46_500 and each[1] > 45_000]
+    assert 0 < len(wanted) <= 2

@@ -9,6 +9,7 @@ are requested before a consumer needs them, and are read in order. No outcome de
 are in memory.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,18 +99,19 @@ class Pages:
         """Bytes of pages that are in no file."""
         self.spilled_size = 0
         """Bytes of pages that may be evicted."""
-        self._spilled: dict[Block, None] = {}  # the oldest first
+        self._spilled: OrderedDict[Block, bool] = OrderedDict()
+        """Blocks whose pages may be evicted, the oldest first, and whether these were fetched."""
         self._wanted: dict[Block, None] = {}
 
-    def add(self, block: Block) -> None:
-        """Count the page of a block that was added to a queue."""
+    def add(self, block: Block, *, fetched: bool = False) -> None:
+        """Count the page of a block that was added to a queue, or was fetched."""
         if block.page is None:
             return
         if block.spill is None:
             self.unspilled_size += block.page.size
         else:
             self.spilled_size += block.page.size
-            self._spilled[block] = None
+            self._spilled[block] = fetched
 
     def remove(self, block: Block) -> None:
         """Forget a block that left its queue."""
@@ -142,13 +144,28 @@ class Pages:
         """Return whether a block's page is requested; a block that left its queue is not."""
         return block in self._wanted
 
+    def needs(self, block: Block) -> bool:
+        """Return whether a block's page is requested, or in memory because it was requested."""
+        return block in self._wanted or self._spilled.get(block, False)
+
+    def add_joined(self, block: Block, *, needed: bool) -> None:
+        """Add a block that joins others. `needed`: one of these was, and so is the new one.
+
+        If it is not needed, its page is the first to be evicted.
+        """
+        self.add(block, fetched=needed)
+        if needed:
+            self.want(block)
+        elif block in self._spilled:
+            self._spilled.move_to_end(block, last=False)
+
     def fetched(self, block: Block, page: BlockRows) -> None:
         """Install a page that was read, if it is still requested."""
         if block in self._wanted:
             del self._wanted[block]
             assert block.page is None
             block.page = page
-            self.add(block)
+            self.add(block, fetched=True)
 
     def evict(self, size_max: int) -> None:
         """Evict the oldest spilled pages until the rest takes at most `size_max` bytes."""

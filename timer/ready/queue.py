@@ -13,7 +13,7 @@ Blocks below `begin` are dropped: every group has acked them.
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 import numpy as np
@@ -134,23 +134,26 @@ class Queue:
     def spilled(self, old: Sequence[Block], new: Sequence[Block]) -> None:
         """Replace blocks by their written copies, except those dropped meanwhile.
 
-        If a page of them is requested, the pages of the new ones are.
+        If a page of a joined block was requested, the new page with its messages is.
         """
         assert old[0].first == new[0].first, (old[0].first, new[0].first)
         assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)
         start, stop = (bisect_right(self._firsts, old[place].first) for place in (0, -1))
         left = [block for block in new if block.end > self.begin]
         replaced = self.blocks[max(start - 1, 0) : stop]
-        wanted = any(self.pages.wants(block) for block in replaced)
+        needed = [block for block in replaced if self.pages.needs(block)]
         self._weigh(left, replaced)
         if left:  # both have the first message that is left
             left[0].fired_at_ms = max(left[0].fired_at_ms, replaced[0].fired_at_ms)
         for block in replaced:
             self.pages.remove(block)
         for block in left:
-            self.pages.add(block)
-            if wanted:
-                self.pages.want(block)
+            if old[0].spill is None:
+                self.pages.add(block)
+            else:
+                at = bisect_right(needed, block.first, key=attrgetter("end"))
+                wanted = at < len(needed) and needed[at].first < block.end
+                self.pages.add_joined(block, needed=wanted)
         self.blocks[max(start - 1, 0) : stop] = left
         self._firsts[max(start - 1, 0) : stop] = [block.first for block in left]
 
