@@ -20,23 +20,38 @@ from tests.timer.machines import (
 )
 from tests.timer.test_manifest import SPILLS, flush
 from timer.entries.payloads import Op
+from timer.entries.policies import Scope
 from timer.files.disk_reserve import Room
 from timer.leader.groups.expiry import expired_prefix
 from timer.model.timer_errors import CorruptFileError
 from timer.model.units import QueueOffset, TopicId, UnixMs
 from timer.ready import spill as spill_module
-from timer.ready.page_cache import Block
+from timer.ready.page_cache import Block, SpillRef
 from timer.ready.queue import MARK_MS, Queue
-from timer.ready.spill import BLOCK_ROWS_MAX, JOINED_MIN, affordable
+from timer.ready.spill import (
+    BLOCK_ROWS_MAX,
+    BLOCK_WORK,
+    JOINED_MAX,
+    JOINED_MIN,
+    JOINED_TTL_SHARE,
+    MOVED_SIZE_MAX,
+    Spill,
+    affordable,
+    sparse,
+    spills_of,
+)
 from timer.ready.topic import RETENTION_MS
 from timer.recovery.engine import Engine
 
 EVERY_MS = MARK_MS // 4
 TOPICS = 3
-DAY_MS = 86_400_000
 ROUNDS = 24
-SEVERAL_LEVELS = 40
-"""More blocks than a queue has while its sizes differ by a factor of a thousand."""
+BLOCKS_MAX = 16
+"""Blocks of a queue with few messages, at most: a tier has fewer than JOINED_MIN, and sizes grow
+from tier to tier."""
+WRITTEN_MAX = 16
+"""Times that a message is written, at most."""
+DAY_MS = 86_400_000
 
 
 def begun(disk: SimDisk | None = None) -> tuple[Engine, Log]:
@@ -108,6 +123,19 @@ def fetch(engine: Engine, blocks: Iterable[Block]) -> None:
     engine.end_fetch(begun)
 
 
+def cold_queue(count: int, size: int) -> Queue:
+    """Return a queue of blocks in one file, each of one message and `size` bytes."""
+    queue = Queue()
+    for at in range(count):
+        ref = SpillRef("file", at * size, size)
+        queue.restore(Block(QueueOffset(at), QueueOffset(at + 1), None, ref))
+    return queue
+
+
+def spans_of(spills: Iterable[Spill]) -> list[tuple[int, int]]:
+    return [(spill.old[0].first, spill.old[-1].end) for spill in spills]
+
+
 def test_one_message_in_each_flush_leaves_few_blocks() -> None:
     disk, rounds = SimDisk(), 400
     engine, log = begun(disk)
@@ -120,10 +148,10 @@ def test_one_message_in_each_flush_leaves_few_blocks() -> None:
         written += sum(disk.size(SPILLS / name) for name in {*disk.list_dir(SPILLS)} - before)
         most = max(most, *(len(blocks_at(engine, topic)) for topic in (1, 2, 3)))
     assert [queue_at(engine, topic).end for topic in (1, 2, 3)] == [rounds] * 3
-    assert most < SEVERAL_LEVELS
+    assert most <= BLOCKS_MAX
     assert len(disk.list_dir(SPILLS)) <= 2 * (spill_module.SMALL_FILES_MAX + 1)
     needed = sum(b.spill.size for t in (1, 2, 3) for b in queue_at(engine, t).blocks if b.spill)
-    assert written < SEVERAL_LEVELS * needed, "a message is written again a few times"
+    assert written < WRITTEN_MAX * needed, "a message is written again a few times"
 
 
 def test_blocks_that_are_half_full_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,13 +336,9 @@ def test_nothing_is_joined_without_room_and_all_is_later() -> None:
     engine, log = begun()
     for _ in range(5 * JOINED_MIN):
         fire(engine, log)
-        engine.room = Room(engine._flush_size, 0, low=True)
-        flush(engine)
+        flush_without_room(engine)
     assert len(blocks_at(engine)) == 5 * JOINED_MIN
-    engine.room = Room.plenty()
-    log.checkpoint()  # also a topic that fires no more
-    catch_up(engine, log)
-    flush(engine)
+    flush_again(engine, log)  # also a topic that fires no more
     assert blocks_at(engine) == [(0, 5 * JOINED_MIN)]
 
 
@@ -322,12 +346,10 @@ def test_joins_of_one_flush_are_limited_and_the_longest_go_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, log = fired(JOINED_MIN - 1)
-    for _ in range(3):
-        fire(engine, log, topics=2)
-        engine.room = Room(engine._flush_size, 0, low=True)
-        flush(engine)
+    for topic in (2, 2, 2, 1, 2):
+        burst(engine, log, 1, b"%d" % topic, topic)
+        flush_without_room(engine)
     fire(engine, log)
-    engine.room = Room.plenty()
     cut = engine.begin_flush()
     assert cut is not None
 
@@ -337,28 +359,25 @@ def test_joins_of_one_flush_are_limited_and_the_longest_go_first(
         assert [spill.topic for spill in found if not spill.joins] == [1, 2, 3]
         return [(spill.topic, len(spill.old)) for spill in found if spill.joins]
 
-    longest = JOINED_MIN + 2
+    longest = JOINED_MIN + 3
     assert joined(-6) == joined(-6 + JOINED_MIN - 1) == []
-    assert joined(-6 + JOINED_MIN) == [(1, JOINED_MIN)]
-    assert joined(-6 + longest) == joined(-6 + longest + 7) == [(1, longest)]
-    assert joined(-6 + 2 * longest) == joined(1 << 20) == [(1, longest), (2, longest)]
-    first = sum(ref.size for spill in cut.fresh for ref in spill.places if spill.topic == 1)
-    assert [joined(99, size) for size in (0, first - 1)] == [[], []]
-    assert joined(99, first) == [(1, longest)]
+    assert joined(-6 + JOINED_MIN) == [(2, JOINED_MIN)]
+    assert joined(-6 + longest) == joined(-6 + longest + 7) == [(2, longest)]
+    assert joined(-6 + longest + JOINED_MIN) == [(2, longest), (1, JOINED_MIN)]
+    assert joined(1 << 20) == [(2, longest), (1, JOINED_MIN)]
+    sizes = [spill.old_size for spill in cut.fresh if spill.topic == 2 and spill.joins]
+    assert joined(99, 0) == []
+    assert joined(99, sizes[0] - 1) == [(2, longest - 1)]
+    assert joined(99, sizes[0]) == [(2, longest)]
 
 
 def test_a_newer_block_that_is_much_smaller_leaves_the_older_ones() -> None:
     rows = [400, *[1] * (JOINED_MIN - 1)]
     engine, log = begun()
     for count in rows:
-        log.now_ms += 1
-        log.schedule(part_of([(1, log.now_ms, b"m")] * count))
-        log.fire(log.now_ms)
-        catch_up(engine, log)
+        burst(engine, log, count)
         flush(engine)
-    log.checkpoint()
-    catch_up(engine, log)
-    flush(engine)
+    flush_again(engine, log)
     assert len(blocks_at(engine)) == JOINED_MIN, "a large block is not written for so little"
     fire(engine, log)
     flush(engine)
@@ -370,22 +389,19 @@ def test_a_newer_block_that_is_much_smaller_leaves_the_older_ones() -> None:
 def test_joined_blocks_are_cut_at_the_usual_size() -> None:
     engine, log = begun()
     for _ in range(JOINED_MIN):
-        log.now_ms += 1
-        log.schedule(part_of([(1, log.now_ms, b"m")] * 1_500))
-        log.fire(log.now_ms)
-        catch_up(engine, log)
+        burst(engine, log, 1_500)
         flush(engine)
-    log.checkpoint()
-    catch_up(engine, log)
-    flush(engine)
+    flush_again(engine, log)
     rows = JOINED_MIN * 1_500
     ends = [*range(BLOCK_ROWS_MAX, rows, BLOCK_ROWS_MAX), rows]
     assert [end for _, end in blocks_at(engine)] == ends
 
 
 def test_joined_blocks_are_not_copied_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    engine, log = fired(JOINED_MIN, disk)
     monkeypatch.setattr(spill_module, "SMALL_FILES_MAX", 2)
-    engine, log = fired(JOINED_MIN)
+    assert len(disk.list_dir(SPILLS)) == JOINED_MIN
     fire(engine, log)
     cut = engine.begin_flush()
     assert cut is not None
@@ -393,6 +409,85 @@ def test_joined_blocks_are_not_copied_as_well(monkeypatch: pytest.MonkeyPatch) -
     assert kinds == [(t, j, JOINED_MIN if j else 1) for t in (1, 2, 3) for j in (True, False)]
     cut.write()
     assert cut.moved == {}, "no other block is in these small files"
+
+
+def test_first_blocks_that_fit_are_joined_if_not_all_do() -> None:
+    queue = cold_queue(100, 300 << 10)
+    spills = spills_of(TopicId(1), queue)
+    assert spans_of(spills) == [(0, 100)]
+    for fit in (JOINED_MIN, 85, 100, 200):
+        assert spans_of(affordable(spills, fit * (300 << 10))) == [(0, min(fit, 100))]
+    assert affordable(spills, JOINED_MIN * (300 << 10) - 1) == []
+    large = queue.blocks[0].spill = SpillRef("file", 0, 500 << 10)
+    assert spans_of(affordable(spills, large.size)) == []
+    assert spans_of(affordable(spills, JOINED_MIN * (300 << 10))) == [(1, 1 + JOINED_MIN)]
+
+
+def test_one_flush_joins_a_bounded_number_of_bytes_and_copies_the_less_for_it() -> None:
+    spills = spills_of(TopicId(1), cold_queue(1_000, 500 << 10))
+    chosen = affordable(spills, 1 << 40)
+    size = chosen[0].old_size
+    assert MOVED_SIZE_MAX - (500 << 10) < size <= MOVED_SIZE_MAX
+    disk, refs = SimDisk(), [SpillRef("thin", 0, 10)]
+    disk.make_dir(SPILLS)
+    disk.write_atomic(SPILLS / "thin", bytes(1_000))
+    assert sparse(disk, SPILLS, refs, 1 << 40, MOVED_SIZE_MAX - 1) == refs
+    assert sparse(disk, SPILLS, refs, 1 << 40, MOVED_SIZE_MAX) == []
+
+
+@pytest.mark.parametrize("spare", [-1, 0])
+def test_joins_and_copies_share_the_room(monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+    monkeypatch.setattr(spill_module, "SMALL_FILES_MAX", 0)
+    engine, log = begun()
+    burst(engine, log, 1, topic=3)  # a block that is not joined, in a small file
+    flush_without_room(engine)
+    for _ in range(JOINED_MIN):
+        fire(engine, log, topics=2)
+        flush_without_room(engine)
+    fire(engine, log, topics=2)
+    cut = engine.begin_flush()
+    assert cut is not None
+    joined = sum(spill.old_size for spill in cut.fresh if spill.joins)
+    copied = queue_at(engine, 3).blocks[0].spill
+    assert joined > 0
+    assert copied is not None
+    cut.moved_size_max = joined + copied.size + spare
+    cut.write()
+    assert [*cut.moved] == ([copied] if spare == 0 else [])
+
+
+def test_many_small_blocks_are_looked_at_in_part_and_the_oldest_are_joined_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[Block] = []
+    weight = spill_module._weight
+
+    def counted(block: Block) -> int:
+        looked.append(block)
+        return weight(block)
+
+    monkeypatch.setattr(spill_module, "_weight", counted)
+    monkeypatch.setattr(spill_module, "JOINED_MAX", 2 * JOINED_MIN)
+    queue = cold_queue(1_000, 100)
+    assert spans_of(spills_of(TopicId(1), queue)) == [(0, 2 * JOINED_MIN)]
+    assert len(looked) < 4 * JOINED_MIN + 20
+    queue.blocks[3].spill = SpillRef("file", 0, spill_module.SMALL_BLOCK)
+    assert spans_of(spills_of(TopicId(1), queue))[0][0] in (0, 4)
+    for at in range(4, 1_000 - 2 * JOINED_MIN, 2):  # few small ones between large ones
+        queue.blocks[at].spill = SpillRef("file", 0, spill_module.SMALL_BLOCK)
+    assert spans_of(spills_of(TopicId(1), queue)) == [(1_000 - 2 * JOINED_MIN, 1_000)]
+
+
+def test_many_small_blocks_are_all_joined_by_some_flushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill_module, "JOINED_MAX", 2 * JOINED_MIN)
+    monkeypatch.setattr(spill_module, "SMALL_BLOCK", JOINED_MIN * spill_module.ROW_WEIGHT)
+    engine, log = begun()
+    for _ in range(100):
+        fire(engine, log, topics=1)
+        flush_without_room(engine)
+    for _ in range(100 // JOINED_MIN):
+        flush_again(engine, log)
+    assert len(blocks_at(engine)) <= 100 // (2 * JOINED_MIN) + 2 * JOINED_MIN
 
 
 def test_age_of_a_message_on_disk_is_not_less_than_it_is_after_a_shorter_retention() -> None:
@@ -432,6 +527,21 @@ def test_age_of_a_message_on_disk_does_not_count_dropped_messages() -> None:
         assert fired_ms - MARK_MS < queue.fired_at_ms(acked) <= fired_ms
         engine = engine_on(disk)
         catch_up(engine, log)
+
+
+def test_joined_messages_of_a_topic_with_a_time_to_live_are_due_within_a_part_of_it() -> None:
+    engine, log = begun()
+    ttl_ms = 12 * EVERY_MS * JOINED_TTL_SHARE
+    log.policy(Scope("", TopicId(1)), ttl_ms=ttl_ms)
+    log.policy(Scope("", TopicId(2)), ttl_ms=EVERY_MS * JOINED_TTL_SHARE)
+    for _ in range(100):
+        fire(engine, log)
+        flush(engine)
+    spans = [b.due_ms_max - b.due_ms_min for b in queue_at(engine, 1).blocks]
+    assert 0 < max(spans) <= ttl_ms // JOINED_TTL_SHARE
+    assert len(spans) <= 100 // JOINED_MIN + 2 * JOINED_MIN
+    assert len(blocks_at(engine, 2)) == 100, "so few are not joined"
+    assert len(blocks_at(engine, 3)) <= BLOCKS_MAX
 
 
 def test_joined_pages_are_evicted_before_those_that_were_fetched_for_a_consumer() -> None:
@@ -480,3 +590,63 @@ def test_only_joined_blocks_with_requested_messages_are_requested() -> None:
     wanted = [(block.first, block.end) for block in queue.blocks if pages.wants(block)]
     assert wanted == [each for each in blocks_at(engine) if each[0] < 46_500 and each[1] > 45_000]
     assert 0 < len(wanted) <= 2
+
+
+class CountingDisk(SimDisk):
+    """A disk that counts the files that are opened to read."""
+
+    opened = 0
+
+    def read(self, path: Path, start: int = 0, size: int | None = None) -> bytes:
+        self.opened += 1
+        return super().read(path, start, size)
+
+    def read_parts(self, path: Path, parts: Iterable[tuple[int, int]]) -> list[bytes]:
+        opened = self.opened
+        found = super().read_parts(path, parts)
+        self.opened = opened + 1
+        return found
+
+
+def test_joins_of_tiny_blocks_are_paced_and_open_a_file_once() -> None:
+    disk, count = CountingDisk(), 600
+    disk.make_dir(SPILLS)
+    queue = Queue()
+    engine, log = begun()
+    fire(engine, log, topics=1)
+    page = queue_at(engine, 1).blocks[0].page
+    assert page is not None
+    for number in range(2):
+        whole = Queue(queue.end, queue.end)
+        for _ in range(count // 2):
+            whole.append(page.rows, page.bufs, UnixMs(log.now_ms))
+        spills = [Spill(TopicId(1), whole, [block], []) for block in whole.blocks]
+        spill_module.write_spill(disk, SPILLS / f"{number:02}.spill", spills)
+        for spill in spills:
+            spill.new[0].page = None
+            queue.restore(spill.new[0])
+    paced: list[int] = []
+    (spill,) = spills_of(TopicId(1), queue)
+    spill_module.write_spill(disk, SPILLS / "ff.spill", [spill], (), paced.append)
+    assert len(spill.old) == count
+    assert sum(paced) == spill.old_size + count * BLOCK_WORK
+    assert max(paced) < spill_module.WRITE_SIZE + 2 * BLOCK_WORK
+    assert disk.opened <= len(paced) + 1
+
+
+def test_copied_blocks_are_synced_and_paced_a_megabyte_at_a_time() -> None:
+    disk = SimDisk()
+    engine, log = begun(disk)
+    for _ in range(5):
+        burst(engine, log, 1, b"x" * 600_000)
+        flush_without_room(engine)
+    refs = [block.spill for block in queue_at(engine, 1).blocks if block.spill is not None]
+    paced: list[int] = []
+    spill_module.write_spill(disk, SPILLS / "ff.spill", [], refs, paced.append)
+    assert len(paced) == 2
+    assert min(paced) >= spill_module.WRITE_SIZE > max(paced) // 2
+
+
+def test_joins_are_as_many_as_the_blocks_that_are_looked_at() -> None:
+    spills = spills_of(TopicId(1), cold_queue(2 * JOINED_MAX, 100))
+    assert spans_of(affordable(spills, 1 << 40)) == [(0, JOINED_MAX)]

@@ -21,8 +21,10 @@ number of a queue's blocks follows the size of its messages, not the number of f
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +50,8 @@ SMALL_SIZE: Final = 256 << 10
 SMALL_FILES_MAX: Final = 8
 """Above this number of files below SMALL_SIZE, the small files are merged into one."""
 MOVED_SIZE_MAX: Final = 256 << 20
-"""Approximate bytes copied with one manifest: above it no further file is added."""
+"""Bytes that one manifest joins, at most, and about as many that it joins and copies together:
+above it no further file is added."""
 ROW_WEIGHT: Final = BLOCK_SIZE_MAX // BLOCK_ROWS_MAX
 """Least bytes that a row counts: a block of BLOCK_ROWS_MAX short rows is full, too."""
 SMALL_BLOCK: Final = BLOCK_SIZE_MAX // 2
@@ -56,7 +59,12 @@ SMALL_BLOCK: Final = BLOCK_SIZE_MAX // 2
 JOINED_MIN: Final = 8
 """Least number of small neighbouring blocks that are joined."""
 JOINED_MAX: Final = 4_096
-"""Blocks joined by one flush, besides two for each block that it writes for the first time."""
+"""Blocks that one flush joins, besides two for each queue with new messages. A flush examines at
+most so many of one queue, and joins at most so many of it."""
+JOINED_TTL_SHARE: Final = 10
+"""The dues of joined blocks span at most one part in so many of the topic's time to live."""
+BLOCK_WORK: Final = 4 << 10
+"""Work to join a block besides that of its bytes, as a number of bytes. See `Pace`."""
 
 _HEADER: Final = struct.Struct("<8sII")
 _CRC: Final = struct.Struct("<I")
@@ -84,40 +92,75 @@ class Spill:
         """The places of the old blocks in files."""
         return [block.spill for block in self.old if block.spill is not None]
 
+    @property
+    def old_size(self) -> int:
+        """Bytes of the old blocks in files."""
+        return sum(ref.size for ref in self.places)
+
     def install(self) -> None:
         """Replace the old blocks by the new ones."""
         self.queue.spilled(self.old, self.new)
 
 
-def spills_of(topic: TopicId, queue: Queue) -> list[Spill]:
-    """Return the blocks of a queue that are in no file, and those to join, if any."""
+def spills_of(topic: TopicId, queue: Queue, ttl_ms: int = 0) -> list[Spill]:
+    """Return the blocks of a queue that are in no file, and those to join, if any.
+
+    `ttl_ms`: the topic's time to live, milliseconds; 0: its messages never expire.
+    """
     fresh = queue.unspilled()
-    found = (_joinable(queue.blocks, len(queue.blocks) - len(fresh)), fresh)
+    span_ms = ttl_ms // JOINED_TTL_SHARE if ttl_ms else None
+    found = (_joinable(queue.blocks, len(queue.blocks) - len(fresh), span_ms), fresh)
     return [Spill(topic, queue, blocks, []) for blocks in found if blocks]
 
 
-def _joinable(blocks: Sequence[Block], stop: int) -> list[Block]:
+def _joinable(blocks: Sequence[Block], stop: int, span_ms: int | None) -> list[Block]:
     """Return the last of `blocks[:stop]`, all in files, if they are many small ones.
 
     A block is included if it is at most twice as large as all later ones together. The sizes thus
     grow by a factor: few blocks remain, and a message is written again a few times.
+
+    At most JOINED_MAX blocks are examined. If all of them are included, returns older small blocks
+    instead: those after a large one, or after the begin. Otherwise they would stay in front of a
+    full block. With `span_ms` they stay there, and expire.
+
+    `span_ms`: greatest difference of the dues of the returned blocks, milliseconds; None: any.
     """
-    start, later = stop, SMALL_BLOCK
-    while start:
+    start, later, lowest = stop, SMALL_BLOCK, max(0, stop - JOINED_MAX)
+    dues: list[int] = []
+    while start > lowest:
         block = blocks[start - 1]
-        assert block.spill is not None
-        weight = max(block.spill.size, (block.end - block.first) * ROW_WEIGHT)
+        weight = _weight(block)
         if weight >= SMALL_BLOCK or weight > 2 * later:
             break
+        if span_ms is not None:
+            dues = [min([*dues, block.due_ms_min]), max([*dues, block.due_ms_max])]
+            if dues[1] - dues[0] > span_ms:
+                break
         later = weight if start == stop else later + weight
         start -= 1
+    if start == lowest > 0 and span_ms is None:
+        first = bisect_left(blocks, True, hi=lowest, key=_is_small)  # noqa: FBT003 -- a value
+        end = first + sum(1 for _ in takewhile(_is_small, blocks[first : first + JOINED_MAX]))
+        if end - first >= JOINED_MIN:
+            return [*blocks[first:end]]
     return [*blocks[start:stop]] if stop - start >= JOINED_MIN else []
+
+
+def _weight(block: Block) -> int:
+    """Return the size of a block in a file, or the least that its rows count."""
+    assert block.spill is not None
+    return max(block.spill.size, (block.end - block.first) * ROW_WEIGHT)
+
+
+def _is_small(block: Block) -> bool:
+    return _weight(block) < SMALL_BLOCK
 
 
 def affordable(spills: Sequence[Spill], size_max: int) -> list[Spill]:
     """Return the spills, without the joins that are too many or too large for one flush.
 
-    The longest go first. Two joined blocks for each new one keep the number of blocks bounded.
+    The longest go first, and may be cut. JOINED_MAX limits the joined blocks. Two more for each
+    queue with new messages keep the number of blocks bounded.
     """
     fresh = [spill for spill in spills if not spill.joins]
     joins = [spill for spill in spills if spill.joins]
@@ -126,13 +169,31 @@ def affordable(spills: Sequence[Spill], size_max: int) -> list[Spill]:
     for spill in joins:
         if left < JOINED_MIN:
             break
-        part = Spill(spill.topic, spill.queue, spill.old[:left], [])
-        needed = sum(ref.size for ref in part.places)
-        if needed <= size:
-            chosen.append(part)
-            left -= len(part.old)
-            size -= needed
+        if part := _fitting(spill.old, left, size):
+            chosen.append(Spill(spill.topic, spill.queue, part, []))
+            left -= len(part)
+            size -= chosen[-1].old_size
     return fresh + chosen
+
+
+def _fitting(blocks: Sequence[Block], count: int, size: int) -> list[Block]:
+    """Return the first neighbours that together fit, as many as fit, or none if they are few.
+
+    The later ones are joined by a later flush. If the last ones were returned, the first ones
+    would stay in front of a large block.
+    """
+    start = total = 0
+    for at, block in enumerate(blocks):
+        assert block.spill is not None
+        total += block.spill.size
+        if (total > size or at - start == count) and at - start >= JOINED_MIN:
+            return [*blocks[start:at]]
+        while total > size:
+            first = blocks[start].spill
+            assert first is not None
+            total -= first.size
+            start += 1
+    return [*blocks[start:]] if len(blocks) - start >= JOINED_MIN else []
 
 
 class _Writer:
@@ -169,7 +230,7 @@ def write_spill(
     """Write the blocks to a new file, durably, and fill in `Spill.new`. For a thread.
 
     Also copies the blocks at `moved` from other files, and returns their new places. `pace` is
-    called with the bytes of copied and joined blocks, about.
+    called with about the bytes of copied and joined blocks, and with the work to read the latter.
 
     Raises:
         CorruptFileError: a block to copy or to join is damaged.
@@ -195,11 +256,7 @@ def _write_blocks(disk: Disk, path: Path, spill: Spill, writer: _Writer, pace: P
     """Write the blocks of one queue. Joined ones stay in memory if all of them were there."""
     pages = [block.page for block in spill.old]  # the loop may evict them meanwhile
     stays, first = None not in pages, spill.old[0].first
-    there = (
-        read_page(disk, path.parent, block.spill) if page is None and block.spill else page
-        for block, page in zip(spill.old, pages, strict=True)
-    )
-    for group in _cut(page for page in there if page is not None):
+    for group in _cut(_read_pages(disk, path.parent, spill, pages, pace)):
         data = _encode(spill.topic, first, group)
         ref = writer.add(data, pace)
         page = _decode(memoryview(data), path, ref)
@@ -210,11 +267,43 @@ def _write_blocks(disk: Disk, path: Path, spill: Spill, writer: _Writer, pace: P
     assert first == spill.old[-1].end, (first, spill.old[-1].end)
 
 
-def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int) -> list[SpillRef]:
+def _read_pages(
+    disk: Disk, directory: Path, spill: Spill, pages: Sequence[BlockRows | None], pace: Pace
+) -> Iterator[BlockRows]:
+    """Yield the pages of the old blocks, those in memory as they are.
+
+    The others are read about a megabyte at a time, each file once. `pace` is called with the work.
+    """
+    start = 0
+    while start < len(spill.old):
+        work, stop = 0, start
+        missing: dict[str, list[tuple[int, SpillRef]]] = {}
+        while stop < len(spill.old) and work < WRITE_SIZE:
+            ref, page = spill.old[stop].spill, pages[stop]
+            work += BLOCK_WORK
+            if page is None:
+                assert ref is not None
+                missing.setdefault(ref.file, []).append((stop, ref))
+                work += ref.size
+            stop += 1
+        found = dict(enumerate(pages[start:stop], start))
+        for name, each in missing.items():
+            parts = disk.read_parts(directory / name, [(r.position, r.size) for _, r in each])
+            for (at, ref), data in zip(each, parts, strict=True):
+                found[at] = _decode(memoryview(data), directory / name, ref)
+        pace(work)
+        yield from (page for page in found.values() if page is not None)
+        start = stop
+
+
+def sparse(
+    disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int, joined: int = 0
+) -> list[SpillRef]:
     """Return the blocks among all `refs` that should move to another file, and fit. For a thread.
 
     These are the blocks of files of which little is needed, or of many small files. If they do not
-    all fit in `size_max` bytes, the files that free most go first.
+    all fit in `size_max` bytes, the files that free most go first. `joined`: bytes that joins use
+    of `size_max` and MOVED_SIZE_MAX.
     """
     needed: dict[str, int] = {}
     for ref in refs:
@@ -225,7 +314,7 @@ def sparse(disk: Disk, directory: Path, refs: Sequence[SpillRef], size_max: int)
     if len(small - given_up) > SMALL_FILES_MAX:
         given_up |= small
     chosen: set[str] = set()
-    size = 0
+    size = joined
     for name in sorted(given_up, key=lambda name: (needed[name] - sizes[name], name)):
         if size < MOVED_SIZE_MAX and size + needed[name] <= size_max:
             size += needed[name]

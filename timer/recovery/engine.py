@@ -110,14 +110,15 @@ class Flush:
 
         Raises:
             DiskFailedError: the old manifest and its files are intact.
+            CorruptFileError: a block to copy or to join is damaged. They are intact as well.
         """
         self.windows = self.store.write_run(self.frozen, pace)
         spills = self.directory / manifest.SPILL_DIRECTORY
         self.fresh = affordable(self.fresh, self.moved_size_max)
         joined = {ref for spill in self.fresh for ref in spill.places}
+        joined_size = sum(ref.size for ref in joined)
         refs = [ref for ref in manifest.spill_refs(self.state) if ref not in joined]
-        size_left = self.moved_size_max - sum(ref.size for ref in joined)
-        thin = sparse(self.disk, spills, refs, size_left)
+        thin = sparse(self.disk, spills, refs, self.moved_size_max, joined_size)
         if self.fresh or thin:
             path = spills / f"{self.index:016x}.spill"
             self.moved = write_spill(self.disk, path, self.fresh, thin, pace)

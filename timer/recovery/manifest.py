@@ -124,7 +124,8 @@ class TopicsAhead:
             self._spills.pop(topic_id, None)
             return
         self._taken[topic_id] = _topic_state(topic)
-        spills = spills_of(topic_id, topic.queue)
+        ttl_ms = machine.policies.said("ttl_ms", topic.name, topic_id) or 0
+        spills = spills_of(topic_id, topic.queue, ttl_ms)
         if spills or topic_id in self._spills:
             self._spills[topic_id] = spills
 
