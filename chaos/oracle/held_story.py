@@ -6,12 +6,12 @@
     FIRE      Timers that become due in a paused or releasing topic are held, in (due, seq) order.
               So are timers that are scheduled there with a due time in the past. Then a sweep over
               the held timers of the releasing topics continues from its last place: SWEEP_ROWS
-              rows, or as many as the FIRE's limits allow. From feature level 2 on they are of half
-              of its `topics_max`, at most, and the end of the sweep fires the last overdue timers
-              of as many. The rows fire, except overdue ones by their topic's `catch_up`: `drop`
-              drops them; `latest` drops all but the last, which fires when later ones fire or when
-              the sweep ends. If more than APART_MAX rows, or APART_BYTES of payloads, are held in
-              all, rows of other topics count towards the sweep and stay.
+              rows, or as many as the FIRE's limits allow. From feature level 2 on, they are of at
+              most half of `topics_max` topics. At the sweep's end, each FIRE fires the last overdue
+              timers of as many. The rows fire, except overdue ones by their topic's `catch_up`:
+              `drop` drops them; `latest` drops all but the last, which fires when later ones fire
+              or when the sweep ends. If more than APART_MAX rows, or APART_BYTES of payloads, are
+              held in all, rows of other topics count towards the sweep and stay.
     A topic releases until a sweep has ended, firing has passed the entry's time, and the topic
     holds no timer. A topic that held none takes part at once; with `all` it does not release. A
     resume begins a sweep. Another sweep follows while topics wait for one, or timers scheduled

@@ -521,6 +521,10 @@ def test_age_of_a_message_on_disk_does_not_count_dropped_messages() -> None:
         while blocks_at(engine, 2)[0] == first:  # until it is joined
             fire(engine, log)
             flush(engine)
+        restarted = engine_on(disk)  # from the manifest that joined the first block
+        catch_up(restarted, log)
+        restarted.machine.pages.evict(0)
+        assert fired_ms - MARK_MS < queue_at(restarted, 2).fired_at_ms(acked) <= fired_ms
         fire(engine, log)
         flush(engine)
         engine.machine.pages.evict(0)
@@ -529,7 +533,21 @@ def test_age_of_a_message_on_disk_does_not_count_dropped_messages() -> None:
         catch_up(engine, log)
 
 
-def test_joined_messages_of_a_topic_with_a_time_to_live_are_due_within_a_part_of_it() -> None:
+def test_age_of_a_message_on_disk_is_known_where_messages_are_days_apart() -> None:
+    engine, log = begun()
+    days = range(2 * JOINED_MIN)
+    for _ in days:
+        log.now_ms += DAY_MS - EVERY_MS
+        fire(engine, log)
+        flush(engine)
+    assert len(blocks_at(engine)) < len(days)
+    engine.machine.pages.evict(0)
+    for day in days:
+        fired_ms = START_MS + (1 + day) * DAY_MS
+        assert fired_ms - MARK_MS <= queue_at(engine, 1).fired_at_ms(day) <= fired_ms
+
+
+def test_joined_messages_of_a_topic_with_a_time_to_live_fired_within_a_part_of_it() -> None:
     engine, log = begun()
     ttl_ms = 12 * EVERY_MS * JOINED_TTL_SHARE
     log.policy(Scope("", TopicId(1)), ttl_ms=ttl_ms)
@@ -537,7 +555,11 @@ def test_joined_messages_of_a_topic_with_a_time_to_live_are_due_within_a_part_of
     for _ in range(100):
         fire(engine, log)
         flush(engine)
-    spans = [b.due_ms_max - b.due_ms_min for b in queue_at(engine, 1).blocks]
+    queue = queue_at(engine, 1)
+    fired_ms = [
+        [START_MS + (1 + at) * EVERY_MS for at in (b.first, b.end - 1)] for b in queue.blocks
+    ]
+    spans = [last - first for first, last in fired_ms]
     assert 0 < max(spans) <= ttl_ms // JOINED_TTL_SHARE
     assert len(spans) <= 100 // JOINED_MIN + 2 * JOINED_MIN
     assert len(blocks_at(engine, 2)) == 100, "so few are not joined"

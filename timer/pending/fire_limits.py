@@ -28,8 +28,8 @@ def within(
     """Return how many of the first rows fit into the limits.
 
     Limits: `rows_max` rows; `bytes_max` bytes of payloads, keys and headers, except that one row
-    always fits; rows of `topics_max` topics (None: of any number). Of topics that are not
-    `counted` (None: all are), any number fits.
+    always fits; rows of `topics_max` topics (None: no limit). If `counted` is given, only these
+    topics count towards `topics_max`.
     """
     stop = min(rows_max, len(rows))
     if stop:

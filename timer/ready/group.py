@@ -5,9 +5,9 @@
       every offset below the cursor is acked; none at or above `reserved` was ever delivered
 
 Leases are in the leader's memory (timer/leader/groups/group_leases.py). The state that outlives
-the leader is here: acks, the number of ended leases and nacks (failures), the earliest redelivery
-of nacked messages, and the offset below which this epoch's leader may deliver. Columns by queue
-offset hold them (timer/ready/group_column.py). Of an acked message only the ack is kept.
+the leader is here. Columns by queue offset hold acks, failures (ended leases and nacks) and the
+earliest redelivery of nacked messages (timer/ready/group_column.py). `reserved` is the offset below
+which this epoch's leader may deliver. Of an acked message only the ack is kept.
 
 Each epoch begins with nothing reserved. If the old leader died, the new epoch cannot know which
 messages were delivered. Everything unacked below `reserved` then counts as delivered once more. A
@@ -141,7 +141,7 @@ class Group:
         return new
 
     def _done(self, offsets: U64) -> None:
-        """Mark unacked offsets, all different, and forget what is known about them."""
+        """Mark unacked offsets, all different, and drop their failures, delays and recalls."""
         self._forget(offsets)
         count = len(offsets)
         if not self.acked.used and int(offsets.max()) == self.cursor + count - 1:

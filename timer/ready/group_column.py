@@ -3,14 +3,15 @@
     base        65,536 offsets       the last chunk may be shorter
       |   chunk 0   |   chunk 1   | ... |  chunk n  |
 
-A chunk without values and a chunk whose flags are all set are constant arrays that all columns
-share. So memory is needed only near offsets that differ from their neighbours, however many offsets
-the column has. A step copies or allocates only the chunks in which it sets values.
+A full chunk of zeros is one constant array that all columns of its type share, and so is a chunk
+whose flags are all set. Memory is needed only for chunks with mixed values. A step copies or
+allocates only the chunks in which it sets values.
 
 A column of few offsets is one short array. It is moved to the group's cursor when it has to grow.
 The leader keeps states and keys of messages in such columns, too.
 
-`freeze` takes references of the arrays and makes them read-only. A change then copies its chunk.
+`freeze` takes references to the arrays and makes them read-only. The next change of a chunk copies
+it.
 """
 
 import zlib
@@ -178,7 +179,10 @@ class GroupColumn:
         self.base, self._chunks, self._counts = floor, [chunk], [self.used]
 
     def drop_below(self, floor: int) -> Values:
-        """Forget values below `floor` if they have half of an array or a chunk; return them."""
+        """Forget values below `floor`; return them, without chunks of zeros.
+
+        A single array: only if they are more than half of it. Otherwise: whole chunks.
+        """
         skip = max(0, floor - self.base)
         if len(self._chunks) == 1:
             size = len(self._chunks[0])

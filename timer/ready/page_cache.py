@@ -63,8 +63,8 @@ class Block:
     page: BlockRows | None
     spill: SpillRef | None = None
     fired_at_ms: int = 0
-    """No message that the queue still has fired earlier, Unix milliseconds; at first, the time of
-    the first message. Known also without the page."""
+    """Lower bound of the firing times of its messages still in the queue, Unix milliseconds. At
+    first, the time of the first message. Known also without the page."""
     payload_bytes: int = 0
     """Payload bytes of all messages; known also without the page."""
     payload_bytes_end: int = 0
@@ -149,9 +149,9 @@ class Pages:
         return block in self._wanted or self._spilled.get(block, False)
 
     def add_joined(self, block: Block, *, needed: bool) -> None:
-        """Add a block that joins others. `needed`: one of these was, and so is the new one.
+        """Add the block that replaces joined ones. `needed`: the page of one of them was needed.
 
-        If it is not needed, its page is the first to be evicted.
+        Then the new page is needed, too. Otherwise it is the first to be evicted.
         """
         self.add(block, fetched=needed)
         if needed:

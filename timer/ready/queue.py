@@ -100,7 +100,10 @@ class Queue:
             self.marks.clear()  # their messages were dropped
         self.shorten(fired_at_ms)
         if not self.marks or self.marks[-1][0] <= fired_at_ms:
-            self.marks.append((self._mark_end(fired_at_ms), self.end))
+            end_ms = self._mark_end(fired_at_ms)
+            if self.marks and self.marks[-1][0] < end_ms - self.mark_ms:
+                self.marks.append((end_ms - self.mark_ms, self.end))  # without messages
+            self.marks.append((end_ms, self.end))
         self.restore(block)
 
     def shorten(self, now_ms: UnixMs) -> None:
@@ -134,7 +137,8 @@ class Queue:
     def spilled(self, old: Sequence[Block], new: Sequence[Block]) -> None:
         """Replace blocks by their written copies, except those dropped meanwhile.
 
-        If a page of a joined block was requested, the new page with its messages is.
+        If the page of a joined block was requested, or is in memory because it was, the page of
+        the new block with its messages is requested.
         """
         assert old[0].first == new[0].first, (old[0].first, new[0].first)
         assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)

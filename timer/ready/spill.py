@@ -50,8 +50,8 @@ SMALL_SIZE: Final = 256 << 10
 SMALL_FILES_MAX: Final = 8
 """Above this number of files below SMALL_SIZE, the small files are merged into one."""
 MOVED_SIZE_MAX: Final = 256 << 20
-"""Bytes that one manifest joins, at most, and about as many that it joins and copies together:
-above it no further file is added."""
+"""Limit of the bytes that one manifest joins, and of those that it joins and copies together. The
+last copied file may exceed it."""
 ROW_WEIGHT: Final = BLOCK_SIZE_MAX // BLOCK_ROWS_MAX
 """Least bytes that a row counts: a block of BLOCK_ROWS_MAX short rows is full, too."""
 SMALL_BLOCK: Final = BLOCK_SIZE_MAX // 2
@@ -59,10 +59,10 @@ SMALL_BLOCK: Final = BLOCK_SIZE_MAX // 2
 JOINED_MIN: Final = 8
 """Least number of small neighbouring blocks that are joined."""
 JOINED_MAX: Final = 4_096
-"""Blocks that one flush joins, besides two for each queue with new messages. A flush examines at
-most so many of one queue, and joins at most so many of it."""
+"""Small blocks that one flush joins, besides two for each queue with new messages. Also the limit
+for the blocks of one queue that a flush examines, and for those that it joins."""
 JOINED_TTL_SHARE: Final = 10
-"""The dues of joined blocks span at most one part in so many of the topic's time to live."""
+"""The firings of blocks that are joined span at most 1/10 of the topic's time to live."""
 BLOCK_WORK: Final = 4 << 10
 """Work to join a block besides that of its bytes, as a number of bytes. See `Pace`."""
 
@@ -123,19 +123,17 @@ def _joinable(blocks: Sequence[Block], stop: int, span_ms: int | None) -> list[B
     instead: those after a large one, or after the begin. Otherwise they would stay in front of a
     full block. With `span_ms` they stay there, and expire.
 
-    `span_ms`: greatest difference of the dues of the returned blocks, milliseconds; None: any.
+    `span_ms`: milliseconds between the first firings in the first and the last of the returned
+    blocks, at most; None: any number.
     """
     start, later, lowest = stop, SMALL_BLOCK, max(0, stop - JOINED_MAX)
-    dues: list[int] = []
     while start > lowest:
         block = blocks[start - 1]
         weight = _weight(block)
         if weight >= SMALL_BLOCK or weight > 2 * later:
             break
-        if span_ms is not None:
-            dues = [min([*dues, block.due_ms_min]), max([*dues, block.due_ms_max])]
-            if dues[1] - dues[0] > span_ms:
-                break
+        if span_ms is not None and blocks[stop - 1].fired_at_ms - block.fired_at_ms > span_ms:
+            break
         later = weight if start == stop else later + weight
         start -= 1
     if start == lowest > 0 and span_ms is None:
@@ -177,10 +175,10 @@ def affordable(spills: Sequence[Spill], size_max: int) -> list[Spill]:
 
 
 def _fitting(blocks: Sequence[Block], count: int, size: int) -> list[Block]:
-    """Return the first neighbours that together fit, as many as fit, or none if they are few.
+    """Return the first JOINED_MIN or more neighbours within `count` blocks and `size` bytes.
 
-    The later ones are joined by a later flush. If the last ones were returned, the first ones
-    would stay in front of a large block.
+    Returns none if too few fit. A later flush joins the rest. Small blocks left in front of a
+    large one might never be joined, so the first ones are chosen.
     """
     start = total = 0
     for at, block in enumerate(blocks):
@@ -230,7 +228,7 @@ def write_spill(
     """Write the blocks to a new file, durably, and fill in `Spill.new`. For a thread.
 
     Also copies the blocks at `moved` from other files, and returns their new places. `pace` is
-    called with about the bytes of copied and joined blocks, and with the work to read the latter.
+    called with the bytes written, about, and with the work of reading the blocks to join.
 
     Raises:
         CorruptFileError: a block to copy or to join is damaged.
@@ -253,7 +251,7 @@ def write_spill(
 
 
 def _write_blocks(disk: Disk, path: Path, spill: Spill, writer: _Writer, pace: Pace) -> None:
-    """Write the blocks of one queue. Joined ones stay in memory if all of them were there."""
+    """Write the blocks of one queue. Joined blocks keep their pages if no old page was missing."""
     pages = [block.page for block in spill.old]  # the loop may evict them meanwhile
     stays, first = None not in pages, spill.old[0].first
     for group in _cut(_read_pages(disk, path.parent, spill, pages, pace)):

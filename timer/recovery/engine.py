@@ -110,7 +110,7 @@ class Flush:
 
         Raises:
             DiskFailedError: the old manifest and its files are intact.
-            CorruptFileError: a block to copy or to join is damaged. They are intact as well.
+            CorruptFileError: a block to copy or to join is damaged. The old manifest stays valid.
         """
         self.windows = self.store.write_run(self.frozen, pace)
         spills = self.directory / manifest.SPILL_DIRECTORY

@@ -243,7 +243,10 @@ def add_spills(state: State, fresh: list[Spill]) -> None:
         blocks = by_topic[spill.topic]["blocks"]
         start = bisect_left(blocks, spill.old[0].first, key=_first_offset)
         stop = bisect_left(blocks, spill.old[-1].end, key=_first_offset)
-        blocks[start:stop] = [_block_state(block) for block in spill.new]
+        new = [_block_state(block) for block in spill.new]
+        if start < stop:  # both have the first message that is left: see Block.fired_at_ms
+            new[0][_FIRED_AT] = max(new[0][_FIRED_AT], blocks[start][_FIRED_AT])
+        blocks[start:stop] = new
 
 
 def move_spills(state: State, places: Mapping[SpillRef, SpillRef]) -> list[TopicId]:
@@ -498,6 +501,10 @@ def _topic_state(topic: Topic) -> State:
 def _creator_state(of: Topic | Group) -> State:
     """Return the creator's field, which feature level 1 does not have."""
     return {"creator": of.creator} if of.creator else {}
+
+
+_FIRED_AT: Final = 5
+"""Place of a block's time in `_block_state`."""
 
 
 def _block_state(block: Block) -> list[Any]:

@@ -25,9 +25,9 @@ overdue timers that no FIRE has reached may have to be dropped: the topic joins 
 If very many rows or bytes are held, a search in files for the rows of a few topics would delay a
 FIRE. A sweep then serves all resumed topics, and a portion counts the rows of every topic.
 
-Each topic takes time, too. A FIRE serves half as many topics of the sweep as its own limit, because
-its due rows may be of other topics. At the end of a sweep, each FIRE fires the last overdue timers
-of so many topics.
+Each topic takes time, too. From feature level 2 on, a FIRE serves topics of the sweep up to half of
+its `topics_max`, because its due rows may be of other topics. At the end of a sweep, each FIRE
+fires the last overdue timers of as many topics.
 
 All of this is state, equal on every replica. A portion therefore counts live rows only: deleted and
 cancelled rows are in some replicas' runs and not in others' (timer/pending/runs/held_scan.py).

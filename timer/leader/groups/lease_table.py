@@ -9,8 +9,8 @@
 
 A state is one uint64 per queue offset. A lease id stands for "leased". Offsets outside the column
 are FREE. A message's entry in the log decides what becomes of it: until then it is ACKING or
-ENDING, and belongs to no consumer. The states of acked messages are forgotten below the cursor, and
-above it in a large table: look at `Group.is_acked` first.
+ENDING, and belongs to no consumer. The states of acked messages are dropped below the cursor. In a
+table of several chunks they are dropped above it, too. So test `Group.is_acked` before a state.
 """
 
 import heapq
@@ -175,7 +175,7 @@ class LeaseTable:
         self._states.set(offsets, state)
 
     def forget(self, offsets: U64) -> None:
-        """Drop the states of done messages, if the table is large: they may be millions."""
+        """Drop the states of acked messages at once, if the table has more than one chunk."""
         if self._states.wide:
             self.take(offsets, FREE)
 

@@ -5,10 +5,10 @@
                           yes -> in flight --> applied, rejected by the log, or lost with the epoch
 
 The leader checks a request against the state applied here plus the requests it has accepted since.
-Accepted requests therefore never exceed a quota that was set before them, by themselves:
-occurrences of series are not rejected, and may come at any time. A quota never removes existing
-timers or messages. Usage falls only as timers fire or are cancelled and as messages are
-acknowledged. Replicas check no quota at apply.
+Accepted requests alone therefore never exceed a quota that was set before them. Occurrences of
+series are never rejected, so a topic may still exceed it. A quota never removes existing timers or
+messages. Usage falls only as timers fire or are cancelled and as messages are acknowledged.
+Replicas check no quota at apply.
 
 A row counts as pending until it fires. A row that is due when it is accepted counts as ready, too,
 and counts as both until the FIRE entry after it. A topic that has reached one of its quotas accepts

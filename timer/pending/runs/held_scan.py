@@ -59,7 +59,7 @@ class Portion(NamedTuple):
     only: Only | None
     """None: rows of all topics."""
     topics_max: int | None
-    """Rows of so many of the topics `swept`: each takes time. None: of all."""
+    """Greatest number of the topics in `swept` whose rows are read. None: no limit."""
     swept: U32
     """Topics that take part in the sweep."""
 
