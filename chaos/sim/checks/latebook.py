@@ -2,8 +2,8 @@
 
 The second half of P3: a timer's wait begins when it is due, or when it was scheduled if that is
 later. It ends with the commit of its FIRE, on the leader's clock. In a steady world it lasts
-LATE_MS at most: the leader's step, the commit, and a lost message that is sent again. A world is
-not steady while
+LATE_MS at most: the leader's step, the commit, and a lost message that is sent again. For timers
+that did not fit into a FIRE, it counts from that FIRE. A world is not steady while
 
     a voter is dead, stopped or unsure, or has a slow or small disk
     a link is cut or slow
@@ -45,6 +45,7 @@ class LateBook:
     """The steady phase began then; in the future: the world is not steady."""
     judged: int = 0
     worst_ms: int = 0
+    limited_ms: int = 0
     _seen: tuple[object, ...] = ()
     _shift_ms: int = 0
 
@@ -73,15 +74,13 @@ class LateBook:
                 since_ms = self.fates.since_ms.get(seq)
                 if since_ms is None or steady_ms <= 0:
                     continue
-                late_ms = min(clock_ms - max(due_ms, since_ms), steady_ms)
+                late_ms = min(clock_ms - max(due_ms, since_ms, self.limited_ms), steady_ms)
                 self.judged += 1
                 self.worst_ms = max(self.worst_ms, late_ms)
                 if late_ms > LATE_MS:
-                    raise Broken(
-                        "late",
-                        f"{entry.index}: {seq} of topic {topic}, due {due_ms}, scheduled"
-                        f" {since_ms}, fired {clock_ms} on {app.node}",
-                    )
+                    times = f"due {due_ms}, scheduled {since_ms}, fired {clock_ms}"
+                    raise Broken("late", f"{entry.index}: {seq} of topic {topic}, {times}")
+        self.limited_ms = clock_ms if applied.limited else self.limited_ms
 
 
 def steady_leader(world: "TimerWorld") -> "SimNode | None":
