@@ -211,13 +211,14 @@ class RaftLink(grpc.GenericRpcHandler):
         """Queue a frame; it is dropped if the link is down.
 
         Args:
-            lazily: Send it with the next frame. A second such frame of the kind replaces it and
-                is sent at once.
+            lazily: Send it with the next frame. The next frame of the kind replaces it and is
+                sent at once.
         """
         to = self._peers.get(peer)
         if to is None or not to.up:
             return
         if not lazily:
+            to.lazy.pop(kind, None)  # it is older, and would arrive later
             self._put(to, kind, msgpack.packb(body))
             return
         if kind in to.lazy:

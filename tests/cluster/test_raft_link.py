@@ -221,6 +221,11 @@ def test_frames_arrive_in_order_and_lazy_ones_ride_along(*, tcp: bool) -> None:
             a.link.send("b", FrameKind.REPORT, (3,), lazily=True)
             await until(lambda: len(b.frames) == 2)
             assert b.frames[1] == ("a", FrameKind.REPORT, (3,))
+            a.link.send("b", FrameKind.REPORT, (4,), lazily=True)
+            a.link.send("b", FrameKind.REPORT, (5,))
+            a.link.send("b", FrameKind.ASK, (6,))
+            await until(lambda: ("a", FrameKind.ASK, (6,)) in b.frames)
+            assert b.frames[2:] == [("a", FrameKind.REPORT, (5,)), ("a", FrameKind.ASK, (6,))]
 
     asyncio.run(scenario())
 
