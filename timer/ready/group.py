@@ -93,7 +93,7 @@ class Group:
     later_sum: int = 0
     """Sum of hashes of (offset, time) of the times in `later`, modulo 2 ** 64."""
     acked: GroupColumn = _NO_FLAGS
-    """Which messages are acked, moved or expired. Below the cursor all are, whatever this says."""
+    """Which messages at or above the cursor are acked, moved or expired; all below it are."""
     ended: GroupColumn = _NO_NUMBERS
     """Failures of each unacked message: ended leases and nacks."""
     later: GroupColumn = _NO_TIMES
@@ -354,7 +354,7 @@ class Group:
     def restore(
         self, acked: GroupColumn, ended: GroupColumn, later: GroupColumn, recalled: GroupColumn
     ) -> None:
-        """Set the columns. Manifests of older programs have failures of acked messages, too."""
+        """Set the columns of a manifest. Drops failures of acked messages, kept before 0.2."""
         self.acked, self.ended, self.later, self.recalled = acked, ended, later, recalled
         for column in (ended, recalled):
             offsets = column.offsets()

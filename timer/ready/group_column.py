@@ -49,7 +49,7 @@ class GroupColumn:
         self.used = 0
         """Values other than 0."""
         self.top = base
-        """Offset behind the last one that was put; those below have storage."""
+        """Offset behind the last one that was put. Offsets from `base` to here have storage."""
 
     @property
     def nbytes(self) -> int:
@@ -267,7 +267,11 @@ class GroupColumn:
 
     @classmethod
     def unpack(cls, data: bytes, dtype: DType, base: int) -> "GroupColumn":
-        """Return the column that `FrozenColumn.pack` encoded. `base`: offset of its first value."""
+        """Return the column that `FrozenColumn.pack` encoded. `base`: offset of its first value.
+
+        Raises:
+            zlib.error, ValueError: `data` is damaged or ends early.
+        """
         if not data:
             return empty(dtype)
         column, unpacker = cls(dtype, base), zlib.decompressobj()

@@ -55,7 +55,7 @@ last copied file may exceed it."""
 ROW_WEIGHT: Final = BLOCK_SIZE_MAX // BLOCK_ROWS_MAX
 """Least bytes that a row counts: a block of BLOCK_ROWS_MAX short rows is full, too."""
 SMALL_BLOCK: Final = BLOCK_SIZE_MAX // 2
-"""Blocks of so many bytes are never joined again."""
+"""Blocks of this weight or more are never joined: half a megabyte, or 2,048 rows."""
 JOINED_MIN: Final = 8
 """Least number of small neighbouring blocks that are joined."""
 JOINED_MAX: Final = 4_096

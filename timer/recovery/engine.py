@@ -62,7 +62,8 @@ CHECKPOINTS_KEPT: Final = 64
 LOW_LOG_SHARE: Final = 8
 """If the disk is low, a flush begins after 1/8 of the reserve in log bytes."""
 MOVED_SHARE: Final = 4
-"""A flush copies blocks of up to 1/4 of the free bytes that it leaves; a merge may use half."""
+"""A flush joins and copies blocks of up to 1/4 of the free bytes that it leaves; a merge may use
+half."""
 FLUSH_ROOM: Final = 64 << 10
 """Bytes of a flush besides rows and manifest, about, at most."""
 

@@ -63,7 +63,7 @@ class Marks:
         self.set(offsets[done(offsets)], np.uint64(0))
 
     def forget_below(self, offset: int) -> U64:
-        """Drop the offsets below `offset` once they are more than half; return their marks."""
+        """Drop marks below `offset`, as `GroupColumn.drop_below` does; return them."""
         if not self._column.used:
             self._base = max(self._base, offset)
             return _NOTHING
