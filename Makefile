@@ -50,7 +50,8 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 # pip uses one core: two of them install half of the lock each, and all cores compile. They leave out
-# files that no program imports, or only a few; Python compiles these at their import.
+# files that no program imports, or only a few; Python compiles these at their import. A pip before 23.1 builds
+# PySpark with the setuptools that the other pip is about to replace; PIP_USE_PEP517 prevents that.
 UNUSED := /(tests|lexers|moto|mypy|mypyc|examples|ml|mllib|pipelines|semconv)/
 setup: $(STAMP)  ## .venv with exactly what requirements.lock names
 $(STAMP): pyproject.toml requirements.lock
@@ -60,7 +61,7 @@ $(STAMP): pyproject.toml requirements.lock
 	  { echo "make setup: $(PYTHON) has no venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	[[ -x $(BIN)/python ]] || $(PYTHON) -m venv $(VENV)
 	part() { awk -v part=$$1 '/^[^ #]/ { mine = /^(py|m)/ } mine == part' requirements.lock; }; \
-	  install=($(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes -r); \
+	  install=(env PIP_USE_PEP517=1 $(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes -r); \
 	  "$${install[@]}" <(part 1) & other=$$!; \
 	  "$${install[@]}" <(part 0) || { wait; exit 1; }; wait $$other  # `<(…)` changes $$!
 	$(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' $(VENV)/lib >/dev/null & \
