@@ -681,7 +681,7 @@ class Leader:
     def _step_fire(self, now: Now) -> None:
         wait_ms = self._fire_in_ms(now)
         if wait_ms is not None and wait_ms <= 0:
-            self._fire(now, 0 if self._fire_again else self._fire_times.ahead_ms)
+            self._fire(now, 0 if self._fire_again else self._fire_times.ahead_ms(now.mono_ms))
 
     def _fire_in_ms(self, now: Now) -> int | None:
         """Return the milliseconds until the next FIRE; 0 or less: it must be appended now.
@@ -695,8 +695,7 @@ class Leader:
         due = self.machine.store.next_due()
         if due is None:
             return None
-        ahead_ms = self._fire_times.ahead_ms
-        return max(due - ahead_ms - now.clock_ms, self._fire_times.next_ms - now.mono_ms)
+        return self._fire_times.wait_ms(due - now.clock_ms, now.mono_ms)
 
     def _fire(self, now: Now, ahead_ms: int = 0) -> None:
         self._fires_in_flight += 1
