@@ -100,6 +100,24 @@ def test_a_future_is_settled_once(looked_at: bool) -> None:
             acking.set_exception(ValueError())
 
 
+@pytest.mark.parametrize("result", [AckResult.ACKED, AckResult.EXPIRED])
+def test_many_futures_are_settled_as_each_alone(result: AckResult) -> None:
+    plain, whole, with_callback, with_failure_callback = ackings = [
+        Acking[AckResult]() for _ in range(4)
+    ]
+    called: list[Future[Any]] = []
+    _ = whole._condition
+    with_callback.add_done_callback(called.append)
+    with_failure_callback.add_failure_callback(called.append)
+    Acking.settle_each(ackings, result)
+    assert [acking.result(0) for acking in ackings] == [result] * 4
+    assert [acking._has_parts for acking in (plain, whole)] == [False, True]
+    late = [with_failure_callback] if result is AckResult.EXPIRED else []
+    assert called == [with_callback, *late]
+    with pytest.raises(InvalidStateError):
+        Acking.settle_each([plain], result)
+
+
 def test_functions_of_concurrent_futures_take_it() -> None:
     pending: Acking[AckResult] = Acking()
     done, not_done = concurrent.futures.wait([acked(), failed(), pending], timeout=0)
@@ -188,7 +206,10 @@ def test_outcome_after_the_end_of_the_loop_that_awaited_it_reaches_the_callbacks
     ],
     ids=["result", "exception", "wait", "callback"],
 )
-def test_a_look_meets_the_outcome_at_any_moment(look: Callable[[Acking[Any]], object]) -> None:
+@pytest.mark.parametrize("as_many", [False, True])
+def test_a_look_meets_the_outcome_at_any_moment(
+    look: Callable[[Acking[Any]], object], as_many: bool
+) -> None:
     ackings = [Acking[AckResult]() for _ in range(2_000)]
     together = threading.Barrier(2)
     called: list[Future[Any]] = []
@@ -197,7 +218,10 @@ def test_a_look_meets_the_outcome_at_any_moment(look: Callable[[Acking[Any]], ob
     def settle() -> None:
         for acking in ackings:
             together.wait(DEADLINE_S)
-            acking.set_result(AckResult.ACKED)
+            if as_many:
+                Acking.settle_each([acking], AckResult.ACKED)
+            else:
+                acking.set_result(AckResult.ACKED)
 
     def look_at_all() -> None:
         try:

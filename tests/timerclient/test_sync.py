@@ -475,6 +475,12 @@ def test_delay_that_no_calendar_has_is_refused(threaded: Threaded, delay: Any) -
         client.schedule("orders", b"p", delay=delay)
 
 
+def as_child_of(pid: int, patch: pytest.MonkeyPatch) -> None:
+    """Let the client take this process for another one; tests/timerclient/test_forks.py forks."""
+    patch.setattr(os, "getpid", lambda: pid + 1)
+    patch.setattr(background, "_pid", pid + 1)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_process_forked_off_one_with_an_open_client_is_told_so(
     threaded: Threaded, monkeypatch: pytest.MonkeyPatch
@@ -484,7 +490,7 @@ def test_process_forked_off_one_with_an_open_client_is_told_so(
     with connect(threaded) as client:
         client.schedule("orders", b"p", delay=60)
         with monkeypatch.context() as child:
-            child.setattr(os, "getpid", lambda: pid + 1)
+            as_child_of(pid, child)
             for _ in range(2):
                 for new in (TimerClient, AsyncTimerClient):
                     with pytest.raises(RuntimeError, match="forked from one with an open client"):
@@ -493,7 +499,7 @@ def test_process_forked_off_one_with_an_open_client_is_told_so(
                     client.close()
             TimerClient("127.0.0.1:1", dial=lambda _: pytest.fail("not dialled"))
         assert client.schedule("orders", b"p", delay=60).id
-    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    as_child_of(pid, monkeypatch)
     TimerClient("127.0.0.1:1")
 
 
@@ -506,7 +512,7 @@ def test_message_of_another_process_refuses_to_be_acked(
     with connect(threaded) as client, client.consumer("orders", "g") as consumer:
         message = next(consumer)
         with monkeypatch.context() as child:
-            child.setattr(os, "getpid", lambda: pid + 1)
+            as_child_of(pid, child)
             for use in (
                 message.ack,
                 message.ack_up_to,
@@ -530,7 +536,7 @@ def test_client_of_another_process_refuses_to_be_used(monkeypatch: pytest.Monkey
         TimerClient("127.0.0.1:1", timeout=0.1, settings=QUICK) as client,
         monkeypatch.context() as patch,
     ):
-        patch.setattr(os, "getpid", lambda: pid + 1)
+        as_child_of(pid, patch)
         with pytest.raises(RuntimeError, match="fork"):
             client.schedule("orders", b"p")
 

@@ -110,6 +110,23 @@ class Acking(GuardedFuture[T]):
         if self._on_failure is not None and self._is_late():
             self.add_done_callback(self._on_failure)
 
+    @staticmethod
+    def settle_each(ackings: "Sequence[Acking[AckResult]]", result: AckResult) -> None:
+        """Settle many futures with one result, as `set_result` does, at half of its cost."""
+        if result in _LATE:
+            rest = ackings
+        else:
+            rest = []
+            with _step:
+                for acking in ackings:
+                    if acking._state != PENDING or acking._has_parts or acking._callback:  # noqa: SLF001
+                        rest.append(acking)
+                    else:  # the result before the state, as in `set_result`
+                        acking._result = result  # noqa: SLF001
+                        acking._state = FINISHED  # noqa: SLF001
+        for acking in rest:
+            acking.set_result(result)
+
     def set_exception(self, exception: BaseException | None) -> None:
         """Settle the future with an error; once."""
         with _step:
