@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
+from timerclient.streams.deadlines import Deadlines
 from timerclient.streams.nodes import out_of_time
 from timerclient.values.errors import InvalidRequest
 
@@ -49,6 +50,7 @@ class _Line(Generic[R, T]):
         """`on_idle`: called when no call waits or is on its way."""
         self._send, self._rows_max, self._on_idle = send, rows_max, on_idle
         self._loop = asyncio.get_running_loop()
+        self._deadlines: Deadlines[_Call[R, T]] = Deadlines(self._expire)
         self._waiting: list[_Call[R, T]] = []
         self._parts: list[list[_Call[R, T]]] = []
         """Parts of an invalid request. Each is sent as it is, before the waiting calls."""
@@ -57,8 +59,8 @@ class _Line(Generic[R, T]):
     def add(self, timer: Hashable, row: R, within_s: float) -> asyncio.Future[T]:
         ends_s = self._loop.time() + within_s
         call = _Call(timer, row, within_s, ends_s, self._loop.create_future())
-        end = self._loop.call_at(ends_s + GRACE_S, self._expire, call)
-        call.outcome.add_done_callback(lambda _: end.cancel())
+        deadline = self._deadlines.add(call, within_s + GRACE_S)
+        call.outcome.add_done_callback(lambda _: deadline.remove(call))
         self._waiting.append(call)
         self._begin()
         return call.outcome
