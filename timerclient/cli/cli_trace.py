@@ -127,9 +127,9 @@ class TraceCommands(Commands):
         """Add the arguments to the parser of `trace`."""
         parser.set_defaults(run=self.trace)
         parser.description = (
-            f"{parser.description}. Schedules a timer in TOPIC for an hour later, cancels it, and "
-            "shows when each node had the call's entry, in microseconds. With --calls: the "
-            "median of each hop. Example: timerctl trace probe --calls 50"
+            f"{parser.description} A timer in TOPIC is scheduled for an hour later and cancelled. "
+            "The tables show when each node had the calls' entries, in microseconds. With --calls: "
+            "the median of each hop. Example: timerctl trace probe --calls 50"
         )
         parser.add_argument("topic", metavar="TOPIC")
         parser.add_argument(
