@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import PRIORITY_DEFAULT, Columns, Way
 from timerclient.rows.scheduled_timers import RequestOutcome
-from timerclient.streams.deadlines import Deadline, Deadlines
 from timerclient.streams.node_channel import NodeChannel
 from timerclient.streams.nodes import (
     Nodes,
@@ -31,6 +30,7 @@ from timerclient.streams.nodes import (
     write,
 )
 from timerclient.streams.pipeline import Pipeline, PipelinedRequest, Step
+from timerclient.streams.shared_deadlines import Deadline, Deadlines
 from timerclient.values.errors import (
     Closed,
     ConnectionLost,

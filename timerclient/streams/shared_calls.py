@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from timerclient.streams.deadlines import Deadlines
 from timerclient.streams.nodes import out_of_time
+from timerclient.streams.shared_deadlines import Deadlines
 from timerclient.values.errors import InvalidRequest
 
 R = TypeVar("R")

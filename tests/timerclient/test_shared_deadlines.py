@@ -4,7 +4,7 @@ import asyncio
 import gc
 import weakref
 
-from timerclient.streams.deadlines import Deadline, Deadlines
+from timerclient.streams.shared_deadlines import Deadline, Deadlines
 
 
 class Expired(list[str]):
