@@ -51,7 +51,8 @@ help:  ## this list
 
 # pip uses one core: two of them install half of the lock each, and all cores compile. They leave out
 # files that no program imports, or only a few; Python compiles these at their import. A pip before 23.1 builds
-# PySpark with the setuptools that the other pip is about to replace; PIP_USE_PEP517 prevents that.
+# PySpark with the setuptools that the other pip is about to replace. With PIP_USE_PEP517 it takes setuptools
+# from the index for this, in an environment of its own, as later ones do.
 UNUSED := /(tests|lexers|moto|mypy|mypyc|examples|ml|mllib|pipelines|semconv)/
 setup: $(STAMP)  ## .venv with exactly what requirements.lock names
 $(STAMP): pyproject.toml requirements.lock

@@ -68,11 +68,6 @@ client.close()
 node_channel.time.sleep = slept.append
 print(forked(int), len(slept))
 """
-USED = """
-client, consumer = use()
-print(forked(consumer.receive), flush=True)
-os._exit(0)
-"""
 LOCKED = """
 import os, sys
 
@@ -108,11 +103,6 @@ def test_process_forked_after_a_client_met_a_node_that_is_down_has_its_own(
     threaded: Threaded,
 ) -> None:
     assert run(threaded, PARENT + ONE_DOWN) == "0\n" * 10
-
-
-def test_forked_process_is_told_that_the_consumer_is_of_its_parent(threaded: Threaded) -> None:
-    told = "RuntimeError this client was made before a fork; make one per process\n256\n"
-    assert run(threaded, PARENT + USED) == told
 
 
 def test_fork_soon_after_a_close_waits_for_the_end_of_the_threads(threaded: Threaded) -> None:

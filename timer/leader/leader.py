@@ -515,10 +515,10 @@ class Leader:
     def wake_at_ms(self, now: Now) -> MonoMs:
         """Return when `step` must be called next, on the monotonic clock."""
         wake = self._next_checkpoint_ms()
-        if (fire_in_ms := self._fire_in_ms(now)) is not None:
+        if (following := self._next_fire(now)) is not None:
             # After a rejected FIRE the log is full. The next commit lets the shell step sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
-            wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, fire_in_ms)))
+            wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, following[0])))
         if self.series.wanted and not self._refusing and self.full is None:
             # As after a rejected FIRE.
             wait_ms = OVERLOAD_RETRY_MS if self.series.rejected else 0
@@ -679,23 +679,23 @@ class Leader:
     # ---- firing
 
     def _step_fire(self, now: Now) -> None:
-        wait_ms = self._fire_in_ms(now)
-        if wait_ms is not None and wait_ms <= 0:
-            self._fire(now, 0 if self._fire_again else self._fire_times.ahead_ms(now.mono_ms))
+        following = self._next_fire(now)
+        if following is not None and following[0] <= 0:
+            self._fire(now, following[1])
 
-    def _fire_in_ms(self, now: Now) -> int | None:
-        """Return the milliseconds until the next FIRE; 0 or less: it must be appended now.
+    def _next_fire(self, now: Now) -> tuple[int, int] | None:
+        """Return when to append the next FIRE, and how far ahead of its time; see FireTimes.next.
 
         None: one is in flight, or no timer waits.
         """
         if self._fires_in_flight:
             return None
         if self._fire_again:
-            return 0
+            return 0, 0
         due = self.machine.store.next_due()
         if due is None:
             return None
-        return self._fire_times.wait_ms(due - now.clock_ms, now.mono_ms)
+        return self._fire_times.next(due - now.clock_ms, now.mono_ms)
 
     def _fire(self, now: Now, ahead_ms: int = 0) -> None:
         self._fires_in_flight += 1

@@ -22,18 +22,6 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 _loop_lock = threading.Lock()
-_pid = os.getpid()
-"""This process, for a check at each call, which a system call would slow."""
-
-
-def _renew_pid() -> None:
-    global _pid  # noqa: PLW0603 -- the process of a fork is another one
-    _pid = os.getpid()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_pid)
-
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 """Process id -> the loop of all its clients.
 
@@ -79,7 +67,7 @@ def check_process(pid: int) -> None:
     Raises:
         RuntimeError: This process is a fork of the process `pid`, which made the client.
     """
-    if _pid != pid:
+    if os.getpid() != pid:
         raise RuntimeError("this client was made before a fork; make one per process")
 
 

@@ -80,7 +80,7 @@ class ToldEach:
     def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
         """Settle the futures."""
         if results.count(pb.ACK_RESULT_ACKED) == len(self._ackings):
-            Acking.settle_each(self._ackings, AckResult.ACKED)
+            Acking.settle_acked(self._ackings)
             return
         for acking, offset, result in zip(self._ackings, offsets, results, strict=True):
             AwaitedAck(acking, ACK).answered((offset,), (result,))

@@ -30,7 +30,7 @@ from timerclient.streams.nodes import (
     write,
 )
 from timerclient.streams.pipeline import Pipeline, PipelinedRequest, Step
-from timerclient.streams.shared_deadlines import Deadline, Deadlines
+from timerclient.streams.shared_deadlines import SharedDeadlines, SharedTimer
 from timerclient.values.errors import (
     Closed,
     ConnectionLost,
@@ -64,7 +64,7 @@ class Settles(Protocol):
 class WaitingCall:
     """One call, which waits for the ids of some rows of a request."""
 
-    __slots__ = ("deadline", "first", "future", "make", "request", "rows", "waited_s", "within_s")
+    __slots__ = ("alarm", "first", "future", "make", "request", "rows", "waited_s", "within_s")
 
     def __init__(
         self, future: Settles, rows: int, make: Callable[..., Any], within_s: float
@@ -79,12 +79,12 @@ class WaitingCall:
         self.first = 0
         """Its first row in the request."""
         self.request: CallsRequest | None = None
-        self.deadline: Deadline[WaitingCall] | None = None
+        self.alarm: SharedTimer[WaitingCall] | None = None
 
     def settle(self, outcome: RequestOutcome | TimerError) -> None:
         """Settle the future with the outcome of the request, if it is not done."""
-        if self.deadline is not None:
-            self.deadline.remove(self)
+        if self.alarm is not None:
+            self.alarm.remove(self)
         if self.future.done():
             return
         if isinstance(outcome, TimerError):
@@ -278,7 +278,7 @@ class ProducerStream:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._settings = nodes.settings
-        self._deadlines: Deadlines[WaitingCall] = Deadlines(self._out_of_time)
+        self._deadlines: SharedDeadlines[WaitingCall] = SharedDeadlines(self._out_of_time)
         self._pipeline: Pipeline[CallsRequest] = Pipeline(
             wire_requests_max=self._settings.wire_requests_max,
             wire_bytes_max=self._settings.wire_bytes_max,
@@ -337,7 +337,7 @@ class ProducerStream:
             self._task.add_done_callback(self._ended)
 
     def _watch(self, call: WaitingCall) -> None:
-        call.deadline = self._deadlines.add(call, call.within_s - call.waited_s)
+        call.alarm = self._deadlines.add(call, call.within_s - call.waited_s)
 
     def _out_of_time(self, call: WaitingCall) -> None:
         if call.future.done():
@@ -352,8 +352,8 @@ class ProducerStream:
         """Withdraw the call's rows, if possible; return whether they were certainly not applied."""
         request = call.request
         assert request is not None
-        if call.deadline is not None:
-            call.deadline.remove(call)
+        if call.alarm is not None:
+            call.alarm.remove(call)
         if any(not other.future.done() for other in request.calls if other is not call):
             # The request is sent for the other calls: without this row, if it can't be applied yet.
             return not self._pipeline.may_be_applied(request) and request.release(call)

@@ -4,7 +4,8 @@
 
 All calls of a line fit into one request: they have one kind, topic and way of time. Calls that
 come while two requests are on their way gather for the next one. A lone call does not wait. A
-request may take the longest time that one of its calls has; each call fails at its own end.
+request may take the longest time that one of its calls has; each call fails shortly after its
+own end.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from timerclient.streams.nodes import out_of_time
-from timerclient.streams.shared_deadlines import Deadlines
+from timerclient.streams.shared_deadlines import SharedDeadlines
 from timerclient.values.errors import InvalidRequest
 
 R = TypeVar("R")
@@ -39,7 +40,7 @@ class _Call(Generic[R, T]):
     row: R
     within_s: float
     ends_s: float
-    """Time of the loop at which the call fails."""
+    """Time of the loop at which its time is up."""
     outcome: asyncio.Future[T]
     is_sent: bool = False
     """A request with the call is on its way."""
@@ -50,7 +51,7 @@ class _Line(Generic[R, T]):
         """`on_idle`: called when no call waits or is on its way."""
         self._send, self._rows_max, self._on_idle = send, rows_max, on_idle
         self._loop = asyncio.get_running_loop()
-        self._deadlines: Deadlines[_Call[R, T]] = Deadlines(self._expire)
+        self._deadlines: SharedDeadlines[_Call[R, T]] = SharedDeadlines(self._expire)
         self._waiting: list[_Call[R, T]] = []
         self._parts: list[list[_Call[R, T]]] = []
         """Parts of an invalid request. Each is sent as it is, before the waiting calls."""
@@ -59,8 +60,8 @@ class _Line(Generic[R, T]):
     def add(self, timer: Hashable, row: R, within_s: float) -> asyncio.Future[T]:
         ends_s = self._loop.time() + within_s
         call = _Call(timer, row, within_s, ends_s, self._loop.create_future())
-        deadline = self._deadlines.add(call, within_s + GRACE_S)
-        call.outcome.add_done_callback(lambda _: deadline.remove(call))
+        alarm = self._deadlines.add(call, within_s + GRACE_S)
+        call.outcome.add_done_callback(lambda _: alarm.remove(call))
         self._waiting.append(call)
         self._begin()
         return call.outcome

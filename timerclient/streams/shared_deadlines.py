@@ -5,6 +5,7 @@ hardly any of them ever rings. Nothing ends before its deadline, and all of it u
 """
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -13,53 +14,60 @@ T = TypeVar("T")
 STEP_S: Final = 0.01
 
 
-class Deadlines(Generic[T]):
+class SharedDeadlines(Generic[T]):
     """Calls `expire` with each item at its deadline. It belongs to the running event loop."""
 
     def __init__(self, expire: Callable[[T], object]) -> None:
         self._expire = expire
         self._loop = asyncio.get_running_loop()
-        self._known: dict[int, Deadline[T]] = {}
+        self._timers: dict[int, SharedTimer[T]] = {}
 
-    def add(self, item: T, within_s: float) -> "Deadline[T]":
+    def add(self, item: T, within_s: float) -> "SharedTimer[T]":
         """Let `item` expire after `within_s`; 0 or less: in the loop's next turn.
 
-        Return where to remove it before.
+        Return the timer that it waits for.
         """
-        number = int((self._loop.time() + within_s) / STEP_S) + (within_s > 0)
-        deadline = self._known.get(number)
-        if deadline is None:
-            deadline = self._known[number] = Deadline(self._known, number)
-            deadline.timer = self._loop.call_at(number * STEP_S, self._ring, deadline)
-        deadline.items[item] = None
-        return deadline
+        step = int((self._loop.time() + within_s) / STEP_S) + (within_s > 0)
+        timer = self._timers.get(step)
+        if timer is None:
+            timer = self._timers[step] = SharedTimer(self._timers, step)
+            # Without the context of this caller, as the others' callbacks run there, too.
+            timer.handle = self._loop.call_at(
+                step * STEP_S, self._ring, timer, context=contextvars.Context()
+            )
+        timer.items[item] = None
+        return timer
 
-    def _ring(self, deadline: "Deadline[T]") -> None:
-        deadline.end()
-        for item in [*deadline.items]:
-            if item in deadline.items:  # the end of another item may have removed it
-                self._expire(item)
+    def _ring(self, timer: "SharedTimer[T]") -> None:
+        timer.detach()  # an item that is added from now on gets a timer of its own
+        for item in [*timer.items]:
+            if item in timer.items:  # the end of another item may have removed it
+                try:
+                    self._expire(item)
+                except Exception as error:  # noqa: BLE001 -- the other items expire, too
+                    context = {"message": "a deadline failed", "exception": error}
+                    self._loop.call_exception_handler(context)
 
 
-class Deadline(Generic[T]):
-    """The items that end within the same 10 ms, in the order in which they came."""
+class SharedTimer(Generic[T]):
+    """A timer of the loop, and the items that wait for it in the order in which they came."""
 
-    __slots__ = ("_known", "_number", "items", "timer")
+    __slots__ = ("_step", "_timers", "handle", "items")
 
-    def __init__(self, known: "dict[int, Deadline[T]]", number: int) -> None:
-        self._known, self._number = known, number
+    def __init__(self, timers: "dict[int, SharedTimer[T]]", step: int) -> None:
+        self._timers, self._step = timers, step
         self.items: dict[T, None] = {}
-        self.timer: asyncio.TimerHandle | None = None
+        self.handle: asyncio.TimerHandle | None = None
 
     def remove(self, item: T) -> None:
         """Let `item` not expire, if it has not done so."""
         self.items.pop(item, None)
         if not self.items:
-            self.end()
+            self.detach()
 
-    def end(self) -> None:
-        """Stop the timer."""
-        if self._known.get(self._number) is self:
-            del self._known[self._number]
-        if self.timer is not None:
-            self.timer.cancel()
+    def detach(self) -> None:
+        """Take no further item, and don't ring any more."""
+        if self._timers.get(self._step) is self:
+            del self._timers[self._step]
+        if self.handle is not None:
+            self.handle.cancel()
