@@ -143,7 +143,7 @@ MUTATIONS: Final = (
         lambda: mock.patch.multiple(
             StatePlane, on_stepdown=_stepdown_forgets_portion, _prefetch=_prefetch_if_wanted
         ),
-        **_FLUSHES | _FAILOVERS | {"fault_gap_ms": 700, "proposals_per_s": 60},
+        **_FLUSHES | {"faults": ("handover",), "fault_gap_ms": 700, "proposals_per_s": 200},
     ),
     _mutation(
         "pressure_is_never_released",
