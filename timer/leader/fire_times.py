@@ -11,9 +11,9 @@ A timer that is due alone fires at its due time. In a dense stream the gap makes
 leads to deliveries, acks and their entries, so FIREs that follow each other at once would take the
 processors' time. A commit takes longer on a busy machine, and the gap grows with it.
 
-A FIRE is ahead by the mean time of a commit. About half of the commits take longer, so a FIRE
-that follows none for a while is ahead by a little more. The others are not, as the next FIRE waits
-until this one is applied.
+A FIRE is ahead by the mean time of a commit. About half of the commits take longer. So a FIRE
+without another one shortly before is ahead by a little more. In a dense stream this would delay the
+next FIRE, as each one waits until the last one is applied.
 """
 
 from typing import Final
@@ -27,8 +27,8 @@ GAP_MS_MAX: Final = 10
 GAP_COMMITS: Final = 2
 """The gap, in mean times of a commit."""
 _SPARE_MS: Final = 1
-"""A FIRE that follows none is ahead by so much more than the mean time of a commit, rounded. Quick
-commits, of less than a millisecond, have as much spare time as they take."""
+"""A FIRE without another one shortly before is ahead by the rounded mean time of a commit and this.
+If the mean is below 1.5 ms, the FIRE is ahead by twice the mean, rounded down."""
 _WEIGHT: Final = 8
 """A commit counts for so many parts in the mean of all commits before."""
 
@@ -41,13 +41,17 @@ class FireTimes:
         self._measured, self._appended_ms = LogIndex(0), MonoMs(0)
 
     def next(self, due_in_ms: int, mono_ms: MonoMs) -> tuple[int, int]:
-        """Return (in how many milliseconds to append the next FIRE, how far ahead, if it is now).
+        """Return (milliseconds until the append of the next FIRE, milliseconds it is ahead).
 
-        0 or less: it must be appended now. `due_in_ms`: milliseconds until the next timer is due.
+        The first one is 0 or less for an append now; the second one is of an append now.
+
+        Args:
+            due_in_ms: Milliseconds until the next timer is due; negative: it is overdue.
+            mono_ms: The time now.
         """
         gap_ms = min(int(GAP_COMMITS * self._mean_ms), GAP_MS_MAX)
         usual_ms = min(int(self._mean_ms), AHEAD_MS_MAX)
-        spare_ms = min(_SPARE_MS + 0.5, self._mean_ms)  # half a millisecond rounds the mean
+        spare_ms = min(_SPARE_MS + 0.5, self._mean_ms)  # 0.5 rounds; commits may take no time
         alone_ms = min(int(self._mean_ms + spare_ms), AHEAD_MS_MAX)
         gap_left_ms = self._appended_ms + gap_ms - mono_ms
         # From then on, neither the gap nor the time ahead overlaps with the last FIRE.
@@ -57,7 +61,7 @@ class FireTimes:
         )
         if alone_in_ms > 0:
             return wait_ms, usual_ms
-        return wait_ms, min(alone_ms, max(due_in_ms, usual_ms))  # not later than the timer is due
+        return wait_ms, min(alone_ms, max(due_in_ms, usual_ms))  # not behind the due time
 
     def appended(self, index: LogIndex, mono_ms: MonoMs) -> None:
         """Note a FIRE. If an earlier one is not yet committed, only the later one is measured."""

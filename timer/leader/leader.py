@@ -684,7 +684,7 @@ class Leader:
             self._fire(now, following[1])
 
     def _next_fire(self, now: Now) -> tuple[int, int] | None:
-        """Return when to append the next FIRE, and how far ahead of its time; see FireTimes.next.
+        """Return the times of the next FIRE, in milliseconds, as `FireTimes.next` does.
 
         None: one is in flight, or no timer waits.
         """

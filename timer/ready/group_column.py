@@ -3,11 +3,12 @@
     base        65,536 offsets       the last chunk may be shorter
       |   chunk 0   |   chunk 1   | ... |  chunk n  |
 
-A full chunk of zeros is one constant array that all columns of its type share, and so is a chunk
-whose flags are all set. Memory is needed only for chunks with mixed values. A step copies or
-allocates only the chunks in which it sets values.
+All columns of a type share one constant array for their full chunks of zeros, and one for their
+full chunks of set flags. Only chunks with mixed values need memory. A step copies or allocates only
+the chunks of the values to set.
 
-A column of few offsets is one short array. It is moved to the group's cursor when it has to grow.
+A column of few offsets is one short array. If the array must grow, it first moves to the group's
+cursor.
 The leader keeps states and keys of messages in such columns, too.
 
 `freeze` takes references to the arrays and makes them read-only. The next change of a chunk copies
@@ -53,7 +54,7 @@ class GroupColumn:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the arrays that only this column has."""
+        """Return the bytes of the arrays of this column alone, without shared ones."""
         values = (0, 1) if self._dtype == np.bool_ else (0,)
         shared = {id(_constant(self._dtype, value, 1 << self.bits)) for value in values}
         return sum(chunk.nbytes for chunk in self._chunks if id(chunk) not in shared)
@@ -76,7 +77,7 @@ class GroupColumn:
         return values
 
     def put(self, offsets: U64, values: Values | np.uint64 | int, floor: int) -> "GroupColumn":
-        """Set the values of offsets, all different; return the column that has them.
+        """Set the values of different offsets. Return the changed column: this or another one.
 
         `values`: (n, dtype), or one for all. `floor`: the group's cursor; no offset lies below it,
         and values below it may be forgotten.
@@ -126,7 +127,7 @@ class GroupColumn:
         return chunk
 
     def _pieces(self, index: U64) -> Iterator[tuple[int, slice | I64]]:
-        """Yield (number of a chunk, the elements of `index` that lie in it)."""
+        """Yield (number of a chunk, the elements of `index` in it)."""
         if not len(index) or not self._chunks:
             return
         numbers, order = index >> self.bits, None
@@ -145,7 +146,7 @@ class GroupColumn:
     # ---- storage
 
     def _reach(self, end: int, floor: int) -> None:
-        """Have storage for offsets below `end`. Before more is made, forget what `floor` allows."""
+        """Make storage for offsets below `end`. Before that, drop the chunks below `floor`."""
         size, last = 1 << self.bits, len(self._chunks) - 1
         if last >= 0 and end <= self.base + (last << self.bits) + len(self._chunks[-1]):
             return
@@ -163,7 +164,7 @@ class GroupColumn:
         self._counts += [0] * more
 
     def _forget_below(self, floor: int) -> None:
-        """Drop the chunks that lie below `floor`."""
+        """Drop the chunks below `floor`."""
         passed = min(max(0, floor - self.base) >> self.bits, len(self._chunks))
         self.used -= sum(self._counts[:passed])
         del self._chunks[:passed], self._counts[:passed]
@@ -217,7 +218,7 @@ class GroupColumn:
         return self.used - below
 
     def first_unset(self, offset: int) -> int:
-        """Return the first offset whose flag is not set, at or after `offset`."""
+        """Return the first offset without a set flag, at or after `offset`."""
         size = 1 << self.bits
         for number, at, chunk in self._from(offset):
             offset = at + len(chunk)
@@ -226,7 +227,7 @@ class GroupColumn:
         return offset
 
     def unset(self, start: int, end: int, count: int) -> U64:
-        """Return the first `count` offsets in [start, end) whose flags are not set."""
+        """Return the first `count` offsets in [start, end) without a set flag."""
         found, size = list[I64](), 1 << self.bits
         for number, at, chunk in self._from(start):
             if not count or at >= end:
@@ -248,7 +249,7 @@ class GroupColumn:
         return values
 
     def offsets(self, end: int | None = None) -> U64:
-        """Return the offsets below `end` that have a value other than 0, ascending."""
+        """Return the offsets below `end` with a value other than 0, ascending."""
         found = [np.zeros(0, np.int64)]
         for number, at, chunk in self._from(self.base):
             if end is not None and at >= end:
@@ -267,7 +268,7 @@ class GroupColumn:
 
     @classmethod
     def unpack(cls, data: bytes, dtype: DType, base: int) -> "GroupColumn":
-        """Return the column that `FrozenColumn.pack` encoded. `base`: offset of its first value.
+        """Return the column of an encoding by `FrozenColumn.pack`. `base`: its first offset.
 
         Raises:
             zlib.error, ValueError: `data` is damaged or ends early.
@@ -319,7 +320,7 @@ def empty(dtype: DType) -> GroupColumn:
 
 @cache
 def _constant(dtype: DType, value: int, size: int) -> Values:
-    """Return a chunk whose values are all the same."""
+    """Return a chunk of equal values."""
     chunk = np.full(size, value, dtype) if value else np.zeros(size, dtype)
     chunk.flags.writeable = False
     return chunk

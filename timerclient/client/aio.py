@@ -679,9 +679,10 @@ class AsyncTimerClient(SeriesCalls):
             Closed: The client is closed.
             RuntimeError: The client is used on another event loop than before.
         """
-        nodes = self.nodes() if self._producer is None else self._nodes
-        if nodes is not None:
-            nodes.loop()
-        if self._producer is None:  # it keeps the loop on which it is made
-            self._producer = ProducerStream(self.nodes())
+        if self._producer is None:
+            nodes = self.nodes()
+            nodes.loop()  # checked first, as a producer keeps the loop on which it is made
+            self._producer = ProducerStream(nodes)
+        elif self._nodes is not None:
+            self._nodes.loop()
         return self._producer

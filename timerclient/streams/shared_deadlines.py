@@ -12,6 +12,7 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 STEP_S: Final = 0.01
+"""Items with deadlines within so many seconds of the loop's clock share a timer."""
 
 
 class SharedDeadlines(Generic[T]):
@@ -23,9 +24,9 @@ class SharedDeadlines(Generic[T]):
         self._timers: dict[int, SharedTimer[T]] = {}
 
     def add(self, item: T, within_s: float) -> "SharedTimer[T]":
-        """Let `item` expire after `within_s`; 0 or less: in the loop's next turn.
+        """Let `item` expire after `within_s` seconds. 0 or less: in the loop's next turn.
 
-        Return the timer that it waits for.
+        Returns: the timer of `item`, for `SharedTimer.remove`.
         """
         step = int((self._loop.time() + within_s) / STEP_S) + (within_s > 0)
         timer = self._timers.get(step)

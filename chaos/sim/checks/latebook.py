@@ -46,6 +46,7 @@ class LateBook:
     judged: int = 0
     worst_ms: int = 0
     limited_ms: int = 0
+    """The leader's clock at the last FIRE that left due timers out, Unix milliseconds; 0: none."""
     _seen: tuple[object, ...] = ()
     _shift_ms: int = 0
 
