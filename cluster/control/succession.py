@@ -51,7 +51,7 @@ class CandidateReport(LogReport, Protocol):
 
     @property
     def accepts(self) -> bool:
-        """Whether the node can take connections, and open files."""
+        """Whether the node can take connections and open files, and is not drained."""
 
 
 class SuccessionLimits(Protocol):
@@ -108,10 +108,12 @@ class Rank(NamedTuple):
     seconds_behind: int
     """Entries that it has yet to apply, in seconds of the last leader's load. A node that serves
     poorly is better than one that does not serve; it is relieved when another has caught up."""
+    is_closed: bool
+    """It takes no connections, or is drained."""
     led_poorly: bool
     """It served poorly in the last minutes."""
-    is_impaired: bool
-    """Its disk is slow, or it takes no connections."""
+    is_slow: bool
+    """Its disk is slow."""
     unapplied: int
     """Entries that it has yet to apply, in portions of `lag_entries`."""
     is_controller: bool
@@ -148,8 +150,9 @@ class Candidate:
             is_bound_above=self.is_bound_above,
             stalled_in=self.stalled_in,
             seconds_behind=unapplied // max(second_entries, lag_entries),
+            is_closed=not report.accepts,
             led_poorly=self.led_poorly,
-            is_impaired=self.is_slow or not report.accepts,
+            is_slow=self.is_slow,
             unapplied=unapplied // lag_entries,
             is_controller=self.is_controller,
             missing=end - report.last_index,

@@ -22,8 +22,9 @@ WORSE: Final[dict[str, dict[str, Any]]] = {
     "is_bound_above": {"is_bound_above": True},
     "stalled_in": {"stalled_in": Epoch(1)},
     "seconds_behind": {"applied_index": LogIndex(END - 10 * LIMITS.lag_entries)},
+    "is_closed": {"accepts": False},
     "led_poorly": {"led_poorly": True},
-    "is_impaired": {"is_slow": True},
+    "is_slow": {"is_slow": True},
     "unapplied": {"applied_index": LogIndex(END - 2 * LIMITS.lag_entries)},
     "is_controller": {"is_controller": True},
     "missing": {"last_index": LogIndex(END - 1)},
@@ -71,11 +72,6 @@ def test_field_of_the_rank_outweighs_all_that_come_after_it(field: str) -> None:
     better = candidate(**changes)
     assert best([worse, better], LIMITS, SECOND_ENTRIES) is better
     assert best([better, worse], LIMITS, SECOND_ENTRIES) is better
-
-
-def test_node_that_takes_no_connections_is_as_bad_as_one_with_a_slow_disk() -> None:
-    deaf = candidate(accepts=False)
-    assert best([deaf, candidate(is_controller=True)], LIMITS) is not deaf
 
 
 @pytest.mark.parametrize(
