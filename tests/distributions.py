@@ -128,8 +128,7 @@ def build(out: Path) -> list[Path]:
         archive = _backend("build_sdist", stage(which), out)
         unpacked = STAGES / "unpacked"
         shutil.rmtree(unpacked, ignore_errors=True)
-        with tarfile.open(archive) as opened:
-            opened.extractall(unpacked, filter="data")
+        shutil.unpack_archive(archive, unpacked)
         [folder] = unpacked.iterdir()
         wheels.append(_backend("build_wheel", folder, out))
     return wheels

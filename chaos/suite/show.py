@@ -213,7 +213,7 @@ class Show:
                         lane.join()
             finally:
                 self._over.set()
-                for lane in lanes:
+                for lane in filter(threading.Thread.is_alive, lanes):  # maybe not all have begun
                     lane.join()
                 workloads.stop_producing()
                 self._guarded("healing", partial(self._mend, stage))

@@ -139,6 +139,26 @@ def about(folder: Path) -> Any:
 
 
 @pytest.mark.usefixtures("no_stage")
+def test_stop_that_comes_while_the_lanes_begin_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def interrupted(lane: threading.Thread) -> None:
+        if begun:
+            raise KeyboardInterrupt
+        start(lane)
+        begun.append(lane)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Show(RunFolder(tmp_path), bill(), audit=GOOD).play()
+    assert not begun[0].is_alive()
+    assert LAST[0].events == ["down"]
+
+
+@pytest.mark.usefixtures("no_stage")
 def test_quiet_run_is_told_drained_and_judged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

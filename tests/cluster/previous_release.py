@@ -5,9 +5,9 @@ nodes run in processes of their own, with the dependencies of this tree.
 """
 
 import os
+import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -25,8 +25,7 @@ class PreviousRelease:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(directory, filter="data")
+        shutil.unpack_archive(ARCHIVE, directory)
         self.env = {**os.environ, "PYTHONPATH": str(directory)}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
