@@ -9,8 +9,8 @@ from typing import Final
 from bench.peers.contestants import OURS, ROSTER, peer_class
 from bench.peers.outcome import ContestOutcome
 
-WIDTH: Final = 920
-LEFT: Final = 390
+WIDTH: Final = 945
+LEFT: Final = 415
 RIGHT: Final = 45
 ROW: Final = 26
 TOP: Final = 66
