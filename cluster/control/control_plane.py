@@ -61,6 +61,7 @@ from cluster.control.raft_link import FrameKind, RaftLink
 from cluster.settings.rounds import next_round
 from replication.core.message_check import ID_MAX
 from replication.shell.peer_complaints import Complaints
+from replication.shell.task_failures import failure_of
 from replication.shell.tcp_stream import TcpEnds
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId
@@ -593,7 +594,7 @@ class ControlPlane:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if (error := failure_of(task)) is not None:
             logger.critical("control plane", exc_info=error)
             self._fail(Exit.SHELL_FAILED, repr(error))
 

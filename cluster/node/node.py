@@ -17,6 +17,7 @@ from cluster.control.control_state import ControlState
 from cluster.node.build import build
 from cluster.settings.config import NodeConfig
 from replication.core.core_events import Role
+from replication.shell.task_failures import failure_of
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import decode_epoch
@@ -103,7 +104,7 @@ class Node:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if (error := failure_of(task)) is not None:
             self.fatal(error)
 
     # ---- calls of the replica (Listener)

@@ -35,6 +35,7 @@ from google.protobuf.message import DecodeError
 from replication.core.message_check import ID_MAX
 from replication.proto import replication_pb2 as pb
 from replication.shell.peer_complaints import Complaints
+from replication.shell.task_failures import failure_of
 from replication.shell.tcp_stream import TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import ReplicaId
@@ -301,7 +302,7 @@ class _Outbound:
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if (error := failure_of(task)) is not None:
             self._transport.on_failure(error)
 
     async def stop(self) -> None:
@@ -318,12 +319,18 @@ class _Outbound:
         self._more.set()
 
     async def _run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         while True:
             channel = self._dial()
             try:
                 await self._speak(channel)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, OSError) as error:
                 self._failed(error)
+            except asyncio.CancelledError:
+                if task.cancelling():  # by `stop`
+                    raise
+                self._failed(ConnectionError("the call was cancelled"))  # see `_retry_tcp`
             finally:
                 self._up = False
                 self._queue.clear()
@@ -372,8 +379,7 @@ class _Outbound:
                 retry.cancel()
             broken.cancel()
             call.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-                await broken
+            await asyncio.gather(broken, return_exceptions=True)  # raises if `stop` comes now
 
     async def _tcp_of(
         self, hello: pb.Hello, call: "grpc.aio.StreamStreamCall[bytes, bytes]"
@@ -392,7 +398,7 @@ class _Outbound:
         while self._transport.tcp is not None and hello.tcp_port:
             await asyncio.sleep(TCP_RETRY_S)
             if (tcp := await self._tcp_of(hello, call)) is not None:
-                tcp.abort()  # and with it the call
+                tcp.abort()  # and with it the call, also while a message is being written
 
     def _failed(self, error: Exception) -> None:
         """Log the reason if the stream has failed for FAILING_S."""

@@ -294,6 +294,25 @@ async def test_leader_that_stops_waits_for_no_successor_when_it_is_the_last_node
     assert released == [True]
 
 
+async def test_task_that_ends_by_a_cancel_that_nothing_asked_for_is_fatal() -> None:
+    errors: list[BaseException] = []
+    node: Any = SimpleNamespace(_tasks=set(), fatal=errors.append)
+    node._ended = lambda task: Node._ended(node, task)
+
+    async def wait_for_a_call(*, is_cancelled: bool) -> None:
+        if is_cancelled:
+            raise asyncio.CancelledError("the call")
+        await asyncio.Event().wait()
+
+    for is_cancelled in (True, False):
+        Node.spawn(node, wait_for_a_call(is_cancelled=is_cancelled))
+        [task] = node._tasks
+        if not is_cancelled:
+            task.cancel()
+        await asyncio.wait({task})
+    assert [str(each) for each in errors] == ["the call"]
+
+
 # ---- metrics, health and reports
 
 

@@ -1,6 +1,11 @@
-"""The greeting between nodes: the identity that each accepts of the other; a peer out of reach."""
+"""The greeting between nodes: the identity that each accepts of the other; a peer out of reach.
+
+Also the ends of a stream to a peer.
+"""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -8,11 +13,13 @@ import pytest
 from deploy.local import free_ports
 from replication.proto import replication_pb2 as pb
 from replication.shell import transport as shell
-from replication.shell.transport import VERSION, Dial, Transport
+from replication.shell.tcp_stream import TcpEnds, TcpPort
+from replication.shell.transport import METHOD, VERSION, Dial, Transport
 from timer.model.feature_level import ProgramRelease
 from timer.model.units import ReplicaId
 
 ME, OTHER, NEW = map(ReplicaId, (1, 2, 99))
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
@@ -127,3 +134,134 @@ async def test_peer_that_stays_out_of_reach_is_logged_once(
     assert lines == {("no stream to a peer", name) for name in ("n2", "n3")}
     assert len(caplog.records) == 2
     assert "refused" in caplog.records[0].error  # type: ignore[attr-defined]
+
+
+# ---- the end of a stream
+
+
+class Link:
+    """The stream of n1 to n2, whose channels `dial` makes."""
+
+    def __init__(self, dial: Dial, tcp: TcpEnds | None = None) -> None:
+        self.ups: list[ReplicaId] = []
+        self.errors: list[BaseException] = []
+        self.transport = Transport(
+            cluster_id="c",
+            me=ME,
+            name="n1",
+            dials={"n2": dial},
+            on_message=lambda *_: None,
+            on_connected=self.ups.append,
+            on_failure=self.errors.append,
+            tcp=tcp,
+        )
+
+    @property
+    def waits(self) -> bool:
+        """Whether messages wait for the one that is being written."""
+        return bool(self.transport._out["n2"]._queue)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_stream_that_leaves_grpc_while_a_message_is_written_goes_on_over_tcp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "TCP_RETRY_S", 0.0)
+    received: list[bytes] = []
+    port = TcpPort("127.0.0.1", 0)
+    await port.open()
+    is_writing = asyncio.Event()
+    attempts = 0
+
+    async def connect(_: str, at: int, protocol: Callable[[], asyncio.Protocol]) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise ConnectionRefusedError
+        await is_writing.wait()
+        await asyncio.get_running_loop().create_connection(protocol, "127.0.0.1", at)
+
+    def take(data: bytes) -> bool:
+        received.append(data)
+        return True
+
+    async def greet(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+        """Answer the Hello, and read nothing more: flow control then stops the writer."""
+        await anext(messages)
+        yield hello(tcp_port=port.port, tcp_key=port.expect(take).key)
+        await asyncio.Event().wait()
+
+    service, method = METHOD.strip("/").split("/")
+    handler: Any = grpc.stream_stream_rpc_method_handler(greet)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    at = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link = Link(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{at}"), TcpEnds(None, connect))
+    link.transport.start()
+    await until(lambda: len(link.ups) == 1)
+    link.transport.send(OTHER, bytes(32 << 20))
+    await until(lambda: not link.waits)
+    link.transport.send(OTHER, b"lost with the stream")
+    await asyncio.sleep(0)
+    assert link.waits, "the large message is being written"
+    is_writing.set()
+    await until(lambda: len(link.ups) == 2)
+    link.transport.send(OTHER, b"over TCP")
+    await until(lambda: received == [b"over TCP"])
+    assert not link.errors
+    await link.transport.stop()
+    await server.stop(None)
+    await port.close()
+
+
+class Call:
+    """A call and its channel. Its second write fails, and then something is done."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        self._then = then
+        self._answers = [hello()]
+        self._writes = 0
+
+    def stream_stream(self, _: str) -> Callable[[], "Call"]:
+        return lambda: self
+
+    async def write(self, _: bytes) -> None:
+        self._writes += 1
+        if self._writes == 2:
+            self._then()
+            raise ConnectionError("broken")
+
+    async def read(self) -> bytes:
+        if not self._answers:
+            await asyncio.Event().wait()
+        return self._answers.pop()
+
+    def cancel(self) -> None:
+        """Nothing waits for it."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+async def test_stop_ends_a_stream_that_has_just_broken() -> None:
+    stopping: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        stopping.append(asyncio.create_task(link.transport.stop()))
+
+    dial: Any = lambda: Call(stop)  # noqa: E731
+    link = Link(dial)
+    link.transport.start()
+    await until(lambda: len(link.ups) == 1)
+    link.transport.send(OTHER, b"lost")
+    await until(lambda: bool(stopping))
+    done, _ = await asyncio.wait(stopping, timeout=DEADLINE_S)
+    assert done
