@@ -12,7 +12,7 @@ from tests.timer.leading import Play
 from timer.entries.policies import CLUSTER, DEFAULTS, Policies, Scope, ScopePolicy
 from timer.leader.groups.delivery_rates import BURST_MS
 from timer.leader.intake.admission import Draws, Rules, WantedTimes
-from timer.model.units import MonoMs, Now, TopicId, UnixMs
+from timer.model.units import MonoMs, Now, QueueOffset, TopicId, UnixMs
 
 NOW = 1_000_000
 
@@ -99,6 +99,20 @@ def test_low_rate_of_a_topic_reaches_each_of_many_groups() -> None:
     by_group = Counter(name for _, name, _ in run(play, 6_000))
     assert len(by_group) == len(groups)
     assert max(by_group.values()) - min(by_group.values()) <= 1
+
+
+def test_seek_of_a_group_that_waits_for_its_turn_stops_no_group_of_its_topic() -> None:
+    play = Play()
+    sought, other = (play.make_group(name, lease_ms=60_000) for name in "gh")
+    alter(play, play.topic_id, topic_rate_max=5)
+    play.join(sought, credit=10_000)
+    play.schedule("many", *[0] * 100)
+    assert run(play, 500)
+    play.leader.groups.seek(sought, QueueOffset(0), play.done("sought"))
+    play.join(other, credit=10_000)
+    by_group = Counter(name for _, name, _ in run(play, 4_000))
+    assert sum(by_group.values()) >= 19
+    assert abs(by_group["g"] - by_group["h"]) <= 1
 
 
 def test_rate_counts_redeliveries_and_dead_letters_still_leave_the_group() -> None:

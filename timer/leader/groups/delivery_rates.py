@@ -134,11 +134,14 @@ class DeliveryRates:
             wait_ms = max(wait_ms, buckets.groups[group.name].wait_ms())
         return MonoMs(now_ms + wait_ms)
 
-    def forget(self, topic: TopicId, group: Group | None = None) -> None:
-        """Forget a deleted topic, or a group that was deleted or has another id now."""
-        if group is None:
-            self._topics.pop(topic, None)
-        elif (buckets := self._topics.get(topic)) is not None:
-            buckets.turns.pop(group.group_id, None)
-            if group.deleted:
-                buckets.groups.pop(group.name, None)
+    def forget_topic(self, topic: TopicId) -> None:
+        """Forget a deleted topic."""
+        self._topics.pop(topic, None)
+
+    def forget_group(self, topic: TopicId, group: GroupId, name: str | None) -> None:
+        """Forget a deleted group. `name` None: the group goes on under another id."""
+        buckets = self._topics.get(topic)
+        if buckets is not None:
+            buckets.turns.pop(group, None)
+            if name is not None:
+                buckets.groups.pop(name, None)

@@ -765,8 +765,8 @@ class Serving:
         """Drop a group's leases; end the streams of its consumers if it was deleted."""
         old = self._leases.pop(result.op.group, None)
         self._turns.drop(result.op.group)
-        if old is not None:
-            self._rates.forget(old.group.topic, old.group)
+        deleted = result.group.name if isinstance(result, DeleteApplied) else None
+        self._rates.forget_group(result.op.topic, result.op.group, deleted)
         for consumer in list(old.consumers) if old is not None else []:
             consumer.leases.clear()
             if isinstance(result, SeekApplied):
@@ -778,7 +778,7 @@ class Serving:
     def deleted(self, applied: DeleteTopicApplied) -> None:
         """Drop the leases of a deleted topic's groups, and end their consumers' streams."""
         self.doomed.discard(applied.op.topic)
-        self._rates.forget(applied.op.topic)
+        self._rates.forget_topic(applied.op.topic)
         for group in applied.topic.groups.values() if applied.topic is not None else ():
             old = self._leases.pop(group.group_id, None)
             self._turns.drop(group.group_id)
