@@ -193,7 +193,11 @@ class Node:
     # ---- the end
 
     async def stop(self) -> None:
-        """Drain for a while, then stop every part and close the ports."""
+        """Drain for a while, then stop every part and close the ports. The HTTP port is the last.
+
+        From the first moment on the node is not ready (`/readyz`).
+        """
+        self._parts.view.is_stopping = True
         timeout_s = self.config.timing.drain_timeout_ms / 1000 * 0.7
         try:
             async with asyncio.timeout(timeout_s):

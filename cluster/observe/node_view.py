@@ -71,6 +71,8 @@ class NodeState(TopicView):
         self.history = LeaderHistory()
         """The leaders that the control plane appointed."""
         self._drained, self._not_after_s, self._backups = drained, not_after_s, backups
+        self.is_stopping = False
+        """The stop of the node has begun."""
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
         self._lags: list[lag.GroupLag] = []
@@ -169,11 +171,15 @@ class NodeState(TopicView):
         rows.sort(key=lambda row: (not row.voter, row.name, row.replica_id))
         return pb.ListMembersResponse(epoch=epoch, leader=leader, members=rows)
 
+    def _role(self) -> str:
+        """Return the role for probes and metrics: the replica's, or stopping."""
+        return "stopping" if self.is_stopping else self._replica.role.value
+
     def local(self) -> LocalState:
         """Return the state for probes."""
         replica = self._replica
         return LocalState(
-            role=replica.role.value,
+            role=self._role(),
             serving=self._host.serves,
             leader=self._name_of(replica.leader_id) or "",
             silent_ms=replica.silent_ms,
@@ -224,7 +230,7 @@ class NodeState(TopicView):
         awaited = lag.of_consumers(lags)
         late = self.last_late()
         return Levels(
-            role=replica.role.value,
+            role=self._role(),
             serving=self._host.serves,
             epoch=replica.epoch,
             raft_term=self._control.raft_term,

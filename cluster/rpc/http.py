@@ -1,7 +1,7 @@
 """The HTTP port: metrics, health, the node's state as JSON, and the administration under /v1.
 
     /metrics         Prometheus
-    /healthz         200: the process works. 503: restart it
+    /healthz         200: the event loop runs. No answer: restart the process
     /readyz          200: send clients here: the node leads, or follows the leader. 503: why not
     /v1/status       this node; with the others' answers: ?scope=cluster
     /v1/checkpoint   likewise
@@ -10,7 +10,7 @@
     /, further /v1   the status page and its JSON (cluster/page/page_routes.py); without: links
 
 The port reads the node through a `NodeView`. It decides from one `LocalState` whether the node is
-healthy and ready.
+ready. An error that a restart may cure ends the process itself, as a failed disk does.
 """
 
 import asyncio
@@ -85,7 +85,8 @@ class LocalState:
     """The node's state for probes, known without requests to other nodes."""
 
     role: str
-    """leader, follower, candidate, learner or stopping."""
+    """leader, follower, candidate, learner; stopping, from the begin of the stop; or the reason why
+    the node takes no part."""
     serving: bool
     """The node leads, has a valid lease and has applied all entries of earlier epochs."""
     leader: str
@@ -96,8 +97,6 @@ class LocalState:
     """A follower without a message for longer has lost its leader: the lease and its guard."""
     behind_ms: int | None = 0
     """Since this follower last had all that the leader had committed. None: never."""
-    disk_error: str = ""
-    """The reason why the disk can't be written; empty: it can."""
 
 
 class NodeView(Protocol):
@@ -129,15 +128,8 @@ class ExtraPaths(Protocol):
         """End all work; the server has stopped."""
 
 
-def why_unhealthy(state: LocalState) -> str:
-    """Return the reason to restart the process; empty: there is none."""
-    return f"disk: {state.disk_error}" if state.disk_error else ""
-
-
 def why_not_ready(state: LocalState) -> str:
     """Return the reason to send no clients to this node; empty: there is none."""
-    if unhealthy := why_unhealthy(state):
-        return unhealthy
     match state.role:
         case "leader":
             return "" if state.serving else "leads, but does not serve: no lease, or not caught up"
@@ -365,8 +357,7 @@ class HttpServer:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _health(self, _: web.Request) -> web.Response:
-        # An answer at all shows that the event loop runs.
-        return _verdict(why_unhealthy(self._view.local()))
+        return _verdict("")
 
     async def _ready(self, _: web.Request) -> web.Response:
         return _verdict(why_not_ready(self._view.local()))

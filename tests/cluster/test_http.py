@@ -134,7 +134,6 @@ async def page() -> AsyncIterator[Page]:
         (replace(FOLLOWER, role="learner"), ""),
         (replace(FOLLOWER, role="learner", leader=""), "knows no leader"),
         (replace(LEADER, role="stopping"), "is stopping"),
-        (replace(LEADER, disk_error="no space left"), "disk: no space left"),
     ],
 )
 def test_ready_is_who_leads_or_hears_the_leader(state: LocalState, why: str) -> None:
@@ -146,8 +145,6 @@ async def test_probes_answer_with_the_verdict_and_its_reason(page: Page) -> None
     page.node.state = replace(FOLLOWER, leader="")
     assert (await page.get("/readyz"))[:2] == (503, "knows no leader\n")
     assert (await page.get("/healthz"))[:2] == (200, "ok\n")
-    page.node.state = replace(FOLLOWER, disk_error="fsync hangs")
-    assert (await page.get("/healthz"))[:2] == (503, "disk: fsync hangs\n")
 
 
 # ---- pages

@@ -11,11 +11,13 @@ from cluster.api.admin_service import AdminService
 from cluster.control.control_plane import CommandOutcome, TransferAnswer
 from cluster.control.membership import Change
 from cluster.node import operator_commands
+from cluster.node.node import Node
 from cluster.node.operator_commands import OperatorCommands
 from cluster.observe import lag, quota_view, topic_view
 from cluster.observe import node_view as view
 from cluster.observe.busiest_topics import BusiestTopics
 from cluster.observe.node_view import NodeState
+from cluster.rpc.http import why_not_ready
 from cluster.settings.config import build_config
 from replication.core.core_events import Role
 from tests.cluster.test_config import BASE
@@ -324,6 +326,27 @@ def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatc
     node.concerns.clear()
     monkeypatch.setattr(view, "has_spare", lambda: True)
     assert [*node._warnings()] == []
+
+
+async def test_node_is_not_ready_from_the_begin_of_its_stop() -> None:
+    replica: Any = SimpleNamespace(role=Role.FOLLOWER, replica_id=1, leader_id=1, silent_ms=0)
+    replica.behind_ms = 0
+    host: Any = SimpleNamespace(engine=ENGINE, serves=False)
+    none = cast("Any", None)
+    config = build_config(BASE, {"limits.metric_topics_max": 0})
+    node_view = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
+    reasons: list[str] = []
+
+    async def drain() -> None:
+        reasons.append(why_not_ready(node_view.local()))
+        raise RuntimeError("the end of this test")
+
+    node: Any = SimpleNamespace(config=config, _drain=drain)
+    node._parts = SimpleNamespace(view=node_view)
+    assert why_not_ready(node_view.local()) == ""
+    with pytest.raises(RuntimeError, match="the end of this test"):
+        await Node.stop(node)
+    assert reasons == ["is stopping"]
 
 
 class Drained:
