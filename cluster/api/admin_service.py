@@ -100,6 +100,48 @@ class View(Protocol):
         """Return the voters, and the learners that can become voters."""
 
 
+async def status_answer(
+    view: View, *, local: bool, leadership: bool = False
+) -> pb.GetStatusResponse:
+    """Return all nodes' status; this node's only if `local`, a part of it if `leadership`."""
+    nodes = [view.node_leadership() if leadership else view.node_status()]
+    if not (local or leadership):
+        nodes += await ask_all(view.peers(), status_of)
+    epoch, leader, controller = view.leadership()
+    return pb.GetStatusResponse(
+        cluster_id=view.cluster_id,
+        epoch=epoch,
+        leader=leader,
+        controller=controller,
+        leader_address=view.leader_address() or "",
+        hears_leader=view.hears_leader(),
+        nodes=sorted(nodes, key=lambda node: node.name),
+        feature_level=max(node.feature_level for node in nodes),
+    )
+
+
+async def checkpoint_answer(
+    view: View, *, local: bool, index: LogIndex = LogIndex(0)
+) -> pb.GetCheckpointResponse:
+    """Return all members' checkpoints and the shared one; only this node's if `local`.
+
+    `index`: with the digests at this index, and without the shared checkpoint. 0: at the last one.
+    """
+    nodes = [view.node_checkpoint(index)]
+    if not local:
+        there = functools.partial(checkpoint_of, at_index=index)
+        nodes += _members(view, await ask_all(view.peers(), there))
+    return pb.GetCheckpointResponse(
+        nodes=sorted(nodes, key=lambda node: node.node),
+        shared=None if index else view.shared_checkpoint(),
+    )
+
+
+def _members(view: View, nodes: list[_Answer]) -> list[_Answer]:
+    """Leave out nodes that neither answer nor vote, as before an `add` or after a `remove`."""
+    return [node for node in nodes if node.reachable or view.is_voter(node.node)]
+
+
 class OperatorActions(Protocol):
     """The commands of an operator: OperatorCommands in cluster/node/operator_commands.py."""
 
@@ -177,21 +219,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     ) -> pb.GetStatusResponse:
         """Return all nodes' status; this node's only if `local`, a part of it if `leadership`."""
         del context
-        view = self._view
-        nodes = [view.node_leadership() if request.leadership else view.node_status()]
-        if not (request.local or request.leadership):
-            nodes += await ask_all(self._view.peers(), status_of)
-        epoch, leader, controller = self._view.leadership()
-        return pb.GetStatusResponse(
-            cluster_id=self._view.cluster_id,
-            epoch=epoch,
-            leader=leader,
-            controller=controller,
-            leader_address=self._view.leader_address() or "",
-            hears_leader=self._view.hears_leader(),
-            nodes=sorted(nodes, key=lambda node: node.name),
-            feature_level=max(node.feature_level for node in nodes),
-        )
+        return await status_answer(self._view, local=request.local, leadership=request.leadership)
 
     @answered
     async def GetCheckpoint(  # noqa: N802
@@ -199,14 +227,8 @@ class AdminService(Service, rpc.AdminServiceServicer):
     ) -> pb.GetCheckpointResponse:
         """Return all nodes' checkpoints and the shared one; only this node's if `local`."""
         del context
-        index = LogIndex(request.at_index)
-        nodes = [self._view.node_checkpoint(index)]
-        if not request.local:
-            there = functools.partial(checkpoint_of, at_index=index)
-            nodes += self._members(await ask_all(self._view.peers(), there))
-        return pb.GetCheckpointResponse(
-            nodes=sorted(nodes, key=lambda node: node.node),
-            shared=None if request.at_index else self._view.shared_checkpoint(),
+        return await checkpoint_answer(
+            self._view, local=request.local, index=LogIndex(request.at_index)
         )
 
     @answered
@@ -405,7 +427,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         scrub.begin()
         nodes = [scrub.last_pass()]
         if not request.node:
-            nodes += self._members(await ask_all(self._view.peers(), begin_verification))
+            nodes += _members(self._view, await ask_all(self._view.peers(), begin_verification))
         return pb.BeginVerificationResponse(nodes=sorted(nodes, key=lambda node: node.node))
 
     @answered
@@ -423,7 +445,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             nodes = [self._own_scrub().last_pass()]
             nodes[0].digest = self._view.node_checkpoint(index).digest
             if not request.node:
-                nodes += self._members(await ask_all(self._view.peers(), there))
+                nodes += _members(self._view, await ask_all(self._view.peers(), there))
         if not index:  # each has looked at an index of its own, if any
             for node in nodes:
                 node.digest = ""
@@ -432,10 +454,6 @@ class AdminService(Service, rpc.AdminServiceServicer):
             digest_index=index,
             agreement=None if request.node else agreement_of([node.digest for node in nodes]),
         )
-
-    def _members(self, nodes: list[_Answer]) -> list[_Answer]:
-        """Leave out nodes that neither answer nor vote, as before an `add` or after a `remove`."""
-        return [node for node in nodes if node.reachable or self._view.is_voter(node.node)]
 
     def _own_scrub(self) -> Scrub:
         if self._scrub is None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from cluster.api.admin_service import checkpoint_answer, status_answer
 from cluster.api.backup_desk import BackupDesk
-from cluster.api.peer_queries import Peers, Stub, ask_all, checkpoint_of, status_of
+from cluster.api.peer_queries import Peers, Stub, ask_all, status_of
 from cluster.api.policy_admin import description
 from cluster.control.control_plane import ControlPlane
 from cluster.control.control_state import ControlState
@@ -437,31 +438,11 @@ class NodeState(TopicView):
 
     async def status(self, *, cluster: bool) -> dict[str, Any]:
         """Return the status for HTTP, of this node or of all."""
-        epoch, leader, controller = self.leadership()
-        nodes = [self.node_status()]
-        if cluster:
-            nodes += await ask_all(self.peers(), status_of)
-        return {
-            "cluster_id": self.cluster_id,
-            "epoch": epoch,
-            "leader": leader,
-            "controller": controller,
-            "nodes": [as_dict(node) for node in nodes],
-            "leader_address": self.leader_address() or "",
-            "hears_leader": self.hears_leader(),
-            "feature_level": max(node.feature_level for node in nodes),
-        }
+        return as_dict(await status_answer(self, local=not cluster))
 
     async def checkpoint(self, *, cluster: bool) -> dict[str, Any]:
-        """Return the checkpoints for HTTP: this node's or all, and the shared one."""
-        nodes = [self.node_checkpoint()]
-        if cluster:
-            nodes += await ask_all(self.peers(), checkpoint_of)
-        shared = self.shared_checkpoint()
-        return {
-            "nodes": [as_dict(node) for node in nodes],
-            "shared": as_dict(shared) if shared is not None else None,
-        }
+        """Return the checkpoints for HTTP: this node's or all members', and the shared one."""
+        return as_dict(await checkpoint_answer(self, local=not cluster))
 
     async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
         """Return a scope's own and effective policies on this node, for HTTP.

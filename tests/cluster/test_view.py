@@ -207,8 +207,8 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
         name="n1",
         is_voter=node.is_voter,
         peers=lambda: {"n2": ("host:1", answers), "n3": ("host:2", gone)},
-        shared_checkpoint=lambda *, offsets: None,
-        node_checkpoint=lambda index: pb.NodeCheckpoint(node="n1", reachable=True, digest="a"),
+        shared_checkpoint=lambda *, offsets=True: None,
+        node_checkpoint=lambda index=0: pb.NodeCheckpoint(node="n1", reachable=True, digest="a"),
     )
     scrub: Any = SimpleNamespace(last_pass=lambda: pb.NodeVerification(node="n1", reachable=True))
     admin = AdminService(view, none, none, none, none, none, scrub=scrub)
@@ -220,6 +220,8 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
     assert found.agreement == agreement
     shown = await admin.GetCheckpoint(pb.GetCheckpointRequest(at_index=9), none)
     assert [each.node for each in shown.nodes] == names
+    over_http = await NodeState.checkpoint(view, cluster=True)
+    assert [each["node"] for each in over_http["nodes"]] == names
     one = await admin.GetVerification(pb.GetVerificationRequest(node="n3"), none)
     assert [(each.node, each.error) for each in one.nodes] == [("n3", "refused")]
     replica.voters = {1, 4}
