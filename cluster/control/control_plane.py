@@ -410,11 +410,15 @@ class ControlPlane:
         if self._controller.leads and not self._stopping:
             self._step(ControllerTick())
 
-    def _step(self, event: Event) -> None:
+    def _decide(self, event: Event) -> ControllerEffects:
+        """Return the controller's effects. An error of its step ends the process."""
         try:
-            effects = self._controller.step(self._clock(), event)
+            return self._controller.step(self._clock(), event)
         except Exception as error:  # noqa: BLE001
             self._fail(Exit.SHELL_FAILED, repr(error))
+
+    def _step(self, event: Event) -> None:
+        effects = self._decide(event)
         self._log(effects)
         if effects.propose is not None:
             self._spawn(self._propose(effects.propose))
@@ -432,10 +436,10 @@ class ControlPlane:
     async def _asked_for(self, asked: Asked) -> TransferAnswer:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._transfer_s
-        effects = self._controller.step(self._clock(), asked)
+        effects = self._decide(asked)
         while effects.refusal is not None and effects.refusal.soon and loop.time() < until_s:
             await asyncio.sleep(HURRY_S)
-            effects = self._controller.step(self._clock(), asked)
+            effects = self._decide(asked)
         self._log(effects)
         refusal = effects.refusal
         if refusal is not None and refusal.soon:

@@ -30,6 +30,7 @@ from cluster.control.controller import (
     ControllerConfig,
 )
 from cluster.control.controller_events import (
+    ChangeAsked,
     ControllerTick,
     LinkChanged,
     ReplicaReport,
@@ -668,6 +669,19 @@ async def test_controller_looks_at_the_time_more_often_while_a_link_is_down(
         await ControlPlane._run(plane)
     # A tick that is not in a hurry ends at the next multiple of its interval.
     assert (slept == [HURRY_S]) if hurries else (0 < slept[0] <= TICK_S)
+
+
+async def test_controller_that_fails_at_a_request_ends_the_process(tmp_path: Path) -> None:
+    node = Node(Cluster(tmp_path), "a", raft_lost=False)
+
+    def step(*_: object) -> NoReturn:
+        raise AssertionError("a half-done step")
+
+    double: Any = node.plane
+    double._controller = SimpleNamespace(step=step)
+    with pytest.raises(SystemExit):
+        await node.plane._asked_for(ChangeAsked(Change.ADD, "d"))
+    assert node.failures == [(Exit.SHELL_FAILED, "AssertionError('a half-done step')")]
 
 
 async def test_reports_leave_with_messages_of_raft_and_none_without(tmp_path: Path) -> None:
