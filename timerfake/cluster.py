@@ -42,7 +42,7 @@ NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class FakeDial:
-    """Makes channels to an in-memory cluster; `clock` is the cluster's clock."""
+    """Makes channels to an in-memory cluster. A client that uses it reads the cluster's `clock`."""
 
     def __init__(self, clock: FakeClock, server: Callable[[], Server]) -> None:
         self.clock = clock

@@ -22,8 +22,8 @@ import contextlib
 import enum
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
@@ -120,7 +120,7 @@ class ControlPlane:
         *,
         name: str,
         replica_id: ReplicaId,
-        peers: Mapping[str, str],
+        peers: Iterable[str],
         directory: Path,
         founding: bool,
         cluster_id: str,
@@ -137,7 +137,7 @@ class ControlPlane:
         fail: Callable[[Exit, str], NoReturn] = exit_process,
     ) -> None:
         """Args:
-        peers: Name to address of the other nodes; the addresses are for `status` only.
+        peers: Names of the other nodes.
         directory: The node's data directory; Raft keeps `raft/` and `raft-member` in it.
         founding: The directory was formatted as a founding voter's.
         voters: All configured voters, this node included if it is one.
@@ -150,10 +150,9 @@ class ControlPlane:
         identify, release, tcp: See RaftLink.
         """
         config = config or ControllerConfig()
-        assert name not in peers, name
+        self.name, self._peers, self._directory = name, frozenset(peers), directory
+        assert name not in self._peers, name
         assert voters.get(name, replica_id) == replica_id, f"{name} is {voters[name]} in voters"
-        self.name, self.replica_id = name, replica_id
-        self._peers, self._directory = dict(peers), directory
         self._cluster_id, self._founding, self._raft_lost = cluster_id, founding, raft_lost
         self._clock, self._fail = clock, fail
         self._transfer_s, self._grace_s = config.transfer_ms / 1000, config.link_grace_ms / 1000
@@ -167,7 +166,7 @@ class ControlPlane:
         self._link = RaftLink(
             name=name,
             cluster_id=cluster_id,
-            peers=peers,
+            peers=self._peers,
             channel_for=channel_for,
             on_raft=self._on_raft_message,
             on_up=self._on_link,
@@ -216,7 +215,7 @@ class ControlPlane:
         )
         self._raft = Raft(
             name=self.name,
-            peers=frozenset(self._peers),
+            peers=self._peers,
             files=files,
             machine=self._register,
             on_change=self._wake_loop,
@@ -348,25 +347,6 @@ class ControlPlane:
             return self.name
         name = self.controller_name
         return name if name and name != self.name and self._link.is_up(name) else None
-
-    def status(self) -> dict[str, object]:
-        """Return the state for operators, in plain values."""
-        return {
-            "name": self.name,
-            "replica_id": self.replica_id,
-            "cluster_id": self._state.cluster_id,
-            "controller": self.controller_name,
-            "is_controller": self.is_controller,
-            "may_vote": self._view.may_vote,
-            "epoch": self._state.epoch,
-            "leader": self._state.name_of(self._state.leader),
-            "checkpoint": _plain(self._state.checkpoint),
-            "links": {
-                peer: {"address": address, "up": self._link.is_up(peer)}
-                for peer, address in self._peers.items()
-            },
-            "nodes": self._controller.describe(self._clock()),
-        }
 
     # The loop's own work
 
@@ -657,13 +637,6 @@ class _Register:
         with self._lock:
             applied, self._applied = self._applied, []
             return self._state, applied
-
-
-def _plain(checkpoint: SharedCheckpoint | None) -> dict[str, object] | None:
-    if checkpoint is None:
-        return None
-    plain = {item.name: getattr(checkpoint, item.name) for item in fields(checkpoint)}
-    return plain | {"queue_offsets": dict(checkpoint.queue_offsets.items())}
 
 
 def _parse_report(packed: tuple[object, ...], epoch_limit: int) -> ReplicaReport | None:

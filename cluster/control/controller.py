@@ -25,7 +25,7 @@ Time is passed in as `now_ms`. The core reads no clock, socket or random source.
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Self, assert_never
 
 from cluster.control.announcements import Announcements
@@ -253,19 +253,6 @@ class Controller:
     def served_epoch(self) -> Epoch:
         """The epoch in which the appointed leader was seen serving; 0: it was not seen."""
         return self._state.epoch if self._served else Epoch(0)
-
-    def describe(self, now_ms: MonoMs) -> list[dict[str, object]]:
-        """Return one row of plain values per voter. Only the controller has reports."""
-        return [
-            {
-                "name": node.name,
-                "replica_id": node.replica_id,
-                "linked": node.linked,
-                "report": asdict(node.report) if node.report else None,
-                "report_age_ms": now_ms - node.reported_at_ms if node.report else None,
-            }
-            for node in self._nodes.values()
-        ]
 
     # Taking note
 

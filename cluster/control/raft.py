@@ -208,7 +208,6 @@ class Raft:
         self._others_lost = others_lost
         self._name, self._peers, self._files = name, peers, files
         self._machine, self._on_change, self._fail = machine, on_change, fail
-        self._link: Link | None = None
         self._core: _Core | None = None
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -222,7 +221,6 @@ class Raft:
     def start(self, link: Link) -> None:
         """Start the tick thread, which elects, replicates and applies."""
         assert self._thread is None, "started twice"
-        self._link = link
         self._core = _Core(
             self._name, self._peers, self._files, self._machine, self._fail, self._progressed, link
         )

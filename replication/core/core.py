@@ -275,7 +275,7 @@ class Core:
             case Append() as message:
                 self._on_append(sender, message, event.sizes, out)
             case AppendAnswer() as message:
-                self._on_append_answer(sender, message, event.wall_ms, out)
+                self._on_append_answer(sender, message, event.wall_ms)
             case Fence() as message:
                 self._on_fence(sender, message, out)
             case FenceAnswer() as message:
@@ -703,9 +703,7 @@ class Core:
                 self._fetch = None
                 self._answer_fetch(to, fetch, event.last, None, out)
 
-    def _on_append_answer(
-        self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs, out: Effects
-    ) -> None:
+    def _on_append_answer(self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs) -> None:
         if self._role is not Role.LEADER or answer.under != self.promise:
             return
         progress = self._progress.get(sender)

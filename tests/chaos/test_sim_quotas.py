@@ -122,7 +122,8 @@ def test_book_knows_what_was_taken_and_what_it_weighs() -> None:
     with pytest.raises(Broken, match="was not taken"):
         pages.schedule([1], took=False)
     [topic] = pages.machine.topics.values()
-    rows = pages.machine.store.overdue(UnixMs(pages.log.now_ms + 1_000), 10)
+    store = pages.machine.store
+    rows, *_ = store._due(store.position, pages.log.now_ms + 1_000, 10)
     weigh("n", topic, rows)
     topic.pending_bytes += 1
     with pytest.raises(Broken, match="1 bytes in a, not 2"):

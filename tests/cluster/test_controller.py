@@ -720,7 +720,7 @@ def test_other_replica_of_a_name_is_none_as_long_as_the_voter_speaks() -> None:
     for _ in range(20):
         play.do(Reported(other))
         play.run(STEP_MS)
-    assert {row["replica_id"] for row in play.core.describe(play.now_ms)} == {*VOTERS.values()}
+    assert {node.replica_id for node in play.core._nodes.values()} == {*VOTERS.values()}
 
 
 def test_learner_is_added_and_reports_as_a_voter_at_once() -> None:

@@ -19,7 +19,7 @@ from timer.leader.intake.admission import WantedTimes
 from timer.leader.intake.quotas import USED
 from timer.model.columns import RequestId
 from timer.model.timer_errors import NotLeaderError, OverloadedError, QuotaReachedError
-from timer.model.units import ProducerId, TopicId, UnixMs
+from timer.model.units import ProducerId, TopicId
 from timer.ready.topic import Topic
 from timer.state.apply_results import RESCHEDULED, Accepted, Repeated
 
@@ -210,7 +210,8 @@ def test_reschedules_dead_letters_and_nacks_go_on_where_all_quotas_are_reached()
     play.nack("nack", play.deliveries[-1])
     play.settle()
     assert [topic.name for topic in play.machine.topics.values()] == ["a", "a.g.dead"]
-    [timer] = play.machine.store.overdue(UnixMs(play.now.clock_ms + 60_000), 10)
+    store = play.machine.store
+    [timer], *_ = store._due(store.position, play.now.clock_ms + 60_000, 10)
     topics, when = np.array([play.topic_id], np.uint32), WantedTimes("delay_ms", np.array([70_000]))
     play.leader.reschedule(ids(timer), topics, when, play.now, play.done("moved"))
     play.settle()

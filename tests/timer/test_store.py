@@ -423,8 +423,22 @@ def far_store(tmp_path: Path, count: int = 3) -> Store:
     return store
 
 
+@pytest.fixture
+def cold_reads(monkeypatch: pytest.MonkeyPatch) -> list[window.ReadWindow]:
+    """Return a list that gets a window whenever a FIRE has to read a slice of it."""
+    found: list[window.ReadWindow] = []
+    load = window.ReadWindow._load_slice
+
+    def noted(self: window.ReadWindow, until_ms: int) -> None:
+        found.append(self)
+        load(self, until_ms)
+
+    monkeypatch.setattr(window.ReadWindow, "_load_slice", noted)
+    return found
+
+
 def test_what_was_read_ahead_fires_without_a_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold_reads: list[window.ReadWindow]
 ) -> None:
     monkeypatch.setattr(window, "SLICE_ROWS_MIN", 16)
     store = far_store(tmp_path)
@@ -432,11 +446,11 @@ def test_what_was_read_ahead_fires_without_a_read(
         store.preload(UnixMs(now))
         store.fire(UnixMs(now), ALL, ALL)
     assert store.pending == 0
-    assert store.cold_reads == 0
+    assert not cold_reads
 
 
 def test_new_runs_and_parts_are_loaded_before_they_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold_reads: list[window.ReadWindow]
 ) -> None:
     monkeypatch.setattr(window, "SLICE_ROWS_MIN", 16)
     store = far_store(tmp_path, 8)
@@ -449,16 +463,18 @@ def test_new_runs_and_parts_are_loaded_before_they_are_used(
         if now == NOW + 13_000:
             assert merge_all(store) == 1
     assert store.pending == 0
-    assert store.cold_reads == 0
+    assert not cold_reads
 
 
-def test_ahead_that_comes_late_is_not_used(tmp_path: Path) -> None:
+def test_ahead_that_comes_late_is_not_used(
+    tmp_path: Path, cold_reads: list[window.ReadWindow]
+) -> None:
     store = far_store(tmp_path)
     late = store.begin_ahead(UnixMs(NOW + 9_500))
     assert late is not None
     late.read()
     fired = store.fire(UnixMs(NOW + 15_000), ALL, ALL).rows["seq"].tolist()
-    assert store.cold_reads > 0
+    assert cold_reads
     store.end_ahead(late)
     fired += fire_all(store).rows["seq"].tolist()
     assert sorted(fired) == list(range(1, 3_001))

@@ -227,16 +227,6 @@ class Log:
         """Whether a torn tail, maybe with durable entries, was cut at this or an earlier start."""
         return self._tail_was_cut
 
-    @property
-    def committed_floor(self) -> LogIndex:
-        """Entries up to here are never truncated."""
-        return self._committed_floor
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes in all segment files."""
-        return sum(each.size for each in self._view.segments)
-
     def first_within(self, size_bytes: int) -> LogIndex:
         """Return the first entry of the last segments that together have at most `size_bytes`.
 

@@ -158,11 +158,6 @@ class Store:
         return self._runs.retired
 
     @property
-    def cold_reads(self) -> int:
-        """Number of slices of the runs in use that were not read in time, so that a FIRE waited."""
-        return self._runs.cold_reads
-
-    @property
     def window_end_ms(self) -> int | None:
         """All pending rows due before this are in memory, except held ones. None: of any due."""
         return self._runs.window_end_ms
@@ -596,17 +591,6 @@ class Store:
         times.append(self._runs.next_due())
         due = min((time for time in times if time is not None), default=ASIDE)
         return UnixMs(due) if due < ASIDE else None  # held rows do not fire
-
-    def overdue(self, now_ms: UnixMs, rows_max: int) -> RowArray:
-        """Return the first pending rows with due <= now, in firing order, at most `rows_max`.
-
-        Raises:
-            CorruptFileError: a run must be read, and doesn't verify.
-        """
-        due = self.next_due()
-        if due is None or due > now_ms:
-            return NO_ROWS
-        return self._due(self._position, now_ms, rows_max)[0]
 
     # ---- leading
 

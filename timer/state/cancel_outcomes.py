@@ -108,15 +108,6 @@ class Chunk:
         place = 2 * self._place(low)
         return self.data[place : place + 2] == low.to_bytes(2, "little")
 
-    def seqs(self, number: int) -> U64:
-        """Return the seqs, (n,), sorted, if this is chunk `number`."""
-        if len(self.data) == _BITS_SIZE:
-            bits = np.frombuffer(self.data, np.uint8)
-            lows = np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.uint64)
-        else:
-            lows = np.frombuffer(self.data, np.uint16).astype(np.uint64)
-        return lows + np.uint64(number * _SEQS)
-
 
 class Outcomes:
     """The known outcomes of ended timers; see the module."""

@@ -93,10 +93,8 @@ class _AnswersFencesFirst(SimNode):
 
 
 class _LeaseFromAnswering(Core):
-    def _on_append_answer(
-        self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs, out: Effects
-    ) -> None:
-        super()._on_append_answer(sender, answer, wall_ms, out)
+    def _on_append_answer(self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs) -> None:
+        super()._on_append_answer(sender, answer, wall_ms)
         progress = self._progress.get(sender)
         if progress is not None and progress.acked_ms is not None:
             told_ms = MonoMs(answer.echo_ms + answer.held_ms)
@@ -130,13 +128,11 @@ class _SureByAnyProcess(Core):
 
 
 class _CountsTheRetired(Core):
-    def _on_append_answer(
-        self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs, out: Effects
-    ) -> None:
+    def _on_append_answer(self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs) -> None:
         progress = self._progress.get(sender)
         if progress is not None:
             progress.retired.clear()
-        super()._on_append_answer(sender, answer, wall_ms, out)
+        super()._on_append_answer(sender, answer, wall_ms)
 
 
 _load = PromiseFile.load

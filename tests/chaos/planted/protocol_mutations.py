@@ -69,10 +69,8 @@ def _store_unsynced(self: PromiseFile, given: Promise, *, unsure: bool) -> None:
 
 
 class _LeaseFromReceipt(Core):
-    def _on_append_answer(
-        self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs, out: Effects
-    ) -> None:
-        super()._on_append_answer(sender, answer, wall_ms, out)
+    def _on_append_answer(self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs) -> None:
+        super()._on_append_answer(sender, answer, wall_ms)
         progress = self._progress.get(sender)
         if progress is not None and progress.acked_ms is not None:
             progress.acked_ms = self._now
@@ -140,13 +138,11 @@ class _LeadAgainAfterRestart(Core):
 
 
 class _TrustOldProcess(Core):
-    def _on_append_answer(
-        self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs, out: Effects
-    ) -> None:
+    def _on_append_answer(self, sender: ReplicaId, answer: AppendAnswer, wall_ms: UnixMs) -> None:
         progress = self._progress.get(sender)
         if progress is not None:
             progress.nonce = answer.nonce
-        super()._on_append_answer(sender, answer, wall_ms, out)
+        super()._on_append_answer(sender, answer, wall_ms)
 
 
 class _AppendWithoutPromise(Core):

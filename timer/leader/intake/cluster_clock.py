@@ -133,10 +133,6 @@ class ClusterClock:
         offset = 2 * sample.wall_ms - (sent_ms + sample.received_ms)
         self._estimates[sample.voter] = _Estimate(offset, error_ms, sample.received_ms)
 
-    def known(self, boot_ms: MonoMs) -> int:
-        """Return the number of voters' clocks that count at `boot_ms`."""
-        return len(self._counting(boot_ms))
-
     def spread_ms(self, boot_ms: MonoMs) -> int:
         """Return the greatest difference of the clocks that count; over a second is an alarm."""
         offsets = [each.offset_halves for each in self._counting(boot_ms)]
@@ -157,18 +153,6 @@ class ClusterClock:
                 error = min(0, error)
             self._now += max(-elapsed_ms, min(error, elapsed_ms))
         return UnixMs(self._now // 2)
-
-    def wait_ms(self, until_ms: UnixMs, boot_ms: MonoMs) -> int:
-        """Return the milliseconds until `now` reaches `until_ms`, if no sample changes that."""
-        self.now(boot_ms)
-        left = 2 * until_ms - self._now
-        error = self._error(self._now, self._boot_ms)
-        # Each millisecond covers 3 halves (or 1) during the approach to the median, then 2.
-        if left <= 0:
-            return 0
-        if error >= 0:
-            return -(-left // 3) if left <= 3 * error else -(-(left - error) // 2)
-        return left if left <= -error else -(-(left - error) // 2)
 
     def _error(self, now: int, boot_ms: MonoMs) -> int:
         """Return the difference from `now` to where the clock should be, in half milliseconds."""

@@ -222,10 +222,6 @@ class Tiers:
         fresh_due, fresh_ref = _as_one(self._fresh)
         return bool((fresh_due[fresh_ref == ref] == due).any())
 
-    def pairs(self) -> tuple[I64, I64]:
-        """Return every pair, sorted."""
-        return _joined([self._ready.rest(), *(tier.rest() for tier in self._tiers), *self._fresh])
-
     def _seal(self) -> None:
         """Make a tier of the fresh pairs. Merge 8 tiers of one level into one of the next."""
         self._tiers.append(_Tier(*_joined(self._fresh), level=_level(self._fresh_rows)))

@@ -57,8 +57,6 @@ class ReadWindow:
         self.bufs: dict[int, bytes | memoryview] = {}
         self.size = 0
         """Bytes loaded."""
-        self.cold_reads = 0
-        """Slices that `peek` had to read itself."""
         self.version = 0
         """Number of `take` calls."""
         self._position = position
@@ -175,7 +173,6 @@ class ReadWindow:
 
     def _load_slice(self, until_ms: int) -> None:
         cursor = self.cursor()
-        self.cold_reads += 1
         rows, data = cursor.read(until_ms, SLICE_ROWS_MIN, SLICE_SIZE_MAX)
         self.take([Slice(rows, data)], cursor)
 

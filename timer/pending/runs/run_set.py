@@ -171,11 +171,6 @@ class Runs:
         return [*self._retired]
 
     @property
-    def cold_reads(self) -> int:
-        """Number of slices of the runs in use that were not read in time, so that a FIRE waited."""
-        return sum(window.cold_reads for window in self._windows)
-
-    @property
     def loaded_size(self) -> int:
         """Bytes of memory that the read windows use."""
         return sum(window.size for window in self._windows)
