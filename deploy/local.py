@@ -119,7 +119,7 @@ class NodeHost:
     """The environment of one node."""
 
     address: str = LOOPBACK
-    """Address of both ports. For any address except loopback the node gets `insecure = true`."""
+    """Address of all its ports. For any address except loopback the node gets `insecure = true`."""
     inside: tuple[str, ...] = ()
     """Command that starts the node's processes, such as `nsenter --net=…`. It must exec them."""
     data: str = ""
@@ -350,7 +350,7 @@ class LocalCluster:
         return nodes
 
     def _try_ports(self, node: LocalNode) -> None:
-        """Bind both ports of a node that is about to start, and close them again.
+        """Bind the ports of a node that is about to start, and close them again.
 
         A node in its own network namespace is skipped: its ports are invisible here.
 
@@ -431,8 +431,9 @@ class LocalCluster:
         others = [self.directory / each.data for each in self.nodes.values() if each != node]
         return node.pid != 0 and any((other / IDENTITY).exists() for other in others)
 
-    def _launch(self, _: str, words: Sequence[str], log: BinaryIO) -> Process:
+    def _launch(self, name: str, words: Sequence[str], log: BinaryIO) -> Process:
         """Start a node's program in its own session: it survives this terminal and its Ctrl-C."""
+        del name  # for subclasses
         return subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,

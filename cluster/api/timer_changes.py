@@ -51,7 +51,7 @@ _CANCEL_RESULTS: Final = (
     pb.CANCEL_RESULT_UNSPECIFIED,
     pb.CANCEL_RESULT_DROPPED,
 )
-"""Index: a result of timer.state.machine. Value: CancelResult."""
+"""Index: a result in timer/state/apply_results.py. Value: CancelResult."""
 _RESCHEDULE_RESULTS: Final = (
     pb.RESCHEDULE_RESULT_UNSPECIFIED,
     pb.RESCHEDULE_RESULT_RESCHEDULED,
@@ -61,7 +61,7 @@ _RESCHEDULE_RESULTS: Final = (
     pb.RESCHEDULE_RESULT_LEFT,
     pb.RESCHEDULE_RESULT_DROPPED,
 )
-"""Index: a result of timer.state.machine. Value: RescheduleResult."""
+"""Index: a result in timer/state/apply_results.py. Value: RescheduleResult."""
 _Results = npt.NDArray[np.uint8]
 
 

@@ -399,7 +399,7 @@ class Telemetry:
     """The metrics of one node. Frequent events are observed once per batch."""
 
     def __init__(self, *, node: str, version: str, read_levels: Callable[[], Levels]) -> None:
-        """`read_levels` is called at each scrape, on the scraper's thread."""
+        """`read_levels` is called at each rendering, on the event loop."""
         self.registry = NodeRegistry()
         self.rpcs = RpcMetrics(self.registry)
         self.delivered = self._counter(

@@ -152,7 +152,10 @@ class Replica:
         await self._transport.stop()
 
     async def stop(self) -> None:
-        """Finish the queued disk work, and close streams and log."""
+        """Close the streams, then the log after the disk work that is queued.
+
+        Results of that work are ignored: nothing is acknowledged any more.
+        """
         await self.fall_silent()
         await self._loop.run_in_executor(self._writer, self._log.close)
         self._writer.shutdown()

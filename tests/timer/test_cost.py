@@ -16,7 +16,7 @@ from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
 from timer.entries.policies import CATCH_UPS, DROP, Scope
 from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, GroupBatch
-from timer.leader.groups.group_dispatch import EXPIRES_MAX
+from timer.leader.groups.group_dispatch import STEP_GROUPS
 from timer.leader.groups.group_leases import ACCEPT, Leases
 from timer.leader.intake.count_limits import TOPIC_IDS_MAX
 from timer.leader.leader import ENTRY_TOPICS_MAX
@@ -309,7 +309,7 @@ def test_rows_are_copied_to_larger_arrays_in_portions() -> None:
 
 def test_leases_of_many_groups_that_end_at_once_end_in_many_steps() -> None:
     play, ended = Play(), list[int]()
-    groups = [play.make_group(f"g{number}") for number in range(2 * EXPIRES_MAX + 1)]
+    groups = [play.make_group(f"g{number}") for number in range(2 * STEP_GROUPS + 1)]
     for group in groups:
         play.join(group)
     play.settle()
@@ -325,7 +325,7 @@ def test_leases_of_many_groups_that_end_at_once_end_in_many_steps() -> None:
             play.step()
             ended.append(end.call_count)
         play.commit()
-    assert ended == [EXPIRES_MAX, EXPIRES_MAX, 1]
+    assert ended == [STEP_GROUPS, STEP_GROUPS, 1]
     play.settle()
     while play.hand_out():
         pass

@@ -151,7 +151,7 @@ def test_leader_that_hands_over_tells_how_often_each_message_was_delivered() -> 
 
 
 def test_groups_are_handed_over_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_dispatch, "EXPIRES_MAX", 2)
+    monkeypatch.setattr(group_dispatch, "STEP_GROUPS", 2)
     play = Play()
     groups = [play.make_group(name) for name in ("a", "b", "c")]
     for group in groups:

@@ -91,8 +91,8 @@ from timer.state.machine import Machine
 WAITING_OFFSETS_MAX: Final = 1 << 20
 """Acked and nacked offsets that may wait; above that they are rejected with OverloadedError."""
 DELIVERY_ROWS_MAX: Final = 2048
-EXPIRES_MAX: Final = 64
-"""Groups with ended leases, with ended delays, or handed over, in one step: some milliseconds."""
+STEP_GROUPS: Final = 64
+"""Most groups of each kind in one step: leases ended, may deliver again, handed over."""
 ROOM_LOOK_MS: Final = 1000
 """Pause between two tries to move dead letters while the disks are full, milliseconds."""
 IN_FLIGHT_MAX: Final = 2
@@ -486,11 +486,11 @@ class Serving:
     def expire(self, now: Now) -> None:
         """End leases at their deadlines; find delayed messages that may return.
 
-        Handles at most EXPIRES_MAX groups a call, and leases of the weight ENDS_MAX. If more are
+        Handles at most STEP_GROUPS groups a call, and leases of the weight ENDS_MAX. If more are
         due, `wake_at_ms` requests another call at once.
         """
         room = ENDS_MAX
-        for group_id in self._ends.due(now.mono_ms, EXPIRES_MAX):
+        for group_id in self._ends.due(now.mono_ms, STEP_GROUPS):
             leases = self._leases.get(group_id)
             if leases is not None:
                 ended, room = leases.expire(now.mono_ms, room)
@@ -500,8 +500,8 @@ class Serving:
                 self._turns.want(group_id)  # messages that were not sent are free at once
             if room <= 0:
                 break
-        returns = self._returns.due(now.clock_ms, EXPIRES_MAX)
-        for group_id in itertools.chain(returns, self._rates.alarms.due(now.mono_ms, EXPIRES_MAX)):
+        returns = self._returns.due(now.clock_ms, STEP_GROUPS)
+        for group_id in itertools.chain(returns, self._rates.alarms.due(now.mono_ms, STEP_GROUPS)):
             if group_id in self._leases:
                 self._turns.want(group_id)
         if self.refusing is None:
@@ -670,9 +670,9 @@ class Serving:
         Nothing is delivered from the first call on. Returns whether another call is needed.
         """
         left = [*self._leases.values()] if self._left is None else self._left
-        for op in itertools.chain.from_iterable(each.hand_over() for each in left[:EXPIRES_MAX]):
+        for op in itertools.chain.from_iterable(each.hand_over() for each in left[:STEP_GROUPS]):
             self._batch.add(op)
-        self._left = left[EXPIRES_MAX:]
+        self._left = left[STEP_GROUPS:]
         while self._batch and self._flush(now):
             pass
         return bool(self._left)
