@@ -142,8 +142,10 @@ class CallerThread(Executor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(fn(*args, **kwargs))
-                except BaseException as error:  # noqa: BLE001 -- is raised where the result is read
+                except BaseException as error:  # is raised where the result is read
                     future.set_exception(error)
+                    if isinstance(error, KeyboardInterrupt):  # of the user, who ends the test
+                        raise
 
         self._calls.put(call)
         return future

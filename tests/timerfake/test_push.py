@@ -17,9 +17,10 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
+import aiohttp
 import pytest
 
 from cluster.security.identities import IdentityKind
@@ -326,6 +327,20 @@ async def test_second_answer_to_one_message_does_not_ack_the_next(
 
 
 # ---- a target that is unavailable
+
+
+async def test_log_has_no_query_of_a_target_that_takes_no_connection_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def late(_: object, url: str, **__: object) -> NoReturn:
+        raise aiohttp.ConnectionTimeoutError(f"Connection timeout to host {url}")
+
+    monkeypatch.setattr(aiohttp.ClientSession, "post", late)
+    async with pushing("http://target/hook?token=opensesame") as push:
+        await push.send(b"")
+        await push.timers.settle()
+    assert "no connection in time" in caplog.text
+    assert "opensesame" not in caplog.text
 
 
 async def test_messages_do_not_fail_while_the_target_can_not_be_reached(

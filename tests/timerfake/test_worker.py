@@ -1,6 +1,7 @@
 """Handlers of timers on an in-memory cluster: what runs when, and what becomes of failures."""
 
 import asyncio
+import functools
 import socket
 import struct
 import threading
@@ -15,6 +16,8 @@ from typing import Any, Literal
 
 import pytest
 
+from timer.leader.groups import dead_letters
+from timer.leader.groups.dead_letters import _put_off
 from timerclient import (
     Backoff,
     InvalidRequest,
@@ -27,7 +30,7 @@ from timerclient import (
 from timerclient.rows.messages import Acking, Message
 from timerclient.values.codecs import Codec
 from timerclient.values.results import AckResult
-from timerclient.worker import handler_arguments
+from timerclient.worker import handler_arguments, rejected_letters
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.rejected_letters import detail_of, letter_headers
 from timerclient.worker.worker_metrics import Outcome
@@ -283,6 +286,16 @@ def test_rejection_that_is_repeated_after_a_lost_ack_writes_one_letter(
     assert reasons == ["rejected", "nacked"]
 
 
+def test_letters_of_workers_keep_the_headers_that_those_of_the_cluster_keep() -> None:
+    deaths = [f"{'prior-' * n}dead-letter-{of}" for n in range(9) for of in ("reason", "detail")]
+    others = ["a", "prior-a", "dead-letter-owner", "pre-prior-dead-letter-reason"]
+    headers = {name: name for name in (*deaths, *others)}
+    message: Any = SimpleNamespace(headers=headers, topic="t", id="i", queue_offset=3, failures=0)
+    letter = letter_headers(message, "g")
+    assert {name: letter[name] for name in letter if letter[name] in headers} == _put_off(headers)
+    assert {*dead_letters.HEADERS} == rejected_letters.HEADERS
+
+
 def test_headers_of_earlier_deaths_get_a_prefix_more() -> None:
     names = {
         "dead-letter-reason": "nacked",
@@ -313,6 +326,87 @@ def test_text_of_a_rejection_is_cut_and_left_out_where_the_headers_have_no_room(
         [letter] = client.peek(LETTERS).messages
     assert letter.headers["dead-letter-reason"] == "rejected"
     assert "dead-letter-detail" not in letter.headers
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_nack_by_the_handler_stands(timer_app: Run, *, raises: bool) -> None:
+    app, runs = TimerApp(), list[int]()
+
+    @app.timer("polls", group="g", retry=Backoff(3_600, max=3_600, attempts=5))
+    def poll() -> None:
+        runs.append(app.context.message.attempt)
+        if len(runs) == 1:
+            _ = app.context.message.nack(delay=60)
+            if raises:
+                raise OSError
+
+    timers = timer_app(app)
+    poll.schedule_sync()
+    timers.settle()
+    assert runs == [1]
+    timers.advance(61)
+    assert runs == [1, 2]
+
+
+def test_async_function_behind_a_decorator_that_is_not_async_runs(timer_app: Run) -> None:
+    app, runs = TimerApp(), list[int]()
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**arguments: Any) -> Any:
+            return function(**arguments)
+
+        return call
+
+    @app.timer("polls", group="g", retry=Backoff(1, max=1, attempts=5))
+    @counted
+    async def poll(number: int) -> None:
+        await asyncio.sleep(0)
+        runs.append(number)
+        if len(runs) == 1:
+            raise OSError
+
+    timers = timer_app(app)
+    poll.schedule_sync(number=7)
+    timers.settle()
+    timers.advance(2)
+    assert runs == [7, 7]
+
+
+def test_generator_is_refused_as_a_handler() -> None:
+    def steps() -> Any:
+        yield
+
+    with pytest.raises(InvalidRequest, match=r"handler .*steps: must be no generator"):
+        TimerApp().timer("t", group="g")(steps)
+
+
+@pytest.mark.parametrize("error", [GeneratorExit(), KeyboardInterrupt(), SystemExit(3)])
+async def test_error_that_is_no_exception_is_a_failure_of_its_message(
+    error: BaseException,
+) -> None:
+    shop = Shop()
+    async with AsyncFakeApp(shop.app) as timers:
+        shop.fails = error
+        await shop.cancel_unpaid.schedule(order_id=1)
+        await timers.settle()
+        shop.fails = None
+        await timers.advance(100)
+    assert len(shop.calls) == 2
+    assert timers.errors == [error]
+
+
+def test_interrupt_while_a_handler_runs_ends_the_test(timer_app: Run) -> None:
+    app = TimerApp()
+
+    @app.timer("t", group="g", retry=Backoff(60, max=60, attempts=5))
+    def handler() -> None:
+        raise KeyboardInterrupt
+
+    timers = timer_app(app)
+    handler.schedule_sync()
+    with pytest.raises(KeyboardInterrupt):
+        timers.settle()
 
 
 def test_rejection_without_a_readable_text_is_a_dead_letter(timer_app: Run) -> None:

@@ -174,6 +174,8 @@ class Subscription:
             raise LeaseLost.of(offsets, len(offsets))
         if word.kind == "extend":
             hold.given_s = self._nodes.clock.now_s()
+        elif word.kind == "nack":
+            hold.returned.update(offsets)
         if self._acks.put(batch, offsets, acking, word):
             self._wake()
         else:
@@ -295,9 +297,9 @@ class Subscription:
 
     async def abandon(self) -> None:
         """Leave without a flush; unanswered acks fail."""
-        if self._task is not None:
-            await cancelled([self._task])
-            self._task = None  # its error's traceback has a node, and so a channel
+        task, self._task = self._task, None  # its error's traceback has a node, and so a channel
+        if task is not None:
+            await cancelled([task])
         self._finish(None)
 
     def _enter(self, phase: ConsumerPhase) -> None:
@@ -323,10 +325,10 @@ class Subscription:
         self._arrived()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or self.over:
+        if self._task is None or self.over:  # `abandon` ended it
             return
-        bug = task.exception()
-        failed = errors.RpcFailed(f"the consumer failed: {bug!r}")
+        bug = None if task.cancelled() else task.exception()
+        failed = errors.RpcFailed(f"the consumer failed: {bug or 'its task was cancelled'!r}")
         failed.__cause__ = bug
         self._finish(failed)
 

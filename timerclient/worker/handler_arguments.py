@@ -40,11 +40,15 @@ class HandlerArguments:
     """The parameters of one handler.
 
     Raises:
-        InvalidRequest: A parameter can't be given by name, or has the name of an option.
+        InvalidRequest: A parameter can't be given by name, or has the name of an option; or the
+            function is a generator.
     """
 
     def __init__(self, function: Callable[..., object], name: str) -> None:
         self._function, self._name = function, name
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            limit = "must be no generator, which would not run"
+            raise InvalidRequest.of(f"handler {name}", None, limit)
         self._parameters = inspect.signature(function).parameters
         for each in self._parameters.values():
             if each.kind not in _NAMED:

@@ -1,6 +1,6 @@
 """One handler in a worker: fetches messages, runs the function, and acks or returns each.
 
-    fetch ──► arguments ──► function ──► returned: ack
+    fetch ──► arguments ──► function ──► returned: ack, unless it has nacked the message
                   │             ├──────► raised: nack with the backoff, one line of log
                   │             ├──────► raised Reject: a dead letter, then the ack
                   │             ├──────► raised TargetUnreached: back to the group, not failed
@@ -14,6 +14,7 @@ runs, the ack fails with a warning, and the message is delivered again.
 import asyncio
 import contextlib
 import functools
+import inspect
 import logging
 import time
 import traceback
@@ -188,7 +189,7 @@ class HandlerRunner:
         began_s = time.monotonic()
         try:
             outcome = await self._outcome(message)
-        except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 -- an edge: any code of a user
             outcome = self._return(message, error, Outcome.FAILED)
@@ -212,6 +213,8 @@ class HandlerRunner:
                 self._nack(message, 0, INTERRUPTED)
                 return Outcome.INTERRUPTED
             return self._return(message, error, Outcome.FAILED)  # the function's own
+        if message.is_returned:
+            return Outcome.FAILED
         self._ack(message)
         return Outcome.DONE
 
@@ -220,7 +223,9 @@ class HandlerRunner:
             await self.handler.function(**arguments)
             return
         work = functools.partial(copy_context().run, _run, self.handler.function, arguments)
-        await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        if inspect.iscoroutine(result):  # a decorator that is not async wraps an async function
+            await result
 
     def _return(self, message: Message, error: BaseException, outcome: Outcome) -> Outcome:
         """Nack a message with the backoff, and log the error."""
@@ -339,9 +344,9 @@ def _place_of(error: BaseException) -> str:
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "-"
 
 
-def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+def _run(function: Callable[..., Any], arguments: dict[str, Any]) -> object:
     """Call a function that is not async. A future can't hold a StopIteration."""
     try:
-        function(**arguments)
+        return function(**arguments)
     except StopIteration as error:
         raise RuntimeError("the handler raised StopIteration") from error

@@ -141,7 +141,9 @@ class HttpTarget:
             self._unavailable(began_s, str(error))
             raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            text = f"{type(error).__name__}: {error}"
+            # Without the URL, whose query may have secrets.
+            timed_out = isinstance(error, aiohttp.ConnectionTimeoutError)
+            text = f"{type(error).__name__}: {'no connection in time' if timed_out else error}"
             self._unavailable(began_s, text)
             raise TargetUnreached(text) from None
         except TimeoutError:
@@ -149,7 +151,6 @@ class HttpTarget:
             self._unavailable(began_s, text)
             raise TimeoutError(text) from None
         except aiohttp.ClientError as error:
-            # Without the URL, whose query may have secrets.
             why = error.message if isinstance(error, aiohttp.ClientResponseError) else error
             text = f"no answer: {type(error).__name__}: {_one_line(str(why))}"
             self._unavailable(began_s, text)

@@ -15,7 +15,15 @@ from timerclient.values.errors import InvalidRequest
 LETTERS: Final = "dead-letters"
 """The group that keeps the letters of a dead-letter topic, and that a redrive reads."""
 PREFIX: Final = "dead-letter-"
+HEADERS: Final = frozenset(
+    f"{PREFIX}{of}"
+    for of in ("reason", "topic", "group", "timer-id", "offset", "attempts", "detail")
+)
+"""The headers of the newest death, as timer/leader/groups/dead_letters.py names them."""
 PRIOR: Final = "prior-"
+"""Prefix of a header of an earlier death, once for each death since."""
+DEATHS_MAX: Final = 8
+"""Deaths described in the headers, the newest ones: a letter in a loop must not grow for ever."""
 
 
 def letters_topic(topic: str, group: str, wanted: str) -> str:
@@ -25,12 +33,12 @@ def letters_topic(topic: str, group: str, wanted: str) -> str:
 
 def letter_headers(message: Message, group: str) -> dict[str, str]:
     """Return the headers of a message's letter; those of an earlier death get a prefix more."""
-
-    def kept(name: str) -> str:
-        is_prior = name.replace(PRIOR, "").startswith(PREFIX)
-        return PRIOR + name if is_prior else name
-
-    return {kept(name): value for name, value in message.headers.items()} | {
+    earlier = {
+        PRIOR + name if deaths else name: value
+        for name, value in message.headers.items()
+        if (deaths := _deaths_at(name)) < DEATHS_MAX
+    }
+    return earlier | {
         f"{PREFIX}reason": "rejected",
         f"{PREFIX}topic": message.topic,
         f"{PREFIX}group": group,
@@ -38,6 +46,14 @@ def letter_headers(message: Message, group: str) -> dict[str, str]:
         f"{PREFIX}offset": str(message.queue_offset),
         f"{PREFIX}attempts": str(message.failures + 1),
     }
+
+
+def _deaths_at(name: str) -> int:
+    """Return the death that a header describes: 1 is the newest. 0: an ordinary header."""
+    of = name
+    while of.startswith(PRIOR):
+        of = of.removeprefix(PRIOR)
+    return 1 + (len(name) - len(of)) // len(PRIOR) if of in HEADERS else 0
 
 
 def detail_of(reason: Exception) -> dict[str, str]:

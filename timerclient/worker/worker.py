@@ -59,7 +59,6 @@ class Worker:
             rows.whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self.app = app
         self._drain_s = rows.span_ms("drain", drain) / 1000
-        self._executor = executor
         self._own_threads: ThreadPoolExecutor | None = None
         if executor is None:
             wanted = sum(

@@ -25,7 +25,7 @@ class Outcome(StrEnum):
     DONE = "done"
     """The handler returned; the message is acked."""
     FAILED = "failed"
-    """The handler raised; the message is tried again, or is a dead letter."""
+    """The handler raised or nacked; the message is tried again, or is a dead letter."""
     REJECTED = "rejected"
     """The handler raised Reject; the message is a dead letter."""
     UNREADABLE = "unreadable"
