@@ -313,6 +313,10 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             cluster.requests.append(request)
             order = cluster.on_schedule(request)
             if isinstance(order, pb.Error):
+                if (
+                    order.field == "request"
+                ):  # a node ends the stream of a request that is too large
+                    await refuse(context, order, grpc.StatusCode.INVALID_ARGUMENT)
                 yield pb.ScheduleResponse(request_no=request.request_no, error=order)
                 continue
             answer = cluster.schedule(request)

@@ -43,6 +43,31 @@ def numbers(n: int) -> list[bytes]:
     return [b"%d" % i for i in range(n)]
 
 
+async def test_callback_that_raises_a_cancel_does_not_end_the_consumer(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    def cancel(_: object) -> None:
+        raise asyncio.CancelledError
+
+    cluster.seed("orders", numbers(4))
+    async with client.consumer("orders", "billing") as consumer:
+        for _ in range(4):
+            [message] = await consumer.receive(timeout=60)
+            acking = message.ack()
+            acking.add_done_callback(cancel)
+            assert await acking == AckResult.ACKED
+
+
+async def test_close_with_a_wrong_timeout_leaves_the_consumer_open(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    cluster.seed("orders", numbers(1))
+    async with client.consumer("orders", "billing") as consumer:
+        with pytest.raises(errors.InvalidRequest):
+            await consumer.close(timeout=0)
+        assert len(await consumer.receive(timeout=60)) == 1
+
+
 async def test_message_carries_what_was_scheduled(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:

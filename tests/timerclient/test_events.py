@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import logging
+import math
 import subprocess
 import sys
 import threading
@@ -67,15 +68,24 @@ async def test_leaders_are_events_and_log_lines(
     assert lines[2][1].startswith("unreachable: no leader for 1 s")
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError])
 async def test_error_of_on_event_is_logged_and_harms_nothing(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, kind: type[BaseException]
 ) -> None:
     def fail(event: Event) -> None:
-        raise RuntimeError(event)
+        raise kind(event)
 
     async with AsyncTimerClient(cluster.address, timeout=60, on_event=fail) as client:
         await client.schedule("t", b"")
     assert "on_event failed" in caplog.text
+
+
+def test_settings_are_finite() -> None:
+    for value in (math.nan, math.inf, 0):
+        with pytest.raises(InvalidRequest, match=r"call_s = .*: must be positive and finite"):
+            ClientSettings(call_s=value)
+    with pytest.raises(InvalidRequest, match="hold_s_max = nan"):
+        ClientSettings(hold_s_max=math.nan)
 
 
 def test_submit_that_blocks_is_told_before_it_waits() -> None:

@@ -57,6 +57,39 @@ async def test_producer_that_is_denied_says_so_at_once(
     assert payloads(cluster) == [b"p"]
 
 
+async def test_request_that_a_node_finds_too_large_fails_alone(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    large = b"x" * 10_000
+    refused = wire_error(pb.REASON_INVALID_REQUEST, "request = 10 kB: too large", field="request")
+    cluster.on_schedule = lambda request: (
+        refused if large in bytes(request.timers[0].payloads) else None
+    )
+    for number in range(4):  # on the stream from here on
+        await client.schedule("orders", b"%d" % number)
+    sent = [client.schedule_batch("orders", [body]) for body in (b"4", large, b"5")]
+    before, failed, behind = await asyncio.gather(*sent, return_exceptions=True)
+    assert isinstance(failed, errors.InvalidRequest)
+    assert (failed.outcome_known, failed.field) == (True, "request")
+    assert [isinstance(each, BaseException) for each in (before, behind)] == [False, False]
+    assert payloads(cluster) == [b"%d" % number for number in range(6)]
+
+
+async def test_producer_whose_tasks_are_all_cancelled_fails_its_calls(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    for _ in range(4):
+        await client.schedule("orders", b"p")
+    cluster.hold = asyncio.Event()
+    waiting = asyncio.ensure_future(client.schedule("orders", b"q"))
+    await until(lambda: len(cluster.rows) == 5)
+    [task] = [each for each in asyncio.all_tasks() if "ProducerStream._run" in repr(each)]
+    task.cancel()
+    with pytest.raises(errors.OutcomeUnknown, match="its task was cancelled"):
+        await waiting
+    cluster.hold.set()
+
+
 async def test_schedule_returns_the_timer_and_carries_all_of_it(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import logging
 import os
+import subprocess
 import sys
 import threading
 import warnings
@@ -372,6 +373,38 @@ def test_callback_that_exits_is_logged_and_ends_nothing(
     assert [r.getMessage() for r in caplog.records].count(
         "a future's callback wanted to end the clients' thread"
     ) == 2
+
+
+def test_event_handler_that_exits_is_logged_and_ends_nothing(
+    threaded: Threaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(_: object) -> None:
+        sys.exit("enough")
+
+    with TimerClient(threaded.cluster.address, timeout=60, on_event=leave) as client:
+        assert client.schedule("orders", b"p", delay=60).id
+    assert "on_event failed" in caplog.text
+
+
+def test_generator_that_is_left_in_a_block_does_not_hold_up_the_end_of_the_process(
+    threaded: Threaded,
+) -> None:
+    threaded.cluster.seed("orders", [b"p", b"q"])
+    code = f"""
+from timerclient import TimerClient
+
+def messages():
+    with TimerClient("{threaded.cluster.address}") as client:
+        with client.consumer("orders", "g") as consumer:
+            yield from consumer
+
+each = messages()
+assert next(each).payload == b"p"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def _after(event: threading.Event) -> None:

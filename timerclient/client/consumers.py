@@ -250,9 +250,9 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
             OutcomeUnknown: Some acks were not answered in time, or failed because the consumer had
                 ended with an error. Their futures have the errors.
         """
+        within_s = self._call_s if timeout is None else timeout_s(timeout)
         self.closed = True
         if self._subscription is not None:
-            within_s = self._call_s if timeout is None else timeout_s(timeout)
             await self._subscription.close(within_s)
 
     def begin_leaving(self) -> None:

@@ -21,6 +21,7 @@ or start new processes (multiprocessing's "spawn" or "forkserver").
 """
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -49,7 +50,7 @@ from timerclient.streams.producer import WaitingCall
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import SubmitBlocked
 from timerclient.values.codecs import NO_VALUE, Payload, payload_of
-from timerclient.values.errors import Closed, TimerError
+from timerclient.values.errors import TimerError
 
 T = TypeVar("T")
 
@@ -139,11 +140,9 @@ class ThreadClient:
 
     def _submit_on_loop(self, future: "Future[Any]", submit: Callable[[Any], None]) -> None:
         try:
-            producer = self._client.producer()
-        except Closed as error:
+            submit(self._client.producer())
+        except Exception as error:  # noqa: BLE001 -- the caller raises it
             future.set_exception(error)
-        else:
-            submit(producer)
 
     # ---- parts of methods that `make fmt` writes
 
@@ -180,7 +179,7 @@ class ThreadClient:
         Raises:
             OutcomeUnknown: A consumer's acks were not answered; everything is closed nonetheless.
         """
-        if self._background.stopped:
+        if self._background.stopped or sys.is_finalizing():  # the connections end with the process
             return
         # A thread that may not wait gets its error before anything is closed.
         within_s = self._client.within_s(timeout)
@@ -321,7 +320,7 @@ class Consumer(AnyConsumer[Subscription]):
             OutcomeUnknown: Some acks were not answered in time, or failed because the consumer had
                 ended with an error. Their futures have the errors.
         """
-        if self.closed:
+        if self.closed or sys.is_finalizing():
             return
         within_s = self._call_s if timeout is None else timeout_s(timeout)
         self._background.check()

@@ -9,6 +9,7 @@ import _thread
 import asyncio
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -75,18 +76,21 @@ def check_wait() -> None:
     """Check that this thread may wait for the cluster.
 
     Raises:
+        Closed: The interpreter is about to end, and the clients' own thread with it.
         RuntimeError: This is the clients' own thread.
     """
+    if sys.is_finalizing():
+        raise Closed("the interpreter is about to end")
     if is_here():
         text = "a future's callback runs on the clients' own thread, which can't wait"
         raise RuntimeError(f"{text} for the cluster: use submit, or another thread")
 
 
 def call_guarded(fn: Callable[[Future[T]], object], future: Future[T]) -> None:
-    """Call a callback. No error of it ends the clients' own thread."""
+    """Call a callback. No error of it ends the clients' own thread, or a task that settles it."""
     try:
         fn(future)
-    except Exception:
+    except (Exception, asyncio.CancelledError, GeneratorExit):
         logging.getLogger("concurrent.futures").exception(
             "exception calling callback for %r", future
         )
@@ -111,7 +115,7 @@ class GuardedFuture(Future[T]):
         """Return the result; see concurrent.futures.
 
         Raises:
-            RuntimeError: There is no result yet, and this is the clients' own thread.
+            Closed, RuntimeError: There is no result yet, and this thread may not wait for it.
         """
         if not self.done():
             check_wait()

@@ -10,6 +10,7 @@ event loop's thread settles it.
 """
 
 import asyncio
+import contextlib
 import copy
 import secrets
 from collections.abc import Callable, Sequence
@@ -34,7 +35,9 @@ from timerclient.streams.shared_deadlines import SharedDeadlines, SharedTimer
 from timerclient.values.errors import (
     Closed,
     ConnectionLost,
+    InvalidRequest,
     LeadershipLost,
+    OutcomeUnknown,
     PermissionDenied,
     TimerError,
     means_move,
@@ -43,7 +46,9 @@ from timerclient.values.wire_errors import from_wire
 
 TOKEN_SIZE: Final = 16
 UNREGISTER_S: Final = 1.0
-"""Seconds in which a client that closes tries to unregister its producer."""
+"""Seconds in which a client that closes tries to unregister its producer, at most."""
+STATUS_S: Final = 1.0
+"""Seconds in which the status of a stream should come after a write has failed."""
 COLUMNS_MAX: Final = 1_024
 """Topics in a request of single calls; this is also the server's limit."""
 
@@ -364,19 +369,25 @@ class ProducerStream:
     async def close(self, within_s: float) -> None:
         """Wait for all answers, at most `within_s`; then fail the calls without one."""
         self._closed = True
-        if self._pipeline.awaited:
-            self._quiet.clear()
-            try:
-                async with asyncio.timeout(within_s):
-                    await self._quiet.wait()
-            except TimeoutError:
-                pass
-        if self._task is not None:
-            await cancelled([self._task])
-            self._task = None  # its error's traceback has a node, and so a channel
-        self._give_up()
-        if self._pipeline.producer_id:  # its outcome does not matter
-            await asyncio.gather(self._unregister(), return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + within_s
+        try:
+            if self._pipeline.awaited:
+                self._quiet.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(until_s):
+                        await self._quiet.wait()
+        finally:
+            task, self._task = (
+                self._task,
+                None,
+            )  # its error's traceback has a node, and so a channel
+            if task is not None:
+                await cancelled([task])
+            self._give_up()
+        left_s = min(until_s - loop.time(), UNREGISTER_S)
+        if self._pipeline.producer_id and left_s > 0:  # its outcome does not matter
+            await asyncio.gather(self._unregister(left_s), return_exceptions=True)
 
     def _reject_queued(self, error: TimerError) -> None:
         """Fail the calls that wait to be sent, as no node accepts them."""
@@ -385,6 +396,12 @@ class ProducerStream:
             for call in request.calls:
                 call.settle(copy.copy(error))
         self._settled()
+
+    def _reject_largest(self, error: TimerError) -> None:
+        """Fail the largest request on the wire: it ended the stream, as it exceeds a limit."""
+        wire = self._pipeline.wire
+        largest = max(wire, key=lambda request_no: wire[request_no].size, default=0)
+        self._settle(self._pipeline.answer(largest, error), None)
 
     def _give_up(self) -> None:
         """Fail all calls; those that were sent have an unknown outcome."""
@@ -415,6 +432,8 @@ class ProducerStream:
             except TimerError as error:
                 self._nodes.failed(node, error)
                 self._refusal = None if means_move(error) else error
+                if isinstance(error, InvalidRequest) and error.field == "request":
+                    self._reject_largest(error)
                 # A node that rejects the stream before any answer has accepted no request.
                 taken = self._answered or not error.outcome_known
                 self._settle(self._pipeline.broken(taken=taken), None)
@@ -439,10 +458,10 @@ class ProducerStream:
         kept = answer.requests_kept, answer.rows_kept
         self._pipeline.registered(answer.producer_id, *kept)
 
-    async def _unregister(self) -> None:
+    async def _unregister(self, within_s: float) -> None:
         """Unregister the producer; the cluster would otherwise forget it after a long idle time."""
         request = pb.UnregisterProducerRequest(producer_id=self._pipeline.producer_id)
-        async with asyncio.timeout(UNREGISTER_S):
+        async with asyncio.timeout(within_s):
             node = await self._nodes.leader()
             await self._nodes.attempt(node, lambda: node.timers.UnregisterProducer(request))
 
@@ -470,7 +489,11 @@ class ProducerStream:
             )
             # Two encoded messages, one after the other, are their union: the rows stay encoded.
             message = head.SerializeToString() + request.seal()
-            await write(stream, message)
+            try:
+                await write(stream, message)
+            except ConnectionLost:
+                await asyncio.sleep(STATUS_S)  # the reader gets the status, and raises it
+                raise
 
     async def _receive(self, stream: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -507,9 +530,12 @@ class ProducerStream:
                 self._progress_at = loop.time() - stall_s / 2
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or (bug := task.exception()) is None:
+        if self._task is None:  # `close` ended it
             return
-        # A bug in this client: fail all calls, as no answer will come.
+        bug = OutcomeUnknown("its task was cancelled") if task.cancelled() else task.exception()
+        if bug is None:
+            return
+        # A bug, or a program that cancels all tasks: fail all calls, as no answer will come.
         self._closed, self._failure = True, f"the client failed: {bug!r}"
         for request, _ in self._pipeline.close().settled:
             for call in request.calls:

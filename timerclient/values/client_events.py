@@ -108,7 +108,11 @@ class Events:
         if self._on_event is not None:
             try:
                 self._on_event(event)
-            except Exception:
+            except BaseException as error:
+                # Any other thread is the client's, which an error must not end.
+                is_main = threading.current_thread() is threading.main_thread()
+                if is_main and isinstance(error, KeyboardInterrupt | SystemExit):
+                    raise
                 LOG.exception("on_event failed at: %s", event)
 
     def _level(self, event: Event) -> int:

@@ -1,5 +1,6 @@
 """Settings of a client: one frozen set of numbers, each with its unit and reason."""
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -55,14 +56,14 @@ class ClientSettings:
         """Check the numbers.
 
         Raises:
-            InvalidRequest: A number is not positive (`hold_s_max`: is negative), or `pause_s_min`
-                exceeds `pause_s_max`.
+            InvalidRequest: A number is not positive (`hold_s_max`: is negative) or not finite, or
+                `pause_s_min` exceeds `pause_s_max`.
         """
-        if self.hold_s_max < 0:
+        if not self.hold_s_max >= 0:  # nan is not, either
             raise InvalidRequest.of("hold_s_max", self.hold_s_max, "must be 0 or more")
         for name in self.__slots__:
-            if name != "hold_s_max" and getattr(self, name) <= 0:
-                raise InvalidRequest.of(name, getattr(self, name), "must be positive")
+            if name != "hold_s_max" and not 0 < getattr(self, name) < math.inf:
+                raise InvalidRequest.of(name, getattr(self, name), "must be positive and finite")
         if self.pause_s_min > self.pause_s_max:
             limit = f"must be at most pause_s_max = {self.pause_s_max}"
             raise InvalidRequest.of("pause_s_min", self.pause_s_min, limit)
