@@ -642,11 +642,11 @@ def converted() -> Iterator[None]:
         text = f"the stream is over: {error}"
         raise ConnectionLost(text) from error
     except asyncio.CancelledError:
-        # grpc.aio raises this error also if the *server* ended a call as cancelled.
+        # grpc.aio raises this error also if the call's channel was closed here.
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise ConnectionLost("the node cancelled the call") from None
+        raise ConnectionLost("the connection was closed") from None
 
 
 async def write(stream: Any, message: Any) -> None:
