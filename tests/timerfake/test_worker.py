@@ -373,6 +373,24 @@ def test_async_function_behind_a_decorator_that_is_not_async_runs(timer_app: Run
     assert runs == [7, 7]
 
 
+def test_error_of_on_error_is_logged_and_the_message_fails_once(
+    timer_app: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[object] = []
+
+    def leave(*of: object) -> None:
+        told.append(of)
+        raise SystemExit
+
+    shop = Shop(on_error=leave)
+    timers = timer_app(shop.app)
+    shop.fails = OSError()
+    shop.cancel_unpaid.schedule_sync(order_id=1)
+    timers.settle()
+    assert len(told) == 1
+    assert "on_error failed" in caplog.text
+
+
 def test_generator_is_refused_as_a_handler() -> None:
     def steps() -> Any:
         yield

@@ -311,7 +311,7 @@ class HandlerRunner:
         if (on_error := self.handler.app.on_error) is not None:
             try:
                 on_error(TimerContext(message, self.handler.options.group), error)
-            except Exception:
+            except BaseException:
                 LOG.exception("on_error failed: %s", self._fields(message))
         count, first = first_failure(error)
         place = f" at={_place_of(first)}" if self.handler.logs_place else ""
