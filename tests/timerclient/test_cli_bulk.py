@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cluster.settings.config import LimitsConfig
 from tests.timerclient.conftest import Ctl, Threaded
 from tests.timerclient.fake_cluster import wire_error
 from timerclient.cli import cli_bulk, timerctl
@@ -91,16 +92,56 @@ def test_ten_lines_whose_keys_are_taken_are_named_and_the_rest_counted(
         ({"payload": "p", "headers": {"a": 1}}, "must be an object of strings"),
         ({"payload": "p", "key": 1}, "key = 1: must be a string"),
         ('{"payload": "\\ud800"}', "surrogates not allowed"),
+        ({"payload": "p", "request_id": ""}, "request_id = '': must have 1 to 64 bytes"),
+        ({"payload": "p", "request_id": "i" * 65}, "must have 1 to 64 bytes"),
+        ({"payload": "p", "request_id": "first"}, "request_id = 'first': line 1 has the same"),
+        ({"payload": "p", "key": "é" * 513}, "key = 1026 bytes: must have at most 1024 bytes, the"),
+        ({"payload": "p", "ordering_key": "k" * 1025}, "ordering_key = 1025 bytes: must have at"),
+        ({"payload": "p", "headers": {"h": "v" * 32_764}}, "headers = 32769 bytes: must have at"),
+        ({"payload": "p" * 4_194_305}, "payload = 4194305 bytes: must have at most 4194304 bytes"),
     ],
 )
 def test_a_wrong_line_is_named_and_nothing_is_scheduled(
     ctl: Ctl, threaded: Threaded, lines: Any, line: Any, error: str
 ) -> None:
-    code, out, err = ctl("schedule", "orders", "--from", lines({"payload": "p"}, line))
+    first = {"payload": "p", "request_id": "first"}
+    code, out, err = ctl("schedule", "orders", "--from", lines(first, line))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith("timerctl: line 2: ")
     assert error in err
     assert threaded.cluster.requests == []
+
+
+def test_a_file_is_checked_against_the_default_limits_and_standard_input_is_not(
+    ctl: Ctl, threaded: Threaded, lines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = LimitsConfig()
+    assert cli_bulk.SIZES["payload"] == limits.payload_bytes_max
+    assert cli_bulk.SIZES["key"] == cli_bulk.SIZES["ordering_key"] == limits.key_bytes_max
+    assert cli_bulk.SIZES["headers"] == limits.headers_bytes_max
+    line = {"payload": "p", "key": "k" * limits.key_bytes_max}
+    assert ctl("schedule", "orders", "--from", lines(line))[0] == 0
+    line["key"] += "k"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(line).encode())))
+    assert ctl("schedule", "orders", "--from", "-")[0] == 0
+    assert len(threaded.cluster.rows) == 2
+
+
+def test_results_beside_the_line_that_the_cluster_rejects_are_printed_and_counted(
+    ctl: Ctl, threaded: Threaded, lines: Any
+) -> None:
+    refused = wire_error(
+        pb.REASON_INVALID_REQUEST, "payload = '1 bytes': too many", field="payload"
+    )
+    threaded.cluster.on_schedule = lambda request: refused if request.request_id == "b" else None
+    named = [{"payload": "p", "request_id": name} for name in "abc"]
+    path = lines({"payload": "p"}, *named[1:], {"payload": "p"}, named[0])
+    code, out, err = ctl("schedule", "orders", "--from", path, "-o", "json")
+    printed = [json.loads(line) for line in out.splitlines()]
+    assert {1, 4} <= {one["line"] for one in printed} <= {1, 3, 4, 5}
+    assert len(printed) == len(threaded.cluster.rows)
+    assert (code, f'"done": {len(printed)}' in err) == (2, True)
+    assert "line 2: payload = '1 bytes': too many" in err
 
 
 def test_the_line_that_the_cluster_rejects_is_named(

@@ -3,15 +3,16 @@
     {"payload": "remind me", "delay": "30m", "key": "order-4711", "headers": {"a": "b"}}
     {"payload_base64": "AAE=", "due": "2030-01-01T09:00:00+01:00", "request_id": "mail-17"}
 
-Lines are sent in requests of up to 500 lines and a mebibyte of payloads. A request has the id
+Lines are sent in requests of up to 500 lines and about a mebibyte. A request has the id
 ID.LINE, with the ID of --request-id or a random one and the number of its first line. So a command
 that failed can be repeated: `--skip N --request-id ID` continues with the request that failed, and
 the cluster recognizes a request that it had accepted. A line with a `request_id` is a request of
 its own. While the cluster is overloaded, requests wait: it remembers the timers of requests with
 ids, and takes no more than it can remember.
 
-A file is read once before its first line is sent, so that a wrong line schedules nothing. Standard
-input is checked request by request.
+A file is read once before its first line is sent, so that a wrong line schedules nothing. The check
+has the default limits of a cluster. Standard input is checked request by request, and the cluster
+alone checks its sizes.
 """
 
 import argparse
@@ -34,9 +35,12 @@ from timerclient.cli.cli_args import when_of
 from timerclient.cli.cli_errors import NOT_CHANGED, OK
 from timerclient.client.aio import make_row
 from timerclient.client.timer_client import TimerClient
+from timerclient.rows import rows
 from timerclient.rows.rows import NewTimer, OnConflict
+from timerclient.streams.producer import SingleRow
 from timerclient.values.errors import (
     AlreadyExists,
+    Described,
     InvalidRequest,
     NotPending,
     Overloaded,
@@ -54,6 +58,8 @@ AT_ONCE: Final = 16
 _DUE: Final = ("due", "due_ms", "delay", "delay_level")
 _PAYLOADS: Final = ("payload", "payload_base64")
 _FIELDS: Final = (*(*_PAYLOADS, *_DUE, "key", "ordering_key", "priority", "headers", "request_id"),)
+SIZES: Final = {"payload": 4 << 20, "key": 1_024, "ordering_key": 1_024, "headers": 32 << 10}
+"""Most bytes of a line's field by the defaults of a cluster (`LimitsConfig`)."""
 _LIMITS: Final = {"due": "a string", "delay": "a string or a number of seconds"}
 WAIT_S: Final = 600.0
 """Longest wait of a request for room: the cluster forgets an id after five minutes by default."""
@@ -79,7 +85,7 @@ class InputLine:
     """From 1."""
     timer: NewTimer
     size: int
-    """Of the payload, in bytes."""
+    """Approximate bytes in a request."""
     request_id: str | None
 
 
@@ -102,15 +108,20 @@ def lines_of(file: IO[bytes], args: argparse.Namespace) -> Iterator[InputLine]:
     Raises:
         InvalidRequest: A line is wrong. The error names its number.
     """
+    named: dict[str, int] = {}
     for number, text in enumerate(iter(lambda: file.readline(LINE_BYTES + 1), b""), 1):
         if number <= args.skip or not text.strip():
             continue
         if len(text) > LINE_BYTES:
             raise InvalidRequest(f"line {number}: must have at most {LINE_BYTES} bytes")
         try:
-            yield _line(number, text, args)
+            line = _line(number, text, args)
+            own_id = line.request_id
+            if own_id is not None and (first := named.setdefault(own_id, number)) != number:
+                raise InvalidRequest.of("request_id", own_id, f"line {first} has the same")
         except (ValueError, argparse.ArgumentTypeError, InvalidRequest) as error:
             raise InvalidRequest(f"line {number}: {error}") from error
+        yield line
 
 
 def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
@@ -143,8 +154,25 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
         **when,
     )
     mode: OnConflict = args.on_conflict or "reject"
-    make_row(args.topic, payload, key, headers, mode, timer.when, ordering_key, priority)  # checks
-    return InputLine(number, timer, len(payload), own_id)
+    row = make_row(args.topic, payload, key, headers, mode, timer.when, ordering_key, priority)
+    if own_id is not None:
+        rows.request_name(own_id)
+    if args.source != "-":
+        _check_sizes(row)
+    return InputLine(number, timer, row.size, own_id)
+
+
+def _check_sizes(row: SingleRow) -> None:
+    """Check a line of a file against SIZES.
+
+    Raises:
+        InvalidRequest: A field is longer.
+    """
+    for name, most in SIZES.items():
+        if (size := len(getattr(row, name))) > most:
+            limit = f"must have at most {most} bytes, the default of a cluster; for a cluster that "
+            limit += "takes more, read standard input (--from -)"
+            raise InvalidRequest.of(name, Described(f"{size} bytes"), limit)
 
 
 def _shown(value: object) -> str:
@@ -248,8 +276,10 @@ class BulkSchedule:
             try:
                 for batch in requests_of(lines_of(file, self._args)):
                     self._send(client, batch)
-            except (TimerError, KeyboardInterrupt):
+            except (TimerError, KeyboardInterrupt) as error:
                 self._end()
+                if isinstance(error, TimerError):
+                    error.done = sum(self._counts[each] for each in _DONE)
                 if self._was_sent:
                     self._hint()
                 raise
@@ -265,13 +295,17 @@ class BulkSchedule:
         named = [line for line in batch if line.request_id is not None]
         others = [line for line in batch if line.request_id is None]
         results: dict[int, LineResult] = {}
-        if others:
-            results |= self._together(client, others)
-        if named:
+
+        def single(line: InputLine) -> None:
+            results[line.number] = self._single(client, line)
+
+        try:
+            if others:
+                results |= self._together(client, others)
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                single = pool.map(lambda line: self._single(client, line), named)
-                results |= zip((line.number for line in named), single, strict=True)
-        self._report(results)
+                _ = [*pool.map(single, named)]  # raises the error of the first line that has one
+        finally:
+            self._report(results)
         self._last = batch[-1].number
 
     def _together(self, client: TimerClient, lines: Sequence[InputLine]) -> dict[int, LineResult]:
