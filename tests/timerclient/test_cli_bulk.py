@@ -163,6 +163,10 @@ def test_a_failed_command_continues_where_the_hint_says(
     path = lines(*({"payload": str(number)} for number in range(5)))
     requests = iter((None, wire_error(pb.REASON_QUOTA_REACHED, "enough")))
     threaded.cluster.on_schedule = lambda _: next(requests, None)
+    code, _, err = ctl("schedule", "orders", "--from", path, "-o", "json", "--request-id", "id")
+    error = json.loads(err)["error"]
+    assert (code, error["done"], error["skip"], error["request_id"]) == (1, 2, 2, "id")
+    requests = iter((None, wire_error(pb.REASON_QUOTA_REACHED, "enough")))
     code, _, err = ctl("schedule", "orders", "--from", path)
     assert code == 1
     hint = re.search(r"with (--skip 2 --request-id [0-9a-f]{16})\n", err)
@@ -170,7 +174,15 @@ def test_a_failed_command_continues_where_the_hint_says(
     again = ("schedule", "orders", "--from", path, *hint[1].split())
     assert ctl(*again)[:2] == (0, "3 SCHEDULED\n")
     assert ctl(*again)[:2] == (0, "3 SCHEDULED; 3 of them repeated\n")
-    assert sorted(row.payload for row in threaded.cluster.rows) == [b"0", b"1", b"2", b"3", b"4"]
+    payloads = sorted(row.payload for row in threaded.cluster.rows)
+    assert payloads == [b"0", b"0", b"1", b"1", b"2", b"3", b"4"]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_bulk.BulkSchedule, "_together", interrupted)
+    code, _, err = ctl(*again, "-o", "json")
+    assert (code, json.loads(err)["error"]["skip"]) == (130, 2)
 
 
 def test_lines_wait_while_the_cluster_is_overloaded(

@@ -140,6 +140,9 @@ def test_missing_leader_is_told_once(ctl: Ctl, caplog: pytest.LogCaptureFixture)
     code, _, _ = ctl("cancel", ID, "--endpoints", "127.0.0.1:1", "--timeout", "2.5s")
     assert code == 3
     assert [r.getMessage()[:30] for r in caplog.records] == ["unreachable: no leader for 1 s"]
+    caplog.clear()
+    json_ = ctl("cancel", ID, "--endpoints", "127.0.0.1:1", "--timeout", "2.5s", "-o", "json")
+    assert (json.loads(json_[2])["error"]["exit_code"], caplog.records) == (3, [])
 
 
 def test_reasons_in_json_have_one_spelling(ctl: Ctl) -> None:
@@ -149,6 +152,7 @@ def test_reasons_in_json_have_one_spelling(ctl: Ctl) -> None:
         (("transfer", "nobody"), "NOT_FOUND"),
         (("cancel", "x"), "INVALID_REQUEST"),
         (("nonsense",), "USAGE"),
+        (("consume", "t", "--group", "g", "--count", "1", "--idle", "1ms"), "TOO_FEW"),
     ):
         error = json.loads(ctl(*argv, "-o", "json")[2])["error"]
         assert error["reason"] == reason

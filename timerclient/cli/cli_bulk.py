@@ -32,7 +32,7 @@ from typing import IO, Any, Final, TypeVar
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import when_of
-from timerclient.cli.cli_errors import NOT_CHANGED, OK
+from timerclient.cli.cli_errors import INTERRUPTED, NOT_CHANGED, OK, put_failure
 from timerclient.client.aio import make_row
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows import rows
@@ -282,6 +282,8 @@ class BulkSchedule:
                     error.done = sum(self._counts[each] for each in _DONE)
                 if self._was_sent:
                     self._hint()
+                if isinstance(error, KeyboardInterrupt) and self._args.output == "json":
+                    return put_failure(self._args, "INTERRUPTED", "interrupted", INTERRUPTED)
                 raise
         self._end()
         if self._args.output != "json":
@@ -372,7 +374,7 @@ class BulkSchedule:
             except Overloaded as error:  # without effect
                 if time.monotonic() - began_s > WAIT_S:
                     raise
-                if not was_told:
+                if not was_told and self._args.output != "json":
                     self._progress(is_last=True)
                     sys.stderr.write(f"timerctl: line {first} waits: {error}\n")
                     was_told = True
@@ -413,6 +415,10 @@ class BulkSchedule:
             sys.stderr.write(f"timerctl: {more} more not scheduled; -o wide names each line\n")
 
     def _hint(self) -> None:
+        """Print the options that continue the command; with -o json the error has them."""
+        self._args.resume = {"skip": self._last, "request_id": self._id}
+        if self._args.output == "json":
+            return
         sys.stderr.write(
             f"timerctl: lines up to {self._last} are answered. To continue, within minutes: the "
             f"same command with --skip {self._last} --request-id {self._id}\n"

@@ -119,8 +119,12 @@ def wants_json(words: list[str]) -> bool:
 def print_error(
     error: TimerError | UsageError, words: list[str], args: argparse.Namespace | None
 ) -> None:
-    """Print an error on stderr. `args`: the parsed command line; None: it can't be parsed."""
-    text = as_typed(error, args or argparse.Namespace())
+    """Print an error on stderr. `args`: the parsed command line; None: it can't be parsed.
+
+    A command may set `args.resume`: the options that continue it, for the JSON document.
+    """
+    args = args or argparse.Namespace()
+    text = as_typed(error, args)
     done = error.done if isinstance(error, TimerError) else 0
     if wants_json(words):
         document: dict[str, Any] = {"reason": "USAGE", "message": text}
@@ -131,7 +135,7 @@ def print_error(
             document["limit"] = getattr(error, "limit", "") or None
             document["done"] = done
         document["exit_code"] = exit_code(error)
-        sys.stderr.write(output.to_json({"error": document}) + "\n")
+        _put_document(args, document)
         return
     before = f" (at least {done} were done before the error)" if done else ""
     command = error.command if isinstance(error, UsageError) else ""
@@ -150,11 +154,15 @@ def put_failure(
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
     if getattr(args, "output", "table") == "json":
-        document = {"reason": code, "message": text, "exit_code": status}
-        sys.stderr.write(output.to_json({"error": document}) + "\n")
+        _put_document(args, {"reason": code, "message": text, "exit_code": status})
     else:
         sys.stderr.write(f"timerctl: {text}\n")
     return status
+
+
+def _put_document(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    document |= getattr(args, "resume", {})
+    sys.stderr.write(output.to_json({"error": document}) + "\n")
 
 
 def reason(error: TimerError) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, some, when_of
-from timerclient.cli.cli_errors import OK, TOO_FEW
+from timerclient.cli.cli_errors import OK, TOO_FEW, put_failure
 from timerclient.rows.message_json import payload_fields
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
@@ -122,11 +122,9 @@ class MessageCommands(Commands):
                 for message in looked_at:
                     _ = message.give_back()
         if args.count is not None and came < args.count and idle is not None:
-            sys.stderr.write(
-                f"timerctl: {came} of {args.count} messages arrived; no further one within "
-                f"{cli_args.duration_text(idle)} (--idle)\n"
-            )
-            return TOO_FEW
+            waited = f"no further one within {cli_args.duration_text(idle)} (--idle)"
+            text = f"{came} of {args.count} messages arrived; {waited}"
+            return put_failure(args, "TOO_FEW", text, TOO_FEW)
         return OK
 
 

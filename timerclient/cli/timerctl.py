@@ -46,6 +46,7 @@ from timerclient.cli.cli_errors import (
     OK,
     exit_code,
     print_error,
+    wants_json,
 )
 from timerclient.cli.contexts import apply_context
 from timerclient.cli.missing_modules import DISTRIBUTION, why_missing
@@ -79,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # for names that the encoding can't write
             stream.reconfigure(errors="backslashreplace")
     code, args = OK, None
-    LOG.addFilter(_first_of_an_outage)
+    is_logged = partial(_is_logged, is_json=wants_json(words))
+    LOG.addFilter(is_logged)
     try:
         try:
             args = own_parser().parse_args(words)
@@ -90,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             code = INTERRUPTED
         finally:
-            LOG.removeFilter(_first_of_an_outage)
+            LOG.removeFilter(is_logged)
             if sys.stdout is not None:  # here: a closed pipe at exit would print an error
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -117,10 +119,13 @@ def _watch(args: argparse.Namespace, words: Sequence[str]) -> int:
     return watch(args, words)
 
 
-def _first_of_an_outage(record: logging.LogRecord) -> bool:
-    """Return whether to log a record: not the repetitions of a warning about a missing leader."""
+def _is_logged(record: logging.LogRecord, *, is_json: bool) -> bool:
+    """Return whether to log a record: of the warnings about a missing leader only the first.
+
+    `is_json`: not that one either, as stderr has JSON only.
+    """
     event = record.args[0] if isinstance(record.args, tuple) and record.args else None
-    return not isinstance(event, LeaderMissing) or event.for_s < 2 * MISSING_S
+    return not isinstance(event, LeaderMissing) or (event.for_s < 2 * MISSING_S and not is_json)
 
 
 # ---- the command line
