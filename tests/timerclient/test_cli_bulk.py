@@ -218,8 +218,11 @@ def test_standard_input_and_wrong_combinations(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"payload": "a"}\n{')))
     code, _, err = ctl("schedule", "orders", "--from", "-")
     assert (code, "line 2: must be JSON" in err) == (2, True)
+    monkeypatch.setattr("sys.stdin", None)
     path = lines({"payload": "p"})
     for wrong, error in (
+        (("--from", "-"), "standard input is closed"),
+        (("-",), "standard input is closed"),
         (("p", "--from", path), "takes no PAYLOAD"),
         (("--from", path, "--key", "k"), "takes no PAYLOAD"),
         (("--from", "absent"), "--from = 'absent': No such file"),

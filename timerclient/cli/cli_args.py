@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn
 
 from timerclient.cli import output
 from timerclient.cli.colours import add_color, colours
@@ -265,8 +265,7 @@ def table(
     """
     if args.output == "wide":
         return output.table(headings, rows, colours=colours(args, headings, rows))
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else None
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     heads, shown = _columns(headings, rows, [each for each in headings if each not in wide_only])
     if width is not None and spare:
         heads, shown = _columns(heads, shown, output.narrowed(heads, shown, width, spare))
@@ -354,6 +353,17 @@ def agreed(what: str, so: str) -> bool:
         return True
     sys.stderr.write("nothing was changed\n")
     return False
+
+
+def standard_input() -> BinaryIO:
+    """Return the standard input, of bytes.
+
+    Raises:
+        UsageError: It is closed.
+    """
+    if sys.stdin is None:
+        raise UsageError("standard input is closed, and - reads it")
+    return sys.stdin.buffer
 
 
 def some(text: str) -> str:

@@ -433,7 +433,7 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
         InvalidRequest: It can't be opened.
     """
     if name == "-":
-        yield sys.stdin.buffer
+        yield cli_args.standard_input()
         return
     try:
         file = open(name, "rb")  # noqa: SIM115 -- closed below

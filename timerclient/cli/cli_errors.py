@@ -37,7 +37,8 @@ EXIT_CODES: Final = """\
 exit codes:
   0    done
   1    rejected or failed; certainly without effect
-  2    the command line, a value in it, or the file of contexts is wrong
+  2    the command line, a value in it, or the file of contexts is wrong; or standard output is
+       closed
   3    the cluster can't be reached, or no leader serves; or the store of backups can't be used
   4    the outcome is unknown: the command may have taken effect
   5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known;

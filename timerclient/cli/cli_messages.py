@@ -51,7 +51,8 @@ class MessageCommands(Commands):
             headers[name] = value
         import secrets
 
-        payload = sys.stdin.buffer.read() if args.payload == "-" else os.fsencode(args.payload)
+        is_piped = args.payload == "-"
+        payload = cli_args.standard_input().read() if is_piped else os.fsencode(args.payload)
         with self._connect(args) as client:
             timer = client.schedule(
                 args.topic,

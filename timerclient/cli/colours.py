@@ -38,7 +38,7 @@ def is_coloured(args: argparse.Namespace) -> bool:
     if mode != "auto":
         return bool(mode == "always")
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return not plain and sys.stdout is not None and sys.stdout.isatty()
+    return not plain and sys.stdout.isatty()
 
 
 def colours(

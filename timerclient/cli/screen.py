@@ -33,7 +33,7 @@ def interval(text: str) -> timedelta:
 
 def redraws() -> bool:
     """Return whether standard output is a terminal that can redraw."""
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    is_terminal = sys.stdout.isatty()
     return is_terminal and os.environ.get("TERM", "") not in ("", "dumb")
 
 

@@ -76,6 +76,12 @@ CLIENT: Final = "timerclient.client.timer_client"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     words = sys.argv[1:] if argv is None else [*argv]
+    if sys.stderr is None:  # it was closed: errors are dropped, and the exit code stays
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the process
+    if sys.stdout is None:
+        closed = UsageError("standard output is closed; to drop the output: >/dev/null")
+        print_error(closed, words, None)
+        return exit_code(closed)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # for names that the encoding can't write
             stream.reconfigure(errors="backslashreplace")
@@ -93,8 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = INTERRUPTED
         finally:
             LOG.removeFilter(is_logged)
-            if sys.stdout is not None:  # here: a closed pipe at exit would print an error
-                sys.stdout.flush()
+            sys.stdout.flush()  # here: a closed pipe at exit would print an error
     except BrokenPipeError:
         _drop_output()  # its reader has exited, as `head` does: no error
     except OSError as error:
