@@ -160,7 +160,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             self._host, leader, group, self._desk, self._salt, ids, self.outboxes, peer, self.hooks
         )
         stream.takes_rows = opening.rows
-        stream.join(opening.consumer or "?", opening.lease_ms or group.settings.lease_ms)
+        stream.join(opening.consumer, opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
         return stream
 

@@ -206,7 +206,8 @@ class GroupDesk:
     ) -> GroupSettings:
         """Return the changed settings, checked; the dead letter topic's name is in plain form."""
         if changes.dead_letter_topic:
-            changes.dead_letter_topic = wire_rows.topic_name(changes.dead_letter_topic)
+            plain = wire_rows.topic_name(changes.dead_letter_topic, "dead_letter_topic")
+            changes.dead_letter_topic = plain
         limits = {
             "lease_ms": (
                 self._defaults.visibility_timeout_ms_min,

@@ -98,7 +98,7 @@ def check_level(field: str, level: int, needed: int) -> None:
         raise InvalidRequestError(field, f"set at feature level {level}", limit)
 
 
-def topic_name(name: str) -> str:
+def topic_name(name: str, field: str = "topic") -> str:
     """Return a topic's name in its plain form: without the default namespace.
 
     Raises:
@@ -107,8 +107,8 @@ def topic_name(name: str) -> str:
     prefix = f"{DEFAULT_NAMESPACE}/"
     plain = name.removeprefix(prefix)
     if plain.startswith(prefix):  # its listed name would find another topic
-        raise InvalidRequestError("topic", name, f"must not begin with {prefix} twice")
-    return check_name("topic", plain)
+        raise InvalidRequestError(field, name, f"must not begin with {prefix} twice")
+    return check_name(field, plain)
 
 
 def check_request(request: AnyScheduling, limits: RequestLimits) -> None:

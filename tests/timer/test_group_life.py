@@ -182,6 +182,8 @@ def test_exclusive_group_refuses_a_second_consumer_and_says_who_has_it() -> None
         play.join(group)
     play.leader.groups.leave(group, first)
     play.join(group)
+    nameless = timer_errors.GroupHeldError("a", "g", "")
+    assert str(nameless).endswith("exclusive, and a consumer without a name has it")
 
 
 def test_next_consumer_is_served_when_the_active_one_leaves_with_nothing_held() -> None:

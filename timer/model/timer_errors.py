@@ -276,9 +276,8 @@ class GroupHeldError(EngineError):
     retryable = True
 
     def __init__(self, topic: str, group: str, holder: str) -> None:
-        super().__init__(
-            f"group {group!r} of topic {topic!r} is exclusive, and consumer {holder!r} has it"
-        )
+        who = f"consumer {holder!r}" if holder else "a consumer without a name"
+        super().__init__(f"group {group!r} of topic {topic!r} is exclusive, and {who} has it")
 
 
 class ShuttingDownError(EngineError):
