@@ -11,7 +11,6 @@ from timerclient.cli import timerctl
 from timerclient.cli.cli_args import UsageError
 from timerclient.cli.cli_policy_files import from_document, read_cluster, to_document
 from timerclient.rows import policy_fields
-from timerclient.values.errors import InvalidRequest
 
 FILE = """
 [cluster]
@@ -32,18 +31,18 @@ catch_up = "latest"
 @pytest.mark.parametrize(
     ("document", "error"),
     [
-        ({"topics": {}}, UsageError),
-        ({"topic": []}, UsageError),
-        ({"topic": {"a": 1}}, UsageError),
-        ({"topic": {"a": {}, "default/a": {}}}, UsageError),
-        ({"topic": {"": {}}}, InvalidRequest),
-        ({"cluster": {"ttl": 1}}, InvalidRequest),
-        ({"cluster": {"ttl_ms": "1"}}, InvalidRequest),
-        ({"cluster": {"paused": 1}}, InvalidRequest),
+        ({"topics": {}}, "'topics': must be a table"),
+        ({"topic": []}, "'topic': must be a table"),
+        ({"topic": {"a": 1}}, "topic.a: must be a table of fields"),
+        ({"topic": {"a": {}, "default/a": {}}}, "topic a: is given twice"),
+        ({"topic": {"": {}}}, "topic = '': must not be empty"),
+        ({"cluster": {"ttl": 1}}, "the cluster: "),
+        ({"topic": {"a": {"ttl_ms": "1"}}}, "topic a: ttl_ms = '1': "),
+        ({"namespace": {"b": {"paused": 1}}}, "namespace b: paused = 1: "),
     ],
 )
-def test_file_that_is_wrong_is_refused(document: dict[str, object], error: type) -> None:
-    with pytest.raises(error):
+def test_file_that_is_wrong_is_refused(document: dict[str, object], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         from_document(document)
 
 

@@ -42,10 +42,8 @@ def test_wrong_command_line_is_two_lines_about_the_command(
     ("argv", "text"),
     [
         (("status", "--endpoints", "127.0.0.1"), "--endpoints = '127.0.0.1': must be host:port"),
-        (
-            ("consume", "t", "--group", "g", "--lease", "0ms"),
-            "--lease = 0s: must be 1ms to 12h",
-        ),
+        (("groups", "create", "t", "g", "--lease", "13h"), "--lease = 13h: must be 1ms to 12h"),
+        (("recurring", "create", "t", "", "p", "--every", "9s"), "KEY = '': must not be empty"),
         (("schedule", "t", "p", "--due-ms", "-1"), "--due-ms = -1: must be 0 to "),
         (
             ("cancel", "order-4711"),
@@ -88,6 +86,9 @@ def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], tex
         ("policies get", "did you mean show?"),
         ("cancel --key k", "timers = 'keys': give ids; or --topic with one of: --key; "),
         ("timers", "required: COMMAND: get, list, count, story, cancel, reschedule"),
+        ("consume t --group g --lease 0ms", "--lease: '0ms' must be longer than 0"),
+        (f"timers get {ID} --topic t --key k", "give ID, or --topic and --key"),
+        (f"timers story {ID} --topic nosuch", "give ID, or --topic and --key"),
         ("policies set --topic t ttl_ms=-1", "ttl_ms = '-1': must not be negative"),
         ("policies set --topic t ttl=1h", "'ttl' is not a field; did you mean ttl_ms? fields: "),
         ("policies set --topic t pending_max=-1", "pending_max = '-1': must not be negative"),
@@ -117,6 +118,11 @@ def test_value_that_the_cluster_rejects_is_named_by_its_option(
     threaded.cluster.on_schedule = lambda _: refused
     code, _, err = ctl("schedule", "orders", "p", "--delay", "5s")
     assert (code, err) == (2, "timerctl: --delay = 5s: must be at most 1ms\n")
+    refused.field, refused.limit = "due_ms", "must be at most 1767225600000"
+    code, _, err = ctl("schedule", "orders", "p", "--due", "2030-01-01T00:00:00Z")
+    limit = "must be at most 2026-01-01T00:00:00.000Z"
+    assert (code, err) == (2, f"timerctl: --due = 2030-01-01T00:00:00+00:00: {limit}\n")
+    refused.field, refused.limit = "delay_ms", "must be at most 1"
     code, _, err = ctl("schedule", "orders", "p")  # no option gave the value
     assert (code, err) == (2, "timerctl: delay_ms = 5000: must be at most 1\n")
 

@@ -42,7 +42,7 @@ def test_namespaces_are_listed_described_and_deleted(ctl: Ctl, client: TimerClie
     assert [each["name"] for each in listed] == ["default", "pay"]
     assert listed[1] == {"name": "pay", "topics": ["pay/refunds"], "policy": {"tick_ms": 50}}
     assert ctl("namespaces", "describe", "pay")[1].splitlines()[1].split() == [
-        *("pay", "1", "1", "0", "tick_ms=50"),
+        *("pay", "1", "1", "0", "tick_ms=50ms"),
     ]
     assert ctl("namespaces", "describe", "nobody")[0] == 1
     code, _, err = ctl("namespaces", "delete", "pay")
@@ -52,7 +52,16 @@ def test_namespaces_are_listed_described_and_deleted(ctl: Ctl, client: TimerClie
     assert out == "namespace pay is deleted, with 1 topics\n"
     assert [each.name for each in client.namespaces()] == ["default"]
     code, _, err = ctl("namespaces", "delete", "default", "--yes")
-    assert (code, "namespace = 'default': must not be" in err) == (2, True)
+    assert (code, "NAMESPACE = 'default': must not be" in err) == (2, True)
+
+
+def test_group_and_its_dead_letters_are_named_as_the_command_line_has_them(ctl: Ctl) -> None:
+    for words, wrong in (
+        (("a b",), "GROUP = 'a b'"),
+        (("g", "--dead-letter-topic", "a b"), "--dead-letter-topic = 'a b'"),
+    ):
+        code, _, err = ctl("groups", "create", "orders", *words)
+        assert (code, err.startswith(f"timerctl: {wrong}: must be 1 to 255 of")) == (2, True), err
 
 
 def test_topics_are_made_listed_and_described(ctl: Ctl, client: TimerClient) -> None:

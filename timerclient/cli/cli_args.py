@@ -165,6 +165,8 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Parse, and reject unknown arguments in the command that got them.
 
+        The namespace gets the names of the command's options, as `options`.
+
         Raises:
             UsageError: The command line is wrong.
         """
@@ -179,6 +181,8 @@ class Parser(argparse.ArgumentParser):
             hints = [like(word.partition("=")[0], options) for word in unknown]
             hint = next(filter(None, hints), "")
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        if not hasattr(found, "options"):  # those of the innermost command stay
+            found.options = frozenset(self._option_string_actions)
         return found, unknown
 
     def _unknown_options(self, args: Sequence[str]) -> list[str]:
@@ -387,6 +391,14 @@ def duration(text: str) -> timedelta:
     except OverflowError:
         msg = f"{text!r} is longer than {timedelta.max.days}d"
         raise argparse.ArgumentTypeError(msg) from None
+
+
+def span(text: str) -> timedelta:
+    """Return the duration of a text, which is not 0."""
+    found = duration(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} must be longer than 0")
+    return found
 
 
 def aware(text: str) -> datetime:

@@ -32,7 +32,7 @@ from typing import IO, Any, Final, TypeVar
 
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import when_of
-from timerclient.cli.cli_errors import INTERRUPTED, NOT_CHANGED, OK, put_failure
+from timerclient.cli.cli_errors import INTERRUPTED, NOT_CHANGED, OK, as_typed, put_failure
 from timerclient.client.aio import make_row
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows import rows
@@ -119,7 +119,7 @@ def lines_of(file: IO[bytes], args: argparse.Namespace) -> Iterator[InputLine]:
             own_id = line.request_id
             if own_id is not None and (first := named.setdefault(own_id, number)) != number:
                 raise InvalidRequest.of("request_id", own_id, f"line {first} has the same")
-        except (ValueError, argparse.ArgumentTypeError, InvalidRequest) as error:
+        except (ValueError, InvalidRequest) as error:
             raise InvalidRequest(f"line {number}: {error}") from error
         yield line
 
@@ -154,7 +154,14 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
         **when,
     )
     mode: OnConflict = args.on_conflict or "reject"
-    row = make_row(args.topic, payload, key, headers, mode, timer.when, ordering_key, priority)
+    try:
+        row = make_row(args.topic, payload, key, headers, mode, timer.when, ordering_key, priority)
+    except InvalidRequest as error:
+        if error.field in said:
+            why = f"{error.field} = {_shown(said[error.field])}: {error.limit}"
+        else:
+            why = as_typed(error, args)
+        raise ValueError(why) from error
     if own_id is not None:
         rows.request_name(own_id)
     if args.source != "-":
@@ -207,7 +214,7 @@ def _payload(said: dict[str, Any]) -> bytes:
     if not isinstance(value, str):
         raise ValueError(f"{given[0]} = {_shown(value)}: must be a string")
     if given == ["payload"]:
-        return value.encode()
+        return rows.utf8("payload", value)
     try:
         return base64.b64decode(value, validate=True)
     except binascii.Error as error:
@@ -223,10 +230,13 @@ def _when(said: dict[str, Any]) -> dict[str, Any]:
         return {}
     [name] = given
     value = said[name]
-    if name == "due" and isinstance(value, str):
-        return {"due": cli_args.aware(value)}
-    if name == "delay" and type(value) in (str, int, float):
-        return {"delay": cli_args.duration(str(value))}
+    try:
+        if name == "due" and isinstance(value, str):
+            return {"due": cli_args.aware(value)}
+        if name == "delay" and type(value) in (str, int, float):
+            return {"delay": cli_args.duration(str(value))}
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{name}: {error}") from None
     if name in _LIMITS or type(value) is not int:
         limit = _LIMITS.get(name, "a whole number")
         raise ValueError(f"{name} = {_shown(value)}: must be {limit}")

@@ -6,7 +6,7 @@ The client and the cluster name a value by its field. Here it gets the name of i
 import argparse
 import re
 import sys
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from timerclient.cli import output
@@ -58,15 +58,20 @@ _OPTIONS: Final = {
     "concurrency": ("--concurrency",),
     "delay": ("--delay",),
     "delay_ms": ("--delay",),
+    "dead_letter_topic": ("--dead-letter-topic",),
     "delay_level": ("--delay-level",),
     "due": ("--due",),
     "due_ms": ("--due-ms", "--due"),
     "due_from": ("--from",),
+    "due_from_ms": ("--from",),
     "due_to": ("--to",),
+    "due_to_ms": ("--to",),
     "count": ("--next", "--preview"),
     "cron": ("--cron",),
     "end": ("--end",),
+    "end_ms": ("--end",),
     "every": ("--every",),
+    "every_ms": ("--every",),
     "group": ("--group",),
     "header_file": ("--header-file",),
     "key": ("--key",),
@@ -77,6 +82,7 @@ _OPTIONS: Final = {
     "max_in_flight": ("--max-in-flight",),
     "max_count": ("--max-count",),
     "max_messages": ("--limit", "--count"),
+    "namespace": ("--namespace",),
     "offset": ("--offset",),
     "offsets": ("--offset",),
     "on_conflict": ("--on-conflict",),
@@ -85,14 +91,30 @@ _OPTIONS: Final = {
     "request_id": ("--request-id",),
     "secret_file": ("--secret-file",),
     "start": ("--start",),
+    "start_ms": ("--start",),
     "time": ("--time",),
     "timeout": ("--request-timeout", "--timeout"),
+    "topic": ("--topic",),
     "url": ("--to",),
     "zone": ("--zone",),
 }
-"""Field of the client or the cluster -> options that may have given its value."""
-_DESTS: Final = {"offsets": "offsets", "due_from": "due_from", "due_to": "due_to"}
+"""Field of the client or the cluster -> options that may have given its value.
+
+If a command does not have the option, its argument has the name of the field in capitals.
+"""
+_DESTS: Final = {
+    "offsets": "offsets",
+    "due_from": "due_from",
+    "due_from_ms": "due_from",
+    "due_to": "due_to",
+    "due_to_ms": "due_to",
+}
 """Fields whose options are parsed to another name than the option's."""
+
+_FIELD_MS: Final = re.compile(r"\b\w+_ms(?:_\w+)?\b")
+_NUMBER: Final = re.compile(r"\b\d+(?:\.\d+)?\b")
+_INSTANT: Final = re.compile(r"\b\d{11,}\b")
+"""Unix milliseconds since 1973."""
 
 _DEFAULT_ADDRESSES: Final = (
     f". These are the default addresses: set --endpoints or {ENDPOINTS_VARIABLE}; "
@@ -178,25 +200,38 @@ def as_typed(error: TimerError | UsageError, args: argparse.Namespace) -> str:
     text = one_line(error)
     if isinstance(error, Unreachable) and getattr(args, "endpoints", "") == DEFAULT_ENDPOINTS:
         return text + _DEFAULT_ADDRESSES
-    if not isinstance(error, InvalidRequest):
+    if not isinstance(error, InvalidRequest) or not error.limit:
         return text
     if error.field == "timer_id":
         return re.sub(r"^timer_id = ", "ID = ", text) + _by_key(args)
-    for option in _OPTIONS.get(error.field, ()):
-        dest = _DESTS.get(error.field, option[2:].replace("-", "_"))
+    field = error.field.removeprefix("filter.")
+    for option in _OPTIONS.get(field, ()):
+        dest = _DESTS.get(field, option[2:].replace("-", "_"))
         value = getattr(args, dest, None)
-        if isinstance(value, timedelta):
-            return f"{option} = {duration_text(value)}: {_as_durations(error)}"
-        if value is not None:
-            return re.sub(rf"^{error.field} = ", f"{option} = ", text)
+        if value is None:
+            continue
+        name = option if option in getattr(args, "options", (option,)) else field.upper()
+        shown, limit = _value_as_typed(value, error)
+        return f"{name}{shown}: {limit}"
     return text
 
 
-def _as_durations(error: InvalidRequest) -> str:
-    """Return the limit of a duration with durations in place of numbers, and options of fields."""
-    unit = timedelta(milliseconds=1) if "_ms" in error.field else timedelta(seconds=1)
-    limit = one_line(error.limit).replace("backoff_ms_max", "--backoff-max").removesuffix(" s")
-    return re.sub(r"\b\d+(?:\.\d+)?\b", lambda n: duration_text(float(n[0]) * unit), limit)
+def _value_as_typed(value: object, error: InvalidRequest) -> tuple[str, str]:
+    """Return an option's value, after " = ", and the limit that it exceeds, in the same form.
+
+    Returns:
+        The value of the error if it is neither a duration nor a time; empty: the error has none.
+    """
+    limit = _FIELD_MS.sub(lambda n: _OPTIONS.get(n[0], (n[0],))[0], _plain_line(error.limit))
+    if isinstance(value, timedelta):
+        unit = timedelta(milliseconds=1) if "_ms" in error.field else timedelta(seconds=1)
+        limit = _NUMBER.sub(lambda n: duration_text(float(n[0]) * unit), limit.removesuffix(" s"))
+        return f" = {duration_text(value)}", limit
+    if isinstance(value, datetime):
+        limit = _INSTANT.sub(lambda n: output.instant(int(n[0])), limit)
+        return f" = {value.isoformat()}", limit
+    shown = one_line(error).removeprefix(error.field)
+    return shown.removesuffix(f": {_plain_line(error.limit)}"), limit
 
 
 def _by_key(args: argparse.Namespace) -> str:
@@ -207,4 +242,8 @@ def _by_key(args: argparse.Namespace) -> str:
 
 def one_line(error: object) -> str:
     """Return an error's text in one line; without a text, its class."""
-    return output.plain(" ".join(str(error).split())) or type(error).__name__
+    return _plain_line(str(error)) or type(error).__name__
+
+
+def _plain_line(text: str) -> str:
+    return output.plain(" ".join(text.split()))

@@ -165,7 +165,8 @@ class GroupCommands(Commands):
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     duration: dict[str, Any] = {"metavar": "DURATION", "type": cli_args.duration}
-    parser.add_argument("--lease", help="duration of a lease", **duration)
+    lease = duration | {"type": cli_args.span}
+    parser.add_argument("--lease", help="duration of a lease", **lease)
     parser.add_argument(
         "--max-attempts",
         metavar="N",

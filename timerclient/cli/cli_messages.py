@@ -204,7 +204,7 @@ def _add_consume(parser: argparse.ArgumentParser) -> None:
         "failure if their leases have not ended",
     )
     parser.add_argument(
-        "--lease", metavar="DURATION", type=duration, help="default: the group's own"
+        "--lease", metavar="DURATION", type=cli_args.span, help="default: the group's own"
     )
     parser.add_argument(
         "--from",

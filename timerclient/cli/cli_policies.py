@@ -133,7 +133,12 @@ class PolicyCommands(Commands):
             "narrower": [*map(scope_document, answer.narrower)],
         }
         rows = [
-            (name, _text(name, effective.get(name)), sources.get(name), _text(name, own.get(name)))
+            (
+                name,
+                value_text(name, effective.get(name)),
+                sources.get(name),
+                value_text(name, own.get(name)),
+            )
             for name in policy_names.FIELDS
         ]
         table = cli_args.table(args, ("FIELD", "EFFECTIVE", "FROM", "OWN"), rows)
@@ -236,7 +241,8 @@ def _size(name: str, text: str) -> int:
     return int(found[1]) * _SIZES[found[2]]
 
 
-def _text(name: str, value: Any) -> str:
+def value_text(name: str, value: Any) -> str:
+    """Return a field's value for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):

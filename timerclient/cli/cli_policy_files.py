@@ -29,7 +29,7 @@ from timerclient.cli.cli_errors import FAILED
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows import policy_fields
 from timerclient.values import policy_names
-from timerclient.values.errors import NotFound, TimerError
+from timerclient.values.errors import InvalidRequest, NotFound, TimerError
 from timerclient.values.policy_names import PolicyFields
 
 CLUSTER: Final = ("cluster", "")
@@ -109,8 +109,7 @@ def from_document(document: Mapping[str, Any]) -> PolicySet:
     """Return the policies of a file's contents.
 
     Raises:
-        UsageError: The structure is another one.
-        InvalidRequest: A field or its value is not allowed.
+        UsageError: The structure is another one, or a field or its value is not allowed.
     """
     found: PolicySet = {}
     for kind, tables in document.items():
@@ -122,9 +121,11 @@ def from_document(document: Mapping[str, Any]) -> PolicySet:
                 raise UsageError(f"{kind}.{name}: must be a table of fields")
             if scope in found:
                 raise UsageError(f"{named(scope)}: is given twice")
-            if kind != "cluster":
-                policy_fields.scope(**{kind: name})
-            found[scope] = policy_fields.said(policy_fields.policy(fields))
+            try:
+                policy_fields.scope(**_arguments(scope))
+                found[scope] = policy_fields.said(policy_fields.policy(fields))
+            except InvalidRequest as error:
+                raise UsageError(f"{named(scope)}: {error}") from None
     return found
 
 
@@ -132,8 +133,7 @@ def read_file(path: str) -> PolicySet:
     """Return the policies in a file.
 
     Raises:
-        UsageError: It can't be read, or is no such file.
-        InvalidRequest: A field or its value is not allowed.
+        UsageError: It can't be read, or is no such file, or a field or its value is not allowed.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -144,7 +144,10 @@ def read_file(path: str) -> PolicySet:
         raise UsageError(f"{path}: {error}") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}: must be an object")
-    return from_document(document)
+    try:
+        return from_document(document)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
 
 
 def read_cluster(client: TimerClient) -> PolicySet:

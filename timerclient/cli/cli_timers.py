@@ -22,7 +22,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from timerclient.cli import cli_args, cli_seen, output
-from timerclient.cli.cli_args import Commands
+from timerclient.cli.cli_args import Commands, UsageError
 from timerclient.cli.cli_errors import FAILED, NOT_CHANGED, OK
 from timerclient.rows.message_json import payload_fields
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError
@@ -86,6 +86,7 @@ class TimerCommands(Commands):
     # ---- queries
 
     def _get(self, args: argparse.Namespace) -> int:
+        _check_named(args)
         with self._connect(args) as client:
             timer = _named(client, args)
         document = _document(timer)
@@ -144,8 +145,9 @@ class TimerCommands(Commands):
         return OK
 
     def _story(self, args: argparse.Namespace) -> int:
+        _check_named(args)
         with self._connect(args) as client:
-            timer = args.id if args.key is None and args.id else _named(client, args)
+            timer = args.id or _named(client, args)
             story = client.tell_story(timer)
         self._put(args, cli_seen.story_document(story), cli_seen.story_text(args, story))
         return OK
@@ -283,6 +285,17 @@ def _named(client: TimerClient, args: argparse.Namespace) -> TimerInfo:
             more += f" its schedule and its message have (timerctl peek {args.topic})"
             error.args = (f"{error}; {more}",)
         raise
+
+
+def _check_named(args: argparse.Namespace) -> None:
+    """Check that a timer is named by its id, or by its key and topic.
+
+    Raises:
+        UsageError: It is named in both ways, or in none.
+    """
+    given = args.id, args.topic, args.key
+    if [each is not None for each in given] not in ([True, False, False], [False, True, True]):
+        raise UsageError("give ID, or --topic and --key", args.by_key)
 
 
 def _kind(args: argparse.Namespace) -> str:

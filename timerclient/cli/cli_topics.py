@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_errors import FAILED, OK
+from timerclient.cli.cli_policies import value_text
 from timerclient.cli.cli_seen import lateness_text, quotas_text
 from timerclient.cli.cli_watch import add_watch
 from timerclient.rows.message_json import as_dict
@@ -196,7 +197,7 @@ class NamespaceCommands(Commands):
         rows = [
             (
                 *(each.name, len(each.topics), sum(t.pending for t in each.topics)),
-                *(sum(t.ready for t in each.topics), output.pairs(each.policy)),
+                *(sum(t.ready for t in each.topics), _policy_text(each)),
             )
             for each in found
         ]
@@ -207,6 +208,12 @@ class NamespaceCommands(Commands):
         ]
         text = cli_args.table(args, headings, rows) if rows else "no namespaces"
         self._put(args, {"namespaces": document}, text)
+
+
+def _policy_text(namespace: Namespace) -> str:
+    """Return the fields of a namespace's policy, with values as `policies show` prints them."""
+    said = {name: value_text(name, value) for name, value in namespace.policy.items()}
+    return output.pairs(said)
 
 
 def _note(topic: pb.TopicStatus) -> str:
