@@ -113,3 +113,25 @@ def test_timerctl_peek(
     assert [each["state"] for each in document["messages"]] == [None, None]
     for wrong in (("--limit", "101"), ("--offset", "-1"), ("--group", "")):
         assert timerctl.main(["peek", "orders", *wrong]) == 2
+
+
+@pytest.mark.parametrize("words", ["peek orders", "timers list later", "recurring list"])
+def test_payloads_are_cut_except_with_wide_and_binary_ones_are_marked(
+    words: str,
+    fake: FakeCluster,
+    client: TimerClient,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timerctl, "_client", lambda _: fake.client())
+    for number, payload in enumerate((b"c" * 41, b"\0\xff")):
+        client.schedule("orders", payload)
+        client.schedule("later", payload, delay=3600 + number)
+        client.create_series("orders", f"k{number}", payload, every=60)
+    cells = []
+    for output in ("table", "wide"):
+        assert timerctl.main([*words.split(), "-o", output]) == 0
+        cells += [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert cells[2:] == ["c" * 41, "base64:AP8="]
+    if words != "recurring list":  # it shows payloads with -o wide only
+        assert cells[:2] == ["c" * 39 + "…", "base64:AP8="]

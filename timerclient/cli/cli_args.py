@@ -276,6 +276,11 @@ def table(
     return output.table(heads, shown, width, colours(args, heads, shown))
 
 
+def beginning(args: argparse.Namespace, text: str, most: int) -> str:
+    """Return the first characters of a text for a table, at most `most`; with -o wide all."""
+    return text if args.output == "wide" or len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _columns(
     headings: Sequence[str], rows: Sequence[Sequence[Any]], kept: Collection[str]
 ) -> tuple[list[str], list[list[Any]]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
 GROUP: Final = "dead-letters"
 """Group in a topic of dead letters; its unacked messages are the letters."""
 REASON_MAX: Final = 80
-"""Characters of a reason in a table; `-o json` has all of them, among the headers."""
+"""Characters of a reason in a table, except with -o wide."""
 _WIDE: Final = frozenset(("FAILED", "DUE", "STATE", "TIMER"))
 _HEADINGS: Final = ("TOPIC", "LETTERS", "LEASED", "OLDEST MS", "FROM")
 
@@ -39,17 +39,15 @@ def _header(name: str) -> Callable[[PeekedMessage], str]:
 
 def _reason(letter: PeekedMessage) -> str:
     reason, detail = _header("reason")(letter), _header("detail")(letter)
-    text = f"{reason}: {detail}" if detail else reason
-    return text if len(text) <= REASON_MAX else f"{text[:REASON_MAX]}…"
+    return f"{reason}: {detail}" if detail else reason
 
 
 _ORIGIN: Final = {
-    "REASON": _reason,
     "ATTEMPTS": _header("attempts"),
     "FROM": lambda letter: f"{_header('topic')(letter)}/{_header('group')(letter)}",
     "TIMER": _header("timer-id"),
 }
-"""Further columns of a letter: why and from where it came, and the timer whose story says more."""
+"""Further columns of a letter: from where it came, and the timer whose story says more."""
 
 
 class LetterCommands(Commands):
@@ -122,8 +120,9 @@ class LetterCommands(Commands):
         return OK
 
     def _peek(self, args: argparse.Namespace) -> int:
+        more = {"REASON": lambda letter: cli_args.beginning(args, _reason(letter), REASON_MAX)}
         with _letters_needed(args.topic):
-            return PeekCommands(self._connect, self._put).peek(args, _ORIGIN, _WIDE)
+            return PeekCommands(self._connect, self._put).peek(args, more | _ORIGIN, _WIDE)
 
     def _redrive(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client, _letters_needed(args.topic):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands, UsageError, add_when, duration, some, when_of
 from timerclient.cli.cli_errors import OK, TOO_FEW, put_failure
+from timerclient.cli.cli_peek import payload_text
 from timerclient.rows.message_json import payload_fields
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
@@ -227,12 +228,11 @@ def header(text: str) -> tuple[str, str]:
 def _line(args: argparse.Namespace, message: Message) -> str:
     if args.output == "json":
         return output.to_json(_document(message), indent=None)
-    text = _document(message)
-    payload = text.get("payload", text.get("payload_base64", ""))
+    due_ms = ids.due_ms_of(message.raw_id)
     return (
-        f"{message.queue_offset}  {message.id}  due {output.instant(text['due_ms'])}  "
+        f"{message.queue_offset}  {message.id}  due {output.instant(due_ms)}  "
         f"fired {output.instant(message.fired_at_ms)}  attempt {message.attempt}  "
-        f"key {output.plain(message.key or '-')}  {output.plain(payload)}"
+        f"key {output.plain(message.key or '-')}  {output.plain(payload_text(message.payload))}"
     )
 
 

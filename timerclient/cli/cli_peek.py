@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.rows.peeked_messages import PeekedMessage
 
 SHOWN: Final = 10
+PAYLOAD_MAX: Final = 40
+"""Characters of a payload in a table, except with -o wide."""
 _HEADINGS: Final = ("OFFSET", "ID", "STATE", "FAILED", "DUE", "FIRED", "KEY")
 _WIDE: Final = frozenset(("DUE",))
 
@@ -74,7 +76,7 @@ class PeekCommands(Commands):
             (
                 *_row(message),
                 *(text(message) for text in more.values()),
-                shown_payload(message.payload),
+                shown_payload(args, message.payload),
             )
             for message in found.messages
         ]
@@ -97,7 +99,12 @@ def _row(message: PeekedMessage) -> tuple[Any, ...]:
     )
 
 
-def shown_payload(payload: bytes) -> str:
-    """Return the beginning of a payload, for a table."""
-    [text] = payload_fields(payload).values()
-    return text if len(text) <= 40 else text[:39] + "…"
+def payload_text(payload: bytes) -> str:
+    """Return a payload for people: as text if it is UTF-8, else in base64, after "base64:"."""
+    [(name, text)] = payload_fields(payload).items()
+    return text if name == "payload" else f"base64:{text}"
+
+
+def shown_payload(args: argparse.Namespace, payload: bytes) -> str:
+    """Return the beginning of a payload for a table; with -o wide all of it."""
+    return cli_args.beginning(args, payload_text(payload), PAYLOAD_MAX)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands, UsageError, aware, duration, duration_text
 from timerclient.cli.cli_errors import FAILED, OK
-from timerclient.cli.cli_peek import shown_payload
+from timerclient.cli.cli_peek import payload_text
 from timerclient.rows.message_json import payload_fields
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
@@ -143,7 +143,7 @@ class SeriesCommands(Commands):
             (
                 *(each.topic, each.key, each.id, _times_of(each), each.ended),
                 *(_instant(each.next), _state(each), each.misfire),
-                *(_instant(each.end), each.max_count or "", shown_payload(each.payload)),
+                *(_instant(each.end), each.max_count or "", payload_text(each.payload)),
             )
             for each in found
         ]

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from timerclient.cli import cli_args, cli_seen, output
 from timerclient.cli.cli_args import Commands, UsageError
 from timerclient.cli.cli_errors import FAILED, NOT_CHANGED, OK
+from timerclient.cli.cli_peek import shown_payload
 from timerclient.rows.message_json import payload_fields
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError
 from timerclient.values.results import CancelResult, RescheduleResult
@@ -108,7 +109,10 @@ class TimerCommands(Commands):
             timers = list(islice(found, limit + 1))
         more, timers = len(timers) > limit, timers[:limit]
         rows = [
-            (timer.id, output.instant(timer.due_ms), timer.key, _text_of(timer.payload))
+            (
+                *(timer.id, output.instant(timer.due_ms), timer.key),
+                shown_payload(args, timer.payload or b""),
+            )
             for timer in timers
         ]
         headings = ("ID", "DUE", "KEY", "PAYLOAD")
@@ -347,8 +351,3 @@ def _cell(name: str, value: Any) -> tuple[str, str]:
     if isinstance(value, dict):
         return name, output.pairs(value)
     return name, "-" if value in ("", None) else output.plain(str(value))
-
-
-def _text_of(payload: bytes | None) -> str:
-    [text] = payload_fields(payload or b"").values()
-    return text if len(text) <= 40 else text[:39] + "…"
