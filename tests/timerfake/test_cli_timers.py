@@ -30,6 +30,10 @@ def test_timer_of_an_order_is_found_while_it_waits_and_the_error_says_how_to_fin
             assert "(timerctl peek orders)" in err
         assert "FIRED" in run("story", timer.id)[1]
         assert run("story")[0] == 2
+        client.create_series("orders", "daily", b"p", every=60)
+        occurrence = client.get_series("orders", "daily").timer_id
+        assert occurrence
+        assert "  series=1  number=1" in run("story", occurrence)[1]
         late, early = ("2030-01-01T00:00:00Z", "2029-01-01T00:00:00Z")
         code, _, err = run("count", "orders", "--from", late, "--to", early)
         wrong = "--to = 2029-01-01T00:00:00+00:00: must be after --from = 2030-01-01T00:00:00.000Z"

@@ -132,6 +132,7 @@ def _details(event: pb.StoryEvent) -> str:
         value = getattr(event, name)
         said[name.removesuffix("_ms")] = output.instant(value) if value else ""
     said["to"], said["failed"] = event.to_topic, event.attempt
+    said["series"], said["number"] = event.series, event.number
     return "  ".join(f"{name}={value}" for name, value in said.items() if value not in ("", 0))
 
 
