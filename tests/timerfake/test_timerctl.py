@@ -64,6 +64,11 @@ def test_group_and_its_dead_letters_are_named_as_the_command_line_has_them(ctl: 
         assert (code, err.startswith(f"timerctl: {wrong}: must be 1 to 255 of")) == (2, True), err
 
 
+def test_check_of_a_topic_that_cannot_exist_is_a_wrong_command_line(ctl: Ctl) -> None:
+    code, out, err = ctl("check", "--topic", "a b")
+    assert (code, out, err[:40]) == (2, "", "timerctl: --topic = 'a b': must be 1 to ")
+
+
 def test_topics_are_made_listed_and_described(ctl: Ctl, client: TimerClient) -> None:
     assert ctl("topics", "create", "orders")[:2] == (0, "topic orders is ready\n")
     assert [each.name for each in client.topics()] == ["orders"]

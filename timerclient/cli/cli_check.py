@@ -266,6 +266,8 @@ class CheckCommands(Commands):
                         yield Finding("overdue", name, Level.UNKNOWN, "there is no such topic")
                     else:
                         yield from findings_of_topic(topic, args.lag_warning, args.lag_critical)
+        except InvalidRequest:  # of the command line: no finding about the cluster
+            raise
         except Unavailable as error:
             yield Finding("leader", "", Level.CRITICAL, str(error))
         except TimerError as error:
