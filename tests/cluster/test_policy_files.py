@@ -90,4 +90,6 @@ def test_policies_of_a_file_are_applied_once_and_exported_as_they_are(
     assert code == 2
     assert "changed: the cluster\nfailed: namespace x\nnot tried: topic z\n" in said
     assert client.describe_policies().own.ready_max == 9
+    error = json.loads(ctl("apply", str(file), "--yes", "-o", "json")[2])["error"]
+    assert (error["failed"], error["not_tried"]) == (["namespace x"], ["topic z"])
     client.alter_policies(unset=["ready_max"], cluster=True)

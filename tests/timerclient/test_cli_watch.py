@@ -75,6 +75,9 @@ def test_watch_has_a_line_for_each_document_and_goes_on_after_an_outage(
     nowhere = ("--endpoints", "127.0.0.1:1", "--timeout", "100ms")
     code, out, err = ctl("topics", "--watch", *nowhere)
     assert (code, out.count("timerctl: "), err) == (130, 2, "")
+    stop_after(1)
+    code, out, err = ctl("topics", "--watch", *nowhere, "-o", "json")
+    assert (code, out, json.loads(err)["error"]["reason"]) == (130, "", "UNREACHABLE")
     stop_after(2)
     code, out, err = ctl("topics", "describe", "absent", "--watch")
     assert (code, "no such topic" in err) == (1, True)  # no later frame could be better

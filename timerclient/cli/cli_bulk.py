@@ -411,7 +411,7 @@ class BulkSchedule:
 
     def _progress(self, *, is_last: bool = False) -> None:
         """Rewrite the line of progress on a terminal's stderr. `is_last`: remove it."""
-        if sys.stderr is None or not sys.stderr.isatty():
+        if not sys.stderr.isatty():
             return
         per_s = self._sent / max(time.monotonic() - self._began_s, 0.001)
         text = "" if is_last else f"{self._sent} lines, {per_s:.0f} a second"
@@ -426,7 +426,7 @@ class BulkSchedule:
 
     def _hint(self) -> None:
         """Print the options that continue the command; with -o json the error has them."""
-        self._args.resume = {"skip": self._last, "request_id": self._id}
+        self._args.of_error = {"skip": self._last, "request_id": self._id}
         if self._args.output == "json":
             return
         sys.stderr.write(

@@ -6,6 +6,7 @@ The client and the cluster name a value by its field. Here it gets the name of i
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -133,18 +134,18 @@ def exit_code(error: TimerError | UsageError) -> int:
     return UNREACHABLE if isinstance(error, Unavailable) else FAILED
 
 
-def wants_json(words: list[str]) -> bool:
+def wants_json(words: Sequence[str]) -> bool:
     """Return whether a command line has `-o json`, even if it can't be parsed."""
     text = " ".join(words)
     return re.search(r"(?:^| )(?:-o ?|--output[ =])json(?: |$)", text) is not None
 
 
 def print_error(
-    error: TimerError | UsageError, words: list[str], args: argparse.Namespace | None
+    error: TimerError | UsageError, words: Sequence[str], args: argparse.Namespace | None
 ) -> None:
     """Print an error on stderr. `args`: the parsed command line; None: it can't be parsed.
 
-    A command may set `args.resume`: the options that continue it, for the JSON document.
+    A command may set `args.of_error`: further fields of the JSON document.
     """
     args = args or argparse.Namespace()
     text = as_typed(error, args)
@@ -184,7 +185,7 @@ def put_failure(
 
 
 def _put_document(args: argparse.Namespace, document: dict[str, Any]) -> None:
-    document |= getattr(args, "resume", {})
+    document |= getattr(args, "of_error", {})
     sys.stderr.write(output.to_json({"error": document}) + "\n")
 
 

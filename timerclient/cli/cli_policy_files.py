@@ -207,15 +207,18 @@ class PolicyFileCommands(Commands):
             if args.dry_run or not changes:
                 self._put(args, _document(changes, 0), diff or "no change")
                 return 0
-            sys.stderr.write(f"{diff}\n")
+            if args.output != "json" or not args.yes:
+                sys.stderr.write(f"{diff}\n")
             so = "Fields such as ttl_ms may end existing timers and messages at once."
             if not args.yes and not cli_args.agreed(f"apply to {_scopes(changes)}", so):
                 return FAILED
-            self._change(client, changes)
+            self._change(args, client, changes)
         self._put(args, _document(changes, len(changes)), f"changed {_scopes(changes)}")
         return 0
 
-    def _change(self, client: TimerClient, changes: list[ScopeChange]) -> None:
+    def _change(
+        self, args: argparse.Namespace, client: TimerClient, changes: list[ScopeChange]
+    ) -> None:
         """Apply changes, one scope after the other."""
         for number, change in enumerate(changes):
             where = _arguments(change.scope)
@@ -228,10 +231,15 @@ class PolicyFileCommands(Commands):
                 )
             except TimerError as error:
                 error.done = number
-                done = ", ".join(named(each.scope) for each in changes[:number]) or "no scope"
-                left = ", ".join(named(each.scope) for each in changes[number + 1 :]) or "no scope"
-                lines = f"changed: {done}\nfailed: {named(change.scope)}\nnot tried: {left}\n"
-                sys.stderr.write(lines)
+                scopes = {
+                    "changed": [named(each.scope) for each in changes[:number]],
+                    "failed": [named(change.scope)],
+                    "not tried": [named(each.scope) for each in changes[number + 1 :]],
+                }
+                args.of_error = {key.replace(" ", "_"): each for key, each in scopes.items()}
+                if args.output != "json":
+                    for key, each in scopes.items():
+                        sys.stderr.write(f"{key}: {', '.join(each) or 'no scope'}\n")
                 raise
 
 

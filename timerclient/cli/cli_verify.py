@@ -105,7 +105,7 @@ def _row(node: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _show_progress(text: str) -> None:
     """Rewrite the line of progress on a terminal's stderr. `text`: empty: remove it."""
-    if sys.stderr is not None and sys.stderr.isatty():
+    if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text}")
         sys.stderr.flush()
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from timerclient.cli.cli_args import duration_text
-from timerclient.cli.cli_errors import as_typed
+from timerclient.cli.cli_errors import as_typed, print_error
 from timerclient.cli.screen import Screen, interval
 from timerclient.values.errors import OutcomeUnknown, TimerError, Unavailable
 
@@ -58,7 +58,7 @@ def watch(args: argparse.Namespace, words: Sequence[str]) -> int:
     screen = Screen(f"every {duration_text(every)}: timerctl {' '.join(words)}")
     next_s = time.monotonic()
     while True:
-        text = _once(args)
+        text = _once(args, words)
         if args.output != "json":
             screen.draw(text.rstrip("\n"))
         elif text:
@@ -68,24 +68,23 @@ def watch(args: argparse.Namespace, words: Sequence[str]) -> int:
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def _once(args: argparse.Namespace) -> str:
+def _once(args: argparse.Namespace, words: Sequence[str]) -> str:
     captured = _Captured()
     try:
         with redirect_stdout(captured):
             args.run(args)
     except (Unavailable, OutcomeUnknown) as error:
-        return _error(args, error)
+        return _error(args, words, error)
     except TimerError as error:
         if not error.retryable:
             raise
-        return _error(args, error)
+        return _error(args, words, error)
     return captured.getvalue()
 
 
-def _error(args: argparse.Namespace, error: TimerError) -> str:
+def _error(args: argparse.Namespace, words: Sequence[str], error: TimerError) -> str:
     """Return an error for the frame; with -o json it goes to stderr, and there is no line."""
-    text = f"timerctl: {as_typed(error, args)}"
     if args.output != "json":
-        return text
-    sys.stderr.write(f"{text}\n")
+        return f"timerctl: {as_typed(error, args)}"
+    print_error(error, words, args)
     return ""
