@@ -261,3 +261,13 @@ def test_timers_are_listed_as_lines_that_schedule_takes(
             file.write_text(out)
         assert run("timers", "list", "orders", "--lines", "--limit", "1")[1].count("\n") == 1
         assert run("timers", "list", "orders", "--lines", "--limit", "0")[0] == 2
+
+
+def test_requests_have_as_many_headers_as_the_cluster_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lines: Any
+) -> None:
+    line = {"payload": "", "headers": {str(number): "" for number in range(40)}, "delay": 60}
+    with FakeCluster() as fake:
+        monkeypatch.setattr(timerctl, "_client", lambda _: fake.client())
+        code = timerctl.main(["schedule", "orders", "--from", lines(*[line] * 500)])
+        assert (code, capsys.readouterr()) == (0, ("500 SCHEDULED\n", ""))

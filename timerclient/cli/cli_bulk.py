@@ -50,6 +50,8 @@ from timerclient.values.results import ScheduleResult
 
 LINES: Final = 500
 BYTES: Final = 1 << 20
+HEADER_BYTES: Final = 64
+"""Least size of a header here. So a request has at most 32,768 names and values, as it may."""
 LINE_BYTES: Final = 32 << 20
 ID_BYTES: Final = 40
 """Of --request-id: the number of a line follows it, and the cluster takes ids of 64 bytes."""
@@ -166,7 +168,8 @@ def _line(number: int, text: bytes, args: argparse.Namespace) -> InputLine:
         rows.request_name(own_id)
     if args.source != "-":
         _check_sizes(row)
-    return InputLine(number, timer, row.size, own_id)
+    size = max(row.size, HEADER_BYTES * len(headers or ()))
+    return InputLine(number, timer, size, own_id)
 
 
 def _check_sizes(row: SingleRow) -> None:
