@@ -4,8 +4,8 @@
                   \\--refused-----------------/
 
 The lines are requests of their own, accepted in their order. A line that is refused does not end
-the stream. The answer begins with its first result, so that a stream that is refused as a whole
-gets a status.
+the stream. An unreadable line ends it, after the results of the lines before. The answer begins
+with its first result, so that a stream that is refused as a whole gets a status.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, next_piece, parsed
 from cluster.rpc.problem_details import HEADERS, ProblemError, document_of_error
-from timer.model.timer_errors import EngineError, InvalidRequestError
+from timer.model.timer_errors import UNSHOWN, EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.same_fields import as_type
 
@@ -59,7 +59,10 @@ class TimerLines:
         self._read = 0
         """Lines that were read."""
         self._ended = False
+        self._unread: pb.Error | None = None
+        """Why no further line can be read."""
         self._error: pb.Error | None = None
+        """Why the stream failed."""
 
     async def serve(self, calls: LocalCalls, context: HttpContext) -> web.StreamResponse:
         """Schedule the lines, and return the answer with their results.
@@ -75,12 +78,13 @@ class TimerLines:
                 await self._changed.wait()
                 self._changed.clear()
                 ended = self._ended
-                if self._error is not None and not response.prepared and not self._results:
-                    raise ProblemError(self._error)
+                has_results = response.prepared or bool(self._results)
                 lines = self._ready()
-                if ended and self._error is not None:
+                if ended and (error := self._failure()) is not None:
+                    if not has_results:
+                        raise ProblemError(error)
                     number = self._waiting[0] if self._waiting else self._read + 1
-                    lines.append(_line(number, {"error": document_of_error(self._error)}))
+                    lines.append(_line(number, {"error": document_of_error(error)}))
                 if lines or ended:
                     await response.prepare(self._request)
                 if lines:
@@ -89,6 +93,13 @@ class TimerLines:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
         return response
+
+    def _failure(self) -> pb.Error | None:
+        """Return why a stream that has ended is incomplete. None: it is complete."""
+        error = self._error or self._unread
+        if error is not None and self._waiting:  # these lines may have been scheduled
+            error.outcome_known = False
+        return error
 
     def _ready(self) -> list[str]:
         """Return the lines of the answer that can be written."""
@@ -133,18 +144,25 @@ class TimerLines:
         return self._form.answer(None, answer)
 
     async def _requests(self) -> AsyncIterator[pb.ScheduleStreamRequest]:
-        async for line in self._lines():
-            self._read = number = self._read + 1
-            if not line.strip():
-                continue
-            await self._room.acquire()
-            self._waiting.append(number)
-            try:
-                request = self._message(number, line)
-            except InvalidRequestError as error:
-                self._note(number, {"error": document_of_error(to_wire(error))})
-            else:
-                yield request
+        """Yield the requests of the lines, up to the first that cannot be read.
+
+        It does not raise the error: the service would drop the results of the lines before.
+        """
+        try:
+            async for line in self._lines():
+                self._read = number = self._read + 1
+                if not line.strip():
+                    continue
+                await self._room.acquire()
+                self._waiting.append(number)
+                try:
+                    request = self._message(number, line)
+                except InvalidRequestError as error:
+                    self._note(number, {"error": document_of_error(to_wire(error))})
+                else:
+                    yield request
+        except EngineError as error:
+            self._unread = to_wire(error)
 
     def _message(self, number: int, line: bytes) -> pb.ScheduleStreamRequest:
         named = {"topic": self._topic}
@@ -163,17 +181,18 @@ class TimerLines:
 
         Raises:
             InvalidRequestError: a line is too long, the client is silent, or the body is damaged.
+            OverloadedError: all large bodies together have too many bytes.
         """
         rest = bytearray()
         while piece := await self._piece():
             *lines, last = piece.split(b"\n")
             for line in lines:
-                yield bytes(rest + line)
+                rest += line
+                _check_size(rest)
+                yield bytes(rest)
                 rest.clear()
             rest += last
-            if len(rest) > LINE_BYTES_MAX:
-                limit = f"must have at most {LINE_BYTES_MAX} bytes"
-                raise InvalidRequestError("line", f"{len(rest)} bytes", limit)
+            _check_size(rest)
             self._charge.hold(len(rest) if len(rest) > SMALL_BYTES_MAX else 0)
         if rest:
             yield bytes(rest)
@@ -185,6 +204,11 @@ class TimerLines:
         except TimeoutError:
             limit = f"a stream needs a byte within {SILENCE_S:g} s"
             raise InvalidRequestError("line", "incomplete", limit) from None
+
+
+def _check_size(line: bytearray) -> None:
+    if len(line) > LINE_BYTES_MAX:  # its whole size is not known
+        raise InvalidRequestError("line", UNSHOWN, f"must have at most {LINE_BYTES_MAX} bytes")
 
 
 def _internal() -> pb.Error:

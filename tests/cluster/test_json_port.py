@@ -164,6 +164,31 @@ async def test_failed_stream_names_the_first_line_without_a_result() -> None:
     assert reasons == ["QUOTA_REACHED", "LEADERSHIP_LOST"]
 
 
+async def test_lines_before_one_that_is_too_long_get_their_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late(Calls):
+        async def stream(
+            self, method: str, lines: Any, _: HttpContext
+        ) -> AsyncGenerator[Any, None]:
+            for line in [each async for each in lines]:  # answers begin after the last line
+                if line.request_no > self._answered:
+                    return
+                yield pb.ScheduleStreamResponse(request_no=line.request_no, timer_ids=bytes(15))
+
+    monkeypatch.setattr(timer_stream, "LINE_BYTES_MAX", 100)
+    body = ""
+    for end in ("", "\n", f"\n{LINE}"):
+        body = f"{2 * LINE}\n{LINE}{101 * 'x'}{end}"
+        *found, failed = await lines_of(Late(), body)
+        assert [each["line"] for each in found if "result" in each] == [1, 2, 4]
+        error = failed["error"]
+        assert (failed["line"], error["outcome_known"]) == (5, True)
+        assert error["detail"] == "line: must have at most 100 bytes"
+    _, failed = await lines_of(Late(answered=1), body)
+    assert (failed["line"], failed["error"]["outcome_known"]) == (2, False)
+
+
 @pytest.mark.parametrize("bug", [KeyError("bug"), asyncio.CancelledError()])
 async def test_stream_that_ends_by_a_bug_does_not_look_complete(bug: BaseException) -> None:
     *found, failed = await lines_of(Calls(answered=2, read=5, failure=bug), 5 * LINE)
