@@ -68,7 +68,7 @@ class GroupDesk:
         low = self._defaults.visibility_timeout_ms_min
         high = self._defaults.visibility_timeout_ms_max
         if lease_ms and not low <= lease_ms <= high:
-            limit = f"must be {low} to {high}, or 0 for the group's default"
+            limit = f"must be {low} to {high}; absent: that of the group"
             raise InvalidRequestError("lease_ms", lease_ms, limit)
 
     async def open(

@@ -1,11 +1,11 @@
-"""Fields in errors: the names of the contract become those of a form's JSON.
+"""Fields in errors: the names and units of the contract become those of a form's JSON.
 
 contract             JSON
-delay_ms             delay               of one timer
+delay_ms = 2000      delay = 2 s         of one timer; lease_ms and wait_ms likewise
 filter.key_prefix    key_prefix
 payload[1]           timers[1].payload   of {"timers": [...]}
 key[1]               keys[1]             of {"keys": [...]}
-due_ms               due                 if the request has `due`
+due_ms = 1000        due = 1970-01-01T00:00:01.000Z   if the request has `due`
 """
 
 import re
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.rows import moment_of
 
 TIMERS: Final = "timers[{at}].{name}"
 KEYS: Final = "keys[{at}]"
@@ -25,12 +26,14 @@ _OF_A_ROW: Final = frozenset(
 )
 _MOMENTS: Final = ("due", "due_from", "due_to", "start", "end")
 _OF_ALL_ROWS: Final = frozenset({"payloads", "keys"})
+_SPANS: Final = {"delay_ms": "delay", "lease_ms": "lease", "wait_ms": "wait"}
+_NUMBER: Final = re.compile(r"\b[0-9]+\b")
 
 
 def field_of_one(name: str) -> str:
-    """Return the name of a field of a request about one timer, or about a filter."""
+    """Return the name of a field of a request about one timer, its messages, or a filter."""
     plain = name.removeprefix("filter.")
-    return "delay" if plain == "delay_ms" else plain
+    return _SPANS.get(plain, plain)
 
 
 def field_of_row(name: str, rows: int, place: str) -> str:
@@ -63,10 +66,24 @@ def as_sent(name: str, moments: frozenset[str]) -> str:
 
 
 def with_field(error: pb.Error, field: str) -> pb.Error:
-    """Return a copy of an error that names its field `field`."""
+    """Return a copy of an error that names its field `field`, with value and limit in its unit."""
     made = pb.Error()
     made.CopyFrom(error)
     made.field = field
-    if error.field and error.message.startswith(error.field):
-        made.message = field + error.message[len(error.field) :]
+    rest = error.message.removeprefix(error.field)
+    if error.field.partition("[")[0].endswith("_ms") and not field.endswith("_ms"):
+        shown = _moment if field.rpartition(".")[2] in _MOMENTS else _span
+        rest, made.limit = (
+            _NUMBER.sub(shown, text.replace("_ms = ", " = ")) for text in (rest, error.limit)
+        )
+    if error.message.startswith(error.field):
+        made.message = field + rest
     return made
+
+
+def _span(ms: re.Match[str]) -> str:
+    return f"{int(ms[0]) / 1000:.15g} s"
+
+
+def _moment(ms: re.Match[str]) -> str:
+    return moment_of(int(ms[0])).isoformat(timespec="milliseconds").replace("+00:00", "Z")

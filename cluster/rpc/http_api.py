@@ -127,12 +127,23 @@ class HttpApi:
     ) -> web.Response:
         message, moments = await _message(route, form, request, charge)
         try:
-            answer = await self._called(route, message, request)
+            made = await self._text(route, form, message, request)
         except ProblemError as refusal:
             if form is not None and (field := refusal.error.field):
                 name = as_sent(form.field_in_json(message, field), moments)
                 refusal.error = with_field(refusal.error, name)
             raise
+        return web.json_response(text=made, headers=HEADERS)
+
+    async def _text(
+        self, route: HttpRoute, form: HttpForm | None, message: Message, request: web.Request
+    ) -> str:
+        """Return the JSON of the answer.
+
+        Raises:
+            EngineError, ProblemError: the call was refused.
+        """
+        answer = await self._called(route, message, request)
         if route.rpc == "Peek" and (size := answer.ByteSize()) > PEEK_BYTES_MAX:
             limit = f"at most {PEEK_BYTES_MAX} over HTTP; `timerctl peek` shows it"
             raise InvalidRequestError("bytes of the messages", size, limit)
@@ -142,8 +153,7 @@ class HttpApi:
 
         # In a thread: a message of megabytes would hold the event loop.
         is_small = form is not None and answer.ByteSize() < ANSWER_BYTES
-        made = text() if is_small else await asyncio.to_thread(text)
-        return web.json_response(text=made, headers=HEADERS)
+        return text() if is_small else await asyncio.to_thread(text)
 
     async def _called(self, route: HttpRoute, message: Message, request: web.Request) -> Any:
         """Return the answer of a route's method.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from cluster.rpc import json_fields, payload_json
+from cluster.rpc.field_names import field_of_one
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_fields import Fields, refused
 from cluster.rpc.problem_details import ProblemError
@@ -180,6 +181,7 @@ def _settling(name: str, request: Any, fields: Mapping[str, Any], results: Any) 
             f"{name}Results",
             {"results": listed(found) | {"description": "one for each offset"}},
         ),
+        field_in_json=lambda _, name: field_of_one(name),
     )
 
 
@@ -208,6 +210,7 @@ FORMS: Final[Mapping[str, HttpForm]] = {
                 ),
             },
         ),
+        field_in_json=lambda _, name: field_of_one(name),
     ),
     "ReadMessages": HttpForm(
         request=_read,

@@ -21,6 +21,8 @@ from cluster.security.identities import CallerIdentity, IdentityKind
 from timerclient.proto import timer_pb2 as pb
 
 AT = "/v1/topics/t/timers"
+GROUP = "/v1/topics/t/groups/g"
+HELD = {"lease_id": "1-1", "offsets": [0]}
 LINE = '{"delay": 0}\n'
 OWN = ("10.0.0.1", "timers.lan", "", ".")
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -155,6 +157,55 @@ async def test_headers_of_a_request_are_checked() -> None:
             assert (
                 await client.post(f"{AT}/stream", data='{"delay": 0}', headers=named)
             ).status == status
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told", "shown"),
+    [
+        (
+            AT,
+            {"delay": 2},
+            "delay_ms = 2000: at most 1500 (x_ms)",
+            "delay = 2 s: at most 1.5 s (x_ms)",
+        ),
+        (
+            f"{AT}/batch",
+            {"timers": [{"delay": 2}]},
+            "delay_ms = 9: at most 8",
+            "timers[0].delay = 0.009 s: at most 0.008 s",
+        ),
+        (AT, {"due_ms": 9}, "due_ms = 9: at most 8", "due_ms = 9: at most 8"),
+        (
+            AT,
+            {"due": "2030-01-01T01:00:00+01:00"},
+            "due_ms = 1893456000000: after x_ms = 0",
+            "due = 2030-01-01T00:00:00.000Z: after x = 1970-01-01T00:00:00.000Z",
+        ),
+        (
+            f"{GROUP}/receive",
+            {"lease": 0.05},
+            "lease_ms = 50: 100 to 43200000",
+            "lease = 0.05 s: 0.1 s to 43200 s",
+        ),
+        (f"{GROUP}/extend", HELD | {"lease": 1}, "lease_ms = 1000: 9", "lease = 1 s: 0.009 s"),
+        (f"{GROUP}/nack", HELD | {"delay": 1}, "delay_ms = 1000: 9", "delay = 1 s: 0.009 s"),
+    ],
+)
+async def test_errors_show_fields_in_the_units_of_the_request(
+    path: str, body: dict[str, Any], told: str, shown: str
+) -> None:
+    class Refusing(Calls):
+        async def unary(self, method: str, request: Any, context: HttpContext) -> Any:
+            field, limit = told.partition(" ")[0], told.partition(": ")[2]
+            error = pb.Error(message=told, field=field, limit=limit)
+            if method in ("Nack", "Extend"):
+                return pb.AckResponse(error=error)
+            raise ProblemError(error)
+
+    async with port(Refusing()) as client:
+        found = await (await client.post(path, json=body)).json()
+    assert found["detail"] == shown
+    assert (found["field"], found["limit"]) == (shown.partition(" ")[0], shown.partition(": ")[2])
 
 
 async def test_failed_stream_names_the_first_line_without_a_result() -> None:
