@@ -189,14 +189,7 @@ class SeriesDesk:
         """
         leader, series_id = self._found(request.topic, request.key)
         _check_times("next_times", request.next_times)
-        view = leader.series.find(series_id)
-        times = [int(view.planned_ms)] if view.seq and request.next_times else []
-        if not view.finished:
-            count = request.next_times - len(times)
-            if view.spec.max_count:
-                count = min(count, view.spec.max_count - view.number - len(times))
-            after_ms = max(view.planned_ms, view.last_ms)
-            times += times_after(view.spec, after_ms, count, self._calendar)
+        times = self._next_times(leader.series.find(series_id), request.next_times)
         return pb.GetSeriesResponse(series=self._shown(leader.machine, series_id), next_ms=times)
 
     async def list(self, request: pb.ListSeriesRequest) -> pb.ListSeriesResponse:
@@ -267,10 +260,28 @@ class SeriesDesk:
         if view is None:
             raise NotFoundError("series", series_id)
         shown = self._message(machine, view)
-        if not (view.seq or view.finished or view.spec.paused):  # it is planned in a moment
-            now_ms = self._host.now().clock_ms
-            shown.planned_ms = planned_time(view.spec, view.last_ms, now_ms, self._calendar) or 0
+        if not (view.seq or view.spec.paused):  # it is planned, or finished, in a moment
+            times = self._next_times(view, 1)
+            shown.planned_ms, shown.finished = sum(times), not times
         return shown
+
+    def _next_times(self, view: SeriesView, count: int) -> Sequence[int]:
+        """Return up to `count` next planned times, the pending occurrence first.
+
+        Those of a paused series are the times that it would have if it were resumed now.
+        """
+        now_ms, last_ms, times = self._host.now().clock_ms, view.last_ms, list[int]()
+        if view.spec.max_count:
+            count = min(count, view.spec.max_count - view.number)
+        if view.seq and count > 0:
+            now_ms, last_ms = max(now_ms, view.due_ms), view.planned_ms
+            times.append(last_ms)
+        while len(times) < count and not view.finished:
+            planned_ms = planned_time(view.spec, last_ms, now_ms, self._calendar)
+            if planned_ms is None:
+                break
+            times.append(last_ms := planned_ms)
+        return times
 
     def _message(self, machine: Machine, view: SeriesView) -> pb.Series:
         spec = view.spec

@@ -195,7 +195,7 @@ _SERIES: Final = {
 }
 _TIMES: Final = {
     "next_times_ms": listed(WHOLE)
-    | {"description": "Unix milliseconds, the pending occurrence first"}
+    | {"description": "planned times in Unix milliseconds, the pending occurrence first"}
 }
 _PREVIEW: Final = {
     **_DEFINITION,

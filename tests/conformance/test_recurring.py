@@ -38,6 +38,8 @@ def test_occurrences_fire_with_their_number_over_a_change_of_the_leader(
         world.nothing_waits(consumer, topic)
     after = world.client.get_series(topic, "tick")
     assert (after.ended, after.finished, after.timer_id, after.next) == (4, True, None, None)
+    changed = world.client.alter_series(topic, "tick", headers={"h": "w"})
+    assert (changed.headers, changed.finished, changed.next) == ({"h": "w"}, True, None)
 
 
 def planned(world: World, topic: str) -> str:
@@ -149,7 +151,10 @@ def test_pause_cancels_the_occurrence_and_the_resume_follows_the_policy(
     assert (paused.paused, paused.timer_id) == (True, None)
     assert not [*client.list_timers(topic)]
     world.pass_time(13)  # three times are missed; on a slow machine more
-    client.alter_series(topic, "k", end=client.next_occurrences(topic, "k", 3)[-1])
+    start, now = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (start_ms, world.clock_ms()))
+    earliest = {"fire_once": now - every(world), "fire_all": start, "skip": now}[misfire]
+    assert client.next_occurrences(topic, "k", 1)[0] >= earliest
+    client.alter_series(topic, "k", end=start + 2 * every(world))
     resumed = client.resume_series(topic, "k")
     assert resumed.id == series.id
     with client.consumer(topic, "g") as consumer:

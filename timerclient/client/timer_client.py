@@ -984,7 +984,7 @@ class TimerClient(ThreadClient):
     def next_occurrences(self, topic: str, key: str, count: int = 5) -> list[datetime]:
         """Return the next times of a series, 1 to 100; the pending occurrence first.
 
-        A paused series shows the times that it would have.
+        A paused series shows the times that it has if it is resumed now.
 
         Raises:
             InvalidRequest: `count` is out of range.

@@ -2092,7 +2092,7 @@ class GetSeriesResponse(_message.Message):
     def series(self) -> Global___Series: ...
     @_builtins.property
     def next_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """planned times that follow, the pending one first"""
+        """next planned times, the pending one first; paused: as if it were resumed now"""
 
     def __init__(
         self,
