@@ -9,6 +9,7 @@ there if they are known.
 
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
 from cluster.rpc.aiohttp_server import ContentEncodingError, RequestHandler, web
 from cluster.rpc.grpc_errors import to_wire
@@ -163,7 +164,15 @@ def wrong_encoding(value: object) -> InvalidRequestError:
 
 @web.middleware
 async def problems(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Answer refusals of aiohttp itself in the same form: 404, 405, 413."""
+    """Answer refusals of aiohttp itself in the same form: 404, 405, 413.
+
+    A path or query that is not UTF-8 is refused: aiohttp would take `%ff` for another name.
+    """
+    try:
+        unquote_to_bytes(request.raw_path).decode()
+    except UnicodeError:
+        limit = "must be percent-encoded UTF-8"
+        return problem_of(InvalidRequestError("path", request.raw_path[:300], limit))
     try:
         answer: web.StreamResponse = await handler(request)
     except web.HTTPException as refused:

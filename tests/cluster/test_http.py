@@ -218,6 +218,8 @@ async def test_scrapes_share_renderings_which_have_pauses(page: Page) -> None:
     [
         ("GET //v1/status", "", 404, "no such path: '//v1/status'"),
         ("PATCH /metrics", "", 405, "not PATCH"),
+        ("GET /v1/topics/t/keys/%ff", "", 400, "keys/%ff': must be percent-encoded UTF-8"),
+        ("GET /v1/policies?topic=%ff", "", 400, "topic=%ff': must be percent-encoded UTF-8"),
         ("GET /v1/status", "Expect: gifts\r\n", 417, "Expect = 'gifts': must be 100-continue"),
     ],
 )
