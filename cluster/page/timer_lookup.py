@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.problem_details import ProblemError
+from cluster.rpc.timer_change_forms import id_in
 from timer.model import timer_id as ids
+from timer.model.timer_errors import InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_name
 
@@ -43,11 +45,13 @@ class TimerLookup:
         """Return a timer and its story: see page_routes.py. Payload and headers are left out.
 
         Raises:
-            InvalidRequestError: the id is malformed.
-            ProblemError: not exactly one of id, and topic with key; no such timer is known; no
-                leader answers; or too many queries wait.
+            InvalidRequestError: the id is malformed; or not exactly one of id, and topic with key.
+            ProblemError: no such timer is known; no leader answers; or too many queries wait.
         """
-        raw = ids.from_text(timer_id) if timer_id else b""
+        if bool(timer_id) == bool(topic and key):
+            limit = "either id, or topic and key must be given"
+            raise InvalidRequestError("id, topic, key", "both or none", limit)
+        raw = id_in("id", timer_id) if timer_id else b""
         request = pb.GetTimerRequest(timer_id=raw, topic=topic, key=key)
         try:
             found = await self._calls.unary("GetTimer", request, context)

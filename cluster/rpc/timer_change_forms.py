@@ -49,11 +49,15 @@ def raw_id(fields: Fields) -> bytes:
     Raises:
         InvalidRequestError: it is malformed.
     """
-    return timer_id.from_text(json_fields.text(fields, "id"))
+    return id_in("id", fields.get("id"))
 
 
-def _id(field: str, value: object) -> bytes:
-    """Return an id in a list."""
+def id_in(field: str, value: object) -> bytes:
+    """Return an id. `field`: its place in the request.
+
+    Raises:
+        InvalidRequestError: it is malformed.
+    """
     if not isinstance(value, str):
         raise refused(field, value, "must be a string")
     try:
@@ -140,7 +144,7 @@ def _times(fields: Fields) -> dict[str, list[int]]:
 
 def _cancel_ids(fields: Fields) -> pb.CancelRequest:
     given = json_fields.elements(fields, "ids", "ids of timers", IDS_MAX)
-    raw = (_id(f"ids[{at}]", each) for at, each in enumerate(given))
+    raw = (id_in(f"ids[{at}]", each) for at, each in enumerate(given))
     return pb.CancelRequest(timer_ids=b"".join(raw))
 
 
@@ -183,7 +187,7 @@ def _moved(fields: Fields, name: str, count_max: int) -> tuple[list[bytes], dict
         InvalidRequestError: one is wrong, or the times are given in different ways.
     """
     given = json_fields.elements(fields, "timers", "timers", count_max)
-    read = _id if name == "id" else _listed_key
+    read = id_in if name == "id" else _listed_key
 
     def move(one: Fields) -> tuple[bytes, Way, int]:
         return (read(name, one.get(name)), *_time(one))

@@ -152,8 +152,15 @@ def test_timer_is_found_by_key_and_by_id_with_its_story(
     assert found["state"] == "cancelled"
     assert [each["what"] for each in found["story"]["events"]] == ["scheduled", "cancelled"]
     assert found["story"]["gaps"] == []
-    for query, status in (("id=1", 400), (f"id={'0' * 24}", 404), ("topic=t", 400), ("", 400)):
-        assert cluster.get(leader, f"/v1/timer?{query}")[0] == status, query
+    for query, status, detail in (
+        ("id=1", 400, "id = '1': "),
+        (f"id={'0' * 24}", 404, "no such timer"),
+        ("topic=t", 400, "id, topic, key = "),
+        ("", 400, "id, topic, key = "),
+    ):
+        refused, body = cluster.get(leader, f"/v1/timer?{query}")
+        problem = json.loads(body)
+        assert (refused, problem["detail"].startswith(detail)) == (status, True), problem
     other = until(cluster.followers)[0]
     until(lambda: cluster.get(other, f"/v1/timer?id={timer.id}")[0] != 503)  # once it is connected
     assert cluster.json(other, f"/v1/timer?id={timer.id}")["state"] == "cancelled"
