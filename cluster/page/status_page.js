@@ -447,6 +447,8 @@ $("topics").addEventListener("click", (event) => {
 
 const sentences = {
   scheduled: (e) => ["Scheduled, for ", time(e.requested_ms, { millis: true })],
+  occurrence: (e) => [`Occurrence ${count(e.number)} of series ${e.series}, planned for `, time(e.requested_ms, { millis: true })],
+  series_changed: (e) => `Cancelled by a change of series ${e.series}`,
   rescheduled_from: (e) => ["Created by a reschedule", e.other_id ? [" of ", timerLink(e.other_id)] : ""],
   moved_from: (e) => `Created from message ${count(e.queue_offset)} of ${e.topic}${e.group ? `, group ${e.group}` : ""}`,
   cancelled: () => "Cancelled",

@@ -31,6 +31,11 @@ _WITH_OFFSET: Final = (
     pb.StoryEvent.WHAT_MOVED_FROM,
     pb.StoryEvent.WHAT_SOUGHT,
 )
+_PLAIN: Final = (
+    *("topic", "group", "to_topic", "request_id"),
+    *("requested_ms", "until_ms", "attempt", "number"),
+)
+"""Fields of an event that are shown as they are."""
 
 
 class TimerLookup:
@@ -109,12 +114,13 @@ def _event(event: pb.StoryEvent) -> dict[str, Any]:
         "time_ms": event.time_ms,
         "epoch": event.epoch,
     }
-    names = ("topic", "group", "request_id", "requested_ms", "until_ms", "to_topic", "attempt")
-    out |= {name: value for name in names if (value := getattr(event, name))}
+    out |= {name: value for name in _PLAIN if (value := getattr(event, name))}
     if event.what in _WITH_OFFSET:
         out["queue_offset"] = event.queue_offset
     if event.other_id:
         out["other_id"] = ids.to_text(event.other_id)
+    if event.series:
+        out["series"] = str(event.series)
     if event.producer:
         out |= {"producer": f"{event.producer:016x}", "sequence": event.sequence}
     return out

@@ -152,6 +152,10 @@ def test_timer_is_found_by_key_and_by_id_with_its_story(
     assert found["state"] == "cancelled"
     assert [each["what"] for each in found["story"]["events"]] == ["scheduled", "cancelled"]
     assert found["story"]["gaps"] == []
+    series = client.create_series(topic, "s", every=600)
+    occurrence = until(lambda: client.get_series(topic, "s").timer_id)
+    [event] = cluster.json(leader, f"/v1/timer?id={occurrence}")["story"]["events"]
+    assert (event["what"], event["series"], event["number"]) == ("occurrence", str(series.id), 1)
     for query, status, detail in (
         ("id=1", 400, "id = '1': "),
         (f"id={'0' * 24}", 404, "no such timer"),
