@@ -86,7 +86,7 @@ def utf8(name: str, value: str) -> bytes:
         raise InvalidRequestError(name, value[:SHOWN_MAX], limit) from None
 
 
-def whole(fields: Fields, name: str, least: int, most: int, default: int = 0) -> int:
+def whole(fields: Fields, name: str, least: float, most: float, default: int = 0) -> int:
     """Return a whole number.
 
     Raises:

@@ -3,6 +3,7 @@
 For the routes without a form. A 64-bit number may be a number or text.
 """
 
+import math
 from collections.abc import Container
 from typing import Any, Final
 
@@ -74,8 +75,19 @@ def _check_value(name: str, value: Any, field: Any) -> None:
         if not isinstance(value, str | int) or value not in known:
             raise refused(name, value, f"must be one of {', '.join(names)}")
     elif field.cpp_type in _RANGE:
-        whole({name: value}, name, *_RANGE[field.cpp_type])
+        _check_number(name, value, *_RANGE[field.cpp_type])
     elif field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         flag({name: value}, name)
     else:
         text({name: value}, name)
+
+
+def _check_number(name: str, value: Any, least: int, most: int) -> None:
+    """Check a number by the range of its type, of which an error shows the exceeded end only.
+
+    The method may have a narrower range, which its own error shows.
+    """
+    number = whole({name: value}, name, -math.inf, math.inf)
+    if not least <= number <= most:
+        limit = f"must be at least {least}" if number < least else f"must be at most {most}"
+        raise refused(name, number, limit)

@@ -28,16 +28,10 @@ from cluster.rpc.schemas import (
 )
 from cluster.rpc.timer_rows import CONTENT_SCHEMA, content_of
 from timer.model import timer_id
-from timer.model.recurrence import COUNT_MAX, TIMES_MAX
+from timer.model.recurrence import COUNT_MAX, EVERY_MS_MAX, EVERY_MS_MIN, TIMES_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.rows.series_fields import (
-    CONFLICTS,
-    EVERY_LIMIT,
-    EVERY_S_MAX,
-    EVERY_S_MIN,
-    MISFIRES,
-)
+from timerclient.rows.series_fields import CONFLICTS, MISFIRES
 
 PAGE_SIZE_MAX: Final = 100
 """Series of one page. Each has up to 16 KiB, which JSON may make six times as long."""
@@ -51,11 +45,8 @@ _MISFIRE_NAMES: Final = {number: name for name, number in MISFIRES.items()}
 def _definition(fields: Fields, *, new: bool) -> pb.SeriesFields:
     """Return the fields that a request gives. `new`: of a whole definition."""
     payload, headers = content_of(fields)
-    every_ms = json_fields.span_ms(fields, "every")
-    if every_ms is not None and not EVERY_S_MIN <= every_ms / 1000 <= EVERY_S_MAX:
-        raise json_fields.refused("every", fields["every"], EVERY_LIMIT)
     out = pb.SeriesFields(
-        every_ms=every_ms,
+        every_ms=json_fields.span_ms(fields, "every", EVERY_MS_MAX, EVERY_MS_MIN),
         start_ms=json_fields.instant_ms(fields, "start"),
         end_ms=json_fields.instant_ms(fields, "end"),
         payload=payload,

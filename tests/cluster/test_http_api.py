@@ -567,7 +567,7 @@ def test_follower_creates_changes_and_deletes_series(
     for verb, path, body, status, detail in (
         ("PUT", f"{at}/preview", daily | {"cron": "0 8 * * *"}, 409, "differs"),
         ("PUT", f"{at}/c", {"every": 60, "on_conflict": "keep"}, 400, "one of reject, alter"),
-        ("PUT", f"{at}/c", {"every": 0.5}, 400, "every = 0.5: must be 1 to 316224000 s"),
+        ("PUT", f"{at}/c", {"every": -1}, 400, "every = -1: must be 1 to 316224000 s"),
         ("PUT", f"{at}/c", {}, 400, "every, cron = 'neither'"),
         ("PATCH", f"{at}/b", {"every": 5, "cron": "* * * * *"}, 400, "every, cron = 'both'"),
         ("PUT", f"{at}/c", {"cron": "0 7 * * *", "zone": "Mars/Olympus"}, 400, "IANA"),
