@@ -23,7 +23,8 @@ SHOWN_MAX: Final = 64
 """Characters of a value in an error."""
 _DURATION: Final = re.compile(
     r"P(?:(\d{1,9})W)?(?:(\d{1,9})D)?"
-    r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?"
+    r"(?:T(?=\d)(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,12}(?:\.\d{1,9})?)S)?)?",
+    re.ASCII,
 )
 _UNITS_S: Final = (604_800, 86_400, 3_600, 60, 1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -228,7 +229,7 @@ def instant_ms(fields: Fields, name: str) -> int | None:
     if not isinstance(value, str):
         raise refused(name, value, limit)
     try:
-        found = datetime.fromisoformat(value)
+        found = datetime.fromisoformat(value.upper())  # RFC 3339 allows t and z
     except ValueError:
         raise refused(name, value, limit) from None
     if found.utcoffset() is None:

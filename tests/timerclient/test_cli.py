@@ -327,6 +327,7 @@ def test_unreachable_cluster_exits_3(ctl: Ctl) -> None:
         ("nonsense",),
         ("schedule", "orders", "x", "--due", "2030-01-01T00:00:00"),
         ("schedule", "orders", "x", "--delay", "soon"),
+        ("schedule", "orders", "x", "--delay", "٩s"),
         ("schedule", "orders", "x", "--delay", "1s", "--due-ms", "1"),
         ("schedule", "orders", "x", "--header", "novalue"),
         ("schedule", "orders", "x", "--on-conflict", "replace"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
 DEFAULT_ENDPOINTS: Final = "127.0.0.1:7401,127.0.0.1:7402,127.0.0.1:7403"
 ENDPOINTS_VARIABLE: Final = "TIMERCTL_ENDPOINTS"
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
 
 
 Connect = Callable[[argparse.Namespace], "TimerClient"]
