@@ -159,7 +159,7 @@ PAGE_READERS: Final = (
         path="/v1/topics",
         reader="topics",
         name="ListTopics",
-        summary="A page of topics by name",
+        summary="A page of topics by name, as this node has applied them",
         query={
             "prefix": "the beginning of the names",
             "after": "next_after of the page before",
