@@ -25,10 +25,8 @@ RETRYABLE = {
     pb.REASON_NOT_READY,
     pb.REASON_OVERLOADED,
     pb.REASON_QUOTA_REACHED,
-    pb.REASON_COMMIT_TIMEOUT,
-    pb.REASON_LEADERSHIP_LOST,
+    *(UNKNOWN := {pb.REASON_COMMIT_TIMEOUT, pb.REASON_LEADERSHIP_LOST}),
 }
-UNKNOWN = {pb.REASON_COMMIT_TIMEOUT, pb.REASON_LEADERSHIP_LOST}
 NOW_MS = 1_700_000_000_000
 
 
@@ -313,9 +311,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             cluster.requests.append(request)
             order = cluster.on_schedule(request)
             if isinstance(order, pb.Error):
-                if (
-                    order.field == "request"
-                ):  # a node ends the stream of a request that is too large
+                if order.field == "request":  # too large: a node ends the stream
                     await refuse(context, order, grpc.StatusCode.INVALID_ARGUMENT)
                 yield pb.ScheduleResponse(request_no=request.request_no, error=order)
                 continue
