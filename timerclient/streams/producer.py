@@ -432,10 +432,11 @@ class ProducerStream:
             except TimerError as error:
                 self._nodes.failed(node, error)
                 self._refusal = None if means_move(error) else error
-                if isinstance(error, InvalidRequest) and error.field == "request":
+                of_one = isinstance(error, InvalidRequest) and error.field == "request"
+                if of_one:
                     self._reject_largest(error)
                 # A node that rejects the stream before any answer has accepted no request.
-                taken = self._answered or not error.outcome_known
+                taken = of_one or self._answered or not error.outcome_known
                 self._settle(self._pipeline.broken(taken=taken), None)
                 if isinstance(error, PermissionDenied):
                     self._reject_queued(error)
