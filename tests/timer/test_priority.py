@@ -8,6 +8,7 @@ import pytest
 
 from tests.timer.leading import Play
 from tests.timer.machines import Timer, part_of
+from timer.leader.groups import shared_order
 from timer.leader.groups.priority_shelf import OLDEST, RUN, SHELF_MAX
 from timer.model.columns import Binary, encode_headers
 from timer.model.row_traits import Traits, join
@@ -112,6 +113,34 @@ def test_returned_message_keeps_its_priority_and_a_new_leader_sorts_anew() -> No
     assert play.last()[0] == [2]
     play.restart()
     assert take_all(play, group, 10) == [2, 0, 1]
+
+
+def test_delayed_message_behind_the_end_of_a_fill_is_delivered_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_order, "SHELF_MAX", 64)
+    play = Play()
+    group = play.make_group(lease_ms=600_000)
+    schedule(play, [5] * 200)
+    play.join(group, credit=200)
+    play.settle()
+    while play.leader.groups._turns.cut_short:
+        play.settle()
+    delivery = play.deliveries[1]
+    assert delivery.lease.offsets.tolist() == [*range(64, 128)]
+    play.ack("ack", delivery, [*range(64, 74)])
+    play.nack("nack", delivery, [89], delay_ms=500)
+    play.settle()
+    play.restart()
+    consumer, start = play.join(group, credit=0), len(play.deliveries)
+    for credit in (10, 10, 10, 200):
+        play.leader.groups.credit(group, consumer, credit)
+        play.settle()
+        while play.leader.groups._turns.cut_short:
+            play.settle()
+        play.wait(300)
+    got = delivered(play, start)
+    assert sorted(got) == sorted({*range(200)} - {*range(64, 74)})
 
 
 def test_backlog_beyond_the_shelf_is_delivered_whole_and_once() -> None:

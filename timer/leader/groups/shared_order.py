@@ -97,7 +97,7 @@ class SharedOrder:
         scan = looked = limit
         while table.fresh < end:
             offsets = np.arange(table.fresh, min(table.fresh + scan, end), dtype=np.uint64)
-            found = self._free(clock_ms, offsets)[:limit]
+            found = self._free(clock_ms, offsets, limit)
             table.fresh = int(found[-1] if len(found) == limit else offsets[-1]) + 1
             if len(found):
                 return found
@@ -145,8 +145,12 @@ class SharedOrder:
             room -= len(offsets)
         return self._shelf.count >= SHELF_MAX
 
-    def _free(self, clock_ms: UnixMs, offsets: U64) -> U64:
-        """Return the offsets that may be delivered; put the delayed and the dying ones aside."""
+    def _free(self, clock_ms: UnixMs, offsets: U64, most: int | None = None) -> U64:
+        """Return the offsets that may be delivered; put the delayed and the dying ones aside.
+
+        With `most`, only the first of them, and no delayed one after the last of these is put
+        aside: it is looked at again.
+        """
         group = self._group
         free: U64 = offsets[~group.is_acked(offsets) & self._table.of(offsets).free]
         if group.settings.max_attempts:
@@ -154,9 +158,12 @@ class SharedOrder:
         if group.later.used:
             times = group.not_before(free)
             early = times > clock_ms
-            self._put_off(free[early], times[early])
-            free = free[~early]
-        return free
+            ready = np.flatnonzero(~early)[:most]
+            end = int(ready[-1]) + 1 if len(ready) == most else len(free)
+            late = early[:end]
+            self._put_off(free[:end][late], times[:end][late])
+            free = free[ready]
+        return free[:most]
 
     # ---- returned and delayed messages
 
