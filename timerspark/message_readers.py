@@ -146,13 +146,14 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidRequest.of("end_offset", options.end_offset, "a stream has no end")
         self._messages = _Messages(schema, options)
         self._options = options
-        self._last: int | None = None
-        """The offset after the last message of a query that ends by itself."""
+        self._last: tuple[int, int] | None = None
+        """Topic id, and offset after the last message, of a query that ends by itself."""
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Let the query end with the messages that have fired."""
         with self._messages.client() as client:
-            self._last = self._messages.bounds(client).end_offset
+            found = self._messages.bounds(client)
+        self._last = found.topic_id, found.end_offset
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the position at which a query without a checkpoint begins."""
@@ -177,7 +178,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._messages.check(found, topic_id, at, at)
         if found.topic_id != topic_id:
             topic_id, at = found.topic_id, 0
-        end = max(at, found.end_offset if self._last is None else self._last)
+        end = max(at, found.end_offset)
+        if self._last is not None and self._last[0] == topic_id:
+            end = max(at, self._last[1])
         if isinstance(limit, ReadMaxRows):
             end = min(end, max(at, found.begin_offset) + limit.max_rows)
         return {"topic_id": str(topic_id), "offset": end}

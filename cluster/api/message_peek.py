@@ -40,14 +40,14 @@ async def peek(host: Host, request: pb.PeekRequest, salt: int) -> pb.PeekRespons
         InvalidRequestError: max_messages is beyond its limit.
         NotFoundError: the topic or the group does not exist.
         NotLeaderError: this node does not lead.
-        NotReadyError: the messages were not read from disk in time.
+        NotReadyError: the leader has no lease, or the messages were not read from disk in time.
     """
     if request.max_messages > PEEK_MAX:
         limit = f"must be at most {PEEK_MAX}"
         raise InvalidRequestError("max_messages", request.max_messages, limit)
     until_s = asyncio.get_running_loop().time() + WAIT_S
     while True:
-        leader = host.require_leader()
+        leader = host.require_lease()
         topic, group = _find(leader, request)
         offsets, following = _offsets(topic, group, request)
         if not len(offsets):

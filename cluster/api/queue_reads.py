@@ -32,12 +32,12 @@ async def read_messages(
         InvalidRequestError: a field is beyond its limit.
         NotFoundError: the topic does not exist.
         NotLeaderError: this node does not lead.
-        NotReadyError: the messages were not read from disk in time.
+        NotReadyError: the leader has no lease, or the messages were not read from disk in time.
     """
     _check(request)
     until_s = asyncio.get_running_loop().time() + message_peek.WAIT_S
     while True:
-        leader = host.require_leader()
+        leader = host.require_lease()
         topic = leader.machine.topic_by_name.get(wire_rows.topic_name(request.topic))
         if topic is None:
             raise NotFoundError("topic", request.topic)

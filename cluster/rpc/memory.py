@@ -114,9 +114,9 @@ class MemoryGuard:
         """Check until cancelled; forget closed connections each FORGET_S."""
         for number in itertools.count(1):
             await next_round(LOOK_S)
-            await self.look()
-            if number % round(FORGET_S / LOOK_S) == 0:
-                with contextlib.suppress(OSError):  # no file can be opened
+            with contextlib.suppress(OSError):  # no file can be opened: the next look retries
+                await self.look()
+                if number % round(FORGET_S / LOOK_S) == 0:
                     await self._connections.weigh()
 
     async def look(self) -> None:

@@ -27,6 +27,10 @@ from timer.model.timer_errors import ConfigError, OverloadedError
 MIB = 1 << 20
 
 
+class EndOfTest(Exception):
+    """Ends a task that runs for ever."""
+
+
 async def test_new_work_is_refused_while_memory_is_above_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -50,6 +54,26 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
         complaints += [resident] * len(guard.complaints())
     assert refused == complaints == [101, 95, 90]
     assert asked == [1]
+
+
+async def test_memory_is_watched_while_no_file_can_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+
+    async def end_heaviest(excess: int) -> list[tuple[str, int]]:
+        ended.append(excess)
+        if len(ended) == 1:
+            raise OSError(24, "Too many open files")
+        raise EndOfTest
+
+    connections: Any = SimpleNamespace(end_heaviest=end_heaviest)
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 101)
+    monkeypatch.setattr(memory, "LOOK_S", 0.001)
+    guard = MemoryGuard(100, connections)
+    with pytest.raises(EndOfTest):
+        await guard.run()
+    assert (ended, guard.high) == ([1, 1], True)
 
 
 async def test_closed_connections_are_forgotten_each_minute(

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from cluster.api.message_peek import peek
+from cluster.api.queue_reads import read_messages
 from cluster.api.timer_queries import QUERIES_MAX, TimerQueries
 from tests.timer.machines import STATE, ids_of
 from tests.timer.test_lookup import FAR, PLACES, filled, flip
 from timer.model import timer_id
-from timer.model.timer_errors import CorruptFileError, NotFoundError
+from timer.model.timer_errors import CorruptFileError, NotFoundError, NotReadyError
 from timer.model.units import UnixMs
 from timer.pending.read_view import Cut
 from timer.pending.runs.run import Run
@@ -174,3 +176,16 @@ async def test_damage_is_told_though_nobody_waits_for_the_look(gate: threading.E
     await given_up(look, meet)
     gate.set()
     assert await asyncio.wait_for(told, DEADLINE_S) is damage
+
+
+async def test_messages_are_not_shown_by_a_leader_without_a_lease() -> None:
+    def no_lease() -> Any:
+        raise NotReadyError("this leader holds no lease at the moment")
+
+    host: Any = SimpleNamespace(require_lease=no_lease)
+    for request in (
+        read_messages(host, pb.ReadMessagesRequest(topic="t"), SALT),
+        peek(host, pb.PeekRequest(topic="t"), SALT),
+    ):
+        with pytest.raises(NotReadyError, match="no lease"):
+            await request

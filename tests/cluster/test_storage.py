@@ -21,7 +21,7 @@ from tests.timer.test_snapshot import UNDER, frame_of
 from timer.files.data_directory import format_directory, founding_replica_id, open_directory
 from timer.files.disk_reserve import START_BYTES
 from timer.files.log import Log as TimerLog
-from timer.model.timer_errors import CorruptFileError
+from timer.model.timer_errors import CorruptFileError, NotReadyError
 from timer.model.units import Epoch, LogIndex
 from timer.recovery import manifest
 from timer.recovery.snapshot import Snapshot, files
@@ -170,6 +170,15 @@ def test_install_order_that_is_damaged_is_fetched_again() -> None:
     incoming.finish()
     storage = opened(disk)
     assert storage.engine.manifest_index == there.index
+
+
+def test_snapshot_that_can_not_be_pinned_leaves_no_links() -> None:
+    disk, log = SimDisk(), busy_log()
+    lived(disk, log)
+    disk.remove(next(path for path in files(disk, DATA / "state") if path.suffix == ".arrow"))
+    with pytest.raises(NotReadyError, match="is missing"):
+        OfferedSnapshot(disk, DATA / "state", DATA / "outgoing").offer()
+    assert not [*files(disk, DATA / "outgoing")]
 
 
 def half_fetched(disk: SimDisk, source: SimDisk, limit: int) -> tuple[Incoming, Snapshot]:

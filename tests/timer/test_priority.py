@@ -34,6 +34,13 @@ def delivered(play: Play, since: int = 0) -> list[int]:
     return [offset for offsets in leases for offset in offsets]
 
 
+def settle(play: Play) -> None:
+    """Settle, and go on while the shelf fills in steps."""
+    play.settle()
+    while play.leader.groups._turns.cut_short:
+        play.settle()
+
+
 def take_all(play: Play, group: Group, credit: int) -> list[int]:
     """Return the offsets of all messages as a consumer gets them, `credit` at a time."""
     consumer = play.join(group, credit=0)
@@ -41,9 +48,7 @@ def take_all(play: Play, group: Group, credit: int) -> list[int]:
     while True:
         before = len(play.deliveries)
         play.leader.groups.credit(group, consumer, credit)
-        play.settle()
-        while play.leader.groups._turns.cut_short:  # the shelf fills in steps
-            play.settle()
+        settle(play)
         for delivery in play.deliveries[before:]:
             play.ack("ack", delivery)
             play.settle()
@@ -123,9 +128,7 @@ def test_delayed_message_behind_the_end_of_a_fill_is_delivered_once(
     group = play.make_group(lease_ms=600_000)
     schedule(play, [5] * 200)
     play.join(group, credit=200)
-    play.settle()
-    while play.leader.groups._turns.cut_short:
-        play.settle()
+    settle(play)
     delivery = play.deliveries[1]
     assert delivery.lease.offsets.tolist() == [*range(64, 128)]
     play.ack("ack", delivery, [*range(64, 74)])
@@ -135,9 +138,7 @@ def test_delayed_message_behind_the_end_of_a_fill_is_delivered_once(
     consumer, start = play.join(group, credit=0), len(play.deliveries)
     for credit in (10, 10, 10, 200):
         play.leader.groups.credit(group, consumer, credit)
-        play.settle()
-        while play.leader.groups._turns.cut_short:
-            play.settle()
+        settle(play)
         play.wait(300)
     got = delivered(play, start)
     assert sorted(got) == sorted({*range(200)} - {*range(64, 74)})

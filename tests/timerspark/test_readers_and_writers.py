@@ -368,12 +368,15 @@ def test_messages_are_read_in_ranges_of_offsets(
     left: Any = going_on.streamReader(struct(key="string"))
     assert left.latestOffset(first, ReadMaxRows(400)) == third
     assert left.partitions(first, third) == [], "no tasks for messages that are gone"
+    ending: Any = going_on.streamReader(struct(key="string"))
+    ending.prepareForTriggerAvailableNow()
     client.delete_topic(topic)
     client.create_topic(topic)
     client.schedule(topic, b"", due_ms=1_000)
     until(lambda: client.describe_topic(topic).queue_end == 1)
     anew = left.latestOffset(third, ReadMaxRows(400))
     assert (anew["topic_id"] != third["topic_id"], anew["offset"]) == (True, 1)
+    assert ending.latestOffset(third, ReadAllAvailable()) == anew
     assert [(each.start, each.end) for each in left.partitions(third, anew)] == [(0, 1)]
     assert [*left.read(OffsetRange(int(first["topic_id"]), 0, 1))] == []
     with pytest.raises(MessagesLost, match="created anew"):

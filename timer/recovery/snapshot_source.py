@@ -107,7 +107,11 @@ class OfferedSnapshot:
         """
         if self.pinned is None or self.pinned.index <= known:
             self.pinned = None
-            self.pinned = take(self._disk, self._state, self._directory)
+            try:
+                self.pinned = take(self._disk, self._state, self._directory)
+            except Exception:
+                remove_files(self._disk, self._directory)  # the links would keep files on the disk
+                raise
             self._used = True
         for part in self.pinned.parts:
             if part in self._damaged:
