@@ -220,8 +220,10 @@ class LogShipper:
     def _end_backup(self, running: "Future[Catalogue]") -> bool:
         try:
             found = running.result()
-        except TimerError:  # such as a node that restarted meanwhile
+        except TimerError as error:  # such as a node that restarted meanwhile
             self._backup_due_s = self._wall_s() + AGAIN_S
+            if isinstance(error, NotFound) and not self._plan.node:
+                raise Unavailable(str(error)) from None  # the chosen node left the cluster
             raise
         self._complete(found)
         if self._plan.keep is not None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -471,6 +472,21 @@ def test_backup_that_fails_is_tried_again_and_a_stop_ends_it(
     run = BackupRun(cast("TimerClient", node), store, stopped=lambda: True)
     with pytest.raises(BackupError, match="the backup was stopped"):
         run.take()
+
+
+def test_backup_of_a_node_that_leaves_the_cluster_is_tried_again(
+    tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipper = Shipper(Shipped(tmp_path, applied=10), store)
+    with monkeypatch.context() as patched:
+        gone = Mock(side_effect=NotFound("no such node: 'n1'"))
+        patched.setattr(Shipped, "open_backup", gone)
+        shipper.step()
+        shipper.back_up()
+    assert "no such node" in shipper.told[0]
+    shipper.step(AGAIN_S)
+    shipper.back_up()
+    assert shipper.done == [10]
 
 
 def test_list_and_restore_show_how_far_the_log_reaches(
