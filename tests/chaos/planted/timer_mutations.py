@@ -83,10 +83,10 @@ def _gather_nothing_told(self: Serving, *args: Any) -> None:
 _free = SharedOrder._free
 
 
-def _free_at_once(self: SharedOrder, clock_ms: Any, offsets: Any) -> Any:
+def _free_at_once(self: SharedOrder, clock_ms: Any, *more: Any) -> Any:
     """Deliver messages before the delay of their nack."""
     del clock_ms
-    return _free(self, UnixMs(DUE_MS_MAX), offsets)
+    return _free(self, UnixMs(DUE_MS_MAX), *more)
 
 
 _move = Machine._move
