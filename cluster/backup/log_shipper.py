@@ -104,6 +104,8 @@ class LogShipper:
         """The log in the store has all entries after this one, up to `_end`."""
         self._follows_backup = False
         """Whether that log continues a complete backup."""
+        self._is_matched = False
+        """Whether the node that was asked last has applied the entry after which it was asked."""
         self._is_last = False
         """Whether the last entries are shipped, after `stop`."""
         self._written_s = self._moved_s = mono_s()
@@ -154,12 +156,13 @@ class LogShipper:
         try:
             while True:
                 before, more = self._end, self._ship()
-                if self._end is not None and self._end.index >= committed:
+                if self._is_matched and self._end is not None and self._end.index >= committed:
                     break
                 if self._end != before:
                     until_s = self._mono_s() + self._plan.patience_s
                 elif self._mono_s() >= until_s:
-                    raise Unavailable(f"node {self._node} lacks entries up to {committed}")
+                    wanted = max(committed, self._end.index if self._end is not None else 0)
+                    raise Unavailable(f"node {self._node} lacks entries up to {wanted}")
                 time.sleep(0 if more else PAUSE_S)
         except MissingEntries as gap:
             raise BackupError(f"gap in the log: {gap}") from None
@@ -341,14 +344,24 @@ class LogShipper:
         if answer.is_gone:
             answer = self._from_any(after, stored=stored)
         self._gone_s = None
-        known = answer.epoch
-        if answer.applied_index < after.index:  # only a node of another log has a later epoch
-            known = max(answer.applied_epoch, after.epoch)
-        if known != after.epoch:
+        self._is_matched = answer.applied_index >= after.index
+        if self._is_matched:
+            is_other = answer.epoch != after.epoch
+        else:  # only a node of another log has a later epoch
+            is_other = answer.applied_epoch > after.epoch or self._ends_before(after.index)
+        if is_other:
             raise MissingEntries(
                 f"entry {after.index} of epoch {after.epoch} is not in the cluster's log"
             )
         return answer.frames
+
+    def _ends_before(self, index: LogIndex) -> bool:
+        """Return whether the cluster's log certainly has no entry `index` yet.
+
+        A leader that serves has committed all that was ever committed, such as the stored entries.
+        """
+        self._look()
+        return any(node.serving and node.commit_index < index for node in self._nodes)
 
     def _from_any(self, after: LogEnd, *, stored: LogIndex) -> pb.FetchLogResponse:
         """Return the answer of a node that has the next entry.

@@ -170,3 +170,45 @@ def test_restore_to_an_earlier_index_is_no_gap(tmp_path: Path, store: BackupStor
     assert [part.first for part in stored(store).parts] == [11, 23, 33]
     assert gaps_of(store) == []
     assert state_at(store, tmp_path / "x", Until()) == at(log, 40)
+
+
+def test_restore_to_an_index_before_the_end_of_the_stored_log_is_a_gap_at_any_epoch(
+    tmp_path: Path, store: BackupStore
+) -> None:
+    def restored(name: str, epoch: int, applied: int, later_ms: int) -> Shipped:
+        log = first(old.log, 10)
+        log.epoch, log.now_ms = epoch, old.log.now_ms + later_ms
+        log.begin_epoch()
+        for number in range(20):
+            log.topic(f"{name}{number}")
+        return Shipped(tmp_path / name, applied=applied, log=log)
+
+    old = Shipped(tmp_path / "old", applied=10)
+    shipper = Shipper(old, store)
+    shipper.step()
+    shipper.back_up()
+    abandoned = Shipper(restored("abandoned", 1 << 30, applied=30, later_ms=1), store)
+    abandoned.step()
+    abandoned.back_up()
+    abandoned.step()
+    new = restored("new", 1 << 20, applied=12, later_ms=1_000)
+    new.committed = 12
+    early = Shipper(new, store)
+    early.shipper.stop()
+    with pytest.raises(Unavailable, match="lacks entries up to 30"):  # no leader serves
+        early.shipper.run()
+    new.serving = True
+    told = "entry 30 of epoch 1073741825 is not in the cluster's log"
+    early = Shipper(new, store)
+    early.shipper.stop()
+    with pytest.raises(BackupError, match=told):
+        early.shipper.run()
+    again = Shipper(new, store)
+    again.step()
+    assert told in again.told[0]
+    again.step()
+    again.back_up()
+    new.applied = new.committed = 14
+    again.shipper.stop()
+    again.shipper.run()
+    assert state_at(store, tmp_path / "x", Until()) == at(new.log, 14)
