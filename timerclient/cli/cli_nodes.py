@@ -169,7 +169,7 @@ class NodeCommands(Commands):
         """Add the arguments to the parser of `transfer`."""
         transfer.set_defaults(run=self.transfer)
         transfer.add_argument(
-            "node", metavar="NODE", nargs="?", default="", help="default: any other"
+            "node", metavar="NODE", nargs="?", type=cli_args.some, help="default: any other"
         )
 
     def register_log_level(self, level: argparse.ArgumentParser, _: object) -> None:
@@ -290,7 +290,7 @@ class NodeCommands(Commands):
     def transfer(self, args: argparse.Namespace) -> int:
         """Transfer the leadership. If the node is the leader already, nothing changes."""
         with self._connect(args) as client:
-            moved = client.transfer(args.node)
+            moved = client.transfer(args.node or "")
             target = args.node or _leader(client)
         document = {"transferred": moved, "target": target or None}
         to = target or "another node"
