@@ -178,6 +178,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._messages.check(found, topic_id, at, at)
         if found.topic_id != topic_id:
             topic_id, at = found.topic_id, 0
+            if self._last is not None and self._last[0] != topic_id:
+                self._last = topic_id, found.end_offset
         end = max(at, found.end_offset)
         if self._last is not None and self._last[0] == topic_id:
             end = max(at, self._last[1])

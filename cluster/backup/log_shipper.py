@@ -112,6 +112,8 @@ class LogShipper:
         """When a part was written last, and when a node returned an entry last."""
         self._gone_s: float | None = None
         """When the next entry was first missing on the nodes that answer."""
+        self._compare_s = 0.0
+        """When to compare the store with the leader's log next, if a node has less."""
         self._spread_s = 0.0
         """When all nodes were told last how far the store is."""
         self._troubles: dict[str, str] = {}
@@ -360,7 +362,12 @@ class LogShipper:
 
         A leader that serves has committed all that was ever committed, such as the stored entries.
         """
-        self._look()
+        now_s = self._mono_s()
+        if now_s < self._compare_s and not self._is_last:
+            return False
+        self._compare_s = now_s + SPREAD_S
+        with suppress(Unavailable, Overloaded):
+            self._look()
         return any(node.serving and node.commit_index < index for node in self._nodes)
 
     def _from_any(self, after: LogEnd, *, stored: LogIndex) -> pb.FetchLogResponse:

@@ -27,7 +27,8 @@ _OF_A_ROW: Final = frozenset(
 _MOMENTS: Final = ("due", "due_from", "due_to", "start", "end")
 _OF_ALL_ROWS: Final = frozenset({"payloads", "keys"})
 _SPANS: Final = {"delay_ms": "delay", "lease_ms": "lease", "wait_ms": "wait"}
-_NUMBER: Final = re.compile(r"\b[0-9]+\b")
+_NUMBER: Final = re.compile(r"(?<![\w.-])-?[0-9]+(?![\w-])")
+"""A number by itself, not a part of a name."""
 
 
 def field_of_one(name: str) -> str:

@@ -85,7 +85,7 @@ class LocalState:
     """The node's state for probes, known without requests to other nodes."""
 
     role: str
-    """leader, follower, candidate, learner; stopping, from the begin of the stop; or the reason why
+    """leader, follower, candidate, learner; stopping, once the stop has begun; or the reason why
     the node takes no part."""
     serving: bool
     """The node leads, has a valid lease and has applied all entries of earlier epochs."""

@@ -9,7 +9,7 @@ there if they are known.
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from cluster.rpc.aiohttp_server import ContentEncodingError, RequestHandler, web
 from cluster.rpc.grpc_errors import to_wire
@@ -171,8 +171,11 @@ async def problems(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
         unquote_to_bytes(request.raw_path).decode()
     except UnicodeError:
-        limit = "must be percent-encoded UTF-8"
-        return problem_of(InvalidRequestError("path", request.raw_path[:300], limit))
+        path, _, query = request.raw_path.partition("?")
+        wrong = ("path", path) if "\ufffd" in unquote(path) else ("query", query)
+        return problem_of(
+            InvalidRequestError(wrong[0], wrong[1][:300], "must be percent-encoded UTF-8")
+        )
     try:
         answer: web.StreamResponse = await handler(request)
     except web.HTTPException as refused:

@@ -532,14 +532,12 @@ def test_wiped_node_votes_only_when_brought_up_to_date(tmp_path: Path) -> None:
         await until(lambda: of_other.view.term >= term + 3, "the other stands for election in vain")
         assert cluster.controllers == []
         assert cluster.nodes[wiped].plane.withholds_votes
-        assert cluster.nodes[wiped].plane.withholds_votes
 
         await cluster.start(controller)
         await until(lambda: not cluster.nodes[wiped].plane.withholds_votes, "up to date")
         await until(cluster.serves, "in service")
         await cluster.stop(wiped)
         await cluster.start(wiped)
-        assert not cluster.nodes[wiped].plane.withholds_votes
         assert not cluster.nodes[wiped].plane.withholds_votes
         await until(cluster.serves, "in service")
 

@@ -85,8 +85,10 @@ async def test_producer_whose_tasks_are_all_cancelled_fails_its_calls(
     await until(lambda: len(cluster.rows) == 5)
     [task] = [each for each in asyncio.all_tasks() if "ProducerStream._run" in repr(each)]
     task.cancel()
-    with pytest.raises(errors.OutcomeUnknown, match="its task was cancelled"):
+    with pytest.raises(errors.OutcomeUnknown):
         await waiting
+    with pytest.raises(errors.Closed, match="its task was cancelled"):
+        await client.schedule("orders", b"r")
     cluster.hold.set()
 
 

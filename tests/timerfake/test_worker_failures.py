@@ -219,6 +219,24 @@ def test_nack_by_the_handler_stands(timer_app: Run, *, raises: bool) -> None:
     assert runs == [1, 2]
 
 
+async def test_message_that_its_handler_gives_back_has_not_failed() -> None:
+    app, failures = TimerApp(), list[int]()
+
+    @app.timer("polls", group="g")
+    async def poll() -> None:
+        failures.append(app.context.failures)
+        if len(failures) == 1:
+            _ = app.context.message.give_back()
+
+    async with AsyncFakeApp(app) as timers:
+        await poll.schedule()
+        await timers.settle()
+        assert timers._worker is not None
+        [runner] = timers._worker.runners
+    outcomes = {of.value: count for of, count in runner.metrics.outcomes.items() if count}
+    assert (failures, outcomes) == ([0, 0], {"returned": 1, "done": 1})
+
+
 def test_async_function_behind_a_decorator_that_is_not_async_runs(timer_app: Run) -> None:
     app, runs = TimerApp(), list[int]()
 
@@ -262,10 +280,16 @@ def test_error_of_on_error_is_logged_and_the_message_fails_once(
     assert "on_error failed" in caplog.text
 
 
-def test_generator_is_refused_as_a_handler() -> None:
+def test_generator_is_refused_as_a_handler(timer_app: Run) -> None:
     def steps() -> Any:
         yield
 
+    app = TimerApp()
+    hidden = app.timer("t", group="g", retry=Backoff(60, max=60, attempts=5))(lambda: steps())  # noqa: PLW0108
+    timers = timer_app(app)
+    hidden.schedule_sync()
+    timers.settle()
+    assert [type(each) for each in timers.errors] == [TypeError]
     with pytest.raises(InvalidRequest, match=r"handler .*steps: must be no generator"):
         TimerApp().timer("t", group="g")(steps)
 

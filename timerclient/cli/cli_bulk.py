@@ -119,7 +119,12 @@ def lines_of(file: IO[bytes], args: argparse.Namespace) -> Iterator[InputLine]:
         try:
             line = _line(number, text, args)
             own_id = line.request_id
-            if own_id is not None and (first := named.setdefault(own_id, number)) != number:
+            is_known = own_id is None or args.source == "-"  # standard input may have no end
+            if (
+                own_id is not None
+                and not is_known
+                and (first := named.setdefault(own_id, number)) != number
+            ):
                 raise InvalidRequest.of("request_id", own_id, f"line {first} has the same")
         except (ValueError, InvalidRequest) as error:
             raise InvalidRequest(f"line {number}: {error}") from error

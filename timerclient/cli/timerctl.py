@@ -50,7 +50,7 @@ from timerclient.cli.cli_errors import (
 )
 from timerclient.cli.contexts import apply_context
 from timerclient.cli.missing_modules import DISTRIBUTION, why_missing
-from timerclient.values.client_events import LOG, MISSING_S, LeaderMissing
+from timerclient.values.client_events import LOG, MISSING_S, Event, LeaderMissing
 from timerclient.values.errors import OutcomeUnknown, TimerError
 
 if TYPE_CHECKING:
@@ -127,10 +127,12 @@ def _watch(args: argparse.Namespace, words: Sequence[str]) -> int:
 def _is_logged(record: logging.LogRecord, *, is_json: bool) -> bool:
     """Return whether to log a record: of the warnings about a missing leader only the first.
 
-    `is_json`: not that one either, as stderr has JSON only.
+    `is_json`: no event of the client, as stderr has JSON only.
     """
     event = record.args[0] if isinstance(record.args, tuple) and record.args else None
-    return not isinstance(event, LeaderMissing) or (event.for_s < 2 * MISSING_S and not is_json)
+    if is_json and isinstance(event, Event):
+        return False
+    return not isinstance(event, LeaderMissing) or event.for_s < 2 * MISSING_S
 
 
 # ---- the command line

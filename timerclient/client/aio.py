@@ -400,9 +400,9 @@ class AsyncTimerClient(SeriesCalls):
     ) -> AsyncConsumer:
         """Return a consumer of a group. Use `with`: an open one keeps messages from the others.
 
-        For asyncio, `async with` connects it and raises the errors below; otherwise the first use
-        connects it, and tries until a leader decides. For threads, it is connected on return. A
-        missing group is created, and a missing topic if topics are created automatically.
+        For asyncio, `async with` connects it and raises the errors below. Without it, the first use
+        connects, and waits until a leader accepts or rejects it. For threads, it is connected on
+        return. A missing group is created, and a missing topic if topics are created automatically.
 
         Args:
             lease: Duration of a lease, a timedelta or seconds; None: the group's setting. A group

@@ -46,8 +46,9 @@ class Hold:
     """Queue offsets of messages that became dead letters or expired while they were held."""
     broken: bool = False
     """The stream of the lease broke, and the lease ended with it."""
-    returned: set[int] = field(default_factory=set)
-    """Queue offsets of messages that the application returned; their leases are not lost."""
+    returned: dict[int, bool] = field(default_factory=dict[int, bool])
+    """Queue offset -> whether as unseen, of messages that the application returned. Their leases
+    are not lost."""
     _left: set[int] | None = None
     """Queue offsets that are neither acked nor returned. None: all."""
 

@@ -438,11 +438,6 @@ class Message(PayloadReader):
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, UNSEEN)
         return acking
 
-    @property
-    def is_returned(self) -> bool:
-        """Whether the application has nacked the message, or given it back."""
-        return self.queue_offset in self._batch.hold.returned
-
     def extend(self, lease: float | timedelta | None = None) -> Acking[ExtendResult]:
         """Extend the lease to `lease` (a timedelta, or seconds) from now; None: the group's lease.
 

@@ -79,7 +79,7 @@ class LeaseKeeper:
         else:
             hold.settle(entry.offsets)
         if entry.word.kind == "nack":
-            hold.returned.update(entry.offsets)
+            hold.returned |= dict.fromkeys(entry.offsets, entry.word.unseen)
         if hold.over:
             self._let_go(hold)
 

@@ -37,7 +37,6 @@ from timerclient.values.errors import (
     ConnectionLost,
     InvalidRequest,
     LeadershipLost,
-    OutcomeUnknown,
     PermissionDenied,
     TimerError,
     means_move,
@@ -378,13 +377,13 @@ class ProducerStream:
                     async with asyncio.timeout_at(until_s):
                         await self._quiet.wait()
         finally:
-            task, self._task = (
-                self._task,
-                None,
-            )  # its error's traceback has a node, and so a channel
-            if task is not None:
-                await cancelled([task])
-            self._give_up()
+            # The error of a kept task has a traceback, with a node, and so a channel.
+            task, self._task = self._task, None
+            try:
+                if task is not None:
+                    await cancelled([task])
+            finally:
+                self._give_up()
         left_s = min(until_s - loop.time(), UNREGISTER_S)
         if self._pipeline.producer_id and left_s > 0:  # its outcome does not matter
             await asyncio.gather(self._unregister(left_s), return_exceptions=True)
@@ -400,7 +399,7 @@ class ProducerStream:
     def _reject_largest(self, error: TimerError) -> None:
         """Fail the largest request on the wire: it ended the stream, as it exceeds a limit."""
         wire = self._pipeline.wire
-        largest = max(wire, key=lambda request_no: wire[request_no].size, default=0)
+        largest = max(wire, key=lambda request_no: len(wire[request_no].seal()), default=0)
         self._settle(self._pipeline.answer(largest, error), None)
 
     def _give_up(self) -> None:
@@ -533,10 +532,13 @@ class ProducerStream:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if self._task is None:  # `close` ended it
             return
-        bug = OutcomeUnknown("its task was cancelled") if task.cancelled() else task.exception()
-        if bug is None:
+        if task.cancelled():  # as by a program that cancels all tasks
+            self._failure = "the client failed: its task was cancelled"
+            self._give_up()
             return
-        # A bug, or a program that cancels all tasks: fail all calls, as no answer will come.
+        if (bug := task.exception()) is None:
+            return
+        # A bug in this client: fail all calls, as no answer will come.
         self._closed, self._failure = True, f"the client failed: {bug!r}"
         for request, _ in self._pipeline.close().settled:
             for call in request.calls:

@@ -175,7 +175,7 @@ class Subscription:
         if word.kind == "extend":
             hold.given_s = self._nodes.clock.now_s()
         elif word.kind == "nack":
-            hold.returned.update(offsets)
+            hold.returned |= dict.fromkeys(offsets, word.unseen)
         if self._acks.put(batch, offsets, acking, word):
             self._wake()
         else:
@@ -297,10 +297,13 @@ class Subscription:
 
     async def abandon(self) -> None:
         """Leave without a flush; unanswered acks fail."""
-        task, self._task = self._task, None  # its error's traceback has a node, and so a channel
-        if task is not None:
-            await cancelled([task])
-        self._finish(None)
+        # The error of a kept task has a traceback, with a node, and so a channel.
+        task, self._task = self._task, None
+        try:
+            if task is not None:
+                await cancelled([task])
+        finally:
+            self._finish(None)
 
     def _enter(self, phase: ConsumerPhase) -> None:
         """Enter a phase, unless the consumer is beyond it."""

@@ -213,8 +213,9 @@ class HandlerRunner:
                 self._nack(message, 0, INTERRUPTED)
                 return Outcome.INTERRUPTED
             return self._return(message, error, Outcome.FAILED)  # the function's own
-        if message.is_returned:
-            return Outcome.FAILED
+        returned = message.batch.hold.returned.get(message.queue_offset)
+        if returned is not None:  # by the handler
+            return Outcome.RETURNED if returned else Outcome.FAILED
         self._ack(message)
         return Outcome.DONE
 
@@ -226,6 +227,8 @@ class HandlerRunner:
         result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
         if inspect.iscoroutine(result):  # a decorator that is not async wraps an async function
             await result
+        if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            raise TypeError("the handler returned a generator, which has not run")
 
     def _return(self, message: Message, error: BaseException, outcome: Outcome) -> Outcome:
         """Nack a message with the backoff, and log the error."""

@@ -33,7 +33,8 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"
     """The worker stopped before the handler ended; another worker tries it at once."""
     RETURNED = "returned"
-    """No connection to the target of a push; the message is tried again, and has not failed."""
+    """The handler gave the message back, or a push had no connection to its target. The message is
+    tried again, and has not failed."""
     LOST = "lost"
     """The lease ended before the ack; counted beside DONE. The message is tried again, or is a dead
     letter, or has expired."""
