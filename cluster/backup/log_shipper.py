@@ -366,8 +366,10 @@ class LogShipper:
         if now_s < self._compare_s and not self._is_last:
             return False
         self._compare_s = now_s + SPREAD_S
-        with suppress(Unavailable, Overloaded):
+        try:
             self._look()
+        except (Unavailable, Overloaded):
+            return False  # the last status may be older than the stored entries
         return any(node.serving and node.commit_index < index for node in self._nodes)
 
     def _from_any(self, after: LogEnd, *, stored: LogIndex) -> pb.FetchLogResponse:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -212,3 +213,24 @@ def test_restore_to_an_index_before_the_end_of_the_stored_log_is_a_gap_at_any_ep
     again.shipper.stop()
     again.shipper.run()
     assert state_at(store, tmp_path / "x", Until()) == at(new.log, 14)
+
+
+def test_node_that_lags_is_no_gap_and_a_status_from_before_proves_nothing(
+    tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Shipped(tmp_path, applied=10)
+    node.serving, node.committed = True, 10
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.back_up()
+    node.applied = node.committed = 20
+    with monkeypatch.context() as patched:  # the shipper still has the status of index 10
+        patched.setattr(Shipped, "status", Mock(side_effect=Unavailable("no node answers")))
+        shipper.step()
+        node.applied = 15
+        shipper.step()
+    shipper.step(log_shipper.SPREAD_S)
+    assert shipper.told == []
+    node.committed = 15
+    shipper.step(log_shipper.SPREAD_S)
+    assert "entry 20 of epoch" in shipper.told[0]
