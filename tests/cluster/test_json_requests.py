@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.rpc import json_bodies, json_fields, openapi
+from cluster.rpc.field_names import with_field
 from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parsed
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.payload_json import payload_json
@@ -348,3 +349,11 @@ def test_document_declares_the_errors_of_schedules_and_the_limits_of_lists() -> 
         assert "Retry-After" in answers["429"]["headers"]
     keys = made["components"]["schemas"]["CancelKeysBody"]["properties"]["keys"]
     assert keys["maxItems"] == KEYS_MAX
+
+
+def test_numbers_in_an_error_get_the_unit_of_the_field_and_names_stay() -> None:
+    limit = "must be at most 2500 (of topic orders-2024-7)"
+    said = pb.Error(field="delay_ms", message=f"delay_ms = -5: {limit}", limit=limit)
+    made = with_field(said, "delay")
+    assert made.limit == "must be at most 2.5 s (of topic orders-2024-7)"
+    assert made.message == f"delay = -0.005 s: {made.limit}"

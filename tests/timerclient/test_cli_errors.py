@@ -2,14 +2,16 @@
 
 import argparse
 import json
+import logging
 
 import pytest
 
 from tests.timerclient.conftest import Ctl, Threaded
 from tests.timerclient.fake_cluster import wire_error
-from timerclient.cli import cli_args, cli_errors, contexts
+from timerclient.cli import cli_args, cli_errors, contexts, timerctl
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Message
+from timerclient.values.client_events import Event, LeaderMissing, LeasesLost
 
 ID = "0" * 24
 
@@ -187,3 +189,11 @@ def test_row_of_a_table_has_a_cell_for_each_heading_in_columns_that_are_not_show
     args = argparse.Namespace(output="table", color="never")
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         cli_args.table(args, ("A", "WIDE", "B"), [("a", "wide", "more", "b")], ("WIDE",))
+
+
+@pytest.mark.parametrize(
+    "event", [LeaderMissing(1.0, "none answers"), LeasesLost("orders", "billing", (1,))]
+)
+def test_events_of_the_client_are_logged_except_with_json(event: Event) -> None:
+    record = logging.LogRecord("timerclient", logging.WARNING, "", 0, "%s", (event,), None)
+    assert [timerctl._is_logged(record, is_json=json) for json in (True, False)] == [False, True]

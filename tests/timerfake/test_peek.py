@@ -1,7 +1,7 @@
 """Peek: messages are shown with their states, and nothing changes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -93,45 +93,45 @@ def test_peek_waits_for_the_disk_and_not_for_ever(
         client.read_messages("orders", timeout=0.3)
 
 
-def test_timerctl_peek(
-    fake: FakeCluster,
-    client: TimerClient,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def ctl(
+    fake: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    """Return a function that runs timerctl on the fake cluster; it returns exit code and output."""
     monkeypatch.setattr(timerctl, "_client", lambda _: fake.client())
+
+    def run(*words: str) -> tuple[int, str]:
+        return timerctl.main([*words]), capsys.readouterr().out
+
+    return run
+
+
+def test_timerctl_peek(client: TimerClient, ctl: Callable[..., tuple[int, str]]) -> None:
     client.create_group("orders", "g")
     client.schedule_batch("orders", [b"a\x1b[2J", b"b"])
-    assert timerctl.main(["peek", "orders", "--group", "g", "--limit", "1"]) == 0
-    out, _ = capsys.readouterr()
-    assert ("ready" in out, out.endswith("… and more: --offset 1\n"), "\x1b" in out) == (
-        *(True, True),
-        False,
-    )
-    assert timerctl.main(["peek", "orders", "-o", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [each["state"] for each in document["messages"]] == [None, None]
+    code, out = ctl("peek", "orders", "--group", "g", "--limit", "1")
+    assert (code, "ready" in out, "\x1b" in out) == (0, True, False)
+    assert out.endswith("… and more: --offset 1\n")
+    code, out = ctl("peek", "orders", "-o", "json")
+    assert code == 0
+    assert [each["state"] for each in json.loads(out)["messages"]] == [None, None]
     for wrong in (("--limit", "101"), ("--offset", "-1"), ("--group", "")):
-        assert timerctl.main(["peek", "orders", *wrong]) == 2
+        assert ctl("peek", "orders", *wrong)[0] == 2
 
 
 @pytest.mark.parametrize("words", ["peek orders", "timers list later", "recurring list"])
 def test_payloads_are_cut_except_with_wide_and_binary_ones_are_marked(
-    words: str,
-    fake: FakeCluster,
-    client: TimerClient,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    words: str, client: TimerClient, ctl: Callable[..., tuple[int, str]]
 ) -> None:
-    monkeypatch.setattr(timerctl, "_client", lambda _: fake.client())
     for number, payload in enumerate((b"c" * 41, b"\0\xff")):
         client.schedule("orders", payload)
         client.schedule("later", payload, delay=3600 + number)
         client.create_series("orders", f"k{number}", payload, every=60)
     cells = []
     for output in ("table", "wide"):
-        assert timerctl.main([*words.split(), "-o", output]) == 0
-        cells += [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]]
+        code, out = ctl(*words.split(), "-o", output)
+        assert code == 0
+        cells += [line.split()[-1] for line in out.splitlines()[1:]]
     assert cells[2:] == ["c" * 41, "base64:AP8="]
     if words != "recurring list":  # it shows payloads with -o wide only
         assert cells[:2] == ["c" * 39 + "…", "base64:AP8="]

@@ -377,6 +377,9 @@ def test_messages_are_read_in_ranges_of_offsets(
     anew = left.latestOffset(third, ReadMaxRows(400))
     assert (anew["topic_id"] != third["topic_id"], anew["offset"]) == (True, 1)
     assert ending.latestOffset(third, ReadAllAvailable()) == anew
+    client.schedule(topic, b"", due_ms=1_000)
+    until(lambda: client.describe_topic(topic).queue_end == 2)
+    assert ending.latestOffset(anew, ReadAllAvailable()) == anew, "it ends"
     assert [(each.start, each.end) for each in left.partitions(third, anew)] == [(0, 1)]
     assert [*left.read(OffsetRange(int(first["topic_id"]), 0, 1))] == []
     with pytest.raises(MessagesLost, match="created anew"):

@@ -118,14 +118,11 @@ def lines_of(file: IO[bytes], args: argparse.Namespace) -> Iterator[InputLine]:
             raise InvalidRequest(f"line {number}: must have at most {LINE_BYTES} bytes")
         try:
             line = _line(number, text, args)
-            own_id = line.request_id
-            is_known = own_id is None or args.source == "-"  # standard input may have no end
-            if (
-                own_id is not None
-                and not is_known
-                and (first := named.setdefault(own_id, number)) != number
-            ):
-                raise InvalidRequest.of("request_id", own_id, f"line {first} has the same")
+            if line.request_id is not None and args.source != "-":  # a pipe may have no end
+                first = named.setdefault(line.request_id, number)
+                if first != number:
+                    limit = f"line {first} has the same"
+                    raise InvalidRequest.of("request_id", line.request_id, limit)
         except (ValueError, InvalidRequest) as error:
             raise InvalidRequest(f"line {number}: {error}") from error
         yield line

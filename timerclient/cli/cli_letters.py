@@ -47,7 +47,7 @@ _ORIGIN: Final = {
     "FROM": lambda letter: f"{_header('topic')(letter)}/{_header('group')(letter)}",
     "TIMER": _header("timer-id"),
 }
-"""Further columns of a letter: from where it came, and the timer whose story says more."""
+"""Further columns of a letter: its origin, and the timer, for `timers story`."""
 
 
 class LetterCommands(Commands):

@@ -32,7 +32,7 @@ OPTIONS: Final = (
 UNFIT: Final = object()
 """Result of `fitted` for a value that does not fit."""
 _MAKES: Final = (list, tuple, set, frozenset)
-"""Collections whose items are checked, beside dicts."""
+"""Collections with checked items, beside dicts."""
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -138,7 +138,7 @@ def _member(value: object, wanted: type[Enum]) -> Any:
 
 
 def _fitted_items(value: Any, origin: type, inner: tuple[Any, ...]) -> Any:
-    """Return a collection whose items are fitted. It is the same one if no item changes."""
+    """Return a collection of fitted items. It is the same one if no item changes."""
     if origin is tuple and isinstance(value, list):
         value = tuple(value)
     if not _is_of(value, origin):
