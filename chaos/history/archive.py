@@ -190,14 +190,13 @@ def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
         except (OSError, ValueError) as wrong:
             print(f"archive: {wrong}", file=sys.stderr)
             return 2
-        stopped = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopped.set())
+        stops = signal.SIGINT, signal.SIGTERM
+        signal.pthread_sigmask(signal.SIG_BLOCK, stops)
         for node, (log, kept) in logs.items():
             print(f"{node}: {log} is kept in {kept}", flush=True)
         begun, errors, over = Counter[str](), dict[str, str](), False
         while not over:
-            over = stopped.wait(POLL_S)  # the logs are followed once more afterwards
+            over = bool(signal.sigtimedwait(stops, POLL_S))  # the logs are followed once more
             for node, (log, kept) in logs.items():
                 last = errors.pop(node, "")
                 try:

@@ -14,12 +14,12 @@ goes on behind it, and takes a new backup there. No state within the gap can be 
 """
 
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from cluster.backup.backup_run import PAUSE_S, BackupRun, check_cluster, chosen_node
@@ -86,7 +86,9 @@ class LogShipper:
         self._client, self._store, self._plan = client, store, plan
         self._wall_s, self._mono_s, self._done, self._told = wall_s, mono_s, done, told
         self._id = secrets.randbits(63) + 1
-        self._stopped = threading.Event()
+        self._is_stopped = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        """`stop` puts an item. A signal may interrupt a thread that holds the lock of an Event."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="backup")
         self._running: Future[Catalogue] | None = None
         self._pruning: Future[object] | None = None
@@ -121,7 +123,8 @@ class LogShipper:
 
     def stop(self) -> None:
         """End `run`, after the last entries. Safe in a signal handler."""
-        self._stopped.set()
+        self._is_stopped = True
+        self._wake.put(None)
 
     def run(self) -> None:
         """Take the backup until `stop`. On return the store has all entries committed by then.
@@ -132,11 +135,12 @@ class LogShipper:
             TimerError: the cluster rejects a call.
         """
         try:
-            while not self._stopped.is_set():
+            while not self._is_stopped:
                 if not self.step():
-                    self._stopped.wait(self._plan.log_every_s)
+                    with suppress(Empty):
+                        self._wake.get(timeout=self._plan.log_every_s)
         finally:
-            self._stopped.set()
+            self._is_stopped = True
             self._thread.shutdown(wait=True, cancel_futures=True)
         self._finish()
 
@@ -190,7 +194,7 @@ class LogShipper:
                 self._store,
                 node=self._plan.node,
                 patience_s=self._plan.patience_s,
-                stopped=self._stopped.is_set,
+                stopped=lambda: self._is_stopped,
             )
             self._running = self._thread.submit(run.take)
         return more
@@ -264,7 +268,7 @@ class LogShipper:
         return more
 
     def _goes_on(self) -> bool:
-        return self._is_last or not self._stopped.is_set()
+        return self._is_last or not self._is_stopped
 
     def _start(self) -> None:
         """Continue the log of an earlier run, once."""

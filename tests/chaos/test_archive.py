@@ -15,7 +15,13 @@ from tests.chaos.world import Log, write_log
 from timer.model.units import LogIndex
 from timerspark.log.segment_files import Piece, Segment, between, lives, segments
 
-STOPPED = SimpleNamespace(SIGINT=2, SIGTERM=15, signal=lambda _, stop: stop())
+STOPPED = SimpleNamespace(
+    SIGINT=2,
+    SIGTERM=15,
+    SIG_BLOCK=0,
+    pthread_sigmask=lambda *_: None,
+    sigtimedwait=lambda *_: object(),
+)
 """A signal comes at once."""
 
 
