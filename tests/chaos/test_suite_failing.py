@@ -79,6 +79,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             writer = threading.Thread(target=write)
             writer.start()
             try:
+                stage.wait_until_sure()  # before that, two founders elect no leader
                 yield stage
             finally:
                 stop.set()
