@@ -83,6 +83,7 @@ class BusiestTopics:
             self._choose(portion)
             if self._changed:
                 await asyncio.sleep(0)
+        self._changed.clear()  # `pop` kept its table (timer/state/dirty_topics.py)
 
     def _weight(self) -> float:
         """Return the weight of the present; before it overflows, all scores become smaller."""

@@ -1,6 +1,7 @@
 """Idle topics and groups add no cost to entries, checkpoints and cuts, in any number."""
 
 import gc
+import sys
 import tracemalloc
 from unittest import mock
 
@@ -64,6 +65,13 @@ def test_checkpoint_hashes_of_a_topic_the_groups_that_changed() -> None:
     log.alter(1, 8, max_attempts=3)
     catch_up(engine, log)
     assert hashes_at_checkpoint(engine, log) == (1, 2)
+
+
+def test_readers_of_changes_keep_no_memory_of_a_crowd_that_changed_once() -> None:
+    engine, _ = crowd(8 * MANY)
+    machine = engine.machine
+    for changed in (machine._hashes.changed, machine._retention._changed, machine._moved):
+        assert sys.getsizeof(changed) == sys.getsizeof(set())
 
 
 def test_what_changed_in_very_many_topics_is_worked_off_before_the_checkpoint(

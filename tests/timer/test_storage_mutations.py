@@ -195,7 +195,6 @@ def _drop_one_more(self: Queue, offset: Any) -> None:
     _drop_below(self, offset)
     while self.blocks and self.blocks[0].end <= offset + 1 and self.end > offset + 1:
         self.pages.remove(self.blocks.pop(0))
-        del self._firsts[0]
 
 
 def _want_nothing(self: Pages, block: Block) -> None:

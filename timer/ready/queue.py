@@ -69,7 +69,6 @@ class Queue:
     """A message had another priority than the default, since the queue was last empty."""
     lacks_page: bool = field(default=False, compare=False)
     """A page was missing in `at_hand`, since the caller reset this."""
-    _firsts: list[int] = field(default_factory=list)
     _payload_bytes: int = 0
     """Payload bytes of all blocks that were added here, dropped ones included."""
 
@@ -123,7 +122,6 @@ class Queue:
         self._payload_bytes += block.payload_bytes
         block.payload_bytes_end = self._payload_bytes
         self.blocks.append(block)
-        self._firsts.append(block.first)
         self.pages.add(block)
         self.end = block.end
 
@@ -142,9 +140,10 @@ class Queue:
         """
         assert old[0].first == new[0].first, (old[0].first, new[0].first)
         assert old[-1].end == new[-1].end, (old[-1].end, new[-1].end)
-        start, stop = (bisect_right(self._firsts, old[place].first) for place in (0, -1))
+        start = max(self._begun_by(old[0].first) - 1, 0)
+        stop = self._begun_by(old[-1].first)
         left = [block for block in new if block.end > self.begin]
-        replaced = self.blocks[max(start - 1, 0) : stop]
+        replaced = self.blocks[start:stop]
         needed = [block for block in replaced if self.pages.needs(block)]
         self._weigh(left, replaced)
         if left:  # both have the first message that is left
@@ -158,8 +157,7 @@ class Queue:
                 at = bisect_right(needed, block.first, key=attrgetter("end"))
                 wanted = at < len(needed) and needed[at].first < block.end
                 self.pages.add_joined(block, needed=wanted)
-        self.blocks[max(start - 1, 0) : stop] = left
-        self._firsts[max(start - 1, 0) : stop] = [block.first for block in left]
+        self.blocks[start:stop] = left
 
     @staticmethod
     def _weigh(new: Sequence[Block], old: Sequence[Block]) -> None:
@@ -205,9 +203,13 @@ class Queue:
             start = stop
 
     def _number_of(self, offset: int) -> int:
-        number = bisect_right(self._firsts, offset) - 1
+        number = self._begun_by(offset) - 1
         assert number >= 0, (offset, self.begin, self.end)
         return number
+
+    def _begun_by(self, offset: int) -> int:
+        """Return how many blocks have a first offset of at most `offset`."""
+        return bisect_right(self.blocks, offset, key=attrgetter("first"))
 
     def fired_at_ms(self, offset: int) -> int:
         """Return when a message in the queue fired, Unix milliseconds.
@@ -317,7 +319,6 @@ class Queue:
             gone += 1
         if gone:
             del self.blocks[:gone]
-            del self._firsts[:gone]
         if passed and self.blocks:  # its messages in these intervals are dropped
             self.blocks[0].fired_at_ms = max(self.blocks[0].fired_at_ms, ended_ms)
 

@@ -56,8 +56,8 @@ class TopicSum:
         """Return the sum over all existing topics."""
         if not self._parts:
             self._look_at_all(topics)
-        while self.changed:
-            self._look(topics, self.changed.pop())
+        for topic_id in take_all(self.changed):
+            self._look(topics, topic_id)
         return self._sum
 
     def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
@@ -97,6 +97,17 @@ Item = TypeVar("Item")
 def portions(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
     """Yield MANY items at a time, in their order."""
     return (items[start : start + MANY] for start in range(0, len(items), MANY))
+
+
+def take_all(changed: set[Id]) -> list[Id]:
+    """Remove and return all changed ids.
+
+    A set that `pop` empties keeps its table. After a change of 100,000 topics that is 4 MB, and
+    each later `pop` searches it.
+    """
+    taken = [*changed]
+    changed.clear()
+    return taken
 
 
 def many(changed: set[Id]) -> Iterator[Id]:

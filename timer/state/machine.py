@@ -87,7 +87,7 @@ from timer.state.apply_results import (
 )
 from timer.state.cancel_outcomes import HORIZON_MS
 from timer.state.digest import digest_of, topic_sum
-from timer.state.dirty_topics import MANY, many
+from timer.state.dirty_topics import MANY, many, take_all
 from timer.state.entry_portions import Portions
 from timer.state.key_conflicts import NEW_MAX, decide
 from timer.state.ledger import Ledger
@@ -590,8 +590,8 @@ class Machine(State):
         for topic_id in self._retention.let_go(self.topics, now_ms):
             self.changes.note(topic_id)
         since = self.checkpoint.index if self.checkpoint is not None else LogIndex(0)
-        while self._moved:
-            self._note_end(self._moved.pop())
+        for topic_id in take_all(self._moved):
+            self._note_end(topic_id)
         moved, self._moved_ends = self._moved_ends, {}
         self.checkpoint = Checkpoint(
             epoch=self.applied_epoch,
@@ -621,8 +621,8 @@ class Machine(State):
     def catch_up(self) -> None:
         """Do at once all work that `keep_up` does in portions; no client waits yet."""
         self._retention.catch_up(self.topics)
-        while self._moved:
-            self._note_end(self._moved.pop())
+        for topic_id in take_all(self._moved):
+            self._note_end(topic_id)
 
     def keep_up(self) -> bool:
         """Do some of the next checkpoint's work in advance; return whether much of it remains.

@@ -27,7 +27,7 @@ from timer.model.timer_errors import (
     UnknownProducerError,
 )
 from timer.model.units import ProducerId, Seq, UnixMs
-from timer.state.dirty_topics import MANY, many
+from timer.state.dirty_topics import MANY, many, take_all
 from timer.state.key_conflicts import Verdicts
 
 ANSWERS_MAX: Final = 1024
@@ -232,8 +232,8 @@ class Producers:
 
     def sum(self) -> int:
         """Return the sum of all hashes, modulo 2 ** 64; changed producers are hashed first."""
-        while self._changed:
-            self._hash(self._changed.pop())
+        for producer_id in take_all(self._changed):
+            self._hash(producer_id)
         return self._sum
 
     def keep_up(self) -> bool:

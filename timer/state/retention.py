@@ -14,7 +14,7 @@ from sortedcontainers import SortedList
 
 from timer.model.units import TopicId, UnixMs
 from timer.ready.topic import Topic
-from timer.state.dirty_topics import MANY, many
+from timer.state.dirty_topics import MANY, many, take_all
 
 TOPICS_MAX: Final = 256
 """Topics that drop messages at one checkpoint: a few milliseconds."""
@@ -40,8 +40,8 @@ class Retention:
 
     def catch_up(self, topics: Mapping[TopicId, Topic]) -> None:
         """Look at all changed topics."""
-        while self._changed:
-            self._look(topics, self._changed.pop())
+        for topic_id in take_all(self._changed):
+            self._look(topics, topic_id)
 
     def keep_up(self, topics: Mapping[TopicId, Topic]) -> bool:
         """Look at some topics if many have changed; return whether many changed ones remain."""
