@@ -454,7 +454,7 @@ class Engine:
 
         Optional: `begin_flush` captures the rest, however long this takes.
         """
-        return not self._may_flush or self._ahead.take(self.machine, topics_max)
+        return not self._may_flush or self._ahead.take(topics_max)
 
     @property
     def _may_flush(self) -> bool:

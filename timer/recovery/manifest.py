@@ -55,6 +55,7 @@ from timer.ready.page_cache import Block, Pages, SpillRef
 from timer.ready.queue import Queue
 from timer.ready.spill import Spill, check_spill, read_page, spills_of
 from timer.ready.topic import Counts, Topic, TopicRelease
+from timer.recovery.capture_ahead import CaptureAhead
 from timer.state.apply_results import Checkpoint
 from timer.state.machine import Machine
 from timer.state.producers import ProducerState, RequestAnswer
@@ -75,128 +76,57 @@ State = dict[str, Any]
 """The body of a manifest, unpacked."""
 
 
-class TopicsAhead:
-    """Topic states for the next flush, captured a few at a time.
+class FlushSources:
+    """The states of topics and producers that a flush captures before its cut.
 
-    A topic that changes before the cut is captured again. So a cut captures only changed topics.
-    Between `take` and `finish` no block may be spilled or moved: this does not mark its topic as
+    Between `take` and `capture` no block may be spilled or moved: this does not mark its topic as
     changed.
     """
 
-    def __init__(self, changed: set[TopicId]) -> None:
-        """`changed`: the topics that changed since the last capture."""
-        self._changed = changed
-        self._taken: dict[TopicId, State] = {}
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        used = machine.producers
+        self.topics = CaptureAhead(machine.changes.reader(), lambda: machine.topics, self._topic)
+        self.producers = CaptureAhead(used.reader(), used.ids, self._producer)
         self._spills: dict[TopicId, list[Spill]] = {}
         """Blocks without a spill file and blocks to join, by topic."""
-        self._left: list[TopicId] | None = None
-        """Topics still to capture, the last one first. None: `take` was not called yet."""
 
-    @property
-    def begun(self) -> bool:
-        """Whether some state is captured."""
-        return self._left is not None
-
-    def take(self, machine: Machine, most: int) -> bool:
-        """Capture at most `most` more topics. Return whether each was captured at least once."""
-        if self._left is None:
-            self._left = sorted(machine.topics, reverse=True)
-        for _ in range(min(most, len(self._left))):
-            self._take(machine, topic_id := self._left.pop())
-            self._changed.discard(topic_id)
-        return not self._left
-
-    def finish(self, machine: Machine) -> tuple[list[State], list[Spill]]:
-        """Return the states at `applied_index`, by id, and the blocks to write or to join."""
-        if not self.take(machine, 0):
-            self._changed.update(self._left or ())
-        for topic_id in sorted(self._changed):  # present ones keep their place, new ones come last
-            self._take(machine, topic_id)
-        states = [*self._taken.values()]
-        spills = [spill for found in self._spills.values() for spill in found]
-        self.forget()
-        return states, spills
-
-    def _take(self, machine: Machine, topic_id: TopicId) -> None:
-        topic = machine.topics.get(topic_id)
+    def _topic(self, topic_id: TopicId) -> State | None:
+        topic = self._machine.topics.get(topic_id)
         if topic is None:
-            self._taken.pop(topic_id, None)
             self._spills.pop(topic_id, None)
-            return
-        self._taken[topic_id] = _topic_state(topic)
-        ttl_ms = machine.policies.said("ttl_ms", topic.name, topic_id) or 0
+            return None
+        ttl_ms = self._machine.policies.said("ttl_ms", topic.name, topic_id) or 0
         spills = spills_of(topic_id, topic.queue, ttl_ms)
         if spills or topic_id in self._spills:
             self._spills[topic_id] = spills
+        return _topic_state(topic)
 
-    def forget(self) -> None:
-        """Drop the captured states. The next `take` begins anew."""
-        self._taken, self._spills, self._left = {}, {}, None
-        self._changed.clear()
-
-
-class ProducersAhead:
-    """Producer states for the next flush, as TopicsAhead: a cut captures only those used since."""
-
-    def __init__(self, changed: set[ProducerId]) -> None:
-        """`changed`: the producers that changed since the last capture."""
-        self._changed = changed
-        self._taken: dict[ProducerId, list[Any]] = {}
-        self._left: list[ProducerId] | None = None
-
-    def take(self, machine: Machine, most: int) -> bool:
-        """Capture at most `most` more. Return whether each was captured at least once."""
-        if self._left is None:
-            self._left = machine.producers.ids()
-        for _ in range(min(most, len(self._left))):
-            self._take(machine, producer_id := self._left.pop())
-            self._changed.discard(producer_id)
-        return not self._left
-
-    def finish(self, machine: Machine) -> list[list[Any]]:
-        """Return the states at `applied_index`."""
-        if not self.take(machine, 0):
-            self._changed.update(self._left or ())
-        for producer_id in self._changed:
-            self._take(machine, producer_id)
-        states = [*self._taken.values()]
-        self.forget()
-        return states
-
-    def _take(self, machine: Machine, producer_id: ProducerId) -> None:
-        producer = machine.producers.get(producer_id)
-        if producer is None:
-            self._taken.pop(producer_id, None)
-        else:
-            self._taken[producer_id] = _producer_state(producer_id, producer)
-
-    def forget(self) -> None:
-        """Drop the captured states. The next `take` begins anew."""
-        self._taken, self._left = {}, None
-        self._changed.clear()
-
-
-class FlushSources:
-    """The states of topics and producers that a flush captures before its cut."""
-
-    def __init__(self, machine: Machine) -> None:
-        self.topics = TopicsAhead(machine.changes.reader())
-        self.producers = ProducersAhead(machine.producers.reader())
+    def _producer(self, producer_id: ProducerId) -> list[Any] | None:
+        producer = self._machine.producers.get(producer_id)
+        return None if producer is None else _producer_state(producer_id, producer)
 
     @property
     def begun(self) -> bool:
         """Whether some state is captured."""
         return self.topics.begun
 
-    def take(self, machine: Machine, most: int) -> bool:
+    def take(self, most: int) -> bool:
         """Capture at most `most` more of each. Return whether each was captured at least once."""
-        whole = self.topics.take(machine, most)
-        return self.producers.take(machine, most) and whole
+        whole = self.topics.take(most)
+        return self.producers.take(most) and whole
 
     def forget(self) -> None:
         """Drop the captured states. The next `take` begins anew."""
         self.topics.forget()
         self.producers.forget()
+        self._spills.clear()
+
+    def take_spills(self) -> list[Spill]:
+        """Return the blocks to write or to join, once, after `topics.finish`."""
+        spills = [spill for found in self._spills.values() for spill in found]
+        self._spills.clear()
+        return spills
 
 
 def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
@@ -205,7 +135,6 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
     Nothing in it changes later. Large values are encoded by `write`, in its thread. The state has
     the blocks that are spilled already. `add_spills` adds the others after they are written.
     """
-    topics, fresh = ahead.topics.finish(machine)
     state: State = {
         "index": machine.applied_index,
         "epoch": machine.applied_epoch,
@@ -215,10 +144,10 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
         "fire_position": list(machine.store.position),
         "next": [machine.next_seq, machine.next_topic_id, machine.next_group_id],
         "counts": _counts_state(machine.counts),
-        "topics": topics,
+        "topics": ahead.topics.finish(),
         "topic_deleted_in": machine.topic_deleted_in,
         "policies": machine.policies.encoded,
-        "producers": ahead.producers.finish(machine),
+        "producers": ahead.producers.finish(),
         "requests": machine.requests.pack(),
         "key_secret": machine.store.hasher.secret,
         "trace": machine.trace.pack(),
@@ -233,7 +162,7 @@ def capture(machine: Machine, ahead: FlushSources) -> tuple[State, list[Spill]]:
         state["level"] = machine.level
     if machine.series.used:
         state["series"] = machine.series.pack()
-    return state, fresh
+    return state, ahead.take_spills()
 
 
 def add_spills(state: State, fresh: list[Spill]) -> None:

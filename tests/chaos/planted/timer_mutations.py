@@ -32,7 +32,8 @@ from timer.pending.runs.run_set import Runs
 from timer.pending.store import Store
 from timer.ready.group import Group
 from timer.recovery import manifest
-from timer.recovery.manifest import FlushSources, TopicsAhead
+from timer.recovery.capture_ahead import CaptureAhead
+from timer.recovery.manifest import FlushSources
 from timer.state import machine
 from timer.state.apply_results import CANCELLED, RESCHEDULED
 from timer.state.key_conflicts import Decision, Verdict, Verdicts, decide
@@ -189,13 +190,13 @@ def _capture_without_producers(machine: Machine, ahead: FlushSources) -> Any:
     return state, fresh
 
 
-_finish = TopicsAhead.finish
+_finish = CaptureAhead.finish
 
 
-def _finish_stale(self: TopicsAhead, machine: Machine) -> Any:
+def _finish_stale(self: CaptureAhead[Any, Any]) -> Any:
     """Write a topic into the manifest as it was when it was captured ahead."""
     self._changed.clear()
-    return _finish(self, machine)
+    return _finish(self)
 
 
 _group_state = manifest._group_state
@@ -563,7 +564,7 @@ MUTATIONS: Final = (
         {"storage"},
         40,
         "a restart from a manifest that was captured topic by topic",
-        patch(TopicsAhead, "finish", _finish_stale),
+        patch(CaptureAhead, "finish", _finish_stale),
         **_RESTARTS,
     ),
     _mutation(
