@@ -178,6 +178,14 @@ class Core:
         return self.tail.size(min(self.commit_index, self.durable_index), self.shape.last_index)
 
     @property
+    def sent_index(self) -> LogIndex:
+        """A leader has sent its log up to this index to enough followers for a majority."""
+        values: dict[ReplicaId, int] = {self.me: self.shape.last_index}
+        for peer, progress in self._progress.items():
+            values[peer] = progress.match if progress.searching else progress.next - 1
+        return LogIndex(reached(self._sets, values))
+
+    @property
     def bid_epoch(self) -> Epoch:
         """The epoch that this replica bids to lead; 0: none."""
         return self._bid.under.epoch if self._bid else Epoch(0)
@@ -498,11 +506,11 @@ class Core:
             return
         first = LogIndex(fetch.prev_index + 1)
         if first >= self.tail.first_index:
-            last = self.tail.span(first, self.conf.message_bytes)
+            last = self.tail.span(first, self.conf.fetch_bytes)
             self._answer_fetch(sender, fetch, last, None, out)
         elif self._fetch is None or self._fetch[1] != fetch:
             self._fetch = (sender, fetch)
-            out.read.append(self._read(sender, first))
+            out.read.append(self._read(sender, first, self.conf.fetch_bytes))
 
     def _answer_fetch(
         self,
@@ -565,7 +573,7 @@ class Core:
         for peer in self._peers():
             answer = bid.answers.get(peer)
             index = min(prev, answer.last_index) if answer else prev
-            self._progress[peer] = Progress(next=LogIndex(max(index, self.shape.base_index) + 1))
+            self._progress[peer] = self._fresh(LogIndex(max(index, self.shape.base_index) + 1))
 
     def _next_voters(self, proposed: Voters | None) -> Voters:
         """Return the voters from the next EPOCH entry on.
@@ -651,9 +659,12 @@ class Core:
                 # While searching, a heartbeat finds the common index without reading the disk.
                 if not progress.searching:
                     progress.read_log()
-                    out.read.append(self._read(peer, progress.next))
+                    limit = min(self.conf.message_bytes, progress.window // 2)
+                    out.read.append(self._read(peer, progress.next, limit))
                 break
-            limit = self.conf.probe_bytes if progress.searching else self.conf.message_bytes
+            limit = min(self.conf.message_bytes, progress.window // 2)
+            if progress.searching:
+                limit = self.conf.probe_bytes
             last = self.tail.span(progress.next, limit)
             size = self.tail.size(LogIndex(progress.next - 1), last)
             self._send_append(peer, progress, last, size, out)
@@ -679,7 +690,7 @@ class Core:
         )
         out.send.append(OutgoingMessage(peer, message))
 
-    def _read(self, peer: ReplicaId, first: LogIndex) -> Read:
+    def _read(self, peer: ReplicaId, first: LogIndex, limit: int) -> Read:
         # An entry outside memory is durable, so the log has it.
         end = LogIndex(min(self.tail.first_index, first + ENTRIES_MAX) - 1)
         last = min(self.durable_index, end)
@@ -688,7 +699,7 @@ class Core:
             f"entry {first} for replica {peer} was dropped; the log begins at"
             f" {self.shape.base_index + 1}"
         )
-        return Read(self.version, peer, first, last, self.conf.message_bytes)
+        return Read(self.version, peer, first, last, limit)
 
     def _on_loaded(self, event: Loaded, out: Effects) -> None:
         if event.version != self.version:
@@ -712,7 +723,7 @@ class Core:
         base = self.shape.base_index
         progress.met(answer.nonce, LogIndex(max(answer.prev_index, base) + 1))
         self.clock_samples[sender] = sample_of(wall_ms, answer, self._now)
-        progress.acked_ms = max(progress.acked_ms or answer.echo_ms, answer.echo_ms)
+        progress.answered(self._now, answer, self.conf)
         if answer.fenced_by > self.epoch:
             self._drain()
         if answer.conflict is not None:
@@ -724,13 +735,16 @@ class Core:
         )
         progress.matched(answer.matched_index, answer.durable_index, base)
 
+    def _fresh(self, first: LogIndex) -> Progress:
+        return Progress(next=first, window=self.conf.window_bytes_start)
+
     def _on_reconnected(self, peer: ReplicaId) -> None:
         self._met.add(peer)
         if self._role is Role.LEADER:
             progress = self._progress.get(peer)
             if progress is None:
                 # A new learner. It receives the log and counts in no majority.
-                progress = Progress(next=LogIndex(self.shape.last_index + 1))
+                progress = self._fresh(LogIndex(self.shape.last_index + 1))
                 self._progress[peer] = progress
             else:
                 progress.probe_from(LogIndex(max(progress.match, self.shape.base_index) + 1))

@@ -59,6 +59,8 @@ class Progress:
 
     next: LogIndex
     """First entry that was not sent yet; in PROBE and STRANDED the one after the probed index."""
+    window: int
+    """Maximum of `inflight_bytes`. It follows the time of messages to the follower and back."""
     match: LogIndex = LogIndex(0)
     """Up to this index the follower's disk holds the leader's entries."""
     state: FollowerState = _PROBE
@@ -67,6 +69,10 @@ class Progress:
     inflight: deque[tuple[LogIndex, int]] = field(default_factory=deque[tuple[LogIndex, int]])
     """(last index, bytes) of each append that the follower has not made durable."""
     inflight_bytes: int = 0
+    window_since_ms: MonoMs = MonoMs(0)
+    """Time of the window's last change."""
+    filled: bool = False
+    """The window was full since its last change."""
     sent_ms: MonoMs = MonoMs(0)
     acked_ms: MonoMs | None = None
     """Send time of the newest message that was answered. None: no answer came yet."""
@@ -91,7 +97,7 @@ class Progress:
         return (
             self.state is _REPLICATE
             and len(self.inflight) < conf.window_messages
-            and self.inflight_bytes < conf.window_bytes
+            and self.inflight_bytes < self.window
         )
 
     def probe_from(self, index: LogIndex) -> None:
@@ -120,7 +126,22 @@ class Progress:
         if self.state is _REPLICATE and last >= self.next:
             self.inflight.append((last, size))
             self.inflight_bytes += size
+            self.filled |= self.inflight_bytes >= self.window
             self.next = LogIndex(last + 1)
+
+    def answered(self, now_ms: MonoMs, answer: AppendAnswer, conf: ReplicationConfig) -> None:
+        """Record the time of an answer, and adapt the window to it."""
+        sent_ms = answer.echo_ms
+        self.acked_ms = max(self.acked_ms or sent_ms, sent_ms)
+        if sent_ms < self.window_since_ms:
+            return  # it shows the time in an earlier window
+        window, travelled = self.window, travelled_ms(answer, now_ms)
+        if travelled > conf.travel_ms_max:
+            window = max(window // 2, conf.window_bytes_min)
+        elif travelled <= conf.travel_ms_max // 2 and self.filled:
+            window = min(2 * window, conf.window_bytes)
+        if window != self.window:
+            self.window, self.window_since_ms, self.filled = window, now_ms, False
 
     def met(self, nonce: Nonce, index: LogIndex) -> None:
         """Record the follower's process. A new process may have lost entries of the earlier one's
@@ -277,8 +298,13 @@ def has_forgotten(heard: Message, promise: Promise) -> bool:
     return founded and not promise.epoch
 
 
+def travelled_ms(answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> int:
+    """Return how long a message and its answer, which has just arrived, were on their way."""
+    return max(now_ms - answer.echo_ms - answer.held_ms, 0)
+
+
 def sample_of(wall_ms: UnixMs, answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> ClockSample:
     """Return the reading of the sender's wall clock in an answer that has just arrived."""
-    travelled_ms = max(now_ms - answer.echo_ms - answer.held_ms, 0)
-    at_ms = MonoMs(now_ms - travelled_ms // 2)
-    return ClockSample(wall_ms, at_ms, (travelled_ms + 1) // 2)
+    travelled = travelled_ms(answer, now_ms)
+    at_ms = MonoMs(now_ms - travelled // 2)
+    return ClockSample(wall_ms, at_ms, (travelled + 1) // 2)

@@ -32,9 +32,16 @@ class ReplicationConfig:
     """Maximum of appends to one follower that are not durable there. Enough to hide one fsync; few
     enough that the waiting entries form one large message."""
     window_bytes: int = 16 << 20
-    """Maximum bytes of those appends."""
+    """Maximum bytes of those appends. Heartbeats queue behind them, so `Progress.window` is less
+    on a link that takes long for as much."""
+    window_bytes_start: int = 256 << 10
+    """Bytes of those appends while the speed of a link is unknown."""
+    window_bytes_min: int = 64 << 10
+    """Bytes of those appends on the slowest link."""
     message_bytes: int = 4 << 20
     """Target size of one append in bytes; a single entry may be larger."""
+    fetch_bytes: int = 1 << 20
+    """Target size in bytes of an answer to a fetch, which must arrive within `source_ms`."""
     probe_bytes: int = 64 << 10
     """Size in bytes of an append while the last common index is unknown: it may be refused."""
     cache_bytes: int = 32 << 20
@@ -59,6 +66,14 @@ class ReplicationConfig:
         largest = HEADER_SIZE + PAYLOAD_SIZE_MAX
         if self.uncommitted_bytes < largest:
             raise ConfigError("uncommitted_bytes", self.uncommitted_bytes, f"at least {largest}")
+
+    @property
+    def travel_ms_max(self) -> int:
+        """Time that a message and its answer may take before less is sent: a quarter of the lease.
+
+        The lease runs from the sending of a message that was answered.
+        """
+        return self.lease_ms // 4
 
     @property
     def guard_ms(self) -> int:

@@ -280,12 +280,14 @@ class Driver:
         self._pumping = False
 
     def _measure(self, now_ms: MonoMs) -> None:
-        """Record the progress of this disk and, on a leader, of the majority."""
+        """Record the progress of this disk and, on a leader, of the majority.
+
+        An entry's commit is measured from its sending on. Before, it may wait for the link.
+        """
         core = self.core
-        end = core.shape.last_index
-        self._on_disk.note(now_ms, core.durable_index, end)
+        self._on_disk.note(now_ms, core.durable_index, core.shape.last_index)
         if core.role is Role.LEADER:
-            self._committed.note(now_ms, core.commit_index, end)
+            self._committed.note(now_ms, core.commit_index, core.sent_index)
         else:
             self._committed = Latency()
 

@@ -290,6 +290,8 @@ class _Outbound:
         self._up = False
         self._waiting_since_s: float | None = None
         """Loop time of the first message that the peer has not answered. None: none was sent."""
+        self._written_s = 0.0
+        """Loop time of the last message."""
         self._more = asyncio.Event()
         self._complaint = ""
         """Why there is no stream, as last logged."""
@@ -418,10 +420,15 @@ class _Outbound:
             self._complaint = why
 
     def _check_silence(self) -> None:
-        """Raise TimeoutError if the peer has not answered for over SILENCE_S."""
+        """Raise TimeoutError if the peer has not answered for over SILENCE_S.
+
+        A pause of the messages begins the wait anew: some of them are never answered.
+        """
         now_s = asyncio.get_running_loop().time()
-        waiting_s = self._waiting_since_s
-        if waiting_s is None or self._transport.heard_s(self._peer) >= waiting_s:
+        waiting_s, written_s = self._waiting_since_s, self._written_s
+        self._written_s = now_s
+        heard_s = self._transport.heard_s(self._peer)
+        if waiting_s is None or heard_s >= waiting_s or now_s - written_s > SILENCE_S:
             self._waiting_since_s = now_s
         elif now_s - waiting_s > SILENCE_S:
             raise TimeoutError(f"nothing heard for {now_s - waiting_s:.1f} s")

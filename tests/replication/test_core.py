@@ -1,5 +1,6 @@
 """The protocol of one replica, as texts: tests/replication/scenarios."""
 
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,74 @@ def test_entries_that_are_not_committed_stay_in_memory_and_count() -> None:
         player.play(f"at {now_ms} from 2 answer 2:1:7 prev=5 durable=5 echo={now_ms}")
     assert len(player.core.tail) == 1
     assert player.core.uncommitted_bytes == SIZE
+
+
+class ThinLink:
+    """The way of a leader's messages to replica 2: one after the other, at so many bytes a ms."""
+
+    def __init__(self, core: Core, bytes_per_ms: float) -> None:
+        self.core, self.now_ms, self._bytes_per_ms = core, 0, bytes_per_ms
+        self._sizes = [0] * (core.shape.last_index + 1)
+        self._free_ms = 0.0
+        self._way: deque[tuple[float, Append]] = deque()
+        self.carried = 0
+
+    def step(self, now_ms: int, event: Event) -> None:
+        self.now_ms = now_ms
+        for out in self.core.step(MonoMs(now_ms), event).send:
+            if out.to == 2 and isinstance(out.message, Append):
+                prev, last = out.message.prev_index, out.message.last_index
+                size = 100 + sum(self._sizes[prev + 1 : last + 1])
+                self._free_ms = max(now_ms, self._free_ms) + size / self._bytes_per_ms
+                self._way.append((self._free_ms, out.message))
+
+    def propose(self, sizes: list[int]) -> None:
+        self.step(self.now_ms, Proposed(sizes))
+        self._sizes += sizes
+        self.step(self.now_ms, Tick())
+        self.step(self.now_ms, Durable(self.core.version, self.core.shape.last_index))
+
+    def deliver(self) -> None:
+        """Answer the messages that have arrived by now."""
+        while self._way and self._way[0][0] <= self.now_ms:
+            append = self._way.popleft()[1]
+            self.carried += sum(self._sizes[append.prev_index + 1 : append.last_index + 1])
+            answer = AppendAnswer(
+                under=append.under,
+                nonce=Nonce(20),
+                prev_index=append.prev_index,
+                matched_index=append.last_index,
+                durable_index=append.last_index,
+                conflict=None,
+                fenced_by=Epoch(0),
+                echo_ms=append.sent_ms,
+                held_ms=0,
+            )
+            self.step(self.now_ms, Received(ReplicaId(2), answer, UnixMs(0), []))
+
+
+@pytest.mark.parametrize("bytes_per_ms", [1_000, 6_250, 60_000])
+def test_leader_keeps_its_lease_while_more_is_proposed_than_a_link_carries(
+    bytes_per_ms: int,
+) -> None:
+    player = Player()
+    for line in (
+        "new log=1@1..5 promise=1:2:20",
+        "at 600 appointed 2 1",
+        "at 601 from 2 fence-answer 2:1:7 end=1:5",
+        "at 601 durable 6",
+        "at 602 from 2 answer 2:1:7 prev=5 durable=6 echo=601",
+    ):
+        player.play(line)
+    core = player.core
+    link = ThinLink(core, bytes_per_ms)
+    for now_ms in range(603, 10_603):
+        link.step(now_ms, Tick())
+        link.deliver()
+        assert core.lease_held(MonoMs(now_ms)), now_ms
+        if core.uncommitted_bytes < 24 << 20:
+            link.propose([30_000] * 20)
+    assert link.carried > 0.9 * 10_000 * bytes_per_ms
 
 
 class Player:
@@ -330,7 +399,7 @@ def _brief(message: Message) -> str:
 
 
 def test_a_leader_remembers_few_earlier_processes_of_a_follower() -> None:
-    progress = Progress(LogIndex(1))
+    progress = Progress(LogIndex(1), window=ReplicationConfig().window_bytes)
     for nonce in range(1, 1_000):
         progress.met(Nonce(nonce), LogIndex(1))
     assert len(progress.retired) == RETIRED_MAX

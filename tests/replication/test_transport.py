@@ -6,6 +6,7 @@ Also the ends of a stream to a peer.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest import mock
 
 import grpc
 import pytest
@@ -265,3 +266,17 @@ async def test_stop_ends_a_stream_that_has_just_broken() -> None:
     await until(lambda: bool(stopping))
     done, _ = await asyncio.wait(stopping, timeout=DEADLINE_S)
     assert done
+
+
+async def test_peer_is_silent_only_while_messages_go_to_it(transport: Transport) -> None:
+    outbound = transport._out["n2"]
+    with mock.patch.object(asyncio.get_running_loop(), "time") as time:
+        for at_s in (100.0, 101.0):
+            time.return_value = at_s
+            outbound._check_silence()
+        for at_s in (160.0, 161.5):  # what was sent before needed no answer
+            time.return_value = at_s
+            outbound._check_silence()
+        time.return_value = 162.5
+        with pytest.raises(TimeoutError, match=r"2\.5 s"):
+            outbound._check_silence()

@@ -134,7 +134,7 @@ class _LeadAgainAfterRestart(Core):
         self._bid, self._role, self.leader = None, Role.LEADER, self.me
         self._led_ms, self._start_index = self._now, self.shape.last_start
         last = LogIndex(self.shape.last_index + 1)
-        self._progress = {peer: Progress(next=last) for peer in self._peers()}
+        self._progress = {peer: self._fresh(last) for peer in self._peers()}
 
 
 class _TrustOldProcess(Core):
