@@ -71,17 +71,22 @@ class FairQueue:
     def fired(self, took_s: float) -> None:
         """Note that a FIRE was committed `took_s` seconds after its append.
 
-        If there is one caller, only its own timers are late, and the window stays.
+        If there is one caller, only its own timers are late, and the window stays. The time of a
+        late FIRE does not widen it: on a full link between nodes that time is seconds.
         """
         if took_s > LATE_S and len(self._present) > 1:
-            narrowed = min(self.window, self._used) / 2
-            self._window, self._at_s = max(float(WINDOW_MIN), narrowed), self._clock()
+            now_s = self._clock()
+            narrowed = min(self._window_at(now_s - took_s), self._used) / 2
+            self._window, self._at_s = max(float(WINDOW_MIN), narrowed), now_s
         self._let_in()
 
     @property
     def window(self) -> float:
         """Highest weight of the requests that are worked on at a time, if there are several."""
-        doublings = min(32.0, (self._clock() - self._at_s) / WIDEN_S)
+        return self._window_at(self._clock())
+
+    def _window_at(self, time_s: float) -> float:
+        doublings = min(32.0, max(0.0, time_s - self._at_s) / WIDEN_S)
         return min(float(WINDOW_MAX), self._window * 2**doublings)
 
     @property

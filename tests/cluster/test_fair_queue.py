@@ -99,6 +99,17 @@ async def test_a_lone_caller_is_not_slowed_for_its_own_timers(play: Play) -> Non
     assert play.queue.window == WINDOW_MAX, "who has left counts no more"
 
 
+async def test_each_late_fire_halves_the_window_however_long_it_takes(play: Play) -> None:
+    await play.send("a", *range(4_000, 4_016))
+    windows = []
+    for _ in range(4):
+        play.clock.now_s += 2.0
+        play.queue.fired(2.0)
+        windows.append(play.queue.window)
+    total = sum(range(4_000, 4_016))
+    assert windows == [total / 2, total / 4, total / 8, total / 16]
+
+
 async def test_a_late_fire_halves_the_work_and_each_second_doubles_it(play: Play) -> None:
     await play.send("a", 4_000, 4_001)
     play.narrow()
