@@ -71,8 +71,12 @@ class Progress:
     inflight_bytes: int = 0
     window_since_ms: MonoMs = MonoMs(0)
     """Time of the window's last change."""
-    filled: bool = False
-    """The window was full since its last change."""
+    filled_ms: MonoMs | None = None
+    """Time at which the window was first full since its last change. None: it was not."""
+    idle_sent_ms: MonoMs | None = None
+    """Send time of the last heartbeat with no entries in flight. None: it was answered."""
+    idle_travel_ms: int | None = None
+    """Time of such a heartbeat and its answer on their way, or of a quicker message since."""
     sent_ms: MonoMs = MonoMs(0)
     acked_ms: MonoMs | None = None
     """Send time of the newest message that was answered. None: no answer came yet."""
@@ -123,25 +127,34 @@ class Progress:
     def sent(self, now_ms: MonoMs, last: LogIndex, size: int) -> None:
         """Record an append of the entries [next, last], `size` bytes in all."""
         self.sent_ms, self.waiting = now_ms, True
+        if not size and not self.inflight:
+            self.idle_sent_ms = now_ms
         if self.state is _REPLICATE and last >= self.next:
             self.inflight.append((last, size))
             self.inflight_bytes += size
-            self.filled |= self.inflight_bytes >= self.window
+            if self.filled_ms is None and self.inflight_bytes >= self.window:
+                self.filled_ms = now_ms
             self.next = LogIndex(last + 1)
 
     def answered(self, now_ms: MonoMs, answer: AppendAnswer, conf: ReplicationConfig) -> None:
         """Record the time of an answer, and adapt the window to it."""
         sent_ms = answer.echo_ms
         self.acked_ms = max(self.acked_ms or sent_ms, sent_ms)
+        travelled = travelled_ms(answer, now_ms)
+        if sent_ms == self.idle_sent_ms:
+            self.idle_sent_ms, self.idle_travel_ms = None, travelled
+        elif self.idle_travel_ms is None or travelled < self.idle_travel_ms:
+            self.idle_travel_ms = travelled
         if sent_ms < self.window_since_ms:
             return  # it shows the time in an earlier window
-        window, travelled = self.window, travelled_ms(answer, now_ms)
-        if travelled > conf.travel_ms_max:
+        window, queued_ms = self.window, travelled - self.idle_travel_ms
+        was_full = self.filled_ms is not None and sent_ms > self.filled_ms
+        if queued_ms > conf.queued_ms_max:
             window = max(window // 2, conf.window_bytes_min)
-        elif travelled <= conf.travel_ms_max // 2 and self.filled:
+        elif was_full and queued_ms <= conf.queued_ms_max // 2:
             window = min(2 * window, conf.window_bytes)
         if window != self.window:
-            self.window, self.window_since_ms, self.filled = window, now_ms, False
+            self.window, self.window_since_ms, self.filled_ms = window, now_ms, None
 
     def met(self, nonce: Nonce, index: LogIndex) -> None:
         """Record the follower's process. A new process may have lost entries of the earlier one's

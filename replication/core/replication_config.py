@@ -68,8 +68,8 @@ class ReplicationConfig:
             raise ConfigError("uncommitted_bytes", self.uncommitted_bytes, f"at least {largest}")
 
     @property
-    def travel_ms_max(self) -> int:
-        """Time that a message and its answer may take before less is sent: a quarter of the lease.
+    def queued_ms_max(self) -> int:
+        """Time that a message may wait behind others before less is sent: a quarter of the lease.
 
         The lease runs from the sending of a message that was answered.
         """
