@@ -95,7 +95,7 @@ class CommandOutcome(enum.StrEnum):
     NOT_NOW = "not now"
     """The command was not tried; it may become possible soon."""
     FAILED = "failed"
-    """The command was tried; it changed nothing, and certainly will not later."""
+    """The command was tried without success, and certainly has none later."""
     UNKNOWN = "unknown"
     """The command may have been applied, or may be applied later."""
 
@@ -105,7 +105,7 @@ class TransferAnswer:
     """The answer to an operator's request for another leader or other voters."""
 
     outcome: CommandOutcome
-    """OK: the leader serves, or the new voters are proposed."""
+    """OK: the requested leader serves, or the new voters are proposed."""
     why: str
     """The reason, in words."""
     changed: bool = True
@@ -311,7 +311,8 @@ class ControlPlane:
         """Request the appointment of `target`; None: of the best voter except the present leader.
 
         The target catches up first, while the leader serves. The answer comes when the target
-        serves.
+        serves; of None, when any other node than the present leader serves. It is FAILED, and names
+        the node that was appointed instead, if the target ended or was refused before.
         """
         return await self._request(TransferAsked(target), (target,))
 
@@ -430,24 +431,39 @@ class ControlPlane:
             return TransferAnswer(outcome, refusal.why)
         if effects.propose is None:
             return TransferAnswer(CommandOutcome.OK, effects.reason, changed=False)
+        before = self._state.leader
         outcome = await self._propose(effects.propose)
         if outcome is not CommandOutcome.OK:
             return TransferAnswer(outcome, f"{effects.reason}: {outcome}")
-        if isinstance(asked, TransferAsked):
-            return await self._served(effects)
-        return TransferAnswer(outcome, effects.reason)
+        if not isinstance(asked, TransferAsked):
+            return TransferAnswer(outcome, effects.reason)
 
-    async def _served(self, effects: ControllerEffects) -> TransferAnswer:
-        """Wait until the appointed leader serves, SERVE_DEADLINE_S at most."""
+        def is_requested(leader: ReplicaId | None) -> bool:
+            return leader != before if asked.target is None else leader == asked.target
+
+        return await self._served(effects, is_requested)
+
+    async def _served(
+        self, effects: ControllerEffects, is_requested: Callable[[ReplicaId | None], bool]
+    ) -> TransferAnswer:
+        """Wait until a requested leader serves, SERVE_DEADLINE_S at most.
+
+        The appointed one may end or be refused before it serves. A later appointment of a requested
+        leader counts. One of another leader ends the wait.
+        """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + SERVE_DEADLINE_S
         assert isinstance(effects.propose, Appoint), effects
-        while self._controller.served_epoch < effects.propose.epoch:
+        while is_requested(self._state.leader):
+            if self._controller.served_epoch >= effects.propose.epoch:
+                return TransferAnswer(CommandOutcome.OK, effects.reason)
             if loop.time() >= until_s:
                 why = f"{effects.reason}: not seen serving within {SERVE_DEADLINE_S:g} s"
                 return TransferAnswer(CommandOutcome.UNKNOWN, why)
             await asyncio.sleep(SERVED_POLL_S)
-        return TransferAnswer(CommandOutcome.OK, effects.reason)
+        name = self._state.name_of(self._state.leader) or "another replica"
+        why = f" ({self._state.why})" if self._state.why else ""
+        return TransferAnswer(CommandOutcome.FAILED, f"{name} was appointed instead{why}")
 
     async def _submit(self, command: Command) -> CommandOutcome:
         """Return the outcome of `command`, after COMMAND_DEADLINE_S at most."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from cluster.control.control_plane import CommandOutcome
+from cluster.control.control_plane import CommandOutcome, ControlPlane, TransferAnswer
 from cluster.control.control_state import ControlState
 from cluster.node.build import build
 from cluster.settings.config import NodeConfig
@@ -234,7 +234,7 @@ class Node:
         The wait ends when no other node is left, and at the timeout of the drain.
         """
         control, replica = self._parts.control, self._parts.replica
-        asked = asyncio.ensure_future(control.request_transfer(None))
+        asked = asyncio.ensure_future(_transferred(control))
         try:
             while not asked.done() and not control.is_alone:  # noqa: ASYNC110
                 await asyncio.sleep(DRAIN_POLL_S)
@@ -249,3 +249,10 @@ class Node:
         finally:
             asked.cancel()
         await replica.release()
+
+
+async def _transferred(control: ControlPlane) -> TransferAnswer:
+    """Return the answer to a transfer, repeated while this node is appointed again instead."""
+    while (answer := await control.request_transfer(None)).outcome is CommandOutcome.FAILED:  # noqa: ASYNC110
+        await asyncio.sleep(DRAIN_POLL_S)
+    return answer

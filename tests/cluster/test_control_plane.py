@@ -428,6 +428,56 @@ def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up
     run(scenario, tmp_path, log_ends=ends)
 
 
+@pytest.mark.parametrize(
+    ("names_target", "is_drained", "wanted"),
+    [
+        (True, False, CommandOutcome.FAILED),
+        (False, False, CommandOutcome.FAILED),
+        (False, True, CommandOutcome.OK),  # another node leads: that is what was requested
+    ],
+)
+def test_transfer_whose_appointee_ends_before_it_serves_is_not_told_as_done(
+    names_target: bool,
+    is_drained: bool,
+    wanted: CommandOutcome,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_plane, "SERVE_DEADLINE_S", DEADLINE_S)
+
+    async def scenario(cluster: Cluster) -> None:
+        controller, leader = await apart(cluster), cluster.leader
+        [other] = VOTERS.keys() - {controller, leader}
+        plane = cluster.nodes[controller].plane
+        old, appointee = cluster.nodes[leader], cluster.nodes[other]
+        old.report = replace(old.report, accepts=not is_drained)
+        old.plane.report_now()
+        known = plane._controller._nodes
+        await until(
+            lambda: all(known[each.name].report == each.report for each in (old, appointee)),
+            "known",
+        )
+        ending: list[asyncio.Task[None]] = []
+
+        def end_if_appointed(state: ControlState) -> None:
+            if state.leader == VOTERS[other] and not ending:
+                ending.append(asyncio.create_task(cluster.stop(other)))
+
+        monkeypatch.setattr(appointee.plane, "_on_state", end_if_appointed)
+        answer = await plane.request_transfer(VOTERS[other] if names_target else None)
+        assert answer.outcome is wanted
+        assert ending
+        now = plane.state.name_of(plane.state.leader)
+        assert now == (controller if is_drained else leader)
+        if wanted is CommandOutcome.OK:
+            assert cluster.nodes[controller].report.serving
+        else:
+            assert answer.why == f"{leader} was appointed instead ({other}: its link broke)"
+        await ending[0]
+
+    run(scenario, tmp_path)
+
+
 def test_asking_a_controller_that_ends_says_so_when_its_link_breaks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

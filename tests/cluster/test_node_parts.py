@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2
 
-from cluster.control.control_plane import CommandOutcome
+from cluster.control.control_plane import CommandOutcome, TransferAnswer
 from cluster.control.control_state import ControlState
 from cluster.control.replica_report import ReportSource
 from cluster.node import build, checkpoint_publisher, digest_comparison
@@ -292,6 +292,24 @@ async def test_leader_that_stops_waits_for_no_successor_when_it_is_the_last_node
     async with asyncio.timeout(30):
         await resigning
     assert released == [True]
+
+
+async def test_leader_that_stops_and_is_appointed_again_requests_another_transfer() -> None:
+    answers = [CommandOutcome.FAILED, CommandOutcome.OK]
+    released = []
+
+    async def request_transfer(target: None) -> TransferAnswer:
+        return TransferAnswer(answers.pop(0), "n1 was appointed instead")
+
+    async def release() -> None:
+        released.append(len(answers))
+
+    control = SimpleNamespace(is_alone=False, request_transfer=request_transfer)
+    replica = SimpleNamespace(serving=False, release=release)
+    node: Any = SimpleNamespace(_parts=SimpleNamespace(control=control, replica=replica))
+    async with asyncio.timeout(30):
+        await Node._resign(node)
+    assert released == [0]
 
 
 async def test_task_that_ends_by_a_cancel_that_nothing_asked_for_is_fatal() -> None:

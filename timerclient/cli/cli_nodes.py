@@ -291,9 +291,9 @@ class NodeCommands(Commands):
         """Transfer the leadership. If the node is the leader already, nothing changes."""
         with self._connect(args) as client:
             moved = client.transfer(args.node or "")
-            target = args.node or _leader(client)
-        document = {"transferred": moved, "target": target or None}
-        to = target or "another node"
+            leader = _leader(client) or args.node
+        document = {"transferred": moved, "target": leader or None}
+        to = leader or "another node"
         self._put(
             args, document, f"transferred to {to}" if moved else f"{to} is the leader already"
         )
