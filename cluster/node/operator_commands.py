@@ -15,7 +15,6 @@ from timer.model.timer_errors import (
     UNSHOWN,
     AlreadyExistsError,
     CommitTimeoutError,
-    EngineError,
     InvalidRequestError,
     NotLeaderError,
     NotReadyError,
@@ -55,7 +54,8 @@ class OperatorCommands:
     async def drain(self, *, undo: bool, holder: str = "") -> bool:
         """Drain this node, or undo it. Return whether the node gave the leadership away.
 
-        Drains run one after another. `holder`: excludes other holders; empty: none.
+        Drains run one after another. `holder`: excludes other holders; empty: none. If the call is
+        cancelled, this node is as before.
 
         Raises:
             AlreadyExistsError: another holder has drained this node.
@@ -73,7 +73,7 @@ class OperatorCommands:
             self._drain_holder = holder if before is None else before
             try:
                 return await self._give_leadership_away()
-            except EngineError:
+            except BaseException:  # also if the call is cancelled
                 self._drain_holder = before
                 raise
 

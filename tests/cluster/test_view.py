@@ -414,6 +414,18 @@ async def test_drain_whose_transfer_fails_leaves_the_drain_that_came_after_it(
     assert world.node.drained
 
 
+async def test_drain_that_its_client_cancels_leaves_the_node_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Drained(monkeypatch)
+    drain = await world.begin("a")
+    assert world.node.drained
+    drain.cancel()
+    await asyncio.wait({drain})
+    assert drain.cancelled()
+    assert not world.node.drained
+
+
 async def test_nodes_that_are_drained_at_the_same_time_do_not_all_stay_drained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
