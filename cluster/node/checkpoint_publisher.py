@@ -47,8 +47,7 @@ class CheckpointPublisher:
         while True:
             await next_round(self._round_s)
             await self._snapshots.expire()
-            if self._host.leader is not None:
-                await self._publish_members()
+            await self._publish_members()
             await self._publish_checkpoint()
 
     async def _publish_checkpoint(self) -> None:
@@ -70,8 +69,14 @@ class CheckpointPublisher:
             await self._judge(checkpoint.index, checkpoint.digest)
 
     async def _publish_members(self) -> None:
-        """Publish the committed voters if the control plane has others."""
-        state = self._control.state
+        """Publish the committed voters if the control plane has others, or a decided proposal.
+
+        A leader that serves the appointed epoch has committed its EPOCH entry. The proposal is in
+        force since then, or the log refused it.
+        """
+        state, leader = self._control.state, self._host.leader
+        if leader is None:
+            return
         known = {replica: name for name, replica in state.voters.items()}
         for name, replica in (state.proposed or {}).items():
             known.setdefault(replica, name)
@@ -80,5 +85,5 @@ class CheckpointPublisher:
         named = {name: voter for voter, name in names.items() if name is not None}
         if len(named) < len(voters):
             return  # a voter without a name has not connected yet
-        if named != state.voters or (state.proposed is not None and named == state.proposed):
-            await self._control.publish_members(self._replica.epoch, named)
+        if named != state.voters or (state.proposed is not None and leader.epoch == state.epoch):
+            await self._control.publish_members(leader.epoch, named)

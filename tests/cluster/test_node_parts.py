@@ -191,11 +191,11 @@ def publisher_of(plane: Plane, names: dict[ReplicaId, str], judged: list[LogInde
         object.__setattr__(checkpoint, name, value)
     machine = SimpleNamespace(checkpoint=checkpoint, voters=(A, B))
     host: Any = SimpleNamespace(
-        leader=object(),
+        leader=SimpleNamespace(epoch=Epoch(4)),
         engine=SimpleNamespace(machine=machine),
         now=lambda: SimpleNamespace(clock_ms=5),
     )
-    replica: Any = SimpleNamespace(name_of=names.get, epoch=Epoch(4))
+    replica: Any = SimpleNamespace(name_of=names.get)
 
     async def judge(index: LogIndex, _: str) -> None:
         judged.append(index)
@@ -241,7 +241,7 @@ async def test_idle_snapshots_are_unpinned_on_every_node_and_voters_published_by
     publisher._snapshots = SimpleNamespace(expire=expire)
     monkeypatch.setattr(checkpoint_publisher, "next_round", pause)
     for leads in (True, False):
-        publisher._host.leader = object() if leads else None
+        publisher._host.leader = SimpleNamespace(epoch=Epoch(4)) if leads else None
         expired.clear()
         rounds = [1, 2]
         with pytest.raises(asyncio.CancelledError):
@@ -256,7 +256,9 @@ async def test_idle_snapshots_are_unpinned_on_every_node_and_voters_published_by
         ({A: "a", B: "b"}, {"voters": {"a": A}}, True),
         ({A: "a", B: "b"}, {"voters": {"a": A, "b": B}}, False),
         ({A: "a"}, {"voters": {"a": A, "c": C}}, False),  # the name of B is unknown
-        ({A: "a"}, {"voters": {"a": A, "b": B}, "proposed": {"a": A, "b": B}}, True),
+        # A proposal that this epoch's leader has decided, and one that awaits its next epoch:
+        ({}, {"epoch": 4, "voters": {"a": A, "b": B}, "proposed": {"a": A}}, True),
+        ({}, {"epoch": 5, "voters": {"a": A, "b": B}, "proposed": {"a": A}}, False),
     ],
 )
 async def test_voters_are_published_if_all_have_names_and_the_control_plane_has_others(
