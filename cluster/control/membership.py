@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from replication.core.quorum import VOTERS_MAX
+from replication.core.quorum import VOTERS_MAX, Voters
 from timer.model.units import Epoch, LogIndex, ReplicaId
 
 LAG_MAX: Final = 1_000
@@ -96,3 +96,17 @@ def planned(
         names = ", ".join(silent)
         return MembershipRefusal(f"no majority: {names} of the new voters would not answer")
     return after
+
+
+def still_one_change(
+    proposed: Mapping[str, ReplicaId], published: Mapping[str, ReplicaId], log: Voters
+) -> bool:
+    """Return whether no voter of the log is replaced under another name.
+
+    The controller plans from the published voters. The log has other ones while a leader has ended
+    after its change was committed, and before it published the voters. A node to add would then
+    take the vote of the node that was added.
+    """
+    names = {replica: name for name, replica in published.items()}
+    added, removed = set(proposed.values()) - log, log - set(proposed.values())
+    return not added or all(names.get(replica) in proposed for replica in removed)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from cluster.control.control_plane import CommandOutcome, ControlPlane, TransferAnswer
 from cluster.control.control_state import ControlState
+from cluster.control.membership import still_one_change
 from cluster.node.build import build
 from cluster.settings.config import NodeConfig
 from replication.core.core_events import Role
@@ -173,8 +174,9 @@ class Node:
         if state.leader is not None and not (self._stopping and mine):
             if mine:
                 self._parts.promotions.appointed(state.epoch)
-            proposed = state.proposed
-            voters = frozenset(proposed.values()) if proposed is not None else None
+            proposed, voters = state.proposed, None
+            if proposed is not None and still_one_change(proposed, state.voters, replica.voters):
+                voters = frozenset(proposed.values())
             replica.appointed(state.epoch, state.leader, voters, state.level)
         self._parts.digests.compare(state.checkpoint)
         self._parts.view.note_leader(state)

@@ -269,6 +269,38 @@ async def test_voters_are_published_if_all_have_names_and_the_control_plane_has_
     assert plane.members == ([(4, {"a": A, "b": B})] if published else [])
 
 
+@pytest.mark.parametrize(
+    ("published", "proposed", "log", "is_passed"),
+    [
+        ({"a": A, "b": B}, {"a": A, "b": B, "c": C}, {A, B}, True),
+        ({"a": A, "b": B}, {"a": A}, {A, B}, True),
+        ({"a": A, "b": B}, {"a": A, "b": C}, {A, B}, True),  # under the same name
+        # The leader that added b ended before it published that; so did the one that removed c.
+        ({"a": A}, {"a": A, "c": C}, {A, B}, False),
+        ({"a": A, "b": B}, {"a": A, "c": C}, {A, B}, False),  # published since the plan
+        ({"a": A, "b": B, "c": C}, {"a": A, "c": C}, {A, B}, False),
+    ],
+)
+def test_proposal_planned_without_a_voter_of_the_log_is_not_passed_on(
+    published: dict[str, ReplicaId],
+    proposed: dict[str, ReplicaId],
+    log: set[ReplicaId],
+    is_passed: bool,
+) -> None:
+    passed: list[frozenset[ReplicaId] | None] = []
+
+    def appointed(_: Epoch, __: ReplicaId, voters: frozenset[ReplicaId] | None, ___: int) -> None:
+        passed.append(voters)
+
+    replica = SimpleNamespace(replica_id=B, voters=frozenset(log), appointed=appointed)
+    ignored = SimpleNamespace(compare=lambda _: None, note_leader=lambda _: None)
+    parts = SimpleNamespace(replica=replica, digests=ignored, view=ignored)
+    node: Any = SimpleNamespace(_parts=parts, _stopping=False)
+    state = ControlState(epoch=Epoch(4), leader=A, voters=published, proposed=proposed)
+    Node.on_control_state(node, state)
+    assert passed == [frozenset(proposed.values()) if is_passed else None]
+
+
 # ---- the end
 
 
