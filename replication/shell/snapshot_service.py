@@ -32,6 +32,7 @@ from isal import isal_zlib
 from replication.core.promise import Promise
 from replication.proto import snapshot_pb2 as pb
 from replication.shell.send_rate import SendRate
+from replication.shell.task_failures import failure_of
 from replication.shell.transport import Identify
 from timer.model.timer_errors import FileDamage, NotReadyError
 from timer.model.units import LogIndex, MonoMs
@@ -180,8 +181,12 @@ class Snapshots:
 
         task = asyncio.create_task(to_end())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        failure_of(task)  # `to_end` has processed it: asyncio logs an exception that no call takes
 
     async def _fetch(self, data: bytes, context: _Context) -> AsyncIterator[bytes]:
         try:

@@ -1,11 +1,13 @@
 """Snapshots over gRPC: offered by leaders alone, resumed, checked, refused when wrong."""
 
 import asyncio
+import gc
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -19,7 +21,12 @@ from replication.shell.snapshot_service import FETCH, Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
 from timer.files.disk import Disk, RealDisk
-from timer.model.timer_errors import CorruptFileError, FileDamage, UnreadableFileError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    FileDamage,
+    NotReadyError,
+    UnreadableFileError,
+)
 from timer.model.units import Epoch, LogIndex, MonoMs, Nonce, ReplicaId
 from timer.recovery import snapshot_receiver, snapshot_source
 from timer.recovery.engine import Engine
@@ -381,6 +388,29 @@ async def test_manifest_that_an_asker_wanted_is_written_without_it(tmp_path: Pat
         source.may_flush.set()
         await soon(lambda: source.outgoing.pinned)
     assert source.flushes == 1
+
+
+async def test_refusal_of_an_offer_whose_asker_has_gone_is_not_logged_as_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: LogIndex) -> Snapshot:
+        raise NotReadyError("no manifest yet")
+
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    async with Source(tmp_path / "a", flushed=False).served() as source:
+        monkeypatch.setattr(source.outgoing, "offer", refuse)
+        source.may_flush.clear()
+        asked, context = pb.SnapshotOpen(version=1, cluster_id="c", name="n2"), AsyncMock()
+        opening = asyncio.ensure_future(source.snapshots._open(asked.SerializeToString(), context))
+        await soon(lambda: source.flushes)
+        opening.cancel()
+        await asyncio.wait({opening})
+        del opening
+        source.may_flush.set()
+        await soon(lambda: not source.snapshots._tasks)
+        gc.collect()  # a task tells then that its exception was never retrieved
+    assert (complaints, source.fatal) == ([], [])
 
 
 async def test_only_a_snapshot_beyond_what_is_known_is_fetched(tmp_path: Path) -> None:
