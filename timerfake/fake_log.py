@@ -152,8 +152,10 @@ class MemoryLog:
         """Return True: no other node can lead."""
         return True
 
-    async def synced(self, index: LogIndex) -> None:
-        """Return at once: there is no disk."""
+    async def synced(self, index: LogIndex) -> bool:
+        """Return True at once: there is no disk."""
+        del index
+        return True
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
         """Drop nothing: `cached` bounds the log."""

@@ -58,8 +58,8 @@ class HostLog(Protocol):
     def lease_held(self) -> bool:
         """Whether this node's leadership is certain at this moment."""
 
-    async def synced(self, index: LogIndex) -> None:
-        """Return when the log is on this disk up to the applied `index`."""
+    async def synced(self, index: LogIndex) -> bool:
+        """Wait until the log is on this disk up to the applied `index`. False: it never will be."""
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
         """This node's restart does not need entries below `index`; keep some for the others."""
@@ -221,8 +221,8 @@ class LoopIo:
         """See StateIo."""
 
         async def wait() -> None:
-            await self._log.synced(index)
-            done()
+            if await self._log.synced(index):
+                done()
 
         self._spawn(wait())
 

@@ -124,8 +124,8 @@ class Replica:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="log-writer")
         self._orders: list[Order] = []
         self._writing = self._stopped = False
-        self._syncs: asyncio.Future[None] | None = None
-        """Set by the next sync. None: no call waits for a sync."""
+        self._sync_ended = asyncio.Event()
+        """Wakes the calls that wait for a sync; stays set once this replica is silent."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms: MonoMs | None = None
         self._wake_ms: MonoMs | None = None
@@ -147,6 +147,7 @@ class Replica:
     async def fall_silent(self) -> None:
         """Stop receiving and sending. Afterwards this replica acknowledges nothing."""
         self._stopped = True
+        self._sync_ended.set()
         if self._alarm is not None:
             self._alarm.cancel()
         await self._transport.stop()
@@ -232,11 +233,14 @@ class Replica:
         """See `Log.check_active`. Call on a thread: this blocks."""
         self._log.check_active()
 
-    async def synced(self, index: LogIndex) -> None:
-        """Return once this disk has the log up to `index`, which is committed."""
-        while self._core.durable_index < index:
-            self._syncs = self._syncs or self._loop.create_future()
-            await self._syncs
+    async def synced(self, index: LogIndex) -> bool:
+        """Wait until this disk has the log up to `index`, which is committed.
+
+        Return False if this replica falls silent before.
+        """
+        while self._core.durable_index < index and not self._stopped:
+            await self._sync_ended.wait()
+        return self._core.durable_index >= index
 
     def drop_before(self, index: LogIndex, *, keep: bool = True) -> None:
         """Drop log entries below `index`. This node's restart does not need them.
@@ -414,9 +418,8 @@ class Replica:
         else:
             self._writing = False
         self._driver.handle(Durable(version, index))
-        if self._syncs is not None:
-            self._syncs.set_result(None)
-            self._syncs = None
+        self._sync_ended.set()
+        self._sync_ended.clear()
 
     def _in_writer(self, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
         def finished(result: _T) -> None:

@@ -66,9 +66,9 @@ class Follower:
     def lease_held(self) -> bool:
         return False
 
-    async def synced(self, index: LogIndex) -> None:
+    async def synced(self, index: LogIndex) -> bool:
         assert index <= len(self.log.entries)
-        await self.on_disk.wait()
+        return await self.on_disk.wait()
 
     def drop_before(self, index: LogIndex, *, keep: bool) -> None:
         assert keep == self.plenty

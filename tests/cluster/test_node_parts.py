@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -344,6 +345,15 @@ async def test_leader_that_stops_and_is_appointed_again_requests_another_transfe
     async with asyncio.timeout(30):
         await Node._resign(node)
     assert released == [0]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_stop_flushes_if_the_replica_has_not_fallen_silent(silent: bool) -> None:
+    host = SimpleNamespace(leader=None, drain=AsyncMock(), flush=AsyncMock())
+    parts = SimpleNamespace(host=host, replica=SimpleNamespace(silent=silent))
+    node: Any = SimpleNamespace(_parts=parts)
+    await Node._drain(node)
+    assert host.flush.await_count == (not silent)
 
 
 async def test_task_that_ends_by_a_cancel_that_nothing_asked_for_is_fatal() -> None:

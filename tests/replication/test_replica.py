@@ -290,8 +290,12 @@ async def test_replica_that_fell_silent_acknowledges_nothing(cluster: Cluster) -
     await until(lambda: one.leads == [1])
     await until(one.replica.lease_held)
     await two.stop()
-    await three.replica.fall_silent()
     ended = three.replica.last_index
+    flushing = asyncio.create_task(three.replica.synced(LogIndex(ended + 1)))
+    await asyncio.sleep(0)
+    await three.replica.fall_silent()
+    async with asyncio.timeout(DEADLINE_S):
+        assert not await flushing
     index = propose(one, b"alone")
     cluster.ahead_ms += CONF.lease_ms
     await until(lambda: not one.replica.lease_held())
