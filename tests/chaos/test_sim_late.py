@@ -61,6 +61,21 @@ def test_what_a_pause_makes_late_would_be_found_without_that_excuse() -> None:
         world.run(10)
 
 
+def test_clocks_that_are_set_forward_together_take_the_clusters_along_and_make_nothing_late() -> (
+    None
+):
+    world = world_of(3)
+
+    def set_clocks() -> None:
+        for node in world.nodes:
+            node.set_clock(jump_ms=3_600_000)
+
+    world.timeline.after(PAUSED_US, set_clocks)
+    world.run(10)
+    ahead_ms = [app.clock_ms() - app.node.wall_ms() for app in world.town.apps()]
+    assert min(ahead_ms) > 3_500_000, "the end of the run has set the clocks right"
+
+
 def test_world_is_not_steady_before_the_application_of_its_leader_leads() -> None:
     world = world_of(3)
     world.run(10)

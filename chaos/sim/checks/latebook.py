@@ -70,10 +70,11 @@ class LateBook:
         """Judge the timers that fire, as the leader applies the entry at its `clock_ms`."""
         now_us = app.node.world.timeline.now_us
         steady_ms = (now_us - self.steady_us) // 1_000
+        jumped = abs(clock_ms - now_us // 1_000 - self._shift_ms) > SHIFT_MS  # since the last look
         for topic, rows in applied.fired:
             for due_ms, seq in zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True):
                 since_ms = self.fates.since_ms.get(seq)
-                if since_ms is None or steady_ms <= 0:
+                if since_ms is None or steady_ms <= 0 or jumped:
                     continue
                 late_ms = min(clock_ms - max(due_ms, since_ms, self.limited_ms), steady_ms)
                 self.judged += 1

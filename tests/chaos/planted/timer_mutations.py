@@ -129,10 +129,11 @@ def _first_share(applied: Any, rows: slice) -> Any:
 # ---- time
 
 
-def _fastest(self: ClusterClock, now: int, boot_ms: Any) -> int:
+def _fastest(self: ClusterClock, now: int, boot_ms: Any) -> tuple[int, int]:
     """Use the clock that is ahead of all others in place of the median."""
-    offsets = [each.offset_halves for each in self._counting(boot_ms)]
-    return max(offsets) + 2 * boot_ms - now if offsets else 0
+    offsets = [each.offset_halves for each in self._counting(boot_ms).values()]
+    error = max(offsets) + 2 * boot_ms - now if offsets else 0
+    return error, error
 
 
 _fire = Leader._fire
@@ -517,7 +518,7 @@ MUTATIONS: Final = (
         {"clock"},
         30,
         "a wrong clock",
-        patch(ClusterClock, "_error", _fastest),
+        patch(ClusterClock, "_errors", _fastest),
         faults=("clock",),
         nodes=5,
         fault_gap_ms=10_000,

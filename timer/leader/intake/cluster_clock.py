@@ -11,7 +11,8 @@ boottime:
 The median is the middle offset in ascending order. An even number of offsets has two in the middle,
 and every instant between them is a median, because nothing shows which one is wrong. The median is
 therefore an interval, and the clock has one rule: *run with boottime; outside of the interval,
-approach its nearer end at no more than half again or half that rate.*
+approach its nearer end at no more than half again or half that rate; if that end is more than a
+second ahead, jump there.* Without readings of a majority there is no median, and the clock runs on.
 
 No reading is exact, except that of the leader's own clock: an offset may be wrong by half of the
 round trip, in either direction. So the ends of the interval are the median of the least possible
@@ -26,11 +27,17 @@ With one wrong clock of three, the cluster's clock stays among the right ones. I
 early nor stands still. The wrong clock may be ahead or behind, may jump, or may be the leader's.
 The cluster's clock never goes back, and never below the last header's time or `last_read_time_ms`.
 
+A jump leads to the earliest instant that may be the median. With one wrong clock among two or more,
+this is never later than all of the right clocks: of two, it is the earlier one. A majority's clocks
+that are all set, as the time service corrects a common error, move the cluster's clock at once. A
+reading counts for FORGET_MS, in which the voter may be silent and its clock may be set. So a clock
+counts as wrong for so long after it was set right.
+
 A new leader starts from the answers to its fence. It chooses the instant of the interval nearest to
 the time that the old leader's clock would show now: the last time that the old majority agreed on.
 After an outage of all nodes the clock may start where the old one stopped: one of the first two
 answers is then from a clock that is behind. Once a third clock is known and outvotes that one, the
-clock jumps to the median, if the median is later.
+clock jumps.
 """
 
 from collections.abc import Collection, Iterable
@@ -39,13 +46,11 @@ from typing import Final, Self
 
 from timer.model.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
 
-FORGET_MS: Final = 60_000
-"""A voter that has not answered for this long no longer counts. A dead voter's clock is still
-useful until then: its offset is exact to 30 ms (500 ppm, the most that NTP slews)."""
-OUTVOTES: Final = 3
-"""Number of known clocks among which a single wrong one is not the median."""
-WELL_MS: Final = 100
-"""A clock is known well if its error is at most this; a slow answer has a greater error."""
+FORGET_MS: Final = 15_000
+"""A voter that has not answered for this long no longer counts. More than the longest interval of
+heartbeats, 10 s."""
+JUMP_MS: Final = 1_000
+"""A clock that is more than this behind the median jumps."""
 FAR_MS: Final = 100
 """A clock that differs by more from the ends of the interval is wrong. The clock then follows
 another reading, since an end may be twice its reading's error away from the true offset."""
@@ -84,6 +89,16 @@ class _Estimate:
     error_ms: int
     at_ms: MonoMs
 
+    @property
+    def low(self) -> int:
+        """The least possible offset."""
+        return self.offset_halves - 2 * self.error_ms
+
+    @property
+    def high(self) -> int:
+        """The greatest possible offset."""
+        return self.offset_halves + 2 * self.error_ms
+
 
 class ClusterClock:
     """The clock of one leadership. Times inside are half milliseconds, so that a correction of half
@@ -110,12 +125,10 @@ class ClusterClock:
         self._boot_ms = boot_ms
         for sample in samples:
             self.observe(sample)
-        # The old leader's clock, run on and moved into the median. The clock jumps here, and once
-        # more in `now` if three clocks become known well only later.
+        # The old leader's clock, run on and moved into the median.
         floor = 2 * floor_ms
         run_on = floor + 2 * (boot_ms - floor_at_ms)
-        self._now = max(floor, run_on + self._error(run_on, boot_ms))
-        self._is_sure = self._outvotes(boot_ms)
+        self._now = max(floor, run_on + self._errors(run_on, boot_ms)[1])
 
     # ---- the voters' clocks
 
@@ -128,53 +141,57 @@ class ClusterClock:
         known = self._estimates.get(sample.voter)
         if known is not None:
             age_ms = sample.received_ms - known.at_ms
-            if error_ms > known.error_ms + age_ms // TRUST_DECAY:
+            if age_ms <= FORGET_MS and error_ms > known.error_ms + age_ms // TRUST_DECAY:
                 return
         offset = 2 * sample.wall_ms - (sent_ms + sample.received_ms)
         self._estimates[sample.voter] = _Estimate(offset, error_ms, sample.received_ms)
 
     def spread_ms(self, boot_ms: MonoMs) -> int:
         """Return the greatest difference of the clocks that count; over a second is an alarm."""
-        offsets = [each.offset_halves for each in self._counting(boot_ms)]
+        offsets = [each.offset_halves for each in self._counting(boot_ms).values()]
         return (max(offsets) - min(offsets)) // 2 if offsets else 0
 
     # ---- the clock
 
     def now(self, boot_ms: MonoMs) -> UnixMs:
         """Return the cluster's time at `boot_ms`; never less than before."""
-        elapsed_ms = boot_ms - self._boot_ms
-        if elapsed_ms > 0:
-            self._boot_ms = boot_ms
-            self._now += 2 * elapsed_ms
-            error = self._error(self._now, boot_ms)
-            if not self._is_sure and self._outvotes(boot_ms):
-                self._is_sure = True
-                self._now += max(0, error)
-                error = min(0, error)
-            self._now += max(-elapsed_ms, min(error, elapsed_ms))
+        if boot_ms > self._boot_ms:
+            self._advance(boot_ms)
         return UnixMs(self._now // 2)
 
-    def _error(self, now: int, boot_ms: MonoMs) -> int:
-        """Return the difference from `now` to where the clock should be, in half milliseconds."""
-        known = self._counting(boot_ms)
-        if not known:
-            return 0
-        lows = sorted(each.offset_halves - 2 * each.error_ms for each in known)
-        highs = sorted(each.offset_halves + 2 * each.error_ms for each in known)
+    def _advance(self, boot_ms: MonoMs) -> None:
+        elapsed_ms = max(0, boot_ms - self._boot_ms)
+        self._boot_ms = MonoMs(self._boot_ms + elapsed_ms)
+        self._now += 2 * elapsed_ms
+        behind, error = self._errors(self._now, self._boot_ms)
+        if behind > 2 * JUMP_MS:
+            self._now += behind
+            error -= behind
+        self._now += max(-elapsed_ms, min(error, elapsed_ms))
+
+    def _errors(self, now: int, boot_ms: MonoMs) -> tuple[int, int]:
+        """Return the differences from `now` to the median and to where the clock should be.
+
+        In half milliseconds. The first one is to the nearest instant that may be the median.
+        """
+        known = [*self._counting(boot_ms).values()]
+        if 2 * len(known) <= len(self._voters):
+            return 0, 0
+        lows, highs = sorted(each.low for each in known), sorted(each.high for each in known)
         low, high = lows[(len(known) - 1) // 2], highs[len(known) // 2]
-        wanted = now - 2 * boot_ms
+        wanted = offset = now - 2 * boot_ms
         if len(known) % 2 or lows[-1] <= highs[0]:
             least, most = low - 2 * FAR_MS, high + 2 * FAR_MS
             near = [each for each in known if least <= each.offset_halves <= most]
             wanted = min(near, key=lambda each: each.error_ms).offset_halves
-        return min(max(wanted, low), high) + 2 * boot_ms - now
+        return -_outside(offset, low, high), min(max(wanted, low), high) - offset
 
-    def _outvotes(self, boot_ms: MonoMs) -> bool:
-        """Return whether enough clocks are known well that a wrong one is not the median."""
-        well = [each for each in self._estimates.values() if each.error_ms <= WELL_MS]
-        return sum(boot_ms - each.at_ms <= FORGET_MS for each in well) >= OUTVOTES
-
-    def _counting(self, boot_ms: MonoMs) -> list[_Estimate]:
+    def _counting(self, boot_ms: MonoMs) -> dict[ReplicaId, _Estimate]:
         """Return the estimates that count."""
-        known = self._estimates.values()
-        return [each for each in known if boot_ms - each.at_ms <= FORGET_MS]
+        known = self._estimates.items()
+        return {voter: each for voter, each in known if boot_ms - each.at_ms <= FORGET_MS}
+
+
+def _outside(value: int, low: int, high: int) -> int:
+    """Return by how much `value` is above `high`, or negative by how much it is below `low`."""
+    return value - min(max(value, low), high)
