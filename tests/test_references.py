@@ -103,6 +103,7 @@ def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
         topics=(TopicFigures("t", (0,) * len(COUNTERS), (0,) * len(GAUGES)),),
         connections={"grpc": 1},
         connections_limits={"grpc": 1},
+        clock_offsets=((("n1",), (1,)),),
     )
     telemetry = Telemetry(node="n1", version="1", read_levels=lambda: levels)
     telemetry.rpcs.answered("Cancel", "OK", relayed="yes", seconds=0.1)

@@ -74,6 +74,7 @@ from replication.shell.snapshot_service import Snapshots
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
+from timer.leader.intake.cluster_clock import ClockReport
 from timer.leader.leader import Delivery
 from timer.model import timer_id
 from timer.model.timer_errors import EngineError, FileDamage, PermissionDeniedError
@@ -93,6 +94,9 @@ class NodeCalls(Listener, Protocol):
 
     def on_leading(self) -> None:
         """The leadership of this node began or ended."""
+
+    def on_clocks(self, report: ClockReport) -> None:
+        """This leader has read the voters' clocks again."""
 
     def on_control_state(self, state: ControlState) -> None:
         """The state of the control plane changed."""
@@ -424,6 +428,7 @@ def _host(
         handed_out=handed_out,
         leader_address=leader_address,
         on_leading=basis.node.on_leading,
+        on_clocks=basis.node.on_clocks,
         on_committed=committed,
         steps=Steps(telemetry.observe_step),
         hops=basis.hops,

@@ -22,6 +22,7 @@ from replication.shell.task_failures import failure_of
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import decode_epoch
+from timer.leader.intake.cluster_clock import ClockReport
 from timer.model.timer_errors import PromiseLostError
 from timer.model.units import Epoch, LogIndex
 
@@ -191,6 +192,10 @@ class Node:
         else:
             parts.promotions.serves(leader.epoch)
             parts.view.led()
+
+    def on_clocks(self, report: ClockReport) -> None:
+        """Log clocks that became wrong or right."""
+        self._parts.view.clock_watch.look(report)
 
     # ---- the end
 

@@ -168,6 +168,10 @@ class Levels:
     """Setting of a gRPC port of clients -> connections that it takes, at most."""
     clock_spread_ms: int = 0
     """Greatest difference between two voters' clocks, as the leader sees it."""
+    clock_error_ms: int = 0
+    """How far the leader's cluster clock is ahead of the median of the voters' clocks."""
+    clock_offsets: tuple[NamedFigures, ...] = ()
+    """((voter,), (how far its clock is ahead of the median,)), as the leader sees it."""
     disk_free_bytes: int = 0
     disk_reserve_bytes: int = 0
     disk_low: bool = False
@@ -349,6 +353,19 @@ class _LevelsCollector(Collector):
             "timer_clock_spread_seconds",
             "Greatest difference between the clocks of two voters",
             value=levels.clock_spread_ms / 1000,
+        )
+        yield GaugeMetricFamily(
+            "timer_clock_error_seconds",
+            "How far the cluster's clock is ahead of the median of the voters' clocks",
+            value=levels.clock_error_ms / 1000,
+        )
+        yield _labelled(
+            "timer_clock_offset_seconds",
+            "How far a voter's clock is ahead of the median of the voters' clocks",
+            ["voter"],
+            levels.clock_offsets,
+            0,
+            unit=1_000,
         )
 
 

@@ -15,6 +15,7 @@ from cluster.control.control_state import ControlState
 from cluster.files.scrubber import Scrubber
 from cluster.observe import lag, quota_view
 from cluster.observe.busiest_topics import BusiestTopics, TopicFigures
+from cluster.observe.clock_watch import ClockWatch, warnings_of
 from cluster.observe.leader_history import LeaderHistory
 from cluster.observe.metrics import WORST_SHOWN, Levels, NamedFigures
 from cluster.observe.topic_view import TopicView
@@ -32,8 +33,6 @@ from timer.ready.group import Group
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 
-CLOCK_SPREAD_MS_MAX: Final = 1_000
-"""As the alert TimerClockWrong."""
 _WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
 MEASURE_S: Final = 0.5
 """Seconds that a scrape waits for measurements."""
@@ -83,6 +82,7 @@ class NodeState(TopicView):
         )
         self._connections: Mapping[str, int] = {}
         self._measuring: asyncio.Task[None] | None = None
+        self.clock_watch = ClockWatch(self.voter_name)
 
     # ---- leadership
 
@@ -124,6 +124,10 @@ class NodeState(TopicView):
     def name_of(self, replica_id: ReplicaId | None) -> str:
         """Return the name of a replica; empty: unknown."""
         return self._name_of(replica_id) or ""
+
+    def voter_name(self, voter: ReplicaId) -> str:
+        """Return the name of a voter, or its replica id if the name is unknown."""
+        return self._name_of(voter) or str(voter)
 
     def _name_of(self, replica_id: ReplicaId | None) -> str | None:
         if replica_id == self._replica.replica_id:
@@ -224,7 +228,7 @@ class NodeState(TopicView):
         """
         replica, engine, leader = self._replica, self._host.engine, self._host.leader
         machine = engine.machine
-        now, backups = self._host.now(), self._backups
+        now, clocks, backups = self._host.now(), self._host.clock_report(), self._backups
         due = machine.store.next_due() if leader is not None else None
         held = [] if leader is None else [*leader.groups.all_leased()]
         lags = [] if leader is None else self._lags
@@ -271,7 +275,12 @@ class NodeState(TopicView):
             connections_limits=_connections_limits(self._config),
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable.size,
-            clock_spread_ms=self._host.clock_spread_ms,
+            clock_spread_ms=clocks.spread_ms,
+            clock_error_ms=clocks.error_ms,
+            clock_offsets=tuple(
+                ((self.voter_name(voter),), (offset_ms,))
+                for voter, offset_ms in clocks.offsets_ms.items()
+            ),
             disk_free_bytes=engine.room.free,
             disk_reserve_bytes=engine.room.reserve,
             disk_low=engine.room.low,
@@ -369,8 +378,7 @@ class NodeState(TopicView):
             yield from concern()
         if not has_spare():
             yield "its limit of open files is reached: it takes no connections"
-        if (spread_ms := self._host.clock_spread_ms) > CLOCK_SPREAD_MS_MAX:
-            yield f"the clocks of two voters differ by {spread_ms / 1_000:.1f} s"
+        yield from warnings_of(self._host.clock_report(), self.voter_name)
         if why := why_not_ready(self.local()):
             yield f"not ready: {why}"
 

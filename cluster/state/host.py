@@ -21,7 +21,7 @@ from cluster.state.topic_totals import Totals
 from replication.shell.hop_recorder import Hop, HopRecorder
 from timer.entries.entry_frame import EntryKind
 from timer.files.disk_reserve import Room
-from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
 from timer.leader.leader import Delivery, Leader, Now
 from timer.model.timer_errors import EngineError, FileDamage, NotReadyError
 from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
@@ -50,6 +50,7 @@ class Host:
         handed_out: Callable[[Delivery], object],
         leader_address: Callable[[], str | None] = lambda: None,
         on_leading: Callable[[], None] = lambda: None,
+        on_clocks: Callable[[ClockReport], object] = lambda report: None,
         on_committed: Callable[[EntryKind, float], None] = lambda kind, seconds: None,
         steps: Steps | None = None,
         hops: HopRecorder | None = None,
@@ -60,6 +61,7 @@ class Host:
         """Args:
         leader_address: Returns host:port of another node that leads. None: none is known.
         on_leading: Called when leadership begins or ends.
+        on_clocks: Called each time that the leader has read the voters' clocks.
         on_committed: Called for each entry that this leader appended, with its kind and the
             seconds from append to commit.
         steps: Times the steps of the event loop. None: they are timed, and not reported.
@@ -90,6 +92,7 @@ class Host:
             handed_out=handed_out,
             leader_address=leader_address,
             on_leading=on_leading,
+            on_clocks=on_clocks,
             on_committed=on_committed,
             steps=self.steps,
             make_alarm=make_alarm,
@@ -161,10 +164,9 @@ class Host:
         """Return this instant on both clocks; see StatePlane."""
         return self._plane.now()
 
-    @property
-    def clock_spread_ms(self) -> int:
-        """The difference between the voters' clocks, as the leader knows them; 0 elsewhere."""
-        return self._plane.clock_spread_ms
+    def clock_report(self) -> ClockReport:
+        """Return how far the clocks are from the median; see StatePlane."""
+        return self._plane.clock_report()
 
     def kick(self) -> None:
         """Let the leader step after all requests of this turn of the loop have come in."""

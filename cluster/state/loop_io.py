@@ -17,7 +17,7 @@ from cluster.state.loop_watch import Steps
 from cluster.state.state_plane import StatePlane, ThreadWork
 from cluster.state.write_pace import Abandoned, IngestRate, Pacer
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
 from timer.leader.leader import Delivery
 from timer.model.timer_errors import FileDamage
 from timer.model.units import LogIndex, MonoMs, UnixMs
@@ -89,6 +89,7 @@ class LoopIo:
         handed_out: Callable[[Delivery], object],
         leader_address: Callable[[], str | None],
         on_leading: Callable[[], None],
+        on_clocks: Callable[[ClockReport], object],
         on_committed: Callable[[EntryKind, float], None],
         steps: Steps,
         make_alarm: Callable[[Callable[[], object]], Alarm],
@@ -100,6 +101,7 @@ class LoopIo:
         self.draw_share = draw_share
         self.handed_out = handed_out
         self.leader_address, self.leading_changed = leader_address, on_leading
+        self.clocks_read = on_clocks
         self._on_committed, self._steps = on_committed, steps
         self.damaged, self._fatal = damaged, fatal
         self._make_alarm = make_alarm

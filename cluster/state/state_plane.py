@@ -24,7 +24,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 from cluster.state.topic_totals import Totals
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk_reserve import Room
-from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
 from timer.leader.leader import Delivery, Leader, Now
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -167,6 +167,9 @@ class StateIo(Protocol):
     def leading_changed(self) -> None:
         """Leadership began or ended."""
 
+    def clocks_read(self, report: ClockReport, /) -> object:
+        """The leader has read the voters' clocks again."""
+
     def damaged(self, damage: FileDamage, /) -> None:
         """A merge or reading ahead met a damaged file. The node must be healed."""
 
@@ -228,10 +231,9 @@ class StatePlane:
             return Now(mono_ms, self._clock.now(mono_ms))
         return Now(mono_ms, max(self._io.wall_ms(), self._io.last_time_ms()))
 
-    @property
-    def clock_spread_ms(self) -> int:
-        """The difference between the voters' clocks, as the leader knows them; 0 elsewhere."""
-        return self._clock.spread_ms(self._io.mono_ms()) if self._clock is not None else 0
+    def clock_report(self) -> ClockReport:
+        """Return how far the clocks are from the median. Only a leader knows: empty elsewhere."""
+        return self._clock.report(self._io.mono_ms()) if self._clock is not None else ClockReport()
 
     def kick(self) -> None:
         """Step in a later turn, after all requests of this one have come in."""
@@ -367,6 +369,7 @@ class StatePlane:
         self._promoting = None
         machine = self.engine.machine
         self._clock = self._io.make_clock(max(self._io.last_time_ms(), machine.last_read_time_ms))
+        self._io.clocks_read(self.clock_report())
         leader = self.engine.lead(epoch, self._io.append, self.now())
         figures = {"pending": machine.store.pending, "next_due_ms": machine.store.next_due()}
         logger.info("serving", extra={"epoch": epoch, **figures})
@@ -415,6 +418,7 @@ class StatePlane:
             self._sampled_at_ms = mono_ms
             for sample in self._io.samples():
                 self._clock.observe(sample)
+            self._io.clocks_read(self._clock.report(mono_ms))
 
     def _deliver(self, delivery: Delivery) -> None:
         self._io.handed_out(delivery)

@@ -465,7 +465,7 @@ async def test_node_has_the_kernels_alarm_and_only_one_with_peers_reports_damage
         founding_voters=voters,
         promise=NEVER_GIVEN,
     )
-    calls: Any = SimpleNamespace(fatal=lambda _: None, on_leading=lambda: None)
+    calls: Any = SimpleNamespace(fatal=print, on_leading=print, on_clocks=print)
     with pytest.raises(_HostMade) as host:
         build.build(config, calls, raft_lost=False)
     assert host.value.settings["make_alarm"] is KernelAlarm

@@ -9,6 +9,7 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from cluster.state.state_plane import (
     READ_AHEAD_MS,
+    SAMPLE_MS,
     UNSPILLED_FACTOR,
     WAKE_MS_MAX,
     FlushLimits,
@@ -19,7 +20,7 @@ from tests.timer.machines import START_MS, STATE, Log, engine_on, part_of
 from tests.timer.test_lookup import flip
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk_reserve import Room
-from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
 from timer.leader.leader import Delivery
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -52,12 +53,14 @@ class Turns:
         self.waits_ms: list[int] = []
         self.now_ms = 0
         self.damages: list[FileDamage] = []
+        self.clock_reports: list[ClockReport] = []
+        self.clock_set_ms = 0
 
     def mono_ms(self) -> MonoMs:
         return MonoMs(self.now_ms)
 
     def wall_ms(self) -> UnixMs:
-        return UnixMs(START_MS + self.now_ms)
+        return UnixMs(START_MS + self.now_ms + self.clock_set_ms)
 
     def samples(self) -> Iterable[Sample]:
         return [Sample.at(ReplicaId(1), self.wall_ms(), self.mono_ms(), 0)]
@@ -120,6 +123,9 @@ class Turns:
 
     def leading_changed(self) -> None:
         """Nothing to do."""
+
+    def clocks_read(self, report: ClockReport, /) -> None:
+        self.clock_reports.append(report)
 
     def damaged(self, damage: FileDamage, /) -> None:
         self.damages.append(damage)
@@ -204,6 +210,24 @@ def test_stepdown_before_the_end_of_the_fold_ends_the_promotion() -> None:
     io.turn()
     assert plane.engine.machine.applied_index == end(log)
     assert plane.engine.leader is None
+
+
+def test_leader_reports_its_clock_at_once_and_after_each_reading_of_the_voters() -> None:
+    log = log_of(1)
+    plane, io = plane_of(log)
+    assert plane.clock_report() == ClockReport()
+    plane.on_commit(end(log))
+    plane.on_lead(Epoch(log.epoch))
+    io.turn()
+    assert [each.jumped_ms for each in io.clock_reports] == [0]
+    for io.now_ms, io.clock_set_ms in ((SAMPLE_MS, 60_000), (2 * SAMPLE_MS, 0)):
+        plane.kick()
+        io.turn()
+    assert [(each.error_ms, each.jumped_ms) for each in io.clock_reports[1:]] == [
+        (0, 59_999),  # the reading's error is a millisecond
+        (59_999 - SAMPLE_MS // 2, 59_999),
+    ]
+    assert plane.clock_report() == io.clock_reports[-1]
 
 
 def test_leader_applies_no_entry_before_its_time_and_a_follower_does() -> None:

@@ -1,6 +1,7 @@
 """The answer to an operator's request is the outcome that the control plane knows."""
 
 import asyncio
+import logging
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
@@ -16,11 +17,13 @@ from cluster.node.operator_commands import OperatorCommands
 from cluster.observe import lag, quota_view, topic_view
 from cluster.observe import node_view as view
 from cluster.observe.busiest_topics import BusiestTopics
+from cluster.observe.clock_watch import ClockWatch
 from cluster.observe.node_view import NodeState
 from cluster.rpc.http import why_not_ready
 from cluster.settings.config import build_config
 from replication.core.core_events import Role
 from tests.cluster.test_config import BASE
+from timer.leader.intake.cluster_clock import ClockReport
 from timer.model.timer_errors import (
     AlreadyExistsError,
     CommitTimeoutError,
@@ -314,20 +317,66 @@ async def test_groups_and_quotas_are_measured_while_the_lags_of_topics_wait(
 def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "has_spare", lambda: False)
     replica: Any = SimpleNamespace(role=Role.FOLLOWER, replica_id=1, leader_id=1, silent_ms=0)
-    replica.behind_ms = None
-    host: Any = SimpleNamespace(engine=ENGINE, serves=False, clock_spread_ms=1_001)
-    none = cast("Any", None)
+    replica.behind_ms, replica.name_of = None, lambda _: None
+    wrong = ClockReport(2_000, 0, {ReplicaId(1): 0, ReplicaId(2): 120_000, ReplicaId(3): -1_001})
+    host: Any = SimpleNamespace(engine=ENGINE, serves=False, clock_report=lambda: wrong)
+    none, control = (
+        cast("Any", None),
+        cast("Any", SimpleNamespace(state=SimpleNamespace(name_of={2: "n2"}.get))),
+    )
     config = build_config(BASE, {"limits.metric_topics_max": 0})
-    node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
+    node = NodeState(config, replica, host, control, {}, lambda: MonoMs(0), none)
     node.concerns.append(lambda: ["a certificate"])
     *others, not_ready = node._warnings()
     files = "its limit of open files is reached: it takes no connections"
-    assert others == ["a certificate", files, "the clocks of two voters differ by 1.0 s"]
+    assert others == [
+        "a certificate",
+        files,
+        "the cluster's clock is 2.0 s ahead of the voters' clocks, and runs at half the rate",
+        "n2's clock is 120.0 s ahead",
+        "3's clock is 1.0 s behind",
+    ]
     assert not_ready.startswith("not ready: has not caught up with the leader")
-    replica.behind_ms, host.clock_spread_ms = 0, 1_000
+    replica.behind_ms = 0
+    host.clock_report = lambda: ClockReport(1_000, 0, {ReplicaId(2): -1_000})
     node.concerns.clear()
     monkeypatch.setattr(view, "has_spare", lambda: True)
     assert [*node._warnings()] == []
+
+
+def test_log_has_a_line_when_a_clock_jumps_and_when_one_becomes_wrong_or_right(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    watch = ClockWatch(lambda voter: f"n{voter}")
+    for error_ms, jumped_ms, second_ms in (
+        (0, 0, 0),
+        (0, 300_000, 0),
+        *[(0, 300_000, 120_000), (0, 300_000, 119_000), (0, 300_000, 800)] * 2,
+        (0, 300_000, 0),
+        (5_000, 300_000, 0),
+        (1_001, 300_000, 0),
+        (499, 300_000, 0),
+        (0, 0, 0),  # the next leadership
+        (0, 1_500, -2_000),
+    ):
+        watch.look(ClockReport(error_ms, jumped_ms, {ReplicaId(1): 0, ReplicaId(2): second_ms}))
+    watch.look(ClockReport())
+    wrong, right = "a clock is wrong", "a clock is right again"
+    jumped = "the cluster's clock jumped ahead"
+    fields = "clock", "ahead_ms", "jumped_ms"
+    assert [
+        (record.getMessage(), *(vars(record).get(field) for field in fields))
+        for record in caplog.records
+    ] == [
+        (jumped, None, None, 300_000),
+        (wrong, "n2", 120_000, None),
+        (right, "n2", 0, None),
+        (wrong, "the cluster", 5_000, None),
+        (right, "the cluster", 499, None),
+        (jumped, None, None, 1_500),
+        (wrong, "n2", -2_000, None),
+    ]
 
 
 async def test_node_is_not_ready_from_the_begin_of_its_stop() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer.leader.intake.cluster_clock import FORGET_MS, ClusterClock, Sample
+from timer.leader.intake.cluster_clock import FORGET_MS, ClockReport, ClusterClock, Sample
 from timer.model.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
 
 A, B, C, D = (ReplicaId(each) for each in (1, 2, 3, 4))
@@ -105,6 +105,7 @@ def test_floor_above_every_clock_holds_and_time_does_not_stop() -> None:
     assert error_at(clock, BOOT_MS + 1_000) == 9_500, "half the rate"
     for voter in (A, B, C):
         clock.observe(sample(voter, 0, BOOT_MS + 19_000))
+    assert clock.report(MonoMs(BOOT_MS + 19_000)).error_ms == 500
     assert error_at(clock, BOOT_MS + 20_000) == 0
 
 
@@ -112,7 +113,7 @@ def test_without_any_sample_it_runs_on_from_the_floor() -> None:
     clock = clock_of({}, floor_ms=TRUE_MS, floor_age_ms=300)
     assert error_at(clock, BOOT_MS + 50) == 300
     assert len(clock._counting(MonoMs(BOOT_MS))) == 0
-    assert clock.spread_ms(MonoMs(BOOT_MS)) == 0
+    assert clock.report(MonoMs(BOOT_MS)) == ClockReport()
 
 
 def test_single_voter_goes_by_its_own_clock() -> None:
@@ -200,7 +201,7 @@ def test_only_voters_count() -> None:
     clock = clock_of({A: 0, B: 0, D: HOUR_MS})
     assert len(clock._counting(MonoMs(BOOT_MS))) == 2
     clock.observe(sample(D, HOUR_MS, BOOT_MS))
-    assert clock.spread_ms(MonoMs(BOOT_MS)) == 0
+    assert clock.report(MonoMs(BOOT_MS)).spread_ms == 0
 
 
 def test_voter_that_fell_silent_is_forgotten_in_the_end() -> None:
@@ -230,6 +231,15 @@ def test_clocks_that_step_together_move_the_clusters_forward_at_once_and_back_at
         for voter in voters:
             clock.observe(sample(voter, sum_ms, boot_ms))
         assert error_at(clock, boot_ms + 1_000) == sum_ms - step_ms + after_1_s
+        report = clock.report(MonoMs(boot_ms + 1_000))
+        assert (report.error_ms, report.spread_ms) == (after_1_s - step_ms, 0)
+        assert report.jumped_ms == (step * HOUR_MS if step_ms == HOUR_MS else 0)
+
+
+def test_report_tells_how_far_a_wrong_clock_is_from_the_median() -> None:
+    report = clock_of({A: 7, B: 7 + HOUR_MS, C: 0}).report(MonoMs(BOOT_MS))
+    assert report == ClockReport(0, 0, {A: 0, B: HOUR_MS, C: -7})
+    assert report.spread_ms == HOUR_MS + 7
 
 
 @pytest.mark.parametrize("known", [(A,), (A, D), (B, C), (A, B, C)])
@@ -251,7 +261,7 @@ def test_reading_of_a_clock_that_was_set_meanwhile_moves_nothing_once_it_is_forg
         clock.observe(sample(B, 0, boot_ms))
         assert error_at(clock, boot_ms) == 0
     clock.observe(sample(C, 0, boot_ms, rtt_ms=400))
-    assert error_at(clock, boot_ms + 1_000) == 0
+    assert clock.report(MonoMs(boot_ms)).offsets_ms == {A: HOUR_MS, B: 0, C: 0}
 
 
 def test_correction_does_not_depend_on_how_often_the_clock_is_read() -> None:

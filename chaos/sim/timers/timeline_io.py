@@ -12,7 +12,7 @@ from chaos.sim.checks import workbook
 from chaos.sim.world.sim_node import READ_US
 from cluster.state.state_plane import ThreadWork
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.leader.intake.cluster_clock import ClusterClock, Sample
+from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
 from timer.leader.leader import Delivery
 from timer.model.timer_errors import FileDamage
 from timer.model.units import LogIndex, MonoMs, UnixMs
@@ -77,14 +77,8 @@ class TimelineIo:
         return [own, *(Sample.at(v, s.wall_ms, s.at_ms, s.error_ms) for v, s in others)]
 
     def make_clock(self, floor_ms: UnixMs) -> ClusterClock:
-        mono_ms = self._node.mono_ms()
-        return ClusterClock(
-            self._node.core.voters,
-            self.samples(),
-            floor_ms=floor_ms,
-            floor_at_ms=mono_ms,
-            boot_ms=mono_ms,
-        )
+        now, voters = self._node.mono_ms(), self._node.core.voters
+        return ClusterClock(voters, self.samples(), floor_ms=floor_ms, floor_at_ms=now, boot_ms=now)
 
     def draw_share(self) -> float:
         return self._rng.uniform(SHARE_MIN, 1)
@@ -162,6 +156,9 @@ class TimelineIo:
         self._app.handed_out(delivery)
 
     def leading_changed(self) -> None:
+        """See StateIo."""
+
+    def clocks_read(self, report: ClockReport) -> None:
         """See StateIo."""
 
     def damaged(self, damage: FileDamage) -> None:

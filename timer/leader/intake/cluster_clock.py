@@ -40,8 +40,8 @@ answers is then from a clock that is behind. Once a third clock is known and out
 clock jumps.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 from timer.model.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
@@ -79,6 +79,26 @@ class Sample:
         """
         sent_ms, received_ms = MonoMs(at_ms - error_ms - 1), MonoMs(at_ms + error_ms + 1)
         return cls(voter=voter, wall_ms=wall_ms, sent_ms=sent_ms, received_ms=received_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReport:
+    """The cluster's clock and the voters' clocks against the median. Positive: ahead of it.
+
+    A difference that the errors of the readings may explain is 0.
+    """
+
+    error_ms: int = 0
+    """Of the cluster's clock."""
+    jumped_ms: int = 0
+    """All jumps of this leadership together."""
+    offsets_ms: Mapping[ReplicaId, int] = field(default_factory=dict)
+    """Of each voter's clock that counts."""
+
+    @property
+    def spread_ms(self) -> int:
+        """The greatest difference of two voters' clocks; over a second is an alarm."""
+        return max(self.offsets_ms.values(), default=0) - min(self.offsets_ms.values(), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +145,7 @@ class ClusterClock:
         self._boot_ms = boot_ms
         for sample in samples:
             self.observe(sample)
+        self._jumped = 0
         # The old leader's clock, run on and moved into the median.
         floor = 2 * floor_ms
         run_on = floor + 2 * (boot_ms - floor_at_ms)
@@ -146,10 +167,14 @@ class ClusterClock:
         offset = 2 * sample.wall_ms - (sent_ms + sample.received_ms)
         self._estimates[sample.voter] = _Estimate(offset, error_ms, sample.received_ms)
 
-    def spread_ms(self, boot_ms: MonoMs) -> int:
-        """Return the greatest difference of the clocks that count; over a second is an alarm."""
-        offsets = [each.offset_halves for each in self._counting(boot_ms).values()]
-        return (max(offsets) - min(offsets)) // 2 if offsets else 0
+    def report(self, boot_ms: MonoMs) -> ClockReport:
+        """Return how far the clocks are from the median at `boot_ms`."""
+        self._advance(boot_ms)
+        behind, _ = self._errors(self._now, boot_ms)
+        median = self._now + behind - 2 * boot_ms
+        known = self._counting(boot_ms).items()
+        offsets = {voter: -_outside(median, each.low, each.high) // 2 for voter, each in known}
+        return ClockReport(-behind // 2, self._jumped // 2, offsets)
 
     # ---- the clock
 
@@ -166,6 +191,7 @@ class ClusterClock:
         behind, error = self._errors(self._now, self._boot_ms)
         if behind > 2 * JUMP_MS:
             self._now += behind
+            self._jumped += behind
             error -= behind
         self._now += max(-elapsed_ms, min(error, elapsed_ms))
 
