@@ -2,23 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from tests.timer.leading import Play
+from tests.timer.leading import LEASE_MS, Play
 from tests.timer.machines import Timer, part_of
+from timer.entries.policies import Scope, ScopePolicy
 from timer.leader.groups import shared_order
 from timer.leader.groups.priority_shelf import OLDEST, RUN, SHELF_MAX
+from timer.leader.groups.shared_order import SharedOrder
 from timer.model.columns import Binary, encode_headers
 from timer.model.row_traits import Traits, join
 from timer.ready.group import Group
 
 
-def schedule(play: Play, priorities: Sequence[int], ordering: Sequence[bytes] = ()) -> None:
-    """Schedule due timers with these priorities."""
-    now_ms, n = int(play.now.clock_ms), len(priorities)
-    timers: list[Timer] = [(play.topic_id, now_ms, b"x")] * n
+def schedule(
+    play: Play, priorities: Sequence[int], ordering: Sequence[bytes] = (), ago_ms: int = 0
+) -> None:
+    """Schedule timers with these priorities, due `ago_ms` milliseconds ago."""
+    due_ms, n = int(play.now.clock_ms) - ago_ms, len(priorities)
+    timers: list[Timer] = [(play.topic_id, due_ms, b"x")] * n
     keys = [*ordering] or [b""] * n
     headers = Binary.of([encode_headers({"a": "b"}) if at % 3 else b"" for at in range(n)])
     traits = Traits(Binary.of(keys), np.array(priorities, np.uint8))
@@ -153,3 +158,28 @@ def test_backlog_beyond_the_shelf_is_delivered_whole_and_once() -> None:
     assert sorted(got) == [*range(len(got))]
     assert len(got) == 2 * OLDEST * (SHELF_MAX // OLDEST // 2 + 1_000)
     assert not play.leader.groups._leases[group.group_id]._order._shelf.count  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("first", [0, 2], ids=["all", "those behind younger ones"])
+def test_messages_that_expire_on_the_shelf_leave_it_in_one_pass(first: int) -> None:
+    play, ttl_ms, count = Play(), 60_000, 1_000
+    group = play.make_group(lease_ms=600_000)
+    policy = ScopePolicy(ttl_ms=ttl_ms)
+    play.leader.alter(Scope("", play.topic_id), policy, (), play.now, play.done("policy"))
+    if first:
+        schedule(play, [4] * first)
+    schedule(play, [3, 9] * (count // 2), ago_ms=ttl_ms - 1)
+    consumer = play.join(group, credit=1)
+    play.settle()
+    assert delivered(play) == [first + 1]
+    play.wait(LEASE_MS)
+    play.settle()
+    if not first:
+        schedule(play, [4])
+    look = mock.patch.object(SharedOrder, "_free", autospec=True, side_effect=SharedOrder._free)
+    with look as looks:
+        play.leader.groups.credit(group, consumer, 2)
+        settle(play)
+    assert delivered(play)[1:] == ([*range(first)] or [count])
+    assert group.expired == count
+    assert looks.call_count < 30

@@ -32,6 +32,7 @@ from timer.leader.groups.lease_table import (
 )
 from timer.leader.groups.offset_column import Marks
 from timer.leader.groups.roster import Roster
+from timer.leader.groups.turns import OFFSETS_A_UNIT
 from timer.model.columns import I64, U64
 from timer.model.units import LeaseId, QueueOffset, UnixMs
 from timer.ready.group import Group
@@ -42,8 +43,6 @@ ORDER_WINDOW: Final = 16_384
 LOOK_MIN: Final = 1024
 LOOK_WORK: Final = 4
 """Work units of a look beside those of its offsets (timer/leader/groups/turns.py)."""
-OFFSETS_A_UNIT: Final = 512
-"""Offsets that a look passes in the time of one work unit."""
 TRIES_MAX: Final = 16
 """Consumers with open messages that one look tries, if those are on disk or have expired."""
 ANYBODY: Final = 0

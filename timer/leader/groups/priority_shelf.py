@@ -15,6 +15,7 @@ Messages beyond the first SHELF_MAX are not sorted. A pure core, in the leader's
 leader fills it anew.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -77,14 +78,15 @@ class PriorityShelf:
             self._passed += len(offsets)
             if self._passed >= RUN:
                 self._passed, self._owed = 0, OLDEST
-        self.remove(offsets)
 
-    def remove(self, offsets: U64) -> None:
-        """Remove messages, ascending."""
-        for level, held in enumerate(self._levels):
-            if len(held):
-                place = np.searchsorted(held, offsets)
-                place = place[place < len(held)]
-                place = place[np.isin(held[place], offsets)]
-                self._levels[level] = np.delete(held, place)
+        def others(held: U64) -> U64:
+            place = np.searchsorted(held, offsets)
+            place = place[place < len(held)]
+            return np.delete(held, place[np.isin(held[place], offsets)])
+
+        self.keep(others)
+
+    def keep(self, kept: Callable[[U64], U64]) -> None:
+        """Keep those messages that `kept` returns, of one priority at a time, ascending."""
+        self._levels = [kept(held) if len(held) else held for held in self._levels]
         self.count = sum(map(len, self._levels))

@@ -23,6 +23,7 @@ from timer.leader.groups.lease_table import (
 )
 from timer.leader.groups.priority_shelf import FILL_MAX, SHELF_MAX, PriorityShelf
 from timer.leader.groups.roster import Roster
+from timer.leader.groups.turns import OFFSETS_A_UNIT
 from timer.model.columns import I64, U64
 from timer.model.units import QueueOffset, UnixMs
 from timer.ready.group import Group
@@ -114,21 +115,44 @@ class SharedOrder:
         if not self._fill(clock_ms, queue):
             self.unfinished = True
             return np.zeros(0, np.uint64)
-        while shelf.count:
-            offsets = shelf.choose(limit)
-            free = self._free(clock_ms, offsets)
-            if len(free) < len(offsets):
-                shelf.remove(np.setdiff1d(offsets, free, assume_unique=True))
-                continue
-            offsets = offsets[: queue.at_hand(offsets)]
-            if not len(offsets):
-                break
+        offsets = self._first(clock_ms, queue, limit)
+        if offsets is None:
+            self._sweep(clock_ms, queue)
+            offsets = self._first(clock_ms, queue, limit)
+            assert offsets is not None, (self._group.group_id, shelf.count)
+        return offsets
+
+    def _first(self, clock_ms: UnixMs, queue: Queue, limit: int) -> U64 | None:
+        """Take the next messages from the shelf; return them, empty if none are in memory.
+
+        None: some of them can't be delivered, and the shelf is as before.
+        """
+        chosen = self._shelf.choose(limit)
+        if len(self._free(clock_ms, chosen)) < len(chosen):
+            return None
+        offsets = chosen[: queue.at_hand(chosen)] if len(chosen) else chosen
+        if len(offsets):
             offsets = offsets[: queue.fitting(offsets, DELIVERY_BYTES)]
-            shelf.take(offsets)
-            offsets = self._exits.alive(offsets, queue)
-            if len(offsets):
-                return offsets
-        return np.zeros(0, np.uint64)
+            if len(self._exits.alive(offsets, queue)) < len(offsets):
+                return None
+            self._shelf.take(offsets)
+        return offsets
+
+    def _sweep(self, clock_ms: UnixMs, queue: Queue) -> None:
+        """Remove all messages from the shelf that can't be delivered.
+
+        Expired ones that are not in memory stay.
+        """
+        self.work += self._shelf.count // OFFSETS_A_UNIT
+
+        def deliverable(offsets: U64) -> U64:
+            free = self._free(clock_ms, offsets)
+            if self._exits.outlived_ms is None or not len(free):
+                return free
+            there = queue.at_hand(free)
+            return np.concatenate([self._exits.alive(free[:there], queue), free[there:]])
+
+        self._shelf.keep(deliverable)
 
     def _fill(self, clock_ms: UnixMs, queue: Queue) -> bool:
         """Put free messages on the shelf; return whether it has all that it can have now."""
@@ -141,7 +165,7 @@ class SharedOrder:
             if not len(offsets):
                 return True
             self._shelf.put(offsets, queue.priorities(offsets))
-            self.work += 1
+            self.work += 1 + len(offsets) // OFFSETS_A_UNIT
             room -= len(offsets)
         return self._shelf.count >= SHELF_MAX
 

@@ -20,6 +20,8 @@ WORK_MAX: Final = 128
 """Work units of one call, some milliseconds."""
 LEASE_WORK: Final = 4
 """Work units of a lease, of about a megabyte; a look that finds no message counts 1."""
+OFFSETS_A_UNIT: Final = 512
+"""Offsets that a look passes in the time of one work unit."""
 
 
 class Next(enum.Enum):
