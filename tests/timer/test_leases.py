@@ -500,6 +500,24 @@ def test_single_nacks_share_their_memory() -> None:
     assert set(play.delivered.values()) == {2}
 
 
+def test_single_messages_that_are_given_back_share_their_memory() -> None:
+    play, count = ready(3 * WAITING_MIN), 3 * WAITING_MIN
+    play.hand_out()
+    epoch, lease = play.held[-1]
+    for offset in reversed(range(count)):
+        asked = np.array([offset], np.uint64)
+        play.leases.nack(Epoch(epoch), lease.lease_id, asked)
+        play.log.append(GroupOp(Op.RECALL, play.group.topic, play.group.group_id, asked))
+        play.apply()
+    order = play.leases._order
+    assert isinstance(order, SharedOrder)
+    assert len(order._back) <= count.bit_length()
+    play.consumers[0].credit = count
+    while play.hand_out():
+        pass
+    assert play.delivered == dict.fromkeys(range(count), 2)
+
+
 def test_new_leader_with_much_put_off_looks_at_it_in_steps() -> None:
     play = Play()
     for _ in range(4):

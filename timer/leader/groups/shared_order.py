@@ -205,7 +205,16 @@ class SharedOrder:
         times = self._group.not_before(offsets)
         self._put_off(offsets[times > 0], times[times > 0])
         if (now := offsets[times == 0]).size:
-            self._back.append(now)
+            self._return(now)
+
+    def _return(self, offsets: U64) -> None:
+        """Add free messages to those that are delivered next.
+
+        Short arrays are merged: a return of one message must not cost an array.
+        """
+        while self._back and len(self._back[-1]) <= len(offsets) < FILL_MAX:
+            offsets = np.sort(np.concatenate([self._back.pop(), offsets]))
+        self._back.append(offsets)
 
     def _put_off(self, offsets: U64, times: I64) -> None:
         if len(offsets):
@@ -241,7 +250,7 @@ class SharedOrder:
             ready = np.sort(offsets[:due])
             ready = ready[self._table.of(ready).waiting]
             self._table.set(ready, FREE)
-            self._back.append(ready)
+            self._return(ready)
 
     def returns_at_ms(self) -> UnixMs | None:
         """See Order."""
