@@ -5,6 +5,7 @@ import pytest
 
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import u64
+from tests.timer.test_priority import schedule
 from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.leader.groups import dead_letters as deadletters
 from timer.leader.groups import group_dispatch, nack_details
@@ -17,6 +18,7 @@ from timer.leader.groups.group_leases import (
 )
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.groups.nack_details import NackDetails
+from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import Delivery, LeaderConfig
 from timer.model import timer_id
 from timer.model.columns import ROW
@@ -569,6 +571,33 @@ def test_lower_limit_makes_dead_letters_of_what_failed_before_also_for_a_new_lea
     play.wait(10**6)
     play.settle()
     assert [m[2][deadletters.REASON] for m in play.messages("elsewhere")] == ["nacked"]
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("priority", [4, 9])
+def test_raised_limit_delivers_again_what_waits_for_a_dead_letter_topic(
+    type_: str, priority: int
+) -> None:
+    play = Play(config=LeaderConfig(limits=CountLimits(topics_max=1)))
+    group = play.make_group(type=type_, max_attempts=2)
+    schedule(play, [priority] * 2)
+    play.join(group)
+    play.settle()
+    for at in range(2):
+        play.nack(f"n{at}", play.deliveries[-1], delay_ms=1)
+        play.settle()
+        play.wait(1)
+        play.settle()
+    assert play.leader.groups.states(group, u64([0, 1])).dying.all()
+    play.alter(group, max_attempts=3)
+    assert play.last() == ([0, 1], [3, 3])
+    play.nack("n2", play.deliveries[-1], [0], delay_ms=1)
+    play.settle()
+    play.ack("done", play.deliveries[-1], [1])
+    play.wait(group_dispatch.ROOM_LOOK_MS)
+    play.settle()
+    assert len(play.deliveries) == 3
+    assert group.unacked(QueueOffset(2)) == 1
 
 
 def buried(play: Play) -> Topic:

@@ -2,13 +2,14 @@
 
 to be delivered --past its time to live--> ACKING, `take_expired` --> EXPIRE op
                 --failed too often-------> DYING, `take_dead` ------> MOVE op
+                <--max_attempts raised, `spare`--+
 """
 
 from typing import Final
 
 import numpy as np
 
-from timer.leader.groups.lease_table import ACKING, DYING, LeaseTable
+from timer.leader.groups.lease_table import ACKING, DYING, FREE, LeaseTable
 from timer.model.columns import U64
 from timer.model.units import UnixMs
 from timer.ready.group import Group
@@ -76,6 +77,17 @@ class Exits:
             self._dead.append(offsets[dead])
         return offsets[~dead]
 
+    def spare(self) -> U64:
+        """Free the dying messages that `max_attempts` allows again; return them, ascending."""
+        dying, self._dead = self._dead, []
+        offsets = np.sort(np.concatenate(dying)) if dying else np.zeros(0, np.uint64)
+        spared = self.bury(self._still_dying(offsets))
+        self._table.set(spared, FREE)
+        return spared
+
+    def _still_dying(self, offsets: U64) -> U64:
+        return offsets[~self._group.is_acked(offsets) & self._table.of(offsets).dying]
+
     @property
     def dying(self) -> bool:
         """Whether some messages may be dead letters that have not moved yet."""
@@ -88,9 +100,7 @@ class Exits:
         """
         self.unfinished = False
         while self._dead:
-            offsets = self._dead.pop(0)
-            still = ~self._group.is_acked(offsets) & self._table.of(offsets).dying
-            offsets = offsets[still]
+            offsets = self._still_dying(self._dead.pop(0))
             if not len(offsets):
                 continue
             count = min(queue.at_hand(offsets), DEAD_ROWS_MAX)

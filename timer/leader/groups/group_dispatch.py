@@ -595,11 +595,9 @@ class Serving:
 
     def _expired_some(self, ops: list[GroupOp], applied: GroupApplied | None) -> None:
         """Notice the result of EXPIRE ops; None: they were rejected, so free the messages."""
-        if applied is not None:
-            for result in applied.results:
-                self._notice(result)
-            return
-        for op in ops:
+        for result in applied.results if applied is not None else ():
+            self._notice(result)
+        for op in ops if applied is None else ():
             if (leases := self._leases.get(op.group)) is not None:
                 leases.unexpired(op.offsets)
                 self._turns.want(op.group)
@@ -745,6 +743,8 @@ class Serving:
         if isinstance(result, MoveApplied):
             self.feed([result.to])
         if isinstance(result, Group):
+            if (leases := self._leases.get(result.group_id)) is not None:
+                leases.altered()
             self.feed([result.topic])  # its altered settings may make messages dead letters
             self.expiry.look(result.topic)
             return

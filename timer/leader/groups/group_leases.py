@@ -285,6 +285,10 @@ class Leases:
         """
         return self._exits.take_dead(queue)
 
+    def altered(self) -> None:
+        """Free the dying messages that the group's new `max_attempts` allows again."""
+        self._order.freed(self._exits.spare())
+
     # ---- ack, nack, extend
 
     def ack(self, epoch: Epoch, lease_id: LeaseId, offsets: U64) -> npt.NDArray[np.uint8]:
