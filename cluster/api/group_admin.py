@@ -340,7 +340,14 @@ class GroupDesk:
             if not reached.done():
                 reached.set_exception(why)
 
-        consumer = ConsumerStream("redrive", group.settings.lease_ms, take, end=end, once=True)
+        consumer = ConsumerStream(
+            "redrive",
+            group.settings.lease_ms,
+            take,
+            end=end,
+            withdraw=lambda lease_id: [lease_id],  # no application gets it: no failure counts
+            once=True,
+        )
         leader.groups.join(group, consumer)
         try:
             leader.groups.credit(group, consumer, messages)
@@ -350,7 +357,7 @@ class GroupDesk:
             moves.answered.cancel()  # a redrive that was begun here gets a line of the audit log
             raise
         finally:
-            # The other messages stay leased a while, so that the next call gets different ones.
+            # The other letters stay leased a while, so that the next call gets different ones.
             took = reached.done() and reached.exception() is None
             reached.cancel()  # no effect if it is done; else `take` does nothing more
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)

@@ -27,6 +27,7 @@ from timer.model.timer_errors import (
     LeadershipLostError,
     TopicDeletedError,
 )
+from timer.model.units import MonoMs, Now, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 LETTERS = 5
@@ -41,6 +42,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Handing(Hosted):
     """A host with dead letters of "t" in topic 2, which it hands out."""
 
+    waited_ms = 0
+
     def __init__(self) -> None:
         super().__init__()
         self.behind: Callable[[], object] = lambda: None
@@ -53,6 +56,9 @@ class Handing(Hosted):
             part = part_of([(2, START_MS, b"%d" % at)])
             self.log.schedule(replace(part, headers=headers))
         catch_up(self.engine, self.log)
+
+    def now(self) -> Now:
+        return Now(MonoMs(self.waited_ms), UnixMs(START_MS + self.waited_ms))
 
     def step(self) -> None:
         for _ in range(2):  # the first one reserves offsets
@@ -154,6 +160,23 @@ async def test_redrive_moves_letters_only_to_topics_that_its_caller_may_produce_
         assert await redriven(host) == (LETTERS, 0)
     finally:
         CALLER.reset(token)
+
+
+async def test_redrive_counts_no_failure_of_the_letters_that_stay() -> None:
+    host = Handing()
+    group = host.engine.machine.topic_by_name["letters"].groups[dead_letters.GROUP]
+    host.log.delete_topic(1)
+    catch_up(host.engine, host.log)
+    for _ in range(2):
+        assert await redriven(host) == (0, LETTERS)
+        every = group.first_unacked(LETTERS, LETTERS)
+        assert host.leader.groups.states(group, every).leased.all(), "the next call gets others"
+        host.waited_ms += group.settings.lease_ms
+        host.step()
+        host.step()
+        assert host.leader.groups.states(group, every).free.all()
+        assert not group.failures(every).any()
+        assert (group.attempts(every) == 1).all()
 
 
 async def test_redrive_of_what_expires_meanwhile_counts_what_went_back() -> None:

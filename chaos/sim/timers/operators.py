@@ -251,9 +251,9 @@ def _redrive(app: "EngineApp", leader: Leader, group: Group, most: int) -> None:
             (leader.groups.retire if took else leader.groups.give_up)(group, consumer)
             app.plane.kick()
 
-    consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, end=unanswered, once=True)
+    consumer = ConsumerStream("redrive", REDRIVE_LEASE_MS, take, most, unanswered, once=True)
+    consumer.withdraw = lambda lease_id: [lease_id]
     leader.groups.join(group, consumer)
-    leader.groups.credit(group, consumer, most)
     app.node.later(REDRIVE_WAIT_US, over)
 
 
