@@ -323,7 +323,7 @@ class GroupDesk:
     async def _lease_and_move(
         self, leader: Leader, group: Group, messages: int, moves: "_Moves"
     ) -> bool:
-        """Begin to move the oldest letters; return whether some came in time."""
+        """Begin to move the letters that are next; return whether some came in time."""
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take(delivery: Delivery) -> None:

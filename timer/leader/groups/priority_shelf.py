@@ -4,10 +4,10 @@
                                    4: o o o o    the OLDEST of all levels, and again
                                    0: o o
 
-A delivery has messages of one level, so that a consumer with a long inbox gets them in this order.
-While messages of several levels wait, each RUN messages of the highest one are followed by the
-OLDEST ones, by their queue offset. A message behind k earlier ready ones is therefore among the
-next WAIT_MAX(k) deliveries, whatever has a higher priority:
+A delivery has messages of one level, or some of the OLDEST, so that a consumer with a long inbox
+gets them in this order. While messages of several levels wait, each RUN messages of the highest one
+are followed by the OLDEST ones, by their queue offset. A message behind k earlier ready ones is
+therefore among the next WAIT_MAX(k) deliveries, whatever has a higher priority:
 
     (k // OLDEST + 1) * (RUN + OLDEST)
 
