@@ -7,8 +7,8 @@
 
 Exit codes: 0 stopped by a signal; 2 usage; 64 a setting or a port; 65 the data directory; 66
 damaged files, another version's, a lost promise, or a founder formatted again; 67 the disk failed;
-68 the replicas' states differ, and no state has a majority; 70-75 the control plane (see
-cluster/control/raft.py); 1 any other error.
+68 the replicas' states differ, and no state has a majority; 69 a certificate is not valid at this
+machine's time; 70-75 the control plane (see cluster/control/raft.py); 1 any other error.
 
 A node does not end if its state or log is damaged, or if its state differs from the majority's. It
 fetches both from the leader (cluster/files/repair.py). Then the process replaces itself by a new
@@ -56,6 +56,8 @@ exit codes (docs/runbook.md):
          that was formatted again
   67     the disk failed
   68     the replicas' states differ, and no majority agrees
+  69     a certificate is not valid yet, or not any more, by this machine's
+         clock; start the node again
   70-75  the control plane failed; start the node again
 """
 
@@ -70,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
             return init(arguments[1:])
         return run(arguments)
     except EngineError as error:
-        print(f"timerd: {error}", file=sys.stderr)  # noqa: T201
+        print("timerd:", error, *getattr(error, "__notes__", ()), file=sys.stderr)  # noqa: T201
         return exit_code(error)
     except ModuleNotFoundError as missing:  # only the client is installed
         from timerclient.cli.missing_modules import why_missing  # not needed by a start

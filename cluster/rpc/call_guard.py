@@ -30,7 +30,7 @@ from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.node_tls import caller_identity
 from cluster.rpc.rpc_caller import CALLER, METADATA, Caller
 from cluster.security.caller_limits import CallerLimits
-from cluster.security.certificate_dates import end_of_certificate_s
+from cluster.security.certificate_dates import end_of_certificate_s, utc_text
 from cluster.security.identities import (
     CallerIdentity,
     IdentityKind,
@@ -253,8 +253,8 @@ class _OpenRpc:
 
 def _check_date(expires_s: float, now_s: float) -> None:
     if now_s >= expires_s:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_s))
-        raise NotReadyError(f"your certificate expired at {stamp}: connect again with a new one")
+        at = utc_text(expires_s)
+        raise NotReadyError(f"your certificate expired at {at}: connect again with a new one")
 
 
 def _expiry_of(context: _Context) -> float:

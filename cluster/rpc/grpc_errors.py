@@ -73,6 +73,7 @@ STATUSES: Final[dict[type[timer_errors.EngineError], Status]] = {
     timer_errors.WrongDirectoryError: _STORAGE,
     timer_errors.DiskFailedError: _STORAGE,
     timer_errors.ConfigError: Status(_C.INVALID_ARGUMENT, timer_pb2.REASON_CONFIG),
+    timer_errors.CertificateDateError: Status(_C.INVALID_ARGUMENT, timer_pb2.REASON_CONFIG),
 }
 
 

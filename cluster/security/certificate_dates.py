@@ -1,18 +1,28 @@
-"""The end of a certificate, read from its bytes; the standard library does not read it.
+"""The dates of a certificate, read from its bytes; the standard library does not read them.
 
     Certificate { { [0] version?, serial, algorithm, issuer, validity { begin, end }, ... }, ... }
 
-gRPC has verified the certificate before, so its fields are where X.509 has them.
+gRPC or OpenSSL has read the certificate before, so its fields are where X.509 has them.
 """
 
 import datetime
 import functools
+import re
 import ssl
-from typing import Final
+import time
+from typing import Final, NamedTuple
 
+_PEM: Final = re.compile(f"{ssl.PEM_HEADER}.*?{ssl.PEM_FOOTER}", re.DOTALL)
 _LONG: Final = 0x80
 _VERSION, _UTC_TIME = 0xA0, 0x17
 _FORMS: Final = {_UTC_TIME: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
+
+
+class Validity(NamedTuple):
+    """The Unix times at which a certificate begins to be valid, and expires."""
+
+    begin_s: float
+    end_s: float
 
 
 @functools.lru_cache(maxsize=4_096)
@@ -22,9 +32,27 @@ def end_of_certificate_s(pem: bytes) -> float:
     Raises:
         ValueError: the bytes are no certificate.
     """
-    text = pem.decode("ascii")
-    begin, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
-    der = ssl.PEM_cert_to_DER_cert(text[max(begin, 0) : end + len(ssl.PEM_FOOTER)])
+    return validities_in(pem)[0].end_s
+
+
+def validities_in(pem: bytes) -> list[Validity]:
+    """Return the dates of each certificate in the text of a file, at least one.
+
+    Raises:
+        ValueError: there is none, or one is damaged.
+    """
+    found = _PEM.findall(pem.decode("ascii", "replace"))
+    if not found:
+        raise ValueError("no certificate in PEM")
+    return [_validity_in(ssl.PEM_cert_to_DER_cert(each)) for each in found]
+
+
+def utc_text(unix_s: float) -> str:
+    """Return a time as in 2030-01-31T09:00:00Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))
+
+
+def _validity_in(der: bytes) -> Validity:
     fields = _content(_content(der)[1])[1]
     tag, _, after = _content(fields)
     skipped = 4 if tag == _VERSION else 3
@@ -32,12 +60,16 @@ def end_of_certificate_s(pem: bytes) -> float:
         _, _, after = _content(fields)
         fields = after
     _, validity, _ = _content(fields)
-    _, _, after = _content(validity)
-    tag, time, _ = _content(after)
+    begin_tag, begin, after = _content(validity)
+    end_tag, end, _ = _content(after)
+    return Validity(_time_s(begin_tag, begin), _time_s(end_tag, end))
+
+
+def _time_s(tag: int, content: bytes) -> float:
     form = _FORMS.get(tag)
     if form is None:
         raise ValueError(f"a time with the tag {tag}")
-    found = datetime.datetime.strptime(time.decode("ascii") + "+0000", f"{form}%z")
+    found = datetime.datetime.strptime(content.decode("ascii") + "+0000", f"{form}%z")
     return found.timestamp()
 
 

@@ -14,11 +14,13 @@ a peer tests: key, chain, purpose, name and dates.
 import contextlib
 import os
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.security.certificate_dates import utc_text, validities_in
 from cluster.security.identities import (
     CallerIdentity,
     IdentityKind,
@@ -27,11 +29,13 @@ from cluster.security.identities import (
     node_host,
 )
 from cluster.security.plain_file import read_plain
-from timer.model.timer_errors import ConfigError
+from timer.model.timer_errors import CertificateDateError, ConfigError
 
 FILE_BYTES_MAX: Final = 1 << 20
 _HANDSHAKE_STEPS: Final = 16
 """A handshake takes four steps."""
+_NOT_YET_VALID, _EXPIRED = 9, 10
+"""Of OpenSSL: X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +69,10 @@ def read_certificate(files: CertificateFiles, *, name: str, cluster_id: str) -> 
     `name`: the node's, which the certificate must have.
 
     Raises:
-        ConfigError: a file cannot be read, others can read the key, or a check fails. The error
-            names the setting, such as `tls.key`.
+        CertificateDateError: by this machine's clock a certificate is not valid yet, or not any
+            more. A note has the clock.
+        ConfigError: a file cannot be read, others can read the key, or another check fails. Both
+            errors name the setting, such as `tls.key`.
     """
     check_key_mode("tls.key", Path(files.key))
     ca, client_ca = (_read(f"tls.{each}", getattr(files, each)) for each in ("ca", "client_ca"))
@@ -163,6 +169,8 @@ def _peer_of_handshake(
             load_pair(context, pair)
         return _shake_hands(server, client, host)
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
+            raise _date_error(files, ca, pair, error.verify_code) from None
         raise ConfigError("tls.certificate", files.certificate, error.verify_message) from None
     except ssl.SSLError as error:
         if "KEY_VALUES_MISMATCH" in str(error):
@@ -170,6 +178,23 @@ def _peer_of_handshake(
         else:
             limit = f"with {files.key}: {error.reason or error}"
         raise ConfigError("tls.certificate", files.certificate, limit) from None
+
+
+def _date_error(files: CertificateFiles, ca: bytes, pair: bytes, code: int) -> ConfigError:
+    """Return the error of a date, by the code of the verification."""
+    now_s, own, authorities = time.time(), validities_in(pair), validities_in(ca)
+    if code == _NOT_YET_VALID:
+        own_s, ca_s = (max(each.begin_s for each in dates) for dates in (own, authorities))
+        is_own, what = own_s >= ca_s, "is valid only from {} on"
+    else:
+        own_s, ca_s = (min(each.end_s for each in dates) for dates in (own, authorities))
+        is_own, what = own_s <= now_s, "expired at {}"
+    setting, path = ("certificate", files.certificate) if is_own else ("ca", files.ca)
+    error = CertificateDateError(
+        f"tls.{setting}", path, what.format(utc_text(own_s if is_own else ca_s))
+    )
+    error.add_note(f"(this machine's clock: {utc_text(now_s)})")
+    return error
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str) -> dict[str, Any]:

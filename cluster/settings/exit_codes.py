@@ -3,6 +3,7 @@
 from typing import Final
 
 from timer.model.timer_errors import (
+    CertificateDateError,
     ConfigError,
     CorruptFileError,
     PromiseLostError,
@@ -17,6 +18,7 @@ EXIT_DIRECTORY: Final = 65
 EXIT_CORRUPT: Final = 66
 EXIT_DISK: Final = 67
 EXIT_DIVERGED: Final = 68
+EXIT_DATE: Final = 69
 
 
 class Diverged(Exception):
@@ -31,6 +33,8 @@ class Diverged(Exception):
 def exit_code(error: BaseException) -> int:
     """Return the exit code for `error`."""
     match error:
+        case CertificateDateError():  # the clock may be corrected, or the file be replaced
+            return EXIT_DATE
         case ConfigError():
             return EXIT_CONFIG
         case WrongDirectoryError():

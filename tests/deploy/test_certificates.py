@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cluster.node import timerd
 from cluster.rpc.node_tls import NodeTls
 from cluster.security.certificate_dates import end_of_certificate_s
 from cluster.security.certificates import CertificateFiles, read_certificate
@@ -19,6 +21,8 @@ from cluster.security.identities import (
     UntrustedIdentityError,
     identity_of,
 )
+from cluster.settings.exit_codes import EXIT_DATE
+from deploy import certificate_store
 from deploy.certificate_store import CertificateError, CertificateStore
 from timer.model.timer_errors import ConfigError
 from timerclient.cli import timerctl
@@ -137,6 +141,41 @@ async def test_a_certificate_is_tried_again_while_its_time_has_not_come(
     monkeypatch.setattr(tls, "_read", read)
     await tls.renew()
     assert read.call_count == 0, "unchanged files are not checked again"
+
+
+@pytest.mark.parametrize(
+    ("early", "days", "which", "why"),
+    [
+        (["node-n1", "ca"], 1, "certificate", "is valid only from"),
+        (["ca"], 1, "ca", "is valid only from"),
+        ([], 0, "certificate", "expired at"),
+    ],
+)
+def test_a_node_whose_clock_may_be_wrong_ends_with_a_status_after_which_it_is_restarted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    early: list[str],
+    days: int,
+    which: str,
+    why: str,
+) -> None:
+    store, usual = CertificateStore(tmp_path), certificate_store.CLOCK_SKEW
+    ahead = {name: timedelta(days=-1) for name in early}
+    monkeypatch.setattr(certificate_store, "CLOCK_SKEW", ahead.get("ca", usual))
+    store.create("prod")
+    monkeypatch.setattr(certificate_store, "CLOCK_SKEW", ahead.get("node-n1", usual))
+    store.issue(IdentityKind.NODE, "n1", days=days)
+
+    def start(_: object) -> int:
+        read_certificate(files(store), name="n1", cluster_id="prod")
+        return 0
+
+    monkeypatch.setattr(timerd, "run", start)
+    assert timerd.main([]) == EXIT_DATE
+    error = capsys.readouterr().err
+    assert f"tls.{which} = '{getattr(files(store), which)}': {why} 20" in error
+    assert f"(this machine's clock: {datetime.now(UTC):%Y-%m-}" in error
 
 
 def test_an_expired_certificate_and_a_key_for_others_are_rejected(tmp_path: Path) -> None:

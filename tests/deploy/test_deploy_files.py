@@ -38,6 +38,7 @@ def unit_setting(name: str) -> str:
 
 def test_unit_agrees_with_the_settings_and_the_runbook() -> None:
     assert unit_setting("RestartPreventExitStatus").split() == lasting_exit_codes()
+    assert "time-sync.target" in unit_setting("After").split(), "certificates have dates"
     defaults = NodeConfig(name="n", cluster_id="c", data=Path("d"), peers={"n": "127.0.0.1:1"})
     assert int(unit_setting("TimeoutStopSec")) * 1_000 >= 2 * defaults.timing.drain_timeout_ms
     assert int(unit_setting("LimitNOFILE")) >= max(

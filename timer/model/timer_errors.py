@@ -29,6 +29,7 @@ EngineError
     +-- WrongDirectoryError   the data directory is of another cluster or node, in use, or empty
     +-- DiskFailedError       a write or fsync failed; the page cache can't be trusted after it
 +-- ConfigError               a setting is unknown or out of range; has its name
+    +-- CertificateDateError  a certificate is not valid at the time of this machine's clock
 """
 
 from collections.abc import Sequence
@@ -358,3 +359,7 @@ class ConfigError(EngineError):
     def __init__(self, key: str, value: object, limit: str) -> None:
         super().__init__(f"{_named(key, value)}: {limit}")
         self.key = key
+
+
+class CertificateDateError(ConfigError):
+    """By this machine's clock a certificate is not valid yet, or not any more."""
