@@ -23,6 +23,7 @@ from cluster.security.certificates import (
     FILE_BYTES_MAX,
     CertificateFiles,
     NodeCertificate,
+    load_authorities,
     load_pair,
     read_certificate,
 )
@@ -264,7 +265,7 @@ class NodeTls:
         context, found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.certificate
         context.verify_mode = ssl.CERT_OPTIONAL
         load_pair(context, found.certificate + b"\n" + found.key)
-        context.load_verify_locations(cadata=found.client_ca.decode("ascii"))
+        load_authorities(context, found.client_ca)
         return context
 
     def _replication_contexts(self) -> ReplicationContexts:
@@ -276,7 +277,7 @@ class NodeTls:
         for each in contexts:
             each.verify_mode = ssl.CERT_REQUIRED
             load_pair(each, found.certificate + b"\n" + found.key)
-            each.load_verify_locations(cadata=found.ca.decode("ascii"))
+            load_authorities(each, found.ca)
         return contexts
 
     # ---- dialling

@@ -120,6 +120,16 @@ def check_key_mode(setting: str, path: Path) -> None:
         raise ConfigError(setting, str(path), limit)
 
 
+def load_authorities(context: ssl.SSLContext, authorities: bytes) -> None:
+    """Let a context trust authorities (PEM), from memory. Comments may have any bytes.
+
+    Raises:
+        ssl.SSLError: the bytes have no certificates, or one is damaged.
+    """
+    with _as_file(authorities) as path:
+        context.load_verify_locations(path)
+
+
 def load_pair(context: ssl.SSLContext, pair: bytes) -> None:
     """Load a certificate with its key (PEM) into a context, from memory.
 
@@ -144,8 +154,8 @@ def _authorities_in(setting: str, path: str, pem: bytes) -> tuple[float, frozens
     """Return the Unix time at which the first of the authorities expires, and all in DER."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        context.load_verify_locations(cadata=pem.decode("ascii"))
-    except (ssl.SSLError, ValueError):  # ValueError: an empty file
+        load_authorities(context, pem)
+    except ssl.SSLError:
         raise ConfigError(setting, path, "must have certificates in PEM") from None
     ends = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in context.get_ca_certs()]
     if not ends:
@@ -157,7 +167,6 @@ def _peer_of_handshake(
     files: CertificateFiles, ca: bytes, pair: bytes, host: str
 ) -> dict[str, Any]:
     """Return the certificate (see `ssl.SSLSocket.getpeercert`) after both ends verified it."""
-    trusted = ca.decode("ascii")
     server, client = (
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
@@ -165,7 +174,7 @@ def _peer_of_handshake(
     server.verify_mode = ssl.CERT_REQUIRED
     try:
         for context in (server, client):
-            context.load_verify_locations(cadata=trusted)
+            load_authorities(context, ca)
             load_pair(context, pair)
         return _shake_hands(server, client, host)
     except ssl.SSLCertVerificationError as error:

@@ -60,6 +60,15 @@ def test_a_node_certificate_fits_its_node_and_says_when_it_expires(
         end_of_certificate_s(ssl.DER_cert_to_PEM_cert(short).encode())
 
 
+def test_comments_in_the_files_may_have_any_bytes(tmp_path: Path) -> None:
+    store, tls = node_with_tls(tmp_path)
+    comment = "# für n1\n".encode("latin-1")
+    for name in ("ca", "client-ca", "node-n1"):
+        store.path(name).write_bytes(comment + store.path(name).read_bytes() + comment)
+    commented = NodeTls(tls_config(store))
+    assert commented.certificate.authorities == tls.certificate.authorities
+
+
 def test_the_two_authorities_must_differ(store: CertificateStore, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_bytes(store.path("client-ca").read_bytes() + store.path("ca").read_bytes())
@@ -102,10 +111,13 @@ def node_with_tls(directory: Path) -> tuple[CertificateStore, NodeTls]:
     store = CertificateStore(directory)
     store.create("prod")
     store.issue(IdentityKind.NODE, "n1", hosts=["127.0.0.1"])
-    names = dataclasses.asdict(files(store)) | {"access": str(directory / "access.toml")}
-    names["tokens"] = ""
-    config: Any = SimpleNamespace(name="n1", cluster_id="prod", tls=SimpleNamespace(**names))
-    return store, NodeTls(config)
+    return store, NodeTls(tls_config(store))
+
+
+def tls_config(store: CertificateStore) -> Any:
+    """Return the settings of n1 that its TLS needs."""
+    names = dataclasses.asdict(files(store)) | {"access": str(store.access), "tokens": ""}
+    return SimpleNamespace(name="n1", cluster_id="prod", tls=SimpleNamespace(**names))
 
 
 @pytest.mark.parametrize("cut", ["ca.pem", "client-ca.pem", "node-n1.pem", "access.toml"])
