@@ -65,7 +65,9 @@ class Ports:
         self.health = health_service
         if endpoints.tls is not None:
             endpoints.tls.on_renewal = self._renew
-            endpoints.tls.on_withdrawal = endpoints.end_distrusted
+            endpoints.tls.on_withdrawal = lambda withdrawn: endpoints.end_distrusted(
+                withdrawn, http.port
+            )
 
     async def open(self) -> int:
         """Listen on the gRPC ports, then on the HTTP port; return the number of the HTTP port.

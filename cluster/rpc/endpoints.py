@@ -113,18 +113,19 @@ class Endpoints:
         self.replication = self._replication_port()
         """None: the messages of the other nodes come over gRPC."""
 
-    def end_distrusted(self, withdrawn: Withdrawn) -> int:
+    def end_distrusted(self, withdrawn: Withdrawn, http_port: int) -> int:
         """End the connections whose handshake trusted withdrawn authorities; return their number.
+
+        `http_port`: the bound one.
 
         It takes all connections of a port: which authority signed is not known afterwards. For a
         thread.
         """
         config = self._config
-        accepted = {"grpc": config.grpc, "http": config.http} if withdrawn.clients else {}
-        accepted |= {"link": config.link} if withdrawn.nodes else {}
-        ports = {key: parse_address(key, at, port_min=0).port for key, at in accepted.items()}
+        ports = {parse_address("grpc", config.grpc).port, http_port} if withdrawn.clients else set()
+        ports |= {parse_address("link", config.link).port} if withdrawn.nodes else set()
         return end_connections(
-            accepted_at={*ports.values()},
+            accepted_at=ports,
             dialled_to={parse_address("links", at).port for at in self.others.values()}
             if withdrawn.nodes
             else set(),

@@ -269,6 +269,8 @@ class HttpServer:
         self._metrics_pages = MetricsPages(view.measure, registry)
         self._runner: web.AppRunner | None = None
         self._listener: HttpListener | None = None
+        self.port = self._address.port
+        """The port; 0: the system chooses it at `start`."""
 
     async def start(self) -> int:
         """Listen; return the port.
@@ -322,11 +324,12 @@ class HttpServer:
             self._connections_max,
         )
         try:
-            return await self._listener.start(*self._address)
+            self.port = await self._listener.start(*self._address)
         except OSError as error:
             await self.stop()
             why = "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
             raise ConfigError("http", self._text, f"can't listen: {why}") from error
+        return self.port
 
     async def stop(self) -> None:
         """Refuse new requests, finish those under way, close; allowed at any time."""

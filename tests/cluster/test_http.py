@@ -8,14 +8,18 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
 import uvloop
+from prometheus_client import CollectorRegistry
 
 import cluster.rpc.http
+from cluster.node.ports import Ports
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.rpc import http_connections, http_listener
+from cluster.rpc.endpoints import Endpoints
 from cluster.rpc.http import (
     NO_HTTP_HOOKS,
     HttpHooks,
@@ -26,7 +30,9 @@ from cluster.rpc.http import (
 )
 from cluster.rpc.http_connections import HttpConnection
 from cluster.rpc.metrics_pages import APART_S
+from cluster.rpc.node_tls import Withdrawn
 from cluster.security.identities import IdentityKind
+from cluster.settings.config import NodeConfig, TlsConfig
 from deploy.certificate_store import CertificateStore
 from deploy.local import free_ports
 from timer.model.timer_errors import ConfigError, NotReadyError
@@ -304,6 +310,49 @@ def context(tmp_path: Path) -> ssl.SSLContext:
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.load_cert_chain(store.path("node-n1"), store.path("node-n1", key=True))
     return made
+
+
+async def test_connections_of_a_withdrawn_authority_end_at_a_port_that_the_system_chose(
+    context: ssl.SSLContext, tmp_path: Path
+) -> None:
+    endpoints = Endpoints(config_with_tls(tmp_path))
+    http = endpoints.http_server(FakeNode(), CollectorRegistry())
+    parts: Any = dict.fromkeys(("relay", "servers", "health_service"), Mock())
+    Ports(endpoints, Mock(), http, **parts)
+    assert endpoints.tls is not None
+    port = await http.start()
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1",
+        port,
+        ssl=ssl.create_default_context(cafile=tmp_path / "ca.pem"),
+        server_hostname="n1.nodes.c.timer",
+    )
+    withdrawn = Withdrawn(nodes=False, clients=True)
+    await asyncio.to_thread(endpoints.tls.on_withdrawal, withdrawn)
+    async with asyncio.timeout(10):
+        assert not await _rest(reader)
+    writer.close()
+    await http.stop()
+
+
+def config_with_tls(directory: Path) -> NodeConfig:
+    """Return the settings of a node n1 whose files are those of a CertificateStore."""
+    files = {
+        "ca": "ca.pem",
+        "client_ca": "client-ca.pem",
+        "certificate": "node-n1.pem",
+        "key": "node-n1-key.pem",
+        "access": "access.toml",
+    }
+    return NodeConfig(
+        name="n1",
+        cluster_id="c",
+        data=directory / "data",
+        peers={"n1": "127.0.0.1:1"},
+        links={"n1": "127.0.0.1:2"},
+        http="127.0.0.1:0",
+        tls=TlsConfig(**{name: str(directory / file) for name, file in files.items()}),
+    )
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
