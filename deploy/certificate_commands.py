@@ -116,7 +116,7 @@ def _issue(store: "CertificateStore", args: argparse.Namespace) -> int:
     if args.host and kind is not IdentityKind.NODE:
         raise UsageError("--host: only the certificate of a node has hosts", "timerctl certs issue")
     path = store.issue(kind, args.name, hosts=args.host, days=args.days or LEAF_DAYS)
-    return _print(args, [facts_of(path)])
+    return _print(args, facts_of(path))
 
 
 def _show(store: "CertificateStore", args: argparse.Namespace) -> int:
@@ -128,7 +128,7 @@ def _check(store: "CertificateStore", args: argparse.Namespace) -> int:
     found = [*store.facts()]
     if found or args.output == "json":
         _print(args, found)
-    late = [each.path.name for each in found if each.not_after < limit]
+    late = dict.fromkeys(each.path.name for each in found if each.not_after < limit)
     if late:
         sys.stderr.write(f"timerctl: less than {args.within} days left: {', '.join(late)}\n")
     elif not found:

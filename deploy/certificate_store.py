@@ -64,7 +64,7 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateFacts:
-    """The contents of a certificate file."""
+    """The contents of a certificate."""
 
     path: Path
     subject: str
@@ -123,7 +123,7 @@ class CertificateStore:
         Raises:
             CertificateError: there is no authority.
         """
-        return _cluster_of(self._certificate("ca").subject)
+        return _cluster_of(_load(self.path("ca"))[0].subject)
 
     def issue(
         self, kind: IdentityKind, name: str, *, hosts: Sequence[str] = (), days: float = LEAF_DAYS
@@ -142,7 +142,7 @@ class CertificateStore:
             raise CertificateError(f"name = {name!r}: must not be `ca`, nor end in `-key`")
         if hosts and kind is not IdentityKind.NODE:
             raise CertificateError("hosts: only the certificates of nodes have them")
-        authority = self._certificate(_AUTHORITY_OF[kind])
+        authority = _load(self.path(_AUTHORITY_OF[kind]))[0]
         signer, cluster_id = self._key(_AUTHORITY_OF[kind]), _cluster_of(authority.subject)
         identity = CallerIdentity(kind, name)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -169,16 +169,13 @@ class CertificateStore:
         """Yield the facts of each certificate in the directory, by file name.
 
         Raises:
-            CertificateError: a file is not a certificate.
+            CertificateError: a file has no certificate.
         """
         for path in sorted(self.directory.glob("*.pem")):
             if not path.name.endswith("-key.pem"):
-                yield facts_of(path)
+                yield from facts_of(path)
 
     # ---- files
-
-    def _certificate(self, name: str) -> x509.Certificate:
-        return _load(self.path(name))
 
     def _key(self, name: str) -> ec.EllipticCurvePrivateKey:
         path = self.path(name, key=True)
@@ -205,13 +202,16 @@ class CertificateStore:
         _replace(self.path(name), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
-def facts_of(path: Path) -> CertificateFacts:
-    """Return the facts of a certificate file.
+def facts_of(path: Path) -> list[CertificateFacts]:
+    """Return the facts of each certificate in a file, at least one.
 
     Raises:
-        CertificateError: it cannot be read, or is not a certificate.
+        CertificateError: it cannot be read, or has no certificate.
     """
-    found = _load(path)
+    return [_facts(path, each) for each in _load(path)]
+
+
+def _facts(path: Path, found: x509.Certificate) -> CertificateFacts:
     cluster = _cluster_of(found.subject)
     subject, hosts = _common_name(found.subject), tuple[str, ...]()
     with contextlib.suppress(x509.ExtensionNotFound):  # an authority
@@ -235,9 +235,9 @@ def facts_of(path: Path) -> CertificateFacts:
     )
 
 
-def _load(path: Path) -> x509.Certificate:
+def _load(path: Path) -> list[x509.Certificate]:
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:
         raise CertificateError(f"{path}: {error.strerror}") from None
     except ValueError as error:

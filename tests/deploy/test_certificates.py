@@ -252,5 +252,13 @@ def test_the_command_makes_shows_and_checks(
     assert certs("check") == 1
     assert "admin-alice.pem" in capsys.readouterr().err
     assert certs("check", "--within", "9") == 0
+    brief = CertificateStore(tmp_path / "brief")
+    brief.create("prod", days=5)
+    with (tmp_path / "d" / "ca.pem").open("ab") as file:
+        file.write(brief.path("ca").read_bytes())
+    capsys.readouterr()
+    assert certs("check", "--within", "9") == 1, "ca.pem has two authorities"
+    shown = capsys.readouterr()
+    assert (shown.out.count("\nca.pem "), shown.err.count("ca.pem")) == (2, 1)
     assert certs("init", "prod") == 1
     assert "already" in capsys.readouterr().err
