@@ -57,7 +57,8 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         action="append",
         default=[],
         metavar="HOST",
-        help="of a node: a DNS name or IP address in its clients' endpoints; may be repeated",
+        help="of a node: a DNS name or IP address in its clients' endpoints; may be repeated; "
+        "default: those of its present certificate",
     )
     for name, days in (("init", 3650), ("issue", 365)):
         parsers[name].add_argument(
@@ -116,7 +117,10 @@ def _issue(store: "CertificateStore", args: argparse.Namespace) -> int:
     if args.host and kind is not IdentityKind.NODE:
         raise UsageError("--host: only the certificate of a node has hosts", "timerctl certs issue")
     path = store.issue(kind, args.name, hosts=args.host, days=args.days or LEAF_DAYS)
-    return _print(args, facts_of(path))
+    made = facts_of(path)
+    if (end := store.authority_end(kind)) == made[0].not_after:
+        sys.stderr.write(f"timerctl: {path.name} expires with its authority on {end:%Y-%m-%d}\n")
+    return _print(args, made)
 
 
 def _show(store: "CertificateStore", args: argparse.Namespace) -> int:

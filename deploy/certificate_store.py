@@ -100,7 +100,7 @@ class CertificateStore:
             key = ec.generate_private_key(ec.SECP256R1())
             subject = _named(f"{cluster_id} {signs}", cluster_id)
             built = (
-                _builder(subject, subject, key, days)
+                _builder(subject, subject, key, _in_days(days))
                 .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
                 .add_extension(_usage(signs=True), critical=True)
                 .add_extension(
@@ -130,10 +130,14 @@ class CertificateStore:
     ) -> Path:
         """Make a key and a certificate, in place of an earlier one; return the certificate's path.
 
-        `hosts`: DNS names and IP addresses at which clients reach a node.
+        `hosts`: DNS names and IP addresses at which clients reach a node; empty: those of the
+            earlier certificate.
+        `days`: validity. The certificate ends with its authority at the latest.
 
         Raises:
-            CertificateError: a name is malformed, or the authority's key is not here.
+            CertificateError: a name is malformed, the authority's key is not here or is that of
+                another authority, the authority has expired, or an earlier certificate that would
+                have the hosts is damaged.
         """
         if not NAME.fullmatch(name):
             raise CertificateError(f"name = {name!r}: must be {NAME_RULE}")
@@ -142,19 +146,20 @@ class CertificateStore:
             raise CertificateError(f"name = {name!r}: must not be `ca`, nor end in `-key`")
         if hosts and kind is not IdentityKind.NODE:
             raise CertificateError("hosts: only the certificates of nodes have them")
-        authority = _load(self.path(_AUTHORITY_OF[kind]))[0]
-        signer, cluster_id = self._key(_AUTHORITY_OF[kind]), _cluster_of(authority.subject)
+        authority, signer = self._signer(kind)
+        cluster_id = _cluster_of(authority.subject)
+        until = min(_in_days(days), authority.not_valid_after_utc)
         identity = CallerIdentity(kind, name)
         key = ec.generate_private_key(ec.SECP256R1())
         names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri(cluster_id))]
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
         if kind is IdentityKind.NODE:
             own = (node_host(name, cluster_id), nodes_host(cluster_id))
-            names += [*map(x509.DNSName, own), *map(_host, hosts)]
+            names += [*map(x509.DNSName, own), *map(_host, hosts or self._hosts(name))]
             purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         issuer_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         built = (
-            _builder(_named(str(identity), cluster_id), authority.subject, key, days)
+            _builder(_named(str(identity), cluster_id), authority.subject, key, until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -164,6 +169,14 @@ class CertificateStore:
         made = f"{kind}-{name}"
         self._write(made, built.sign(signer, hashes.SHA256()), key)
         return self.path(made)
+
+    def authority_end(self, kind: IdentityKind) -> datetime.datetime:
+        """Return the time at which the authority of a kind of certificates expires.
+
+        Raises:
+            CertificateError: see `issue`.
+        """
+        return self._signer(kind)[0].not_valid_after_utc
 
     def facts(self) -> Iterator[CertificateFacts]:
         """Yield the facts of each certificate in the directory, by file name.
@@ -176,6 +189,31 @@ class CertificateStore:
                 yield from facts_of(path)
 
     # ---- files
+
+    def _signer(self, kind: IdentityKind) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+        """Return the authority of a kind of certificates, and its key.
+
+        A file may have two authorities, while one replaces the other.
+        """
+        name = _AUTHORITY_OF[kind]
+        path, key = self.path(name), self._key(name)
+        mine = [each for each in _load(path) if each.public_key() == key.public_key()]
+        if not mine:
+            other = self.path(name, key=True)
+            raise CertificateError(f"{other}: the key of another authority than {path}")
+        last = max(mine, key=lambda each: each.not_valid_after_utc)
+        if last.not_valid_after_utc <= _in_days(0):
+            raise CertificateError(f"{path}: expired at {last.not_valid_after_utc:%Y-%m-%d %H:%MZ}")
+        return last, key
+
+    def _hosts(self, name: str) -> tuple[str, ...]:
+        """Return the hosts of a node's present certificate, except its names among the nodes."""
+        path = self.path(f"{IdentityKind.NODE}-{name}")
+        if not path.exists():
+            return ()
+        before = facts_of(path)[0]
+        own = (node_host(name, before.cluster), nodes_host(before.cluster))
+        return tuple(each for each in before.hosts if each not in own)
 
     def _key(self, name: str) -> ec.EllipticCurvePrivateKey:
         path = self.path(name, key=True)
@@ -245,18 +283,24 @@ def _load(path: Path) -> list[x509.Certificate]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    until: datetime.datetime,
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - CLOCK_SKEW)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_before(_in_days(0) - CLOCK_SKEW)
+        .not_valid_after(until)
     )
+
+
+def _in_days(days: float) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
 
 def _named(common: str, cluster_id: str) -> x509.Name:

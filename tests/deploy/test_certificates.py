@@ -23,7 +23,7 @@ from cluster.security.identities import (
 )
 from cluster.settings.exit_codes import EXIT_DATE
 from deploy import certificate_store
-from deploy.certificate_store import CertificateError, CertificateStore
+from deploy.certificate_store import CertificateError, CertificateStore, facts_of
 from timer.model.timer_errors import ConfigError
 from timerclient.cli import timerctl
 
@@ -158,8 +158,8 @@ async def test_a_certificate_is_tried_again_while_its_time_has_not_come(
 @pytest.mark.parametrize(
     ("early", "days", "which", "why"),
     [
-        (["node-n1", "ca"], 1, "certificate", "is valid only from"),
-        (["ca"], 1, "ca", "is valid only from"),
+        (["node-n1", "ca"], 2, "certificate", "is valid only from"),
+        (["ca"], 2, "ca", "is valid only from"),
         ([], 0, "certificate", "expired at"),
     ],
 )
@@ -230,6 +230,42 @@ def test_a_name_whose_files_are_those_of_others_is_rejected(
     with pytest.raises(CertificateError, match=f"name = '{name}'"):
         store.issue(IdentityKind.CLIENT, name)
     assert {path: path.read_bytes() for path in store.directory.iterdir()} == before
+
+
+def test_a_certificate_is_signed_by_the_authority_of_the_key_and_ends_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, other = CertificateStore(tmp_path), CertificateStore(tmp_path / "other")
+    store.create("prod")
+    other.create("prod", days=90)
+
+    def issue() -> int:
+        return timerctl.main(["certs", "issue", "node", "n1", "--dir", str(tmp_path)])
+
+    assert issue() == 0
+    assert "authority" not in capsys.readouterr().err
+    store.path("ca", key=True).write_bytes(other.path("ca", key=True).read_bytes())
+    assert issue() == 1
+    assert "ca-key.pem: the key of another authority than" in capsys.readouterr().err
+    with store.path("ca").open("ab") as file:
+        file.write(other.path("ca").read_bytes())
+    assert issue() == 0
+    assert "node-n1.pem expires with its authority on 20" in capsys.readouterr().err
+    found = read_certificate(files(store), name="n1", cluster_id="prod")
+    assert found.not_after_s["certificate"] == found.not_after_s["ca"]
+    other.directory.joinpath("ca.pem").unlink()
+    other.directory.joinpath("client-ca.pem").unlink()
+    other.create("prod", days=0)
+    with pytest.raises(CertificateError, match=r"ca\.pem: expired at"):
+        other.issue(IdentityKind.NODE, "n1")
+
+
+def test_a_renewed_certificate_keeps_its_hosts_except_if_others_are_given(tmp_path: Path) -> None:
+    store = CertificateStore(tmp_path)
+    store.create("prod")
+    for given, hosts in (((), ()), (("a.lan", "::1"), ("a.lan", "::1")), ((), ("a.lan", "::1"))):
+        [made] = facts_of(store.issue(IdentityKind.NODE, "n1", hosts=given))
+        assert made.hosts == ("n1.nodes.prod.timer", "nodes.prod.timer", *hosts)
 
 
 def test_the_command_makes_shows_and_checks(
