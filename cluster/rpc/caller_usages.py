@@ -1,7 +1,8 @@
 """The usage of this node by each identity, compared with the limits in the rules of access.
 
 The leader charges all requests, also relayed ones, so a rate holds for the cluster as a whole. A
-node that relays charges them too. Open calls and connections are counted on each node.
+node that relays charges them too. Open calls and connections are counted on each node, and so are
+pages of the HTTP port, which the node answers itself.
 """
 
 import time
@@ -42,7 +43,7 @@ class CallerUsages:
             usage.close(address)
 
     def charge(self, identity: CallerIdentity, request: Any) -> None:
-        """Count a request.
+        """Count a request. None: one without a message.
 
         Raises:
             CallerLimitError: the identity has sent too much.

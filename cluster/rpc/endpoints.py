@@ -232,8 +232,14 @@ class Endpoints:
         """Return the HTTP server. It listens from its `start` on. Arguments: see HttpServer."""
         secured = None
         if (tls := self.tls) is not None:
+            assert self._usages is not None
             secured = HttpTls(
-                lambda: tls.http, self._config.cluster_id, tls.access, tls.tokens, self.audit
+                lambda: tls.http,
+                self._config.cluster_id,
+                tls.access,
+                tls.tokens,
+                self.audit,
+                self._usages,
             )
         return HttpServer(
             self._config.http,

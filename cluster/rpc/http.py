@@ -30,10 +30,18 @@ from cluster.rpc import openapi
 from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.aiohttp_server import web
 from cluster.rpc.audit_log import AuditLog
+from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.http_api import IDENTITY, RULES, certificate_uris, peer_of
 from cluster.rpc.http_connections import PROBES, HttpConnections
 from cluster.rpc.http_listener import HttpListener
-from cluster.rpc.http_routes import FILTERED_PATHS, READERS, RPC_PATHS, SCOPES, HttpRoute
+from cluster.rpc.http_routes import (
+    CALLING_PATHS,
+    FILTERED_PATHS,
+    READERS,
+    RPC_PATHS,
+    SCOPES,
+    HttpRoute,
+)
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX
 from cluster.rpc.metrics_pages import MetricsPages
 from cluster.rpc.open_files import HTTP_RESERVED
@@ -54,6 +62,7 @@ from cluster.security.identities import (
 from cluster.security.token_hashes import hash_in
 from cluster.settings.config import parse_address
 from timer.model.timer_errors import (
+    CallerLimitError,
     ConfigError,
     EngineError,
     InvalidRequestError,
@@ -159,7 +168,8 @@ _unix_s: Final = functools.lru_cache(maxsize=1_024)(ssl.cert_time_to_seconds)
 class HttpTls:
     """TLS of the HTTP port. Probes need no certificate. RPC routes need one or a token before their
     body is read, and check the rules of their methods. A list of topics needs one that may observe
-    some topic, and the other pages one that may observe the cluster."""
+    some topic, and the other pages one that may observe the cluster. All count for the caller's
+    limits, except for probes."""
 
     context: Callable[[], ssl.SSLContext]
     """Returns the one for the next handshake."""
@@ -169,29 +179,33 @@ class HttpTls:
     tokens: TokenFile | None
     """None: bearer tokens are ignored."""
     audit: AuditLog
+    usages: CallerUsages
 
     @web.middleware
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request whose caller may make it; deny others."""
+        """Answer a request whose caller may make it, and has not reached a limit; refuse others."""
+        if request.path in PROBES:
+            return await handler(request)
         resource = request.match_info.route.resource
-        is_rpc = resource is not None and (request.method, resource.canonical) in RPC_PATHS
-        if request.path not in PROBES:
-            try:
-                caller = request[IDENTITY] = self._caller(request)
-                rules = request[RULES] = self.access.rules
-                some = request.path in FILTERED_PATHS and rules.may_some(caller, Permission.OBSERVE)
-                if not (is_rpc or some):
-                    self._check(caller)
-            except EngineError as denied:
-                named = self._shown(request)
-                self.audit.denied(request.path[:200], named, peer_of(request), denied)
-                answer = problem_of(denied)
-                if is_api(request):
-                    return answer
-                del answer.headers["Content-Type"]
-                answer.text, answer.content_type = f"{denied}\n", "text/plain"
-                return answer
-        return await handler(request)
+        path = request.method, resource.canonical if resource is not None else ""
+        try:
+            caller = request[IDENTITY] = self._caller(request)
+            rules = request[RULES] = self.access.rules
+            some = request.path in FILTERED_PATHS and rules.may_some(caller, Permission.OBSERVE)
+            if not (path in RPC_PATHS or some):
+                self._check(caller)
+        except EngineError as denied:
+            named = self._shown(request)
+            self.audit.denied(request.path[:200], named, peer_of(request), denied)
+            return _refusal(request, denied)
+        if path in CALLING_PATHS:
+            return await handler(request)
+        try:
+            with self.usages.opened(caller, peer_of(request)):
+                self.usages.charge(caller, None)
+                return await handler(request)
+        except CallerLimitError as error:
+            return _refusal(request, error)
 
     def _check(self, caller: CallerIdentity) -> None:
         """Check that a caller may observe the cluster.
@@ -226,6 +240,14 @@ class HttpTls:
         if _unix_s(until) <= time.time():
             raise PermissionDeniedError(f"the certificate expired at {until}")
         return caller
+
+
+def _refusal(request: web.Request, error: EngineError) -> web.Response:
+    answer = problem_of(error)
+    if not is_api(request):
+        del answer.headers["Content-Type"]
+        answer.text, answer.content_type = f"{error}\n", "text/plain"
+    return answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ class HttpRoute:
     """Content type of the request and the answer."""
     is_filtered: bool = False
     """A reader that shows a caller with rules for some topics those topics."""
+    calls: bool = False
+    """A reader that calls public methods for its caller. An RPC route does so in any case."""
     is_private: bool = False
     """A page of another origin must not read the answer; see http_api.py."""
 
@@ -174,6 +176,7 @@ PAGE_READERS: Final = (
         name="FindTimer",
         summary="One timer and its story, from the leader",
         query={"id": "the timer's id, or:", "topic": "its topic", "key": "and its key"},
+        calls=True,
     ),
 )
 """Answered by the status page."""
@@ -576,3 +579,7 @@ ROUTES: Final = (*READERS, *PAGE_READERS, *RPC_ROUTES)
 FILTERED_PATHS: Final = frozenset(each.path for each in ROUTES if each.is_filtered)
 RPC_PATHS: Final = frozenset((each.verb, each.path) for each in RPC_ROUTES)
 """Routes that check the access rules of their method themselves."""
+CALLING_PATHS: Final = RPC_PATHS | {
+    (verb, each.path) for each in ROUTES if each.calls for verb in ("GET", "HEAD")
+}
+"""Routes whose calls of methods count for the limits of the caller."""

@@ -7,8 +7,9 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import pytest
@@ -18,7 +19,8 @@ from prometheus_client import CollectorRegistry
 import cluster.rpc.http
 from cluster.node.ports import Ports
 from cluster.observe.metrics import Levels, Telemetry
-from cluster.rpc import http_connections, http_listener
+from cluster.page.page_routes import StatusPages
+from cluster.rpc import caller_usages, http_connections, http_listener
 from cluster.rpc.endpoints import Endpoints
 from cluster.rpc.http import (
     NO_HTTP_HOOKS,
@@ -335,6 +337,50 @@ async def test_connections_of_a_withdrawn_authority_end_at_a_port_that_the_syste
     await http.stop()
 
 
+@pytest.mark.filterwarnings("ignore::aiohttp.web.NotAppKeyWarning")  # as aiohttp itself does
+async def test_pages_count_for_the_limits_of_their_caller(
+    context: ssl.SSLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller_usages, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    rule = 'who = ["client/a"]\nmay = ["observe"]\nrate = { requests = 2 }\nmost = { streams = 1 }'
+    (tmp_path / "access.toml").write_text(f"[[rule]]\n{rule}")
+    store = CertificateStore(tmp_path)
+    files = store.issue(IdentityKind.CLIENT, "a"), store.path("client-a", key=True)
+    client = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+    client.load_cert_chain(*files)
+    node, released = FakeNode(), asyncio.Event()
+    answers = Mock(close=AsyncMock(), timer=AsyncMock(return_value={}))
+
+    async def status(*, cluster: bool) -> Mapping[str, object]:
+        node.was_asked.set()
+        await released.wait()
+        return {"whole": cluster}
+
+    monkeypatch.setattr(node, "status", status)
+    http = Endpoints(config_with_tls(tmp_path)).http_server(
+        node, CollectorRegistry(), StatusPages(answers)
+    )
+    url = f"https://127.0.0.1:{await http.start()}"
+    async with aiohttp.ClientSession() as session:
+
+        async def get(path: str) -> tuple[int, str]:
+            asked = session.get(url + path, ssl=client, server_hostname="n1.nodes.c.timer")
+            async with asked as answer:
+                return answer.status, await answer.text()
+
+        waiting = asyncio.create_task(get("/v1/status"))
+        await asyncio.wait_for(node.was_asked.wait(), 10)
+        code, text = await get("/v1/policies")
+        assert (code, json.loads(text)["reason"]) == (429, "OVERLOADED")
+        assert "most.streams of client/a: 1 are open" in text
+        released.set()
+        assert (await waiting)[0] == (await get("/metrics"))[0] == 200
+        code, text = await get("/")
+        assert (code, text[:53]) == (429, "rate.requests of client/a: must be at most 2 a second")
+        assert [(await get(path))[0] for path in ("/healthz", "/readyz", "/v1/timer")] == [200] * 3
+    await http.stop()
+
+
 def config_with_tls(directory: Path) -> NodeConfig:
     """Return the settings of a node n1 whose files are those of a CertificateStore."""
     files = {
@@ -361,7 +407,7 @@ def test_unfinished_handshakes_are_limited_in_number_and_time(
 ) -> None:
     monkeypatch.setattr(http_listener, "HANDSHAKE_S", 60.0)
     nothing: Any = None
-    tls = HttpTls(lambda: context, "c", nothing, None, nothing)
+    tls = HttpTls(lambda: context, "c", nothing, None, nothing, nothing)
     server = server_of(FakeNode(), tls=tls, connections_max=4)
 
     async def main() -> None:
@@ -542,7 +588,11 @@ def _padded(
     nothing: Any = None
     monkeypatch.setattr(cluster.rpc.http, "PROBES", {"/healthz", "/v1/status"})
     monkeypatch.setattr(cluster.rpc.http, "DRAIN_TIMEOUT_S", 0.01)
-    tls = HttpTls(lambda: context, "c", nothing, None, nothing) if context is not None else None
+    tls = (
+        HttpTls(lambda: context, "c", nothing, None, nothing, nothing)
+        if context is not None
+        else None
+    )
     return server_of(FakeNode(padding="x" * size), tls=tls, hooks=hooks)
 
 
