@@ -13,12 +13,14 @@ import asyncio
 import logging
 import os
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import grpc
 
 from cluster.rpc.access_file import AccessFile, TokenFile
+from cluster.security.certificate_dates import utc_text
 from cluster.security.certificates import (
     FILE_BYTES_MAX,
     CertificateFiles,
@@ -97,6 +99,8 @@ class NodeTls:
         self._look = asyncio.Event()
         self._looking = asyncio.Lock()
         self._complaint = ""
+        self._logged: list[str] = []
+        """Expired certificates that the log has."""
 
     def _read(self) -> NodeCertificate:
         return read_certificate(self._files, name=self._name, cluster_id=self._cluster_id)
@@ -106,9 +110,21 @@ class NodeTls:
         return tuple(_stamp(getattr(self._files, each)) for each in _FILES)
 
     def complaints(self) -> list[str]:
-        """Return why files are not in force as they are on disk; empty: all are."""
+        """Return why files are not in force as they are on disk, and which certificates in use have
+        expired; empty: all is well."""
         tokens = self.tokens.complaint if self.tokens is not None else ""
-        return [*filter(None, (self._complaint, self.access.complaint, tokens))]
+        kept = filter(None, (self._complaint, self.access.complaint, tokens))
+        return [*kept, *self._expired()]
+
+    def _expired(self) -> list[str]:
+        """Return the certificates in use that have expired, with file and date."""
+        now_s = time.time()
+        return [
+            f"tls.{each} = {getattr(self._files, each)!r}: "
+            f"{'' if each == 'certificate' else 'an authority in it '}expired at {utc_text(end_s)}"
+            for each, end_s in self.certificate.not_after_s.items()
+            if end_s <= now_s
+        ]
 
     # ---- renewal
 
@@ -130,7 +146,14 @@ class NodeTls:
     async def renew(self) -> None:
         """Take changed files that fit, and end the connections of withdrawn authorities."""
         await self._read_again()
+        self._log_expired()
         await self._end_distrusted()
+
+    def _log_expired(self) -> None:
+        """Log each certificate in use that has expired, once."""
+        before, self._logged = self._logged, self._expired()
+        for each in set(self._logged).difference(before):
+            logger.error("%s", each)
 
     async def reload(self) -> tuple[RereadFile, ...]:
         """Read the files at once; return the result for each.

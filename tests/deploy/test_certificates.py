@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from cluster.node import timerd
+from cluster.rpc import node_tls
 from cluster.rpc.node_tls import NodeTls
 from cluster.security.certificate_dates import end_of_certificate_s
 from cluster.security.certificates import CertificateFiles, read_certificate
@@ -188,6 +189,26 @@ def test_a_node_whose_clock_may_be_wrong_ends_with_a_status_after_which_it_is_re
     error = capsys.readouterr().err
     assert f"tls.{which} = '{getattr(files(store), which)}': {why} 20" in error
     assert f"(this machine's clock: {datetime.now(UTC):%Y-%m-}" in error
+
+
+async def test_the_end_of_a_certificate_in_use_is_a_complaint_and_one_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, tls = node_with_tls(tmp_path)
+    clock, end_s = Mock(), tls.certificate.not_after_s
+    monkeypatch.setattr(node_tls, "time", clock)
+    found: list[str] = []
+    first_s, last_s = end_s["certificate"], max(end_s.values())
+    for now_s, count in ((first_s - 1, 0), (first_s, 1), (last_s, 3)):
+        clock.time.return_value = now_s
+        for _ in range(2):
+            await tls.renew()
+        found = tls.complaints()
+        assert len(found) == count
+        assert {*caplog.messages} == {*found}
+        assert len(caplog.messages) == count
+    assert "ca.pem': an authority in it expired at 20" in found[0]
+    assert found[2].startswith(f"tls.certificate = '{store.path('node-n1')}': expired at 20")
 
 
 def test_an_expired_certificate_and_a_key_for_others_are_rejected(tmp_path: Path) -> None:

@@ -149,7 +149,11 @@ def _of_certificates(node: pb.NodeStatus) -> Finding:
     """Judge the first end of a node's certificates and authorities, on the node's own clock."""
     left = timedelta(milliseconds=node.tls_not_after_ms - node.clock_ms)
     if left <= timedelta(0):
-        level, text = Level.CRITICAL, "a certificate or an authority has expired"
+        at = output.instant(node.tls_not_after_ms)
+        level, text = (
+            Level.CRITICAL,
+            f"a certificate or an authority has expired, the first at {at}",
+        )
     else:
         level = Level.WARNING if left < EXPIRES else Level.OK
         text = f"{left / timedelta(days=1):.1f} days until the first one expires"
