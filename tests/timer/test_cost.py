@@ -15,6 +15,7 @@ from tests.timer.test_delete_topic import flushed
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
 from timer.entries.policies import CATCH_UPS, DROP, Scope
+from timer.entries.series_payloads import CreateSeries
 from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, OP_WEIGHT, Acks, GroupBatch
 from timer.leader.groups.group_dispatch import STEP_GROUPS
 from timer.leader.groups.group_leases import ACCEPT, Leases
@@ -24,6 +25,7 @@ from timer.model import firing_order as order_module
 from timer.model.columns import decode_schedule
 from timer.model.feature_level import LEVEL_OF_BOUNDED_SWEEPS
 from timer.model.firing_order import Position
+from timer.model.recurrence import SeriesSpec
 from timer.model.timer_errors import LimitReachedError
 from timer.model.units import GroupId, LogIndex, QueueOffset, TopicId, UnixMs
 from timer.pending import read_view as cut_module
@@ -37,6 +39,7 @@ from timer.state.apply_results import FireApplied
 from timer.state.dirty_topics import MANY, TopicSum
 from timer.state.pauses import Pauses
 from timer.state.producers import IDLE_MS_MAX, Producers
+from timer.state.series_table import CHUNK, SeriesTable
 
 DUE = START_MS + 10_000
 INSERT = Memtable, "insert"
@@ -272,6 +275,26 @@ def test_a_checkpoint_forgets_idle_producers_in_portions() -> None:
     assert max(counts) == MANY
     assert sum(counts) == idle
     assert len(engine.machine.producers) == 0
+    assert engine.machine.digest() == engine.machine.digest_anew()
+
+
+def test_a_deleted_topic_loses_its_series_in_portions_and_freed_places_cost_no_hash() -> None:
+    engine, log = begun(2)
+    spec, count = SeriesSpec(every_ms=1_000, start_ms=DUE), 3 * CHUNK
+    for number in range(count + 9):
+        topic = TopicId(2 if number % 341 == 0 else 1)
+        log.series(CreateSeries(topic, b"k%d" % number, spec, UnixMs(START_MS)))
+    log.occur([(series, 1, DUE, DUE) for series in range(1, 99)])
+    catch_up(engine, log)
+    series = engine.machine.series
+    engine.machine.digest()
+    counted = (SeriesTable, "_remove"), (SeriesTable, "sum")
+    assert portions_of(engine, log.delete_topic(1), *counted) == [1, 1, 1, 0]
+    assert len(series) == 10
+    assert len(series._bodies) < CHUNK, "the places of others were freed"
+    assert series.ids_of(None, 0, count) == [*range(1, count + 9, 341)]
+    assert [series.find(2, b"k%d" % number) for number in (0, 341)] == [1, 342]
+    assert [*series.waiting] == [*range(342, count + 9, 341)]
     assert engine.machine.digest() == engine.machine.digest_anew()
 
 

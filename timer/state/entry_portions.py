@@ -1,11 +1,11 @@
 """Portions: the long part of an entry's work, in steps of some milliseconds.
 
-    next entry --do, do, ...--> its many topics or producers are changed --apply--> the rest
+    next entry --do, do, ...--> its many topics, producers or series change --apply--> the rest
 
 A POLICY may concern every topic, an EPOCH concerns every group, and a CHECKPOINT forgets idle
-producers. A SCHEDULE of many rows needs memory. The event loop has its turn between two portions.
-No other entry is applied meanwhile, and no checkpoint cut is taken. Replicas therefore agree even
-if their portions differ.
+producers. The deletion of a topic removes its series. A SCHEDULE of many rows needs memory. The
+event loop has its turn between two portions. No other entry is applied meanwhile, and no checkpoint
+cut is taken. Replicas therefore agree even if their portions differ.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from timer.state.pauses import Pauses
 from timer.state.producers import IDLE_MS_MAX
 from timer.state.state import State
 
-KINDS: Final = frozenset({EntryKind.POLICY, EntryKind.EPOCH, EntryKind.CHECKPOINT})
+KINDS: Final = frozenset({EntryKind.POLICY, EntryKind.EPOCH, EntryKind.CHECKPOINT, EntryKind.TOPIC})
 
 
 class Portions:
@@ -84,6 +84,11 @@ class Portions:
             case EntryKind.CHECKPOINT:
                 idle_ms = payloads.decode_checkpoint(entry.payload) or IDLE_MS_MAX
                 return self._state.producers.expire(entry.time_ms, idle_ms)
+            case EntryKind.TOPIC:
+                op = payloads.decode_topic(entry.payload)
+                if isinstance(op, payloads.DeleteTopic) and op.topic in self._state.topics:
+                    return self._state.series.drop_topic(op.topic)
+                return iter(())
             case _:
                 return iter(())
 

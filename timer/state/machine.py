@@ -114,7 +114,7 @@ class Machine(State):
         self.pauses = Pauses(self, self.ledger)
         self.recurring = Recurring(self, self.ledger, self._admit)
         self.portions = Portions(self, self.pauses)
-        """Work on the entry after `applied_index`, if it concerns many topics or producers."""
+        """Work on the entry after `applied_index`, if it may concern many topics or the like."""
         self._hashes = topic_sum(self.changes.reader())
         self._retention = Retention(self.changes.reader())
         self._moved = self.changes.reader()
@@ -397,7 +397,10 @@ class Machine(State):
         return self._topic_of(said.name, said.creator)
 
     def _delete_topic(self, op: DeleteTopic) -> DeleteTopicApplied:
-        """Delete a topic with everything in it. Later entries with its id find no topic."""
+        """Delete a topic with everything in it. Later entries with its id find no topic.
+
+        `portions` has removed its series.
+        """
         if op.topic not in self.topics:
             return DeleteTopicApplied(op, None)
         topic = self.changing(op.topic)
@@ -413,7 +416,6 @@ class Machine(State):
         groups = [(group.name, group.unacked(queue.end)) for group in topic.groups.values()]
         applied = DeleteTopicApplied(op, topic, dropped, queue.end - queue.begin, tuple(groups))
         self.store.drop_topic(op.topic, dropped, topic.held)
-        self.series.drop_topic(op.topic)
         self.pauses.gone(topic)
         self.topic_deleted_in = self.applied_epoch
         self.policies = self.policies.changed(Scope("", op.topic), ScopePolicy())
