@@ -69,6 +69,8 @@ class GroupStory:
     delivered_to: int = 0
     """Offsets below this one may have been delivered in an earlier epoch."""
     acked_count: int = 0
+    done: int = 0
+    """Messages from `start` on that were acked or expired."""
     kept: int = 0
     """The first offset that the topic retained when the group began."""
     type: str = SHARED
@@ -118,6 +120,7 @@ class GroupStory:
         self, at: npt.NDArray[np.int64], item: Entry, dtype: "np.dtype[np.void]" = ACK
     ) -> npt.NDArray[np.void]:
         self._messages["acked"][at] = True
+        self.done += len(at)
         acks = np.zeros(len(at), dtype)
         acks["queue_offset"] = at + self.base
         acks["attempts"] = self._attempts(at)

@@ -97,6 +97,5 @@ class QuotaStory:
 
     def _rules(self, topic: int) -> Iterator[tuple[str, int | None]]:
         yield from ((name, None) for name in PENDING)
-        rows, size = READY
-        yield rows, self._least.get(topic, self._ready.get(topic, 0))
-        yield size, 0
+        yield READY[0], self._least.get(topic, self._ready.get(topic, 0))
+        yield READY[1], 0

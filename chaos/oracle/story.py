@@ -385,9 +385,9 @@ class LogStory:
             self.quotas.note(np.unique(rows["topic"]).tolist(), item.index, self.said_of)
 
     def _ready(self, topic: int) -> int:
-        """Return the number of messages that a group of a topic has not acked; 0 without groups."""
-        cursors = self.cursors(topic)
-        return self.kept[topic].end - max(self.kept[topic].begin, min(cursors)) if cursors else 0
+        """Return the most messages that one group of a topic has not acked; 0 without groups."""
+        groups = [g for g in self.groups.values() if g.topic == topic and not g.over]
+        return max((self.kept[topic].end - g.start - g.done for g in groups), default=0)
 
     def _numbered(self, item: Entry, count: int) -> Rows:
         """Return rows with the next seqs, scheduled by this entry."""
@@ -724,15 +724,13 @@ class LogStory:
         return made
 
     def _create_group(self, create: CreateGroup) -> None:
-        known = [
-            g for g in self.groups.values() if (g.topic, g.name) == (create.topic, create.name)
-        ]
+        name = create.topic, create.name
+        known = [group for group in self.groups.values() if (group.topic, group.name) == name]
         if create.topic in self.deleted or not all(group.over for group in known):
             return
-        earliest = create.start is GroupStart.EARLIEST
         kept = self.kept[create.topic]
         self.quotas.touched.add(create.topic)
-        start = kept.begin if earliest else kept.end
+        start = kept.begin if create.start is GroupStart.EARLIEST else kept.end
         number = len(self.groups) + 1
         self.groups[number] = GroupStory(
             number, create.topic, create.name, start, start, start, base=start, kept=kept.begin,

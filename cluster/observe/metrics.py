@@ -140,7 +140,7 @@ class Levels:
     """Timers in the remembered answers to requests with an id."""
     held: int = 0
     ready: int = 0
-    """Fired messages that at least one group has not acked."""
+    """Sum over topics: unacked messages of the group that has the most."""
     leased: int = 0
     consumers: int = 0
     inflight_bytes: int = 0
@@ -208,7 +208,7 @@ _GAUGES: Final = {
     "request_ids": "Ids of requests that are remembered, of at most 524,288",
     "request_id_timers": "Timers of the requests whose ids are remembered, of at most 4,194,304",
     "held": "Pending timers that are overdue because their topic is paused",
-    "ready": "Messages that fired and that some group has not acked",
+    "ready": "Unacked messages: of each topic those of the group that has the most",
     "leased": "Messages that consumers hold under a lease",
     "consumers": "Open consumer streams",
     "inflight_bytes": "Bytes of the leader's log entries that are not on a majority yet",

@@ -24,7 +24,7 @@ class Totals:
 
     @property
     def ready(self) -> int:
-        """Messages that at least one group has not acknowledged."""
+        """The sum of `Topic.ready`: unacked messages of each topic's group that has the most."""
         return self._ready.of(self._machine.topics)
 
     @property

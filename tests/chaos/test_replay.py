@@ -698,7 +698,7 @@ def test_what_was_ready_since_the_epoch_began_is_told_where_a_quota_of_it_holds(
     log.schedule(topic, [(900, 5)])  # nothing was ready as this epoch began
     log.epoch(2)
     log.schedule(topic, [(900, 6)])
-    log.ack(topic, group, [0, 1])
+    log.ack(topic, group, [0, 3])
     log.schedule(topic, [(100, 7), (900, 8)])  # due: one more is ready
     log.schedule(topic, [(900, 9)])
     log.schedule(other, [(900, 10)])

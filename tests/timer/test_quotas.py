@@ -113,6 +113,23 @@ def test_reached_backlog_takes_nothing_until_it_is_acked(quota: str) -> None:
     assert taken(play, "later", 100)
 
 
+def test_acked_messages_behind_an_unacked_one_are_not_ready_and_the_slowest_group_counts() -> None:
+    play = play_with(ready_max=3)
+    play.join(play.make_group())
+    assert taken(play, "timers", 0, 0, 0)
+    play.settle()
+    [delivery] = play.deliveries
+    play.nack("later", delivery, [0], delay_ms=3_600_000)
+    play.ack("the others", delivery, [1, 2])
+    play.settle()
+    assert used(play)["ready_max"] == 1
+    assert taken(play, "two", 0, 0)
+    assert not taken(play, "no more", 100)
+    play.settle()
+    play.make_group("slow")
+    assert used(play)["ready_max"] == 5
+
+
 def test_refusal_names_topic_field_what_there_is_limit_and_whose_it_is() -> None:
     play = play_with(pending_max=2)
     assert taken(play, "one", 100)
@@ -135,7 +152,7 @@ def test_refusal_names_the_things_that_a_quota_counts() -> None:
         ("pending_max", "2,600 pending timers"),
         ("pending_bytes_max", "2,600 bytes of pending payloads"),
         ("ready_max", "2,600 unacked messages"),
-        ("ready_bytes_max", "2,600 bytes of unacked payloads"),
+        ("ready_bytes_max", "2,600 bytes of payloads from the first unacked message on"),
     ):
         refused = QuotaReachedError("orders", name, 0, "topic", there=2_600, asked=1)
         assert str(refused) == f"topic 'orders' has {uses}; its limit is 0 ({name} of the topic)"

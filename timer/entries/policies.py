@@ -84,7 +84,7 @@ class ScopePolicy:
     pending_bytes_max: int | None = None
     """Bytes of their payloads."""
     ready_max: int | None = None
-    """Fired messages that some group has not acked, at most."""
+    """Unacked messages of the group that has the most, at most."""
     ready_bytes_max: int | None = None
     """Bytes of their payloads."""
     ttl_ms: int | None = None

@@ -191,7 +191,7 @@ _USES: Final = {
     "pending_max": "pending timer{s}",
     "pending_bytes_max": "byte{s} of pending payloads",
     "ready_max": "unacked message{s}",
-    "ready_bytes_max": "byte{s} of unacked payloads",
+    "ready_bytes_max": "byte{s} of payloads from the first unacked message on",
 }
 """Field of a quota -> the things that it counts."""
 

@@ -108,11 +108,11 @@ class Topic:
 
     @property
     def ready(self) -> int:
-        """Messages from `unacked_from` on. Acked messages kept by retention do not count."""
-        queue = self.queue
-        if queue.begin == queue.end:
+        """Unacked messages of the group that has the most; without groups, all that are kept."""
+        begin, end = self.queue.begin, self.queue.end
+        if begin == end:
             return 0
-        return queue.end - max(queue.begin, self.unacked_from)
+        return max((group.unacked(end) for group in self.groups.values()), default=end - begin)
 
     def add_pending(self, share: TopicRows) -> None:
         """Count more timers as pending."""

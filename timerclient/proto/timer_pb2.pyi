@@ -3555,7 +3555,7 @@ class TopicStatus(_message.Message):
     queue_begin: _builtins.int
     """the first offset still kept"""
     ready: _builtins.int
-    """fired, and not acked by every group"""
+    """unacked messages of the group that has the most"""
     expired: _builtins.int
     """messages that expired in their last group, or without a group"""
     lag_ms: _builtins.int
@@ -5461,9 +5461,9 @@ class Policy(_message.Message):
     pending_bytes_max: _builtins.int
     """bytes of their payloads"""
     ready_max: _builtins.int
-    """fired messages that some group has not acked"""
+    """unacked messages of the group that has the most"""
     ready_bytes_max: _builtins.int
-    """bytes of their payloads"""
+    """bytes of payloads from the first unacked message on"""
     ttl_ms: _builtins.int
     """messages not acked so long after the due time expire; they are"""
     retention_ms: _builtins.int

@@ -226,7 +226,8 @@ class QuotaBook:
 
 
 def _ready(topic: Topic) -> tuple[int, int]:
-    """Return the number of messages that some group has not acked, and about their bytes."""
+    """Return the most unacked messages of a group, and about the bytes from the first one on."""
     first = min((group.cursor for group in topic.groups.values()), default=topic.queue.begin)
+    counts = [len(g.first_unacked(topic.queue.end, 1 << 20)) for g in topic.groups.values()]
     whole = [block for block in topic.queue.blocks if block.first >= first]
-    return topic.queue.end - first, sum(block.payload_bytes for block in whole)
+    return max(counts, default=topic.queue.end - first), sum(block.payload_bytes for block in whole)
