@@ -219,7 +219,7 @@ def test_series_of_a_zone_that_this_node_does_not_know_waits_and_the_others_go_o
     noted: list[tuple[bytes, str]] = []
     play = playing(on_unplanned=lambda view, why: noted.append((view.key, why.field)))
     series = created(play, SeriesSpec(cron="q", zone="Z"))
-    created(play, SeriesSpec(cron="q", zone="Z"), b"same")
+    same = created(play, SeriesSpec(cron="q", zone="Z"), b"same")
     play.leader.series._calendar = play.leader.series._planner._calendar = NoCalendar()
     play.wait(15_000)
     play.settle()
@@ -227,6 +227,7 @@ def test_series_of_a_zone_that_this_node_does_not_know_waits_and_the_others_go_o
     created(play, TEN_S, b"other")
     assert play.machine.counts.pending == 1
     assert (noted, play.leader.series.unplanned) == ([(b"k", "cron")], 2)
+    assert not play.machine.series.waiting, "no later look passes over them"
     play.leader.series._planner._calendar = Quarters()
     play.lead()
     play.settle()
@@ -238,7 +239,10 @@ def test_series_of_a_zone_that_this_node_does_not_know_waits_and_the_others_go_o
     assert play.leader.series.unplanned == 2
     play.leader.series.delete(series, play.now, play.done("delete"))
     play.settle()
-    assert play.leader.series.unplanned == 1
+    assert (play.leader.series.unplanned, play.machine.counts.pending) == (1, 1)
+    play.leader.series._calendar = play.leader.series._planner._calendar = Quarters()
+    altered(play, same, payload=b"changed")
+    assert (play.leader.series.unplanned, play.machine.counts.pending) == (0, 2)
 
 
 def test_an_entry_after_a_long_outage_calls_the_calendar_a_bounded_number_of_times() -> None:

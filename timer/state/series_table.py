@@ -89,6 +89,9 @@ class SeriesTable:
         self.next_id = 1
         self.waiting: dict[int, None] = {}
         """Ids of series that need an occurrence, in no particular order. Derived."""
+        self.deferred: dict[int, None] = {}
+        """Ids of those that this node cannot plan, so they are not in `waiting`. Derived: `defer`
+        adds them, and they leave with the next change of the series."""
         self._rows = np.zeros(_CAPACITY, SERIES)
         self._ids = np.zeros(_CAPACITY, np.uint64)
         """The ids, ascending; those of deleted series stay until `_squeeze`."""
@@ -241,9 +244,20 @@ class SeriesTable:
         self._changed[place] = True
         self._note([int(row["id"])], waits=not spec.paused)
 
+    def defer(self, series_id: int) -> None:
+        """Take a series out of `waiting` that this node cannot plan."""
+        del self.waiting[series_id]
+        self.deferred[series_id] = None
+
+    def resume(self) -> None:
+        """Return all deferred series to `waiting`."""
+        self.waiting |= self.deferred
+        self.deferred.clear()
+
     def _note(self, series: Sequence[int], *, waits: bool) -> None:
         """Note whether these series need an occurrence."""
         for series_id in series:
+            self.deferred.pop(series_id, None)
             if waits:
                 self.waiting[series_id] = None
             else:
@@ -286,6 +300,7 @@ class SeriesTable:
         each = zip(places.tolist(), rows["id"].tolist(), seqs, topics, sizes, strict=True)
         for place, series_id, seq, topic, size in each:
             self.waiting.pop(series_id, None)
+            self.deferred.pop(series_id, None)
             self._by_seq.pop(seq, None)
             del self._by_key[_KEY.pack(topic) + self._bodies[place][:size]]
             self._bodies[place] = b""

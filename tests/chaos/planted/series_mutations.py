@@ -21,7 +21,7 @@ _begin_leading = SeriesIntake.__init__
 def _begin_without_waiting(self: SeriesIntake, machine: Any, *parts: Any) -> None:
     """Take only series that begin to wait in this epoch."""
     _begin_leading(self, machine, *parts)
-    self._planner.unplanned |= machine.series.waiting.keys()
+    machine.series.waiting.clear()
 
 
 def _not_moved(self: SeriesTable, old: U64, due_ms: I64, seq: U64) -> None:

@@ -72,11 +72,9 @@ class OccurrencePlanner:
         """`on_unplanned`: called once for each unknown expression or zone, however many series."""
         self._machine, self._admission, self._calendar = machine, admission, calendar
         self._on_unplanned = on_unplanned
-        self.unplanned: set[int] = set()
-        """Series whose expression or zone this node's calendar does not know. Another leader may:
-        they wait."""
         self._reasons: set[str] = set()
         """Those that `on_unplanned` got."""
+        machine.series.resume()  # this calendar may know more than that of an earlier epoch
         self.changing: Counter[int] = Counter()
         """Series -> its changes in flight. An occurrence behind them in the log would be planned by
         the definition before them."""
@@ -85,17 +83,13 @@ class OccurrencePlanner:
     def wanted(self) -> bool:
         """Whether some series waits for an occurrence that can be planned."""
         waiting = self._machine.series.waiting
-        if not self.unplanned and not self.changing:
-            return bool(waiting)
-        self.unplanned &= waiting.keys()
-        return len(waiting) > len(self.unplanned | (waiting.keys() & self.changing.keys()))
+        return len(waiting) > len(waiting.keys() & self.changing.keys())
 
     def next(self, now: Now) -> Planned | None:
         """Return the next occurrences, at most one of a series; None: none is needed."""
         if not self.wanted:
             return None
-        later = self.unplanned | self.changing.keys()
-        ready = (each for each in self._machine.series.waiting if each not in later)
+        ready = (each for each in self._machine.series.waiting if each not in self.changing)
         ids = np.array(sorted(islice(ready, OCCURRENCES_MAX)), np.uint64)
         rows, _ = self._machine.series.rows_of(ids)
         planned = np.empty(len(rows), np.int64)
@@ -130,7 +124,7 @@ class OccurrencePlanner:
                 try:
                     computed[name] = planned_time(timing, view.last_ms, now.clock_ms, calendar)
                 except InvalidRequestError as why:
-                    self.unplanned.add(view.series_id)
+                    self._machine.series.defer(view.series_id)
                     if str(why) not in self._reasons:
                         self._reasons.add(str(why))
                         self._on_unplanned(view, why)

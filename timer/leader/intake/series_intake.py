@@ -166,7 +166,7 @@ class SeriesIntake:
     @property
     def unplanned(self) -> int:
         """Number of series whose expression or zone this node's calendar does not know."""
-        return len(self._planner.unplanned)
+        return len(self._machine.series.deferred)
 
     @property
     def wanted(self) -> bool:
