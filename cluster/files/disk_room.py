@@ -20,7 +20,7 @@ from typing import Final
 
 from cluster.api.peer_queries import Peers, ask_all, status_of
 from cluster.files.storage import give_back
-from cluster.rpc.standby_ports import Standby
+from cluster.rpc.standby_ports import WAITING, Standby, Wait
 from cluster.settings.config import NodeConfig
 from cluster.settings.rounds import next_round
 from cluster.state.host import Host
@@ -41,8 +41,6 @@ ASK_AMPLE_MS: Final = 5_000
 """The interval while all disks have ample room: none becomes low within it."""
 MOVE_MS: Final = 10_000
 """Interval of a leader's attempts to hand over while its disk is low."""
-WAITING: Final = "waiting for room"
-"""The role of a node that waits for room to start."""
 
 
 class Space:
@@ -158,8 +156,9 @@ def used_bytes(directory: Path) -> int:
 async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
     """Return when the disk has room to start. Until then the ports report the free space."""
 
-    def why() -> str:
-        return f"the disk has {free >> 20} MiB free; {START_BYTES >> 20} MiB are needed to start"
+    def wait() -> Wait:
+        why = f"the disk has {free >> 20} MiB free; {START_BYTES >> 20} MiB are needed to start"
+        return Wait(WAITING, why, free)
 
     if not disk.exists(config.data):
         return  # opening the directory reports that it is missing
@@ -170,8 +169,8 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
     if free >= START_BYTES:
         return
     more = {"free_bytes": free, "needed_bytes": START_BYTES}
-    logger.warning("waiting for room", extra=more)
-    standby = Standby(config, WAITING, why, lambda: free)
+    logger.warning(WAITING, extra=more)
+    standby = Standby(config, wait)
     await standby.start()
     try:
         while free < START_BYTES:

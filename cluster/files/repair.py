@@ -12,17 +12,20 @@ from typing import Final
 
 from cluster.files.storage import Damaged, leader_config
 from cluster.rpc.endpoints import Endpoints
-from cluster.rpc.standby_ports import Standby
+from cluster.rpc.standby_ports import WAITING, Standby, Wait
 from cluster.settings.config import NodeConfig
 from replication.shell.snapshot_fetch import SnapshotFetch
 from timer.files.data_directory import open_directory
 from timer.files.disk import Disk
+from timer.model.timer_errors import CorruptFileError
 from timer.recovery.engine import Engine
 
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 SAY_EVERY_S: Final = 10.0
+HEALING: Final = "being healed"
+"""The role of a node that fetches its state."""
 
 
 def check_state(config: NodeConfig, disk: Disk, directory: Path) -> None:
@@ -33,10 +36,12 @@ def check_state(config: NodeConfig, disk: Disk, directory: Path) -> None:
 async def repair(disk: Disk, config: NodeConfig, damaged: Damaged) -> None:
     """Fetch a snapshot. The next start installs it.
 
+    While the disk has too little room for the snapshot, the node waits for room without a timeout.
+
     Raises:
-        CorruptFileError: the damage; the fetch has not moved for refetch_timeout_ms.
+        CorruptFileError: the damage, with the last obstacle; the fetch has not moved for
+            refetch_timeout_ms.
     """
-    timeout_s = config.storage.refetch_timeout_ms / 1000
     directory = open_directory(disk, config.data, cluster_id=config.cluster_id, name=config.name)
     refetch = SnapshotFetch(
         disk,
@@ -47,23 +52,45 @@ async def repair(disk: Disk, config: NodeConfig, damaged: Damaged) -> None:
         check=functools.partial(check_state, config, disk),
     )
     logger.warning("%s; fetching state and log from the leader", damaged)
-    standby = Standby(config, "being healed", lambda: f"{damaged}: {refetch.status}")
+    standby = Standby(config, functools.partial(_wait, damaged, refetch))
     await standby.start()
-    loop = asyncio.get_running_loop()
-    said_s = loop.time()
-    work = loop.create_task(refetch.run())
+    work = asyncio.create_task(refetch.run())
     try:
-        while not work.done():
-            await asyncio.wait({work}, timeout=LOOK_S)
-            if loop.time() - refetch.moved_s >= timeout_s:
-                logger.error("gave up after %.0f s: %s", timeout_s, refetch.status)
-                raise damaged.why
-            if not work.done() and loop.time() - said_s >= SAY_EVERY_S:
-                said_s = loop.time()
-                logger.warning("%s; %s", damaged, refetch.status)
-        work.result()
+        await _watch(work, refetch, damaged, config.storage.refetch_timeout_ms / 1000)
     finally:
         work.cancel()
         await asyncio.wait({work})
         await standby.stop()
         directory.close()
+
+
+def _wait(damaged: Damaged, refetch: SnapshotFetch) -> Wait:
+    """Return the state of the repair for probes and the log."""
+    why = f"{damaged}: {refetch.status}"
+    if (error := refetch.room_error) is not None:
+        return Wait(WAITING, why, error.free_bytes)
+    return Wait(HEALING, why)
+
+
+async def _watch(
+    work: asyncio.Task[object], refetch: SnapshotFetch, damaged: Damaged, timeout_s: float
+) -> None:
+    """Return when `work`, the run of `refetch`, has ended. Log its state now and then.
+
+    Raises:
+        CorruptFileError: see `repair`.
+    """
+    loop = asyncio.get_running_loop()
+    said_s, waited_s, role = loop.time(), refetch.moved_s, HEALING
+    while not work.done():
+        await asyncio.wait({work}, timeout=LOOK_S)
+        now_s, wait = loop.time(), _wait(damaged, refetch)
+        if wait.role == WAITING:
+            waited_s = now_s
+        if now_s - max(refetch.moved_s, waited_s) >= timeout_s:
+            why = f"{damaged.why.why}; not healed within {timeout_s:g} s: {refetch.status}"
+            raise CorruptFileError(damaged.why.path, damaged.why.position, why)
+        if wait.role != role or (role != WAITING and now_s - said_s >= SAY_EVERY_S):
+            said_s, role = now_s, wait.role
+            logger.warning("%s: %s", wait.role, wait.why)
+    work.result()

@@ -23,7 +23,7 @@ from typing import Final
 import grpc
 
 from cluster.api.peer_queries import PART_S, Stub
-from cluster.rpc.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby
+from cluster.rpc.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby, Wait
 from cluster.settings.config import NodeConfig
 from replication.core.promise import NEVER_GIVEN
 from timer.files.data_directory import (
@@ -56,7 +56,7 @@ async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageErr
     """Return when an operator has requested it and the directory is formatted as a learner's."""
     asked = asyncio.Event()
     way_out = f"{error}; replace this replica with `timerctl members replace {config.name}`"
-    standby = Standby(config, REPLACEABLE, lambda: way_out, on_replace=asked.set)
+    standby = Standby(config, lambda: Wait(REPLACEABLE, way_out), asked.set)
     await standby.start()
     logger.warning("this node waits for its replacement: %s", way_out)
     try:

@@ -6,11 +6,14 @@ All other calls of clients are refused with that reason, and other nodes take it
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from cluster.rpc.endpoints import Endpoints
 from cluster.rpc.grpc_errors import abort
@@ -31,6 +34,38 @@ GRACE_S: Final = 0.5
 """Seconds that open RPCs of probes may still take at `stop`."""
 
 
+WAITING: Final = "waiting for room"
+"""The role of a node that waits for room on its disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The present reason for which a node takes no part."""
+
+    role: str
+    why: str
+    free_bytes: int | None = None
+    """Free bytes of the disk. None: the node does not wait for room."""
+
+
+class _Metrics(Collector):
+    """The metrics of a node that waits."""
+
+    def __init__(self, wait: Callable[[], Wait]) -> None:
+        self._wait = wait
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """See Collector."""
+        wait = self._wait()
+        standby = GaugeMetricFamily("timer_standby", "1: the node takes no part", labels=["role"])
+        standby.add_metric([wait.role], 1)
+        yield standby
+        if wait.free_bytes is not None:
+            yield GaugeMetricFamily(
+                "timer_disk_free_bytes", "Free bytes of the disk", value=wait.free_bytes
+            )
+
+
 class _Others(grpc.GenericRpcHandler):
     """Ends calls of all methods for clients, of one request or of a stream."""
 
@@ -48,25 +83,17 @@ class Standby:
     def __init__(
         self,
         config: NodeConfig,
-        role: str,
-        waits_for: Callable[[], str],
-        free_bytes: Callable[[], int] | None = None,
+        wait: Callable[[], Wait],
         on_replace: Callable[[], object] | None = None,
     ) -> None:
-        """`waits_for` returns the reason for the wait. `free_bytes` returns the disk's free bytes.
+        """`wait` returns the reason for the wait.
 
         `on_replace` is called when an operator requests the replacement of this node's replica.
         None: the replica cannot be replaced.
         """
-        self._config, self._role, self._waits_for = config, role, waits_for
-        self._free_bytes = free_bytes
+        self._config, self._wait = config, wait
         registry = CollectorRegistry()
-        Gauge("timer_standby", "1: the node takes no part", ["role"], registry=registry).labels(
-            role
-        ).set(1)
-        if free_bytes is not None:
-            free = Gauge("timer_disk_free_bytes", "Free bytes of the disk", registry=registry)
-            free.set_function(free_bytes)
+        registry.register(_Metrics(wait))
         self._endpoints = Endpoints(config)
         self._http = self._endpoints.http_server(self, registry)
         self._server = self._endpoints.public_server((*PINGED, ("grpc.so_reuseport", 0)))
@@ -102,7 +129,7 @@ class Standby:
         if self._endpoints.tls is not None:
             self._renewing = asyncio.create_task(self._endpoints.tls.run())
         await self._http.start()
-        notice_ready(f"{self._role}: {self._waits_for()}")
+        notice_ready(self._text())
 
     async def stop(self) -> None:
         """Close all ports."""
@@ -127,8 +154,8 @@ class Standby:
         self, requests: object, context: "grpc.aio.ServicerContext[object, object]"
     ) -> None:
         del requests
-        name, why = self._config.name, self._waits_for()
-        text = f"{name} is {self._role} and serves nothing meanwhile: {why}"
+        name, wait = self._config.name, self._wait()
+        text = f"{name} is {wait.role} and serves nothing meanwhile: {wait.why}"
         await abort(context, NotReadyError(text))
 
     async def _change_members(
@@ -145,27 +172,30 @@ class Standby:
         meant = sent.get(CLUSTER_KEY), sent.get(NONCE_KEY), request.change, request.name
         config, replace = self._config, pb.ChangeMembersRequest.CHANGE_REPLACE
         if meant != (config.cluster_id, self._nonce, replace, config.name):
-            await abort(context, NotReadyError(self._waits_for()))
+            await abort(context, NotReadyError(self._wait().why))
         assert self._on_replace is not None
         self._on_replace()
         return pb.ListMembersResponse()
 
     def _node(self) -> pb.NodeStatus:
-        name = self._config.name
+        name, wait = self._config.name, self._wait()
         return pb.NodeStatus(
             name=name,
             address=self._config.peers[name],
-            role=self._role,
-            error=self._waits_for(),
-            disk_free_bytes=self._free_bytes() if self._free_bytes is not None else 0,
+            role=wait.role,
+            error=wait.why,
+            disk_free_bytes=wait.free_bytes or 0,
             disk_reserve_bytes=self._config.storage.reserve_bytes,
-            disk_low=self._free_bytes is not None,
+            disk_low=wait.free_bytes is not None,
         )
+
+    def _text(self) -> str:
+        wait = self._wait()
+        return f"{wait.role}: {wait.why}"
 
     def local(self) -> LocalState:
         """See NodeView."""
-        role = f"{self._role}: {self._waits_for()}"
-        return LocalState(role=role, serving=False, leader="", silent_ms=0, silent_ms_max=0)
+        return LocalState(role=self._text(), serving=False, leader="", silent_ms=0, silent_ms_max=0)
 
     async def measure(self) -> None:
         """See NodeView: there is nothing to measure."""
@@ -173,7 +203,8 @@ class Standby:
     async def status(self, *, cluster: bool) -> Mapping[str, object]:
         """See NodeView."""
         del cluster
-        node = {"name": self._config.name, "role": self._role, "waits_for": self._waits_for()}
+        wait = self._wait()
+        node = {"name": self._config.name, "role": wait.role, "waits_for": wait.why}
         return {"cluster_id": self._config.cluster_id, "nodes": [node]}
 
     async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
@@ -188,4 +219,4 @@ class Standby:
             NotReadyError: always; this node has applied no policies.
         """
         del namespace, topic
-        raise NotReadyError(self._waits_for())
+        raise NotReadyError(self._wait().why)

@@ -20,10 +20,10 @@ from replication.proto import snapshot_pb2 as pb
 from replication.shell.snapshot_service import FETCH, OPEN, VERSION
 from replication.shell.transport import Dial
 from timer.files.disk import Disk
-from timer.model.timer_errors import CorruptFileError, NotReadyError, UnknownVersionError
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
 from timer.recovery.snapshot import OfferedUnder, Snapshot, SnapshotPart, is_part_path
-from timer.recovery.snapshot_receiver import Incoming
+from timer.recovery.snapshot_receiver import Incoming, SnapshotRoomError
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +32,17 @@ OPEN_TIMEOUT_S: Final = 120.0
 CONNECT_TIMEOUT_S: Final = 2.0
 CHUNK_TIMEOUT_S: Final = 30.0
 AGAIN_S: Final = 0.3
+AGAIN_S_MAX: Final = 5.0
+"""Pauses between rounds of requests double from AGAIN_S up to this one, until data arrives."""
 UNFIT_S: Final = 5.0
 
 
 class UnusableAnswer(Exception):
     """A peer's data can't be used."""
+
+
+_REFUSALS: Final = (grpc.aio.AioRpcError, TimeoutError, UnusableAnswer, SnapshotRoomError)
+"""Errors after which the next peer is tried."""
 
 
 async def _is_silent() -> None:
@@ -75,7 +81,10 @@ class SnapshotFetch:
         self._check, self._known, self._fall_silent = check, known, fall_silent
         self._suspects: dict[str, str] = {}
         """Name of a peer -> the part that arrived damaged from it."""
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[str, BaseException] = {}
+        """Name of a peer -> its last refusal since a fetch began."""
+        self._offered: tuple[str, Snapshot] | None = None
+        """Name of a peer and its snapshot, as last logged."""
         self._from = ""
         self.moved_s = asyncio.get_running_loop().time()
         """Loop time of the last progress: data arrived, or a file was checked."""
@@ -85,18 +94,27 @@ class SnapshotFetch:
         """The present activity or obstacle, in words."""
         if self._from:
             return self._from
-        said = "; ".join(f"{name}: {why}" for name, why in sorted(self._refusals.items()))
+        if (error := self.room_error) is not None:
+            return f"the disk has {error.free_bytes >> 20} MiB free; {error}"
+        said = "; ".join(f"{name}: {_text(why)}" for name, why in sorted(self._refusals.items()))
         return f"no leader offers a snapshot ({said or 'no peer has answered yet'})"
+
+    @property
+    def room_error(self) -> SnapshotRoomError | None:
+        """The lack of room for the snapshot that is offered. None: there is room, or no offer."""
+        errors = self._refusals.values()
+        return next((error for error in errors if isinstance(error, SnapshotRoomError)), None)
 
     async def run(self) -> Snapshot | None:
         """Return the snapshot that the next start installs. None: the log has caught up."""
         await self._look()
+        pause_s, moved_s = AGAIN_S, self.moved_s
         while True:
             for name, dial in self._dials.items():
                 channel = dial()
                 try:
                     snapshot = await self._from_peer(name, channel)
-                except (grpc.aio.AioRpcError, TimeoutError, UnusableAnswer) as error:
+                except _REFUSALS as error:
                     self._refused(name, error)
                     continue
                 finally:
@@ -109,7 +127,10 @@ class SnapshotFetch:
                     return snapshot
                 await asyncio.to_thread(self._incoming.forget)
                 return None
-            await asyncio.sleep(AGAIN_S)
+            if self.moved_s > moved_s:
+                pause_s, moved_s = AGAIN_S, self.moved_s
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_S_MAX)
 
     async def _look(self) -> None:
         """Check the files of an earlier process first: an offer could expire meanwhile."""
@@ -120,12 +141,10 @@ class SnapshotFetch:
         self._from = ""
 
     def _refused(self, name: str, error: BaseException) -> None:
-        why = str(error) or type(error).__name__
-        if isinstance(error, grpc.aio.AioRpcError):
-            why = error.details() or error.code().name
-        if self._refusals.get(name) != why:
+        before, why = self._refusals.get(name), _text(error)
+        if before is None or _text(before) != why:
             logger.info("no snapshot from %s: %s", name, why)
-        self._refusals[name] = why
+        self._refusals[name] = error
 
     async def _from_peer(self, name: str, channel: grpc.aio.Channel) -> Snapshot:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -141,19 +160,11 @@ class SnapshotFetch:
         answer = await open_(asked.SerializeToString(), timeout=OPEN_TIMEOUT_S)
         self._suspects.pop(name, None)  # it has checked the part
         snapshot, under = decode_offer(answer)
-        logger.info(
-            "%s offers a snapshot at %d: %d files, %d bytes",
-            name,
-            snapshot.index,
-            len(snapshot.parts),
-            snapshot.size,
-        )
+        self._log_offer(name, snapshot)
         if snapshot.index <= self._known():
             return snapshot  # `run` discards it
-        try:
-            await asyncio.to_thread(self._incoming.begin, snapshot, under)
-        except NotReadyError as error:
-            raise UnusableAnswer(str(error)) from error
+        await asyncio.to_thread(self._incoming.begin, snapshot, under)
+        self._refusals.clear()
         while (wanted := await asyncio.to_thread(self._incoming.wanted)) is not None:
             if snapshot.index <= self._known():
                 return snapshot  # the log has caught up
@@ -167,6 +178,18 @@ class SnapshotFetch:
             await asyncio.sleep(UNFIT_S)
             raise UnusableAnswer(f"its snapshot can't be used: {error}") from error
         return snapshot
+
+    def _log_offer(self, name: str, snapshot: Snapshot) -> None:
+        """Log the offer of a peer, except if it is the one that was logged last."""
+        if self._offered != (name, snapshot):
+            self._offered = name, snapshot
+            logger.info(
+                "%s offers a snapshot at %d: %d files, %d bytes",
+                name,
+                snapshot.index,
+                len(snapshot.parts),
+                snapshot.size,
+            )
 
     async def _fetch(
         self, name: str, channel: grpc.aio.Channel, part: SnapshotPart, offset: int
@@ -191,6 +214,13 @@ class SnapshotFetch:
                 self.moved_s = asyncio.get_running_loop().time()
         finally:
             call.cancel()
+
+
+def _text(error: BaseException) -> str:
+    """Return the reason of a refusal."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.details() or error.code().name
+    return str(error) or type(error).__name__
 
 
 def _chunk(data: bytes, size_max: int) -> bytes:

@@ -35,7 +35,7 @@ from chaos.suite.nemeses.processes import (
     transfers,
 )
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
-from cluster.files.disk_room import WAITING
+from cluster.rpc.standby_ports import WAITING
 from tests.chaos.blows import Blow
 from tests.cluster.running import Forking
 from timer.files.disk import RealDisk

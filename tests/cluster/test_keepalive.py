@@ -14,7 +14,7 @@ import pytest
 
 from cluster.rpc.endpoints import PEER_OPTIONS, SERVER_OPTIONS
 from cluster.rpc.handlers import PINGED
-from cluster.rpc.standby_ports import Standby
+from cluster.rpc.standby_ports import Standby, Wait
 from cluster.settings.config import build_config
 from deploy.local import free_ports
 from tests.cluster.test_config import BASE
@@ -163,7 +163,7 @@ async def standing_by(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     monkeypatch.setattr("cluster.rpc.standby_ports.PINGED", soon(PINGED, OFTEN))
     grpc_port, http_port = free_ports(2)
     ports = {"grpc": f"127.0.0.1:{grpc_port}", "http": f"127.0.0.1:{http_port}"}
-    standby = Standby(build_config(BASE, ports), "waits", lambda: "")
+    standby = Standby(build_config(BASE, ports), lambda: Wait("waits", ""))
     await standby.start()
     try:
         yield grpc_port

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.api.peer_queries import begin_verification
 from cluster.files.replacement import ask_to_replace
-from cluster.rpc.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby
+from cluster.rpc.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby, Wait
 from cluster.settings.config import build_config
 from deploy.local import free_ports
 from tests.cluster.test_config import BASE
@@ -19,7 +19,7 @@ async def test_waiting_node_is_replaced_only_by_an_answer_to_its_status_from_its
     grpc_port, http_port = free_ports(2)
     ports = {"grpc": f"127.0.0.1:{grpc_port}", "http": f"127.0.0.1:{http_port}"}
     config, asked = build_config(BASE, ports), asyncio.Event()
-    standby = Standby(config, "waiting", lambda: "its promise is lost", on_replace=asked.set)
+    standby = Standby(config, lambda: Wait("waiting", "its promise is lost"), asked.set)
     await standby.start()
     request = pb.ChangeMembersRequest(
         change=pb.ChangeMembersRequest.CHANGE_REPLACE, name=config.name

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.node import timerd
-from cluster.rpc.standby_ports import Standby
+from cluster.rpc.standby_ports import WAITING, Standby, Wait
 from cluster.settings.config import build_config
 from cluster.settings.service_manager import notice_opening, notice_ready, send_notice
 from deploy.local import free_ports
@@ -72,7 +72,8 @@ def test_node_reports_that_it_is_ready_alive_and_stopping(
 async def test_node_that_waits_is_ready_for_the_manager(
     manager: socket.socket, tmp_path: Path
 ) -> None:
-    standby = Standby(build_config(settings(tmp_path)), "waiting for room", lambda: "7 bytes")
+    config = build_config(settings(tmp_path))
+    standby = Standby(config, lambda: Wait(WAITING, "7 bytes"))
     await standby.start()
     try:
         assert b"READY=1\nSTATUS=waiting for room: 7 bytes\n" in manager.recv(4096)

@@ -16,9 +16,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.files.disk_room import WAITING, used_bytes, wait_for_room
-from cluster.settings.config import build_config
+from cluster.files import repair
+from cluster.files.disk_room import used_bytes, wait_for_room
+from cluster.files.storage import Damaged
+from cluster.rpc.standby_ports import WAITING
+from cluster.settings.config import NodeConfig, build_config
 from deploy.local import free_ports
+from replication.core.promise import NEVER_GIVEN
 from tests.cluster.running import (
     CALL_S,
     RPC_S,
@@ -30,8 +34,12 @@ from tests.cluster.running import (
     take,
     until,
 )
+from timer.files.data_directory import format_directory
 from timer.files.disk import RealDisk
 from timer.files.disk_reserve import START_BYTES
+from timer.model.timer_errors import CorruptFileError
+from timer.model.units import ReplicaId
+from timer.recovery.snapshot_receiver import SnapshotRoomError
 from timerclient import CancelResult, DiskFull
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -207,32 +215,95 @@ class _SmallDisk(RealDisk):
         return self.free
 
 
-def test_node_without_room_waits_for_it_and_says_so(tmp_path: Path) -> None:
+def _config(data: Path) -> NodeConfig:
     grpc_port, http_port = free_ports(2)
-    address = f"127.0.0.1:{grpc_port}"
-    config = build_config(
+    return build_config(
         {
             "name": "n1",
             "cluster_id": "test",
-            "data": str(tmp_path),
-            "peers.n1": address,
+            "data": str(data),
+            "peers.n1": f"127.0.0.1:{grpc_port}",
             "http": f"127.0.0.1:{http_port}",
         }
     )
-    disk = _SmallDisk()
+
+
+async def _status_of(config: NodeConfig) -> pb.NodeStatus:
+    async with grpc.aio.insecure_channel(config.peers[config.name]) as channel:
+        stub = rpc.AdminServiceStub(channel)
+        answer = await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True, timeout=60)
+    return answer.nodes[0]
+
+
+def test_node_without_room_waits_for_it_and_says_so(tmp_path: Path) -> None:
+    config, disk = _config(tmp_path), _SmallDisk()
     disk.free = START_BYTES - 1
 
     async def run() -> pb.NodeStatus:
         waiting = asyncio.ensure_future(wait_for_room(disk, config))
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub = rpc.AdminServiceStub(channel)
-            answer = await stub.GetStatus(pb.GetStatusRequest(), wait_for_ready=True, timeout=60)
+        status = await _status_of(config)
         assert not waiting.done()
         disk.free = START_BYTES
         await asyncio.wait_for(waiting, 60)
         await asyncio.wait_for(wait_for_room(disk, config), 60)  # at once
-        return answer.nodes[0]
+        return status
 
     status = asyncio.run(run())
     assert (status.role, status.disk_low, status.reachable) == (WAITING, True, False)
     assert "the disk has 15 MiB free; 16 MiB are needed" in status.error
+
+
+class _StuckFetch:
+    """A fetch whose last progress was long ago."""
+
+    moved_s = -1e9
+    status = "the last obstacle"
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.error: SnapshotRoomError | None = SnapshotRoomError(free_bytes=7, needed_bytes=9)
+        self.looks = 0
+
+    @property
+    def room_error(self) -> SnapshotRoomError | None:
+        self.looks += 1
+        return self.error
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+def test_damaged_node_waits_for_the_room_of_a_snapshot_without_a_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, fetch = _config(tmp_path), _StuckFetch()
+    monkeypatch.setattr(repair, "SnapshotFetch", lambda *_, **__: fetch)
+    monkeypatch.setattr(repair, "LOOK_S", 0.01)
+    format_directory(
+        RealDisk(),
+        tmp_path,
+        cluster_id="test",
+        name="n1",
+        replica_id=ReplicaId(1),
+        founding_voters={"n1": ReplicaId(1)},
+        promise=NEVER_GIVEN,
+    )
+    damaged = Damaged(CorruptFileError("manifest", 5, "checksum mismatch"))
+
+    async def run() -> pb.NodeStatus:
+        healing = asyncio.ensure_future(repair.repair(RealDisk(), config, damaged))
+        status = await _status_of(config)
+        async with asyncio.timeout(60):
+            while fetch.looks < 20 and not healing.done():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not healing.done()
+        fetch.error = None
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda time=loop.time: time() + 301)
+        with pytest.raises(CorruptFileError, match=r"not healed within 300 s: the last obstacle$"):
+            await asyncio.wait_for(healing, 60)
+        return status
+
+    status = asyncio.run(run())
+    assert (status.role, status.disk_low, status.disk_free_bytes) == (WAITING, True, 7)
+    assert status.error == f"{damaged}: the last obstacle"
+    assert caplog.messages.count(f"{WAITING}: {status.error}") == 1

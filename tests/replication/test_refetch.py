@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import logging
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import grpc
@@ -95,14 +97,18 @@ class Source:
 
 
 def fetch_from(
-    source: Source, into: Path, cluster_id: str = "c", known: Callable[[], LogIndex] = nothing
+    source: Source,
+    into: Path,
+    cluster_id: str = "c",
+    known: Callable[[], LogIndex] = nothing,
+    disk: Disk = DISK,
 ) -> SnapshotFetch:
     def check(directory: Path) -> None:
         engine_on(DISK, directory)
 
     dials = {"n1": source.dial}
     return SnapshotFetch(
-        DISK, into, cluster_id=cluster_id, name="n2", dials=dials, check=check, known=known
+        disk, into, cluster_id=cluster_id, name="n2", dials=dials, check=check, known=known
     )
 
 
@@ -158,6 +164,46 @@ async def test_fetches_of_what_is_not_there_take_nothing_from_those_of_what_is(
             assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         now_s = asyncio.get_running_loop().time()
         assert source.snapshots._pace._free_s <= now_s, "nothing was charged"
+
+
+class _SmallDisk(RealDisk):
+    """A disk with the free space that the test sets."""
+
+    free = 0
+
+    def free_bytes(self, path: Path) -> int:
+        del path
+        return self.free
+
+
+async def test_receiver_without_room_asks_ever_less_often_and_logs_an_offer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, receiving.__name__)
+    pauses: list[float] = []
+    loop, disk = asyncio.get_running_loop(), _SmallDisk()
+    call_later = loop.call_later
+
+    def at_once(delay: float, *args: Any, **more: Any) -> asyncio.TimerHandle:
+        if delay >= receiving.AGAIN_S:
+            pauses.append(delay)
+            delay = 0
+        return call_later(delay, *args, **more)
+
+    monkeypatch.setattr(loop, "call_later", at_once)
+    async with Source(tmp_path / "a").served() as source:
+        refetch = fetch_from(source, tmp_path / "in", disk=disk)
+        work = asyncio.ensure_future(refetch.run())
+        await soon(lambda: len(pauses) >= 7)
+        assert pauses[:7] == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0]
+        assert refetch.status.startswith("the disk has 0 MiB free; the snapshot needs 33 MiB")
+        lack = refetch.room_error
+        assert lack is not None
+        disk.free = lack.needed_bytes
+        assert await work is not None
+    assert refetch.room_error is None
+    assert sum("offers a snapshot" in line for line in caplog.messages) == 1
+    assert sum("no snapshot from" in line for line in caplog.messages) == 1
 
 
 async def test_other_cluster_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
 from timer.recovery import manifest
 from timer.recovery import snapshot_receiver as incoming_module
 from timer.recovery.snapshot import OfferedUnder, Snapshot, files, remove_files, remove_unnamed
-from timer.recovery.snapshot_receiver import ROOM_BYTES, Incoming, ready
+from timer.recovery.snapshot_receiver import ROOM_BYTES, Incoming, SnapshotRoomError, ready
 from timer.recovery.snapshot_receiver import install as install_now
 from timer.recovery.snapshot_source import take
 
@@ -274,7 +274,7 @@ def test_snapshot_leaves_room_to_start_with() -> None:
     disk = SimDisk()
     incoming = Incoming(disk, INCOMING)
     disk.capacity_bytes = there.size + ROOM_BYTES - 1
-    with pytest.raises(NotReadyError, match="must stay free"):
+    with pytest.raises(SnapshotRoomError, match="needs 33 MiB"):
         incoming.begin(there, UNDER)
     disk.capacity_bytes += 10_000  # the plan takes some
     incoming.begin(there, UNDER)

@@ -25,7 +25,7 @@ from isal import isal_zlib
 from timer.files.disk import Bytes, Disk
 from timer.files.disk_reserve import START_BYTES
 from timer.files.log import begin_anew
-from timer.model.timer_errors import CorruptFileError, NotReadyError, UnknownVersionError
+from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import Epoch, LogIndex, ReplicaId
 from timer.recovery import manifest
 from timer.recovery.snapshot import (
@@ -44,6 +44,15 @@ ROOM_BYTES: Final = 2 * START_BYTES
 
 _PLAN: Final = "plan"
 _READY: Final = "ready"
+
+
+class SnapshotRoomError(Exception):
+    """The disk has too little room for a snapshot."""
+
+    def __init__(self, *, free_bytes: int, needed_bytes: int) -> None:
+        """`needed_bytes`: the free bytes that the snapshot needs, with those that must stay."""
+        super().__init__(f"the snapshot needs {-(-needed_bytes >> 20)} MiB of free disk space")
+        self.free_bytes, self.needed_bytes = free_bytes, needed_bytes
 
 
 class Incoming:
@@ -76,7 +85,7 @@ class Incoming:
         """Begin to receive a snapshot. Keep the present parts of it.
 
         Raises:
-            NotReadyError: the disk has too little room.
+            SnapshotRoomError: the disk has too little room.
         """
         disk, directory = self._disk, self._directory
         for name in ("", *manifest.DIRECTORIES):
@@ -92,12 +101,9 @@ class Incoming:
         self._whole = {part for part in kept if part in self._whole or self._is_whole(part)}
         self._waiting = [part for part in snapshot.parts if part not in self._whole]
         missing = sum(part.size - self._size(part) for part in self._waiting)
-        free = disk.free_bytes(directory)
-        if missing and missing + self._room_bytes > free:
-            raise NotReadyError(
-                f"{directory}: the disk has {free} free bytes; the snapshot needs {missing}, and"
-                f" {self._room_bytes} must stay free"
-            )
+        free, needed = disk.free_bytes(directory), missing + self._room_bytes
+        if missing and needed > free:
+            raise SnapshotRoomError(free_bytes=free, needed_bytes=needed)
 
     def wanted(self) -> tuple[SnapshotPart, int] | None:
         """Return the part to fetch and the first missing byte; None: all parts are here."""

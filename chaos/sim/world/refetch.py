@@ -17,7 +17,7 @@ from replication.core.core_events import Role
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, NotReadyError
 from timer.model.units import LogIndex
 from timer.recovery.snapshot import OfferedUnder, Snapshot, SnapshotPart
-from timer.recovery.snapshot_receiver import Incoming
+from timer.recovery.snapshot_receiver import Incoming, SnapshotRoomError
 
 if TYPE_CHECKING:
     from chaos.sim.world.sim_node import SimNode
@@ -147,7 +147,7 @@ class SimSnapshotFetch:
         self._snapshot = found[0]
         try:
             self._incoming.begin(*found)
-        except NotReadyError:
+        except SnapshotRoomError:
             return RETRY_US
         self._source, self._tries = source, 0
         return 0

@@ -63,7 +63,7 @@ on an idle machine. Runs may last hours beside other work, and the audit reports
 
 NO_ROOM: Final = 'msg="no room, to be waited for'
 """In the log line of a node whose disk is full, as a strike made it."""
-DAMAGE: Final = re.compile(r"corrupt at byte|msg=.gave up after ")
+DAMAGE: Final = re.compile("corrupt at byte")
 """In the log lines of a node with damaged files."""
 EIO: Final = re.compile(r"failed: EIO ")
 """In the log lines of a node whose disk failed."""
