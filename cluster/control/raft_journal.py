@@ -35,7 +35,7 @@ from typing import Final, TypeAlias
 import msgpack
 from isal import isal_zlib
 
-from timer.files.disk import RealDisk
+from timer.files.disk import RealDisk, failing
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownVersionError
 
 MAGIC: Final = b"TIMERAFT"
@@ -69,6 +69,7 @@ class Journal:
         Raises:
             CorruptFileError: bytes that were durable do not verify, or a file is missing.
             UnknownVersionError: a file has another format version.
+            DiskFailedError: a file can't be read or opened for writing, or the tail can't be cut.
         """
         self._directory = directory
         self._path = directory / "journal"
@@ -78,13 +79,12 @@ class Journal:
         except FileNotFoundError:
             raise CorruptFileError(self._path, 0, "the journal is missing") from None
         self._records, self._ends = scan(self._path, data)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._fd = self._open()
         self._dirty = False
         self._replaced = False
         """The records are not an extension of the file: `flush` writes a whole new file."""
         if self._end < len(data):
-            os.ftruncate(self._fd, self._end)
-            os.fsync(self._fd)
+            self._cut()
 
     @staticmethod
     def create(directory: Path, *, may_vote: bool) -> None:
@@ -120,13 +120,11 @@ class Journal:
         """
         if not self._dirty:
             return
-        try:
-            if self._replaced:
-                self._write_file()
-            else:
+        if self._replaced:
+            self._write_file()
+        else:
+            with failing(self._path, "fdatasync"):
                 os.fdatasync(self._fd)
-        except OSError as error:
-            raise DiskFailedError(f"{self._path}: {error}", errno=error.errno) from error
         self._dirty = False
 
     def replace(self, records: list[Record]) -> None:
@@ -141,13 +139,23 @@ class Journal:
         parts = [_file_header(), *(_encode(*record) for record in self._records)]
         DISK.write_atomic(self._path, b"".join(parts))
         os.close(self._fd)
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._fd = self._open()
         self._ends = []
         end = HEADER_SIZE
         for part in parts[1:]:
             end += len(part)
             self._ends.append(end)
         self._replaced = False
+
+    def _open(self) -> int:
+        with failing(self._path, "open"):
+            return os.open(self._path, os.O_WRONLY | os.O_APPEND)
+
+    def _cut(self) -> None:
+        """End the file after the last record, durably."""
+        with failing(self._path, "ftruncate"):
+            os.ftruncate(self._fd, self._end)
+            os.fsync(self._fd)
 
     @property
     def _end(self) -> int:
@@ -170,10 +178,8 @@ class Journal:
         if self._replaced:
             return
         data = _encode(command, index, term)
-        try:
+        with failing(self._path, "write"):
             written = os.write(self._fd, data)
-        except OSError as error:
-            raise DiskFailedError(f"{self._path}: {error}", errno=error.errno) from error
         if written != len(data):
             why = f"{self._path}: wrote {written} of {len(data)} bytes"
             raise DiskFailedError(why, errno=errno.ENOSPC)  # a short write means a full disk
@@ -193,13 +199,9 @@ class Journal:
         if self._replaced:
             return
         del self._ends[position:]
-        try:
-            os.ftruncate(self._fd, self._end)
-            # Before new records are written: after a power cut, pieces of the old records behind a
-            # new one would look like damage.
-            os.fsync(self._fd)
-        except OSError as error:
-            raise DiskFailedError(f"{self._path}: {error}", errno=error.errno) from error
+        # Before new records are written: after a power cut, pieces of the old records behind a new
+        # one would look like damage.
+        self._cut()
 
     def deleteEntriesTo(self, position: int) -> None:  # noqa: N802
         """Compact: drop the records before `position`, except the last TRAILING_RECORDS."""

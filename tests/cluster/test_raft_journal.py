@@ -1,5 +1,6 @@
 """Raft's files: cut at every byte, flip every byte, interrupt every replacement."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -18,7 +19,13 @@ from cluster.control.raft_files import (
     write_snapshot,
 )
 from cluster.control.raft_journal import HEADER_SIZE, RECORD_HEAD_SIZE, Journal, Record, read_meta
-from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
+from cluster.settings.exit_codes import EXIT_DISK, exit_code
+from timer.model.timer_errors import (
+    CorruptFileError,
+    DiskFailedError,
+    UnknownVersionError,
+    WrongDirectoryError,
+)
 
 RECORDS: list[Record] = [(b"\1", 1, 0), (b"\0one", 2, 1), (b"\0two, longer", 3, 1), (b"\0", 4, 7)]
 
@@ -114,6 +121,22 @@ def test_journal_of_another_version_is_refused(
     monkeypatch.setattr(raft_journal, "VERSION", 2)
     with pytest.raises(UnknownVersionError):
         Journal(directory)
+
+
+def test_journal_that_may_not_be_opened_for_writing_is_a_failed_disk(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refusing(path: Path, flags: int, *more: int) -> int:
+        if flags & os.O_WRONLY:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(DiskFailedError, match=r"journal: open failed: EACCES") as failed:
+        Journal(directory)
+    assert exit_code(failed.value) == EXIT_DISK
 
 
 class Calls:
