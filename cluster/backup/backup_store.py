@@ -35,6 +35,11 @@ class WrongStore(BackupError):
 class StoreUnavailable(Unavailable):
     """The store does not answer, or rejects the access."""
 
+    def __init__(self, message: str, cause: str = "") -> None:
+        """`cause`: the reason without the name of a file. Empty: the message."""
+        super().__init__(message)
+        self.cause = cause or message
+
 
 class BackupStore:
     """Files under one root, by their path there, such as "parts/x". Threads may share it."""
@@ -82,7 +87,8 @@ class BackupStore:
         except FileNotFoundError:
             raise BackupError(f"{self.root}: {name} is missing") from None
         except OSError as error:
-            raise StoreUnavailable(f"{self.root}: {name}: {error}") from None
+            cause = os.strerror(error.errno) if error.errno else str(error).replace(name, "")
+            raise StoreUnavailable(f"{self.root}: {name}: {error}", cause) from None
 
     def check_exists(self) -> None:
         """Check that the root exists, as a directory or as the prefix of an object.

@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from cluster.backup.backup_run import PAUSE_S, BackupRun, check_cluster, chosen_node
-from cluster.backup.backup_store import BackupError, BackupStore, WrongStore
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, WrongStore
 from cluster.backup.catalogue import Catalogue, readable_catalogues
 from cluster.backup.log_parts import LogEnd, StoredLog, entries_after, folder_of, write_part
 from cluster.backup.store_care import prune
@@ -118,8 +118,8 @@ class LogShipper:
         """When to compare the store with the leader's log next, if a node has less."""
         self._spread_s = 0.0
         """When all nodes were told last how far the store is."""
-        self._troubles: dict[str, str] = {}
-        """Kind of work -> the trouble that was told last."""
+        self._troubles: dict[str, set[str]] = {}
+        """Kind of work -> the causes of trouble that were told since it succeeded last."""
 
     def stop(self) -> None:
         """End `run`, after the last entries. Safe in a signal handler."""
@@ -200,7 +200,7 @@ class LogShipper:
         return more
 
     def _attempt(self, kind: str, work: Callable[[], bool]) -> bool:
-        """Return the result of some work; False after trouble, which is told once.
+        """Return the result of some work; False after trouble. Each cause of it is told once.
 
         Raises:
             WrongStore: see `run`.
@@ -215,11 +215,13 @@ class LogShipper:
             raise
         except (Unavailable, Overloaded, BackupError) as error:
             self._node = "" if kind == "log" else self._node
-            if self._troubles.get(kind) != str(error):
+            cause = error.cause if isinstance(error, StoreUnavailable) else str(error)
+            told = self._troubles.setdefault(kind, set())
+            if cause not in told:
                 self._told(f"{error}; trying again")
-            self._troubles[kind] = str(error)
+            told.add(cause)
         else:
-            if self._troubles.pop(kind, ""):
+            if self._troubles.pop(kind, None):
                 self._told(f"the {kind} goes on")
             return found
         return False

@@ -1,7 +1,9 @@
 """Continuous backups without processes: the shipped log, gaps, and states between two backups."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +17,7 @@ from cluster.api import log_shipping
 from cluster.api.log_shipping import LogShipping
 from cluster.backup import log_shipper
 from cluster.backup.backup_run import BackupRun
-from cluster.backup.backup_store import (
-    BackupError,
-    BackupStore,
-    StoreUnavailable,
-    WrongStore,
-)
+from cluster.backup.backup_store import BackupError, BackupStore, WrongStore
 from cluster.backup.catalogue import read_catalogues
 from cluster.backup.log_parts import LogEnd, LogPart, StoredLog, entries_after, write_part
 from cluster.backup.log_shipper import (
@@ -410,18 +407,19 @@ def test_trouble_is_told_once_and_another_node_is_asked(tmp_path: Path, store: B
     shipper.back_up()
     shipper.step(QUIET_S)  # the follower returns nothing new: another one may have more
     assert ("n2", 10) in {(name, after) for name, after, _ in node.asked}
-    put = store.put
+    opened = os.open
 
-    def full(name: str, data: Any, size: int) -> None:
-        raise StoreUnavailable(f"{store.root}: {name}: no space left")
+    def full(path: str, flags: int, *more: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "no space left", path)
+        return opened(path, flags, *more)
 
-    store.put = full  # type: ignore[method-assign]
-    node.applied = 20
-    shipper.step()
-    shipper.step()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "open", full)
+        for node.applied in (18, 19, 20):  # the name of the part has its last entry
+            shipper.step()
     assert len(shipper.told) == 4
-    assert "no space left; trying again" in shipper.told[3]
-    store.put = put  # type: ignore[method-assign]
+    assert re.search("no space left: .*; trying again", shipper.told[3])
     shipper.step()
     assert state_at(store, tmp_path / "x", Until()) == at(node.log, 20)
 
