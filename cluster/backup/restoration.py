@@ -164,15 +164,20 @@ def restore(
 def _stage(disk: Disk, target: Path) -> Iterator[Path]:
     """Make the directory for incomplete files, and remove it at the end.
 
+    An error in the block empties the target again, for part of the directories may be moved.
+
     Raises:
         BackupError: the target is not empty.
     """
     new = not target.exists()
-    found = [] if new else [each.name for each in target.iterdir()]
-    others = sorted({*found} - {STAGE, "lost+found"})
+    found = set() if new else {each.name for each in target.iterdir()}
+    kept = found & {"lost+found"}
+    others = sorted(found - kept - {STAGE})
     if others:
-        what = ", ".join(others[:5])
-        raise BackupError(f"{target} is not empty ({what}): restore into a new or empty directory")
+        why = f"{target} is not empty ({', '.join(others[:5])})"
+        if STAGE in found:
+            why += f"; {STAGE}/ is of a restore that was killed, so the rest may be incomplete"
+        raise BackupError(f"{why}: restore into a new or empty directory")
     stage = target / STAGE
     if stage.exists():  # of a restore that was cut
         shutil.rmtree(stage)
@@ -180,13 +185,24 @@ def _stage(disk: Disk, target: Path) -> Iterator[Path]:
     try:
         yield stage
     except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
+        for each in target.iterdir():
+            if each.name not in kept:
+                _remove(each)
         if new:
             with suppress(OSError):
                 target.rmdir()
         raise
     shutil.rmtree(stage)
     disk.sync_dir(target)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a directory with all its files, as far as the disk allows it."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _log_bytes(store: BackupStore, plan: RestorePlan) -> int:

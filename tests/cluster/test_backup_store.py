@@ -1,6 +1,7 @@
 """Backups without processes: the store, the catalogue, damage, and the directories of a restore."""
 
 import asyncio
+import errno
 import json
 import os
 import random
@@ -344,10 +345,12 @@ def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
 
     target = tmp_path / "new"
     (target / "a").mkdir(parents=True)
-    with pytest.raises(BackupError, match="is not empty"):
+    with pytest.raises(BackupError, match=r"is not empty \(a\): restore into"):
+        restored(store, found, target)
+    (target / STAGE / "state").mkdir(parents=True)  # of a restore that was cut
+    with pytest.raises(BackupError, match=r"is not empty \(a\); .* the rest may be incomplete"):
         restored(store, found, target)
     (target / "a").rmdir()
-    (target / STAGE / "state").mkdir(parents=True)  # of a restore that was cut
     assert restored(store, found, target).keys() == {"a", "b", "c"}
 
     other = OneNode.status(node)
@@ -355,6 +358,29 @@ def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
     node.status = lambda: other  # type: ignore[method-assign]
     with pytest.raises(BackupError, match="backups of cluster 'c'"):
         backed_up(node, store)
+
+
+def test_restore_that_fails_while_it_moves_directories_leaves_none(
+    node: OneNode, store: BackupStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, target = backed_up(node, store), tmp_path / "new"
+    rename = Path.rename
+
+    def failing(path: Path, to: Path) -> Path:
+        if to == target / "b" / "log":
+            raise OSError(errno.EIO, "planted", str(to))
+        return rename(path, to)
+
+    for kept in (set[str](), {"lost+found"}):
+        for name in kept:
+            (target / name).mkdir(parents=True)
+        monkeypatch.setattr(Path, "rename", failing)
+        with pytest.raises(BackupError, match="planted"):
+            restored(store, found, target)
+        monkeypatch.setattr(Path, "rename", rename)
+        assert {path.name for path in tmp_path.glob("new/*")} == kept
+    assert target.exists()
+    assert restored(store, found, target).keys() == {"a", "b", "c"}
 
 
 def test_unusable_stores_are_named(tmp_path: Path) -> None:
