@@ -11,9 +11,11 @@ commands. They need the extra `server`.
 import argparse
 import functools
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -162,16 +164,39 @@ def register_restore(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def with_extra(run: Run) -> Run:
-    """Return the command. Without the modules of the extra `server` it raises UsageError."""
+    """Return the command. Without the modules of the extra `server` it raises UsageError.
+
+    SIGTERM ends it with SystemExit, so that it deletes its temporary files.
+    """
 
     @functools.wraps(run)
     def checked(args: argparse.Namespace) -> int:
         try:
-            return run(args)
+            with _sigterm_exits():
+                return run(args)
         except ModuleNotFoundError as missing:
             raise UsageError(why_missing(missing, "server")) from None
 
     return checked
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """Let the first SIGTERM raise SystemExit in the block. A second one ends the process at once.
+
+    Raises:
+        SystemExit: SIGTERM arrived. Its status is that of a process that the signal ended.
+    """
+
+    def leave(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 # ---- backup

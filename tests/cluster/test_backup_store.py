@@ -5,6 +5,8 @@ import errno
 import json
 import os
 import random
+import signal
+import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
@@ -16,6 +18,7 @@ from pyarrow import parquet
 
 from cluster.api.backup_desk import OPEN_MAX, BackupDesk
 from cluster.api.log_shipping import LogShipping
+from cluster.backup import restoration
 from cluster.backup.backup_run import BackupRun, chosen_node
 from cluster.backup.backup_store import REST_AGE_S, BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import (
@@ -35,7 +38,7 @@ from replication.core.promise import PromiseFile
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
 from timer.files.data_directory import read_identity
-from timer.files.disk import RealDisk
+from timer.files.disk import Disk, RealDisk
 from timer.files.log import Log as TimerLog
 from timer.model.columns import Binary, encode_headers
 from timer.model.timer_errors import NotFoundError, NotReadyError, UnreadableFileError
@@ -381,6 +384,39 @@ def test_restore_that_fails_while_it_moves_directories_leaves_none(
         assert {path.name for path in tmp_path.glob("new/*")} == kept
     assert target.exists()
     assert restored(store, found, target).keys() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("command", ["export", "restore"])
+def test_command_that_sigterm_ends_deletes_its_temporary_files(
+    node: OneNode,
+    store: BackupStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    backed_up(node, store)
+    there: list[str] = []
+
+    def ended(disk: Disk, *words: Any) -> Any:
+        receive(disk, *words)
+        there.extend(path.name for path in tmp_path.glob("t*/**/manifest"))
+        signal.raise_signal(signal.SIGTERM)
+
+    def unexpected(*_: object) -> None:
+        raise AssertionError("SIGTERM would end the process at once")
+
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(restoration, "receive", ended)
+    before = signal.signal(signal.SIGTERM, unexpected)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            timerctl([command, "--from", store.root, "--into", str(tmp_path / "target")])
+        assert signal.getsignal(signal.SIGTERM) is unexpected
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert there == ["manifest"]
+    assert not [*tmp_path.glob("temporary/*"), *tmp_path.glob("target/*")]
 
 
 def test_unusable_stores_are_named(tmp_path: Path) -> None:
