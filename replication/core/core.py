@@ -178,11 +178,16 @@ class Core:
         return self.tail.size(min(self.commit_index, self.durable_index), self.shape.last_index)
 
     @property
-    def sent_index(self) -> LogIndex:
-        """A leader has sent its log up to this index to enough followers for a majority."""
+    def timed_index(self) -> LogIndex:
+        """A leader's commits up to this index show how quick it is.
+
+        Enough followers for a majority were sent the log up to there. Of one with more than
+        `window_bytes_start` in flight only what it has counts: its link takes the time.
+        """
         values: dict[ReplicaId, int] = {self.me: self.shape.last_index}
         for peer, progress in self._progress.items():
-            values[peer] = progress.match if progress.searching else progress.next - 1
+            waits = progress.searching or progress.inflight_bytes > self.conf.window_bytes_start
+            values[peer] = progress.match if waits else progress.next - 1
         return LogIndex(reached(self._sets, values))
 
     @property
@@ -647,6 +652,8 @@ class Core:
                 progress.waiting = False
                 if not self._feed(peer, progress, out):
                     self._send_append(peer, progress, LogIndex(progress.next - 1), 0, out)
+                if progress.is_late(self._now, self.conf):
+                    self._renew(peer, progress, out)
                 if progress.stranded:
                     behind = Behind(under=self.promise, to_nonce=progress.nonce)
                     out.send.append(OutgoingMessage(peer, behind))
@@ -677,7 +684,19 @@ class Core:
         """Send the entries [next, last], `size` bytes; a heartbeat if there are none."""
         prev = LogIndex(progress.next - 1)
         progress.sent(self._now, last, size)
-        message = Append(
+        out.send.append(OutgoingMessage(peer, self._append(progress, prev, last)))
+
+    def _renew(self, peer: ReplicaId, progress: Progress, out: Effects) -> None:
+        """Send a heartbeat that need not wait for the entries in flight: it follows none of them.
+
+        A single large entry may take a slow link for longer than the lease.
+        """
+        progress.renewals.append(self._now)
+        prev = LogIndex(max(progress.match, self.shape.base_index))
+        out.overtake.append(OutgoingMessage(peer, self._append(progress, prev, prev)))
+
+    def _append(self, progress: Progress, prev: LogIndex, last: LogIndex) -> Append:
+        return Append(
             under=self.promise,
             sent_ms=self._now,
             to_nonce=progress.nonce,
@@ -688,7 +707,6 @@ class Core:
             commit_index=self.commit_index,
             kept_from=self.kept_from,
         )
-        out.send.append(OutgoingMessage(peer, message))
 
     def _read(self, peer: ReplicaId, first: LogIndex, limit: int) -> Read:
         # An entry outside memory is durable, so the log has it.

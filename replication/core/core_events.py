@@ -131,6 +131,8 @@ class Effects:
     """Append this leader's EPOCH entry."""
     read: list[Read] = field(default_factory=list[Read])
     send: list[OutgoingMessage] = field(default_factory=list[OutgoingMessage])
+    overtake: list[OutgoingMessage] = field(default_factory=list[OutgoingMessage])
+    """Messages without entries that need not arrive in order. They may overtake others."""
     behind: bool = False
     """The leader has dropped the entries that this replica needs next: fetch a snapshot."""
     forgotten: bool = False

@@ -45,6 +45,8 @@ MOVES: Final = {
 }
 """Every transition of a follower's state."""
 
+RENEWALS_MAX: Final = 32
+"""More than are in flight: one is sent each `heartbeat_ms`."""
 RETIRED_MAX: Final = 64
 """Earlier processes of a follower that a leader remembers. Their answers are dropped."""
 
@@ -74,12 +76,14 @@ class Progress:
     filled_ms: MonoMs | None = None
     """Time at which the window was first full since its last change. None: it was not."""
     idle_sent_ms: MonoMs | None = None
-    """Send time of the last heartbeat with no entries in flight. None: it was answered."""
+    """Send time of a heartbeat with no entries in flight. None: it was answered, or lost."""
     idle_travel_ms: int | None = None
     """Time of such a heartbeat and its answer on their way, or of a quicker message since."""
     sent_ms: MonoMs = MonoMs(0)
     acked_ms: MonoMs | None = None
     """Send time of the newest message that was answered. None: no answer came yet."""
+    renewals: deque[MonoMs] = field(default_factory=lambda: deque(maxlen=RENEWALS_MAX))
+    """Send times of the last heartbeats that did not wait for the entries in flight."""
     nonce: Nonce = Nonce(0)
     retired: deque[Nonce] = field(default_factory=_retired)
     """The follower's last earlier processes."""
@@ -127,7 +131,7 @@ class Progress:
     def sent(self, now_ms: MonoMs, last: LogIndex, size: int) -> None:
         """Record an append of the entries [next, last], `size` bytes in all."""
         self.sent_ms, self.waiting = now_ms, True
-        if not size and not self.inflight:
+        if not size and not self.inflight and self.idle_sent_ms is None:
             self.idle_sent_ms = now_ms
         if self.state is _REPLICATE and last >= self.next:
             self.inflight.append((last, size))
@@ -136,22 +140,33 @@ class Progress:
                 self.filled_ms = now_ms
             self.next = LogIndex(last + 1)
 
+    def is_late(self, now_ms: MonoMs, conf: ReplicationConfig) -> bool:
+        """Return whether entries are in flight and two heartbeats' answers should have come."""
+        late_ms = conf.heartbeat_ms + max(conf.heartbeat_ms, self.idle_travel_ms or 0)
+        return bool(self.inflight) and now_ms - (self.acked_ms or 0) >= late_ms
+
     def answered(self, now_ms: MonoMs, answer: AppendAnswer, conf: ReplicationConfig) -> None:
         """Record the time of an answer, and adapt the window to it."""
         sent_ms = answer.echo_ms
         self.acked_ms = max(self.acked_ms or sent_ms, sent_ms)
+        if sent_ms in self.renewals:
+            return  # it overtook the others: it shows nothing of their way
         travelled = travelled_ms(answer, now_ms)
-        if sent_ms == self.idle_sent_ms:
-            self.idle_sent_ms, self.idle_travel_ms = None, travelled
-        elif self.idle_travel_ms is None or travelled < self.idle_travel_ms:
+        if sent_ms == self.idle_sent_ms or self.idle_travel_ms is None:
             self.idle_travel_ms = travelled
+        self.idle_travel_ms = min(self.idle_travel_ms, travelled)
+        if self.idle_sent_ms is not None and sent_ms >= self.idle_sent_ms:
+            self.idle_sent_ms = None
         if sent_ms < self.window_since_ms:
             return  # it shows the time in an earlier window
         window, queued_ms = self.window, travelled - self.idle_travel_ms
         was_full = self.filled_ms is not None and sent_ms > self.filled_ms
+        is_quick = queued_ms <= conf.queued_ms_max // 2 and 2 * travelled <= conf.lease_ms
         if queued_ms > conf.queued_ms_max:
             window = max(window // 2, conf.window_bytes_min)
-        elif was_full and queued_ms <= conf.queued_ms_max // 2:
+            if window == self.window:  # so little is no queue: the way has become longer
+                self.idle_travel_ms = travelled
+        elif was_full and is_quick:
             window = min(2 * window, conf.window_bytes)
         if window != self.window:
             self.window, self.window_since_ms, self.filled_ms = window, now_ms, None

@@ -93,6 +93,9 @@ class Io(Protocol):
     def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
         """Queue the message with the present wall clock. The message may get lost."""
 
+    def overtake(self, to: ReplicaId, message: Message) -> None:
+        """As `send`, and the message need not wait for those before it."""
+
     def refuse(self, sender: ReplicaId, why: str) -> None:
         """End the stream of a message of `sender` that no correct peer sends."""
 
@@ -280,14 +283,11 @@ class Driver:
         self._pumping = False
 
     def _measure(self, now_ms: MonoMs) -> None:
-        """Record the progress of this disk and, on a leader, of the majority.
-
-        An entry's commit is measured from its sending on. Before, it may wait for the link.
-        """
+        """Record the progress of this disk and, on a leader, of the majority."""
         core = self.core
         self._on_disk.note(now_ms, core.durable_index, core.shape.last_index)
         if core.role is Role.LEADER:
-            self._committed.note(now_ms, core.commit_index, core.sent_index)
+            self._committed.note(now_ms, core.commit_index, core.timed_index)
         else:
             self._committed = Latency()
 
@@ -344,6 +344,8 @@ class Driver:
             io.read(order)
         for to, message in effects.send:
             io.send(to, message, self._frames(message, arrival.loaded))
+        for to, message in effects.overtake:
+            io.overtake(to, message)
         excess = core.tail.first_index - self._cache_first
         if excess > 0:
             del self._cache[:excess]

@@ -463,6 +463,10 @@ class Replica:
             self._hops.stamp(Hop.ANSWERING, message.durable_index)
         self._transport.send(to, encode(message, self._wall_ms(), frames))
 
+    def overtake(self, to: ReplicaId, message: Message) -> None:
+        """See Io."""
+        self._transport.overtake(to, encode(message, self._wall_ms(), ()))
+
     def refuse(self, sender: ReplicaId, why: str) -> None:
         """See Io."""
         self._transport.refuse(sender, why)

@@ -131,6 +131,12 @@ class Transport:
         if name is not None:
             self._out[name].put(data)
 
+    def overtake(self, to: ReplicaId, data: bytes) -> None:
+        """Send a small message past those that wait for the connection, if there is a way."""
+        name = self._behind.get(to)
+        if name is not None:
+            self._out[name].overtake(data)
+
     @property
     def tcp_port(self) -> int:
         """The port at which peers may send over TCP without gRPC; 0: none is open."""
@@ -292,6 +298,11 @@ class _Outbound:
         """Loop time of the first message that the peer has not answered. None: none was sent."""
         self._written_s = 0.0
         """Loop time of the last message."""
+        self._unanswered = 0
+        """Messages since the peer was last heard."""
+        self._aside: grpc.aio.StreamStreamCall[bytes, bytes] | None = None
+        """The gRPC stream beside the TCP connection. None: messages go over gRPC, or none go."""
+        self._overtaking: asyncio.Task[None] | None = None
         self._more = asyncio.Event()
         self._complaint = ""
         """Why there is no stream, as last logged."""
@@ -320,6 +331,19 @@ class _Outbound:
         self._queued_bytes += len(data)
         self._more.set()
 
+    def overtake(self, data: bytes) -> None:
+        """Send a message on the gRPC stream, which has no others if they go over TCP."""
+        if self._aside is None:
+            self.put(data)
+        elif self._overtaking is None or self._overtaking.done():
+            self._overtaking = asyncio.ensure_future(self._write_aside(self._aside, data))
+
+    async def _write_aside(
+        self, call: "grpc.aio.StreamStreamCall[bytes, bytes]", data: bytes
+    ) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(data)  # the stream's own task learns of its end
+
     async def _run(self) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -334,7 +358,7 @@ class _Outbound:
                     raise
                 self._failed(ConnectionError("the call was cancelled"))  # see `_retry_tcp`
             finally:
-                self._up = False
+                self._up, self._aside = False, None
                 self._queue.clear()
                 self._queued_bytes = 0
                 await channel.close()
@@ -358,6 +382,7 @@ class _Outbound:
         tcp = await self._tcp_of(hello, call)
         write = call.write if tcp is None else tcp.write
         retry = asyncio.ensure_future(self._retry_tcp(hello, call)) if tcp is None else None
+        self._aside = call if tcp is not None else None
         self._up, self._waiting_since_s, self._complaint = True, None, ""
         self._failing_since_s = None
         self._transport.connected(*who)
@@ -422,13 +447,16 @@ class _Outbound:
     def _check_silence(self) -> None:
         """Raise TimeoutError if the peer has not answered for over SILENCE_S.
 
-        A pause of the messages begins the wait anew: some of them are never answered.
+        A pause after one message begins the wait anew: some messages are never answered.
         """
         now_s = asyncio.get_running_loop().time()
         waiting_s, written_s = self._waiting_since_s, self._written_s
         self._written_s = now_s
         heard_s = self._transport.heard_s(self._peer)
-        if waiting_s is None or heard_s >= waiting_s or now_s - written_s > SILENCE_S:
+        self._unanswered += 1
+        if waiting_s is None or heard_s >= waiting_s:
+            self._waiting_since_s, self._unanswered = now_s, 1
+        elif self._unanswered == 2 and now_s - written_s > SILENCE_S:
             self._waiting_since_s = now_s
         elif now_s - waiting_s > SILENCE_S:
             raise TimeoutError(f"nothing heard for {now_s - waiting_s:.1f} s")

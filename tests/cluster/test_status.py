@@ -57,6 +57,7 @@ INSTANCES: list[timer_errors.EngineError] = [
     timer_errors.PermissionDeniedError("client/a may not schedule"),
     timer_errors.TokenRejectedError("token/ci expired"),
     timer_errors.ConfigError("tick_ms", 0, "at least 1"),
+    timer_errors.CertificateDateError("tls.ca", "ca.pem", "expired"),
 ]
 
 

@@ -197,12 +197,14 @@ class Node:
         frames = self.files.frames[order.first - first : order.last - first + 1]
         self.later(self.driver.loaded, order, frames)
 
-    def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
+    def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes] = ()) -> None:
         if isinstance(message, Fetch):
             self.say(f"fetches what follows {message.prev_index} from n{to}")
         elif isinstance(message, Refused):
             self.say(f"refuses n{to}: it has promised epoch {message.promise.epoch}")
         self.cluster.carry(self, self.cluster.nodes[to], message, b"".join(frames))
+
+    overtake = send
 
     def refuse(self, sender: ReplicaId, why: str) -> None:
         raise AssertionError(f"{self} ends the stream of n{sender}: {why}")

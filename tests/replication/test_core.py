@@ -117,20 +117,26 @@ class ThinLink:
 
     def __init__(self, core: Core, bytes_per_ms: float, travel_ms: int) -> None:
         self.core, self.now_ms, self._bytes_per_ms = core, 0, bytes_per_ms
-        self._travel_ms = travel_ms
+        self.travel_ms = travel_ms
         self._sizes = [0] * (core.shape.last_index + 1)
         self._free_ms = 0.0
         self._way: deque[tuple[float, Append]] = deque()
+        self._beside: deque[tuple[float, Append]] = deque()
+        self._durable = core.shape.last_index
         self.carried = 0
 
     def step(self, now_ms: int, event: Event) -> None:
         self.now_ms = now_ms
-        for out in self.core.step(MonoMs(now_ms), event).send:
+        effects = self.core.step(MonoMs(now_ms), event)
+        for out in effects.send:
             if out.to == 2 and isinstance(out.message, Append):
                 prev, last = out.message.prev_index, out.message.last_index
                 size = 100 + sum(self._sizes[prev + 1 : last + 1])
                 self._free_ms = max(now_ms, self._free_ms) + size / self._bytes_per_ms
-                self._way.append((self._free_ms + self._travel_ms, out.message))
+                self._way.append((self._free_ms + self.travel_ms, out.message))
+        for out in effects.overtake:
+            if out.to == 2 and isinstance(out.message, Append):
+                self._beside.append((now_ms + self.travel_ms, out.message))
 
     def propose(self, sizes: list[int]) -> None:
         self.step(self.now_ms, Proposed(sizes))
@@ -140,15 +146,17 @@ class ThinLink:
 
     def deliver(self) -> None:
         """Answer the messages that have arrived by now."""
-        while self._way and self._way[0][0] <= self.now_ms:
-            append = self._way.popleft()[1]
+        ways = self._beside, self._way
+        while came := [way for way in ways if way and way[0][0] <= self.now_ms]:
+            append = came[0].popleft()[1]
             self.carried += sum(self._sizes[append.prev_index + 1 : append.last_index + 1])
+            self._durable = max(self._durable, append.last_index)
             answer = AppendAnswer(
                 under=append.under,
                 nonce=Nonce(20),
                 prev_index=append.prev_index,
-                matched_index=append.last_index,
-                durable_index=append.last_index,
+                matched_index=self._durable,
+                durable_index=self._durable,
                 conflict=None,
                 fenced_by=Epoch(0),
                 echo_ms=append.sent_ms,
@@ -157,12 +165,8 @@ class ThinLink:
             self.step(self.now_ms, Received(ReplicaId(2), answer, UnixMs(0), []))
 
 
-@pytest.mark.parametrize(
-    ("bytes_per_ms", "travel_ms"), [(1_000, 0), (6_250, 0), (6_250, 150), (60_000, 0), (60_000, 90)]
-)
-def test_leader_keeps_its_lease_while_more_is_proposed_than_a_link_carries(
-    bytes_per_ms: int, travel_ms: int
-) -> None:
+def thin_link(bytes_per_ms: int, travel_ms: int) -> ThinLink:
+    """Return the link of a leader that serves since 601."""
     player = Player()
     for line in (
         "new log=1@1..5 promise=1:2:20",
@@ -172,15 +176,55 @@ def test_leader_keeps_its_lease_while_more_is_proposed_than_a_link_carries(
         f"at {601 + travel_ms} from 2 answer 2:1:7 prev=5 durable=6 echo=601",
     ):
         player.play(line)
-    core = player.core
-    link = ThinLink(core, bytes_per_ms, travel_ms)
+    return ThinLink(player.core, bytes_per_ms, travel_ms)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_ms", "travel_ms"), [(1_000, 0), (6_250, 0), (6_250, 150), (60_000, 0), (60_000, 90)]
+)
+def test_leader_keeps_its_lease_while_more_is_proposed_than_a_link_carries(
+    bytes_per_ms: int, travel_ms: int
+) -> None:
+    link = thin_link(bytes_per_ms, travel_ms)
     for now_ms in range(800, 10_800):
         link.step(now_ms, Tick())
         link.deliver()
-        assert core.lease_held(MonoMs(now_ms)), now_ms
-        if core.uncommitted_bytes < 24 << 20:
+        assert link.core.lease_held(MonoMs(now_ms)), now_ms
+        if link.core.uncommitted_bytes < 24 << 20:
             link.propose([30_000] * 20)
     assert link.carried > 0.65 * 10_000 * bytes_per_ms
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("travel_ms", [60, 140])
+def test_window_is_wide_again_some_seconds_after_a_link_has_become_longer(
+    travel_ms: int, *, idle: bool
+) -> None:
+    link, before = thin_link(30_000, 1), 0
+    for now_ms in range(800, 18_800):
+        link.travel_ms = 1 if now_ms < 4_000 else travel_ms
+        link.step(now_ms, Tick())
+        link.deliver()
+        assert link.core.lease_held(MonoMs(now_ms)), now_ms
+        if link.core.uncommitted_bytes < 24 << 20 and not (idle and 4_000 <= now_ms < 12_000):
+            link.propose([30_000] * 20)
+        if now_ms == 14_000:
+            before = link.carried
+    assert link.carried - before > 0.5 * 4_800 * 30_000
+
+
+def test_leader_keeps_its_lease_while_a_large_entry_takes_the_link_for_longer() -> None:
+    link = thin_link(5_000, 1)
+    link.step(800, Tick())
+    link.propose([100])
+    assert link.core.timed_index == link.core.shape.last_index == 7
+    link.propose([30 << 20])
+    assert link.core.timed_index == 6, "the link takes the time, so no disk is judged by it"
+    for now_ms in range(800, 8_000):
+        link.step(now_ms, Tick())
+        link.deliver()
+        assert link.core.lease_held(MonoMs(now_ms)), now_ms
+    assert link.core.commit_index == link.core.shape.last_index
 
 
 class Player:

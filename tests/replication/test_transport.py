@@ -271,12 +271,20 @@ async def test_stop_ends_a_stream_that_has_just_broken() -> None:
 async def test_peer_is_silent_only_while_messages_go_to_it(transport: Transport) -> None:
     outbound = transport._out["n2"]
     with mock.patch.object(asyncio.get_running_loop(), "time") as time:
-        for at_s in (100.0, 101.0):
-            time.return_value = at_s
-            outbound._check_silence()
-        for at_s in (160.0, 161.5):  # what was sent before needed no answer
+        for at_s in (100.0, 160.0, 161.5):  # what was sent at 100 needed no answer
             time.return_value = at_s
             outbound._check_silence()
         time.return_value = 162.5
         with pytest.raises(TimeoutError, match=r"2\.5 s"):
+            outbound._check_silence()
+
+
+async def test_silence_is_noticed_with_long_heartbeats(transport: Transport) -> None:
+    outbound = transport._out["n2"]
+    with mock.patch.object(asyncio.get_running_loop(), "time") as time:
+        for at_s in (100.0, 105.0):
+            time.return_value = at_s
+            outbound._check_silence()
+        time.return_value = 110.0
+        with pytest.raises(TimeoutError, match=r"5\.0 s"):
             outbound._check_silence()

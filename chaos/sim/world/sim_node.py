@@ -451,9 +451,11 @@ class SimNode:
         if found:  # else the entries were truncated meanwhile
             self.driver.loaded(order, found)
 
-    def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes]) -> None:
+    def send(self, to: ReplicaId, message: Message, frames: Sequence[Bytes] = ()) -> None:
         self.world.referee.on_send(self, to, message)
         self.world.network.send(self.replica, to, message, self.wall_ms(), b"".join(frames))
+
+    overtake = send
 
     def wake_at(self, at_ms: MonoMs | None) -> None:
         self._wake_ms = at_ms
