@@ -39,6 +39,7 @@ from timer.model.timer_errors import CorruptFileError
 from timer.model.units import GroupId, LogIndex, Seq, TopicId
 from timer.state.firing_trace import SeqMark
 from timerclient import TimerClient
+from timerspark.log import log_readers
 from timerspark.log.log_events import EventReader
 from timerspark.log.log_options import EVENT_COLUMNS
 from timerspark.log.log_plan import LogGap, Names, Seqs, _heads
@@ -153,6 +154,21 @@ def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> 
         events(tmp_path, colour="red")
     with pytest.raises(ValueError, match="columns = 'time, colour': must be"):
         events(tmp_path, "time", "colour")
+
+
+def test_entries_that_are_not_wanted_fill_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_readers, "_BYTES_PER_BATCH", 100)
+    log = Log()
+    log.epoch(1)
+    topic = log.topic("t")
+    for mark in range(3):
+        log.schedule(topic, [(100, mark)], size=200)
+    log.group(topic, "g")
+    write_log(tmp_path / "log", log.frames)
+    assert said(tmp_path, kind="GROUP") == [(6, "create_group", "t", "g", None)]
+    assert len(said(tmp_path)) == 6
 
 
 def test_ids_follow_from_the_marks_of_the_manifest() -> None:

@@ -90,12 +90,11 @@ class EventReader:
         self._columns = columns
         self._types = [_ARROW[EVENT_COLUMNS[name]] for name in columns]
 
-    def skip(self, entry: Entry) -> list[pa.RecordBatch]:
-        """Count the seqs of an entry that is not wanted; return no rows."""
+    def skip(self, entry: Entry) -> None:
+        """Count the seqs of an entry that is not wanted."""
         mark = self._seqs.at(entry.index)
         if self._seqs.are_issued_by(entry.kind):
             self._seqs.issue(issued(entry.kind, entry.payload, mark))
-        return []
 
     def read(self, entry: Entry) -> Iterator[pa.RecordBatch]:
         """Yield the rows of an entry.

@@ -79,9 +79,14 @@ class LogEvents(DataSourceReader):
             if partition.until is not None and item.index >= partition.until:
                 break
             try:
-                found = [*reader.read(item)] if self._wanted.entry(item) else reader.skip(item)
+                if not self._wanted.entry(item):
+                    reader.skip(item)
+                    continue
+                found = [*reader.read(item)]
             except (ValueError, struct.error) as error:
                 raise undecodable(part, item.index, error) from error
+            if not found:
+                continue
             ready += found
             rows, size = rows + sum(map(len, found)), size + len(item.payload)
             if rows >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
