@@ -1,15 +1,20 @@
 """Readers of fired messages: ranges of queue offsets, one for each task.
 
-    driver: read_messages --> begin and end of the queue, the topic's id
+    driver: read_messages --> begin and end of the queue, and its identity
     [begin, end) --> [0, 100000) [100000, 200000) ...   one OffsetRange for each task
     task:   read_messages, page after page --> Arrow batches
 
 The message at an offset never changes, so a repeated task reads the same rows. A stream's position
-is an offset and the topic's id, which Spark keeps in the query's checkpoint. Nothing is leased.
+is an offset and the identity of the queue, which Spark keeps in the query's checkpoint. Nothing is
+leased.
+
+    {"topic_id": "3", "offset": 40, "topic": "orders", "cluster": "prod", "epoch": 7}
+
+Positions of version 0.1 have `topic_id` and `offset` only.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -32,23 +37,66 @@ from timerspark.format_options import MESSAGE_COLUMNS, FormatOptions
 _SQL_TYPES: Final = {name: kind.lower().replace(" ", "") for name, kind in MESSAGE_COLUMNS.items()}
 
 
+RESTORE_STEP: Final = 1 << 19
+"""A restore or a recovery raises the epoch by more than this. A new leader raises it by one."""
+
+
 class MessagesLost(TimerError):
-    """Messages in the range of a query were deleted, or the topic was."""
+    """Messages in the range of a query were deleted, or the checkpoint is of another queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueIdentity:
+    """The queue whose offsets a position counts; None: not known."""
+
+    topic_id: int
+    topic: str | None = None
+    cluster: str | None = None
+    epoch: int | None = None
+    """Of the leader that told the offset."""
+
+    @classmethod
+    def of(cls, position: Mapping[str, Any]) -> "QueueIdentity":
+        """Return the identity in a position."""
+        more = (position.get(name) for name in ("topic", "cluster", "epoch"))
+        return cls(int(position["topic_id"]), *more)
+
+    def at(self, offset: int) -> dict[str, Any]:
+        """Return a position in the queue."""
+        return {**asdict(self), "topic_id": str(self.topic_id), "offset": offset}
+
+    def replaced(self, now: "QueueIdentity") -> str:
+        """Return the reason why a queue is another one than this; empty: it is this one."""
+        for name in ("cluster", "topic"):
+            old, new = getattr(self, name), getattr(now, name)
+            if None not in (old, new) and old != new:
+                return f"the checkpoint is of the {name} {old!r}, and the query reads {new!r}"
+        if self.topic_id != now.topic_id:
+            return f"topic {now.topic!r} was deleted and created anew"
+        return ""
+
+    def changed(self, now: "QueueIdentity") -> str:
+        """Return the reason why the queue may have other messages than before; empty: it can't."""
+        if reason := self.replaced(now):
+            return reason
+        if self.epoch is None or now.epoch is None or 0 <= now.epoch - self.epoch < RESTORE_STEP:
+            return ""
+        return f"the cluster of topic {now.topic!r} was restored from a backup, or recovered"
 
 
 @dataclass
 class OffsetRange(InputPartition):
     """The messages of one task."""
 
-    topic_id: int
+    queue: QueueIdentity
     start: int
     end: int
     """The offset after the last message."""
 
 
-def _ranges(topic_id: int, start: int, end: int, most: int) -> list[OffsetRange]:
+def _ranges(queue: QueueIdentity, start: int, end: int, most: int) -> list[OffsetRange]:
     starts = range(start, end, most)
-    return [OffsetRange(topic_id, first, min(first + most, end)) for first in starts]
+    return [OffsetRange(queue, first, min(first + most, end)) for first in starts]
 
 
 class _Messages:
@@ -70,12 +118,24 @@ class _Messages:
     def client(self) -> TimerClient:
         return TimerClient(self._options.cluster, timeout=self._options.timeout_s)
 
-    def bounds(self, client: TimerClient) -> MessagePage:
-        """Return a page without messages: the bounds of the queue."""
-        return client.read_messages(self._topic, UINT64_MAX, payloads=False)
+    def bounds(self) -> tuple[MessagePage, QueueIdentity]:
+        """Return a page without messages, which has the bounds of the queue; and its identity."""
+        with self.client() as client:
+            found = client.read_messages(self._topic, UINT64_MAX, payloads=False)
+            return found, self._queue(found, client.status(local=True).cluster_id)
 
-    def check(self, found: MessagePage, topic_id: int, start: int, end: int) -> None:
-        """Check that the messages of a range, all of which had fired, are there.
+    def _queue(self, found: MessagePage, cluster: str | None = None) -> QueueIdentity:
+        return QueueIdentity(found.topic_id, self._topic, cluster, found.columns.epoch)
+
+    def check(
+        self,
+        found: MessagePage,
+        now: QueueIdentity,
+        before: QueueIdentity,
+        start: int,
+        end: int,
+    ) -> None:
+        """Check that the messages of a range, all of which had fired before, are there now.
 
         Raises:
             MessagesLost: They are not, and the query must not go on without them.
@@ -83,9 +143,8 @@ class _Messages:
         if not self._options.fail_on_loss:
             return
         go_on = "set fail_on_loss to false to read what is left"
-        if found.topic_id != topic_id:
-            text = f"topic {self._topic!r} was deleted and created anew: {go_on}"
-            raise MessagesLost(text)
+        if reason := before.changed(now):
+            raise MessagesLost(f"{reason}: {go_on}")
         if found.begin_offset > start:
             text = f"topic {self._topic!r} keeps messages from offset {found.begin_offset} on"
             raise MessagesLost(f"{text}; {start} is below it: {go_on}")
@@ -99,8 +158,8 @@ class _Messages:
         with self.client() as client:
             while at < of.end:
                 page = client.read_messages(self._topic, at, end_offset=of.end, payloads=payloads)
-                self.check(page, of.topic_id, at, of.end)
-                if page.topic_id != of.topic_id:
+                self.check(page, self._queue(page), of.queue, at, of.end)
+                if page.topic_id != of.queue.topic_id:
                     return  # its offsets are those of other messages
                 if len(page):
                     yield batch_of(page, self._topic, self._columns)
@@ -119,8 +178,7 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> list[OffsetRange]:
         """Return the ranges of the tasks."""
         options = self._options
-        with self._messages.client() as client:
-            found = self._messages.bounds(client)
+        found, queue = self._messages.bounds()
         start = found.begin_offset if options.start_offset is None else options.start_offset
         end = found.end_offset
         if options.end_offset is not None:
@@ -128,9 +186,9 @@ class MessageReader(DataSourceReader):
         if options.from_latest:
             start = end
         if start < end:
-            self._messages.check(found, found.topic_id, start, end)
+            self._messages.check(found, queue, queue, start, end)
         start = max(start, found.begin_offset)
-        return _ranges(found.topic_id, start, end, options.rows_per_partition)
+        return _ranges(queue, start, end, options.rows_per_partition)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range."""
@@ -139,31 +197,29 @@ class MessageReader(DataSourceReader):
 
 
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads messages as they fire; its position is {"topic_id": …, "offset": …}."""
+    """Reads messages as they fire."""
 
     def __init__(self, schema: StructType, options: FormatOptions) -> None:
         if options.end_offset is not None:
             raise InvalidRequest.of("end_offset", options.end_offset, "a stream has no end")
         self._messages = _Messages(schema, options)
         self._options = options
-        self._last: tuple[int, int] | None = None
-        """Topic id, and offset after the last message, of a query that ends by itself."""
+        self._last: tuple[QueueIdentity, int] | None = None
+        """Queue, and offset after the last message, of a query that ends by itself."""
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Let the query end with the messages that have fired."""
-        with self._messages.client() as client:
-            found = self._messages.bounds(client)
-        self._last = found.topic_id, found.end_offset
+        found, queue = self._messages.bounds()
+        self._last = queue, found.end_offset
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the position at which a query without a checkpoint begins."""
         options = self._options
-        with self._messages.client() as client:
-            found = self._messages.bounds(client)
+        found, queue = self._messages.bounds()
         start = found.begin_offset if options.start_offset is None else options.start_offset
         if options.from_latest:
             start = found.end_offset
-        return {"topic_id": str(found.topic_id), "offset": start}
+        return queue.at(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of the option `rows_per_batch`."""
@@ -171,32 +227,42 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the position after the messages of the next micro-batch."""
-        with self._messages.client() as client:
-            found = self._messages.bounds(client)
-        topic_id, at = int(start["topic_id"]), int(start["offset"])
-        self._messages.check(found, topic_id, at, at)
-        if found.topic_id != topic_id:
-            topic_id, at = found.topic_id, 0
-            if self._last is not None and self._last[0] != topic_id:
-                self._last = topic_id, found.end_offset
-        end = max(at, found.end_offset)
-        if self._last is not None and self._last[0] == topic_id:
-            end = max(at, self._last[1])
+        """Return the position after the messages of the next micro-batch.
+
+        Raises:
+            MessagesLost: Messages at the position may have been deleted before they were read.
+        """
+        before, offset = QueueIdentity.of(start), int(start["offset"])
+        found, now = self._messages.bounds()
+        self._messages.check(found, now, before, offset, offset)
+        end = found.end_offset
+        first = 0 if before.replaced(now) else min(offset, end)
+        if self._last is not None:
+            if self._last[0].replaced(now):
+                self._last = now, end
+            end = max(first, min(end, self._last[1]))
         if isinstance(limit, ReadMaxRows):
-            end = min(end, max(at, found.begin_offset) + limit.max_rows)
-        return {"topic_id": str(topic_id), "offset": end}
+            end = min(end, max(first, found.begin_offset) + limit.max_rows)
+        if end == offset and not before.changed(now):
+            return start  # another text would be new data for Spark
+        return now.at(end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[OffsetRange]:
-        """Return the ranges between two positions."""
-        topic_id = int(end["topic_id"])
-        first = int(start["offset"]) if start["topic_id"] == end["topic_id"] else 0
-        if not self._options.fail_on_loss:
-            with self._messages.client() as client:
-                found = self._messages.bounds(client)
-            if found.topic_id == topic_id:
-                first = max(first, found.begin_offset)
-        return _ranges(topic_id, first, int(end["offset"]), self._options.rows_per_partition)
+        """Return the ranges between two positions.
+
+        Raises:
+            MessagesLost: Some of their messages may have been deleted.
+        """
+        queue, stop = QueueIdentity.of(end), int(end["offset"])
+        first = 0 if QueueIdentity.of(start).replaced(queue) else int(start["offset"])
+        if first >= stop:
+            return []
+        found, now = self._messages.bounds()
+        self._messages.check(found, now, queue, first, stop)
+        if queue.replaced(now):
+            return []  # its offsets are those of other messages
+        first = max(first, found.begin_offset)
+        return _ranges(queue, first, stop, self._options.rows_per_partition)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range."""

@@ -19,7 +19,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import OutcomeForgotten, SequenceGap
 from timerspark import timer_requests, timer_writers
 from timerspark.format_options import FormatOptions
-from timerspark.message_readers import MessagesLost, OffsetRange
+from timerspark.message_readers import RESTORE_STEP, MessagesLost, OffsetRange, QueueIdentity
 from timerspark.timers_format import TimersFormat
 
 DUE = datetime(2036, 11, 1, 12, 0, 0, 1, tzinfo=UTC)
@@ -348,7 +348,7 @@ def test_messages_are_read_in_ranges_of_offsets(
     read_keys = [key for part in parts for b in stream.read(part) for key in b["key"].to_pylist()]
     assert read_keys == keys
     with pytest.raises(MessagesLost, match="ends at offset 1000, below 1001"):
-        [*stream.read(OffsetRange(int(first["topic_id"]), 0, 1_001))]
+        [*stream.read(OffsetRange(QueueIdentity.of(first), 0, 1_001))]
     with pytest.raises(MessagesLost, match="ends at offset 1000, below 1001"):
         stream.latestOffset({**third, "offset": 1_001}, ReadAllAvailable())
     # a retention that is over
@@ -381,9 +381,42 @@ def test_messages_are_read_in_ranges_of_offsets(
     until(lambda: client.describe_topic(topic).queue_end == 2)
     assert ending.latestOffset(anew, ReadAllAvailable()) == anew, "it ends"
     assert [(each.start, each.end) for each in left.partitions(third, anew)] == [(0, 1)]
-    assert [*left.read(OffsetRange(int(first["topic_id"]), 0, 1))] == []
+    assert [*left.read(OffsetRange(QueueIdentity.of(first), 0, 1))] == []
     with pytest.raises(MessagesLost, match="created anew"):
         stream.latestOffset(third, ReadAllAvailable())
+
+
+def test_position_in_another_queue_is_lost(cluster: str, client: TimerClient, topic: str) -> None:
+    client.schedule_batch(topic, [b""] * 5, due_ms=1_000)
+    until(lambda: client.describe_topic(topic).queue_end == 5)
+
+    def reader(**options: Any) -> Any:
+        return source(cluster, topic, **options).streamReader(struct(key="string"))
+
+    stream, going_on = reader(), reader(fail_on_loss="false")
+    first = stream.initialOffset()
+    last = stream.latestOffset(first, ReadAllAvailable())
+    epoch = last["epoch"]
+    for other, reason, left in (
+        ({"cluster": "elsewhere"}, "is of the cluster 'elsewhere', and", 0),
+        ({"topic": "others"}, f"is of the topic 'others', and the query reads '{topic}'", 0),
+        ({"epoch": epoch - RESTORE_STEP, "offset": 7}, "was restored from a backup", 5),
+        ({"epoch": epoch + 1, "offset": 2}, "was restored from a backup", 2),
+    ):
+        position = {**last, **other}
+        with pytest.raises(MessagesLost, match=reason):
+            stream.latestOffset(position, ReadAllAvailable())
+        with pytest.raises(MessagesLost, match=reason):  # of a micro-batch that is repeated
+            stream.partitions({**position, "offset": 0}, position)
+        assert going_on.latestOffset(position, ReadAllAvailable()) == last
+        ranges = going_on.partitions(position, last)
+        assert [(each.start, each.end) for each in ranges] == ([(left, 5)] if left < 5 else [])
+    assert stream.latestOffset({**last, "epoch": epoch - 1}, ReadAllAvailable())["offset"] == 5
+    old = {"topic_id": last["topic_id"], "offset": 5}  # as version 0.1 wrote it
+    assert stream.latestOffset(old, ReadAllAvailable()) == old
+    assert going_on.latestOffset({**old, "offset": 7}, ReadAllAvailable()) == last
+    [part] = stream.partitions({**old, "offset": 2}, last)
+    assert (part.start, part.end, [*map(len, stream.read(part))]) == (2, 5, [3])
 
 
 @pytest.mark.parametrize(
