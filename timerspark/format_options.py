@@ -29,7 +29,8 @@ PARTITION_ROWS: Final = 100_000
 """Messages of one task, by default."""
 _KNOWN: Final = frozenset(
     {
-        *("cluster", "topic", "path", "timeout", "columns", "job_id", "on_conflict"),
+        *("cluster", "topic", "path", "timeout", "columns", "job_id"),
+        *("on_conflict", "fail_on_conflict"),
         *("checkpointlocation", "queryname"),  # Spark's own, of streams
         *("start_offset", "end_offset", "rows_per_partition", "rows_per_batch", "fail_on_loss"),
     }
@@ -61,6 +62,8 @@ class FormatOptions:
     job_id: str
     """Name of a write that may be repeated; empty: each write is another one."""
     on_conflict: str
+    fail_on_conflict: bool
+    """A write fails at its end if rows were not scheduled for their keys."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "FormatOptions":
@@ -96,6 +99,7 @@ class FormatOptions:
             fail_on_loss=is_true("fail_on_loss", given.get("fail_on_loss", "true")),
             job_id=given.get("job_id", ""),
             on_conflict=conflict,
+            fail_on_conflict=is_true("fail_on_conflict", given.get("fail_on_conflict", "true")),
         )
 
     def need_topic(self) -> str:

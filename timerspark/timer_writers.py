@@ -18,7 +18,7 @@ import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from pyspark.sql.types import StructType
 
 from timerclient.client.aio import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import rows
 from timerclient.values.errors import (
     AlreadyExists,
     InvalidRequest,
@@ -50,6 +51,8 @@ TOKEN_BYTES: Final = 16
 REQUESTS_IN_FLIGHT: Final = 16
 BYTES_IN_FLIGHT: Final = 8 << 20
 """Unanswered requests of a partition, at most: two of the largest, if a payload is no larger."""
+KEYS_NAMED: Final = 3
+"""Keys in an error, at most."""
 _NOT_SCHEDULED: Final = (int(ScheduleResult.REJECTED), int(ScheduleResult.NOT_PENDING))
 
 
@@ -63,6 +66,8 @@ class WrittenRows(WriterCommitMessage):
     not_scheduled: int = 0
     """Rows that were not scheduled for their keys. The driver raises the error: a failed task would
     be repeated, and the answers to its first requests may be forgotten by then."""
+    keys: list[str] = field(default_factory=list)
+    """The first keys of these rows."""
 
 
 class TableWriter(DataSourceArrowWriter):
@@ -126,10 +131,13 @@ def _check_mode(*, overwrite: bool) -> None:
 
 def _check_scheduled(messages: list[WriterCommitMessage | None], options: FormatOptions) -> None:
     written = [each for each in messages if isinstance(each, WrittenRows)]
-    if missing := sum(each.not_scheduled for each in written):
-        rows = sum(each.rows for each in written)
-        text = f"{missing} of {rows} rows were not scheduled for their keys"
-        raise AlreadyExists(f"on_conflict = {options.on_conflict}: {text}")
+    missing = sum(each.not_scheduled for each in written)
+    if missing and options.fail_on_conflict:
+        count = sum(each.rows for each in written)
+        keys = [key for each in written for key in each.keys][:KEYS_NAMED]
+        text = f"{missing} of {count} rows were not scheduled for their keys, such as {keys}"
+        go_on = "set fail_on_conflict to false to go on without them"
+        raise AlreadyExists(f"on_conflict = {options.on_conflict}: {text}: {go_on}")
 
 
 def _task() -> TaskContext:
@@ -243,8 +251,16 @@ class _Sender:
             return
         self.written.rows += count
         self.written.repeated += count if answer.duplicate else 0
-        results = [*map(int, answer.results)]
-        self.written.not_scheduled += sum(map(results.count, _NOT_SCHEDULED))
+        missing = [at for at, each in enumerate(answer.results) if each in _NOT_SCHEDULED]
+        self.written.not_scheduled += len(missing)
+        if missing and len(self.written.keys) < KEYS_NAMED:
+            keys = [key for timers in request.timers for key in _keys_of(timers)]
+            self.written.keys += [keys[at].decode() for at in missing[:KEYS_NAMED]]
+
+
+def _keys_of(timers: pb.TimerColumns) -> list[bytes]:
+    """Return a key for each row; empty: none."""
+    return rows.slices(timers.key_sizes, timers.keys) or [b""] * len(timers.payload_sizes)
 
 
 @contextlib.contextmanager
@@ -255,4 +271,6 @@ def _named(number: int, partition: str) -> Iterator[None]:
     except TimerError as error:
         if not getattr(error, "__notes__", None):
             error.add_note(f"request {number} of the partition {partition}")
+            if isinstance(error, InvalidRequest) and error.field == "sequence":
+                error.add_note("an earlier attempt sent other rows, or had another on_conflict")
         raise

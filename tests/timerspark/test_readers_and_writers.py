@@ -155,6 +155,30 @@ def test_rows_are_written_once_however_often_their_task_runs(
     )
 
 
+def test_micro_batch_with_a_taken_key_can_be_ended(
+    cluster: str, client: TimerClient, topic: str, task: Task
+) -> None:
+    task.properties = {timer_writers.QUERY_ID: topic, timer_writers.BATCH_ID: "7"}
+    client.schedule(topic, b"", key="k1", due=DUE)
+    rows = batch(payload=[b""] * 4, key=["k3", "k0", "k1", "k2"], due=[DUE] * 4)
+
+    def ended(**options: Any) -> None:
+        of = source(cluster, topic, **options)
+        writer: Any = of.streamWriter(kinds("payload", "key", "due"), False)
+        writer.commit([writer.write(iter([rows]))], 7)
+
+    with pytest.raises(AlreadyExists, match=r"1 of 4 rows .* such as \['k1'\]: set fail_on_conf"):
+        ended()
+    client.cancel(topic=topic, key="k1")
+    with pytest.raises(AlreadyExists, match="1 of 4 rows"):  # the cluster repeats its answer
+        ended()
+    with pytest.raises(InvalidRequest, match="sequence = 1") as failed:
+        ended(on_conflict="replace")
+    assert "another on_conflict" in failed.value.__notes__[-1]
+    ended(fail_on_conflict="false")
+    assert {each.key for each in client.list_timers(topic)} == {"k3", "k0", "k2"}
+
+
 def test_long_headers_make_more_requests() -> None:
     headers = [{"h": "x" * 30_000, "n": f"{n}"} for n in range(400)]
     rows = batch(payload=[b""] * 400, delay=[1.0] * 400, headers=headers)
