@@ -27,10 +27,14 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 PARTITION_ROWS: Final = 100_000
 """Messages of one task, by default."""
+REQUEST_ROWS_MAX: Final = 16_384
+"""Rows of one request. The cluster keeps the answers of all that may be on their way."""
+REQUEST_BYTES_MAX: Final = 4 << 20
+"""Bytes of the payloads and headers of one request, if a single row has no more."""
 _KNOWN: Final = frozenset(
     {
         *("cluster", "topic", "path", "timeout", "columns", "job_id"),
-        *("on_conflict", "fail_on_conflict"),
+        *("on_conflict", "fail_on_conflict", "rows_per_request", "bytes_per_request"),
         *("checkpointlocation", "queryname"),  # Spark's own, of streams
         *("start_offset", "end_offset", "rows_per_partition", "rows_per_batch", "fail_on_loss"),
     }
@@ -64,6 +68,9 @@ class FormatOptions:
     on_conflict: str
     fail_on_conflict: bool
     """A write fails at its end if rows were not scheduled for their keys."""
+    rows_per_request: int
+    bytes_per_request: int
+    """Bytes of payloads and headers. A row with more is a request of its own."""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "FormatOptions":
@@ -100,6 +107,8 @@ class FormatOptions:
             job_id=given.get("job_id", ""),
             on_conflict=conflict,
             fail_on_conflict=is_true("fail_on_conflict", given.get("fail_on_conflict", "true")),
+            rows_per_request=_at_most("rows_per_request", given, REQUEST_ROWS_MAX),
+            bytes_per_request=_at_most("bytes_per_request", given, REQUEST_BYTES_MAX),
         )
 
     def need_topic(self) -> str:
@@ -115,6 +124,11 @@ class FormatOptions:
 
 def _offset(name: str, text: str | None) -> int:
     return _whole(f"{name}_offset", text or "", 0)
+
+
+def _at_most(name: str, given: Mapping[str, str], most: int) -> int:
+    """Return the value of an option from 1 to `most`, which is its default."""
+    return _whole(name, given.get(name, str(most)), 1, most)
 
 
 def _whole(field: str, text: str, least: int, most: int = UINT64_MAX) -> int:

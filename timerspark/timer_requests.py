@@ -25,15 +25,11 @@ from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest
 from timerspark.format_options import FormatOptions
 
-ROWS_MAX: Final = 16_384
-"""Rows of one request."""
 CAREFUL_ROWS_MAX: Final = 1_000
 """Rows of one request whose rows have keys, headers, topics, ordering keys or priorities. A node
 checks these one by one, and a step of its event loop must be short."""
 HEADERS_MAX: Final = 16_384
 """Headers of one request: half of the names and values that the cluster takes."""
-BYTES_MAX: Final = 4 << 20
-"""Bytes of the payloads and headers of one request, if a single row has no more."""
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "topic": (StringType,),
     "payload": (BinaryType, StringType),
@@ -86,7 +82,7 @@ def requests_of(
     mode = rows.conflict_mode(options.on_conflict)
     for batch in batches:
         _check_nulls(batch)
-        for part in _parts(batch):
+        for part in _parts(batch, options):
             request = pb.ScheduleRequest(on_conflict=mode)
             for topic, some in _by_topic(part, options.topic):
                 _put(request.timers.add(topic=topic), some)
@@ -99,10 +95,12 @@ def _check_nulls(batch: pa.RecordBatch) -> None:
             raise InvalidRequest.of(name, None, "no row may have a null here")
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _parts(batch: pa.RecordBatch, options: FormatOptions) -> Iterator[pa.RecordBatch]:
     """Yield slices of a batch that fit into a request each."""
     careful = _CAREFUL & {*batch.schema.names}
-    most = CAREFUL_ROWS_MAX if careful else ROWS_MAX
+    most = options.rows_per_request
+    if careful:
+        most = min(most, CAREFUL_ROWS_MAX)
     if "headers" in careful:
         widest = int(np.diff(batch["headers"].offsets.to_numpy()).max(initial=1))
         most = max(1, min(most, HEADERS_MAX // widest))
@@ -113,7 +111,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     start, rows_all = 0, batch.num_rows
     while start < rows_all:
         before = int(ends[start - 1]) if start else 0
-        fitting = int(np.searchsorted(ends, before + BYTES_MAX, side="right"))
+        fitting = int(np.searchsorted(ends, before + options.bytes_per_request, side="right"))
         stop = min(max(fitting, start + 1), start + most, rows_all)
         yield batch.slice(start, stop - start)
         start = stop

@@ -17,7 +17,7 @@ from timer.state.producers import ANSWER_ROWS_MAX
 from timerclient import AlreadyExists, InvalidRequest, TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import OutcomeForgotten, SequenceGap
-from timerspark import timer_requests, timer_writers
+from timerspark import format_options, timer_requests, timer_writers
 from timerspark.format_options import FormatOptions
 from timerspark.message_readers import RESTORE_STEP, MessagesLost, OffsetRange, QueueIdentity
 from timerspark.timers_format import TimersFormat
@@ -189,7 +189,20 @@ def test_long_headers_make_more_requests() -> None:
         139,
         22,
     ]
-    assert max(each.ByteSize() for each in found) < timer_requests.BYTES_MAX + 10_000
+    assert max(each.ByteSize() for each in found) < format_options.REQUEST_BYTES_MAX + 10_000
+
+
+def test_requests_are_as_small_as_the_options_say() -> None:
+    rows = batch(payload=[b"x" * 100] * 10, delay=[1.0] * 10)
+
+    def sizes(**options: str) -> list[int]:
+        of = FormatOptions.of({"cluster": "a:1", "path": "t", **options})
+        found = timer_requests.requests_of([rows], of)
+        return [len(each.timers[0].payload_sizes) for each in found]
+
+    assert sizes(rows_per_request="4") == [4, 4, 2]
+    assert sizes(bytes_per_request="350") == [3, 3, 3, 1]
+    assert sizes(bytes_per_request="99") == [1] * 10
 
 
 @pytest.mark.parametrize("kind", [pa.float64(), pa.duration("us")])
@@ -234,7 +247,7 @@ async def test_request_of_a_task_whose_answer_is_forgotten_counts_as_written() -
 
 
 def test_cluster_keeps_the_answers_of_all_requests_in_flight() -> None:
-    rows_max = timer_writers.REQUESTS_IN_FLIGHT * timer_requests.ROWS_MAX
+    rows_max = timer_writers.REQUESTS_IN_FLIGHT * format_options.REQUEST_ROWS_MAX
     assert rows_max <= ANSWER_ROWS_MAX  # else the answer to a repeated request may be forgotten
 
 
@@ -456,6 +469,8 @@ def test_position_in_another_queue_is_lost(cluster: str, client: TimerClient, to
         (("payload", "due"), {"columns": "key, key"}, "columns"),
         (("payload", "due"), {"fail_on_loss": "perhaps"}, "fail_on_loss"),
         (("payload", "due"), {"start_offset": "-1"}, "start_offset"),
+        (("payload", "due"), {"rows_per_request": "0"}, "rows_per_request = '0': .* 1 to 16384"),
+        (("payload", "due"), {"bytes_per_request": "9M"}, "bytes_per_request"),
     ],
 )
 def test_wrong_columns_and_options_are_named(
