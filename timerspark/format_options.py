@@ -88,12 +88,15 @@ class FormatOptions:
         if not cluster:
             limit = f"must be a URL or host:port,host:port; its default is ${VARIABLE}"
             raise InvalidRequest.of("cluster", cluster, limit)
+        topic, path = (given.get(name, "") for name in ("topic", "path"))
+        if topic and path and topic != path:
+            raise InvalidRequest.of("topic", topic, f"must be the path {path!r}, or not be given")
         start, end = (given.get(f"{name}_offset") for name in ("start", "end"))
         batch = given.get("rows_per_batch")
         conflict_mode(conflict := given.get("on_conflict", "reject"))
         return cls(
             cluster=cluster,
-            topic=given.get("topic") or given.get("path") or "",
+            topic=topic or path,
             timeout_s=float(_whole("timeout", given.get("timeout", "60"), 1, 3_600)),
             columns=wanted_columns(given.get("columns"), MESSAGE_COLUMNS),
             start_offset=None if start in (None, EARLIEST, LATEST) else _offset("start", start),

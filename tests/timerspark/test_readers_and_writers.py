@@ -70,7 +70,7 @@ def struct(**columns: str) -> StructType:
     return found
 
 
-def source(cluster: str, topic: str, **options: Any) -> TimersFormat:
+def source(cluster: str, topic: str, /, **options: Any) -> TimersFormat:
     given = {"cluster": cluster, "path": topic, **{k: str(v) for k, v in options.items()}}
     return TimersFormat(CaseInsensitiveDict(given))
 
@@ -469,6 +469,7 @@ def test_position_in_another_queue_is_lost(cluster: str, client: TimerClient, to
         (("payload", "due"), {"columns": "key, key"}, "columns"),
         (("payload", "due"), {"fail_on_loss": "perhaps"}, "fail_on_loss"),
         (("payload", "due"), {"start_offset": "-1"}, "start_offset"),
+        (("payload", "due"), {"topic": "others"}, "topic = 'others': must be the path 'orders'"),
         (("payload", "due"), {"rows_per_request": "0"}, "rows_per_request = '0': .* 1 to 16384"),
         (("payload", "due"), {"bytes_per_request": "9M"}, "bytes_per_request"),
     ],
