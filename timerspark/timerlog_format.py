@@ -48,9 +48,16 @@ class TimerLogFormat(DataSource):
         return ", ".join(f"`{name}` {EVENT_COLUMNS[name]}" for name in names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of the view."""
+        """Return the reader of the view.
+
+        Raises:
+            ValueError: an option has a wrong value, or no path is given.
+            FileNotFoundError, LogGap: see `plan`.
+        """
         from timerspark.log.log_readers import EntryFrames, LogEvents
 
+        if not self.options.get("path"):
+            raise ValueError('path: must be named, as in load("/var/lib/timer")')
         if self._view() == "entries":
             return EntryFrames(schema.names, self.options)
         return LogEvents(schema, self.options)

@@ -152,6 +152,8 @@ def test_each_kind_of_entry_has_rows_and_options_select_them(tmp_path: Path) -> 
     assert [row[1] for row in said(tmp_path, kind="FIRE,EPOCH")] == ["epoch", "fire"]
     with pytest.raises(ValueError, match="colour: no option; one of columns, "):
         events(tmp_path, colour="red")
+    with pytest.raises(ValueError, match="path: must be named"):
+        events("")
     with pytest.raises(ValueError, match="columns = 'time, colour': must be"):
         events(tmp_path, "time", "colour")
 

@@ -486,6 +486,12 @@ def test_nulls_and_values_out_of_range_are_named(cluster: str, topic: str) -> No
     for row, message in (((None, 1.0), "payload"), ((b"", None), "delay"), ((b"", -1.0), "delay")):
         with pytest.raises(InvalidRequest, match=f"{message}( = .*)?: "):
             writer.write(iter([batch(payload=[row[0]], delay=[row[1]])]))
+    for seconds, named in (
+        *((-5.0, "-5000"), (1e300, "1.*e[+]30[23]"), (float("inf"), "inf"), (1e306, "inf")),
+        *((float("nan"), "nan"), (281474976710.656, "281474976710656")),
+    ):
+        with pytest.raises(InvalidRequest, match=f"^delay = '{named} ms': must be 0 to "):
+            writer.write(iter([batch(payload=[b""], delay=[seconds])]))
     nulls = batch(payload=[b""], delay=[1.0], headers=[[("a", None)]])
     keyed: Any = source(cluster, topic).writer(kinds("payload", "delay", "headers"), False)
     with pytest.raises(InvalidRequest, match="headers: no value may be null"):
