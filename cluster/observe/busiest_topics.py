@@ -6,9 +6,10 @@ There may be 100,000 topics, and a label for each would cost more than it is wor
 looks only at the topics that changed since the last one. A topic keeps its place until another one
 is twice as busy, so that few series end.
 
-The counters of the other topics together rise by the cluster's totals minus those of the shown
-topics. So rates add up to the cluster's rate. The values themselves do not: a topic that becomes
-one of the busiest brings its whole life along.
+The counters of the other topics together start at zero, and rise by the cluster's totals minus
+those of the shown topics. So rates add up to the cluster's rate, over restarts too: a scraper takes
+a fall for a new start at zero. The values themselves do not add up: a topic that becomes one of the
+busiest brings its whole life along.
 """
 
 import asyncio
@@ -68,8 +69,8 @@ class BusiestTopics:
         scores need no decay."""
         self._shown: dict[TopicId, tuple[int, ...]] = {}
         """Shown topics -> their counters at the last `figures`."""
-        self._before: tuple[int, ...] = (0,) * len(COUNTERS)
-        """Counters of all topics at the last `figures`."""
+        self._before: tuple[int, ...] | None = None
+        """Counters of all topics at the last `figures`. None: there was none."""
         self._others = [0] * len(COUNTERS)
 
     async def measure(self) -> None:
@@ -127,10 +128,11 @@ class BusiestTopics:
         for topic, row in zip(shown, rows, strict=True):
             before = self._shown[topic.topic_id]
             risen = [sum_ + n - b for sum_, n, b in zip(risen, row.counters, before, strict=True)]
+        all_before = self._before or totals.counters
         self._others = [
             others + max(0, total - before - of_shown)
             for others, total, before, of_shown in zip(
-                self._others, totals.counters, self._before, risen, strict=True
+                self._others, totals.counters, all_before, risen, strict=True
             )
         ]
         self._before = totals.counters

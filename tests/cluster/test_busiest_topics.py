@@ -12,6 +12,10 @@ class Shop:
     def __init__(self) -> None:
         self.log, self.machine, self.ms = Log(), machine_on(SimDisk(), leads=False), 0
         self.machine.apply(self.log.begin_epoch())
+        self.start()
+
+    def start(self) -> None:
+        """Start the figures anew, as a restart of the node does."""
         self.busiest = BusiestTopics(self.machine, 2, lambda: MonoMs(self.ms), self.totals)
 
     def totals(self) -> TopicFigures:
@@ -45,6 +49,11 @@ async def test_counters_of_others_rise_by_their_own_timers_alone() -> None:
     second = await shop.scheduled()
     assert {name: second[name] - first[name] for name in first} == {"a": 7, "b": 0, OTHERS: 5}
     assert shop.busiest.figures()[-1].gauges == (15, 0, 0)
+    shop.start()
+    third = await shop.scheduled()
+    assert third == {"a": 57, "b": 40, OTHERS: 0}, "the rise after a fall is that from zero"
+    shop.topic("c", 1)
+    assert (await shop.scheduled())[OTHERS] == 1
 
 
 async def test_recent_activity_counts_most_and_a_place_is_kept_until_another_is_twice_as_busy() -> (
