@@ -36,6 +36,7 @@ def of_topic(machine: Machine, node: ScopePolicy, topic: Topic) -> list[pb.Quota
 async def fullest(machine: Machine, node: ScopePolicy, count: int) -> tuple[Use, ...]:
     """Return the `count` quotas of all topics with the greatest share used.
 
+    Quotas of 0, which close a topic, have no share and are left out.
     The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile.
     """
     found: list[Use] = []
@@ -44,6 +45,7 @@ async def fullest(machine: Machine, node: ScopePolicy, count: int) -> tuple[Use,
         found += (
             ((topic.name, quota.field), (quota.used, quota.limit))
             for quota in of_topic(machine, node, topic)
+            if quota.limit
         )
         if not number % TOPICS_AT_ONCE:
             await asyncio.sleep(0)
@@ -52,4 +54,4 @@ async def fullest(machine: Machine, node: ScopePolicy, count: int) -> tuple[Use,
 
 def _share(use: Use) -> float:
     used, limit = use[1]
-    return used / limit if limit else float("inf")
+    return used / limit

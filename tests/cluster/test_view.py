@@ -23,6 +23,8 @@ from cluster.rpc.http import why_not_ready
 from cluster.settings.config import build_config
 from replication.core.core_events import Role
 from tests.cluster.test_config import BASE
+from tests.timer.leading import Play
+from timer.entries.policies import Scope, ScopePolicy
 from timer.leader.intake.cluster_clock import ClockReport
 from timer.model.timer_errors import (
     AlreadyExistsError,
@@ -312,6 +314,17 @@ async def test_groups_and_quotas_are_measured_while_the_lags_of_topics_wait(
     await node.measure()
     host.leader = leader
     assert node.last_late() == {}, "the node did not lead meanwhile"
+
+
+async def test_closed_topics_take_no_place_of_quotas_that_are_used() -> None:
+    play = Play()
+    for name, limit in (("closed", 0), ("used", 4)):
+        scope = Scope("", play.make_topic(name).topic_id)
+        policy = ScopePolicy(pending_max=limit)
+        play.leader.alter(scope, policy, [], play.now, lambda _: None)
+    play.settle()
+    found = await quota_view.fullest(play.machine, play.config.policy, 1)
+    assert found == ((("used", "pending_max"), (0, 4)),)
 
 
 def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
