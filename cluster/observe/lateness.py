@@ -1,6 +1,6 @@
 """Lateness of timers by topic, in the memory of one leader.
 
-    fired        fired_at - due, of every timer that a FIRE moved
+    fired        fired_at - due, of every timer that a FIRE moved and did not release from a pause
     handed out   handed_out - due, of every first delivery to a group
 
 All topics share one table with a row of counters each. So one call counts a batch of many topics,
