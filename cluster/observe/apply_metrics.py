@@ -1,6 +1,6 @@
 """Metrics of a leader's own steps: applied entries, deliveries, promotions.
 
-A follower applies the same entries, and counts none of them.
+A follower applies the same entries, and counts only what its totals need.
 """
 
 import time
@@ -32,7 +32,9 @@ class ApplyMetrics:
         self._telemetry, self._view, self._host = telemetry, view, host
 
     def applied(self, entry: Entry, applied: Applied) -> None:
-        """Count an applied entry. On a follower, nothing is counted."""
+        """Count an applied entry; on a follower, only the messages of a deleted topic."""
+        if isinstance(applied, DeleteTopicApplied) and applied.topic is not None:
+            self._host.totals.deleted(applied.topic)
         if self._host.leader is None:
             return
         if isinstance(applied, FireApplied):

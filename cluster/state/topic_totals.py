@@ -5,6 +5,7 @@ event loop for 25 ms.
 """
 
 from timer.model.units import TopicId
+from timer.ready.topic import Topic
 from timer.state.dirty_topics import TopicSum
 from timer.state.machine import Machine
 
@@ -19,6 +20,8 @@ class Totals:
             changed.update(machine.topics)
         self._ready = TopicSum(readers[0], lambda topic: topic.ready)
         self._expired = TopicSum(readers[1], lambda topic: topic.expired)
+        self._expired_deleted = 0
+        """Expired messages of the topics that were deleted since this object was made."""
         for total in (self._ready, self._expired):
             total.of(machine.topics)  # the first, full sum is made before clients wait
 
@@ -29,8 +32,15 @@ class Totals:
 
     @property
     def expired(self) -> int:
-        """Messages of existing topics that expired before they were acknowledged."""
-        return self._expired.of(self._machine.topics)
+        """Messages that expired before they were acknowledged.
+
+        Those of topics that were deleted before this object was made are left out.
+        """
+        return self._expired.of(self._machine.topics) + self._expired_deleted
+
+    def deleted(self, topic: Topic) -> None:
+        """Keep the expired messages of a topic that was deleted."""
+        self._expired_deleted += topic.expired
 
     def unacked(self) -> list[TopicId]:
         """Return the topics with messages that at least one group has not acknowledged."""
