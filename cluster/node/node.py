@@ -72,7 +72,7 @@ class Node:
             WrongDirectoryError, CorruptFileError, UnknownVersionError: Raft's files.
         """
         parts = self._parts
-        http_port = await parts.ports.open()
+        http_port = parts.view.http_port = await parts.ports.open()
         parts.loop_watch.start()
         await parts.ports.health.update()
         await parts.replica.start()

@@ -71,6 +71,8 @@ class NodeState(TopicView):
         self.history = LeaderHistory()
         """The leaders that the control plane appointed."""
         self._drained, self._not_after_s, self._backups = drained, not_after_s, backups
+        self.http_port = 0
+        """The port that the HTTP server is bound to. 0: it is not open yet."""
         self.is_stopping = False
         """The stop of the node has begun."""
         self.concerns: list[Callable[[], Iterable[str]]] = []
@@ -206,10 +208,10 @@ class NodeState(TopicView):
 
     async def _measure(self) -> None:
         leader, engine = self._host.leader, self._host.engine
-        bound = {name: getattr(self._config, name) for name in ("grpc", "tokens", "link", "http")}
-        ports = {name: parse_address(name, at, port_min=0).port for name, at in bound.items() if at}
-        ports["replication"] = self._replica.tcp_port
-        known = {name: port for name, port in ports.items() if port}  # http may be at any free one
+        bound = {name: getattr(self._config, name) for name in ("grpc", "tokens", "link")}
+        ports = {name: parse_address(name, at).port for name, at in bound.items() if at}
+        ports |= {"http": self.http_port, "replication": self._replica.tcp_port}
+        known = {name: port for name, port in ports.items() if port}
         with suppress(OSError):  # no file can be opened; the last figures stay
             self._connections = await asyncio.to_thread(connections_of, known)
         await self._topics.measure()
@@ -383,13 +385,13 @@ class NodeState(TopicView):
             yield f"not ready: {why}"
 
     def _http_address(self) -> str:
-        """Return host:port for viewers; empty: any free port is used, which others do not know."""
-        host, _, port = self._config.http.rpartition(":")
-        if port == "0":
+        """Return host:port for viewers; empty: the port is not open yet."""
+        if not self.http_port:
             return ""
+        host = self._config.http.rpartition(":")[0]
         if host in _WILDCARDS:
             host = self._config.peers[self.name].rpartition(":")[0]
-        return f"{host}:{port}"
+        return f"{host}:{self.http_port}"
 
     def node_checkpoint(self, at_index: LogIndex = LogIndex(0)) -> pb.NodeCheckpoint:
         """Return this node's checkpoint. `at_index`: also the digest at this index; 0: the last.

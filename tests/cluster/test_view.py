@@ -248,6 +248,9 @@ async def test_connections_are_counted_at_the_ports_whose_numbers_are_known(
     node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
     await node.measure()
     assert node._connections == {"grpc": 0, "replication": 0}
+    node.http_port = 8  # the port is open
+    await node.measure()
+    assert node._connections == {"grpc": 0, "http": 0, "replication": 0}
 
 
 async def test_groups_and_quotas_are_measured_while_the_lags_of_topics_wait(
