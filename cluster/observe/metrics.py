@@ -118,6 +118,9 @@ class Levels:
 
     role: str = "follower"
     """One of ROLES."""
+    current: bool = True
+    """The node has applied what was committed before its start. False: the metrics of the state
+    are left out, since their values are of an earlier time."""
     serving: bool = False
     epoch: int = 0
     raft_term: int = 0
@@ -232,6 +235,15 @@ _COUNTERS: Final = {
 }
 
 
+_STATE: Final = frozenset(
+    (
+        *("scheduled", "fired", "cancelled", "dropped", "expired", "pending", "producers"),
+        *("request_ids", "request_id_timers", "held", "ready"),
+    )
+)
+"""Metrics of the replicated state."""
+
+
 _LAGS: Final = {
     "undelivered": "Age of the oldest fired message that waits for a consumer, over all groups",
     "unacked": "Age of the oldest fired message that is not acked, over all groups",
@@ -291,10 +303,13 @@ class _LevelsCollector(Collector):
 
     @staticmethod
     def _metrics(levels: Levels) -> Iterator[Metric]:
+        left_out = frozenset[str]() if levels.current else _STATE
         for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
+            if name not in left_out:
+                yield CounterMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
         for name, text in _GAUGES.items():
-            yield GaugeMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
+            if name not in left_out:
+                yield GaugeMetricFamily(f"timer_{name}", text, value=getattr(levels, name))
         role = StateSetMetricFamily("timer_role", "Current role of this node")
         role.add_metric([], {each: each == levels.role for each in ROLES})
         yield role

@@ -71,6 +71,10 @@ class NodeState(TopicView):
         self.history = LeaderHistory()
         """The leaders that the control plane appointed."""
         self._drained, self._not_after_s, self._backups = drained, not_after_s, backups
+        self._to_apply: LogIndex | None = None
+        """The log's end when a scrape first found this node ready. None: none did."""
+        self._current = False
+        """See `is_current`."""
         self.http_port = 0
         """The port that the HTTP server is bound to. 0: it is not open yet."""
         self.is_stopping = False
@@ -194,6 +198,19 @@ class NodeState(TopicView):
             behind_ms=replica.behind_ms,
         )
 
+    def is_current(self) -> bool:
+        """Return whether the state has all that was committed before this node's start.
+
+        The node knows that once it was ready and has applied the log that it had then. Call this
+        at each scrape.
+        """
+        if self._to_apply is None and not why_not_ready(self.local()):
+            self._to_apply = self._replica.last_index
+        if not self._current and self._to_apply is not None:
+            end = min(self._to_apply, self._replica.last_index)  # the leader may replace the rest
+            self._current = self._host.applied_index >= end
+        return self._current
+
     async def measure(self) -> None:
         """Measure lags, the use of quotas, topics and connections for `levels`.
 
@@ -235,9 +252,10 @@ class NodeState(TopicView):
         held = [] if leader is None else [*leader.groups.all_leased()]
         lags = [] if leader is None else self._lags
         awaited = lag.of_consumers(lags)
-        late = self.last_late()
+        late, current = self.last_late(), self.is_current()
         return Levels(
             role=self._role(),
+            current=current,
             serving=self._host.serves,
             epoch=replica.epoch,
             raft_term=self._control.raft_term,
@@ -272,7 +290,7 @@ class NodeState(TopicView):
             ),
             fullest_quotas=() if leader is None else self._quotas,
             groups=() if leader is None else self._groups(leader, held, lags),
-            topics=self._topics.figures(),
+            topics=self._topics.figures() if current else (),
             connections=self._connections,
             connections_limits=_connections_limits(self._config),
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,

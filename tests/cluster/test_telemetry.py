@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from prometheus_client import Histogram, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
-from cluster.observe.metrics import ROLES, BatchHistogram, Levels, NodeRegistry, Telemetry
+from cluster.observe.metrics import (
+    _COUNTERS,
+    _STATE,
+    ROLES,
+    BatchHistogram,
+    Levels,
+    NodeRegistry,
+    Telemetry,
+)
 from cluster.rpc.memory import resident_bytes
 from timer.entries.entry_frame import EntryKind
 
@@ -124,6 +132,9 @@ def test_page_shows_the_levels() -> None:
     roles = {role: page[f'timer_role{{timer_role="{role}"}}'] for role in ROLES}
     assert roles == {role: float(role == "leader") for role in ROLES}
     assert page['timer_build_info{node="n1",version="0.1.0"}'] == 1
+    replays = page_of(telemetry_of(Levels(current=False)).registry)
+    state = {f"timer_{name}{'_total' * (name in _COUNTERS)}" for name in _STATE}
+    assert {*page} - {*replays} == state, "metrics of the state are absent while it is behind"
 
 
 def test_page_shows_what_is_used_of_quotas() -> None:

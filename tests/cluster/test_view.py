@@ -395,6 +395,25 @@ def test_log_has_a_line_when_a_clock_jumps_and_when_one_becomes_wrong_or_right(
     ]
 
 
+def test_state_is_current_once_a_ready_node_has_applied_its_log() -> None:
+    replica: Any = SimpleNamespace(role=Role.FOLLOWER, replica_id=1, leader_id=None, silent_ms=0)
+    replica.behind_ms, replica.last_index = None, 9
+    host: Any = SimpleNamespace(engine=ENGINE, serves=False, applied_index=9)
+    none = cast("Any", None)
+    config = build_config(BASE, {"limits.metric_topics_max": 0})
+    node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
+    assert not node.is_current(), "a leader may have committed more"
+    replica.leader_id, replica.behind_ms, replica.last_index = 1, 0, 12
+    assert not node.is_current()
+    replica.last_index = 20
+    host.applied_index = 11
+    assert not node.is_current()
+    host.applied_index = 12
+    assert node.is_current()
+    replica.leader_id, host.applied_index = None, 13
+    assert node.is_current(), "it knows no leader any more, and its state is no older"
+
+
 async def test_node_is_not_ready_from_the_begin_of_its_stop() -> None:
     replica: Any = SimpleNamespace(role=Role.FOLLOWER, replica_id=1, leader_id=1, silent_ms=0)
     replica.behind_ms = 0
