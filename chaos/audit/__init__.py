@@ -20,10 +20,3 @@ its clients went on until every due timer had arrived.
 docs/audit.md describes its use, on one machine and on a cluster. Spark reads and writes Parquet
 files in the run's folder. The driver collects only figures.
 """
-
-from chaos.audit.command import main, run_audit
-from chaos.audit.job import audit
-from chaos.audit.report.report import Report, describe
-from chaos.spark.session import spark_session
-
-__all__ = ["Report", "audit", "describe", "main", "run_audit", "spark_session"]

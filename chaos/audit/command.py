@@ -89,19 +89,14 @@ def run_audit(
     `check_history`: check the histories against their format first. None: if they are small.
     """
     run = RunFolder(folder.resolve())
-    if not run.root.is_dir():
-        print(f"audit: {folder}: no such folder", file=sys.stderr)
-        return 2
-    if why := why_no_java():
+    why = why_no_java() if run.root.is_dir() else f"{folder}: no such folder"
+    if why:
         print(f"audit: {why}", file=sys.stderr)
         return 2
     try:
         if _faulty_histories(run, check=check_history):
             return 2
         report = _audited(run, master)
-    except (FileNotFoundError, StorageError, ValueError) as broken:
-        print(f"audit: {broken}", file=sys.stderr)
-        return 2
     except Exception as failed:  # noqa: BLE001 - status 1 would say that a promise was broken
         print(f"audit: {_told(failed, run)}", file=sys.stderr)
         return 2
@@ -135,6 +130,8 @@ def _audited(run: RunFolder, master: str | None) -> Report:
 
 def _told(failed: Exception, run: RunFolder) -> str:
     """Return one line about the error that ended the audit. For Spark's own, its log has more."""
+    if isinstance(failed, FileNotFoundError | StorageError | ValueError):
+        return str(failed)
     try:
         text = str(failed)
     except Exception:  # noqa: BLE001 - py4j asks the JVM for the text

@@ -37,11 +37,7 @@ _LIVE: Final = (
     ("--status", str, "HTTP HOST:PORT of the node, if the folder has the log of one node only"),
     ("--alerts", Path, "folder of the alerts (default: <RUN_DIR>/live/alerts)"),
     ("--overdue-ms", int, "a timer is late, a message lost, after this time (default: 5000)"),
-    (
-        "--horizon-ms",
-        int,
-        "a message that came is forgotten after this time (default: 600000)",
-    ),
+    ("--horizon-ms", int, "a message that came is forgotten after this time (default: 600000)"),
     ("--stalled-ms", int, "alert if log or witness stand still this long (default: 10000)"),
 )
 """Options that only the live audit has: name, type, help."""
@@ -145,7 +141,7 @@ def _audit(args: argparse.Namespace) -> int:
         from chaos.live.live import run_live
 
         return run_live(args)
-    from chaos.audit import run_audit
+    from chaos.audit.command import run_audit
 
     return run_audit(args.folder, output=args.output, check_history=args.check_history)
 

@@ -44,6 +44,7 @@ from chaos.history.history import (
     leader_kills_told,
     read_faults,
 )
+from chaos.spark.session import why_no_java
 from chaos.suite import scenarios
 from chaos.suite.nemeses import NEMESES
 from chaos.suite.nemeses.nemesis import Fizzled
@@ -464,12 +465,15 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
         folder: of the run: absent, empty, or an earlier run's, which is replaced.
 
     Raises:
-        ValueError: an argument is out of range, or the machine lacks a need of the scenario.
+        ValueError: an argument is out of range, or the machine lacks Java or a need of the
+            scenario.
         LaunchError, NetworkError, OSError: the cluster could not be started.
     """
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
     _check(options)
+    if why := why_no_java():  # the audit would fail after the run
+        raise ValueError(why)
     target = claimable(folder)
     missing = _missing(plain=options.plain)
     if lacking := sorted(SCENARIOS[scenario].needs.intersection(missing)):

@@ -1,11 +1,13 @@
 """What the commands say of a wrong command line, or where they lack what they need."""
 
 import builtins
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chaos.suite import show
 from timerclient.cli import timerctl
 
 
@@ -45,6 +47,32 @@ def test_what_the_small_install_lacks_is_named(
     assert said == (
         "timerctl: needs numpy: pip install '.[server,audit]' in a clone of timer-cluster\n"
     )
+
+
+def test_run_that_can_not_be_audited_is_not_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(show, "play", lambda *_: 0)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert timerctl.main(["chaos", "run", "mix", "--plain", "--dir", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith(f"timerctl chaos: no java in JAVA_HOME = {tmp_path}")
+
+
+def test_audit_without_spark_is_no_broken_promise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = builtins.__import__
+
+    def lacking(name: str, *more: Any, **how: Any) -> Any:
+        if name == "chaos.audit.command":
+            raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+        return known(name, *more, **how)
+
+    monkeypatch.setattr(builtins, "__import__", lacking)
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module("chaos.audit", run_name="__main__")
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.startswith("audit: needs pyspark: pip install")
 
 
 @pytest.mark.parametrize("words", [("audit",), ("chaos", "run")])

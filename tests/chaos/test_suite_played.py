@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import audit
+from chaos.audit import job
 from chaos.history.history import RunFolder, read
 from chaos.suite.show import Show, claimable, clear
 from chaos.suite.stage.network import run as run_program
@@ -38,7 +38,7 @@ def test_short_run_without_root_is_ok(
     words = ["run", "short", "--minutes", str(20 / 60), "--seed", "3", "--plain"]
     words += ["--workloads", "uniform,cancels,groups", "--rate", "60", "--dir", str(folder)]
     assert timerctl.main(["chaos", *words]) == 0
-    report = audit.audit(spark, RunFolder(folder))
+    report = job.audit(spark, RunFolder(folder))
     assert report.ok, report.summary
     assert report.summary["kills"] >= 1
     assert report.summary["delivered"] > 100
@@ -99,7 +99,7 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSe
         assert f"-{harness.pid}-" not in run_program("ip", "netns")
     assert str(folder) not in Path("/proc/self/mounts").read_text()
     assert RunFolder(folder).said()["state"] == "running"
-    report = audit.audit(spark, RunFolder(folder))
+    report = job.audit(spark, RunFolder(folder))
     # What fired as the clients were dead and the nodes were not was given to nobody.
     assert report.summary["violations"].keys() <= {"lost"}, report.summary
     assert report.summary["scheduled"] > 0

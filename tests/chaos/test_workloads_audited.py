@@ -7,7 +7,8 @@ written runs, honest and planted (test_audit_run.py, test_audit_rules.py).
 import pytest
 from pyspark.sql import SparkSession
 
-from chaos import audit
+from chaos.audit import job
+from chaos.audit.report.report import describe
 from chaos.history.history import RunFolder
 from tests.chaos.workload_deeds import SECONDS
 
@@ -16,8 +17,8 @@ from tests.chaos.workload_deeds import SECONDS
 @pytest.mark.slow
 @pytest.mark.spark
 def test_run_of_all_workloads_is_ok_by_the_audit(spark: SparkSession, played: RunFolder) -> None:
-    report = audit.audit(spark, played)
-    assert report.ok, [*audit.describe(report)]
+    report = job.audit(spark, played)
+    assert report.ok, [*describe(report)]
     verdicts = report.summary["verdicts"]
     assert {"ok", "cancelled", "pending", "unknown_fired_once"} <= {*verdicts}
     assert {"replaced", "rescheduled", "rejected", "kept"} <= {*verdicts}
