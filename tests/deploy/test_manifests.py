@@ -340,6 +340,30 @@ def test_a_node_is_added_without_a_rolling_update() -> None:
         chart("--set=updateStrategy=Recreate")
 
 
+def test_values_of_the_previous_chart_render() -> None:
+    """`helm upgrade --reuse-values` gives the new templates the old chart's values alone."""
+    new = "backup", "updateStrategy", "httpNames", "maintenance", "tls.tokens"
+    later = "serviceMonitor.labels", "prometheusRule.labels", "prometheusRule.repository"
+    old = ",".join(f"{name}=null" for name in (*new, *later))
+    monitors = "serviceMonitor.enabled=true,prometheusRule.enabled=true"
+    assert len(chart(f"--set={old}", f"--set={monitors}")) > len(chart())
+    maintained = chart(f"--set={old}", "--set=maintenance=true")["StatefulSet timerd"]
+    assert "initContainers" not in maintained["spec"]["template"]["spec"]
+    with pytest.raises(AssertionError, match="--reset-then-reuse-values"):
+        chart("--set=backup.keep=null,backup.enabled=true,backup.store=s3://b/p")
+
+
+def test_names_of_digits_are_strings() -> None:
+    policy = chart("--set-string=networkPolicy.monitoringNamespace=1234")["NetworkPolicy timerd"]
+    labels = [
+        source["namespaceSelector"].get("matchLabels")
+        for rule in policy["spec"]["ingress"]
+        for source in rule["from"]
+        if "namespaceSelector" in source
+    ]
+    assert {"kubernetes.io/metadata.name": "1234"} in labels
+
+
 def test_chart_is_clean() -> None:
     call("helm", "lint", "--strict", str(CHART))
 

@@ -94,13 +94,13 @@ volumes:
 {{- define "timerd.backupPod" -}}
 automountServiceAccountToken: false
 {{- with .Values.backup.serviceAccountName }}
-serviceAccountName: {{ . }}
+serviceAccountName: {{ . | quote }}
 {{- end }}
 enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - {name: {{ . }}}
+  - {name: {{ . | quote }}}
   {{- end }}
 {{- end }}
 securityContext:
