@@ -82,7 +82,7 @@ def test_script_formats_a_directory_once(
         "TIMERD_NAME": name,
         "TIMERD_CLUSTER_ID": "c",
         "TIMERD_DATA": str(data),
-        "FOUNDERS": "n1,n2,n3",
+        "FOUNDERS": " n2, n1 ,n3 ",
         "LEARNERS": str(learners),
     }
     for _ in range(2):
