@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from timer.leader.intake.cluster_clock import FORGET_MS, ClockReport, ClusterClock, Sample
+from timer.leader.intake.cluster_clock import (
+    FORGET_MS,
+    SETTLE_MS,
+    ClockReport,
+    ClusterClock,
+    Sample,
+)
 from timer.model.units import DUE_MS_MAX, MonoMs, ReplicaId, UnixMs
 
 A, B, C, D = (ReplicaId(each) for each in (1, 2, 3, 4))
@@ -77,20 +83,21 @@ def test_after_a_long_stop_two_clocks_start_at_the_earlier_one() -> None:
 
 
 @pytest.mark.parametrize("off_ms", [-HOUR_MS, -50 * 365 * 24 * HOUR_MS])
-def test_after_a_long_stop_a_clock_that_is_behind_is_outvoted_by_the_third_at_once(
+def test_after_a_long_stop_a_clock_that_is_behind_is_outvoted_by_the_third(
     off_ms: int,
 ) -> None:
     clock = clock_of({A: 0, B: off_ms}, floor_ms=true_at(BOOT_MS) - HOUR_MS // 6)
     assert error_at(clock, BOOT_MS + 1_000) == -HOUR_MS // 6, "which of the two is wrong?"
     clock.observe(sample(C, 40, BOOT_MS + 2_000))
-    assert error_at(clock, BOOT_MS + 2_000) == 0
+    assert error_at(clock, BOOT_MS + 2_000) < -HOUR_MS // 7
+    assert error_at(clock, BOOT_MS + 2_000 + SETTLE_MS) == 0
 
 
 def test_jump_leads_to_the_earliest_median_that_a_slow_answer_allows() -> None:
     clock = clock_of({A: 0, B: -HOUR_MS}, floor_ms=true_at(BOOT_MS) - HOUR_MS // 6)
-    clock.observe(sample(C, 0, BOOT_MS + 1, rtt_ms=1_000))
-    assert error_at(clock, BOOT_MS + 1) == -500
-    assert error_at(clock, BOOT_MS + 1_001) == 0, "at half again the rate"
+    clock.observe(sample(C, 0, BOOT_MS + 1, rtt_ms=10_000))
+    assert error_at(clock, BOOT_MS + 1) < -HOUR_MS // 7
+    assert error_at(clock, BOOT_MS + 1 + SETTLE_MS) == -5_000 + SETTLE_MS // 2
 
 
 def test_third_clock_moves_none_back_that_was_ahead() -> None:
@@ -217,11 +224,11 @@ def test_voter_that_fell_silent_is_forgotten_in_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "after_1_s"), [(HOUR_MS, HOUR_MS), (1_000, 500), (200, 200), (-HOUR_MS, -500)]
+    ("step_ms", "after_3_s"), [(HOUR_MS, HOUR_MS), (1_000, 1_000), (200, 200), (-HOUR_MS, -1_500)]
 )
 @pytest.mark.parametrize("voters", [(A,), (A, B), (A, B, C), (A, B, C, D)])
-def test_clocks_that_step_together_move_the_clusters_forward_at_once_and_back_at_half_the_rate(
-    step_ms: int, after_1_s: int, voters: Sequence[ReplicaId]
+def test_clocks_that_step_together_move_the_clusters_forward_soon_and_back_at_half_the_rate(
+    step_ms: int, after_3_s: int, voters: Sequence[ReplicaId]
 ) -> None:
     """More than once in one leadership."""
     clock, sum_ms = clock_of(dict.fromkeys(voters, 0), voters=voters), 0
@@ -230,10 +237,19 @@ def test_clocks_that_step_together_move_the_clusters_forward_at_once_and_back_at
         sum_ms = error_at(clock, boot_ms) + step_ms
         for voter in voters:
             clock.observe(sample(voter, sum_ms, boot_ms))
-        assert error_at(clock, boot_ms + 1_000) == sum_ms - step_ms + after_1_s
-        report = clock.report(MonoMs(boot_ms + 1_000))
-        assert (report.error_ms, report.spread_ms) == (after_1_s - step_ms, 0)
+        assert abs(clock.report(MonoMs(boot_ms)).error_ms) == abs(step_ms)
+        assert error_at(clock, boot_ms + SETTLE_MS) == sum_ms - step_ms + after_3_s
+        report = clock.report(MonoMs(boot_ms + SETTLE_MS))
+        assert (report.error_ms, report.spread_ms) == (after_3_s - step_ms, 0)
         assert report.jumped_ms == (step * HOUR_MS if step_ms == HOUR_MS else 0)
+
+
+def test_a_wrong_reading_beside_a_wrong_clock_makes_no_jump() -> None:
+    clock = clock_of({A: 0, B: 0, C: HOUR_MS})
+    for second in range(1, 10):
+        clock.observe(sample(B, HOUR_MS if second == 2 else 0, BOOT_MS + 1_000 * second))
+        assert 0 <= error_at(clock, BOOT_MS + 1_000 * second) <= 500
+    assert clock.report(MonoMs(BOOT_MS + 9_000)).jumped_ms == 0
 
 
 def test_report_tells_how_far_a_wrong_clock_is_from_the_median() -> None:

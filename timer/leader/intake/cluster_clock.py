@@ -12,7 +12,8 @@ The median is the middle offset in ascending order. An even number of offsets ha
 and every instant between them is a median, because nothing shows which one is wrong. The median is
 therefore an interval, and the clock has one rule: *run with boottime; outside of the interval,
 approach its nearer end at no more than half again or half that rate; if that end is more than a
-second ahead, jump there.* Without readings of a majority there is no median, and the clock runs on.
+second ahead for three seconds, jump there.* Without readings of a majority there is no median, and
+the clock runs on.
 
 No reading is exact, except that of the leader's own clock: an offset may be wrong by half of the
 round trip, in either direction. So the ends of the interval are the median of the least possible
@@ -50,7 +51,9 @@ FORGET_MS: Final = 15_000
 """A voter that has not answered for this long no longer counts. More than the longest interval of
 heartbeats, 10 s."""
 JUMP_MS: Final = 1_000
-"""A clock that is more than this behind the median jumps."""
+"""A clock that is more than this behind the median for SETTLE_MS jumps."""
+SETTLE_MS: Final = 3_000
+"""Several readings of each voter are made in this time: a single wrong one makes no jump."""
 FAR_MS: Final = 100
 """A clock that differs by more from the ends of the interval is wrong. The clock then follows
 another reading, since an end may be twice its reading's error away from the true offset."""
@@ -146,6 +149,8 @@ class ClusterClock:
         for sample in samples:
             self.observe(sample)
         self._jumped = 0
+        self._behind_ms: MonoMs | None = None
+        """Time since which the clock has been more than JUMP_MS behind. None: it is not."""
         # The old leader's clock, run on and moved into the median.
         floor = 2 * floor_ms
         run_on = floor + 2 * (boot_ms - floor_at_ms)
@@ -189,7 +194,11 @@ class ClusterClock:
         self._boot_ms = MonoMs(self._boot_ms + elapsed_ms)
         self._now += 2 * elapsed_ms
         behind, error = self._errors(self._now, self._boot_ms)
-        if behind > 2 * JUMP_MS:
+        if behind <= 2 * JUMP_MS:
+            self._behind_ms = None
+        elif self._behind_ms is None:
+            self._behind_ms = self._boot_ms
+        elif self._boot_ms - self._behind_ms >= SETTLE_MS:
             self._now += behind
             self._jumped += behind
             error -= behind
