@@ -20,7 +20,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -56,6 +56,8 @@ EPOCH_SPREAD: Final = 1 << 31
 READERS: Final = 4
 """Parts that are read at the same time."""
 _STATE: Final = "state"
+_LOCK: Final = ".lock"
+"""In STAGE; no node can have this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +137,17 @@ def restore(
     """Make the data directories `places` of some or all nodes of the new cluster.
 
     `target`: a directory that contains the places, or is the only one. It is absent or empty.
+    After an error, the files and directories that this call made are removed.
     `now_ms`: Unix time, for the count of timers that came due.
 
     Raises:
-        BackupError: the target is not empty or has too little room, a part is missing or damaged.
+        BackupError: the target is not empty, in use or has too little room, or a part is missing or
+            damaged.
         StoreUnavailable: the store does not answer.
     """
     disk = RealDisk()
     try:
-        with _stage(disk, target) as stage:
+        with _stage(disk, target) as (stage, undo):
             _check_room(disk, stage, plan.catalogue.size + _log_bytes(store, plan))
             state_path = stage / _STATE
             found, state = receive(disk, store, plan.catalogue, state_path, plan.until)
@@ -152,7 +156,7 @@ def restore(
                 _make(disk, plan, name, stage / name, state, state_path)
             overdue, held = _overdue(state, disk, state_path, now_ms)
             for name, place in places.items():
-                _install(disk, stage / name, place)
+                _install(disk, stage / name, place, undo)
     except EngineError as error:
         raise BackupError(str(error)) from None
     except OSError as error:
@@ -161,39 +165,52 @@ def restore(
 
 
 @contextmanager
-def _stage(disk: Disk, target: Path) -> Iterator[Path]:
+def _stage(disk: Disk, target: Path) -> Iterator[tuple[Path, ExitStack]]:
     """Make the directory for incomplete files, and remove it at the end.
 
-    An error in the block empties the target again, for part of the directories may be moved.
+    Yield the directory, and the callbacks that run after an error in the block.
 
     Raises:
         BackupError: the target is not empty.
+        WrongDirectoryError: another process restores into the target.
     """
     new = not target.exists()
-    found = set() if new else {each.name for each in target.iterdir()}
-    kept = found & {"lost+found"}
-    others = sorted(found - kept - {STAGE})
+    _check_empty(target)
+    stage = target / STAGE
+    disk.make_dir(stage)
+    lock = disk.lock(stage / _LOCK)
+    try:
+        with ExitStack() as undo:
+            if new:
+                undo.callback(_remove_empty, target)
+            undo.callback(shutil.rmtree, stage, ignore_errors=True)
+            _check_empty(target)  # another restore may have ended before the lock
+            for each in stage.iterdir():  # of a restore that was killed
+                if each.name != _LOCK:
+                    shutil.rmtree(each)
+            yield stage, undo
+            undo.pop_all()
+        shutil.rmtree(stage)
+        disk.sync_dir(target)
+    finally:
+        lock.release()
+
+
+def _check_empty(target: Path) -> None:
+    """Check that a target has no files except those of a restore that was killed.
+
+    Raises:
+        BackupError: it has others.
+    """
+    found = {each.name for each in target.iterdir()} if target.exists() else set()
+    others = sorted(found - {"lost+found", STAGE})
     if others:
         why = f"{target} is not empty ({', '.join(others[:5])})"
         if STAGE in found:
-            why += f"; {STAGE}/ is of a restore that was killed, so the rest may be incomplete"
+            why += (
+                f"; {STAGE}/ is of a restore that runs or was killed, so the rest may be incomplete"
+            )
         raise BackupError(f"{why}: restore into a new or empty directory")
-    stage = target / STAGE
-    if stage.exists():  # of a restore that was cut
-        shutil.rmtree(stage)
-    disk.make_dir(stage)
-    try:
-        yield stage
-    except BaseException:
-        for each in target.iterdir():
-            if each.name not in kept:
-                _remove(each)
-        if new:
-            with suppress(OSError):
-                target.rmdir()
-        raise
-    shutil.rmtree(stage)
-    disk.sync_dir(target)
 
 
 def _remove(path: Path) -> None:
@@ -203,6 +220,12 @@ def _remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def _remove_empty(directory: Path) -> None:
+    """Remove a directory, except if it has files."""
+    with suppress(OSError):
+        directory.rmdir()
 
 
 def _log_bytes(store: BackupStore, plan: RestorePlan) -> int:
@@ -345,11 +368,17 @@ def _make(
         log.close()
 
 
-def _install(disk: Disk, made: Path, place: Path) -> None:
-    """Move a complete directory to its place, its identity last: no node starts without it."""
-    disk.make_dir(place)
+def _install(disk: Disk, made: Path, place: Path, undo: ExitStack) -> None:
+    """Move a complete directory to its place, its identity last: no node starts without it.
+
+    `undo`: gets the callbacks that remove the moved files again.
+    """
+    if not place.exists():
+        disk.make_dir(place)
+        undo.callback(_remove_empty, place)
     for child in sorted(made.iterdir(), key=lambda path: path.name == IDENTITY_NAME):
         child.rename(place / child.name)
+        undo.callback(_remove, place / child.name)
         disk.sync_dir(place)
 
 

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import tempfile
 import time
@@ -384,6 +385,32 @@ def test_restore_that_fails_while_it_moves_directories_leaves_none(
         assert {path.name for path in tmp_path.glob("new/*")} == kept
     assert target.exists()
     assert restored(store, found, target).keys() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_restore_that_fails_removes_only_its_own_files_and_refuses_another_meanwhile(
+    node: OneNode,
+    store: BackupStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    gone: bool,
+) -> None:
+    found, target = backed_up(node, store), tmp_path / "new"
+
+    def failing(*_: object) -> None:
+        with pytest.raises(BackupError, match=f"{STAGE} is in use by process {os.getpid()}"):
+            restored(store, found, target)
+        assert (target / STAGE / "c" / "identity.json").exists(), "the other one removed nothing"
+        (target / "a").mkdir()  # of another program
+        if gone:
+            shutil.rmtree(target)
+        raise OSError(errno.EIO, "planted")
+
+    monkeypatch.setattr(restoration, "_overdue", failing)
+    with pytest.raises(BackupError, match="planted"):
+        restored(store, found, target)
+    assert [path.name for path in tmp_path.glob("new/*")] == ([] if gone else ["a"])
 
 
 @pytest.mark.parametrize("command", ["export", "restore"])
