@@ -194,7 +194,7 @@ def _date_error(files: CertificateFiles, ca: bytes, pair: bytes, code: int) -> C
     now_s, own, authorities = time.time(), validities_in(pair), validities_in(ca)
     if code == _NOT_YET_VALID:
         own_s, ca_s = (max(each.begin_s for each in dates) for dates in (own, authorities))
-        is_own, what = own_s >= ca_s, "is valid only from {} on"
+        is_own, what = own_s > now_s, "is valid only from {} on"
     else:
         own_s, ca_s = (min(each.end_s for each in dates) for dates in (own, authorities))
         is_own, what = own_s <= now_s, "expired at {}"

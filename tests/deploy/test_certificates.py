@@ -14,7 +14,7 @@ import pytest
 from cluster.node import timerd
 from cluster.rpc import node_tls
 from cluster.rpc.node_tls import NodeTls
-from cluster.security.certificate_dates import end_of_certificate_s
+from cluster.security.certificate_dates import end_of_certificate_s, utc_text, validities_in
 from cluster.security.certificates import CertificateFiles, read_certificate
 from cluster.security.identities import (
     CallerIdentity,
@@ -25,7 +25,7 @@ from cluster.security.identities import (
 from cluster.settings.exit_codes import EXIT_DATE
 from deploy import certificate_store
 from deploy.certificate_store import CertificateError, CertificateStore, facts_of
-from timer.model.timer_errors import ConfigError
+from timer.model.timer_errors import CertificateDateError, ConfigError
 from timerclient.cli import timerctl
 
 
@@ -189,6 +189,25 @@ def test_a_node_whose_clock_may_be_wrong_ends_with_a_status_after_which_it_is_re
     error = capsys.readouterr().err
     assert f"tls.{which} = '{getattr(files(store), which)}': {why} 20" in error
     assert f"(this machine's clock: {datetime.now(UTC):%Y-%m-}" in error
+
+
+@pytest.mark.parametrize("header", ["CERTIFICATE"])
+def test_a_date_error_names_the_node_certificate_beside_a_later_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str
+) -> None:
+    store, later = CertificateStore(tmp_path / "a"), CertificateStore(tmp_path / "b")
+    store.create("prod")
+    monkeypatch.setattr(certificate_store, "CLOCK_SKEW", timedelta(days=-1))
+    store.issue(IdentityKind.NODE, "n1")
+    monkeypatch.setattr(certificate_store, "CLOCK_SKEW", timedelta(days=-2))
+    later.create("prod")
+    both = store.path("ca").read_bytes() + later.path("ca").read_bytes()
+    store.path("ca").write_bytes(both)
+    own = store.path("node-n1").read_bytes()
+    store.path("node-n1").write_bytes(own.replace(b" CERTIFICATE-", b" %b-" % header.encode()))
+    begin = utc_text(validities_in(own)[0].begin_s)
+    with pytest.raises(CertificateDateError, match=rf"tls\.certificate .*from {begin}"):
+        read_certificate(files(store), name="n1", cluster_id="prod")
 
 
 async def test_the_end_of_a_certificate_in_use_is_a_complaint_and_one_line_of_the_log(
