@@ -5,14 +5,17 @@
 gRPC or OpenSSL has read the certificate before, so its fields are where X.509 has them.
 """
 
+import base64
 import datetime
 import functools
 import re
-import ssl
 import time
 from typing import Final, NamedTuple
 
-_PEM: Final = re.compile(f"{ssl.PEM_HEADER}.*?{ssl.PEM_FOOTER}", re.DOTALL)
+_PEM: Final = re.compile(
+    rb"-----BEGIN ((?:X509 |TRUSTED )?CERTIFICATE)-----(.*?)-----END \1-----", re.DOTALL
+)
+"""The three headers that OpenSSL reads. Behind a TRUSTED certificate are bytes of OpenSSL's own."""
 _LONG: Final = 0x80
 _VERSION, _UTC_TIME = 0xA0, 0x17
 _FORMS: Final = {_UTC_TIME: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
@@ -41,10 +44,10 @@ def validities_in(pem: bytes) -> list[Validity]:
     Raises:
         ValueError: there is none, or one is damaged.
     """
-    found = _PEM.findall(pem.decode("ascii", "replace"))
+    found = _PEM.findall(pem)
     if not found:
         raise ValueError("no certificate in PEM")
-    return [_validity_in(ssl.PEM_cert_to_DER_cert(each)) for each in found]
+    return [_validity_in(base64.decodebytes(body)) for _, body in found]
 
 
 def utc_text(unix_s: float) -> str:

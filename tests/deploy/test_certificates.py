@@ -191,7 +191,7 @@ def test_a_node_whose_clock_may_be_wrong_ends_with_a_status_after_which_it_is_re
     assert f"(this machine's clock: {datetime.now(UTC):%Y-%m-}" in error
 
 
-@pytest.mark.parametrize("header", ["CERTIFICATE"])
+@pytest.mark.parametrize("header", ["CERTIFICATE", "X509 CERTIFICATE", "TRUSTED CERTIFICATE"])
 def test_a_date_error_names_the_node_certificate_beside_a_later_authority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str
 ) -> None:
