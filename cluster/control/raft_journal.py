@@ -29,13 +29,15 @@ durable before `setCurrentTerm` returns.
 import errno
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgpack
 from isal import isal_zlib
 
-from timer.files.disk import RealDisk, failing
+from timer.files.disk import RealDisk, disk_failed
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownVersionError
 
 MAGIC: Final = b"TIMERAFT"
@@ -121,9 +123,10 @@ class Journal:
         if not self._dirty:
             return
         if self._replaced:
-            self._write_file()
+            with _failing(self._path, "replacement"):
+                self._write_file()
         else:
-            with failing(self._path, "fdatasync"):
+            with _failing(self._path, "fdatasync"):
                 os.fdatasync(self._fd)
         self._dirty = False
 
@@ -148,12 +151,12 @@ class Journal:
         self._replaced = False
 
     def _open(self) -> int:
-        with failing(self._path, "open"):
+        with _failing(self._path, "open"):
             return os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
     def _cut(self) -> None:
         """End the file after the last record, durably."""
-        with failing(self._path, "ftruncate"):
+        with _failing(self._path, "ftruncate"):
             os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
 
@@ -162,7 +165,9 @@ class Journal:
         return self._ends[-1] if self._ends else HEADER_SIZE
 
     def _save_meta(self) -> None:
-        _write_meta(self._directory / "meta", self._term, self._vote, may_vote=self._may_vote)
+        path = self._directory / "meta"
+        with _failing(path, "replacement"):
+            _write_meta(path, self._term, self._vote, may_vote=self._may_vote)
 
     # The interface that pysyncobj calls
 
@@ -178,7 +183,7 @@ class Journal:
         if self._replaced:
             return
         data = _encode(command, index, term)
-        with failing(self._path, "write"):
+        with _failing(self._path, "write"):
             written = os.write(self._fd, data)
         if written != len(data):
             why = f"{self._path}: wrote {written} of {len(data)} bytes"
@@ -246,6 +251,15 @@ class Journal:
     def close(self) -> None:
         """Close the file without a flush."""
         os.close(self._fd)
+
+
+@contextmanager
+def _failing(path: Path, action: str) -> Iterator[None]:
+    """Raise OSErrors of the block as DiskFailedError: an open journal's files can't be missing."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_failed(path, action, error.errno) from error
 
 
 def seal(body: bytes) -> bytes:

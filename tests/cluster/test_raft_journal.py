@@ -139,6 +139,16 @@ def test_journal_that_may_not_be_opened_for_writing_is_a_failed_disk(
     assert exit_code(failed.value) == EXIT_DISK
 
 
+def test_directory_that_vanishes_under_an_open_journal_is_a_failed_disk(directory: Path) -> None:
+    journal = Journal(directory)
+    shutil.rmtree(directory)
+    with pytest.raises(DiskFailedError, match="journal: replacement failed: ENOENT"):
+        journal.replace([])
+    with pytest.raises(DiskFailedError, match="meta: replacement failed: ENOENT"):
+        journal.setCurrentTerm(9, "a")
+    journal.close()
+
+
 class Calls:
     """What is asked of the system, in order, with the file's name."""
 
