@@ -20,7 +20,7 @@ import html
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
@@ -200,12 +200,13 @@ class HttpTls:
             return _refusal(request, denied)
         if path in CALLING_PATHS:
             return await handler(request)
-        try:
-            with self.usages.opened(caller, peer_of(request)):
+        with ExitStack() as opened:
+            try:
+                opened.enter_context(self.usages.opened(caller, peer_of(request)))
                 self.usages.charge(caller, None)
-                return await handler(request)
-        except CallerLimitError as error:
-            return _refusal(request, error)
+            except CallerLimitError as error:
+                return _refusal(request, error)
+            return await handler(request)
 
     def _check(self, caller: CallerIdentity) -> None:
         """Check that a caller may observe the cluster.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, MagicMock, Mock
 
 import aiohttp
 import pytest
@@ -37,7 +37,7 @@ from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig, TlsConfig
 from deploy.certificate_store import CertificateStore
 from deploy.local import free_ports
-from timer.model.timer_errors import ConfigError, NotReadyError
+from timer.model.timer_errors import CallerLimitError, ConfigError, NotReadyError
 
 FOLLOWER = LocalState(role="follower", serving=False, leader="n1", silent_ms=90, silent_ms_max=550)
 LEADER = LocalState(role="leader", serving=True, leader="n2", silent_ms=0, silent_ms_max=550)
@@ -428,6 +428,20 @@ def test_unfinished_handshakes_are_limited_in_number_and_time(
             each.close()
 
     run(_within(20, main()))  # asyncio's own limit of a handshake is 60 s
+
+
+async def test_limits_of_a_caller_hide_no_error_of_the_handler() -> None:
+    nothing, usages, request = Mock(), MagicMock(), MagicMock(path="/v1/status")
+    request.headers.getall.return_value = ["Bearer x"]
+    tls = HttpTls(nothing, "c", nothing, nothing, nothing, usages)
+    error = CallerLimitError("rate.rows of client/a", "must be at most 5", 9)
+    with pytest.raises(CallerLimitError):
+        await tls.admit(request, AsyncMock(side_effect=error))
+    assert usages.opened.return_value.__exit__.called
+    usages.charge.side_effect = error
+    handler = AsyncMock()
+    assert (await tls.admit(request, handler)).status == 429
+    assert not handler.called
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
