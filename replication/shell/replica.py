@@ -125,7 +125,7 @@ class Replica:
         self._orders: list[Order] = []
         self._writing = self._stopped = False
         self._sync_ended = asyncio.Event()
-        """Wakes the calls that wait for a sync; stays set once this replica is silent."""
+        """Wakes the calls that wait for a sync, at its end and once this replica falls silent."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms: MonoMs | None = None
         self._wake_ms: MonoMs | None = None
