@@ -200,7 +200,9 @@ class LogShipper:
         return more
 
     def _attempt(self, kind: str, work: Callable[[], bool]) -> bool:
-        """Return the result of some work; False after trouble. Each cause of it is told once.
+        """Return the result of some work; False after trouble.
+
+        Each cause of trouble is told once until the work succeeds again.
 
         Raises:
             WrongStore: see `run`.
