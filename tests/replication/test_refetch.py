@@ -197,6 +197,9 @@ async def test_receiver_without_room_asks_ever_less_often_and_logs_an_offer_once
         await soon(lambda: len(pauses) >= 7)
         assert pauses[:7] == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0]
         assert refetch.status.startswith("the disk has 0 MiB free; the snapshot needs 33 MiB")
+        seen, refetch.moved_s = len(pauses), loop.time()  # as if data had arrived
+        await soon(lambda: len(pauses) > seen)
+        assert pauses[seen] == 0.3
         lack = refetch.room_error
         assert lack is not None
         disk.free = lack.needed_bytes
