@@ -22,9 +22,7 @@ from timer.leader.leader import Leader
 from timer.model import timer_id
 from timer.model.columns import decode_headers
 from timer.model.recurrence import (
-    STARTED_MS,
     TIMES_MAX,
-    TIMING,
     Misfire,
     SeriesSpec,
     check_end,
@@ -117,7 +115,7 @@ class SeriesDesk:
             caller.require(Permission.CANCEL, AccessTarget(name))
         found = leader.machine.topic_by_name.get(name)
         if found is None or not leader.machine.series.find(found.topic_id, key):
-            check_end(begun, self._begins_after(said), self._calendar)
+            check_end(begun, begun.begins_after(self._host.now().clock_ms), self._calendar)
         topic = await self._topic(leader, name)
         known = leader.machine.series.find(topic.topic_id, key)
         if not known:
@@ -159,7 +157,6 @@ class SeriesDesk:
     async def _alter(
         self, leader: Leader, series_id: int, changes: Mapping[str, Any], topic: str
     ) -> None:
-        self._check_change(leader.series.find(series_id), changes)
         now = self._host.now()
         applied = await self._host.ask(
             lambda done: leader.series.alter(series_id, changes, now, done)
@@ -237,21 +234,10 @@ class SeriesDesk:
             self._calendar.check(spec.cron, spec.zone)
         return spec
 
-    def _begins_after(self, said: Mapping[str, Any]) -> int:
-        """Return the time after which a series has its first time if these fields begin it now."""
-        now_ms = self._host.now().clock_ms
-        return now_ms - STARTED_MS - 1 if said.get("start_ms") else now_ms
-
-    def _check_change(self, view: SeriesView, changes: Mapping[str, Any]) -> None:
-        """Check the end of a series that a change begins anew. An end alone may end it."""
-        if TIMING & changes.keys():
-            begun = self._begun(view.spec.changed(changes))
-            check_end(begun, self._begins_after(changes), self._calendar)
-
     def _preview(self, spec: SeriesSpec, count: int) -> Sequence[int]:
         _check_times("preview", count)
         spec, now_ms = self._begun(spec), self._host.now().clock_ms
-        check_end(spec, self._begins_after(spec.pack()), self._calendar)
+        check_end(spec, spec.begins_after(now_ms), self._calendar)
         count = min(count, spec.max_count or count)
         return times_after(spec, max(spec.start_ms - 1, now_ms), count, self._calendar)
 

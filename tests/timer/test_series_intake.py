@@ -179,6 +179,23 @@ def test_times_before_a_change_of_the_interval_are_not_missed() -> None:
     assert fired(play) == 1
 
 
+def test_change_of_the_start_does_not_repeat_times_and_its_repetition_changes_nothing() -> None:
+    play = playing()
+    began = play.now.clock_ms
+    series = created(play, replace(TEN_S, every_ms=1_000, start_ms=began, misfire=Misfire.FIRE_ALL))
+    for _ in range(5):
+        play.wait(1_000)
+        play.settle()
+    assert fired(play) == 6
+    for _ in range(2):  # a client repeats a request whose answer is lost
+        altered(play, series, start_ms=began + 2_500)
+        assert (fired(play), view_of(play, series).planned_ms) == (6, began + 5_500)
+        play.wait(100)
+    play.wait(400)
+    altered(play, series, start_ms=began + 2_500)
+    assert (fired(play), view_of(play, series).planned_ms) == (7, began + 6_500)
+
+
 def test_pause_before_the_time_and_resume_keep_the_occurrence() -> None:
     play = playing()
     series = created(play)

@@ -131,6 +131,11 @@ class SeriesSpec:
             return self
         return replace(self, start_ms=now_ms + self.every_ms)
 
+    def begins_after(self, now_ms: int) -> UnixMs:
+        """Return the time after which a series that is created now has its first occurrence."""
+        started_ms = max(self.start_ms, now_ms - STARTED_MS)
+        return UnixMs(started_ms - 1 if self.start_ms else now_ms)
+
     def changed(self, changes: Mapping[str, Any]) -> "SeriesSpec":
         """Return the definition with some fields changed, not checked.
 
@@ -142,6 +147,10 @@ class SeriesSpec:
         elif values.get("cron"):
             values = {"every_ms": 0} | values
         return replace(self, **values)
+
+    def same_times(self, other: "SeriesSpec") -> bool:
+        """Return whether another definition has the same times, apart from its end and count."""
+        return all(getattr(self, name) == getattr(other, name) for name in TIMING)
 
     def pack(self) -> dict[str, Any]:
         """Return the fields for the log."""

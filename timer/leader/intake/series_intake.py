@@ -20,7 +20,7 @@ from timer.leader.intake.admission import Admission
 from timer.leader.intake.count_limits import CountLimits, check_series
 from timer.leader.intake.occurrence_planner import NoteUnplanned, OccurrencePlanner
 from timer.model.feature_level import LEVEL_OF_SERIES
-from timer.model.recurrence import STARTED_MS, TIMING, Calendar, SeriesSpec
+from timer.model.recurrence import Calendar, SeriesSpec, check_end
 from timer.model.timer_errors import EngineError, InvalidRequestError, NotFoundError
 from timer.model.units import Now, TopicId, UnixMs
 from timer.state.machine import Machine
@@ -87,7 +87,7 @@ class SeriesIntake:
             raise InvalidRequestError("feature_level", self._machine.level, limit)
         self._hooks.check(topic, new=True)
         check_series(self._limits, self._machine, self._creating)
-        last_ms = _begun(spec.start_ms, now)
+        last_ms = spec.begins_after(now.clock_ms)
         spec = spec.started(now.clock_ms)
         self._check(topic, key, spec)
         self._creating += 1
@@ -101,6 +101,8 @@ class SeriesIntake:
     def alter(self, series_id: int, changes: Mapping[str, Any], now: Now, done: Answer) -> None:
         """Change fields of a series (timer/model/recurrence.py); `done` gets the SeriesApplied.
 
+        A change of its times begins it anew: no time before the change occurs.
+
         Raises:
             NotFoundError: no such series.
             InvalidRequestError: names field, value and limit.
@@ -112,9 +114,12 @@ class SeriesIntake:
         changes = dict(changes)
         if changes.get("every_ms") and not (changes.get("start_ms") or view.spec.start_ms):
             changes["start_ms"] = now.clock_ms + changes["every_ms"]
-        self._check(view.topic, view.key, view.spec.changed(changes))
-        anew = bool(TIMING & changes.keys())
-        last_ms = _begun(changes.get("start_ms", 0), now) if anew else UnixMs(0)
+        spec = view.spec.changed(changes)
+        self._check(view.topic, view.key, spec)
+        last_ms = UnixMs(0)
+        if not spec.same_times(view.spec):
+            last_ms = UnixMs(max(spec.start_ms - 1, now.clock_ms))
+            check_end(spec, last_ms, self._calendar)
         changing = self._planner.changing
         changing[series_id] += 1
 
@@ -189,8 +194,3 @@ class SeriesIntake:
     def _applied(self, applied: object) -> None:
         self._in_flight = False
         self.rejected = isinstance(applied, EngineError)
-
-
-def _begun(start_ms: int, now: Now) -> UnixMs:
-    """Return the time after which the occurrences of a series lie that begins now."""
-    return UnixMs(max(start_ms, now.clock_ms - STARTED_MS) - 1 if start_ms else now.clock_ms)
