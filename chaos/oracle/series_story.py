@@ -12,7 +12,8 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
+from heapq import merge
 from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -161,9 +162,8 @@ class SeriesStory:
     def _note(self, number: int, seq: int, planned_ms: int | None, *, untrue: bool) -> None:
         one, key = self.series[number], self.series[number].key.decode(errors="replace")
         since_ms = None if seq and planned_ms is None else one.since_ms
-        place = one.topic, key, number, one.ended + 1
-        times = planned_ms, since_ms, self.now_ms
-        self.rows.append(OccurrenceRow(*place, seq, *times, untrue))
+        row = one.topic, key, number, one.ended + 1, seq, planned_ms, since_ms, self.now_ms, untrue
+        self.rows.append(OccurrenceRow(*row))
 
     def end(self) -> None:
         """Note the series that wait at the end of the log."""
@@ -209,8 +209,7 @@ def is_next(one: OneSeries, planned_ms: int, now_ms: int) -> bool:
     """Return whether a planned time is the next one of a series; -1: whether there is none."""
     spec, first_ms = one.spec, _next_ms(one.spec, one.last_ms)
     end_ms = spec.end_ms or 1 << 62
-    done = first_ms is None or first_ms > end_ms or 0 < spec.max_count <= one.ended
-    if done or first_ms is None:
+    if first_ms is None or first_ms > end_ms or 0 < spec.max_count <= one.ended:
         return planned_ms < 0
     if first_ms > now_ms or spec.misfire is Misfire.FIRE_ALL:
         return planned_ms == first_ms
@@ -233,7 +232,10 @@ def _next_ms(spec: SeriesSpec, after_ms: int) -> int | None:
         steps = max(0, (after_ms - spec.start_ms) // spec.every_ms + 1)
         return spec.start_ms + steps * spec.every_ms
     after_ms = max(after_ms, spec.start_ms - 1)
-    times = CronSim(
-        spec.cron, datetime.fromtimestamp(after_ms / 1000, ZoneInfo(spec.zone or "UTC"))
-    )
+    after = datetime.fromtimestamp(after_ms / 1000, zone := ZoneInfo(spec.zone or "UTC"))
+    times: Iterable[datetime] = (fixed := CronSim(spec.cron, after))
+    if fixed.fixup_tz is None:  # it follows the clock: by each offset of the zone, while that holds
+        offsets = {(after + timedelta(days=14 * n)).utcoffset() or timedelta() for n in range(27)}
+        shifted = (CronSim(spec.cron, after.astimezone(timezone(each))) for each in offsets)
+        times = (t for t in merge(*shifted) if t.utcoffset() == t.astimezone(zone).utcoffset())
     return next((ms for each in times if (ms := round(each.timestamp() * 1000)) > after_ms), None)

@@ -15,8 +15,10 @@ The leader alone asks for times. They are in the log, so replicas need not agree
 """
 
 import logging
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -29,8 +31,10 @@ from timer.state.series_table import SeriesView
 logger = logging.getLogger(__name__)
 
 TIMES_KEPT: Final = 16_384
+YEARS: Final = 50
+"""A time is searched for so many years ahead, as in the library."""
 LAST_YEAR: Final = 9_000
-"""No time is later. The library looks fifty years ahead, and datetime ends with the year 9999."""
+"""No time is later. datetime ends with the year 9999."""
 LAST_MS: Final = int(datetime(LAST_YEAR, 1, 1, tzinfo=UTC).timestamp() * 1000)
 STEPS_MAX: Final = 10_000
 """Times of an expression that one look passes, because they lie before `after_ms`: those of the
@@ -101,15 +105,12 @@ def _next(cron: str, zone: str, after_ms: int) -> UnixMs | None:
     tzinfo = _zone(zone)
     if not 0 <= after_ms < min(LAST_MS, DUE_MS_MAX):
         return None
-    after = datetime.fromtimestamp(after_ms / 1000, tzinfo if zone else UTC)
+    after = datetime.fromtimestamp(after_ms / 1000, tzinfo)
     try:
-        times = CronSim(cron, after)
-        for _ in range(STEPS_MAX):
-            found_ms = round(next(times).timestamp() * 1000)
-            if found_ms > after_ms:
-                return UnixMs(found_ms)
-    except StopIteration:
-        return None
+        fixed = CronSim(cron, after)
+        if fixed.fixup_tz is None:
+            return _next_on_clock(cron, after, after_ms)
+        return _first(map(_ms, fixed), after_ms)
     except (CronSimError, AssertionError, TypeError, ValueError, RecursionError) as error:
         # The library asserts on some combinations that it does not parse, such as "5L/2".
         limit = _FORMS
@@ -118,4 +119,36 @@ def _next(cron: str, zone: str, after_ms: int) -> UnixMs | None:
             takes = f"must be {values}; *, lists, ranges and steps may combine these"
             limit = f"{error}; it {takes if values else _FORMS}"
         raise InvalidRequestError("cron", cron, limit) from None
-    return None
+
+
+def _next_on_clock(cron: str, after: datetime, after_ms: int) -> UnixMs | None:
+    """Return the first time after `after` of an expression that follows the clock.
+
+    The library steps in elapsed hours, which are wrong where the clock moves by half of one. So it
+    gets the local time without its zone.
+    """
+    found_ms = _first(_clock_times(cron, after), after_ms)
+    again_ms = _ms(after.replace(fold=1)) - _ms(after)
+    if again_ms and (found_ms is None or found_ms - after_ms > again_ms):
+        # The first of two equal hours has no further time. The second shows the earlier ones again.
+        found_ms = _first(_clock_times(cron, after - timedelta(milliseconds=again_ms)), after_ms)
+    return found_ms
+
+
+def _clock_times(cron: str, begin: datetime) -> Iterator[int]:
+    """Yield the times after `begin` on the clock. A skipped one does not occur."""
+    for local in CronSim(cron, begin.replace(tzinfo=None)):
+        if local.year > begin.year + YEARS:
+            return
+        for fold in (0, 1):  # a doubled one occurs twice; of any other, both are the same
+            time = local.replace(tzinfo=begin.tzinfo, fold=fold)
+            if time.astimezone(UTC).astimezone(begin.tzinfo) == time:
+                yield _ms(time)
+
+
+def _first(times_ms: Iterable[int], after_ms: int) -> UnixMs | None:
+    return next((UnixMs(ms) for ms in islice(times_ms, STEPS_MAX) if ms > after_ms), None)
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)

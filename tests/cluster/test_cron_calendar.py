@@ -1,6 +1,7 @@
 """Cron expressions: fields, time zones, and the hours that a change of the clock moves."""
 
-from datetime import datetime
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -56,6 +57,46 @@ def test_repeated_times_and_six_fields_follow_the_clock() -> None:
     assert times("*/30 * * * *", "2026-03-29T01:40", 1) == ["29 03:00:00+0200"]
     assert times("0 30 2 * * *", "2026-03-28T12:00", 1) == ["30 02:30:00+0200"]
     assert times("0 30 2 * * *", "2026-10-24T12:00", 2) == ["25 02:30:00+0200", "25 02:30:00+0100"]
+
+
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [
+        ("Australia/Lord_Howe", "2026-04-04"),  # at 02:00 back by half an hour
+        ("Australia/Lord_Howe", "2026-10-03"),
+        ("Pacific/Chatham", "2026-04-04"),  # at 03:45 back by an hour
+        ("Pacific/Chatham", "2026-09-26"),
+        ("Asia/Beirut", "2024-03-30"),  # at midnight ahead by an hour
+    ],
+)
+@pytest.mark.parametrize(
+    ("cron", "occurs"),
+    [
+        ("*/10 3 * * *", lambda local: local.hour == 3 and local.minute % 10 == 0),
+        ("0 15 2 * * *", lambda local: (local.hour, local.minute) == (2, 15)),
+        ("0 */2 * * *", lambda local: local.hour % 2 == local.minute == 0),
+        ("0 0 0 L * *", lambda local: local.hour == local.minute == 0 and next_day(local) == 1),
+    ],
+)
+def test_shifts_of_half_an_hour_and_at_midnight_lose_no_time_and_add_none(
+    zone: str, day: str, cron: str, occurs: Callable[[datetime], bool]
+) -> None:
+    info = ZoneInfo(zone)
+    minutes = [datetime.fromisoformat(day).replace(tzinfo=info).astimezone(UTC)]
+    while len(minutes) < 3 * 24 * 60:
+        minutes.append(minutes[-1] + timedelta(minutes=1))
+    expected = [each for each in minutes[1:] if occurs(each.astimezone(info))]
+    found, after_ms = list[datetime](), UnixMs(int(minutes[0].timestamp() * 1000))
+    while (next_ms := CronCalendar().next_after(cron, zone, after_ms)) is not None:
+        after_ms = next_ms
+        if (time := datetime.fromtimestamp(after_ms / 1000, UTC)) > minutes[-1]:
+            break
+        found.append(time)
+    assert found == expected
+
+
+def next_day(local: datetime) -> int:
+    return (local + timedelta(days=1)).day
 
 
 def test_latest_missed_time_is_found_by_halves() -> None:
