@@ -196,6 +196,20 @@ def test_change_of_the_start_does_not_repeat_times_and_its_repetition_changes_no
     assert (fired(play), view_of(play, series).planned_ms) == (7, began + 6_500)
 
 
+@pytest.mark.parametrize("limit", ["max_count", "end_ms"])
+def test_times_between_the_end_of_a_series_and_its_continuation_do_not_occur(limit: str) -> None:
+    play = playing()
+    began = play.now.clock_ms
+    ends = {"max_count": 2, "end_ms": began + 25_000}
+    series = created(play, TEN_S.changed({"misfire": Misfire.FIRE_ALL, limit: ends[limit]}))
+    for _ in range(10):
+        play.wait(10_000)
+        play.settle()
+    assert (fired(play), view_of(play, series).finished) == (2, True)
+    altered(play, series, **{limit: 10 * ends[limit]})
+    assert (fired(play), view_of(play, series).planned_ms) == (2, began + 110_000)
+
+
 def test_pause_before_the_time_and_resume_keep_the_occurrence() -> None:
     play = playing()
     series = created(play)

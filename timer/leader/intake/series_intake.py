@@ -101,7 +101,8 @@ class SeriesIntake:
     def alter(self, series_id: int, changes: Mapping[str, Any], now: Now, done: Answer) -> None:
         """Change fields of a series (timer/model/recurrence.py); `done` gets the SeriesApplied.
 
-        A change of its times begins it anew: no time before the change occurs.
+        A change of its times begins it anew, as does any change if it is finished: no time before
+        the change occurs.
 
         Raises:
             NotFoundError: no such series.
@@ -116,10 +117,11 @@ class SeriesIntake:
             changes["start_ms"] = now.clock_ms + changes["every_ms"]
         spec = view.spec.changed(changes)
         self._check(view.topic, view.key, spec)
-        last_ms = UnixMs(0)
-        if not spec.same_times(view.spec):
-            last_ms = UnixMs(max(spec.start_ms - 1, now.clock_ms))
-            check_end(spec, last_ms, self._calendar)
+        anew_ms = UnixMs(max(spec.start_ms - 1, now.clock_ms))
+        anew = not spec.same_times(view.spec)
+        if anew:
+            check_end(spec, anew_ms, self._calendar)
+        last_ms = anew_ms if anew or view.finished else UnixMs(0)
         changing = self._planner.changing
         changing[series_id] += 1
 
