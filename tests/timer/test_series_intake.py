@@ -210,6 +210,30 @@ def test_times_between_the_end_of_a_series_and_its_continuation_do_not_occur(lim
     assert (fired(play), view_of(play, series).planned_ms) == (2, began + 110_000)
 
 
+def test_change_before_the_first_time_replaces_a_default_start_and_keeps_a_given_one() -> None:
+    play = playing()
+    daily = replace(TEN_S, every_ms=86_400_000)
+    series = created(play, daily)
+    for every_ms in (3_600_000, 2_000):
+        play.wait(3_000)
+        altered(play, series, every_ms=every_ms)
+        assert view_of(play, series).planned_ms == play.now.clock_ms + every_ms
+    other = created(play, daily, b"cron")
+    altered(play, other, cron="q", zone="Z")
+    view = view_of(play, other)
+    assert (view.spec.start_ms, view.planned_ms) == (
+        0,
+        play.now.clock_ms // 15_000 * 15_000 + 15_000,
+    )
+    altered(play, other, every_ms=5_000)
+    assert view_of(play, other).planned_ms == play.now.clock_ms + 5_000
+    start_ms = play.now.clock_ms + 7_000
+    given = created(play, replace(daily, start_ms=start_ms), b"given")
+    for every_ms in (5_000, 6_000):
+        altered(play, given, every_ms=every_ms)
+        assert view_of(play, given).planned_ms == start_ms
+
+
 def test_pause_before_the_time_and_resume_keep_the_occurrence() -> None:
     play = playing()
     series = created(play)

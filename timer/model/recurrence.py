@@ -173,7 +173,7 @@ class SeriesSpec:
         if not wanted.start_ms:
             found.pop("start_ms", None)
             if TIMING & found.keys() and self.start_ms > now_ms:
-                found["start_ms"] = wanted.started(now_ms).start_ms
+                found["start_ms"] = 0
         return found
 
 

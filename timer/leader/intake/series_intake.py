@@ -5,6 +5,7 @@ step --some series wait--> OCCURRENCES entry, one at a time --applied--> step
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from timer.entries.entry_frame import EntryKind
@@ -102,7 +103,7 @@ class SeriesIntake:
         """Change fields of a series (timer/model/recurrence.py); `done` gets the SeriesApplied.
 
         A change of its times begins it anew, as does any change if it is finished: no time before
-        the change occurs.
+        the change occurs. A default start that has not passed is then computed anew.
 
         Raises:
             NotFoundError: no such series.
@@ -112,13 +113,15 @@ class SeriesIntake:
         """
         view = self.find(series_id)
         self._hooks.check(view.topic, new=False)
-        changes = dict(changes)
-        if changes.get("every_ms") and not (changes.get("start_ms") or view.spec.start_ms):
-            changes["start_ms"] = now.clock_ms + changes["every_ms"]
         spec = view.spec.changed(changes)
-        self._check(view.topic, view.key, spec)
-        anew_ms = UnixMs(max(spec.start_ms - 1, now.clock_ms))
         anew = not spec.same_times(view.spec)
+        if anew and "start_ms" not in changes and _waits_one_interval(view, now):
+            spec = replace(spec, start_ms=0)
+        anew_ms = UnixMs(max(spec.start_ms - 1, now.clock_ms))
+        spec = spec.started(now.clock_ms)
+        if spec.start_ms != view.spec.start_ms:
+            changes = {**changes, "start_ms": spec.start_ms}
+        self._check(view.topic, view.key, spec)
         if anew:
             check_end(spec, anew_ms, self._calendar)
         last_ms = anew_ms if anew or view.finished else UnixMs(0)
@@ -196,3 +199,12 @@ class SeriesIntake:
     def _applied(self, applied: object) -> None:
         self._in_flight = False
         self.rejected = isinstance(applied, EngineError)
+
+
+def _waits_one_interval(view: SeriesView, now: Now) -> bool:
+    """Return whether a series waits for its default start.
+
+    With a start that was given, its times lie after the millisecond before the start.
+    """
+    every_ms, start_ms = view.spec.every_ms, view.spec.start_ms
+    return now.clock_ms < start_ms == view.last_ms + every_ms and every_ms > 0
