@@ -26,8 +26,7 @@ from timer.model.recurrence import (
     Misfire,
     SeriesSpec,
     check_end,
-    planned_time,
-    times_after,
+    planned_times,
 )
 from timer.model.timer_errors import (
     AlreadyExistsError,
@@ -239,7 +238,7 @@ class SeriesDesk:
         spec, now_ms = self._begun(spec), self._host.now().clock_ms
         check_end(spec, spec.begins_after(now_ms), self._calendar)
         count = min(count, spec.max_count or count)
-        return times_after(spec, max(spec.start_ms - 1, now_ms), count, self._calendar)
+        return planned_times(spec, spec.begins_after(now_ms), now_ms, count, self._calendar)
 
     def _shown(self, machine: Machine, series_id: int) -> pb.Series:
         view = machine.series.view(series_id)
@@ -262,12 +261,8 @@ class SeriesDesk:
         if view.seq and count > 0:
             now_ms, last_ms = max(now_ms, view.due_ms), view.planned_ms
             times.append(last_ms)
-        while len(times) < count and not view.finished:
-            planned_ms = planned_time(view.spec, last_ms, now_ms, self._calendar)
-            if planned_ms is None:
-                break
-            times.append(last_ms := planned_ms)
-        return times
+        more = 0 if view.finished else count - len(times)
+        return [*times, *planned_times(view.spec, last_ms, now_ms, more, self._calendar)]
 
     def _message(self, machine: Machine, view: SeriesView) -> pb.Series:
         spec = view.spec

@@ -208,6 +208,15 @@ def test_preview_creates_nothing(world: World, topic: str) -> None:
     assert not client.list_series(topic)
 
 
+def test_preview_has_the_times_that_the_creation_fires(world: World, topic: str) -> None:
+    start = datetime.fromtimestamp(world.clock_ms() / 1000 - 1, UTC)
+    times = world.client.preview_series(topic, 2, every=3600, start=start)
+    assert times == [start, start + timedelta(hours=1)]
+    world.client.create_series(topic, "k", every=3600, start=start)
+    world.until(lambda: world.client.get_series(topic, "k").ended == 1)
+    assert world.client.next_occurrences(topic, "k", 1) == times[1:]
+
+
 def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str) -> None:
     client = world.client
     one, two = "1970-01-01T00:00:01.000Z", "1970-01-01T00:00:02.000Z"

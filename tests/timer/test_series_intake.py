@@ -21,7 +21,7 @@ from timer.leader.intake.occurrence_planner import (
     intervals,
 )
 from timer.leader.leader import LeaderConfig
-from timer.model.recurrence import Misfire, SeriesSpec, planned_time, times_after
+from timer.model.recurrence import Misfire, SeriesSpec, planned_time, planned_times
 from timer.model.timer_errors import (
     DiskFullError,
     InvalidRequestError,
@@ -375,5 +375,5 @@ def test_columns_of_intervals_are_the_times_of_each_series() -> None:
         assert planned == (ENDED if expected is None else expected), (row, spec)
         times = [t for t in range(spec.start_ms, 200, spec.every_ms) if t > row["last_ms"]]
         times = [t for t in times if t <= (spec.end_ms or 999)][:3]
-        assert times_after(spec, int(row["last_ms"]), 3, NoCalendar())[: len(times)] == times
+        assert planned_times(spec, int(row["last_ms"]), 0, 3, NoCalendar())[: len(times)] == times
     assert TopicId(1)

@@ -195,22 +195,6 @@ def nth(every_ms: int, start_ms: int, after_ms: int) -> int:
     return start_ms + ((after_ms - start_ms) // every_ms + 1) * every_ms
 
 
-def times_after(spec: SeriesSpec, after_ms: int, count: int, calendar: Calendar) -> list[UnixMs]:
-    """Return the next `count` times after `after_ms`, fewer if the series ends before.
-
-    Raises:
-        InvalidRequestError: the calendar does not know the cron expression or the zone.
-    """
-    found: list[UnixMs] = []
-    while len(found) < count:
-        time_ms = next_time(spec, after_ms, calendar)
-        if time_ms is None or time_ms > (spec.end_ms or DUE_MS_MAX):
-            break
-        found.append(time_ms)
-        after_ms = time_ms
-    return found
-
-
 def next_time(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> UnixMs | None:
     """Return the first time of a series after `after_ms`; None: there is none. Ignores the end."""
     if spec.every_ms:
@@ -224,7 +208,7 @@ def check_end(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> None:
     Only for requests: a log of an earlier release may have such series. They are finished.
 
     Raises:
-        InvalidRequestError: names field, value and limit; or as `times_after`.
+        InvalidRequestError: names field, value and limit; or as `planned_time`.
     """
     first_ms = next_time(spec, after_ms, calendar) if spec.end_ms else None
     if first_ms is not None and first_ms > spec.end_ms:
@@ -232,11 +216,29 @@ def check_end(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> None:
         raise InvalidRequestError("end_ms", spec.end_ms, limit)
 
 
+def planned_times(
+    spec: SeriesSpec, last_ms: int, now_ms: int, count: int, calendar: Calendar
+) -> list[UnixMs]:
+    """Return the times of the next `count` occurrences after `last_ms`, fewer if the series ends.
+
+    Raises:
+        InvalidRequestError: as `planned_time`.
+    """
+    found: list[UnixMs] = []
+    while len(found) < count:
+        time_ms = planned_time(spec, last_ms, now_ms, calendar)
+        if time_ms is None:
+            break
+        found.append(time_ms)
+        last_ms = time_ms
+    return found
+
+
 def planned_time(spec: SeriesSpec, last_ms: int, now_ms: int, calendar: Calendar) -> UnixMs | None:
     """Return the time of the occurrence after `last_ms`, by the policy; None: the series ends.
 
     Raises:
-        InvalidRequestError: as `times_after`.
+        InvalidRequestError: the calendar does not know the cron expression or the zone.
     """
     end_ms = spec.end_ms or DUE_MS_MAX
     time_ms = next_time(spec, last_ms, calendar)
