@@ -37,7 +37,7 @@ SOON = {
     "fastest_clock": 1005,
     "plans_behind_a_change": 1019,
     "name_of_the_gone": 1001,
-    "series_of_the_last_leader": 1005,
+    "series_of_the_last_leader": 1032,
     "replaced_stays": 1003,
     "retry_is_new": 1006,
     "shared_entry_has_one_answer": 1012,
