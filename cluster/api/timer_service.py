@@ -196,7 +196,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def _take_in_turn(
         self, request: AnyScheduling, context: Context, whose: str
     ) -> "asyncio.Future[pb.ScheduleResponse]":
-        """See `_take`; the request waits for its turn first."""
+        """See `_take`; each request of a stream is admitted, and waits for its turn first."""
+        self.hooks.admit("ScheduleStream")
         queue, caller = self.hooks.queue, turn_of(context)
         weight = await queue.enter(caller, request)
         try:

@@ -214,7 +214,9 @@ def streamed(
                     measured.relayed = "yes"
                     asked: Any = read(request)
                     if hasattr(asked, "__aiter__"):
-                        asked = RequestStream(asked, context, service.hooks.taken)
+                        asked = RequestStream(
+                            asked, context, functools.partial(_admitted, service.hooks, name)
+                        )
                     answers = relay.stream(leader, name, asked, context)
                     del asked
                 own: Any = answers or handler(service, read(request), context)
@@ -234,6 +236,16 @@ def streamed(
             await refusing
 
     return answer
+
+
+def _admitted(hooks: ServiceHooks, method: str, request: Any, context: Context) -> None:
+    """Take a request of a relayed stream.
+
+    Raises:
+        EngineError: the method is rejected now. The stream ends after the answers before.
+    """
+    hooks.taken(request, context)
+    hooks.admit(method)
 
 
 def read(request: _Request) -> _Request:

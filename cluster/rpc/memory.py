@@ -22,12 +22,13 @@ FORGET_S: Final = 60.0
 RETRY_AFTER_MS: Final = 1_000
 GO_ON: Final = frozenset(
     {
-        *("Ack", "Nack", "Extend", "Cancel", "DeleteTopic", "DeleteGroup"),
+        *("Consume", "Ack", "Nack", "Extend", "Cancel", "DeleteTopic", "DeleteGroup"),
         *("GetStatus", "GetCheckpoint", "TransferLeadership", "ListMembers", "ChangeMembers"),
         *("DrainNode", "SetLogLevel", "DumpStacks", "ReloadFiles", "CloseBackup"),
     }
 )
-"""Methods that are always served: they free memory, or operators need them."""
+"""Methods that are always served: they free memory, or operators need them. Consumers ack through
+Consume, and `limits.outbox_bytes_max` bounds the deliveries that they have not read."""
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _CGROUP: Final = Path("/proc/self/cgroup")

@@ -237,17 +237,17 @@ class Relay:
                 except grpc.aio.AioRpcError as failed:
                     refused = _Refused(target, method, failed)
                 except asyncio.CancelledError:
-                    if not unread and call not in self._left:
+                    if call not in self._left:
                         raise
                     refused = _Refused(target, method)
                 finally:
                     if pump is not None:
                         pump.cancel()
                     call.cancel()
-        if unread:
-            raise unread.pop()
         if refused is not None:
             await refused.end(context)
+        if unread:
+            raise unread.pop()
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a relayed request. The leader checks the rules of its caller."""
@@ -306,16 +306,18 @@ class Relay:
 
 
 async def _pump(requests: Any, call: Any, unread: list[EngineError]) -> None:
-    """Write the requests to the leader as fast as it reads them."""
+    """Write the requests to the leader as fast as it reads them.
+
+    They end before one that is unreadable or refused, whose error is added to `unread`.
+    """
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the call has ended
         try:
             async for request in requests:
                 await call.write(request.SerializeToString())
                 del request
-            await call.done_writing()
         except EngineError as error:
             unread.append(error)
-            call.cancel()
+        await call.done_writing()
 
 
 class _Refused:

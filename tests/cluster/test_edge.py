@@ -5,15 +5,18 @@ import contextlib
 import errno
 import logging
 import resource
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cluster.api.public_services import services_of
 from cluster.rpc import audit_log, handlers, memory, open_files
 from cluster.rpc.connections import Connections
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
+from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
 from cluster.rpc.relay import PATHS
@@ -22,7 +25,9 @@ from cluster.security.method_rules import METHOD_RULES
 from cluster.settings.config import NodeConfig
 from cluster.settings.log_format import AUDIT, FLOOD_S, LINES_MAX, _Flood
 from deploy.local import free_ports
+from tests.cluster.hosted import Hosted
 from timer.model.timer_errors import ConfigError, OverloadedError
+from timerclient.proto import timer_pb2 as pb
 
 MIB = 1 << 20
 
@@ -54,6 +59,30 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
         complaints += [resident] * len(guard.complaints())
     assert refused == complaints == [101, 95, 90]
     assert asked == [1]
+
+
+async def test_open_stream_gets_a_refusal_for_each_request_while_memory_is_high() -> None:
+    host: Any = Hosted()
+    nothing: Any = None
+    guard = MemoryGuard(1 << 50, nothing)
+    config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
+    services = services_of(host, host, host, config, hooks=ServiceHooks(admit=guard.admit))
+    timers = pb.TimerColumns(topic="t", payload_sizes=[0], delay_ms=[1_000])
+    answered = asyncio.Event()
+
+    async def requests() -> AsyncIterator[pb.ScheduleStreamRequest]:
+        for number, guard.high in enumerate((False, True, True, False), start=1):
+            yield pb.ScheduleStreamRequest(request_no=number, timers=[timers])
+            await answered.wait()
+            answered.clear()
+
+    schedule: Any = services.timers.ScheduleStream
+    found = []
+    async for answer in schedule(requests(), SimpleNamespace(peer=lambda: "ipv4:10.0.0.1:1")):
+        found.append((answer.request_no, answer.error.reason, answer.error.retry_after_ms))
+        answered.set()
+    refused = pb.REASON_OVERLOADED, memory.RETRY_AFTER_MS
+    assert found == [(1, 0, 0), (2, *refused), (3, *refused), (4, 0, 0)]
 
 
 async def test_memory_is_watched_while_no_file_can_be_opened(

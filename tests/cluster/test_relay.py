@@ -6,12 +6,14 @@ import queue
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
+from cluster.rpc import handlers
 from cluster.rpc import relay as relay_module
 from cluster.rpc.handlers import Service, ServiceHooks, answered
 from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay, is_repeatable
@@ -404,13 +406,14 @@ async def serving(
     answer: Callable[..., Any],
     options: Sequence[tuple[str, int]] = (),
     parse: Callable[[bytes], Any] | None = None,
+    shape: Callable[..., Any] = grpc.unary_unary_rpc_method_handler,
 ) -> tuple[grpc.aio.Server, str]:
     """Start a server with one method of the TimerService; return it and its address."""
     server = grpc.aio.server(options=options)
     port = server.add_insecure_port("127.0.0.1:0")
-    handler: Any = grpc.unary_unary_rpc_method_handler(answer, parse)
-    handlers = grpc.method_handlers_generic_handler("timer.v1.TimerService", {method: handler})
-    server.add_generic_rpc_handlers((handlers,))
+    methods = {method: shape(answer, parse)}
+    generic = grpc.method_handlers_generic_handler("timer.v1.TimerService", methods)
+    server.add_generic_rpc_handlers((generic,))
     await server.start()
     return server, f"127.0.0.1:{port}"
 
@@ -459,6 +462,57 @@ async def test_a_silent_leader_is_given_up_once_another_leads(
     finally:
         await relay.close()
         await server.stop(None)
+
+
+class Relaying(Service):
+    """Sends each stream on."""
+
+    @handlers.streamed
+    async def ScheduleStream(  # noqa: N802
+        self, requests: AsyncIterator[pb.ScheduleStreamRequest], context: Any
+    ) -> AsyncGenerator[bytes, None]:
+        yield pytest.fail("it was not sent on")
+
+
+async def test_relayed_stream_ends_after_the_answers_before_a_refused_request() -> None:
+    request, high = pb.ScheduleStreamRequest(request_no=1), False
+    left, answers = [request, request], list[bytes]()
+
+    async def schedule(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        sent = [request async for request in requests]
+        for request in sent:
+            yield request
+
+    def admit(method: str) -> None:
+        if high:
+            raise OverloadedError(f"memory for {method}", retry_after_ms=1)
+
+    async def read() -> Any:
+        nonlocal high
+        high = len(left) == 1
+        return left.pop() if left else grpc.aio.EOF
+
+    async def abort(code: Any, details: str, trailers: Any) -> None:
+        raise ConnectionAbortedError(details)
+
+    shape = grpc.stream_stream_rpc_method_handler
+    server, address = await serving("ScheduleStream", schedule, shape=shape)
+    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address))
+    context: Any = FakeContext()
+    context.read, context.peer, context.abort = read, lambda: "ipv4:10.0.0.1:1", abort
+    stream: Any = Relaying(ServiceHooks(relay=relay, admit=admit)).ScheduleStream
+
+    async def collect() -> None:
+        async for answer in stream(SimpleNamespace(__aiter__=None), context):
+            answers.append(answer)
+
+    try:
+        with pytest.raises(ConnectionAbortedError, match="memory for ScheduleStream"):
+            await collect()
+    finally:
+        await relay.close()
+        await server.stop(None)
+    assert answers == [request.SerializeToString()]
 
 
 async def test_open_calls_do_not_crowd_out_others(monkeypatch: pytest.MonkeyPatch) -> None:
