@@ -16,6 +16,7 @@ from isal import isal_zlib
 
 from cluster.api.lease_ids import LeaseIds
 from cluster.api.owners import owned_request_id
+from cluster.rpc.request_bounds import size_of
 from timer.entries.policies import DEFAULT_NAMESPACE
 from timer.leader.intake.admission import WAYS, Rules, WantedTimes
 from timer.leader.intake.admission import when_of as when_of_ways
@@ -132,14 +133,9 @@ def check_request(request: AnyScheduling, limits: RequestLimits) -> None:
     if not 1 <= rows <= limits.request_rows_max:
         limit = f"a request holds 1 to {limits.request_rows_max} timers"
         raise InvalidRequestError("timers", rows, limit)
-    size = sum(
-        len(t.payloads) + len(t.keys) + len(t.headers) + len(t.ordering_keys)
-        for t in request.timers
-    )
-    if size > limits.request_bytes_max:
-        limit = (
-            f"payloads, keys and headers of a request have at most {limits.request_bytes_max} bytes"
-        )
+    bytes_max = limits.request_bytes_max
+    if size_of(request) > bytes_max and (size := _column_bytes(request)) > bytes_max:
+        limit = f"payloads, keys and headers of a request have at most {bytes_max} bytes"
         raise InvalidRequestError("payloads", f"{size} bytes", limit)
     for timers in request.timers:
         if timers.topic != (name := topic_name(timers.topic)):
@@ -152,6 +148,14 @@ def check_request(request: AnyScheduling, limits: RequestLimits) -> None:
             check_count(way, getattr(timers, way), 0, 1, rows)
         for sizes in ("key_sizes", "headers_sizes", "ordering_key_sizes", "priorities"):
             check_count(sizes, getattr(timers, sizes), 0, rows)
+
+
+def _column_bytes(request: AnyScheduling) -> int:
+    """Return the bytes of payloads, keys and headers. Each is copied."""
+    return sum(
+        len(t.payloads) + len(t.keys) + len(t.headers) + len(t.ordering_keys)
+        for t in request.timers
+    )
 
 
 def check_count(field: str, column: Sized, *counts: int) -> None:

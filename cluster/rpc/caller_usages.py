@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from cluster.rpc.access_file import AccessFile
+from cluster.rpc.request_bounds import size_of
 from cluster.security.caller_limits import CallerLimits, CallerUsage
 from cluster.security.identities import CallerIdentity
 from timerclient.proto import timer_pb2 as pb
@@ -79,5 +80,4 @@ class CallerUsages:
 def _amounts(request: Any) -> dict[str, int]:
     rows = sum(len(timers.payload_sizes) for timers in getattr(request, "timers", ()))
     rows += isinstance(request, pb.ScheduleTimerRequest)
-    size = request.ByteSize() if hasattr(request, "ByteSize") else 0
-    return {"requests": 1, "rows": rows, "bytes": size}
+    return {"requests": 1, "rows": rows, "bytes": size_of(request)}

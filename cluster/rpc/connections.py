@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import grpc
 
+from cluster.rpc.request_bounds import size_of
+
 REQUEST_BYTES: Final = 512
 """Bytes on the wire beside a request itself, at most: headers and frames."""
 _RECEIVED: Final = struct.Struct("=128xQ")
@@ -41,8 +43,7 @@ class Connections:
 
     def take(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """Count a request's bytes."""
-        size = getattr(request, "ByteSize", lambda: 0)
-        self._taken[context.peer()] += size() + REQUEST_BYTES
+        self._taken[context.peer()] += size_of(request) + REQUEST_BYTES
 
     def of_nodes(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
         """Wrap the handler of the nodes' own streams, so that their connections are never ended."""

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any, Final
 
+from cluster.rpc.request_bounds import size_of
 from timer.model.timer_errors import OverloadedError
 
 LATE_S: Final = 0.03
@@ -42,8 +43,9 @@ _ID_BYTES: Final = 16
 
 def weight_of(request: Any) -> int:
     """Return the weight of a request: about one for each of its timers."""
-    size = request.ByteSize() if hasattr(request, "ByteSize") else 0
-    return _REQUEST + size // _BYTES + len(getattr(request, "timer_ids", b"")) // _ID_BYTES
+    return (
+        _REQUEST + size_of(request) // _BYTES + len(getattr(request, "timer_ids", b"")) // _ID_BYTES
+    )
 
 
 class FairQueue:

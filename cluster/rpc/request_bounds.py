@@ -9,6 +9,7 @@ So the fields of a large message are counted first, including those of the messa
 """
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -33,6 +34,18 @@ class UnreadableRequest:
     """Stands for a request that could not be parsed; carries the error to raise."""
 
     error: EngineError
+
+
+_RECEIVED: ContextVar[int] = ContextVar("received", default=0)
+"""Bytes of the request that this task received last. gRPC parses in the task of the handler."""
+
+
+def size_of(request: Any) -> int:
+    """Return the bytes of the request on which this task works, as received.
+
+    `ByteSize` encodes a message, so it is called only for a request of the HTTP port.
+    """
+    return _RECEIVED.get() or getattr(request, "ByteSize", int)()
 
 
 class _TooMany(Exception):
@@ -111,6 +124,7 @@ def reader_of(parse: Parse, bytes_max: int) -> Read:
 
     def read(data: bytes) -> Message | UnreadableRequest:
         size = len(data)
+        _RECEIVED.set(size)
         if size > bytes_max:
             limit = f"must have at most {bytes_max} bytes"
             return UnreadableRequest(InvalidRequestError("request", f"{size} bytes", limit))

@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,8 +14,17 @@ import pytest
 from cluster.api import wire_rows
 from cluster.api.policy_admin import policy_of
 from cluster.api.wire_rows import COLUMNS_MAX, RequestLimits, check_request
+from cluster.rpc.caller_usages import _amounts
+from cluster.rpc.connections import REQUEST_BYTES, Connections
+from cluster.rpc.fair_queue import weight_of
 from cluster.rpc.handlers import Context, RequestStream, Service, answered, streamed
-from cluster.rpc.request_bounds import COUNTED_FROM, FIELDS_MAX, UnreadableRequest, reader_of
+from cluster.rpc.request_bounds import (
+    _RECEIVED,
+    COUNTED_FROM,
+    FIELDS_MAX,
+    UnreadableRequest,
+    reader_of,
+)
 from timer.model.timer_errors import InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 
@@ -23,6 +33,14 @@ LIMITS = RequestLimits(
     key_bytes_max=64, headers_bytes_max=64, request_rows_max=65_536, request_bytes_max=LIMIT
 )
 FEW = bytes([pb.AlterPoliciesRequest.DESCRIPTOR.fields_by_name["unset"].number << 3 | 2, 0])
+
+
+@pytest.fixture(autouse=True)
+def received() -> Iterator[None]:
+    """Forget the size of a request that a test has parsed."""
+    before = _RECEIVED.set(0)
+    yield
+    _RECEIVED.reset(before)
 
 
 def refusal(made: object) -> str:
@@ -64,6 +82,19 @@ def test_largest_request_that_is_allowed_is_parsed() -> None:
     data = request.SerializeToString()
     assert len(data) > COUNTED_FROM
     assert reader_of(pb.ScheduleRequest.FromString, LIMIT)(data) == request
+
+
+def test_size_of_a_request_is_the_number_of_bytes_received() -> None:
+    timers = pb.TimerColumns(topic="t", payload_sizes=[LIMIT], payloads=bytes(LIMIT), delay_ms=[1])
+    data = pb.ScheduleRequest(timers=[timers]).SerializeToString()
+    unmeasured: Any = object()  # it has no ByteSize
+    for size_max in (len(data), LIMIT):  # the second one is unreadable
+        reader_of(pb.ScheduleRequest.FromString, size_max)(data)
+        connections = Connections({1}, {})
+        connections.take(unmeasured, SimpleNamespace(peer=lambda: "a"))  # type: ignore[arg-type]
+        assert connections._taken == {"a": len(data) + REQUEST_BYTES}
+        assert weight_of(unmeasured) == weight_of(pb.GetTimerRequest()) == 16 + len(data) // 128
+        assert _amounts(unmeasured)["bytes"] == len(data)
 
 
 def test_what_is_no_message_is_refused() -> None:
