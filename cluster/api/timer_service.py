@@ -163,9 +163,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
                             (began, await self._take_in_turn(request, context, whose))
                         )
                     except EngineError as error:
-                        refused = error_for(context, error)
-                        self.hooks.on_error("ScheduleStream", refused)
-                        answers.put_nowait((began, _failed(request.request_no, refused)))
+                        refusal = self._refusal(request.request_no, error, context)
+                        answers.put_nowait((began, refusal))
                     del request  # the client may read its answer much later
                     await room.acquire()
             except EngineError as error:  # the stream is broken: no later request is readable
@@ -192,6 +191,13 @@ class TimerService(Service, rpc.TimerServiceServicer):
                 left = answers.get_nowait()
                 if left is not None and isinstance(left[1], asyncio.Future):
                     left[1].cancel()
+
+    def _refusal(self, number: int, error: EngineError, context: Context) -> pb.ScheduleResponse:
+        """Return the answer to a refused request, and clear the frames that the error passed."""
+        error = error_for(context, error)
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        self.hooks.on_error("ScheduleStream", error)
+        return _failed(number, error)
 
     async def _take_in_turn(
         self, request: AnyScheduling, context: Context, whose: str

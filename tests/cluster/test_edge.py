@@ -26,7 +26,7 @@ from cluster.settings.config import NodeConfig
 from cluster.settings.log_format import AUDIT, FLOOD_S, LINES_MAX, _Flood
 from deploy.local import free_ports
 from tests.cluster.hosted import Hosted
-from timer.model.timer_errors import ConfigError, OverloadedError
+from timer.model.timer_errors import ConfigError, EngineError, OverloadedError
 from timerclient.proto import timer_pb2 as pb
 
 MIB = 1 << 20
@@ -66,7 +66,9 @@ async def test_open_stream_gets_a_refusal_for_each_request_while_memory_is_high(
     nothing: Any = None
     guard = MemoryGuard(1 << 50, nothing)
     config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
-    services = services_of(host, host, host, config, hooks=ServiceHooks(admit=guard.admit))
+    errors: list[EngineError] = []
+    hooks = ServiceHooks(admit=guard.admit, on_error=lambda _, error: errors.append(error))
+    services = services_of(host, host, host, config, hooks=hooks)
     timers = pb.TimerColumns(topic="t", payload_sizes=[0], delay_ms=[1_000])
     answered = asyncio.Event()
 
@@ -83,6 +85,7 @@ async def test_open_stream_gets_a_refusal_for_each_request_while_memory_is_high(
         answered.set()
     refused = pb.REASON_OVERLOADED, memory.RETRY_AFTER_MS
     assert found == [(1, 0, 0), (2, *refused), (3, *refused), (4, 0, 0)]
+    assert [error.__traceback__ for error in errors] == [None, None], "it refers to the request"
 
 
 async def test_memory_is_watched_while_no_file_can_be_opened(
