@@ -34,6 +34,7 @@ from cluster.rpc.handlers import (
     within,
 )
 from cluster.rpc.relay import error_for
+from cluster.rpc.request_bounds import size_of
 from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from timer.leader.leader import Leader
@@ -203,7 +204,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self, request: AnyScheduling, context: Context, whose: str
     ) -> "asyncio.Future[pb.ScheduleResponse]":
         """See `_take`; each request of a stream is admitted, and waits for its turn first."""
-        self.hooks.admit("ScheduleStream")
+        self.hooks.admit("ScheduleStream", size_of(request))
         queue, caller = self.hooks.queue, turn_of(context)
         weight = await queue.enter(caller, request)
         try:

@@ -24,7 +24,7 @@ import grpc
 from cluster.rpc import grpc_errors
 from cluster.rpc.fair_queue import FairQueue
 from cluster.rpc.relay import SERVED_HERE, Relay, error_for, is_repeatable
-from cluster.rpc.request_bounds import UnreadableRequest, reader_of
+from cluster.rpc.request_bounds import UnreadableRequest, reader_of, size_of
 from cluster.rpc.rpc_caller import CALLER, keep_pace
 from timer.model.timer_errors import CommitTimeoutError, EngineError
 
@@ -57,8 +57,9 @@ class ServiceHooks:
 
     on_error: Callable[[str, EngineError], None] = lambda method, error: None
     """Called for each RPC that fails, with its method and the error."""
-    admit: Callable[[str], None] = lambda method: None
-    """Called with the method of each RPC. Raises EngineError if the method is rejected now."""
+    admit: Callable[[str, int], None] = lambda method, size: None
+    """Called with the method and the bytes of each request, and with 0 bytes as a stream begins.
+    Raises EngineError if the request is rejected now."""
     taken: Callable[[Any, Context], None] = lambda request, context: None
     """Called with each request, to count its bytes."""
     on_answer: Callable[[str, str, str, float], None] = lambda method, code, relayed, s: None
@@ -166,7 +167,7 @@ def answered(
         with _Measured(service.hooks, name, request, context) as measured:
             try:
                 service.hooks.taken(request, context)
-                service.hooks.admit(name)
+                service.hooks.admit(name, size_of(request))
                 relay = service.hooks.relay
                 if relay is not None and (leader := relay.target(name, context)) is not None:
                     measured.relayed = "yes"
@@ -208,7 +209,7 @@ def streamed(
             try:
                 if not hasattr(request, "__aiter__"):  # a stream's requests are taken one by one
                     service.hooks.taken(request, context)
-                service.hooks.admit(name)
+                service.hooks.admit(name, 0)
                 relay, answers = service.hooks.relay, None
                 if relay is not None and (leader := relay.target(name, context)) is not None:
                     measured.relayed = "yes"
@@ -245,7 +246,7 @@ def _admitted(hooks: ServiceHooks, method: str, request: Any, context: Context) 
         EngineError: the method is rejected now. The stream ends after the answers before.
     """
     hooks.taken(request, context)
-    hooks.admit(method)
+    hooks.admit(method, size_of(request))
 
 
 def read(request: _Request) -> _Request:

@@ -1,5 +1,7 @@
 """Limits the process's memory: above the limit new work is refused.
 
+Each large request is refused that would exceed the limit.
+
 resident > limits.memory_bytes_max --> new work is OVERLOADED, the heaviest connections end
          < nine tenths of that     --> all requests are served again
 """
@@ -20,6 +22,11 @@ from timer.model.timer_errors import OverloadedError
 LOOK_S: Final = 0.25
 FORGET_S: Final = 60.0
 RETRY_AFTER_MS: Final = 1_000
+LARGE_BYTES: Final = 1 << 20
+"""A request of so many bytes is not left to the next look: many of them may come before."""
+COPIES: Final = 4
+"""Memory that a request takes until it is committed, as a multiple of its size: its columns, the
+log entry, and what is sent to the other nodes."""
 GO_ON: Final = frozenset(
     {
         *("Consume", "Ack", "Nack", "Extend", "Cancel", "DeleteTopic", "DeleteGroup"),
@@ -101,15 +108,20 @@ class MemoryGuard:
         text = f"more memory than limits.memory_bytes_max = {self.bytes_max}: new work is rejected"
         return [text] if self.high else []
 
-    def admit(self, method: str) -> None:
-        """Accept a method's request if there is memory for it.
+    def admit(self, method: str, size: int = 0) -> None:
+        """Accept a method's request of `size` bytes if there is memory for it.
 
         Raises:
-            OverloadedError: memory is above its limit, and the method is not in GO_ON.
+            OverloadedError: memory is above its limit, or would be with a large request. The method
+                is not in GO_ON.
         """
-        if self.high and method not in GO_ON:
-            what = f"memory: limits.memory_bytes_max = {self.bytes_max}"
+        if method not in GO_ON and (self.high or not self._has_room(size)):
+            request = f" for {size} bytes" if size >= LARGE_BYTES else ""
+            what = f"memory{request}: limits.memory_bytes_max = {self.bytes_max}"
             raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)
+
+    def _has_room(self, size: int) -> bool:
+        return size < LARGE_BYTES or resident_bytes() + COPIES * size <= self.bytes_max
 
     async def run(self) -> None:
         """Check until cancelled; forget closed connections each FORGET_S."""

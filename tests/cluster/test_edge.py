@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from cluster.api.public_services import services_of
@@ -17,6 +18,7 @@ from cluster.rpc import audit_log, handlers, memory, open_files
 from cluster.rpc.connections import Connections
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
 from cluster.rpc.handlers import ServiceHooks
+from cluster.rpc.http_call import HttpContext
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
 from cluster.rpc.relay import PATHS
@@ -59,6 +61,29 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
         complaints += [resident] * len(guard.complaints())
     assert refused == complaints == [101, 95, 90]
     assert asked == [1]
+
+
+async def test_large_requests_that_would_exceed_the_limit_are_refused_between_two_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 100 * MIB)
+    host: Any = Hosted()
+    nothing: Any = None
+    guard = MemoryGuard(108 * MIB, nothing)
+    config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
+    services = services_of(host, host, host, config, hooks=ServiceHooks(admit=guard.admit))
+    results = []
+    for payload in (MIB // 2, 3 * MIB // 2, 5 * MIB // 2):
+        timers = pb.TimerColumns(topic="t", delay_ms=[1], payload_sizes=[payload])
+        timers.payloads = bytes(payload)
+        context = HttpContext("", None)
+        schedule: Any = services.timers.Schedule
+        with contextlib.suppress(grpc.aio.AbortError):
+            await schedule(pb.ScheduleRequest(timers=[timers]), context)
+        results.append(context.error.message)
+    guard.admit("Cancel", 16 * MIB)
+    assert results[:2] == ["", ""]
+    assert "limits.memory_bytes_max = 113246208 is full" in results[2]
 
 
 async def test_open_stream_gets_a_refusal_for_each_request_while_memory_is_high() -> None:

@@ -483,7 +483,7 @@ async def test_relayed_stream_ends_after_the_answers_before_a_refused_request() 
         for request in sent:
             yield request
 
-    def admit(method: str) -> None:
+    def admit(method: str, size: int) -> None:
         if high:
             raise OverloadedError(f"memory for {method}", retry_after_ms=1)
 
