@@ -187,6 +187,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
                 request.topic, request.group, request.start, request.lease_ms
             )
             found = await self._receive(leader, group, request)
+            self.hooks.answering(_bytes_of(found), context)
             if request.rows:
                 found = await rows_beside(found)
             return as_type(pb.ReceiveResponse, found)
@@ -196,8 +197,12 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         """Count one more Receive of a caller.
 
         Raises:
-            OverloadedError: the caller has as many as are free, or none is free.
+            OverloadedError: the caller has as many as are free, or none is free; or clients do not
+                read what they have received.
         """
+        if self.outboxes.is_full:
+            unread = "the room for messages that clients have not read"
+            raise OverloadedError(unread, retry_after_ms=OVERLOAD_RETRY_MS)
         if self._receives[caller] + 1 >= RECEIVES_MAX - self._receives.total():
             raise OverloadedError("the leader's waiting receives", retry_after_ms=OVERLOAD_RETRY_MS)
         self._receives[caller] += 1
@@ -309,6 +314,11 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             return await verdicts
 
         return answer_to(request, await within(settled(), context))
+
+
+def _bytes_of(deliveries: pb.Deliveries) -> int:
+    size = len(deliveries.payloads) + len(deliveries.keys) + len(deliveries.headers)
+    return size + 64 * len(deliveries.payload_sizes)
 
 
 class _Bell:
@@ -499,8 +509,7 @@ class _Stream:
         assert self._consumer is not None
         deliveries = wire_rows.deliveries_of(delivery, self._ids, self._salt)
         lease_id, messages = delivery.lease.lease_id, len(delivery.lease.offsets)
-        size = len(deliveries.payloads) + len(deliveries.keys) + len(deliveries.headers)
-        size += 64 * messages
+        size = _bytes_of(deliveries)
         self._outbox_bytes += size
         self._outboxes.add(self._peer, size)
         self._consumer.one_by_one = self._outboxes.crowded

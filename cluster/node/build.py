@@ -55,8 +55,8 @@ from cluster.rpc.health_service import HealthService
 from cluster.rpc.http import HttpHooks
 from cluster.rpc.http_api import HttpApi
 from cluster.rpc.http_call import HttpContext, LocalCalls
-from cluster.rpc.memory import MemoryGuard
-from cluster.rpc.outboxes import Outboxes
+from cluster.rpc.memory import MemoryGuard, limit_of
+from cluster.rpc.outboxes import MEMORY_PART, Outboxes
 from cluster.rpc.relay import Relay
 from cluster.rpc.rpc_caller import CALLER, check_request
 from cluster.settings.config import NodeConfig, parse_address
@@ -478,7 +478,8 @@ def _services(
 ) -> tuple[Services, Connections, MemoryGuard]:
     """Return the public services, and the limits on the connections that call these."""
     config, telemetry = basis.config, basis.telemetry
-    outboxes = Outboxes(config.limits.outbox_bytes_max)
+    most = limit_of(config.limits.memory_bytes_max) // MEMORY_PART
+    outboxes = Outboxes(min(config.limits.outbox_bytes_max, most))
     addresses = filter(None, (config.grpc, config.tokens))
     ports = {parse_address("grpc", each).port for each in addresses}
     connections = Connections(ports, outboxes.unread)
@@ -508,10 +509,15 @@ def _services(
             connections.take(request, context)
         check_request(request)
 
+    def answering(size: int, context: Any) -> None:
+        if not isinstance(context, HttpContext):
+            outboxes.answer(size, context)
+
     hooks = ServiceHooks(
         on_error=on_error,
         admit=memory.admit,
         taken=taken,
+        answering=answering,
         on_answer=answered,
         on_stream=telemetry.rpcs.stream_began,
         on_stream_end=telemetry.rpcs.stream_ended,

@@ -66,6 +66,8 @@ class ServiceHooks:
     """Called for each answered request: method, name of the status code, `relayed`, seconds.
 
     `relayed`: "yes" if this node sent the request on to the leader, otherwise "no"."""
+    answering: Callable[[int, Context], None] = lambda size, context: None
+    """Called with the bytes of a unary answer that may be large, before it is sent."""
     on_stream: Callable[[str], None] = lambda method: None
     """Called for each stream of requests that begins, with its method."""
     on_stream_end: Callable[[str, str, str], None] = lambda method, code, relayed: None
@@ -172,6 +174,7 @@ def answered(
                 if relay is not None and (leader := relay.target(name, context)) is not None:
                     measured.relayed = "yes"
                     passed: Any = await relay.answer(leader, name, read(request), context)
+                    service.hooks.answering(len(passed), context)
                     return passed  # type: ignore[no-any-return]  # encoded; see Registrar
                 if at_once:
                     return await handler(service, read(request), context)

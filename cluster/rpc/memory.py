@@ -64,6 +64,11 @@ def available_bytes() -> int:
     return min([machine, *_cgroup_limits()])
 
 
+def limit_of(bytes_max: int) -> int:
+    """Return `limits.memory_bytes_max` in bytes; 0 means three quarters of the available memory."""
+    return bytes_max or available_bytes() * 3 // 4
+
+
 def _cgroup_limits() -> list[int]:
     """Return the limits of the process's cgroups and of their parents, of both versions."""
     try:
@@ -93,11 +98,11 @@ class MemoryGuard:
     def __init__(
         self, bytes_max: int, connections: Connections, on_end: Callable[[], None] = lambda: None
     ) -> None:
-        """`bytes_max`: 0 means three quarters of the available memory.
+        """`bytes_max`: see `limit_of`.
 
         `on_end`: called for each connection that the guard ends.
         """
-        self.bytes_max = bytes_max or available_bytes() * 3 // 4
+        self.bytes_max = limit_of(bytes_max)
         self._connections = connections
         self.high = False
         """True while new work is refused."""

@@ -1,15 +1,21 @@
 """Counts the bytes that wait for consumers to read them, over all consumers.
 
+The bytes of a unary answer count until its RPC has ended: gRPC holds them until the client reads.
+
 A stream is paused when it holds more than all streams together have left. So n streams that do not
 read hold one part in n + 1 each. The streams with most bytes are paused first, and a stream that
 reads always has some room.
 """
 
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 OUTBOX_BYTES_MAX: Final = 8 << 20
 """Of one stream, at most."""
+MEMORY_PART: Final = 4
+"""All streams together hold at most this part of the process's memory limit: a quarter."""
+ANSWER_BYTES: Final = 64 << 10
+"""A smaller unary answer is not counted."""
 
 
 class Outboxes:
@@ -28,6 +34,18 @@ class Outboxes:
         self.unread[peer] += size
         if not self.unread[peer]:
             del self.unread[peer]
+
+    def answer(self, size: int, context: Any) -> None:
+        """Add the `size` bytes of a unary answer until its RPC has ended. `context`: gRPC's."""
+        if size >= ANSWER_BYTES:
+            peer = context.peer()
+            self.add(peer, size)
+            context.add_done_callback(lambda _: self.add(peer, -size))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more bytes are unread than all streams together may hold."""
+        return self.total > self._bytes_max
 
     @property
     def crowded(self) -> bool:

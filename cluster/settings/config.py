@@ -185,7 +185,8 @@ class LimitsConfig(_Part):
     """Above this resident memory new work is refused, and the heaviest connections are ended. 0:
     three quarters of the memory of the machine or of the process's cgroup."""
     outbox_bytes_max: int = _int(256 * MIB, 16 * MIB, 1 << 40)
-    """Deliveries that consumers have not read, of all consumers together; of each at most 8 MiB."""
+    """Deliveries that consumers have not read, of all consumers together; of each at most 8 MiB.
+    At most a quarter of the memory limit."""
     metric_topics_max: int = _int(100, 0, 10_000)
     """Topics with figures of their own in the metrics: the busiest. 0: none."""
     inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)

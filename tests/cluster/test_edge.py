@@ -278,6 +278,33 @@ def test_streams_that_do_not_read_share_one_limit() -> None:
     assert (outboxes.most(), dict(outboxes.unread)) == (OUTBOX_BYTES_MAX, {})
 
 
+async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: Path) -> None:
+    host: Any = Hosted()
+    outboxes = Outboxes(2 * MIB)
+    config = NodeConfig(name="n1", cluster_id="c", data=tmp_path, peers={"n1": "127.0.0.1:1"})
+    hooks = ServiceHooks(answering=outboxes.answer)
+    services = services_of(host, host, host, config, outboxes=outboxes, hooks=hooks)
+    found = pb.Deliveries(payload_sizes=[3 * MIB], payloads=bytes(3 * MIB))
+
+    async def receive(*_: object) -> pb.Deliveries:
+        return found
+
+    services.consumers._receive = receive  # type: ignore[assignment, method-assign]
+    ends: list[Any] = []
+    context = HttpContext("ipv4:10.0.0.1:1", None)
+    vars(context)["add_done_callback"] = ends.append
+    call: Any = services.consumers.Receive
+    request = pb.ReceiveRequest(topic="t", group="g")
+    await call(request, context)
+    assert dict(outboxes.unread) == {"ipv4:10.0.0.1:1": 3 * MIB + 64}
+    with pytest.raises(grpc.aio.AbortError):
+        await call(request, context)
+    assert context.error.reason == pb.REASON_OVERLOADED
+    ends.pop()(context)
+    assert (outboxes.total, ends) == (0, [])
+    await call(request, context)
+
+
 def test_place_of_the_code_logs_so_many_lines() -> None:
     now_s = 0.0
     flood = _Flood(lambda: now_s)
