@@ -8,7 +8,7 @@ from tests.timer.machines import u64
 from tests.timer.test_priority import schedule
 from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.leader.groups import dead_letters as deadletters
-from timer.leader.groups import group_dispatch, nack_details
+from timer.leader.groups import exits, group_dispatch, nack_details
 from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
@@ -21,7 +21,7 @@ from timer.leader.groups.nack_details import NackDetails
 from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import Delivery, LeaderConfig
 from timer.model import timer_id
-from timer.model.columns import ROW
+from timer.model.columns import ROW, U64
 from timer.model.timer_errors import DiskFullError, NotReadyError
 from timer.model.units import QueueOffset
 from timer.ready.group import Group
@@ -598,6 +598,39 @@ def test_raised_limit_delivers_again_what_waits_for_a_dead_letter_topic(
     play.settle()
     assert len(play.deliveries) == 3
     assert group.unacked(QueueOffset(2)) == 1
+
+
+def test_alteration_of_a_group_looks_at_its_dying_messages_in_portions_after_a_raise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+    still_dying = exits.Exits._still_dying
+
+    def look(self: exits.Exits, offsets: U64) -> U64:
+        looks.append(len(offsets))
+        return still_dying(self, offsets)
+
+    monkeypatch.setattr(exits.Exits, "_still_dying", look)
+    monkeypatch.setattr(exits, "SPARE_MAX", 3)
+    play = Play(config=LeaderConfig(limits=CountLimits(topics_max=1)))
+    group = play.make_group(max_attempts=1)
+    play.schedule("s", *[0] * 10)
+    consumer = play.join(group, credit=10)
+    play.settle()
+    for some in ([0], [1], [*range(2, 10)]):
+        play.nack(f"n{some[0]}", play.deliveries[0], some, delay_ms=0)
+        play.settle()
+    play.alter(group, max_attempts=1, backoff_ms_min=1)
+    assert not looks
+    play.alter(group, max_attempts=2)
+    while len(looks) < 4 and play.leader.wake_at_ms(play.now) <= play.mono_ms + 1:
+        play.wait(1)
+        play.settle()
+    assert looks == [3, 3, 3, 1]
+    play.leader.groups.credit(group, consumer, 10)
+    play.settle()
+    again = np.concatenate([each.lease.offsets for each in play.deliveries[1:]])
+    assert sorted(again.tolist()) == [*range(10)]
 
 
 def buried(play: Play) -> Topic:

@@ -5,11 +5,13 @@ to be delivered --past its time to live--> ACKING, `take_expired` --> EXPIRE op
                 <--max_attempts raised, `spare`--+
 """
 
+from collections import deque
 from typing import Final
 
 import numpy as np
 
 from timer.leader.groups.lease_table import ACKING, DYING, FREE, LeaseTable
+from timer.leader.groups.turns import OFFSETS_A_UNIT
 from timer.model.columns import U64
 from timer.model.units import UnixMs
 from timer.ready.group import Group
@@ -19,25 +21,35 @@ DEAD_ROWS_MAX: Final = 256
 """Most dead letters in one MOVE: the headers of each take some microseconds."""
 DELIVERY_BYTES: Final = 1 << 20
 """Most bytes of payloads, keys and headers in a delivery or a MOVE. A larger message goes alone."""
+SPARE_MAX: Final = 4096
+"""Most dying messages that one call of `spare` looks at, about 1 ms."""
 
 
 class Exits:
     """See the module."""
 
-    __slots__ = ("_dead", "_expired", "_group", "_table", "expiring", "outlived_ms", "unfinished")
+    __slots__ = (
+        *("_again", "_attempts_max", "_dead", "_expired", "_group", "_table"),
+        *("expiring", "outlived_ms", "unfinished", "work"),
+    )
 
     def __init__(self, group: Group, table: LeaseTable) -> None:
         self._group, self._table = group, table
         self.outlived_ms: UnixMs | None = None
         """Messages due at or before this have expired, Unix milliseconds. None: none expires."""
-        self._dead: list[U64] = []
+        self._dead = deque[U64]()
         """Offsets marked DYING, each array ascending."""
+        self._again = 0
+        """So many arrays at the front of `_dead` are from before `max_attempts` was raised."""
+        self._attempts_max = group.settings.max_attempts
         self._expired: list[U64] = []
         """Offsets that were to be delivered, had expired, and are marked ACKING."""
         self.expiring = 0
         """EXPIRE ops of the group in flight."""
         self.unfinished = False
-        """The last `take_dead` stopped before it had looked at everything."""
+        """The last `spare` or `take_dead` stopped before it had looked at everything."""
+        self.work = 0
+        """Work units of the last `spare`."""
 
     # ---- expired
 
@@ -77,11 +89,32 @@ class Exits:
             self._dead.append(offsets[dead])
         return offsets[~dead]
 
+    def altered(self) -> None:
+        """Notice the group's new settings: `spare` looks at all dying messages after a raise."""
+        before, self._attempts_max = self._attempts_max, self._group.settings.max_attempts
+        if not 0 < self._attempts_max <= before:
+            self._again = len(self._dead)
+
     def spare(self) -> U64:
-        """Free the dying messages that `max_attempts` allows again; return them, ascending."""
-        dying, self._dead = self._dead, []
-        offsets = np.sort(np.concatenate(dying)) if dying else np.zeros(0, np.uint64)
-        spared = self.bury(self._still_dying(offsets))
+        """Free dying messages that a raised `max_attempts` allows again; return them, ascending.
+
+        Looks at SPARE_MAX of them at most. `unfinished` then requests another call.
+        """
+        self.work, self.unfinished = 0, False
+        if not self._again:
+            return np.zeros(0, np.uint64)
+        some, room = list[U64](), SPARE_MAX
+        while self._again and room:
+            offsets = self._dead.popleft()
+            if len(offsets) > room:
+                self._dead.appendleft(offsets[room:])
+            else:
+                self._again -= 1
+            some.append(offsets[:room])
+            room -= len(some[-1])
+        self.work = (SPARE_MAX - room) // OFFSETS_A_UNIT
+        self.unfinished = self._again > 0
+        spared = self.bury(self._still_dying(np.sort(np.concatenate(some))))
         self._table.set(spared, FREE)
         return spared
 
@@ -98,16 +131,16 @@ class Exits:
 
         Expired ones are left out; `take_expired` returns them.
         """
-        self.unfinished = False
-        while self._dead:
-            offsets = self._still_dying(self._dead.pop(0))
+        self.unfinished = self._again > 0
+        while self._dead and not self.unfinished:
+            offsets = self._still_dying(self._dead.popleft())
             if not len(offsets):
                 continue
             count = min(queue.at_hand(offsets), DEAD_ROWS_MAX)
             if count:
                 count = queue.fitting(offsets[:count], DELIVERY_BYTES)
             if count < len(offsets):
-                self._dead.insert(0, offsets[count:])
+                self._dead.appendleft(offsets[count:])
             taken = self.alive(offsets[:count], queue)
             self.unfinished = len(taken) < count and bool(self._dead)
             return taken

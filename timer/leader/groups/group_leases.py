@@ -151,7 +151,7 @@ class Leases:
     @property
     def work(self) -> int:
         """Work units of the last look for free messages."""
-        return self._order.work
+        return self._order.work + self._exits.work
 
     @property
     def unfinished(self) -> bool:
@@ -248,7 +248,8 @@ class Leases:
         `outlived_ms`: messages due at or before it have expired, Unix milliseconds; None: none.
         """
         self._exits.outlived_ms = outlived_ms
-        self._order.unfinished = self._exits.unfinished = False
+        self._order.unfinished = False
+        self._order.freed(self._exits.spare())
         limit = self._room(limit)
         if self.handing_over or limit <= 0 or len(self._table) >= self._leases_max:
             return None
@@ -286,8 +287,8 @@ class Leases:
         return self._exits.take_dead(queue)
 
     def altered(self) -> None:
-        """Free the dying messages that the group's new `max_attempts` allows again."""
-        self._order.freed(self._exits.spare())
+        """Notice the group's new settings: dying messages may be allowed again."""
+        self._exits.altered()
 
     # ---- ack, nack, extend
 
