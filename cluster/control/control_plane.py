@@ -93,7 +93,8 @@ class CommandOutcome(enum.StrEnum):
     REFUSED = "refused"
     """The command is not possible in the present state; it was not tried."""
     NOT_NOW = "not now"
-    """The command was not tried; it may become possible soon."""
+    """The command was not tried, or another node than the requested one was appointed after it. It
+    may become possible soon."""
     FAILED = "failed"
     """The command was tried without success, and certainly has none later."""
     UNKNOWN = "unknown"
@@ -311,8 +312,8 @@ class ControlPlane:
         """Request the appointment of `target`; None: of the best voter except the present leader.
 
         The target catches up first, while the leader serves. The answer comes when the target
-        serves; of None, when any other node than the present leader serves. It is FAILED, and names
-        the node that was appointed instead, if the target ended or was refused before.
+        serves; of None, when any other node than the present leader serves. It is NOT_NOW, and
+        names the node that was appointed instead, if the target ended or was refused before.
         """
         return await self._request(TransferAsked(target), (target,))
 
@@ -463,7 +464,7 @@ class ControlPlane:
             await asyncio.sleep(SERVED_POLL_S)
         name = self._state.name_of(self._state.leader) or "another replica"
         why = f" ({self._state.why})" if self._state.why else ""
-        return TransferAnswer(CommandOutcome.FAILED, f"{name} was appointed instead{why}")
+        return TransferAnswer(CommandOutcome.NOT_NOW, f"{name} was appointed instead{why}")
 
     async def _submit(self, command: Command) -> CommandOutcome:
         """Return the outcome of `command`, after COMMAND_DEADLINE_S at most."""

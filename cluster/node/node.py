@@ -260,7 +260,10 @@ class Node:
 
 
 async def _transferred(control: ControlPlane) -> TransferAnswer:
-    """Return the answer to a transfer, repeated while this node is appointed again instead."""
-    while (answer := await control.request_transfer(None)).outcome is CommandOutcome.FAILED:  # noqa: ASYNC110
-        await asyncio.sleep(DRAIN_POLL_S)
-    return answer
+    """Return the answer to a transfer, repeated while an appointed node ends before it serves."""
+    while True:
+        epoch = control.state.epoch
+        answer = await control.request_transfer(None)
+        if answer.outcome is not CommandOutcome.NOT_NOW or control.state.epoch == epoch:
+            return answer
+        logger.warning("the transfer is repeated: %s", answer.why)

@@ -95,7 +95,8 @@ class OperatorCommands:
         Raises:
             InvalidRequestError: the target cannot lead, or did not catch up in time; or there is no
                 other voter.
-            NotReadyError: no node can be appointed at the moment.
+            NotReadyError: no node can be appointed at the moment, or another one was appointed
+                instead: the leadership may have moved.
             CommitTimeoutError: a node was appointed and was not seen serving yet.
         """
         voters = self._control.state.voters

@@ -306,7 +306,8 @@ def test_proposal_planned_without_a_voter_of_the_log_is_not_passed_on(
 
 
 async def test_leader_that_stops_waits_for_no_successor_when_it_is_the_last_node() -> None:
-    control, is_asked = SimpleNamespace(is_alone=False), asyncio.Event()
+    control = SimpleNamespace(is_alone=False, state=ControlState())
+    is_asked = asyncio.Event()
     released = []
 
     async def request_transfer(target: None) -> None:
@@ -329,22 +330,36 @@ async def test_leader_that_stops_waits_for_no_successor_when_it_is_the_last_node
     assert released == [True]
 
 
-async def test_leader_that_stops_and_is_appointed_again_requests_another_transfer() -> None:
-    answers = [CommandOutcome.FAILED, CommandOutcome.OK]
+@pytest.mark.parametrize(
+    ("answers", "lines"),
+    [
+        (["not now", "ok"], ["the transfer is repeated: n1 was appointed instead"]),
+        (["not now, as before"], ["no node takes over: n1 was appointed instead"]),
+        (["failed"], ["no node takes over: n1 was appointed instead"]),
+    ],
+)
+async def test_leader_that_stops_repeats_the_transfer_after_another_appointment(
+    answers: list[str], lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     released = []
+    control = SimpleNamespace(is_alone=False, state=ControlState(epoch=Epoch(4)))
 
     async def request_transfer(target: None) -> TransferAnswer:
-        return TransferAnswer(answers.pop(0), "n1 was appointed instead")
+        outcome, _, is_early = answers.pop(0).partition(", ")
+        if not is_early:
+            control.state = ControlState(epoch=Epoch(control.state.epoch + 2))
+        return TransferAnswer(CommandOutcome(outcome), "n1 was appointed instead")
 
     async def release() -> None:
         released.append(len(answers))
 
-    control = SimpleNamespace(is_alone=False, request_transfer=request_transfer)
+    control.request_transfer = request_transfer
     replica = SimpleNamespace(serving=False, release=release)
     node: Any = SimpleNamespace(_parts=SimpleNamespace(control=control, replica=replica))
     async with asyncio.timeout(30):
         await Node._resign(node)
     assert released == [0]
+    assert [record.getMessage() for record in caplog.records] == lines
 
 
 @pytest.mark.parametrize("silent", [True, False])
