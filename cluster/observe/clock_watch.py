@@ -23,9 +23,16 @@ _CLUSTER: Final = "the cluster"
 
 
 def warnings_of(report: ClockReport, name_of: Callable[[ReplicaId], str]) -> Iterator[str]:
-    """Yield a text for each wrong clock: of the cluster, and of the voters, with their names."""
+    """Yield a text for each wrong clock: of the cluster, and of the voters, with their names.
+
+    If any of the voters' clocks may be the wrong one, one text has all names.
+    """
     if abs(report.error_ms) > WRONG_MS:
         yield _text(_CLUSTER, report.error_ms)
+    if report.doubt_ms > WRONG_MS:
+        names = " and ".join(f"{name}'s" for name in _names(report, name_of))
+        yield f"{names} clocks differ by {report.spread_ms / 1_000:.1f} s"
+        return
     for voter, offset_ms in report.offsets_ms.items():
         if abs(offset_ms) > WRONG_MS:
             yield _text(name_of(voter), offset_ms)
@@ -39,6 +46,7 @@ class ClockWatch:
         self._jumped_ms = 0
         self._wrong: set[str] = set()
         """Names of voters with a wrong clock, and of the cluster if its clock is."""
+        self._in_doubt = False
 
     def look(self, report: ClockReport) -> None:
         """Log what has changed. The first report of a leadership is of its start: no jump yet."""
@@ -46,8 +54,20 @@ class ClockWatch:
             logger.warning("the cluster's clock jumped ahead", extra={"jumped_ms": jump_ms})
         self._jumped_ms = report.jumped_ms
         self._note(_CLUSTER, report.error_ms)
-        for voter, offset_ms in report.offsets_ms.items():
-            self._note(self._name_of(voter), offset_ms)
+        self._doubt(report)
+        if not self._in_doubt:
+            for voter, offset_ms in report.offsets_ms.items():
+                self._note(self._name_of(voter), offset_ms)
+
+    def _doubt(self, report: ClockReport) -> None:
+        clocks = ", ".join(_names(report, self._name_of))
+        more = {"clocks": clocks, "differ_ms": report.spread_ms}
+        if report.doubt_ms > WRONG_MS and not self._in_doubt:
+            self._in_doubt = True
+            logger.warning("clocks are in doubt", extra=more)
+        elif report.doubt_ms < RIGHT_MS and self._in_doubt:
+            self._in_doubt = False
+            logger.info("clocks are no longer in doubt", extra=more)
 
     def _note(self, name: str, off_ms: int) -> None:
         if abs(off_ms) > WRONG_MS and name not in self._wrong:
@@ -58,7 +78,13 @@ class ClockWatch:
             logger.info("a clock is right again", extra={"clock": name, "ahead_ms": off_ms})
 
 
+def _names(report: ClockReport, name_of: Callable[[ReplicaId], str]) -> list[str]:
+    return sorted(name_of(voter) for voter in report.offsets_ms)
+
+
 def _text(name: str, off_ms: int) -> str:
     """Return the text for a wrong clock. That of the cluster is ahead: it jumps if it is behind."""
     text = f"{name}'s clock is {abs(off_ms) / 1_000:.1f} s {'behind' if off_ms < 0 else 'ahead'}"
-    return text + " of the voters' clocks, and runs at half the rate" * (name == _CLUSTER)
+    if name == _CLUSTER:
+        text += " of the voters' clocks, and runs at half the rate"
+    return text

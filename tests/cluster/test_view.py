@@ -354,6 +354,9 @@ def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatc
     ]
     assert not_ready.startswith("not ready: has not caught up with the leader")
     replica.behind_ms = 0
+    wrong = ClockReport(0, 0, {ReplicaId(2): 120_000, ReplicaId(1): 0}, 120_000)
+    assert "n1's and n2's clocks differ by 120.0 s" in [*node._warnings()]
+    assert not any("ahead" in each for each in node._warnings())
     host.clock_report = lambda: ClockReport(1_000, 0, {ReplicaId(2): -1_000})
     node.concerns.clear()
     monkeypatch.setattr(view, "has_spare", lambda: True)
@@ -377,13 +380,18 @@ def test_log_has_a_line_when_a_clock_jumps_and_when_one_becomes_wrong_or_right(
         (0, 1_500, -2_000),
     ):
         watch.look(ClockReport(error_ms, jumped_ms, {ReplicaId(1): 0, ReplicaId(2): second_ms}))
+    for doubt_ms in (1_001, 600, 499):
+        watch.look(ClockReport(0, 0, {ReplicaId(1): 0, ReplicaId(3): 1_001}, doubt_ms))
     watch.look(ClockReport())
     wrong, right = "a clock is wrong", "a clock is right again"
     jumped = "the cluster's clock jumped ahead"
     fields = "clock", "ahead_ms", "jumped_ms"
+    *lines, doubt, no_doubt, last = caplog.records
+    assert (doubt.getMessage(), vars(doubt)["clocks"]) == ("clocks are in doubt", "n1, n3")
+    assert no_doubt.getMessage() == "clocks are no longer in doubt"
     assert [
         (record.getMessage(), *(vars(record).get(field) for field in fields))
-        for record in caplog.records
+        for record in (*lines, last)
     ] == [
         (jumped, None, None, 300_000),
         (wrong, "n2", 120_000, None),
@@ -392,6 +400,7 @@ def test_log_has_a_line_when_a_clock_jumps_and_when_one_becomes_wrong_or_right(
         (right, "the cluster", 499, None),
         (jumped, None, None, 1_500),
         (wrong, "n2", -2_000, None),
+        (wrong, "n3", 1_001, None),
     ]
 
 

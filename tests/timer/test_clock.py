@@ -258,6 +258,22 @@ def test_report_tells_how_far_a_wrong_clock_is_from_the_median() -> None:
     assert report.spread_ms == HOUR_MS + 7
 
 
+@pytest.mark.parametrize(
+    ("offs", "doubt_ms"),
+    [
+        ({A: 7, C: HOUR_MS}, HOUR_MS - 7),
+        ({A: 7, C: 7}, 0),
+        ({A: HOUR_MS, B: 0, C: 0, D: 0}, 0),
+        ({A: HOUR_MS, B: 0, C: 0, D: HOUR_MS}, HOUR_MS),
+    ],
+)
+def test_report_tells_whether_the_median_is_between_two_clocks_that_differ(
+    offs: Mapping[ReplicaId, int], doubt_ms: int
+) -> None:
+    clock = clock_of(offs, voters=(A, B, C, *([D] if D in offs else [])))
+    assert clock.report(MonoMs(BOOT_MS)).doubt_ms == doubt_ms
+
+
 @pytest.mark.parametrize("known", [(A,), (A, D), (B, C), (A, B, C)])
 def test_wrong_clock_moves_nothing_while_others_are_silent(known: Sequence[ReplicaId]) -> None:
     """Of five voters. The cluster's clock is right, and the others are forgotten meanwhile."""

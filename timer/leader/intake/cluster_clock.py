@@ -97,6 +97,9 @@ class ClockReport:
     """All jumps of this leadership together."""
     offsets_ms: Mapping[ReplicaId, int] = field(default_factory=dict)
     """Of each voter's clock that counts."""
+    doubt_ms: int = 0
+    """The difference of the two clocks in the middle, if their number is even. `offsets_ms` then
+    compares with an instant between them, and either may be wrong."""
 
     @property
     def spread_ms(self) -> int:
@@ -177,9 +180,13 @@ class ClusterClock:
         self._advance(boot_ms)
         behind, _ = self._errors(self._now, boot_ms)
         median = self._now + behind - 2 * boot_ms
-        known = self._counting(boot_ms).items()
-        offsets = {voter: -_outside(median, each.low, each.high) // 2 for voter, each in known}
-        return ClockReport(-behind // 2, self._jumped // 2, offsets)
+        known = self._counting(boot_ms)
+        each_of = known.items()
+        offsets = {voter: -_outside(median, each.low, each.high) // 2 for voter, each in each_of}
+        lows = sorted(each.low for each in known.values())
+        highs = sorted(each.high for each in known.values())
+        doubt = lows[len(known) // 2] - highs[(len(known) - 1) // 2] if known else 0
+        return ClockReport(-behind // 2, self._jumped // 2, offsets, max(0, doubt // 2))
 
     # ---- the clock
 
