@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from grpc_health.v1 import health_pb2
@@ -461,7 +461,7 @@ class _HostMade(Exception):
 
 
 @pytest.mark.parametrize("names", [("n1",), ("n1", "n2", "n3")])
-async def test_node_has_the_kernels_alarm_and_only_one_with_peers_reports_damage(
+async def test_node_hears_its_host_has_the_kernels_alarm_and_reports_damage_to_peers_only(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(*_: object, **settings: Any) -> None:
@@ -480,9 +480,11 @@ async def test_node_has_the_kernels_alarm_and_only_one_with_peers_reports_damage
         founding_voters=voters,
         promise=NEVER_GIVEN,
     )
-    calls: Any = SimpleNamespace(fatal=print, on_leading=print, on_clocks=print)
+    calls: Any = SimpleNamespace(fatal=print, on_leading=Mock(), on_clocks=Mock())
     with pytest.raises(_HostMade) as host:
         build.build(config, calls, raft_lost=False)
     assert host.value.settings["make_alarm"] is KernelAlarm
+    for name in ("fatal", "on_leading", "on_clocks"):
+        assert host.value.settings[name] is getattr(calls, name)
     # Without peers there is nothing to fetch: the damage ends the process.
     assert (host.value.settings["damaged"] is None) == (names == ("n1",))
