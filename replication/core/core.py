@@ -179,16 +179,9 @@ class Core:
 
     @property
     def timed_index(self) -> LogIndex:
-        """A leader's commits up to this index show how quick it is.
-
-        Enough followers for a majority were sent the log up to there. Of one with more than
-        `window_bytes_start` in flight only what it has counts: its link takes the time.
-        """
-        values: dict[ReplicaId, int] = {self.me: self.shape.last_index}
-        for peer, progress in self._progress.items():
-            waits = progress.searching or progress.inflight_bytes > self.conf.window_bytes_start
-            values[peer] = progress.match if waits else progress.next - 1
-        return LogIndex(reached(self._sets, values))
+        """A leader's commits up to this index show how quick it is: no full link delays them."""
+        ends = {peer: each.timed_index(self.conf) for peer, each in self._progress.items()}
+        return LogIndex(reached(self._sets, {self.me: self.shape.last_index, **ends}))
 
     @property
     def bid_epoch(self) -> Epoch:

@@ -140,6 +140,12 @@ class Progress:
                 self.filled_ms = now_ms
             self.next = LogIndex(last + 1)
 
+    def timed_index(self, conf: ReplicationConfig) -> LogIndex:
+        """Return the end of what was sent; of a link with much in flight what the follower has."""
+        if self.searching or self.inflight_bytes > conf.window_bytes_start:
+            return self.match
+        return LogIndex(self.next - 1)
+
     def is_late(self, now_ms: MonoMs, conf: ReplicationConfig) -> bool:
         """Return whether entries are in flight and two heartbeats' answers should have come."""
         late_ms = conf.heartbeat_ms + max(conf.heartbeat_ms, self.idle_travel_ms or 0)
