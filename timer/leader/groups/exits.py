@@ -23,6 +23,8 @@ DELIVERY_BYTES: Final = 1 << 20
 """Most bytes of payloads, keys and headers in a delivery or a MOVE. A larger message goes alone."""
 SPARE_MAX: Final = 4096
 """Most dying messages that one call of `spare` looks at, about 1 ms."""
+_NONE: Final = deque[U64]()
+"""Of all groups that have lost no message so far: an empty deque takes 0.6 kB. Never changed."""
 
 
 class Exits:
@@ -37,7 +39,7 @@ class Exits:
         self._group, self._table = group, table
         self.outlived_ms: UnixMs | None = None
         """Messages due at or before this have expired, Unix milliseconds. None: none expires."""
-        self._dead = deque[U64]()
+        self._dead = _NONE
         """Offsets marked DYING, each array ascending."""
         self._again = 0
         """So many arrays at the front of `_dead` are from before `max_attempts` was raised."""
@@ -86,6 +88,8 @@ class Exits:
         dead = self._group.exhausted(offsets)
         if dead.any():
             self._table.set(offsets[dead], DYING)
+            if not self._dead:
+                self._dead = deque()
             self._dead.append(offsets[dead])
         return offsets[~dead]
 
