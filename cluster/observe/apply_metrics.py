@@ -1,6 +1,6 @@
 """Metrics of a leader's own steps: applied entries, deliveries, promotions.
 
-A follower applies the same entries, and counts only what its totals need.
+A follower applies the same entries, and counts only the messages of deleted topics.
 """
 
 import time

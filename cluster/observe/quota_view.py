@@ -36,8 +36,8 @@ def of_topic(machine: Machine, node: ScopePolicy, topic: Topic) -> list[pb.Quota
 async def fullest(machine: Machine, node: ScopePolicy, count: int) -> tuple[Use, ...]:
     """Return the `count` quotas of all topics with the greatest share used.
 
-    Quotas of 0, which close a topic, have no share and are left out.
-    The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile.
+    Quotas of 0 are left out: they close a topic and have no share. The event loop serves others
+    after each TOPICS_AT_ONCE.
     """
     found: list[Use] = []
     topics = [*machine.topics.values()] if machine.policies.limited else []

@@ -454,3 +454,80 @@ def test_a_leader_remembers_few_earlier_processes_of_a_follower() -> None:
         progress.met(Nonce(nonce), LogIndex(1))
     assert len(progress.retired) == RETIRED_MAX
     assert Nonce(998) in progress.retired
+
+
+def progress_of(*, full: bool) -> Progress:
+    """Return the record of a follower that has the log up to 9, with an idle way of 2 ms."""
+    conf = ReplicationConfig()
+    progress = Progress(LogIndex(10), window=conf.window_bytes_start, match=LogIndex(9))
+    progress.replicate_from(LogIndex(10))
+    answer(progress, sent_ms=0, at_ms=2)
+    if full:
+        progress.sent(MonoMs(10), LogIndex(10), conf.window_bytes_start)
+    return progress
+
+
+def answer(progress: Progress, *, sent_ms: int, at_ms: int) -> None:
+    message = AppendAnswer(
+        under=Promise(Epoch(2), ME, NONCE),
+        nonce=Nonce(20),
+        prev_index=LogIndex(9),
+        matched_index=LogIndex(9),
+        durable_index=LogIndex(9),
+        conflict=None,
+        fenced_by=Epoch(0),
+        echo_ms=MonoMs(sent_ms),
+        held_ms=0,
+    )
+    progress.answered(MonoMs(at_ms), message, ReplicationConfig())
+
+
+def test_way_of_an_idle_link_is_measured_although_answers_take_several_heartbeats() -> None:
+    progress = progress_of(full=False)
+    for now_ms in range(100, 1_000, 10):
+        if now_ms % 100 == 0:
+            progress.sent(MonoMs(now_ms), LogIndex(9), 0)
+        if now_ms % 100 == 50 and now_ms >= 350:
+            answer(progress, sent_ms=now_ms - 250, at_ms=now_ms)
+    assert progress.idle_travel_ms == 250
+    assert progress.window == ReplicationConfig().window_bytes_start, "no queue, so no cut"
+
+
+def test_window_grows_by_messages_alone_that_were_sent_after_it_was_full() -> None:
+    progress = progress_of(full=True)
+    window = progress.window
+    answer(progress, sent_ms=10, at_ms=12)
+    assert progress.window == window
+    progress.renewals.append(MonoMs(20))  # it overtakes the entries
+    answer(progress, sent_ms=20, at_ms=22)
+    assert progress.window == window
+    answer(progress, sent_ms=21, at_ms=23)
+    assert progress.window == 2 * window
+
+
+def test_an_append_takes_at_most_half_of_the_window_from_memory_and_from_the_log() -> None:
+    link = thin_link(1_000, 0)
+    core = link.core
+    link.step(800, Tick())
+    core.step(MonoMs(800), Proposed([10_000] * 400))
+    half = ReplicationConfig().window_bytes_start // 2
+    for out in core.step(MonoMs(800), Tick()).send:
+        assert isinstance(out.message, Append)
+        assert 10_000 * (out.message.last_index - out.message.prev_index) <= half
+    core.step(MonoMs(800), Proposed([1 << 20] * 40))  # more than is kept in memory
+    core.step(MonoMs(801), Durable(core.version, core.shape.last_index))
+    reads = core.step(MonoMs(802), Reconnected(ReplicaId(3))).read
+    progress = core._progress[ReplicaId(3)]
+    progress.replicate_from(LogIndex(7))
+    reads += core.step(MonoMs(803), Tick()).read
+    assert [read.limit_bytes for read in reads] == [half]
+
+
+def test_an_answer_to_a_fetch_is_read_with_its_own_limit() -> None:
+    player = Player()
+    player.play("new log=1@1..4 promise=1:2:20")
+    under = Promise(Epoch(2), ReplicaId(2), Nonce(20))
+    player.play("at 600 from 2 fence 2:2:20 end=1:4")
+    fetch = Fetch(under=under, prev_epoch=Epoch(1), prev_index=LogIndex(2))
+    effects = player.core.step(MonoMs(601), Received(ReplicaId(2), fetch, UnixMs(0), []))
+    assert [read.limit_bytes for read in effects.read] == [ReplicationConfig().fetch_bytes]

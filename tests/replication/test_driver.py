@@ -3,12 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from replication.core import codec
 from replication.core.core import Core
-from replication.core.core_events import Appointed, Durable, Persist, Read, Received
+from replication.core.core_events import (
+    Appointed,
+    Durable,
+    Effects,
+    OutgoingMessage,
+    Persist,
+    Read,
+    Received,
+    Role,
+)
 from replication.core.log_shape import LogShape
 from replication.core.peer_messages import (
     ENTRIES_MAX,
@@ -40,11 +50,15 @@ class Shell:
         self.reads: list[Read] = []
         self.read = self.reads.append
         self.sent: list[tuple[Message, Sequence[Any]]] = []
+        self.overtaking: list[tuple[ReplicaId, Message]] = []
         self.checked: list[Entry] = []
         self.check = self.checked.append
 
     def send(self, _: ReplicaId, message: Message, frames: Sequence[Any]) -> None:
         self.sent.append((message, frames))
+
+    def overtake(self, to: ReplicaId, message: Message) -> None:
+        self.overtaking.append((to, message))
 
     def mono_ms(self) -> MonoMs:
         return MonoMs(0)
@@ -152,3 +166,26 @@ def test_message_with_more_entries_than_a_step_may_check_is_no_message() -> None
     longer = replace(message, last_index=LogIndex(91 + ENTRIES_MAX))
     with pytest.raises(ValueError, match=r"must be 0 \.\. 1024"):
         codec.decode(codec.encode(longer, UnixMs(5), []))
+
+
+def test_messages_that_may_overtake_others_are_handed_over_as_such() -> None:
+    shell = Shell()
+    driver = follower(shell)
+    heartbeat, _ = conflicting(90)
+    effects = Effects(overtake=[OutgoingMessage(OLD, heartbeat)])
+    with mock.patch.object(driver.core, "step", return_value=effects):
+        driver.tick()
+    assert (shell.sent, shell.overtaking) == ([], [(OLD, heartbeat)])
+
+
+def test_commit_is_not_measured_while_a_full_link_delays_it() -> None:
+    driver = follower(Shell())
+    core = mock.Mock(role=Role.LEADER, commit_index=5, durable_index=9, timed_index=5)
+    core.shape.last_index = 9
+    driver.core = core
+    for now_ms in (0, 5_000):
+        driver._measure(MonoMs(now_ms))
+    assert driver._committed.ms(MonoMs(5_000)) == 0
+    core.timed_index = 9
+    driver._measure(MonoMs(5_000))
+    assert driver._committed.ms(MonoMs(6_000)) == 1_000

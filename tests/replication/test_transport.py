@@ -163,6 +163,23 @@ class Link:
         return bool(self.transport._out["n2"]._queue)
 
 
+async def serving(greet: Any) -> tuple[grpc.aio.Server, int]:
+    """Return a server of the peers' method, and its port."""
+    service, method = METHOD.strip("/").split("/")
+    handler: Any = grpc.stream_stream_rpc_method_handler(greet)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    at = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, at
+
+
+async def connected(_: str, at: int, protocol: Callable[[], asyncio.Protocol]) -> None:
+    await asyncio.get_running_loop().create_connection(protocol, "127.0.0.1", at)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110
@@ -185,7 +202,7 @@ async def test_stream_that_leaves_grpc_while_a_message_is_written_goes_on_over_t
         if attempts == 1:
             raise ConnectionRefusedError
         await is_writing.wait()
-        await asyncio.get_running_loop().create_connection(protocol, "127.0.0.1", at)
+        await connected(_, at, protocol)
 
     def take(data: bytes) -> bool:
         received.append(data)
@@ -197,14 +214,7 @@ async def test_stream_that_leaves_grpc_while_a_message_is_written_goes_on_over_t
         yield hello(tcp_port=port.port, tcp_key=port.expect(take).key)
         await asyncio.Event().wait()
 
-    service, method = METHOD.strip("/").split("/")
-    handler: Any = grpc.stream_stream_rpc_method_handler(greet)
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {method: handler}),)
-    )
-    at = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    server, at = await serving(greet)
     link = Link(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{at}"), TcpEnds(None, connect))
     link.transport.start()
     await until(lambda: len(link.ups) == 1)
@@ -218,6 +228,35 @@ async def test_stream_that_leaves_grpc_while_a_message_is_written_goes_on_over_t
     link.transport.send(OTHER, b"over TCP")
     await until(lambda: received == [b"over TCP"])
     assert not link.errors
+    await link.transport.stop()
+    await server.stop(None)
+    await port.close()
+
+
+async def test_message_that_overtakes_goes_beside_the_connection_that_is_full() -> None:
+    beside: list[bytes] = []
+    over_tcp: list[bytes] = []
+    port = TcpPort("127.0.0.1", 0)
+    await port.open()
+
+    def take(data: bytes) -> bool:
+        over_tcp.append(data)
+        return True
+
+    async def greet(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+        await anext(messages)
+        yield hello(tcp_port=port.port, tcp_key=port.expect(take).key)
+        beside.append(await anext(messages))
+        await asyncio.Event().wait()
+
+    server, at = await serving(greet)
+    link = Link(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{at}"), TcpEnds(None, connected))
+    link.transport.start()
+    await until(lambda: bool(link.ups))
+    link.transport.send(OTHER, b"in order")
+    link.transport.overtake(OTHER, b"overtakes")
+    await until(lambda: bool(beside and over_tcp))
+    assert (over_tcp, beside) == ([b"in order"], [b"overtakes"])
     await link.transport.stop()
     await server.stop(None)
     await port.close()

@@ -1,6 +1,6 @@
 """States for the next flush, captured a few at a time.
 
-What changes before the cut is captured again. So a cut captures only what has changed since.
+A topic or producer that changes before the cut is captured again. So a cut captures only these.
 """
 
 from collections.abc import Callable, Iterable
