@@ -56,8 +56,9 @@ EPOCH_SPREAD: Final = 1 << 31
 READERS: Final = 4
 """Parts that are read at the same time."""
 _STATE: Final = "state"
+_BACKUP: Final = ".state"
+"""In STAGE: the backup's state. No node can have this name, nor the next."""
 _LOCK: Final = ".lock"
-"""In STAGE; no node can have this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +150,7 @@ def restore(
     try:
         with _stage(disk, target) as (stage, undo):
             _check_room(disk, stage, plan.catalogue.size + _log_bytes(store, plan))
-            state_path = stage / _STATE
+            state_path = stage / _BACKUP
             found, state = receive(disk, store, plan.catalogue, state_path, plan.until)
             plan = replace(plan, catalogue=found)
             for name in places:

@@ -122,8 +122,8 @@ def plan_of(found: Catalogue, **changes: Any) -> RestorePlan:
     return RestorePlan(catalogue=found, **usual | changes)
 
 
-def restored(store: BackupStore, found: Catalogue, target: Path) -> dict[str, Path]:
-    plan = plan_of(found)
+def restored(store: BackupStore, found: Catalogue, target: Path, **changes: Any) -> dict[str, Path]:
+    plan = plan_of(found, **changes)
     places = {name: target / name for name in plan.voters}
     restore(store, plan, places, target, START_MS)
     return places
@@ -159,6 +159,16 @@ def test_restored_directories_hold_the_state_and_a_log_of_new_voters(
     assert voters == {*plan_of(found).replicas.values()}
     assert voters.isdisjoint(old.machine.voters)
     assert voters.isdisjoint(plan_of(found, restore_id="s").replicas.values())
+
+
+def test_nodes_of_a_restore_may_be_named_as_the_parts_of_a_directory(
+    node: OneNode, store: BackupStore, tmp_path: Path
+) -> None:
+    names = ("state", "log", "promise")
+    places = restored(store, backed_up(node, store), tmp_path / "new", voters=names)
+    assert {name: read_identity(DISK, place).name for name, place in places.items()} == {
+        name: name for name in names
+    }
 
 
 def test_pending_rows_of_a_backup_are_those_of_the_machine(node: OneNode) -> None:

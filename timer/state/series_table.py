@@ -387,7 +387,7 @@ class SeriesTable:
         """Return the fields for a manifest; nothing in them changes later."""
         n = len(self._bodies)
         chunks = [self._bodies[start : start + CHUNK] for start in range(0, n, CHUNK)]
-        return [self.next_id, self._rows[:n].copy().view(np.uint64), *chunks]
+        return [self.next_id, self._rows.view(_RAW)[:n].copy().view(np.uint64), *chunks]
 
     def restore(self, packed: Sequence[Any]) -> None:
         """Put back the fields that a manifest holds, into an empty table."""
@@ -423,8 +423,9 @@ class SeriesTable:
     def _reserve(self, size: int) -> None:
         if size <= len(self._rows):
             return
-        more = max(size, 2 * len(self._rows)) - len(self._rows)
-        self._rows = np.concatenate([self._rows, np.zeros(more, SERIES)])
-        self._ids = np.concatenate([self._ids, np.zeros(more, np.uint64)])
-        self._hashes = np.concatenate([self._hashes, np.zeros(more, np.uint64)])
-        self._changed = np.concatenate([self._changed, np.zeros(more, np.bool_)])
+        old, size = len(self._rows), max(size, 2 * len(self._rows))
+        rows, self._rows = self._rows.view(_RAW), np.zeros(size, SERIES)
+        self._rows.view(_RAW)[:old] = rows
+        self._ids = np.concatenate([self._ids, np.zeros(size - old, np.uint64)])
+        self._hashes = np.concatenate([self._hashes, np.zeros(size - old, np.uint64)])
+        self._changed = np.concatenate([self._changed, np.zeros(size - old, np.bool_)])
