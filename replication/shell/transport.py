@@ -53,7 +53,8 @@ SILENCE_S: Final = 2.0
 TCP_RETRY_S: Final = 300.0
 """Interval of the next attempts, while the stream goes over gRPC. A busy peer misses the first."""
 WRITE_TIMEOUT_S: Final = 10.0
-"""A message of a few megabytes is written within this time or never."""
+SLOW_BYTES_S: Final = 128 << 10
+"""A link that carries less each second is broken. Large messages have more time to be written."""
 QUEUE_BYTES_MAX: Final = 64 << 20
 
 Dial = Callable[[], grpc.aio.Channel]
@@ -389,6 +390,7 @@ class _Outbound:
         # The peer sends nothing more. A read that ends therefore means that the stream broke.
         broken = asyncio.ensure_future(call.read())
         broken.add_done_callback(lambda _: self._more.set())
+        size = 0
         try:
             while not broken.done():
                 self._more.clear()
@@ -396,7 +398,8 @@ class _Outbound:
                     data = self._queue.popleft()
                     self._queued_bytes -= len(data)
                     self._check_silence()
-                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    size, before = len(data), size  # a write over TCP waits for the one before
+                    async with asyncio.timeout(WRITE_TIMEOUT_S + (before + size) / SLOW_BYTES_S):
                         await write(data)
                 await self._more.wait()
         finally:

@@ -262,6 +262,34 @@ async def test_message_that_overtakes_goes_beside_the_connection_that_is_full() 
     await port.close()
 
 
+async def test_large_message_has_more_time_on_a_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "WRITE_TIMEOUT_S", 0.0)
+    sizes: list[int] = []
+    port = TcpPort("127.0.0.1", 0)
+    await port.open()
+
+    def take(data: bytes) -> bool:
+        sizes.append(len(data))
+        return True
+
+    async def greet(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+        await anext(messages)
+        yield hello(tcp_port=port.port, tcp_key=port.expect(take).key)
+        await asyncio.Event().wait()
+
+    server, at = await serving(greet)
+    link = Link(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{at}"), TcpEnds(None, connected))
+    link.transport.start()
+    await until(lambda: bool(link.ups))
+    link.transport.send(OTHER, bytes(32 << 20))
+    link.transport.send(OTHER, bytes(1))
+    await until(lambda: len(sizes) == 2 or len(link.ups) > 1)
+    assert sizes == [32 << 20, 1]
+    await link.transport.stop()
+    await server.stop(None)
+    await port.close()
+
+
 class Call:
     """A call and its channel. Its second write fails, and then something is done."""
 
