@@ -39,7 +39,7 @@ from cluster.rpc.handlers import (
 )
 from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
-from timer.leader.groups.lease_table import ConsumerStream
+from timer.leader.groups.lease_table import DELIVERY_BYTES, ConsumerStream
 from timer.leader.leader import Delivery, Leader
 from timer.model.timer_errors import (
     OVERLOAD_RETRY_MS,
@@ -160,6 +160,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             self._host, leader, group, self._desk, self._salt, ids, self.outboxes, peer, self.hooks
         )
         stream.takes_rows = opening.rows
+        stream.bounded(first)
         stream.join(opening.consumer, opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
         return stream
@@ -351,7 +352,7 @@ class _Outgoing(NamedTuple):
 
     response: pb.ConsumeResponse | None
     """None: the stream ends."""
-    size: int
+    size: int = 0
     """Its bytes."""
     acks: int = 0
     """Weight of the acks that it answers."""
@@ -359,6 +360,8 @@ class _Outgoing(NamedTuple):
     """0: the response delivers nothing."""
     messages: int = 0
     """Number of delivered messages."""
+    content: int = 0
+    """Bytes of their payloads and keys."""
 
 
 class _Stream:
@@ -390,6 +393,10 @@ class _Stream:
         """Bytes of the outbox and of the last response read from it, which gRPC may still hold;
         bytes of that response."""
         self._outboxes, self._peer = outboxes, peer
+        self._window = 0
+        """Bytes of payloads and keys that may be on their way. 0: the client sets no limit."""
+        self._delivered = self._received = 0
+        """Bytes of payloads and keys: of all deliveries, and of those that the client received."""
         self._consumer: ConsumerStream | None = None
         self._acking = 0
         """Ack requests without an answer so far."""
@@ -414,14 +421,30 @@ class _Stream:
             topic_id=self._group.topic,
             group_id=self._group.group_id,
         )
-        self._put(pb.ConsumeResponse(opened=opened))
+        self._put(_Outgoing(pb.ConsumeResponse(opened=opened)))
         consumer = ConsumerStream(
             name, lease_ms, self._deliver, end=self.end, withdraw=self._withdraw
         )
-        consumer.one_by_one = self._outboxes.crowded
+        self._limit(consumer)
         self._leader.groups.join(self._group, consumer)
         self._consumer = consumer
         self._host.kick()
+
+    def bounded(self, request: pb.ConsumeRequest) -> None:
+        """Note how many bytes the client has received, and how many may be on their way."""
+        if request.window_bytes:
+            self._window = request.window_bytes
+            before, self._received = self._received, request.received_bytes
+            if self._received > before:  # it reads
+                self._resume()
+
+    def _limit(self, consumer: ConsumerStream) -> None:
+        consumer.one_by_one = bool(self._window) or self._outboxes.crowded
+        consumer.bytes_max = min(self._window or DELIVERY_BYTES, DELIVERY_BYTES)
+
+    @property
+    def _has_room(self) -> bool:
+        return not self._window or self._delivered - self._received < self._window
 
     def credit(self, messages: int) -> None:
         """Add the client's credit for `messages` more, up to CREDIT_MAX in all."""
@@ -435,7 +458,7 @@ class _Stream:
         self._leaving = True
         self._end_credit()
         self._unread_acks += ANSWER_OFFSETS
-        self._put(pb.ConsumeResponse(leaving=True), acks=ANSWER_OFFSETS)
+        self._put(_Outgoing(pb.ConsumeResponse(leaving=True), acks=ANSWER_OFFSETS))
 
     def _end_credit(self) -> None:
         assert self._consumer is not None
@@ -452,6 +475,7 @@ class _Stream:
                     break
                 kind = request.WhichOneof("kind")
                 self._heard()
+                self.bounded(request)
                 if kind == "credit":
                     self.credit(request.credit)
                 elif kind in ("ack", "nack", "extend"):
@@ -473,7 +497,7 @@ class _Stream:
 
     def _end_if_answered(self) -> None:
         if (self.ended is not None or not self._reading) and not self._acking:
-            self._put(None)
+            self._put(_Outgoing(None))
 
     async def _settle(self, request: Settlement) -> None:
         size = len(request.offsets) + len(request.leases) + ANSWER_OFFSETS
@@ -486,7 +510,7 @@ class _Stream:
             answer = answer_to(request, result)
             code = grpc_errors.code_in(answer.error)
             self._hooks.on_answer("Consume", code, "no", time.perf_counter() - began)
-            self._put(pb.ConsumeResponse(acked=answer), acks=size)
+            self._put(_Outgoing(pb.ConsumeResponse(acked=answer), acks=size))
             self._end_if_answered()
 
         asker = LeaseAsker(self._leader, self._group, self._ids, self._consumer, self._desk)
@@ -509,14 +533,17 @@ class _Stream:
         assert self._consumer is not None
         deliveries = wire_rows.deliveries_of(delivery, self._ids, self._salt)
         lease_id, messages = delivery.lease.lease_id, len(delivery.lease.offsets)
-        size = _bytes_of(deliveries)
+        size, content = _bytes_of(deliveries), len(deliveries.payloads) + len(deliveries.keys)
         self._outbox_bytes += size
+        self._delivered += content
         self._outboxes.add(self._peer, size)
-        self._consumer.one_by_one = self._outboxes.crowded
+        self._limit(self._consumer)
         was_paused = self._consumer.paused
-        self._consumer.paused = self._outbox_bytes > self._outboxes.most()
+        is_full = self._outbox_bytes > self._outboxes.most()
+        self._consumer.paused = is_full or not self._has_room
         self._last_lease = lease_id
-        self._put(pb.ConsumeResponse(deliveries=deliveries), size, 0, lease_id, messages)
+        response = pb.ConsumeResponse(deliveries=deliveries)
+        self._put(_Outgoing(response, size, 0, lease_id, messages, content))
         if was_paused and not self._consumer.paused:
             self.credit(0)
 
@@ -532,20 +559,14 @@ class _Stream:
         dropped = [each for each in self._outbox if each.lease >= lease_id]
         self._outbox = deque(each for each in self._outbox if each.lease < lease_id)
         self._let_go(sum(each.size for each in dropped))
+        self._delivered -= sum(each.content for each in dropped)
         counts = [each.messages for each in dropped if each.lease > self._credit_ended]
         self._consumer.credit += sum(counts)
         self._consumer.paused = True
         return [each.lease for each in dropped]
 
-    def _put(
-        self,
-        response: pb.ConsumeResponse | None,
-        size: int = 0,
-        acks: int = 0,
-        lease: LeaseId = LeaseId(0),
-        messages: int = 0,
-    ) -> None:
-        self._outbox.append(_Outgoing(response, size, acks, lease, messages))
+    def _put(self, outgoing: _Outgoing) -> None:
+        self._outbox.append(outgoing)
         self._filled.ring()
 
     def _let_go(self, size: int) -> None:
@@ -570,7 +591,10 @@ class _Stream:
     def _resume(self) -> None:
         """Let the consumer have messages again, if it reads and has room for them."""
         consumer, left = self._consumer, self._outbox_bytes - self._writing
-        if consumer is not None and consumer.paused and left <= self._outboxes.most() // 2:
+        if consumer is None or not consumer.paused or not self._has_room:
+            return
+        if left <= self._outboxes.most() // 2:
+            self._limit(consumer)
             consumer.paused = False
             self._leader.groups.credit(self._group, consumer, 0)
             self._host.kick()
@@ -583,7 +607,7 @@ class _Stream:
         """
         self.ended = self.ended or why
         if isinstance(why, NotLeaderError):
-            self._put(None)
+            self._put(_Outgoing(None))
         else:
             self._end_if_answered()
 

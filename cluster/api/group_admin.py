@@ -18,10 +18,9 @@ from cluster.settings.config import GroupsConfig
 from cluster.state.host import Host
 from timer.entries.payloads import TYPES, AlterGroup, CreateGroup, GroupSettings, GroupStart
 from timer.leader.groups import dead_letters
-from timer.leader.groups.exits import DELIVERY_BYTES
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_delivery import Delivery
-from timer.leader.groups.lease_table import ConsumerStream
+from timer.leader.groups.lease_table import DELIVERY_BYTES, ConsumerStream
 from timer.leader.leader import Leader
 from timer.model.columns import U64
 from timer.model.timer_errors import (

@@ -493,7 +493,10 @@ class Requests:
         self._queue.put(pb.ConsumeRequest(ack=ack))
 
     def grant(self, credit: int) -> None:
-        self._queue.put(pb.ConsumeRequest(credit=credit))
+        self.tell(pb.ConsumeRequest(credit=credit))
+
+    def tell(self, request: pb.ConsumeRequest) -> None:
+        self._queue.put(request)
 
     def end(self) -> None:
         self._queue.put(None)
@@ -554,6 +557,26 @@ def test_a_consumer_that_never_reads_is_paused_and_the_others_go_on(
     hold.end()
     assert cluster.metric(leader, "timer_consumers") >= 0
     assert cluster.metric(leader, "timer_promotion_seconds_count") >= 1
+
+
+def test_deliveries_on_their_way_to_a_consumer_stay_within_its_window(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    client.schedule_batch(topic, [bytes(10 * KIB)] * 12)
+    window, opening = 25 * KIB, pb.OpenConsumer(topic=topic, group="g", credit=100)
+    hold = Requests(pb.ConsumeRequest(open=opening, window_bytes=window))
+    answers = cluster.consuming().Consume(hold, timeout=RPC_S)
+    assert next(answers).HasField("opened")
+    for received in (0, 40 * KIB, 80 * KIB):
+        if received:
+            hold.tell(pb.ConsumeRequest(credit=0, window_bytes=window, received_bytes=received))
+        came = [next(answers).deliveries for _ in range(2)]
+        assert [len(each.queue_offsets) for each in came] == [2, 2]
+        last = came[-1]
+        hold.put(pb.AckRequest(lease_id=last.lease_id, epoch=last.epoch, offsets=[10_000]))
+        assert next(answers).HasField("acked"), "no more deliveries before that"
+    answers.cancel()
+    hold.end()
 
 
 # ---- other ways in

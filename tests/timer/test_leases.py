@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from timer.entries.payloads import GroupOp, GroupSettings, Nack, Op
 from timer.leader.groups import group_leases
-from timer.leader.groups.exits import DELIVERY_BYTES
 from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, NACK_WEIGHT, GroupBatch
 from timer.leader.groups.group_leases import (
     ACCEPT,
@@ -27,6 +26,7 @@ from timer.leader.groups.group_leases import (
 )
 from timer.leader.groups.lease_table import (
     DEADLINES_MIN,
+    DELIVERY_BYTES,
     LEASE_WEIGHT,
     RESERVE_AHEAD,
     ConsumerStream,

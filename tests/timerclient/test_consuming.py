@@ -14,7 +14,13 @@ from timerclient import AckResult, AsyncTimerClient, ClientSettings, ExtendResul
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Batch
 from timerclient.streams import subscription
-from timerclient.streams.credit import FIRST, Credit
+from timerclient.streams.credit import (
+    FIRST,
+    LINK_BYTES_MAX,
+    LINK_BYTES_MIN,
+    Credit,
+    LinkWindow,
+)
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
 
@@ -742,3 +748,26 @@ def test_credit_of_large_messages_is_that_of_the_bytes_that_may_wait() -> None:
         credit.arrived(1, 10)
         credit.taken(1)
     assert 90 <= credit.grant() <= 100
+
+
+@pytest.mark.parametrize("rate", [10_000, 200_000, 1_000_000, 1_000_000_000])
+def test_window_of_a_link_holds_what_it_carries_in_a_quarter_of_a_lease(rate: int) -> None:
+    """A leader that always has messages of 10 kB, a link of `rate` bytes a second, a lease of 20 s.
+
+    The link is also idle for a minute: what little came then says nothing about it.
+    """
+    now_s, size, lease_s = 0.0, 10_000, 20.0
+    window = LinkWindow(now_s)
+    knows = (window.size, 0)  # the leader: the window, and what the client has received
+    sent = 0
+    for round_no in range(6_000):
+        idle_s = 60.0 if round_no == 2_000 else 0.0
+        while sent - knows[1] < knows[0]:
+            sent += size
+        now_s += size / rate + idle_s
+        window.arrived(size, lease_s, now_s)
+        if window.due():
+            knows = (window.size, window.tell())
+        assert knows[1] + knows[0] > window.received, "the link is idle"
+    fits = min(max(int(rate * lease_s / 4), LINK_BYTES_MIN), LINK_BYTES_MAX)
+    assert fits / 2 < window.size <= fits

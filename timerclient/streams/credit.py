@@ -1,7 +1,7 @@
-"""Limits of a consumer's prefetch: two pure cores; the time is an argument.
+"""Limits of a consumer's prefetch: pure cores; the time is an argument.
 
 `WorkPace` measures how long the application works on a message. `Credit` counts messages that are
-granted, that wait here, and that may come in total.
+granted, that wait here, and that may come in total. `LinkWindow` limits the bytes on their way.
 """
 
 from typing import Final
@@ -13,6 +13,12 @@ FIRST: Final = 100
 them one by one."""
 WEIGHT: Final = 0.2
 """Weight of the last measurement in the mean."""
+TRAVEL: Final = 1 / 4
+"""Fraction of a lease that a delivery may take to arrive, with those before it."""
+LINK_BYTES_MIN: Final = 64 << 10
+LINK_BYTES_MAX: Final = 16 << 20
+TOLD_AFTER: Final = 1 / 4
+"""Fraction of a window after whose arrival the leader is told."""
 
 
 class WorkPace:
@@ -131,3 +137,39 @@ class Credit:
     def _free(self) -> int:
         free = min(self.most, self._fits) - self._granted - self.waiting
         return free if self._left is None else min(free, self._left)
+
+
+class LinkWindow:
+    """Bytes of payloads and keys that may be on their way on one stream.
+
+    A lease runs while its delivery waits for a slow link. So the window has as many bytes as come
+    in a quarter of a lease, at the rate of the last window. It at most doubles each time.
+    """
+
+    def __init__(self, now_s: float) -> None:
+        self.size = LINK_BYTES_MIN
+        self.received = 0
+        """Bytes of all deliveries of the stream."""
+        self._told = 0
+        """`received`, as the leader knows it."""
+        self._begin, self._begin_s = 0, now_s
+        """`received` and the time when the last window was full."""
+
+    def arrived(self, size: int, lease_s: float, now_s: float) -> None:
+        """Count the payloads and keys of a delivery, `size` bytes."""
+        self.received += size
+        came = self.received - self._begin
+        if came >= self.size:
+            took_s = max(now_s - self._begin_s, 1e-6)
+            fits = min(int(came / took_s * lease_s * TRAVEL), 2 * self.size, LINK_BYTES_MAX)
+            self.size = max(fits, LINK_BYTES_MIN)
+            self._begin, self._begin_s = self.received, now_s
+
+    def due(self) -> bool:
+        """Return whether so much has come that the leader should be told."""
+        return self.received - self._told >= self.size * TOLD_AFTER
+
+    def tell(self) -> int:
+        """Return `received`, and count it as told."""
+        self._told = self.received
+        return self.received

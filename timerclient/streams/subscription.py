@@ -34,7 +34,7 @@ from timerclient.rows.messages import UNSEEN, Acking, Batch, Message, Said, Word
 from timerclient.streams.ack_pipeline import AckPipeline
 from timerclient.streams.acks import QueuedAck
 from timerclient.streams.consumer_phase import WITHOUT_STREAM, ConsumerPhase, entered
-from timerclient.streams.credit import Credit
+from timerclient.streams.credit import Credit, LinkWindow
 from timerclient.streams.inbox import Inbox, Part
 from timerclient.streams.lease_keeper import LeaseKeeper
 from timerclient.streams.node_channel import NodeChannel
@@ -114,6 +114,7 @@ class Subscription:
         self._wake = Wakeup(self._loop, self._on_wake)
         credit.bytes_max = nodes.settings.window_bytes_max
         self._inbox = Inbox(credit, lambda: nodes.epoch, nodes.clock.now_s, self._wake)
+        self._link = LinkWindow(nodes.clock.now_s())
         self._returns = UnseenReturns(self._inbox, self._say)
         self._leases = LeaseKeeper(
             nodes.clock,
@@ -368,7 +369,8 @@ class Subscription:
             resends = self._acks.begin_stream()
             self._moved.set()
             opening.credit = self._inbox.opening(nothing=resends or leaving)
-            await write(stream, pb.ConsumeRequest(open=opening))
+            self._link = LinkWindow(self._nodes.clock.now_s())
+            await write(stream, pb.ConsumeRequest(open=opening, window_bytes=self._link.size))
             self._heard_at = self._loop.time()
             self._has_stream = True
             try:
@@ -418,6 +420,10 @@ class Subscription:
         batch = Batch(columns, self.ack, self._inbox.stream_no, self._opening.topic)
         self._nodes.epoch = max(self._nodes.epoch, batch.epoch)
         batch.hold = self._leases.lease_of(batch)
+        size = len(columns.payloads) + len(columns.keys)
+        self._link.arrived(size, batch.lease_ms / 1000, self._nodes.clock.now_s())
+        if self._link.due():
+            self._to_send.set()
         if self._returns.unanswered:  # delivered before the leader saw the returns: return it, too
             self._inbox.refused(batch)
             self._returns.send([(batch, batch.queue_offsets)])
@@ -490,8 +496,12 @@ class Subscription:
     async def _send_credit(self, stream: Any) -> None:
         if self._phase < ConsumerPhase.LEAVING and not self._returns.unanswered:
             credit = self._inbox.grant()
-            if credit:
-                await write(stream, pb.ConsumeRequest(credit=credit))
+            if credit or self._link.due():
+                window, received = self._link.size, self._link.tell()
+                request = pb.ConsumeRequest(
+                    credit=credit, window_bytes=window, received_bytes=received
+                )
+                await write(stream, request)
 
     async def _guard(self, node: NodeChannel) -> None:
         """Raise when the node is silent and another node leads. A quiet topic is silent, too."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from timer.leader.groups.lease_table import ACKING, DYING, FREE, LeaseTable
+from timer.leader.groups.lease_table import ACKING, DELIVERY_BYTES, DYING, FREE, LeaseTable
 from timer.leader.groups.turns import OFFSETS_A_UNIT
 from timer.model.columns import U64
 from timer.model.units import UnixMs
@@ -19,8 +19,6 @@ from timer.ready.queue import Queue
 
 DEAD_ROWS_MAX: Final = 256
 """Most dead letters in one MOVE: the headers of each take some microseconds."""
-DELIVERY_BYTES: Final = 1 << 20
-"""Most bytes of payloads, keys and headers in a delivery or a MOVE. A larger message goes alone."""
 SPARE_MAX: Final = 4096
 """Most dying messages that one call of `spare` looks at, about 1 ms."""
 _NONE: Final = deque[U64]()

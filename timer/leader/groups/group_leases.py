@@ -240,7 +240,7 @@ class Leases:
         limit: int,
         outlived_ms: UnixMs | None = None,
     ) -> Lease | None:
-        """Lease up to `limit` messages, of about a megabyte, to the next consumer with credit.
+        """Lease up to `limit` messages, of its `bytes_max`, to the next consumer with credit.
 
         Returns None if no consumer has credit, no message is free, or the free ones are still being
         read from disk or have expired. `take_expired` returns the expired ones.

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from timer.entries.payloads import KEY_SHARED
-from timer.leader.groups.exits import DELIVERY_BYTES, Exits
+from timer.leader.groups.exits import Exits
 from timer.leader.groups.lease_table import (
     ENDING,
     RESERVE_AHEAD,
@@ -116,7 +116,7 @@ class KeyOrder:
             first = self._exits.first_expired()
             offsets = offsets if first is None else offsets[offsets < first]
         if len(offsets):
-            offsets = offsets[: queue.fitting(offsets, DELIVERY_BYTES)]
+            offsets = offsets[: queue.fitting(offsets, consumer.bytes_max)]
         return offsets
 
     def _look(self, clock_ms: UnixMs, queue: Queue, size: int) -> _Open:

@@ -32,6 +32,8 @@ ENDING: Final = np.uint64((1 << 64) - 2)
 WAITING: Final = np.uint64((1 << 64) - 3)
 DYING: Final = np.uint64((1 << 64) - 4)
 
+DELIVERY_BYTES: Final = 1 << 20
+"""Most bytes of payloads, keys and headers in a delivery or a MOVE. A larger message goes alone."""
 RESERVE_AHEAD: Final = 4096
 """Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
 DEADLINES_MIN: Final = 1024
@@ -63,6 +65,8 @@ class ConsumerStream:
     """The consumer takes one lease and nothing after it."""
     paused: bool = False
     """The stream is full: the consumer gets nothing until it has drained."""
+    bytes_max: int = DELIVERY_BYTES
+    """Most bytes in a delivery to this consumer, at most DELIVERY_BYTES."""
     one_by_one: bool = False
     """Each lease pauses the consumer; the sink resumes it when it has room for another."""
     silent: bool = False

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from timer.leader.groups.exits import DELIVERY_BYTES, Exits
+from timer.leader.groups.exits import Exits
 from timer.leader.groups.lease_table import (
     FREE,
     RESERVE_AHEAD,
@@ -65,7 +65,7 @@ class SharedOrder:
         self._release(clock_ms)
         limit = min(limit, self._roster.allowed(consumer))
         if queue.prioritizes or self._shelf.count:
-            offsets = self._take_by_priority(clock_ms, queue, limit)
+            offsets = self._take_by_priority(clock_ms, queue, limit, consumer.bytes_max)
             if len(offsets):
                 self._roster.served(consumer)
             return (consumer, offsets) if len(offsets) else None
@@ -77,7 +77,7 @@ class SharedOrder:
         offsets = self._exits.alive(offsets, queue)
         if not len(offsets):
             return None
-        offsets = self._at_most(offsets, queue.fitting(offsets, DELIVERY_BYTES))
+        offsets = self._at_most(offsets, queue.fitting(offsets, consumer.bytes_max))
         self._roster.served(consumer)
         return consumer, offsets
 
@@ -109,20 +109,20 @@ class SharedOrder:
             scan = min(2 * scan, max(limit, SCAN_MAX))
         return np.zeros(0, np.uint64)
 
-    def _take_by_priority(self, clock_ms: UnixMs, queue: Queue, limit: int) -> U64:
-        """Return messages to be delivered, of about a megabyte at most; empty: none can be."""
+    def _take_by_priority(self, clock_ms: UnixMs, queue: Queue, limit: int, bytes_max: int) -> U64:
+        """Return messages to be delivered, of `bytes_max` at most; empty: none can be."""
         self.ahead, shelf = SHELF_MAX, self._shelf
         if not self._fill(clock_ms, queue):
             self.unfinished = True
             return np.zeros(0, np.uint64)
-        offsets = self._first(clock_ms, queue, limit)
+        offsets = self._first(clock_ms, queue, limit, bytes_max)
         if offsets is None:
             self._sweep(clock_ms, queue)
-            offsets = self._first(clock_ms, queue, limit)
+            offsets = self._first(clock_ms, queue, limit, bytes_max)
             assert offsets is not None, (self._group.group_id, shelf.count)
         return offsets
 
-    def _first(self, clock_ms: UnixMs, queue: Queue, limit: int) -> U64 | None:
+    def _first(self, clock_ms: UnixMs, queue: Queue, limit: int, bytes_max: int) -> U64 | None:
         """Take the next messages from the shelf; return them, empty if none are in memory.
 
         None: some of them can't be delivered, and the shelf is as before.
@@ -132,7 +132,7 @@ class SharedOrder:
             return None
         offsets = chosen[: queue.at_hand(chosen)] if len(chosen) else chosen
         if len(offsets):
-            offsets = offsets[: queue.fitting(offsets, DELIVERY_BYTES)]
+            offsets = offsets[: queue.fitting(offsets, bytes_max)]
             if len(self._exits.alive(offsets, queue)) < len(offsets):
                 return None
             self._shelf.take(offsets)
