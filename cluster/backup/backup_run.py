@@ -109,10 +109,9 @@ class BackupRun:
         """
         begun_ms = _now_ms()
         before, _ = readable_catalogues(self._store)  # a damaged one must not stop new backups
-        status = self._patiently(self._client.status)
+        status, committed = self._patiently(self._look)
         check_cluster(self._store, before, status.cluster_id)
         self._node = self._node or chosen_node(status, before)
-        committed = max((node.commit_index for node in status.nodes if node.reachable), default=0)
         complete = False
         try:
             opened = self._patiently(
@@ -124,6 +123,10 @@ class BackupRun:
         finally:
             with suppress(TimerError):  # the node closes it after a minute
                 self._client.close_backup(self._node, self._backup_id, complete=complete)
+
+    def _look(self) -> tuple[pb.GetStatusResponse, int]:
+        status = self._client.status()
+        return status, committed_index(status.nodes)
 
     def _stored(
         self,
@@ -272,6 +275,18 @@ def check_cluster(store: BackupStore, found: list[Catalogue], cluster_id: str) -
             f"{store.root} has backups of cluster {other.cluster_id!r}, this is cluster"
             f" {cluster_id!r}: use a store for each cluster"
         )
+
+
+def committed_index(nodes: Iterable[pb.NodeStatus]) -> int:
+    """Return the index up to which the log has all that the cluster acknowledged so far.
+
+    Raises:
+        Unavailable: no leader with a lease answers. The other nodes may lack entries.
+    """
+    found = [node.commit_index for node in nodes if node.reachable and node.serving]
+    if not found:
+        raise Unavailable("no serving leader answers: acknowledged timers might be missing")
+    return max(found)
 
 
 def chosen_node(status: pb.GetStatusResponse, before: list[Catalogue]) -> str:

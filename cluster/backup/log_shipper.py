@@ -22,7 +22,13 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from cluster.backup.backup_run import PAUSE_S, BackupRun, check_cluster, chosen_node
+from cluster.backup.backup_run import (
+    PAUSE_S,
+    BackupRun,
+    check_cluster,
+    chosen_node,
+    committed_index,
+)
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, WrongStore
 from cluster.backup.catalogue import Catalogue, readable_catalogues
 from cluster.backup.log_parts import LogEnd, StoredLog, entries_after, folder_of, write_part
@@ -157,7 +163,7 @@ class LogShipper:
             self._complete(last.result())
         self._start()
         self._choose(furthest=True)
-        committed = max(node.commit_index for node in self._nodes)
+        committed = self._committed()
         until_s = self._mono_s() + self._plan.patience_s
         try:
             while True:
@@ -174,6 +180,22 @@ class LogShipper:
             raise BackupError(f"gap in the log: {gap}") from None
         if not self._follows_backup:
             raise BackupError("the log in the store follows no complete backup")
+
+    def _committed(self) -> int:
+        """Return the last entry that the store needs; wait for a leader that serves.
+
+        Raises:
+            Unavailable: none did in time, or no node answers.
+        """
+        until_s = self._mono_s() + self._plan.patience_s
+        while True:
+            self._look()
+            try:
+                return committed_index(self._nodes)
+            except Unavailable:
+                if self._mono_s() >= until_s:
+                    raise
+                time.sleep(PAUSE_S)
 
     def step(self) -> bool:
         """Ship entries; begin and end backups. Return whether there are more entries."""

@@ -52,7 +52,7 @@ from timer.recovery.snapshot_source import PINNED_MS, take
 from timerclient.cli.timerctl import main as timerctl
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import InvalidRequest, NotFound
+from timerclient.values.errors import InvalidRequest, NotFound, Unavailable
 
 DISK = RealDisk()
 
@@ -64,6 +64,7 @@ class OneNode:
         self.state, self.pinned = directory / "state", directory / "pinned"
         self.log = log or busy_log()
         self.fetched = 0
+        self.serving = True
         self.left: int | None = None
         """Bytes until the node closes the backup. None: any."""
         self.grow()
@@ -79,8 +80,8 @@ class OneNode:
         return engine
 
     def status(self) -> pb.GetStatusResponse:
-        node = pb.NodeStatus(name="n1", reachable=True, role="follower", replica_id=7)
-        return pb.GetStatusResponse(cluster_id="c", leader="n2", nodes=[node])
+        node = pb.NodeStatus(name="n1", reachable=True, replica_id=7, serving=self.serving)
+        return pb.GetStatusResponse(cluster_id="c", nodes=[node])
 
     def open_backup(self, _: str, __: int, *, min_index: int) -> pb.OpenBackupResponse:
         found = take(DISK, self.state, self.pinned)
@@ -169,6 +170,15 @@ def test_nodes_of_a_restore_may_be_named_as_the_parts_of_a_directory(
     assert {name: read_identity(DISK, place).name for name, place in places.items()} == {
         name: name for name in names
     }
+
+
+def test_nodes_without_a_leader_give_no_backup_as_they_may_lack_acknowledged_timers(
+    node: OneNode, store: BackupStore
+) -> None:
+    node.serving = False
+    with pytest.raises(Unavailable, match="no serving leader"):
+        backed_up(node, store)
+    assert read_catalogues(store) == []
 
 
 def test_pending_rows_of_a_backup_are_those_of_the_machine(node: OneNode) -> None:

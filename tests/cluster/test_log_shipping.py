@@ -61,7 +61,6 @@ class Shipped(OneNode):
         self.asked: list[tuple[str, int, int]] = []
         self.reachable = True
         self.committed = 0
-        self.serving = False
         self.silent: set[str] = set()
         self.absent: set[str] = set()
         """Nodes that the others don't reach."""
@@ -97,7 +96,8 @@ class Shipped(OneNode):
         ]
         for node in nodes:
             node.commit_index = self.committed
-            node.serving = self.serving and node.role == "leader"
+            leads = node.name == ("n1" if "n2" in self.absent else "n2")
+            node.serving = self.serving and leads
             node.reachable = node.name not in self.absent
         return pb.GetStatusResponse(cluster_id=self.cluster_id, leader="n2", nodes=nodes)
 
