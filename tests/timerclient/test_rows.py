@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 from timer.model import columns, timer_id
@@ -34,6 +35,8 @@ def batch(payloads: Any, **more: Any) -> pb.TimerColumns:
         ({"delay": timedelta(microseconds=1)}, "delay_ms", 1),
         ({"delay": 2}, "delay_ms", 2_000),
         ({"delay": 0.3}, "delay_ms", 300),
+        ({"delay": np.timedelta64(1, "m")}, "delay_ms", 60_000),
+        ({"delay": np.timedelta64(5_000_000_001, "ns")}, "delay_ms", 5_001),
         ({"delay_level": 3}, "delay_level", 3),
         ({"delay_level": np.int64(0)}, "delay_level", 0),
         ({"due_ms": 17}, "due_ms", 17),
@@ -72,6 +75,17 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"due_ms": 1_795_824_060}, "must be Unix milliseconds; 2026-11-28 is 1795824060000"),
         ({"due": 17}, "aware datetime"),
         ({"due": datetime(1970, 1, 21, tzinfo=UTC)}, "Unix seconds in place of milliseconds"),
+        ({"delay": np.timedelta64(1, "M")}, r"delay = 1 of timedelta64\[M\]: must be a timedelta"),
+        ({"delay": np.timedelta64(5)}, "delay = 5 of timedelta64: must be a timedelta"),
+        ({"delay": np.timedelta64("NaT")}, "delay = NaT: must be a timedelta"),
+        ({"delay": np.datetime64(5, "ns")}, r"5 of datetime64\[ns\]: must be a timedelta"),
+        ({"due_ms": np.timedelta64(5, "ns")}, r"5 of timedelta64\[ns\]: must be a whole number"),
+        ({"due": np.datetime64("2030-01-01T00:00:00", "s")}, "naive"),
+        (
+            {"due": np.datetime64("2030-01-01", "ns")},
+            r"datetime64\[ns\]: must be an aware datetime",
+        ),
+        ({"due": pd.NaT}, "due = NaT: must be an aware datetime"),
     ],
 )
 def test_when_that_names_no_instant_is_refused(when: dict[str, Any], text: str) -> None:
@@ -96,6 +110,12 @@ def test_misspelt_when_is_a_type_error() -> None:
 )
 def test_batch_takes_due_times_as_list_tuple_or_array(due: Any) -> None:
     assert list(batch([b"a", b"bb", b""], due_ms=due).due_ms) == [5, 6, 7]
+
+
+def test_batch_takes_delays_of_numpy_and_pandas_in_any_unit() -> None:
+    delays = np.array([5_000_000_001, 7], "m8[ns]")
+    for given in (delays, pd.Series(delays), delays.astype("m8[s]").astype("m8[ns]") + 1):
+        assert list(batch([b"a", b"b"], delay=given).delay_ms) == [5_001, 1]
 
 
 def test_batch_takes_one_due_time_for_all() -> None:
@@ -145,6 +165,8 @@ def test_batch_of_unequal_or_wrong_columns_is_refused(
         ({"payloads": [b"a", b"b", "c"]}, "payload[2] = str of 1: must be bytes"),
         ({"delay": [1, 2, -3]}, "delay[2] = -3: must be 0 to"),
         ({"due_ms": [10**12, 10**12, 10**9]}, "due_ms[2] = 1000000000: must be Unix milliseconds"),
+        ({"delay": np.array([1, 2, "NaT"], "m8[ns]")}, "delay[2] = NaT: must be a timedelta"),
+        ({"due": [*[datetime.now(UTC)] * 2, pd.NaT]}, "due[2] = NaT: must be an aware datetime"),
         ({"keys": ["a", None, 5]}, "keys[2] = 5: must be str"),
         ({"ordering_keys": ["a", None, 5]}, "ordering_keys[2] = 5: must be str"),
         ({"priorities": [0, None, 10]}, "priority[2] = 10: must be 0 to 9"),
@@ -152,7 +174,7 @@ def test_batch_of_unequal_or_wrong_columns_is_refused(
     ],
 )
 def test_wrong_row_of_a_batch_is_named(more: dict[str, Any], text: str) -> None:
-    columns = {name: more.pop(name) for name in more.keys() - {"delay", "due_ms"}}
+    columns = {name: more.pop(name) for name in more.keys() - {"delay", "due", "due_ms"}}
     given = {"payloads": [b"a", b"b", b"c"], "keys": None, "headers": None} | columns
     with pytest.raises(InvalidRequest) as refused:
         rows.encode_batch("orders", when=more, **given)

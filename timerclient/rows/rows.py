@@ -8,8 +8,9 @@ The due time is given in one of four ways, for one row or for many:
     due_ms       Unix milliseconds; not 1e9 to 1e10, which are the seconds of the years 2001 to 2286
 
 Without any of them, the timer fires at once. In a batch of n rows each may be one value for all, or
-n values: a list, a tuple, or an object with `tolist()` (array.array, a numpy array). The headers of
-a row are encoded as (u16 size, UTF-8) of name, value, name, value, …; little-endian.
+n values: a list, a tuple, or an object with `tolist()` (array.array, a numpy array). A delay may be
+a timedelta64 of numpy, of weeks to nanoseconds. A datetime64 has no zone and is rejected. The
+headers of a row are encoded as (u16 size, UTF-8) of name, value, name, value, …; little-endian.
 """
 
 import operator
@@ -17,6 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
 
@@ -149,7 +151,7 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
     [(name, value)] = given.items()
     way, convert = _CONVERT[name]
     if hasattr(value, "tolist"):
-        value = value.tolist()
+        value = _plain(name, value)
     if n is None or isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
         return Moment(way, (convert(value),))
     checked = name == "due_ms" and _all_in_range(value)
@@ -158,6 +160,31 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
         limit = f"must have {n}, one for each; a value without a list is for all"
         raise InvalidRequest.of(name, f"a list of {len(values)}", limit)
     return Moment(way, values)
+
+
+def _plain(name: str, values: Any) -> Any:
+    """Return an array as a list of Python's values, and a scalar of numpy as one of them."""
+    plain, dtype = values.tolist(), getattr(values, "dtype", None)  # array.array has no dtype
+    if dtype is None or dtype.kind not in {"m", "M"}:
+        return plain
+    convert = partial(_plain_time, name, dtype.name)
+    return list(map(convert, plain)) if isinstance(plain, list) else convert(plain)
+
+
+def _plain_time(name: str, dtype: str, value: Any) -> Any:
+    """Return an element of a timedelta64 or datetime64 that numpy converted to Python.
+
+    That is a timedelta or a datetime, except for NaT, and for a whole number of nanoseconds, of
+    months, years or no unit, or beyond Python's range. These become a description, which every
+    conversion rejects. Nanoseconds of a delay become a timedelta.
+    """
+    if value is None:
+        return Described("NaT")
+    if not isinstance(value, int):
+        return value
+    if name == "delay" and dtype == "timedelta64[ns]":
+        return timedelta(microseconds=-(-value // 1000))
+    return Described(f"{value} of {dtype}")
 
 
 def converted(values: Iterable[Any], convert: Callable[[Any], T]) -> list[T]:
@@ -219,7 +246,11 @@ def _of_delay(value: Any) -> int:
 def _of_due(value: Any) -> int:
     if not isinstance(value, datetime):
         raise InvalidRequest.of("due", value, "must be an aware datetime")
-    if value.utcoffset() is None:
+    try:
+        offset = value.utcoffset()
+    except ValueError:  # pandas.NaT is a datetime
+        raise InvalidRequest.of("due", value, "must be an aware datetime") from None
+    if offset is None:
         limit = "must not be naive; give the datetime a tzinfo, such as datetime.UTC"
         raise InvalidRequest.of("due", value, limit)
     unix_ms = -(-(value - _EPOCH) // _MS)
