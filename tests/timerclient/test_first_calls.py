@@ -1,15 +1,17 @@
 """A client's first single calls name their requests, and need no producer."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.timerclient.conftest import Threaded
 from tests.timerclient.fake_cluster import Cluster, wire_error
 from tests.timerclient.test_scheduling import QUICK, once, payloads, until
-from timerclient import AsyncTimerClient, TimerClient
+from timerclient import AsyncTimerClient, NewTimer, TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.streams import first_calls
+from timerclient.streams import first_calls, producer
 from timerclient.values import errors
 
 FIRST = 3
@@ -109,6 +111,34 @@ async def test_call_behind_a_first_one_is_over_in_its_own_time(cluster: Cluster)
         await client.schedule("orders", b"3")  # calls come together: a producer is worth it
         assert cluster.registrations == 1
     assert payloads(cluster) == [b"1", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("way", "given"),
+    [
+        ("schedule", ("t", b"1")),
+        ("schedule_batch", ("t", [b"1"])),
+        ("schedule_all", ([NewTimer("t", b"1")],)),
+    ],
+)
+async def test_wait_for_a_first_call_is_part_of_the_timeout(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, way: str, given: tuple[Any, ...]
+) -> None:
+    cluster.on_schedule = lambda _: wire_error(pb.REASON_COMMIT_TIMEOUT)
+    now_s = 7.0
+    monkeypatch.setattr(producer, "time", SimpleNamespace(monotonic=lambda: now_s))
+
+    async def wait(within_s: float) -> None:
+        nonlocal now_s
+        now_s += within_s
+
+    async with AsyncTimerClient(cluster.address, settings=QUICK) as client:
+        monkeypatch.setattr(client._first_calls, "wait", wait)
+        client._first_calls._left = 0
+        async with asyncio.timeout(30):
+            with pytest.raises(errors.TimerError, match="within 60 s"):
+                await getattr(client, way)(*given, timeout=60)
+        cluster.on_schedule = lambda _: None
 
 
 async def test_closing_waits_for_the_first_call(cluster: Cluster) -> None:

@@ -33,9 +33,8 @@ from timerclient import (
 )
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import background
 from timerclient.rows.background import Budget
-from timerclient.streams import node_channel
+from timerclient.streams import node_channel, producer
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
 
@@ -253,15 +252,6 @@ def test_budget_blocks_until_bytes_are_given_back() -> None:
     assert not taken.is_alive()
 
 
-def test_budget_tells_how_long_it_was_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    budget = Budget(10)
-    assert budget.take(10, 1) == 0
-    monkeypatch.setattr(threading.Condition, "wait_for", lambda *_: True)
-    readings = iter((7.0, 19.5))
-    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: next(readings)))
-    assert budget.take(1, 60) == 12.5
-
-
 def test_close_refuses_what_is_no_timeout_and_closes_nothing(threaded: Threaded) -> None:
     with connect(threaded) as client, client.consumer("orders", "g") as consumer:
         for closes in (consumer, client):
@@ -416,7 +406,8 @@ def test_time_that_a_full_budget_took_is_the_calls_own(
 ) -> None:
     threaded.cluster.on_schedule = lambda _: wire_error(pb.REASON_COMMIT_TIMEOUT)
     with connect(threaded) as client:
-        monkeypatch.setattr(client._budget, "take", lambda *_: 60.0)
+        readings = iter((7.0, 67.0))  # as the call begins, and as the producer receives it
+        monkeypatch.setattr(producer, "time", SimpleNamespace(monotonic=lambda: next(readings)))
         held_up = client.submit("orders", b"p", timeout=60)
         with pytest.raises(errors.Unavailable, match="within 60 s"):
             held_up.result(30)

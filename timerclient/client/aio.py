@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -252,7 +251,6 @@ class AsyncTimerClient(SeriesCalls):
             OutcomeUnknown: No answer in time; the timer may have been scheduled, or may still be.
             TimerError: The call was rejected; no timer was scheduled.
         """
-        began_s = time.monotonic()
         payload = payload_of(payload, json)
         row = make_row(topic, payload, key, headers, on_conflict, when, ordering_key, priority)
         if request_id is not None:
@@ -266,7 +264,6 @@ class AsyncTimerClient(SeriesCalls):
                 return (await self._schedule_first(row, timeout)).timer(key or "")
         else:
             await self._first_calls.wait(call.within_s)
-        call.waited_s = time.monotonic() - began_s
         self.producer().submit_row(row, call)
         return await self._answered(future, call)
 

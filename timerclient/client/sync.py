@@ -132,7 +132,7 @@ class ThreadClient:
         self, future: "Future[T]", call: WaitingCall, size: int, submit: Callable[[Any], None]
     ) -> "Future[T]":
         self._background.check()
-        call.waited_s = self._budget.take(size, call.within_s)
+        self._budget.take(size, call.within_s)
         future.set_running_or_notify_cancel()
         future.add_done_callback(lambda _: self._budget.give(size))
         self._background.loop.call_soon_threadsafe(self._submit_on_loop, future, submit)

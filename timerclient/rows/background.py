@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
@@ -202,8 +201,8 @@ class Budget:
         self._used = 0
         self._freed = threading.Condition()
 
-    def take(self, size: int, within_s: float) -> float:
-        """Take `size` bytes, once they are free; return the seconds of the wait.
+    def take(self, size: int, within_s: float) -> None:
+        """Take `size` bytes, once they are free.
 
         A submission larger than the limit is accepted when no other is unanswered. On the clients'
         own thread there is no wait.
@@ -211,21 +210,17 @@ class Budget:
         Raises:
             Overloaded: The bytes were not free in time; nothing was sent.
         """
-        waited_s = 0.0
         with self._freed:
             fits, used = self._fits(size), self._used
         if not fits:
             self._blocked(used)  # without the lock: it calls the application
         with self._freed:
             if not self._fits(size):
-                begun_s = time.monotonic()
                 within_s = 0.0 if is_here() else within_s
                 if not self._freed.wait_for(lambda: self._fits(size), within_s):
                     text = f"{self._used} submitted bytes are unanswered after {within_s:g} s"
                     raise Overloaded(text)
-                waited_s = time.monotonic() - begun_s
             self._used += size
-        return waited_s
 
     def _fits(self, size: int) -> bool:
         return not self._used or self._used + size <= self._size

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import copy
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -68,7 +69,7 @@ class Settles(Protocol):
 class WaitingCall:
     """One call, which waits for the ids of some rows of a request."""
 
-    __slots__ = ("alarm", "first", "future", "make", "request", "rows", "waited_s", "within_s")
+    __slots__ = ("alarm", "began_s", "first", "future", "make", "request", "rows", "within_s")
 
     def __init__(
         self, future: Settles, rows: int, make: Callable[..., Any], within_s: float
@@ -78,8 +79,8 @@ class WaitingCall:
         self.make = make
         """Makes a Timer, or Timers, from the outcome of the call's rows."""
         self.within_s = within_s
-        self.waited_s = 0.0
-        """Seconds of `within_s` that passed before the producer received the call."""
+        self.began_s = time.monotonic()
+        """When `within_s` began: the producer may receive the call later."""
         self.first = 0
         """Its first row in the request."""
         self.request: CallsRequest | None = None
@@ -341,7 +342,8 @@ class ProducerStream:
             self._task.add_done_callback(self._ended)
 
     def _watch(self, call: WaitingCall) -> None:
-        call.alarm = self._deadlines.add(call, call.within_s - call.waited_s)
+        waited_s = time.monotonic() - call.began_s
+        call.alarm = self._deadlines.add(call, call.within_s - waited_s)
 
     def _out_of_time(self, call: WaitingCall) -> None:
         if call.future.done():
