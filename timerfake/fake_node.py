@@ -11,6 +11,7 @@ from cluster.api.public_services import services_of
 from cluster.control.membership import Change
 from cluster.files.storage import leader_config
 from cluster.observe.topic_view import TopicView
+from cluster.rpc.handlers import Registrar
 from cluster.settings.config import NodeConfig, build_config
 from cluster.state.host import Host
 from timer.entries.entry_frame import Entry
@@ -77,7 +78,7 @@ class FakeNode(TopicView):
         self.log.on_commit = self.host.on_commit
         services = services_of(self.host, self, self, config, threads=Here())
         self._consumers = services.consumers
-        services.add_to(self.server)
+        services.add_to(Registrar(self.server, config.limits.request_bytes_max))
 
     def start(self) -> None:
         """Start to lead."""

@@ -27,7 +27,6 @@ from cluster.rpc.health_service import ON_ALL, ON_LEADER, HealthService
 from cluster.rpc.http import HttpServer
 from cluster.rpc.open_files import connections_max
 from cluster.rpc.relay import Relay
-from cluster.rpc.request_bounds import COLUMNS_BYTES_MAX
 from cluster.settings.config import LimitsConfig
 from timer.model.timer_errors import ConfigError
 
@@ -138,9 +137,8 @@ def grpc_servers_of(
     public, link = endpoints.public_server((*SERVER_OPTIONS, *most)), endpoints.link_server()
     tokens = endpoints.token_server((*TOKEN_OPTIONS, *most))
     (link or public).add_generic_rpc_handlers(tuple(peers))
-    bytes_max = limits.request_bytes_max + COLUMNS_BYTES_MAX
     for server in filter(None, (public, link, tokens)):
-        services.add_to(Registrar(server, bytes_max))
+        services.add_to(Registrar(server, limits.request_bytes_max))
     reflected = [*ON_LEADER, *ON_ALL, health.SERVICE_NAME, reflection.SERVICE_NAME]
     for server in filter(None, (public, tokens)):
         health_service.add_to(server)

@@ -24,7 +24,7 @@ import grpc
 from cluster.rpc import grpc_errors
 from cluster.rpc.fair_queue import FairQueue
 from cluster.rpc.relay import SERVED_HERE, Relay, error_for, is_repeatable
-from cluster.rpc.request_bounds import UnreadableRequest, reader_of, size_of
+from cluster.rpc.request_bounds import COLUMNS_BYTES_MAX, UnreadableRequest, reader_of, size_of
 from cluster.rpc.rpc_caller import CALLER, keep_pace
 from timer.model.timer_errors import CommitTimeoutError, EngineError
 
@@ -297,9 +297,9 @@ class RequestStream(Generic[_Request]):
 class Registrar:
     """Stands in for a server while services register, so that `reader_of` parses requests."""
 
-    def __init__(self, server: grpc.aio.Server, bytes_max: int) -> None:
-        """`bytes_max`: size of a request, at most."""
-        self._server, self._bytes_max = server, bytes_max
+    def __init__(self, server: Any, request_bytes_max: int) -> None:
+        """`request_bytes_max`: bytes of a request's payloads, keys and headers, at most."""
+        self._server, self._bytes_max = server, request_bytes_max + COLUMNS_BYTES_MAX
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """Ignore the handlers: their methods are also registered, and gRPC finds those first."""

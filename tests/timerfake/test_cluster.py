@@ -299,6 +299,14 @@ def test_every_method_of_the_client_is_shown_on_the_fake() -> None:
 # ---- settings, mishaps, the end
 
 
+def test_request_over_its_limit_is_refused_as_a_node_does(client: TimerClient) -> None:
+    limit = "request = '.* bytes': must have at most 18874368 bytes"
+    for request_id in ("a", None):  # without a producer, and on its stream
+        with pytest.raises(InvalidRequest, match=limit):
+            client.schedule_batch("t", [bytes(4 << 20)] * 5, request_id=request_id)
+    assert client.schedule("t", b"1", delay=HOUR).id
+
+
 def test_settings_are_those_of_a_node() -> None:
     cluster = FakeCluster(settings={"limits.payload_bytes_max": 5})
     with cluster.client() as client, pytest.raises(InvalidRequest, match="at most 5 bytes"):
