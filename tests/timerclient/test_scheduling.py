@@ -326,6 +326,19 @@ async def test_refusal_by_a_leader_that_is_gone_is_not_named(
         await call
 
 
+async def test_connection_that_a_request_ended_is_named_though_no_leader_is_found_later(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
+    def lose(_: object) -> str:
+        cluster.leader = None
+        return "lose"
+
+    cluster.on_schedule = lose
+    lost = "the connection was lost: UNAVAILABLE: connection reset; the last error: .* not lead"
+    with pytest.raises(errors.OutcomeUnknown, match=lost):
+        await client.schedule_batch("orders", [b"p"], timeout=3)
+
+
 @pytest.mark.parametrize("reason", [pb.REASON_DISK_FULL, pb.REASON_OVERLOADED])
 async def test_refusal_is_named_by_all_that_it_holds_up_and_leaves_no_gap(
     cluster: Cluster, client: AsyncTimerClient, reason: int

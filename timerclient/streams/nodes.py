@@ -618,11 +618,17 @@ def deadline_s(left_s: float) -> float:
     return min(left_s + LATER_S, DEADLINE_S_MAX)
 
 
-def out_of_time(within_s: float, last: TimerError | None, *, sent: bool) -> TimerError:
-    """Return the error of a call whose time is up."""
+def out_of_time(
+    within_s: float, last: TimerError | None, *, sent: bool, lost: str = ""
+) -> TimerError:
+    """Return the error of a call whose time is up.
+
+    `lost`: the error that ended the connection on which the call was sent; empty: none did.
+    """
     why = f"; the last error: {last}" if last is not None else ""
     if sent:
-        error: TimerError = OutcomeUnknown(f"no answer within {within_s:g} s{why}")
+        first = f"; the connection was lost: {lost}" if lost not in {"", str(last)} else ""
+        error: TimerError = OutcomeUnknown(f"no answer within {within_s:g} s{first}{why}")
     elif isinstance(last, errors.Overloaded | errors.DiskFull):
         error = type(last)(f"not accepted within {within_s:g} s{why}")
     else:

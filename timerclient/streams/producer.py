@@ -302,6 +302,8 @@ class ProducerStream:
         self._refusal: TimerError | None = None
         """The leader's last refusal, if it has taken nothing since. None: there is none, or the
         leader is gone."""
+        self._lost = ""
+        """The error that broke the last stream, if the leader may have taken requests from it."""
 
     # ---- calls
 
@@ -350,8 +352,8 @@ class ProducerStream:
             return
         untouched = self._forget(call)
         last = self._refusal or self._nodes.last_error
-        error = out_of_time(call.within_s, last, sent=not untouched)
-        call.settle(error)
+        lost = self._lost if call.request is not None and call.request.in_doubt else ""
+        call.settle(out_of_time(call.within_s, last, sent=not untouched, lost=lost))
         self._settled()
 
     def _forget(self, call: WaitingCall) -> bool:
@@ -433,6 +435,7 @@ class ProducerStream:
             except TimerError as error:
                 self._nodes.failed(node, error)
                 self._refusal = None if means_move(error) else error
+                self._lost = "" if error.outcome_known else str(error)
                 of_one = isinstance(error, InvalidRequest) and error.field == "request"
                 if of_one:
                     self._reject_largest(error)

@@ -58,6 +58,7 @@ _REFUSED = frozenset(
 
 _HTTP_1: Final = "this port speaks HTTP/1: give the node's gRPC port, not its HTTP port"
 _HINTS: Final = {
+    "ping timeout": "the node is gone, or the link too slow for a request of this size",
     "(HTTP status 5": "a proxy answers that it reaches no node",
     "Failed parsing HTTP/2": _HTTP_1,
     "Trying to connect an http1.x server": _HTTP_1,
