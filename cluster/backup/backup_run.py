@@ -3,7 +3,7 @@
     status --> a node, and the newest committed index --> OpenBackup: the node pins its state there
     each file of the state:   in an earlier backup, and in the store still --> nothing to do
                               in the store, of a backup that was cut       --> read and verified
-                              else                         --> fetched, verified, and written
+                              else       --> fetched, verified, and written under a name of its own
     catalogue written, and all parts in the store still --> the backup is complete
 
 The node gives size and CRC-32 of each file, for a run as it wrote them into the manifest. The bytes
@@ -141,7 +141,10 @@ class BackupRun:
             for part in each.parts
         }
         there = self._store.sizes(PARTS)
-        parts = [self._part(opened.replica_id, part, known, there) for part in opened.parts]
+        named = {part.name for part in known.values()}
+        unnamed = {name: size for name, size in there.items() if name not in named}
+        replica_id = opened.replica_id
+        parts = [self._part(replica_id, part, known, there, unnamed) for part in opened.parts]
         head = next(part for part in parts if part.path == manifest.NAME)
         state = self._manifest(head)
         begun = time.strftime("%Y%m%dT%H%M%S", time.gmtime(begun_ms // 1000))
@@ -190,17 +193,24 @@ class BackupRun:
         part: pb.OpenBackupResponse.Part,
         known: _Parts,
         there: dict[str, int],
+        unnamed: dict[str, int],
     ) -> StoredPart:
-        """Return one part, which is in the store then."""
-        name = part_name(replica_id, part.path, part.size, part.crc32)
+        """Return one part, which is in the store then.
+
+        `known`: of earlier backups. `there`: sizes of all files. `unnamed`: of those of no backup.
+        """
         found = known.get((replica_id, part.path, part.size, part.crc32))
         if found is not None and there.get(found.name) == part.size:
             return found
-        if there.get(name) == part.size:
-            with suppress(StoreUnavailable, BackupError):
-                digest = PartDigest.of(self._store.read(name))
-                if (digest.size, digest.crc32) == (part.size, part.crc32):
-                    return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)
+        stem = part_name(replica_id, part.path, part.size, part.crc32)
+        for name, size in unnamed.items():
+            if size == part.size and name.startswith(stem):
+                with suppress(StoreUnavailable, BackupError):
+                    digest = PartDigest.of(self._store.read(name))
+                    if (digest.size, digest.crc32) == (part.size, part.crc32):
+                        return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)
+        # A lost part gets its old name, which mends the earlier backups.
+        name = f"{stem}.{self._backup_id:016x}" if found is None else found.name
         digest = PartDigest()
         self._store.put(name, self._checked(part, digest), part.size)
         return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)

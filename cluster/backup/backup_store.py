@@ -1,7 +1,8 @@
 """The store of backups: a local directory or an object store, through pyarrow.fs.
 
 A local file is written under another name, synced and renamed. An object of an object store appears
-when its last byte is written. So a file that is there is complete.
+when its stream is closed. pyarrow can't abort a stream: after an error, the object has the bytes so
+far until it is deleted. Readers therefore compare sizes and checksums.
 """
 
 import os
@@ -122,6 +123,9 @@ class BackupStore:
     @contextmanager
     def writing(self, name: str) -> Iterator[Any]:
         """Give a pyarrow stream to write a file. It is complete and durable at the end, or absent.
+
+        In an object store, a writer that fails deletes the object of an earlier writer of the name,
+        so writers that may run at the same time need different names there.
 
         Raises:
             StoreUnavailable: it can't be written.

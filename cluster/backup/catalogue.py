@@ -2,13 +2,14 @@
 
     backups/20261126T045512042Z-81230.json    catalogue of one backup, the last file written
     log/…                                     the log between backups: log_parts.py
-    parts/REPLICA/runs-0000000012.arrow.SIZE.CRC32
+    parts/REPLICA/runs-0000000012.arrow.SIZE.CRC32.WRITER
                                               one file of a node's state, immutable
 
 A catalogue names the parts of its backup. Several name the same part: a later backup writes only
 the files that are new. A part without a catalogue comes from a backup that was cut. The name of a
-part has the replica, the file's name there, its size and its CRC-32. A replica never uses the name
-of an immutable file twice.
+part has the replica, the file's name there, its size, its CRC-32, and a random number of the backup
+that wrote it, so that a backup which fails deletes no part of another one. Earlier versions wrote
+names without it. A replica never uses the name of an immutable file twice.
 
     {"format": 1, "backup", "cluster_id", "nodes", "node", "replica_id" (16 hex digits), "index",
      "epoch", "time_ms", "begun_ms", "ended_ms", "program", "manifest_version", "pending",
@@ -140,7 +141,7 @@ def catalogue_name(backup: str) -> str:
 
 
 def part_name(replica_id: int, path: str, size: int, crc32: int) -> str:
-    """Return the name of a part's file in the store."""
+    """Return the name of a part's file in the store, without its writer."""
     return f"{PARTS}/{replica_id:016x}/{path.replace('/', '-')}.{size}.{crc32:08x}"
 
 

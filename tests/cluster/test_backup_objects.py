@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
-from cluster.backup.catalogue import read_catalogues
+from cluster.backup.catalogue import Catalogue, read_catalogues
 from cluster.backup.store_care import damages_of, prune
 from tests.cluster.test_backup_store import OneNode, backed_up, restored
 
@@ -56,6 +57,30 @@ def test_backups_in_a_bucket_are_incremental_verified_restored_and_pruned(
     assert len(damages_of(store)[1]) == 1
     with pytest.raises(BackupError, match="is missing"):
         restored(store, second, tmp_path / "second")
+
+
+def test_backup_that_is_interrupted_leaves_the_parts_of_another_one(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, node = BackupStore(f"s3://kept/two?{server}"), OneNode(tmp_path / "node")
+    fetch, done = node.fetch_backup, list[Catalogue]()
+
+    def interrupted(*request: Any) -> bytes:
+        data = fetch(*request)
+        if not done:  # within the upload of a part
+            monkeypatch.setattr(node, "fetch_backup", fetch)
+            done.append(backed_up(node, store))
+            raise SystemExit(143)
+        return data
+
+    monkeypatch.setattr(node, "fetch_backup", interrupted)
+    with pytest.raises(SystemExit):
+        backed_up(node, store)
+    [complete] = done
+    assert read_catalogues(store) == done
+    assert damages_of(store) == (len(complete.parts), [])
+    assert {*store.sizes("parts")} == {part.name for part in complete.parts}
+    assert {*restored(store, complete, tmp_path / "new")} == {"a", "b", "c"}
 
 
 def test_object_of_many_pieces_is_whole_or_absent(server: str) -> None:
