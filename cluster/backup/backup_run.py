@@ -172,8 +172,7 @@ class BackupRun:
         try:
             self._check_parts(parts)  # a prune that began before the put does not know of the parts
         except BackupError:
-            with suppress(BackupError):  # a prune deleted it, too
-                self._store.delete(name)
+            self._store.delete(name)
             raise
         return catalogue
 

@@ -192,13 +192,12 @@ class BackupStore:
                         each.unlink()
 
     def delete(self, name: str) -> None:
-        """Delete a file.
+        """Delete a file. Absent: do nothing.
 
         Raises:
-            BackupError: it is missing.
             StoreUnavailable: it can't be deleted.
         """
-        with self._reported(name):
+        with self._reported(name), suppress(FileNotFoundError):
             self._fs.delete_file(self._path(name))
 
 

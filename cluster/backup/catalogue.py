@@ -171,7 +171,7 @@ def readable_catalogues(store: BackupStore) -> tuple[list[Catalogue], list[str]]
     damages: list[str] = []
     for name in sorted(name for name in store.sizes(CATALOGUES) if name.endswith(_SUFFIX)):
         try:
-            found.append(Catalogue.decode(name, b"".join(store.read(name))))
+            found.append(_read(store, name))
         except BackupError as error:
             damages.append(str(error))
     return sorted(found, key=lambda each: (each.time_ms, each.index, each.begun_ms)), damages
@@ -192,7 +192,7 @@ def find_backup(
         BackupError: there is none.
     """
     if backup is not None and (name := catalogue_name(backup)) in store.sizes(CATALOGUES):
-        return Catalogue.decode(name, b"".join(store.read(name)))  # others may be damaged
+        return _read(store, name)  # others may be damaged
     found = read_catalogues(store)
     if not found:
         raise BackupError(f"{store.root} has no complete backup")
@@ -209,6 +209,19 @@ def find_backup(
     if not found:
         raise BackupError(f"no backup is that old; {span}")
     return found[-1]
+
+
+def _read(store: BackupStore, name: str) -> Catalogue:
+    """Return the catalogue of a file.
+
+    Raises:
+        BackupError: it is damaged, or a copy under another name.
+        StoreUnavailable: the store can't be read.
+    """
+    found = Catalogue.decode(name, b"".join(store.read(name)))
+    if name != catalogue_name(found.backup):
+        raise BackupError(f"{name}: a copy of {catalogue_name(found.backup)}: remove it")
+    return found
 
 
 def _sha256(fields: dict[str, Any]) -> str:

@@ -384,6 +384,22 @@ def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
         backed_up(node, store)
 
 
+def test_copy_of_a_catalogue_is_named_and_prune_goes_on_without_it(
+    node: OneNode, store: BackupStore, tmp_path: Path
+) -> None:
+    first = backed_up(node, store)
+    node.grow(rows=3)
+    second = backed_up(node, store)
+    copy = tmp_path / "store" / catalogue_name(f"{first.backup} (1)")
+    shutil.copy(tmp_path / "store" / catalogue_name(first.backup), copy)
+    with pytest.raises(BackupError, match=r"\(1\).json: a copy of .*: remove it"):
+        prune(store, 1)
+    assert damages_of(store, first.backup) == (len(first.parts), [])
+    copy.unlink()
+    assert prune(store, 1).backups == [first.backup]
+    assert read_catalogues(store) == [second]
+
+
 def test_restore_that_fails_while_it_moves_directories_leaves_none(
     node: OneNode, store: BackupStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
