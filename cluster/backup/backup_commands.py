@@ -254,17 +254,20 @@ def _list(args: argparse.Namespace) -> int:
 
     store = store_of(args)
     found, damages = readable_catalogues(store)
-    log = StoredLog(store, found[0].cluster_id if found else "")
+    clusters = {each.cluster_id for each in found}
+    logs = {cluster: StoredLog(store, cluster) for cluster in clusters}
+    several = len(clusters) > 1
     rows: list[tuple[Any, ...]] = []
     documents: list[dict[str, Any]] = []
     for each in found:
-        reach = log.reach(each.end)
+        reach = logs[each.cluster_id].reach(each.end)
         row = row_of(each)
         to = (None, None) if reach is None else (reach.last, output.instant(reach.time_ms))
-        rows.append((*row[:3], *to, *row[3:]))
+        rows.append((*[each.cluster_id] * several, *row[:3], *to, *row[3:]))
         known = {} if reach is None else {"log_index": reach.last, "log_time_ms": reach.time_ms}
         documents.append(document_of(each) | known)
-    table = cli_args.table(args, _LISTED, rows, WIDE) if rows else f"no backups in {args.store}"
+    headings = (*["CLUSTER"] * several, *_LISTED)
+    table = cli_args.table(args, headings, rows, WIDE) if rows else f"no backups in {args.store}"
     put(args, {"backups": documents, "damaged": damages}, "\n".join([table, *damages]))
     return FAILED if damages else OK
 

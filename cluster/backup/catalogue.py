@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from cluster.backup.backup_store import BackupError, BackupStore
+from cluster.backup.backup_store import BackupError, BackupStore, WrongStore
 from cluster.backup.log_parts import LogEnd
 from timer.model.units import Epoch, LogIndex
 from timer.recovery import manifest
@@ -150,12 +150,20 @@ def read_catalogues(store: BackupStore) -> list[Catalogue]:
 
     Raises:
         BackupError: a catalogue is damaged.
+        WrongStore: the backups are of several clusters.
         StoreUnavailable: the store can't be read.
     """
     found, damages = readable_catalogues(store)
     if damages:
         others = "`timerctl backup list` shows the other backups, and --backup ID reads one of them"
         raise BackupError(f"{damages[0]}; {others}")
+    clusters = sorted({each.cluster_id for each in found})
+    if clusters[1:]:
+        choice = "`timerctl backup list` shows them, and --backup ID reads one of them"
+        raise WrongStore(
+            f"{store.root} has backups of the clusters {', '.join(clusters)}: use a store for each"
+            f" cluster; {choice}"
+        )
     return found
 
 
@@ -189,7 +197,7 @@ def find_backup(
     Without any of them, the newest.
 
     Raises:
-        BackupError: there is none.
+        BackupError: there is none; or see `read_catalogues`.
     """
     if backup is not None and (name := catalogue_name(backup)) in store.sizes(CATALOGUES):
         return _read(store, name)  # others may be damaged

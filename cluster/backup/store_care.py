@@ -25,7 +25,7 @@ def damages_of(store: BackupStore, backup: str | None = None) -> tuple[int, list
     `backup`: its id; None: all backups, and the log between them.
 
     Raises:
-        BackupError: the store has no such backup, or none at all, or a catalogue is damaged.
+        BackupError: the store has no such backup, or none at all; or see `read_catalogues`.
         StoreUnavailable: the store does not answer.
     """
     found = _backups(store, backup)
@@ -103,7 +103,7 @@ def prune(store: BackupStore, keep: int) -> Pruned:
     be deleted, and so would the files that it writes.
 
     Raises:
-        BackupError: a catalogue is damaged.
+        BackupError: a catalogue is damaged, or the backups are of several clusters.
         StoreUnavailable: the store does not answer.
     """
     found = read_catalogues(store)

@@ -400,6 +400,30 @@ def test_copy_of_a_catalogue_is_named_and_prune_goes_on_without_it(
     assert read_catalogues(store) == [second]
 
 
+def test_store_with_backups_of_two_clusters_is_listed_and_refused(
+    node: OneNode, store: BackupStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = backed_up(node, store)
+    foreign = replace(own, backup="foreign", cluster_id="d", time_ms=own.time_ms + 1)
+    data = foreign.encode()
+    store.put(catalogue_name(foreign.backup), [data], len(data))  # of files that were moved here
+    target = tmp_path / "new"
+    for command in (
+        ("backup", "prune", "--keep", "1"),
+        ("backup", "verify"),
+        ("restore", "--into", str(target)),
+    ):
+        assert timerctl([*command, "--from", store.root]) == 1
+        assert "has backups of the clusters c, d" in capsys.readouterr().err
+    assert len(store.sizes(CATALOGUES)) == 2
+    assert timerctl(["backup", "list", "--from", store.root]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        *("CLUSTER", "c", "d")
+    ]
+    restore_own = ["restore", "--into", str(target), "--backup", own.backup, "--from", store.root]
+    assert timerctl(restore_own) == 0
+
+
 def test_restore_that_fails_while_it_moves_directories_leaves_none(
     node: OneNode, store: BackupStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
