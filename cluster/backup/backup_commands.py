@@ -323,7 +323,7 @@ def _mib(size: int) -> float:
 def _restore(args: argparse.Namespace) -> int:
     from cluster.backup import restoration
 
-    if args.config is not None and (args.nodes or args.cluster_id):
+    if args.config is not None and (args.nodes, args.cluster_id) != (None, None):
         raise UsageError("--nodes and --cluster-id go with --into: the settings have them")
     if args.config is None and args.restore_id:
         raise UsageError("--restore-id goes with --config: --into makes all nodes at once")
@@ -372,9 +372,10 @@ def _plan(
     from cluster.backup.restoration import RestorePlan
 
     if args.config is None:
-        given = args.nodes.split(",") if args.nodes else found.nodes
+        given = found.nodes if args.nodes is None else args.nodes.split(",")
         names = tuple(name.strip() for name in given)
-        cluster_id, restore_id = args.cluster_id or found.cluster_id, secrets.token_hex(8)
+        restore_id = secrets.token_hex(8)
+        cluster_id = found.cluster_id if args.cluster_id is None else args.cluster_id
         target, places = args.into, {name: args.into / name for name in names}
     else:
         from cluster.settings.config import load_config

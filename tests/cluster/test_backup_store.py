@@ -424,6 +424,21 @@ def test_store_with_backups_of_two_clusters_is_listed_and_refused(
     assert timerctl(restore_own) == 0
 
 
+@pytest.mark.parametrize(("option", "what"), [("--nodes", "node"), ("--cluster-id", "cluster id")])
+def test_empty_option_of_a_restore_is_not_the_default(
+    node: OneNode,
+    store: BackupStore,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    what: str,
+) -> None:
+    backed_up(node, store)
+    words = ("--from", store.root, "--into", str(tmp_path / "new"), option, "")
+    assert timerctl(["restore", *words]) == 2
+    assert f"{what} = ''" in capsys.readouterr().err
+
+
 def test_restore_that_fails_while_it_moves_directories_leaves_none(
     node: OneNode, store: BackupStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
