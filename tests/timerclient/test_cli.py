@@ -58,8 +58,8 @@ def test_members_names_the_command_that_gives_a_learner_a_vote(
     known = ("n1", True, "leader"), ("n2", True, "unreachable"), ("n2", False, "learner")
     rows = [*known, ("n3", False, "learner"), ("n4", False, "follower")]
     members = [pb.Member(name=name, voter=voter, role=role) for name, voter, role in rows]
-    answer = pb.ListMembersResponse(epoch=1, leader="n1", members=members)
-    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(members=answer))
+    answer, status = pb.ListMembersResponse(members=members), pb.GetStatusResponse()
+    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(members=answer, status=status))
     notes = [line.partition("  -  ")[2].strip() for line in ctl("members")[1].splitlines()[-5:]]
     ends = ["-", "-", "members replace n2", "members add n3", "format it again, as a learner"]
     assert all(note.endswith(end) for note, end in zip(notes, ends, strict=True)), notes

@@ -67,7 +67,8 @@ def judged(change: Change) -> list[Finding]:
 def test_a_healthy_cluster_is_ok() -> None:
     findings = judged(lambda *_: None)
     assert worst(findings) is Level.OK
-    assert {each.check for each in findings} == {"leader", "nodes", "disk", "behind", "state"}
+    checks = {"leader", "nodes", "level", "disk", "behind", "state"}
+    assert {each.check for each in findings} == checks
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,34 @@ def test_a_node_without_a_vote_is_a_warning() -> None:
     assert (found.check, found.of, found.level) == ("votes", "n3", Level.WARNING)
     nodes[2].reachable = False
     assert not [*findings_of_votes(pb.GetStatusResponse(nodes=nodes), members)]
+
+
+def test_a_node_too_old_for_the_feature_level_is_named_and_gets_no_vote(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, checkpoints = cluster()
+    for number, node in enumerate(nodes, 1):
+        node.replica_id, node.feature_level_max, node.version = number, 2, "0.2.0"
+    status = pb.GetStatusResponse(cluster_id="c", epoch=4, leader="n1", nodes=nodes)
+    members = [pb.Member(name=n.name, replica_id=n.replica_id, voter=True) for n in nodes[:2]]
+    members.append(pb.Member(name="n3", replica_id=3, role="learner", unsure=True))
+    answers = {
+        "status": status,
+        "members": pb.ListMembersResponse(members=members),
+        "checkpoint": pb.GetCheckpointResponse(nodes=checkpoints),
+    }
+    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(**answers))
+    old = status.nodes[2]  # 0.1 reports no level
+    old.version, old.feature_level_max = "0.1.0", 0
+    for level, is_named in ((0, False), (1, False), (2, True)):
+        status.feature_level = level
+        note = f"version 0.1.0 of n3 does not support feature level {level}"
+        lines = [line for line in ctl("check")[1].splitlines() if line.split()[1] == "level"]
+        assert [(line.split()[0], note in line) for line in lines] == [
+            ("WARNING" if is_named else "OK", is_named)
+        ]
+        out = ctl("members")[1]
+        assert (note in out, "to give it a vote" in out) == (is_named, not is_named)
 
 
 def test_nodes_at_different_checkpoints_are_not_compared() -> None:

@@ -26,6 +26,7 @@ from timerclient.cli.cli_args import Commands, duration, duration_text
 from timerclient.cli.cli_nodes import (
     HOW_TO_VOTE,
     rejects_new_timers,
+    too_old,
     trouble_of_leader,
     why_absent,
     why_low,
@@ -66,7 +67,7 @@ class Finding:
     """One thing that was looked at."""
 
     check: str
-    """leader, nodes, node, votes, behind, state, disk, files, certificate, overdue or unacked."""
+    """A row of the table in docs/runbook.md, such as leader or disk."""
     of: str
     """The node, topic or topic/group; empty: the cluster."""
     level: Level
@@ -100,6 +101,9 @@ def findings_of_nodes(
         + (f"; no answer: {', '.join(map(_absent, absent))}" if absent else ""),
         len(there),
     )
+    old, feature_level = too_old(status), max(1, status.feature_level)
+    text = "; ".join(old.values()) or f"feature level {feature_level}"
+    yield Finding("level", "", Level.WARNING if old else Level.OK, text, feature_level)
     rejects = rejects_new_timers(status)
     for node in there:
         yield _of_disk(node, rejects=rejects)

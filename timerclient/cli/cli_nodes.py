@@ -108,6 +108,16 @@ def why_low(node: pb.NodeStatus) -> str:
     return f"{more} the reserve of {node.disk_reserve_bytes >> 20} MiB"
 
 
+def too_old(status: pb.GetStatusResponse) -> dict[int, str]:
+    """Return replica id -> note, of nodes whose program does not support the cluster's level."""
+    remedy = f"does not support feature level {status.feature_level}: install a newer release"
+    return {
+        node.replica_id: f"version {node.version} of {node.name} {remedy}"
+        for node in status.nodes
+        if node.reachable and (node.feature_level_max or 1) < status.feature_level
+    }
+
+
 def _serving(node: pb.NodeStatus) -> bool | None:
     """Return whether a leader serves. None: the node does not lead."""
     return node.serving if node.role == "leader" else None
@@ -370,7 +380,7 @@ class NodeCommands(Commands):
 
     def _list(self, args: argparse.Namespace) -> int:
         with self._connect(args) as client:
-            self._show(args, client.members())
+            self._show(args, client.members(), client.status())
         return OK
 
     def _change(self, args: argparse.Namespace) -> int:
@@ -387,19 +397,24 @@ class NodeCommands(Commands):
                 time.sleep(POLL_S)
                 with suppress(TimerError):  # the change is done: this is no failure of the command
                     members = client.members()
-            self._show(args, members)
+            self._show(args, members, client.status())
         if late:
             sys.stderr.write(f"{args.node} votes, and has not caught up yet: timerctl members\n")
         return OK
 
-    def _show(self, args: argparse.Namespace, members: pb.ListMembersResponse) -> None:
+    def _show(
+        self,
+        args: argparse.Namespace,
+        members: pb.ListMembersResponse,
+        status: pb.GetStatusResponse,
+    ) -> None:
         headings = ("NAME", "REPLICA", "VOTER", "ROLE", "LOG END", "LAG", "ADDRESS", "NOTE")
-        voters = {m.name for m in members.members if m.voter}
+        voters, old = {m.name for m in members.members if m.voter}, too_old(status)
         rows = [
             (
                 *(m.name, f"{m.replica_id:016x}", m.voter, m.role),
                 *((m.log_end, m.lag_entries) if m.role != "unreachable" else (None, None)),
-                *(m.address, ", ".join(_notes_of_member(m, voters))),
+                *(m.address, ", ".join(_notes_of_member(m, voters, old.get(m.replica_id)))),
             )
             for m in members.members
         ]
@@ -408,11 +423,13 @@ class NodeCommands(Commands):
         self._put(args, as_dict(members), f"{head}\n\n{table}")
 
 
-def _notes_of_member(member: pb.Member, voters: Container[str]) -> Iterator[str]:
-    """Yield what to know of a member. `voters`: names of all voters."""
+def _notes_of_member(member: pb.Member, voters: Container[str], old: str | None) -> Iterator[str]:
+    """Yield what to know of a member. `voters`: names of all voters. `old`: see `too_old`."""
     if member.unsure:
         yield "unsure"
-    if not member.voter and member.role == "learner":
+    if old is not None:
+        yield old
+    elif not member.voter and member.role == "learner":
         change = "replace" if member.name in voters else "add"
         yield f"to give it a vote: timerctl members {change} {member.name}"
     elif not member.voter:
