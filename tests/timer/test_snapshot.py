@@ -325,6 +325,19 @@ def test_what_no_manifest_names_goes_and_the_rest_starts() -> None:
     assert not {*files(disk, STATE)}
 
 
+def test_directories_that_a_file_system_makes_in_a_state_stay(tmp_path: Path) -> None:
+    disk, state = RealDisk(), tmp_path / "state"
+    catch_up(engine := engine_on(disk, state), busy_log())
+    flush(engine)
+    made = [state / "lost+found", *(state / name / "lost+found" for name in manifest.DIRECTORIES)]
+    for each in made:
+        disk.make_dir(each)
+    remove_unnamed(disk, state)
+    assert (state / manifest.NAME).exists()
+    remove_files(disk, state)
+    assert {*files(disk, state)} == {*made}
+
+
 def test_part_that_arrives_damaged_begins_anew() -> None:
     source, there, _ = taken()
     disk = SimDisk()

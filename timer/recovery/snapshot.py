@@ -10,6 +10,7 @@ files are a consistent cut, which outlives later flushes and merges of the sourc
 committed entries. It is therefore valid for every replica of the log, from any source.
 """
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Final, NamedTuple
 from isal import isal_zlib
 
 from timer.files.disk import Disk
+from timer.model.timer_errors import DiskFailedError
 from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
 from timer.recovery import manifest
 
@@ -96,10 +98,19 @@ def remove_unnamed(disk: Disk, directory: Path) -> None:
     named.add(directory / manifest.NAME)
     for path in files(disk, directory):
         if path not in named:
-            disk.remove(path)
+            _remove(disk, path)
 
 
 def remove_files(disk: Disk, directory: Path) -> None:
     """Remove the files of a state or a snapshot, complete or not."""
     for path in files(disk, directory):
+        _remove(disk, path)
+
+
+def _remove(disk: Disk, path: Path) -> None:
+    """Remove a file. A directory stays: the server makes none here, a file system lost+found."""
+    try:
         disk.remove(path)
+    except DiskFailedError as error:
+        if error.errno != errno.EISDIR:
+            raise
