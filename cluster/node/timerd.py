@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+import timerclient  # noqa: F401 -- before grpc, whose core then writes no lines of its own
 from cluster.settings.exit_codes import EXIT_OTHER, exit_code
 from replication.core.promise import NEVER_GIVEN
 from timer.files.data_directory import format_directory, founding_replica_id

@@ -49,6 +49,8 @@ _SERVER: Final = (
     *_MESSAGES,
     *PINGED,
     ("grpc.so_reuseport", 0),
+    # Only identity, bit 0. gRPC expands a compressed message a thousandfold before any check here.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     # A connection without a handshake, without settings or without calls is closed.
     ("grpc.http2.settings_timeout", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),

@@ -78,6 +78,13 @@ def test_request_is_refused_and_forgotten(town: Victim, attack: str) -> None:
         assert code_of(refused.value) is grpc.StatusCode.INVALID_ARGUMENT, refused.value
 
 
+def test_compressed_message_is_refused_before_it_is_expanded(town: Victim) -> None:
+    call: Any = town.channel(town.wait_for_leader()).unary_unary("/timer.v1.TimerService/Schedule")
+    with pytest.raises(grpc.RpcError) as refused:
+        call(bytes(BIG), timeout=RPC_S, compression=grpc.Compression.Gzip)
+    assert code_of(refused.value) is grpc.StatusCode.UNIMPLEMENTED, refused.value
+
+
 @pytest.mark.parametrize("method", STREAMS)
 def test_stream_ends_at_what_is_no_message(town: Victim, method: str) -> None:
     def requests() -> Iterator[bytes]:

@@ -38,10 +38,11 @@ def test_names_are_the_same_for_type_checkers_and_at_run_time() -> None:
         timerclient.TimerKlient  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_import_loads_no_grpc_and_quiets_it_before_it_is_loaded() -> None:
+@pytest.mark.parametrize("module", ["timerclient", "cluster.node.timerd"])
+def test_import_loads_no_grpc_and_quiets_it_before_it_is_loaded(module: str) -> None:
     code = (
         "import os, sys; os.environ.pop('GRPC_VERBOSITY', None)\n"
-        "import timerclient; assert 'grpc' not in sys.modules\n"
+        f"import {module}; assert 'grpc' not in sys.modules\n"
         "assert os.environ['GRPC_VERBOSITY'] == 'NONE'\n"
         "from timerclient import *; assert 'grpc' in sys.modules; TimerClient.schedule"
     )
