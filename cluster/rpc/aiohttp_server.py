@@ -15,7 +15,6 @@ _before = {name: os.environ.get(name) for name in _PLACES}
 os.environ.update(dict.fromkeys(_PLACES, os.devnull))
 try:
     from aiohttp import web
-    from aiohttp.http_exceptions import ContentEncodingError
     from aiohttp.web_protocol import RequestHandler
 finally:
     for _name, _value in _before.items():
@@ -23,4 +22,4 @@ finally:
         if _value is not None:
             os.environ[_name] = _value
 
-__all__ = ["ContentEncodingError", "RequestHandler", "web"]
+__all__ = ["RequestHandler", "web"]

@@ -325,6 +325,7 @@ class HttpServer:
             access_log=None,
             shutdown_timeout=DRAIN_TIMEOUT_S,
             keepalive_timeout=IDLE_S,
+            auto_decompress=False,  # see BodyReader
             handler_cancellation=True,  # a receive whose client has gone leases no message
         )
         await runner.setup()

@@ -31,16 +31,10 @@ from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON, RPC_ROUTES, HttpRoute
 from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyAccount, BodyCharge, parsed
-from cluster.rpc.json_fields import SHOWN_MAX, refused
+from cluster.rpc.json_fields import refused
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.peek_form import peek_answer
-from cluster.rpc.problem_details import (
-    HEADERS,
-    UNSUPPORTED,
-    ProblemError,
-    problem_of,
-    wrong_encoding,
-)
+from cluster.rpc.problem_details import HEADERS, UNSUPPORTED, ProblemError, problem_of
 from cluster.rpc.relay import METHODS
 from cluster.rpc.route_forms import FORMS
 from cluster.rpc.schedule_batches import BatchCaller, ScheduleBatches
@@ -230,7 +224,7 @@ def _check_type(request: web.Request, media: str) -> None:
         raise refused(_TYPE, request.headers.get(_TYPE), f"must be {media}")
     coding = request.headers.get(_CODING)
     if coding is not None and coding.lower() not in ("gzip", "deflate", "identity"):
-        raise wrong_encoding(coding[:SHOWN_MAX])
+        raise refused(_CODING, coding, "must be gzip or deflate, or absent")
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,6 +1,8 @@
 """Bodies of requests to the HTTP port: read within bounds, and parsed strictly.
 
     headers --> BodyCharge.read: size, time, bytes of all --> parsed: values, UTF-8 --> object
+                  |
+                BodyReader: the body, expanded piece by piece
 
 A body above SMALL_BYTES_MAX is charged to the account of the port until its request is answered.
 So many large requests at once are refused, and small ones are not.
@@ -13,6 +15,7 @@ body follows one.
 import asyncio
 import json
 import math
+import zlib
 from collections import Counter
 from typing import Any, Final, NoReturn, Self
 
@@ -34,6 +37,8 @@ PACE: Final = 1 << 20
 VALUES_MAX: Final = 100_000
 """Values of a body above SMALL_BYTES_MAX, about: its commas and opening brackets. Parsing so many
 takes about 20 ms."""
+PIECE_BYTES: Final = 16 << 10
+"""Bytes of an expanded body, at most, between two turns of the event loop."""
 RETRY_AFTER_MS: Final = 500
 TOO_LARGE: Final = 413
 
@@ -84,7 +89,8 @@ class BodyCharge:
     async def _pieces(self, request: web.Request, bytes_max: int) -> bytes:
         pieces: list[bytes] = []
         size = 0
-        while piece := await next_piece(request):
+        reader = BodyReader(request)
+        while piece := await reader.next_piece():
             pieces.append(piece)
             size += len(piece)
             if size > bytes_max:
@@ -107,18 +113,60 @@ class BodyCharge:
         account.bytes += more
 
 
-async def next_piece(request: web.Request) -> bytes:
-    """Return the next piece of a body, decoded. Empty: the body has ended.
+class BodyReader:
+    """Reads the body of a request in pieces, and expands one of gzip or deflate.
 
-    Raises:
-        InvalidRequestError: it is not encoded as its headers say.
+    aiohttp would expand a body without a turn of the event loop, also one that no handler reads.
     """
-    try:
-        return await request.content.readany()
-    except web.RequestPayloadError as error:
-        why = str(error).rpartition("\n")[2].strip()
-        limit = f"must be encoded as the headers say: {why}"
-        raise InvalidRequestError("body", "damaged", limit) from None
+
+    __slots__ = ("_coding", "_content", "_expander", "_rest")
+
+    def __init__(self, request: web.Request) -> None:
+        self._content = request.content
+        self._coding = request.headers.get("Content-Encoding", "").lower()
+        self._expander: zlib._Decompress | None = None
+        """None: no byte is expanded yet."""
+        self._rest = b""
+        """Bytes that were read and are not expanded."""
+
+    async def next_piece(self) -> bytes:
+        """Return the next piece, decoded. Empty: the body has ended.
+
+        Raises:
+            InvalidRequestError: it is not encoded as its headers say.
+        """
+        try:
+            if self._coding in ("gzip", "deflate"):
+                return await self._expanded()
+            return await self._content.readany()
+        except (web.RequestPayloadError, zlib.error) as error:
+            why = str(error).rpartition("\n")[2].strip()
+            limit = f"must be encoded as the headers say: {why}"
+            raise InvalidRequestError("body", "damaged", limit) from None
+
+    async def _expanded(self) -> bytes:
+        while True:
+            if self._rest and (self._expander is None or self._expander.eof):
+                self._expander = zlib.decompressobj(self._window())
+            if (expander := self._expander) is not None:
+                await asyncio.sleep(0)
+                piece = expander.decompress(self._rest, PIECE_BYTES)
+                self._rest = expander.unconsumed_tail or expander.unused_data
+                if piece:
+                    return piece
+            if not self._rest:
+                self._rest = await self._content.readany()
+                if not self._rest:
+                    break
+        if expander is not None and not expander.eof:
+            raise zlib.error(f"the {self._coding} data ends early")
+        return b""
+
+    def _window(self) -> int:
+        """Return zlib's number for the coding. Some clients send deflate without its header."""
+        if self._coding == "gzip":
+            return zlib.MAX_WBITS | 16
+        return zlib.MAX_WBITS if self._rest[0] & 0xF == zlib.DEFLATED else -zlib.MAX_WBITS
 
 
 def too_large(size: int, bytes_max: int) -> ProblemError:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote, unquote_to_bytes
 
-from cluster.rpc.aiohttp_server import ContentEncodingError, RequestHandler, web
+from cluster.rpc.aiohttp_server import RequestHandler, web
 from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.schemas import FLAG, TEXT, WHOLE, named, nullable, words
 from timer.model.timer_errors import UNSHOWN, EngineError, InvalidRequestError
@@ -150,16 +150,9 @@ class ProblemProtocol(RequestHandler):
             return answer
         why = (message or "").partition("\n")[0].partition(": b")[0][:200]
         error = InvalidRequestError("request", UNSHOWN, f"must be HTTP/1.1: {why}")
-        if isinstance(exc, ContentEncodingError):
-            error, status = wrong_encoding(UNSHOWN), UNSUPPORTED
-        answer = problem_of(error, status)
+        answer = problem_of(error)
         answer.force_close()
         return answer
-
-
-def wrong_encoding(value: object) -> InvalidRequestError:
-    """Return the refusal of a body's encoding."""
-    return InvalidRequestError("Content-Encoding", value, "must be gzip or deflate, or absent")
 
 
 @web.middleware

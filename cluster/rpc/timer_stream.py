@@ -22,7 +22,7 @@ from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON
-from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, next_piece, parsed
+from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, BodyReader, parsed
 from cluster.rpc.problem_details import HEADERS, ProblemError, document_of_error
 from timer.model.timer_errors import UNSHOWN, EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
@@ -49,6 +49,7 @@ class TimerLines:
         """`form`: of a line. `key`: the Idempotency-Key; empty: there is none."""
         self._form, self._topic, self._key = form, topic, key
         self._request, self._charge = request, charge
+        self._body = BodyReader(request)
         self._room = asyncio.Semaphore(LINES_MAX)
         self._waiting: deque[int] = deque()
         """Numbers of lines without a written result."""
@@ -200,7 +201,7 @@ class TimerLines:
     async def _piece(self) -> bytes:
         try:
             async with asyncio.timeout(SILENCE_S):
-                return await next_piece(self._request)
+                return await self._body.next_piece()
         except TimeoutError:
             limit = f"a stream needs a byte within {SILENCE_S:g} s"
             raise InvalidRequestError("line", "incomplete", limit) from None

@@ -2,16 +2,22 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
+import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry
 
 from cluster.rpc import json_bodies, timer_stream
+from cluster.rpc.http import HttpServer
 from cluster.rpc.http_api import IDEMPOTENCY_KEY, IDENTITY, HttpApi
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_routes import RPC_ROUTES
@@ -252,6 +258,29 @@ async def test_stream_that_ends_by_a_bug_does_not_look_complete(bug: BaseExcepti
 async def test_stream_has_any_number_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer_stream, "LINES_MAX", 10)
     assert [each["line"] for each in await lines_of(Calls(), 35 * LINE)] == [*range(1, 36)]
+
+
+@pytest.mark.parametrize("path", [AT, f"{AT}/stream"])
+async def test_compressed_body_is_expanded_in_pieces_up_to_its_limit(path: str) -> None:
+    media = NDJSON if path.endswith("stream") else {"Content-Type": "application/json"}
+    raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    many = gzip.compress(b" " * json_bodies.SMALL_BYTES_MAX) * 200
+    api = HttpApi(cast("LocalCalls", Calls()), OWN, secure=False)
+    pages = Mock(routes=api.routes, close=AsyncMock())
+    server = HttpServer("127.0.0.1:0", Mock(), CollectorRegistry(), pages)
+    url = f"http://127.0.0.1:{await server.start()}{path}"
+    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+        for coding, body, where in (
+            ("gzip", gzip.compress(b'{"delay": "x"') + gzip.compress(b"}"), "delay"),
+            ("Deflate", zlib.compress(b'{"delay": "x"}'), "delay"),
+            ("deflate", raw.compress(b'{"delay": "x"}') + raw.flush(), "delay"),
+            ("gzip", gzip.compress(b'{"delay": "x"}')[:-9], "ends early"),
+            ("gzip", many, "must have at most"),
+        ):
+            headers = media | {"Content-Encoding": coding}
+            async with session.post(url, data=body, headers=headers) as answer:
+                assert where in await answer.text(), (coding, where)
+    await server.stop()
 
 
 async def test_silent_client_and_large_lines_end_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,10 @@
 """Malformed or far too large requests: each is rejected at once, at no lasting cost."""
 
+import contextlib
+import gzip
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
@@ -83,6 +87,19 @@ def test_compressed_message_is_refused_before_it_is_expanded(town: Victim) -> No
     with pytest.raises(grpc.RpcError) as refused:
         call(bytes(BIG), timeout=RPC_S, compression=grpc.Compression.Gzip)
     assert code_of(refused.value) is grpc.StatusCode.UNIMPLEMENTED, refused.value
+
+
+def test_compressed_bodies_do_not_hold_the_event_loop(town: Victim) -> None:
+    url = f"http://{town.node(town.wait_for_leader()).http}/healthz"
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    body = gzip.compress(bytes(MIB)) * 512
+
+    def post(_: object) -> None:
+        with contextlib.suppress(OSError):  # the node may close the connection early
+            urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=RPC_S)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(post, range(24)))
 
 
 @pytest.mark.parametrize("method", STREAMS)
