@@ -13,16 +13,16 @@ The Raft links and the replica's streams dial on channels of their own (cluster/
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Final, NamedTuple
 
 import grpc
 from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from cluster.api.public_services import Services
 from cluster.rpc.endpoints import SERVER_OPTIONS, TOKEN_OPTIONS, AdminChannels, Endpoints
-from cluster.rpc.handlers import Registrar
+from cluster.rpc.handlers import Context, Registrar, RequestStream
 from cluster.rpc.health_service import ON_ALL, ON_LEADER, HealthService
 from cluster.rpc.http import HttpServer
 from cluster.rpc.open_files import connections_max
@@ -116,6 +116,18 @@ class Ports:
         await self._channels.close()
 
 
+class PacedReflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]  # it is untyped
+    """The standard reflection service. It reads the requests of a caller at the caller's rate."""
+
+    async def ServerReflectionInfo(  # noqa: N802 -- the name in the contract
+        self, requests: AsyncIterator[Any], context: Context
+    ) -> AsyncIterator[Any]:
+        """Yield an answer to each request; see the service."""
+        paced = RequestStream(requests, context)
+        async for answer in super().ServerReflectionInfo(paced, context):
+            yield answer
+
+
 def grpc_servers_of(
     endpoints: Endpoints,
     limits: LimitsConfig,
@@ -142,5 +154,6 @@ def grpc_servers_of(
     reflected = [*ON_LEADER, *ON_ALL, health.SERVICE_NAME, reflection.SERVICE_NAME]
     for server in filter(None, (public, tokens)):
         health_service.add_to(server)
-        reflection.enable_server_reflection(reflected, server)
+        servicer = PacedReflection(reflected)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
     return GrpcServers(public, link, tokens)

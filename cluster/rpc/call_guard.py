@@ -41,6 +41,7 @@ from cluster.security.method_rules import METHOD_RULES
 from cluster.security.token_hashes import hash_in
 from cluster.settings.rounds import next_round
 from timer.model.timer_errors import (
+    CallerLimitError,
     EngineError,
     NotReadyError,
     PermissionDeniedError,
@@ -365,9 +366,11 @@ class CallGuard(grpc.aio.ServerInterceptor):
         """Admit the caller of the RPC that this task handles; audit a change at the end.
 
         Raises:
-            EngineError: the gate denies the RPC, or new rules ended it.
+            EngineError: the gate denies the RPC, new rules ended it, or the caller is over a limit.
         """
         caller, expires_s = self._admit(method, context)
+        if caller is not None and caller.rule.is_standard:
+            caller.usages.charge(caller.identity, request)
         audited = caller is not None and self._audit.has_line(caller)
         change = shown(request) if audited else None
         del request
@@ -406,6 +409,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
             expires_s = _expiry_of(context)
             _check_date(expires_s, time.time())
             return self._gate.admit(method, context), expires_s
+        except CallerLimitError:
+            raise
         except EngineError as error:
             self._audit.denied(method, self._gate.shown(context), context.peer(), error)
             raise

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cluster.rpc.caller_usages import CallerUsages
+from cluster.rpc.request_bounds import UnreadableRequest
 from cluster.security.access_rules import CLUSTER, AccessRules, AccessTarget, Permission
 from cluster.security.identities import CallerIdentity
 from cluster.security.method_rules import MethodRule
@@ -50,18 +51,30 @@ class Caller:
             self.epoch, self.log_index = max((self.epoch, self.log_index), (epoch, log_index))
 
     def admit(self) -> None:
-        """Check that the caller may call the method for some target.
+        """Check that the caller may call the method for some target, and count a denied call.
 
         Raises:
             PermissionDeniedError: it may not.
+            CallerLimitError: it may not, and has sent too much.
         """
+        if not self._may_call():
+            self.usages.charge(self.identity, None)
+            raise self._denial(CLUSTER)
+
+    def _may_call(self) -> bool:
         rules, permission = self.rules(), self.rule.permission
         if permission is None:
-            allowed = rules.knows(self.identity)
-        else:
-            allowed = rules.may_some(self.identity, permission)
-        if not allowed:
-            raise self._denial(CLUSTER)
+            return rules.knows(self.identity)
+        return rules.may_some(self.identity, permission)
+
+    def charge(self, request: Any) -> None:
+        """Count a request, if it is not one of a paced stream.
+
+        Raises:
+            CallerLimitError: the caller has sent too much.
+        """
+        if not self.rule.paced:
+            self.usages.charge(self.identity, request)
 
     def check(self, request: Any) -> None:
         """Check that the caller may send the request, and count it.
@@ -70,8 +83,7 @@ class Caller:
             PermissionDeniedError, NotFoundError: it may not.
             CallerLimitError: it has sent too much.
         """
-        if not self.rule.paced:
-            self.usages.charge(self.identity, request)
+        self.charge(request)
         for target in self.rule.targets(request):
             self.check_target(target)
             if not self.rule.each_answered:
@@ -128,7 +140,8 @@ class Caller:
             TokenRejectedError: the token is withdrawn, or has expired.
         """
         self.check_token()
-        self.admit()
+        if not self._may_call():
+            raise self._denial(CLUSTER)
         for target in self.kept:
             self.check_target(target)
 
@@ -150,13 +163,17 @@ CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 def check_request(request: Any) -> None:
-    """Check a request of the present caller; unreadable ones are rejected elsewhere.
+    """Check a request of the present caller; an unreadable one is counted, and rejected elsewhere.
 
     Raises:
-        PermissionDeniedError, NotFoundError: see `Caller.check`.
+        PermissionDeniedError, NotFoundError, CallerLimitError: see `Caller.check`.
     """
     caller = CALLER.get()
-    if caller is not None and not caller.rule.each_answered and hasattr(request, "DESCRIPTOR"):
+    if caller is None:
+        return
+    if isinstance(request, UnreadableRequest):
+        caller.charge(request)
+    elif not caller.rule.each_answered:
         caller.check(request)
 
 

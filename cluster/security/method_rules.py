@@ -103,6 +103,8 @@ class MethodRule:
     """The service checks each request of the stream itself, and answers a denied one."""
     paced: bool = field(default=False, kw_only=True)
     """Requests of the stream above the caller's rate wait, because an error would end it."""
+    is_standard: bool = field(default=False, kw_only=True)
+    """A method of gRPC's standard services. The guard counts its calls; others count their own."""
     is_step: bool = field(default=False, kw_only=True)
     """A step of an audited call. It has no line in the audit log, except if it is denied."""
     is_polled: bool = field(default=False, kw_only=True)
@@ -169,10 +171,12 @@ METHOD_RULES: Final[Mapping[str, MethodRule]] = {
     "/timer.v1.AdminService/FetchBackup": MethodRule(_P.OPERATE, _cluster, is_step=True),
     "/timer.v1.AdminService/CloseBackup": MethodRule(_P.OPERATE, _cluster),
     "/timer.v1.AdminService/FetchLog": MethodRule(_P.OPERATE, _cluster, is_polled=True),
-    "/grpc.health.v1.Health/Check": MethodRule(None),
-    "/grpc.health.v1.Health/Watch": MethodRule(None),
-    "/grpc.health.v1.Health/List": MethodRule(None),
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": MethodRule(None),
+    "/grpc.health.v1.Health/Check": MethodRule(None, is_standard=True),
+    "/grpc.health.v1.Health/Watch": MethodRule(None, is_standard=True),
+    "/grpc.health.v1.Health/List": MethodRule(None, is_standard=True),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": MethodRule(
+        None, paced=True, is_standard=True
+    ),
 }
 """Path of a method -> its rule."""
 AUDITED: Final = frozenset({Permission.MANAGE, Permission.OPERATE})

@@ -6,12 +6,16 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, patch
 
+import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 
 from cluster.api.owners import CreationLimits, owned_token
+from cluster.node.ports import PacedReflection
 from cluster.rpc.access_file import AccessFile
-from cluster.rpc.caller_usages import CallerUsages
+from cluster.rpc.caller_usages import PACE_S_MAX, CallerUsages
 from cluster.rpc.rpc_caller import CALLER, Caller
 from cluster.security.access_rules import parse_rules
 from cluster.security.caller_limits import CallerLimits, CallerUsage
@@ -30,6 +34,7 @@ from timer.model.units import MonoMs, Now, ProducerId, UnixMs
 from timer.state.producers import Producers
 
 CREATE = "/timer.v1.AdminService/CreateTopic"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 REGISTER = "/timer.v1.TimerService/RegisterProducer"
 
 BEGIN = '[[rule]]\nwho = ["client/*"]\nmay = ["produce"]\n'
@@ -84,6 +89,22 @@ def test_open_calls_and_their_connections_are_limited() -> None:
         usage.open(limits, "c")
     usage.close("b")
     usage.open(limits, "c")
+
+
+async def test_requests_of_reflection_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "access.toml").write_text(f"{BEGIN}rate = {{ requests = 1_000 }}\n")
+    access = AccessFile(str(tmp_path / "access.toml"))
+    identity, usages = CallerIdentity(IdentityKind.CLIENT, "a"), CallerUsages(access)
+    rule = METHOD_RULES[REFLECTION]
+    token = CALLER.set(Caller(identity, REFLECTION, rule, lambda: access.rules, "", usages))
+    left = iter([reflection_pb2.ServerReflectionRequest(list_services="")] * 2_500)
+    context: Any = SimpleNamespace(read=AsyncMock(side_effect=lambda: next(left, grpc.aio.EOF)))
+    answers = PacedReflection([]).ServerReflectionInfo(cast("Any", None), context)
+    pauses = AsyncMock()
+    with patch("cluster.rpc.rpc_caller.asyncio.sleep", pauses):
+        assert len([each async for each in answers]) == 2_500
+    CALLER.reset(token)
+    pauses.assert_awaited_with(PACE_S_MAX)
 
 
 class Registering:

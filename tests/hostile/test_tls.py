@@ -50,6 +50,13 @@ DENIED: Final = {
     grpc.StatusCode.UNIMPLEMENTED,  # the public port has no methods for nodes
 }
 
+UNSERVED: Final = (
+    ("/timer.v1.TimerService/Schedule", b"\xff"),
+    ("/timer.v1.AdminService/DrainNode", b""),
+    ("/grpc.health.v1.Health/Check", b""),
+)
+"""Calls that no handler of the node serves: unreadable, denied, and of another service."""
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
@@ -693,6 +700,10 @@ def test_limits_of_the_rules_slow_or_reject_their_client_and_are_named(
         assert error_of(caught.value).retry_after_ms
         message = error_of(caught.value).message
         assert "rate.requests of client/shop: must be at most 5 a second" in message
+        for method, data in UNSERVED:
+            asked: Any = channel.unary_unary(method)
+            codes = {asked.future(data, timeout=CALL_S).code() for _ in range(200)}
+            assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes, method
         with cluster.client(credentials=shop) as client:  # it waits, without an error
             for _ in range(10):
                 client.schedule(topic, b"x", delay=3_600)
