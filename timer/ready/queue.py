@@ -10,7 +10,7 @@ need less than a third of their buffers. The division into blocks may differ bet
 Blocks below `begin` are dropped: every group has acked them.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
@@ -280,22 +280,14 @@ class Queue:
     def fired_from(self, time_ms: UnixMs) -> QueueOffset | None:
         """Return the offset of the first message that fired at or after a time, or `end`.
 
-        None: a page must be read first; it is requested.
+        None: a page must be read first; it is requested. Firing times ascend with the offsets,
+        because the entries' times do. So only one block can hold the message: the last one that
+        begins before the time.
         """
-        low, high = 0, len(self.blocks)
-        while low < high:
-            number = (low + high) // 2
-            page = self.blocks[number].page
-            if page is None:
-                self.pages.want(self.blocks[number])
-                return None
-            if page.fired_at_ms[-1] < time_ms:
-                low = number + 1
-            else:
-                high = number
-        if low == len(self.blocks):
-            return self.end
-        block = self.blocks[low]
+        number = bisect_left(self.blocks, time_ms, key=attrgetter("fired_at_ms")) - 1
+        if number < 0:
+            return self.begin
+        block = self.blocks[number]
         if block.page is None:
             self.pages.want(block)
             return None
