@@ -122,6 +122,21 @@ def test_seek_to_a_time_finds_the_first_that_fired_then_or_later_also_on_disk() 
     assert group.cursor == 6
 
 
+def test_seek_that_waits_for_a_page_is_rejected_when_the_leader_drains() -> None:
+    play = Play()
+    group, _ = delivered(play, 0)
+    [block] = play.machine.topics[play.topic_id].queue.blocks
+    block.page = None  # as if only a file held it
+    play.wait(1)
+    play.leader.groups.seek_time(group, play.now.clock_ms, play.done("seek"))
+    play.step()
+    assert not play.leader.idle
+    play.leader.refuse(timer_errors.ShuttingDownError("bye"))
+    play.step()
+    assert isinstance(play.answers["seek"], timer_errors.ShuttingDownError)
+    assert play.leader.idle
+
+
 def test_deleted_group_sends_its_consumers_away_and_tells_their_acks() -> None:
     play = Play()
     kept, _ = delivered(play, 0, 0)

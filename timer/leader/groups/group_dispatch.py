@@ -223,18 +223,16 @@ class Serving:
         self._seeks.append((group, time_ms, done))
 
     def _find_times(self) -> None:
-        """Turn waiting seeks into ops where the offset can be found by now."""
+        """Turn waiting seeks into ops where the offset is known by now; in a drain, reject them."""
         seeks, self._seeks = self._seeks, []
         for group, time_ms, done in seeks:
-            if group.deleted:
-                done(self._gone(group))
-                continue
-            offset = self.machine.topics[group.topic].queue.fired_from(time_ms)
-            if offset is None:
-                self._seeks.append((group, time_ms, done))
-                continue
             try:
-                self.seek(group, offset, done)
+                self._check_group(group)
+                offset = self.machine.topics[group.topic].queue.fired_from(time_ms)
+                if offset is None:
+                    self._seeks.append((group, time_ms, done))
+                else:
+                    self.seek(group, offset, done)
             except EngineError as refused:
                 done(refused)
 
