@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from timer.model.columns import ROW, RowArray
 from timer.model.units import QueueOffset, UnixMs
+from timer.ready import queue as queues_module
 from timer.ready.page_cache import Block, BlockRows, SpillRef, constant_ms
 from timer.ready.queue import AHEAD_BLOCKS, BLOCK_ROWS_MAX, MARK_MS, Queue
 
@@ -173,6 +174,18 @@ def test_what_is_not_in_memory_is_wanted_and_so_is_what_comes_next() -> None:
     assert queue.at_hand(np.array([17, 18, 19, 20, 58], np.uint64)) == 3
     assert [block.first for block in queue.pages.wanted(1)] == [20]
     assert seqs_at(queue, [17, 18]) == [17, 18]
+
+
+def test_large_blocks_that_come_next_are_wanted_up_to_a_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queues_module, "AHEAD_SIZE", 41)  # a block has 20 bytes
+    queue = cold_queue(30)
+    offsets = np.arange(0, 6, dtype=np.uint64)
+    assert queue.at_hand(offsets) == 0
+    assert fetch(queue) == 3
+    assert queue.at_hand(offsets) == 6
+    assert [block.first for block in queue.pages.wanted(1 << 20)] == [6, 8]
 
 
 def test_pages_of_blocks_that_left_while_they_were_read_are_not_kept() -> None:
