@@ -242,7 +242,8 @@ class GroupDesk:
     async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
         """Send up to `messages` dead letters back to their topics; committed on return.
 
-        Letters of topics to which the caller may not produce stay: their headers are client input.
+        Letters stay if the caller may not produce to their topic, or if the group in their headers
+        sends its dead letters elsewhere: headers are client input.
         If some could not be sent, the answer has the reason and the number of those sent.
 
         Args:
@@ -402,7 +403,10 @@ class _Moves:
         Raises:
             EngineError: that of an op, if no letter was sent.
         """
-        answer.redriven = sum(int(each.new.sum()) for each in self._moved)
+        for each in self._moved:
+            if count := int(each.new.sum()):
+                answer.topics[each.op.to] += count
+        answer.redriven = sum(answer.topics.values())
         answer.homeless = self._homeless
         if self._failed:
             if not answer.redriven:

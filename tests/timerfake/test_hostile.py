@@ -24,13 +24,16 @@ def group(client: TimerClient, topic: str, name: str) -> pb.GroupStatus:
     return next(each for each in client.describe_topic(topic).groups if each.name == name)
 
 
-@pytest.mark.parametrize("name", ["x" * 30_000, "../../etc", "default/orders", "letters", "new"])
+@pytest.mark.parametrize(
+    "name", ["x" * 30_000, "../../etc", "default/orders", "letters", "new", "orders"]
+)
 def test_forged_dead_letter_goes_nowhere(
     cluster: FakeCluster, client: TimerClient, name: str
 ) -> None:
-    client.create_topic("orders")
+    client.create_group("orders", "g", max_attempts=1)
     client.create_group("letters", "dead-letters")
-    client.schedule("letters", b"forged", headers={"dead-letter-topic": name})
+    headers = {"dead-letter-topic": name, "dead-letter-group": "g"}
+    client.schedule("letters", b"forged", headers=headers)
     redriven = client.redrive("letters")
     assert (redriven, redriven.homeless) == (0, 1)
     assert {topic.name for topic in client.topics()} == {"orders", "letters"}

@@ -129,9 +129,16 @@ class LetterCommands(Commands):
             count = client.redrive(args.topic, args.limit, offsets=args.offsets)
         least = "" if count.exact else "at least "
         text = f"{least}{count} redriven"
+        if count.topics:
+            text += ": " + ", ".join(f"{n} to {topic}" for topic, n in sorted(count.topics.items()))
         if count.homeless:
-            text += f"; {count.homeless} stay: their headers name no topic to produce to"
-        document = {"redriven": count, "exact": count.exact, "homeless": count.homeless}
+            text += f"; {count.homeless} stay: their headers name no topic that they may go back to"
+        document = {
+            "redriven": count,
+            "exact": count.exact,
+            "topics": dict(count.topics),
+            "homeless": count.homeless,
+        }
         if args.offsets is not None:
             gone = len({*args.offsets}) - count - count.homeless - count.leased
             text += f"; {count.leased} stay: a consumer has them" if count.leased else ""

@@ -1,5 +1,6 @@
 """The client's calls about consumer groups and their dead letters."""
 
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, Literal, TypedDict, TypeVar, Unpack
@@ -193,8 +194,8 @@ class GroupCalls(Existing):
         Sends the present letters, at most `max_messages` (None: no limit), or those with the queue
         `offsets`; returns the number sent. Letters leased in the group `dead-letters` are not sent.
 
-        `homeless` of the result counts letters that stay: their headers name no topic, `topic`
-        itself, a topic to which the caller may not produce, or a deleted topic.
+        `topics` of the result counts letters by the topic they went to; `homeless` those that stay,
+        as headers name no other topic that the caller may produce to and that sends letters here.
 
         If the call fails, the error's `done` is the number of letters sent; no call sends these
         again. With `max_messages`, a request without an answer is not retried: it may send others.
@@ -212,6 +213,7 @@ class GroupCalls(Existing):
             rows.whole("max_messages", max_messages, 0, rows.UINT64_MAX)
         name = rows.utf8("topic", topic).decode()
         doubts: list[None] = []
+        topics = Counter[str]()
         sent = homeless = fruitless = 0
         left = wanted = rows.UINT64_MAX
         if max_messages is not None:
@@ -222,6 +224,7 @@ class GroupCalls(Existing):
             with part_of(sent, sent):
                 answer = await self._redrive(request, doubts, repeatable=max_messages is None)
             sent += answer.redriven
+            topics.update(answer.topics)
             homeless += answer.homeless
             if answer.HasField("error"):
                 error = from_wire(answer.error)
@@ -240,7 +243,7 @@ class GroupCalls(Existing):
             if nothing or answer.homeless >= answer.left:  # a request reads each letter once
                 break
         redriven = Redriven.of(sent, exact=not doubts)
-        redriven.homeless = min(homeless, left)
+        redriven.topics, redriven.homeless = topics, min(homeless, left)
         return redriven
 
     async def _redrive_letters(self, topic: str, offsets: Iterable[int]) -> Redriven:
@@ -248,6 +251,7 @@ class GroupCalls(Existing):
         left = sorted({rows.whole("offsets", each, 0, rows.UINT64_MAX) for each in wanted})
         name = rows.utf8("topic", topic).decode()
         doubts: list[None] = []
+        topics = Counter[str]()
         sent = homeless = leased = 0
         while left:
             some = left[:REDRIVE_MAX]
@@ -255,6 +259,7 @@ class GroupCalls(Existing):
             with part_of(sent, sent):
                 answer = await self._redrive_some(request, doubts)
             sent += answer.redriven
+            topics.update(answer.topics)
             if answer.HasField("error"):
                 error = from_wire(answer.error)
                 doubts += [] if error.outcome_known else [None]
@@ -266,7 +271,7 @@ class GroupCalls(Existing):
             leased += answer.leased
             left = [each for each in left if each >= (answer.next_offset or some[-1] + 1)]
         redriven = Redriven.of(sent, exact=not doubts)
-        redriven.homeless, redriven.leased = homeless, leased
+        redriven.topics, redriven.homeless, redriven.leased = topics, homeless, leased
         return redriven
 
     async def _redrive_some(

@@ -598,8 +598,8 @@ class TimerClient(ThreadClient):
         Sends the present letters, at most `max_messages` (None: no limit), or those with the queue
         `offsets`; returns the number sent. Letters leased in the group `dead-letters` are not sent.
 
-        `homeless` of the result counts letters that stay: their headers name no topic, `topic`
-        itself, a topic to which the caller may not produce, or a deleted topic.
+        `topics` of the result counts letters by the topic they went to; `homeless` those that stay,
+        as headers name no other topic that the caller may produce to and that sends letters here.
 
         If the call fails, the error's `done` is the number of letters sent; no call sends these
         again. With `max_messages`, a request without an answer is not retried: it may send others.

@@ -4140,18 +4140,45 @@ Global___RedriveRequest: _TypeAlias = RedriveRequest  # noqa: Y015
 class RedriveResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TopicsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REDRIVEN_FIELD_NUMBER: _builtins.int
     LEFT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     HOMELESS_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
     redriven: _builtins.int
     left: _builtins.int
     """dead letters that remain"""
     homeless: _builtins.int
-    """letters left in place because their headers name no existing topic, or one"""
+    """Letters left in place: their headers name no existing topic, one that the caller may not produce
+    to, or a group whose dead letters do not go to `topic`.
+    """
     @_builtins.property
     def error(self) -> Global___Error:
         """if set: why other letters were not redriven; `redriven` stays valid"""
+
+    @_builtins.property
+    def topics(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """topic -> letters that went back to it"""
 
     def __init__(
         self,
@@ -4160,10 +4187,11 @@ class RedriveResponse(_message.Message):
         left: _builtins.int = ...,
         error: Global___Error | None = ...,
         homeless: _builtins.int = ...,
+        topics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "homeless", b"homeless", "left", b"left", "redriven", b"redriven"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "homeless", b"homeless", "left", b"left", "redriven", b"redriven", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4199,11 +4227,32 @@ Global___RedriveLettersRequest: _TypeAlias = RedriveLettersRequest  # noqa: Y015
 class RedriveLettersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TopicsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REDRIVEN_FIELD_NUMBER: _builtins.int
     HOMELESS_FIELD_NUMBER: _builtins.int
     LEASED_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
     redriven: _builtins.int
     homeless: _builtins.int
     """as in RedriveResponse"""
@@ -4215,6 +4264,10 @@ class RedriveLettersResponse(_message.Message):
     def error(self) -> Global___Error:
         """as in RedriveResponse"""
 
+    @_builtins.property
+    def topics(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """as in RedriveResponse"""
+
     def __init__(
         self,
         *,
@@ -4223,10 +4276,11 @@ class RedriveLettersResponse(_message.Message):
         leased: _builtins.int = ...,
         next_offset: _builtins.int = ...,
         error: Global___Error | None = ...,
+        topics: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "homeless", b"homeless", "leased", b"leased", "next_offset", b"next_offset", "redriven", b"redriven"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "homeless", b"homeless", "leased", b"leased", "next_offset", b"next_offset", "redriven", b"redriven", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ results. The client (timerclient/client/aio.py) sends them.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from timerclient.proto import timer_pb2 as pb
@@ -128,8 +129,11 @@ class Changed(int):
 class Redriven(Changed):
     """Number of dead letters that were sent back."""
 
+    topics: Mapping[str, int] = MappingProxyType({})
+    """Topic -> letters that went back to it."""
     homeless: int = 0
-    """Letters that stay, because their headers name no existing topic to which you may produce."""
+    """Letters that stay, because their headers name no existing topic to which you may produce, or
+    no group whose dead letters go to their topic."""
     leased: int = 0
     """Letters of your choice that stay, because a consumer has them."""
 

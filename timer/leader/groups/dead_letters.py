@@ -36,6 +36,7 @@ from timer.model.columns import (
 from timer.model.units import ProducerId, UnixMs
 from timer.ready.group import Group
 from timer.ready.queue import Queue
+from timer.ready.topic import Topic
 
 GROUP: Final = "dead-letters"
 """Group that every dead-letter topic has from its first message on. A redrive moves the messages
@@ -63,6 +64,16 @@ Edit = Callable[[dict[str, str], int], dict[str, str]]
 def topic_of(topic: str, group: str, wanted: str = "") -> str:
     """Return the name of a group's dead-letter topic: `wanted`, or the default if it is empty."""
     return wanted or f"{topic}.{group}.dead"
+
+
+def sends_to(source: Topic, group: str, letters: str) -> bool:
+    """Return whether the dead letters of a group of `source` go to the topic `letters`.
+
+    The group's default name counts too: the group may have been deleted or altered since.
+    """
+    there = source.groups.get(group)
+    wanted = there.settings.dead_letter_topic if there is not None else ""
+    return letters in (topic_of(source.name, group), topic_of(source.name, group, wanted))
 
 
 def bury(  # noqa: PLR0913 -- the source of each header
@@ -103,18 +114,19 @@ def bury(  # noqa: PLR0913 -- the source of each header
 
 
 def redrive(
-    group: Group, queue: Queue, offsets: U64, due_ms: UnixMs, goes: Callable[[str], bool]
+    group: Group, queue: Queue, offsets: U64, due_ms: UnixMs, goes: Callable[[str, str], bool]
 ) -> list[Move]:
     """Return the ops that move dead letters back, one for each topic of origin.
 
-    Any client may write such headers, so `goes` decides whether a topic is allowed. Letters whose
-    headers name no allowed topic are left out.
+    Any client may write such headers, so `goes` decides whether a letter may go back to a topic and
+    group. Letters whose headers name no allowed origin are left out.
     """
     rows, bufs = _rows(queue, offsets)
     places: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
-        source = _headers(row, bufs).get(TOPIC)
-        if source and goes(source):
+        headers = _headers(row, bufs)
+        source = headers.get(TOPIC, "")
+        if goes(source, headers.get(FROM_GROUP, "")):
             places.setdefault(source, []).append(at)
 
     def restored(headers: dict[str, str], at: int) -> dict[str, str]:

@@ -622,22 +622,22 @@ class Serving:
     ) -> list[Move]:
         """Move dead letters, which are in memory, back to the topics that they came from.
 
-        Returns the MOVE ops; `done` gets each MoveApplied. Dead letters whose headers name no
-        existing topic, or none that is `permitted`, are left out. `offsets` ascend.
+        Returns the MOVE ops; `done` gets each MoveApplied. `offsets` ascend. Letters stay if their
+        headers name no existing, `permitted` topic, or a group whose letters do not come here.
 
         Raises:
-            EngineError: the leadership is over or ends, the group was deleted, or a topic is
-            being deleted.
+            EngineError: the leadership or the group is gone, or a topic is being deleted.
         """
         self._check_group(group)
         topic = self.machine.topics[group.topic]
         due_ms, known = self.machine.last_read_time_ms, self.machine.topic_by_name
 
-        def goes(name: str) -> bool:
-            if name not in known or known[name] is topic or not permitted(name):
+        def goes(name: str, of_group: str) -> bool:
+            source = known.get(name)
+            if source is None or source is topic or not permitted(name):
                 return False
-            self.check_topic(known[name].topic_id)
-            return True
+            self.check_topic(source.topic_id)
+            return dead_letters.sends_to(source, of_group, topic.name)
 
         moves = dead_letters.redrive(group, topic.queue, offsets, due_ms, goes)
         if moves and offsets[-1] >= group.reach:  # an op takes no message beyond
