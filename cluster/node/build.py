@@ -41,7 +41,7 @@ from cluster.node.operator_commands import OperatorCommands
 from cluster.node.ports import Ports, grpc_servers_of
 from cluster.observe.apply_metrics import ApplyMetrics, PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
-from cluster.observe.node_view import NodeState
+from cluster.observe.node_view import NodeState, connections_limits
 from cluster.page import leader_figures
 from cluster.page.page_data import PageData
 from cluster.page.page_routes import StatusPages
@@ -57,6 +57,7 @@ from cluster.rpc.http_api import HttpApi
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.memory import MemoryGuard, limit_of
 from cluster.rpc.outboxes import MEMORY_PART, Outboxes
+from cluster.rpc.port_guard import PortGuard
 from cluster.rpc.relay import Relay
 from cluster.rpc.rpc_caller import CALLER, check_request
 from cluster.settings.config import NodeConfig, parse_address
@@ -118,7 +119,7 @@ class NodeParts:
     digests: DigestComparison
     promotions: PromotionMetrics
     space: Space
-    memory: MemoryGuard
+    guards: tuple[MemoryGuard, PortGuard]
     backups: BackupDesk
     scrubber: Scrubber
     loop_watch: LoopWatch
@@ -216,7 +217,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         telemetry.rpcs.relayed.inc,
         cluster_id=config.cluster_id,
     )
-    services, connections, memory = _services(basis, planes, relay)
+    services, connections, guards = _services(basis, planes, relay)
     return NodeParts(
         directory=basis.files.directory,
         engine=basis.files.engine,
@@ -245,7 +246,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
             transfer=control.request_transfer,
             mono_ms=mono_ms,
         ),
-        memory=memory,
+        guards=guards,
         backups=planes.backups,
         scrubber=planes.scrubber,
         loop_watch=LoopWatch(
@@ -475,7 +476,7 @@ def _control_plane(
 
 def _services(
     basis: _Basis, planes: _Planes, relay: Relay
-) -> tuple[Services, Connections, MemoryGuard]:
+) -> tuple[Services, Connections, tuple[MemoryGuard, PortGuard]]:
     """Return the public services, and the limits on the connections that call these."""
     config, telemetry = basis.config, basis.telemetry
     most = limit_of(config.limits.memory_bytes_max) // MEMORY_PART
@@ -483,9 +484,9 @@ def _services(
     addresses = filter(None, (config.grpc, config.tokens))
     ports = {parse_address("grpc", each).port for each in addresses}
     connections = Connections(ports, outboxes.unread)
-    memory = MemoryGuard(
-        config.limits.memory_bytes_max, connections, telemetry.rpcs.connections_ended.inc
-    )
+    on_end = telemetry.rpcs.connections_ended.inc
+    memory = MemoryGuard(config.limits.memory_bytes_max, connections, on_end)
+    port_guard = PortGuard(connections, connections_limits(config)["grpc"], on_end)
     telemetry.memory_limit_bytes.set(memory.bytes_max)
     telemetry.memory_high.set_function(lambda: memory.high)
     planes.view.concerns.append(memory.complaints)
@@ -536,7 +537,7 @@ def _services(
         reload=tls.reload if tls is not None else no_files,
         scrub=planes.scrubber,
     )
-    return services, connections, memory
+    return services, connections, (memory, port_guard)
 
 
 def _ports(

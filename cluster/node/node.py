@@ -81,7 +81,8 @@ class Node:
         self.spawn(parts.ports.run())
         self.spawn(parts.publisher.run())
         self.spawn(parts.space.run())
-        self.spawn(parts.memory.run())
+        for guard in parts.guards:
+            self.spawn(guard.run())
         self.spawn(parts.backups.run())
         self.spawn(parts.scrubber.run())
         http_host = self.config.http.rpartition(":")[0]

@@ -292,7 +292,7 @@ class NodeState(TopicView):
             groups=() if leader is None else self._groups(leader, held, lags),
             topics=self._topics.figures() if current else (),
             connections=self._connections,
-            connections_limits=_connections_limits(self._config),
+            connections_limits=connections_limits(self._config),
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable.size,
             clock_spread_ms=clocks.spread_ms,
@@ -490,7 +490,7 @@ def _worst(lags: Iterable[NamedFigures]) -> tuple[NamedFigures, ...]:
     return tuple(heapq.nlargest(WORST_SHOWN, lags, key=lambda each: each[1]))
 
 
-def _connections_limits(config: NodeConfig) -> dict[str, int]:
+def connections_limits(config: NodeConfig) -> dict[str, int]:
     """Return the gRPC ports of clients -> connections that each takes, at most."""
     ports = ["grpc", "tokens"] if config.tokens else ["grpc"]
     limits = config.limits

@@ -40,7 +40,7 @@ class RpcMetrics(Collector):
         self.handshakes_failed = counter(
             "http_tls_handshakes_failed", "TLS handshakes that failed on the HTTP port"
         )
-        text = "Connections closed because they held too much memory, or did not read"
+        text = "Connections closed: with too much memory, unread answers, or unused at a full port"
         self.connections_ended = counter("connections_ended", text)
         text = "RPCs that this node sent on to the leader for a client"
         self.relayed = counter("relayed", text)

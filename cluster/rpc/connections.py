@@ -1,4 +1,4 @@
-"""Finds the connections of the gRPC ports for clients that hold most memory, and ends them.
+"""Finds the connections of the gRPC ports for clients, and ends those that hold most memory.
 
 gRPC for Python reports no incomplete messages and has no call that ends a connection. The kernel
 has both: it counts the bytes that a socket has received, and it shuts sockets down.
@@ -61,8 +61,28 @@ class Connections:
                 break
             ended.append((peer, weight))
             excess -= weight
-        await asyncio.to_thread(self._end, {peer for peer, _ in ended})
+        await self.end({peer for peer, _ in ended})
         return ended
+
+    async def end(self, peers: AbstractSet[str]) -> None:
+        """End the connections with these remote addresses."""
+        if peers:
+            await asyncio.to_thread(self._end, peers)
+
+    @property
+    def used(self) -> AbstractSet[str]:
+        """Remote addresses with an accepted request, and those of other nodes."""
+        return self._taken.keys() | self._peers
+
+    async def by_port(self) -> dict[int, set[str]]:
+        """Return port -> remote addresses of its open connections."""
+        return await asyncio.to_thread(self._by_port)
+
+    def _by_port(self) -> dict[int, set[str]]:
+        found: dict[int, set[str]] = {}
+        for peer, each in self._open():
+            found.setdefault(each.getsockname()[1], set()).add(peer)
+        return found
 
     async def weigh(self) -> dict[str, int]:
         """Return address -> weight of each open connection, and forget those that are closed."""

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import logging
 import resource
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,13 @@ import pytest
 
 from cluster.api.public_services import services_of
 from cluster.rpc import audit_log, handlers, memory, open_files
-from cluster.rpc.connections import Connections
+from cluster.rpc.connections import Connections, grpc_address
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
 from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
+from cluster.rpc.port_guard import PortGuard
 from cluster.rpc.relay import PATHS
 from cluster.security.access_rules import Permission
 from cluster.security.method_rules import METHOD_RULES
@@ -323,3 +325,36 @@ def test_place_of_the_code_logs_so_many_lines() -> None:
     assert flood.filter(second)
     assert vars(first)["left_out"] == 2 * LINES_MAX
     assert "left_out" not in vars(second)
+
+
+async def test_unused_connections_of_a_port_that_is_nearly_full_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        at, ended = listening.getsockname(), list[None]()
+        connections = Connections({at[1]}, {})
+        guard = PortGuard(connections, 4, lambda: ended.append(None))
+
+        def connect() -> socket.socket:
+            client = stack.enter_context(socket.create_connection(at, 10))
+            stack.enter_context(listening.accept()[0])
+            return client
+
+        used, *unused = [connect() for _ in range(3)]
+        address = grpc_address(used.getsockname())
+        connections.take(pb.GetTimerRequest(), SimpleNamespace(peer=lambda: address))  # type: ignore[arg-type]
+        for _ in range(3):
+            await guard.look()
+        assert (ended, caplog.messages) == ([], []), "the port has room"
+        late = connect()
+        await guard.look()
+        assert ended == [], "each has time for its first request"
+        unused.append(late)
+        await guard.look()
+        assert [each.recv(1) for each in unused] == [b""] * 3
+        used.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            used.recv(1)
+    assert len(ended) == 3
+    assert [record.ended for record in caplog.records] == [0, 3]  # type: ignore[attr-defined]
