@@ -99,8 +99,9 @@ def init(argv: list[str]) -> int:
         help="without a vote: for a node that joins later, or that lost its disk",
     )
     arguments = parser.parse_args(argv)
-    from cluster.settings.config import NAME, NAME_RULE
+    from cluster.settings.config import NAME, NAME_RULE, check_directory
 
+    check_directory("--data", arguments.data)
     names = [name.strip() for name in arguments.voters.split(",") if name.strip()]
     given = [("--name", arguments.name), ("--cluster-id", arguments.cluster_id)]
     for option, value in given + [("--voters", name) for name in names]:

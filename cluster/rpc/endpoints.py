@@ -11,6 +11,7 @@ Addresses and certificates come from the settings. Options of a connection stand
 
 import asyncio
 import functools
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakSet
@@ -83,6 +84,7 @@ PEER_OPTIONS: Final = (
 )
 
 _NOT_HERE: Final = "cannot listen: in use, or not an address of this machine"
+_UNRESOLVED: Final = "cannot listen: the host does not resolve"
 
 Options = Sequence[tuple[str, Any]]
 
@@ -262,7 +264,7 @@ class Endpoints:
         """Bind the servers to the node's addresses, and start them.
 
         Raises:
-            ConfigError: an address is in use, or not this machine's.
+            ConfigError: an address is in use, not this machine's, or does not resolve.
         """
         tls = self.tls
         self._bind(public, "grpc", tls.for_clients() if tls is not None else None)
@@ -279,14 +281,13 @@ class Endpoints:
         """Listen on the TCP port, if it is set. Do it before `listen`: peers learn the port.
 
         Raises:
-            ConfigError: the address is in use, or not this machine's.
+            ConfigError: the address is in use, not this machine's, or does not resolve.
         """
         if self.replication is not None:
             try:
                 await self.replication.open()
             except OSError:
-                address = self._config.replication
-                raise ConfigError("replication", address, _NOT_HERE) from None
+                raise self._cannot_listen("replication") from None
 
     def _bind(
         self, server: grpc.aio.Server, key: str, credentials: grpc.ServerCredentials | None
@@ -298,7 +299,15 @@ class Endpoints:
             else:
                 server.add_secure_port(address, credentials)
         except RuntimeError:
-            raise ConfigError(key, address, _NOT_HERE) from None
+            raise self._cannot_listen(key) from None
+
+    def _cannot_listen(self, key: str) -> ConfigError:
+        address, why = getattr(self._config, key), _NOT_HERE
+        try:
+            socket.getaddrinfo(*parse_address(key, address, port_min=0))
+        except OSError:
+            why = _UNRESOLVED
+        return ConfigError(self._config.source_of(key), address, why)
 
 
 class AdminChannels:

@@ -18,6 +18,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -457,6 +458,13 @@ class NodeConfig(_Part):
             raise self.refuse("data", "must be a path in UTF-8") from None
         if str(self.data) in ("", "."):
             raise self.refuse("data", "must be a directory of its own")
+        check_directory("data", self.data)
+
+    def source_of(self, bound: str) -> str:
+        """Return the key of the setting that an address to bind comes from, such as `peers.n1`."""
+        table = {"grpc": "peers", "link": "links"}.get(bound, "")
+        own = getattr(self, table).get(self.name) if table else None
+        return f"{table}.{self.name}" if own == getattr(self, bound) else bound
 
     def replication_config(self) -> ReplicationConfig:
         """Return the settings of the replication; further ones have their defaults."""
@@ -479,6 +487,17 @@ def _check_table(key: str, addresses: Mapping[str, str]) -> None:
         parse_address(f"{key}.{name}", address)
     if len(set(addresses.values())) < len(addresses):
         raise ConfigError(key, dict(addresses), "must have another address for each node")
+
+
+def check_directory(key: str, path: Path) -> None:
+    """Check that a path is no file.
+
+    Raises:
+        ConfigError: it is one; the error names `key`.
+    """
+    with suppress(OSError):  # the start reports it
+        if path.is_file():
+            raise ConfigError(key, str(path), "must be a directory, not a file")
 
 
 # ---- addresses
@@ -600,10 +619,10 @@ def _addresses(key: str, text: object) -> dict[str, object]:
 
 
 def flatten(tables: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of a parsed TOML file by key."""
+    """Return the settings of a parsed TOML file by key; a table in place of a value stays one."""
     flat: dict[str, object] = {}
     for name, value in tables.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and TYPES.get(name, dict) is dict:
             flat |= {f"{name}.{key}": each for key, each in value.items()}
         else:
             flat[name] = value

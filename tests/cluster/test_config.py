@@ -230,6 +230,11 @@ def test_unknown_key_is_refused_with_the_one_that_was_meant(key: str, meant: str
     assert str(error).endswith(f"unknown; did you mean {meant}?")
 
 
+def test_table_in_place_of_a_value_is_refused_under_its_own_name() -> None:
+    error = refused(flatten({"name": {"a": 1}}))
+    assert (error.key, str(error)) == ("name", "name = {'a': 1}: must be a string")
+
+
 def test_unknown_key_like_no_other_is_refused_with_those_of_its_table() -> None:
     for table in ({"zzz": 5}, {"zzz": {"b": 5}}):
         first, _, known = str(refused(flatten(table))).partition("unknown; known: ")

@@ -190,6 +190,22 @@ def test_settings_of_file_and_environment_are_checked_too(site: Site, tmp_path: 
     assert "tick_ms = 20" in shown.stdout
 
 
+@pytest.mark.parametrize("key", ["peers.n1", "grpc", "replication"])
+def test_an_address_that_does_not_resolve_is_named(site: Site, key: str) -> None:
+    address = "nosuch.invalid:7999"
+    settings = ["insecure=true", f"{key}={address}", *(["grpc="] if key == "peers.n1" else [])]
+    done = site.run(*(f"--set={each}" for each in settings))
+    refused(done, CONFIG, f"{key} = '{address}'", "does not resolve")
+
+
+def test_a_file_in_place_of_the_data_directory_is_named(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    refused(site.run("--data", str(file)), CONFIG, f"data = '{file}'", "must be a directory")
+    voter = ("--name", "n1", "--cluster-id", "c", "--voters", "n1")
+    refused(run(["init", "--data", str(file), *voter]), CONFIG, "--data", "must be a directory")
+
+
 @pytest.mark.parametrize("flag", ["grpc", "http"])
 def test_a_port_in_use_is_named(site: Site, flag: str) -> None:
     with socket.socket() as taken:
