@@ -48,6 +48,7 @@ NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 _NO_HOST: Final = re.compile(r"[\s/@\[\],]|^\.|\.\.|[^.:]{64}")
 """In no host name. A label of DNS has 1 to 63 bytes."""
+_DIALLED: Final = "must be an address that others connect to; to bind all, set grpc or link"
 _LOOPBACK: Final = "must be a loopback address; others need TLS: set [tls], or insecure = true"
 _TABLES: Final = ("peers", "links")
 _IN_TABLE: Final = tuple(f"{each}." for each in _TABLES)
@@ -484,7 +485,8 @@ def _check_table(key: str, addresses: Mapping[str, str]) -> None:
     for name, address in addresses.items():
         if not NAME.fullmatch(name):
             raise ConfigError(key, name, f"must be {NAME_RULE}")
-        parse_address(f"{key}.{name}", address)
+        if parse_address(f"{key}.{name}", address).is_wildcard:
+            raise ConfigError(f"{key}.{name}", address, _DIALLED)
     if len(set(addresses.values())) < len(addresses):
         raise ConfigError(key, dict(addresses), "must have another address for each node")
 
@@ -517,6 +519,14 @@ class Address(NamedTuple):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return self.host == "localhost"
+
+    @property
+    def is_wildcard(self) -> bool:
+        """Whether it stands for all addresses of a machine: none can be connected to."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
 
 
 def parse_address(key: str, text: str, *, port_min: int = 1) -> Address:

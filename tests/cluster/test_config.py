@@ -176,6 +176,14 @@ def test_port_open_to_the_network_needs_insecure(key: str, host: str) -> None:
     assert getattr(config, key) == f"{host}:7900"
 
 
+@pytest.mark.parametrize("table", ["peers", "links"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_address_that_others_connect_to_is_no_wildcard(table: str, host: str) -> None:
+    error = refused({"insecure": True, f"{table}.n1": f"{host}:7900"})
+    assert error.key == f"{table}.n1"
+    assert "must be an address that others connect to" in str(error)
+
+
 @pytest.mark.parametrize("host", ["localhost", "[::1]", "127.9.9.9"])
 def test_loopback_needs_no_permission(host: str) -> None:
     assert build_config(BASE, {"grpc": f"{host}:7900"}).grpc == f"{host}:7900"
