@@ -55,26 +55,8 @@ def effective(client: TimerClient, **scope: str) -> dict[str, Any]:
 # ---- delay levels
 
 
-def test_delay_levels_are_rocketmqs_until_a_scope_has_its_own(client: TimerClient, ns: str) -> None:
-    topic = f"{ns}/t"
-    for level, ms in ((1, 1_000), (5, 60_000), (18, 2 * HOUR_MS), (19, 2 * HOUR_MS)):
-        timer = client.schedule(topic, b"", delay_level=level)
-        assert -SLACK_MS < timer.due_ms - now_ms() - ms <= 1_000
-    client.alter_policies({"delay_levels_ms": [4 * HOUR_MS, HOUR_MS]}, topic=topic)
-    batch = client.schedule_batch(topic, [b""] * 4, delay_level=[1, 2, 3, 2_000_000_000])
-    for due_ms, hours in zip(batch.due_ms, (4, 1, 1, 1), strict=True):
-        assert hours_away(due_ms, hours)
-    assert client.schedule(f"{ns}/other", b"", delay_level=1).due_ms < now_ms() + HOUR_MS
-
-
 def level_column(topic: str, level: int) -> pb.TimerColumns:
     return columns(topic, [b""], delay_ms=[], delay_level=[level])
-
-
-def test_level_zero_is_delivered_at_once(client: TimerClient, ns: str) -> None:
-    with client.consumer(f"{ns}/t", group="g") as consumer:
-        client.schedule(f"{ns}/t", b"now", delay_level=0)
-        assert take(consumer, 1)[0].payload == b"now"
 
 
 def test_negative_level_is_refused_by_client_and_server(
@@ -91,79 +73,6 @@ def test_negative_level_is_refused_by_client_and_server(
 
 
 # ---- what policies do
-
-
-def test_narrower_scope_wins_field_by_field_and_says_so(client: TimerClient, ns: str) -> None:
-    topic = f"{ns}/t"
-    client.create_topic(topic)
-    client.alter_policies({"fixed_delay_ms": 2 * HOUR_MS, "tick_ms": 1_000}, namespace=ns)
-    assert hours_away(client.schedule(topic, b"").due_ms, 2)
-    answer = client.alter_policies({"fixed_delay_ms": HOUR_MS}, topic=topic)
-    timer = client.schedule(topic, b"", delay=9 * HOUR)
-    assert hours_away(timer.due_ms, 1)
-    assert timer.due_ms % 1_000 == 0
-    assert policy_fields.said(answer.own) == {"fixed_delay_ms": HOUR_MS}
-    assert (
-        policy_fields.said(answer.effective).items()
-        >= {
-            "fixed_delay_ms": HOUR_MS,
-            "tick_ms": 1_000,
-            "delayed_delivery": True,
-        }.items()
-    )
-    assert {
-        name: answer.sources[name] for name in ("fixed_delay_ms", "tick_ms", "delay_ms_max")
-    } == {"fixed_delay_ms": "topic", "tick_ms": "namespace", "delay_ms_max": "node"}
-    assert [each.topic for each in client.describe_policies(namespace=ns).narrower] == [topic]
-    client.alter_policies(unset=["fixed_delay_ms"], topic=topic)
-    assert hours_away(client.schedule(topic, b"").due_ms, 2)
-    info = client.get_timer(timer)
-    assert info.requested_ms is not None
-    assert hours_away(info.requested_ms, 9)  # both times are kept
-
-
-def test_delay_beyond_the_maximum_names_the_limit(client: TimerClient, ns: str) -> None:
-    client.alter_policies({"delay_ms_max": HOUR_MS}, namespace=ns)
-    limit = rf"must be at most {HOUR_MS} \(delay_ms_max of the namespace\)"
-    with pytest.raises(InvalidRequest, match=limit):
-        client.schedule(f"{ns}/t", b"", delay=HOUR + 0.001)
-    with pytest.raises(InvalidRequest, match=r"delay_level = 18.*stands for 7200000 ms"):
-        client.schedule(f"{ns}/t", b"", delay_level=18)
-    with pytest.raises(InvalidRequest, match=r"due_ms.*delay_ms_max of the namespace"):
-        client.schedule(f"{ns}/t", b"", due_ms=now_ms() + HOUR_MS + SLACK_MS)
-    assert hours_away(client.schedule(f"{ns}/t", b"", delay=HOUR).due_ms, 1)
-
-
-def test_delay_below_the_minimum_is_raised_to_it(client: TimerClient, ns: str) -> None:
-    client.alter_policies({"delay_ms_min": HOUR_MS}, namespace=ns)
-    assert hours_away(client.schedule(f"{ns}/t", b"").due_ms, 1)
-    assert hours_away(client.schedule(f"{ns}/t", b"", due_ms=0).due_ms, 1)
-    assert hours_away(client.schedule(f"{ns}/t", b"", delay=2 * HOUR).due_ms, 2)
-
-
-def test_payload_of_exactly_the_maximum_passes_one_byte_more_does_not(
-    client: TimerClient, ns: str
-) -> None:
-    client.alter_policies({"payload_bytes_max": 10}, namespace=ns)
-    limit = r"must have at most 10 bytes \(payload_bytes_max of the namespace\)"
-    with pytest.raises(InvalidRequest, match=limit):
-        client.schedule(f"{ns}/t", b"x" * 11, delay=HOUR)
-    client.schedule(f"{ns}/t", b"x" * 10, delay=HOUR)
-    client.schedule(f"{ns}-other/t", b"x" * 11, delay=HOUR)
-    assert [len(each.payload or b"") for each in client.list_timers(f"{ns}/t")] == [10]
-
-
-def test_default_namespace_needs_no_name(client: TimerClient, ns: str) -> None:
-    client.schedule(f"default/{ns}", b"1", delay=HOUR)
-    client.schedule(ns, b"2", delay=HOUR)
-    assert [t.payload for t in client.list_timers(f"default/{ns}")] == [b"1", b"2"]
-    assert [topic.name for topic in client.topics() if topic.name.endswith(ns)] == [ns]
-    client.alter_policies({"tick_ms": 60_000}, topic=f"default/{ns}")
-    assert effective(client, topic=ns)["tick_ms"] == 60_000
-    assert client.schedule(ns, b"3", delay=HOUR).due_ms % 60_000 == 0
-    with client.consumer(f"default/{ns}", group="g") as consumer:
-        client.schedule(ns, b"4")
-        assert take(consumer, 1)[0].payload == b"4"
 
 
 # ---- changed while timers are pending

@@ -35,11 +35,13 @@ def test_delay_levels_are_the_eighteen_until_a_scope_has_its_own(world: World, n
     begin_ms = timers.due_ms[0] - 60_000
     for due_ms, delay_s in zip(timers.due_ms, seconds[4:], strict=True):
         assert abs(due_ms - begin_ms - 1000 * delay_s) <= 10
-    assert hours_away(world, client.schedule(topic, b"", delay_level=99).due_ms, 2)
+    assert hours_away(world, client.schedule(topic, b"", delay_level=19).due_ms, 2)
     client.alter_policies({"delay_levels_ms": [4 * HOUR_MS, HOUR_MS]}, topic=topic)
-    own = client.schedule_batch(topic, [b""] * 3, delay_level=[1, 2, 3])
-    for due_ms, hours in zip(own.due_ms, (4, 1, 1), strict=True):
+    own = client.schedule_batch(topic, [b""] * 4, delay_level=[1, 2, 3, 2_000_000_000])
+    for due_ms, hours in zip(own.due_ms, (4, 1, 1, 1), strict=True):
         assert hours_away(world, due_ms, hours)
+    other = client.schedule(f"{ns}/other", b"", delay_level=1)
+    assert -SLACK_MS < other.due_ms - world.clock_ms() - 1_000 <= 1_000
     with pytest.raises(InvalidRequest, match="delay_level"):
         client.schedule(topic, b"", delay_level=-1)
 
@@ -52,6 +54,7 @@ def test_level_zero_is_at_once(world: World, ns: str) -> None:
 
 def test_narrower_scope_wins_field_by_field(world: World, ns: str) -> None:
     client, topic = world.client, f"{ns}/t"
+    client.create_topic(topic)
     client.alter_policies({"fixed_delay_ms": 2 * HOUR_MS, "tick_ms": 1_000}, namespace=ns)
     assert hours_away(world, client.schedule(topic, b"").due_ms, 2)
     answer = client.alter_policies({"fixed_delay_ms": HOUR_MS}, topic=topic)
@@ -59,11 +62,16 @@ def test_narrower_scope_wins_field_by_field(world: World, ns: str) -> None:
     assert hours_away(world, timer.due_ms, 1)
     assert timer.due_ms % 1_000 == 0
     assert policy_fields.said(answer.own) == {"fixed_delay_ms": HOUR_MS}
+    effective = {"fixed_delay_ms": HOUR_MS, "tick_ms": 1_000, "delayed_delivery": True}
+    assert policy_fields.said(answer.effective).items() >= effective.items()
     whose = {name: answer.sources[name] for name in ("fixed_delay_ms", "tick_ms", "delay_ms_max")}
     assert whose == {"fixed_delay_ms": "topic", "tick_ms": "namespace", "delay_ms_max": "node"}
     assert [each.topic for each in client.describe_policies(namespace=ns).narrower] == [topic]
     client.alter_policies(unset=["fixed_delay_ms"], topic=topic)
     assert hours_away(world, client.schedule(topic, b"").due_ms, 2)
+    requested_ms = client.get_timer(timer).requested_ms
+    assert requested_ms is not None
+    assert hours_away(world, requested_ms, 9)
 
 
 def test_delays_are_bounded_below_and_above(world: World, ns: str) -> None:
@@ -71,10 +79,16 @@ def test_delays_are_bounded_below_and_above(world: World, ns: str) -> None:
     client.alter_policies({"delay_ms_min": HOUR_MS, "delay_ms_max": 3 * HOUR_MS}, namespace=ns)
     assert hours_away(world, client.schedule(topic, b"").due_ms, 1)
     assert hours_away(world, client.schedule(topic, b"", due_ms=0).due_ms, 1)
+    assert hours_away(world, client.schedule(topic, b"", delay=2 * HOUR).due_ms, 2)
     assert hours_away(world, client.schedule(topic, b"", delay=3 * HOUR).due_ms, 3)
     limit = rf"must be at most {3 * HOUR_MS} \(delay_ms_max of the namespace\)"
     with pytest.raises(InvalidRequest, match=limit):
         client.schedule(topic, b"", delay=3 * HOUR + 0.001)
+    client.alter_policies({"delay_ms_max": HOUR_MS}, namespace=ns)
+    with pytest.raises(InvalidRequest, match=r"delay_level = 18.*stands for 7200000 ms"):
+        client.schedule(topic, b"", delay_level=18)
+    with pytest.raises(InvalidRequest, match=r"due_ms.*delay_ms_max of the namespace"):
+        client.schedule(topic, b"", due_ms=world.clock_ms() + HOUR_MS + SLACK_MS)
 
 
 def test_delayed_delivery_off_delivers_new_ones_at_once_and_pending_ones_keep_their_time(
@@ -102,6 +116,7 @@ def test_payload_limit_of_a_namespace_is_its_own(world: World, ns: str) -> None:
     with pytest.raises(InvalidRequest, match=limit):
         client.schedule(f"{ns}/t", b"x" * 11, delay=HOUR)
     other = client.schedule(f"{ns}-other/t", b"x" * 11, delay=HOUR)
+    assert [timer.payload for timer in client.list_timers(f"{ns}/t")] == [b"x" * 10]
     client.cancel(other)
 
 
@@ -121,6 +136,13 @@ def test_default_namespace_needs_no_name(world: World, topic: str) -> None:
     client.schedule(f"default/{topic}", b"1", delay=HOUR)
     client.schedule(topic, b"2", delay=HOUR)
     assert [t.payload for t in client.list_timers(f"default/{topic}")] == [b"1", b"2"]
+    assert [each.name for each in client.topics() if each.name.endswith(topic)] == [topic]
+    client.alter_policies({"tick_ms": 60_000}, topic=f"default/{topic}")
+    assert client.describe_policies(topic=topic).effective.tick_ms == 60_000
+    assert client.schedule(topic, b"3", delay=HOUR).due_ms % 60_000 == 0
+    with client.consumer(f"default/{topic}", "g") as consumer:
+        client.schedule(topic, b"4")
+        assert world.take(consumer, 1)[0].payload == b"4"
     client.cancel_where(topic)
 
 
