@@ -16,7 +16,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.cluster.running import (
     RPC_S,
-    WAIT_S,
     Running,
     code_of,
     columns,
@@ -32,7 +31,7 @@ from tests.cluster.running import (
 from timer.files.data_directory import read_identity
 from timer.files.disk import RealDisk
 from timer.model.feature_level import LEVEL_MAX
-from timerclient import CancelResult, InvalidRequest, Timer, TimerClient
+from timerclient import InvalidRequest, Timer, TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.streams.node_channel import DIRECT
 from timerclient.values.errors import NotFound
@@ -106,112 +105,7 @@ def test_timers_fire_in_due_order_and_are_gone_once_acked(
     cluster.counts_add_up()
 
 
-def test_a_thousand_timers_with_one_delay_arrive_in_the_order_they_were_scheduled(
-    client: TimerClient, topic: str
-) -> None:
-    payloads = [b"%d" % at for at in range(1000)]
-    futures = [
-        client.submit_batch(topic, payloads[at : at + 100], delay=1.0) for at in range(0, 500, 100)
-    ]
-    singles = [client.submit(topic, payload, delay=1.0) for payload in payloads[500:]]
-    assert (
-        len({i for f in futures for i in f.result().ids} | {f.result().id for f in singles}) == 1000
-    )
-    with client.consumer(topic, group="g") as consumer:
-        assert [m.payload for m in take(consumer, 1000)] == payloads
-
-
-def test_every_group_gets_every_message_and_a_late_one_begins_where_it_says(
-    client: TimerClient, topic: str
-) -> None:
-    with (
-        client.consumer(topic, group="a") as a,
-        client.consumer(topic, group="b", start="latest") as b,
-    ):
-        client.schedule_batch(topic, [b"1", b"2", b"3"])
-        for consumer in (a, b):
-            assert [m.payload for m in take(consumer, 3)] == [b"1", b"2", b"3"]
-        # Acked by both groups there were, so the queue may have let go of them by now.
-        client.schedule(topic, b"4")
-        first = a.receive(1, timeout=WAIT_S)
-        with (
-            client.consumer(topic, group="new", start="earliest") as earliest,
-            client.consumer(topic, group="newer", start="latest") as latest,
-        ):
-            client.schedule(topic, b"5")
-            assert take(earliest, 2)[-1].payload == b"5"
-            assert take(latest, 1)[0].payload == b"5"
-            first[0].ack().result(WAIT_S)
-
-
-def test_two_consumers_of_a_group_share_and_one_that_leaves_hands_its_messages_back_marked(
-    client: TimerClient, topic: str
-) -> None:
-    leaving = client.consumer(topic, group="g", max_messages=10)
-    client.schedule_batch(topic, [b"%d" % at for at in range(20)])
-    held = leaving.receive(10, timeout=WAIT_S)
-    assert held
-    held[0].ack().result(WAIT_S)
-    with client.consumer(topic, group="g") as staying:
-        rest = take(staying, 10)
-        leaving.close()
-        back = take(staying, 9)
-        assert {m.attempt for m in rest} == {1}
-        assert {m.attempt for m in back} == {2}
-        assert {*(m.payload for m in (*rest, *back)), held[0].payload} == {
-            b"%d" % at for at in range(20)
-        }
-
-
-def test_a_lease_that_ends_gives_the_message_to_another_and_the_late_ack_is_told(
-    client: TimerClient, topic: str
-) -> None:
-    from timerclient import LeaseLost
-
-    with (
-        client.consumer(topic, group="g", lease=0.2, hold_max=0, max_messages=1) as slow,
-    ):
-        client.schedule(topic, b"x")
-        (message,) = slow.receive(1, timeout=WAIT_S)
-        with client.consumer(topic, group="g") as quick:
-            (again,) = quick.receive(1, timeout=WAIT_S)
-            assert message.attempt == 1 < again.attempt  # the slow one may have been given it twice
-            with pytest.raises(LeaseLost):
-                message.ack().result(WAIT_S)
-            again.ack().result(WAIT_S)
-
-
 # ---- cancelling
-
-
-def test_a_cancel_answers_the_truth(client: TimerClient, topic: str) -> None:
-    def cancelled(due_ms: int) -> tuple[str, Timer, list[CancelResult]]:
-        """Return the results of cancels of two of three timers, and of others, and the third."""
-        name = f"{topic}-{due_ms}"
-        pending = client.schedule_batch(name, [b"a", b"b", b"c"], due_ms=due_ms)
-        fired = client.schedule(name, b"fired")
-        other_id = pending.ids[2][:-1] + ("0" if pending.ids[2][-1] != "0" else "1")
-        with client.consumer(name, group="g") as consumer:
-            take(consumer, 1)
-        said = [client.cancel(each) for each in (pending[0], pending.ids[0], fired, other_id)]
-        said += client.cancel_batch([fired.id, pending.ids[1], pending.ids[1], other_id])
-        return name, pending[2], said
-
-    topic, left, said = in_time(cancelled)
-    assert said == [
-        CancelResult.CANCELLED,
-        CancelResult.ALREADY_CANCELLED,
-        CancelResult.ALREADY_FIRED,
-        CancelResult.NOT_FOUND,
-        CancelResult.ALREADY_FIRED,
-        CancelResult.CANCELLED,
-        CancelResult.ALREADY_CANCELLED,
-        CancelResult.NOT_FOUND,
-    ]
-    with client.consumer(topic, group="g") as consumer:
-        # Due together with the cancelled ones: had they fired, they would come first.
-        assert [m.payload for m in take(consumer, 1)] == [b"c"]
-        assert client.cancel(left) == CancelResult.ALREADY_FIRED
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "z" * 24, "0" * 23, "ü" * 24, "0" * 25])

@@ -21,6 +21,7 @@ HOUR_MS = 3_600_000
 def test_cancel_tells_what_became_of_the_timer(world: World, topic: str) -> None:
     client = world.client
     pending = client.schedule(topic, b"pending", delay=HOUR)
+    second = client.schedule(topic, b"second", delay=HOUR)
     fired = client.schedule(topic, b"fired", delay=world.moment)
     with client.consumer(topic, "g") as consumer:
         world.pass_time(2)
@@ -31,6 +32,14 @@ def test_cancel_tells_what_became_of_the_timer(world: World, topic: str) -> None
     unknown = bytearray(pending.raw)
     unknown[-1] ^= 1
     assert client.cancel(bytes(unknown)) is CancelResult.NOT_FOUND
+    forged = pending.id[:-1] + ("0" if pending.id[-1] != "0" else "1")
+    assert client.cancel(forged) is CancelResult.NOT_FOUND
+    assert client.cancel_batch([fired.id, second.id, second.id, forged]) == [
+        CancelResult.ALREADY_FIRED,
+        CancelResult.CANCELLED,
+        CancelResult.ALREADY_CANCELLED,
+        CancelResult.NOT_FOUND,
+    ]
 
 
 def test_cancelled_timer_never_fires_and_its_neighbours_of_the_same_tick_do(

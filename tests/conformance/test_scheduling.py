@@ -63,24 +63,31 @@ def test_due_on_a_tick_is_kept_and_between_ticks_is_raised_to_the_next(
             assert message.fired_at_ms >= due_ms
 
 
+@pytest.mark.parametrize("relative", [False, True])
 def test_thousand_with_one_delay_come_in_the_order_they_were_scheduled(
-    world: World, topic: str
+    world: World, topic: str, relative: bool
 ) -> None:
-    client = world.client
+    client, payloads = world.client, [b"%d" % n for n in range(1_000)]
 
     def scheduled(due_ms: int) -> tuple[str, int, set[int]]:
         name = f"{topic}-{due_ms}"
-        pending = [client.submit(name, b"%d" % n, due_ms=due_ms) for n in range(100)]
-        for first in range(100, 1_000, 300):
-            names = [b"%d" % n for n in range(first, first + 300)]
-            client.schedule_batch(name, names, due_ms=due_ms)
-        return name, due_ms, {future.result().due_ms for future in pending}
+        when: dict[str, Any] = {"delay": 4 * world.moment} if relative else {"due_ms": due_ms}
+        singles = [client.submit(name, payload, **when) for payload in payloads[:250]]
+        batches = [
+            client.submit_batch(name, payloads[at : at + 100], **when)
+            for at in range(250, 750, 100)
+        ]
+        singles += [client.submit(name, payload, **when) for payload in payloads[750:]]
+        timers = [future.result() for future in singles]
+        ids = {timer.id for timer in timers}.union(*(future.result().ids for future in batches))
+        assert len(ids) == 1_000
+        return name, due_ms, {timer.due_ms for timer in timers}
 
     name, due_ms, told = world.in_time(scheduled, 4)
-    assert told == {due_ms}
+    assert relative or told == {due_ms}
     with client.consumer(name, "g") as consumer:
         world.pass_time(5)
-        assert [m.payload for m in world.take(consumer, 1_000)] == [b"%d" % n for n in range(1_000)]
+        assert [m.payload for m in world.take(consumer, 1_000)] == payloads
 
 
 def test_immediate_messages_among_delayed_ones_come_first_and_in_order(
