@@ -23,12 +23,10 @@ from tests.cluster.running import (
     until,
 )
 from timerclient import (
-    AlreadyExists,
     CancelResult,
     NotFound,
     NotPending,
     RescheduleResult,
-    ScheduleResult,
     TimerClient,
     TimerState,
 )
@@ -60,40 +58,6 @@ def flushed(cluster: Running) -> None:
         return all(node.manifest_index >= index and node.runs for node in nodes)
 
     until(written)
-
-
-def test_key_of_a_pending_timer_is_rejected_replaced_or_kept(
-    client: TimerClient, topic: str
-) -> None:
-    first = client.schedule(topic, b"1", delay=HOUR, key="k")
-    with pytest.raises(AlreadyExists) as taken:
-        client.schedule(topic, b"2", delay=HOUR, key="k")
-    assert taken.value.existing == first.id
-    kept = client.schedule(topic, b"3", delay=HOUR, key="k", on_conflict="keep")
-    assert (kept.id, kept.result) == (first.id, ScheduleResult.KEPT)
-    second = client.schedule(topic, b"4", delay=0.3, key="k", on_conflict="replace")
-    assert (second.result, second.replaced) == (ScheduleResult.REPLACED, first.raw)
-    assert client.cancel(first) == CancelResult.ALREADY_CANCELLED
-    assert client.schedule(topic + "-other", b"5", delay=HOUR, key="k").id != second.id
-    with client.consumer(topic, group="g") as consumer:
-        [message] = take(consumer, 1)
-        assert (message.payload, message.id, message.key) == (b"4", second.id, "k")
-        again = client.schedule(topic, b"6", delay=0.0, key="k")  # it is free again
-        assert [m.id for m in take(consumer, 1)] == [again.id]
-        nothing_comes(consumer, lambda: client.schedule(topic, b"the next"))
-
-
-def test_batch_tells_what_became_of_each_row(client: TimerClient, topic: str) -> None:
-    client.schedule(topic, b"", delay=HOUR, key="b")
-    timers = client.schedule_batch(topic, [b"x"] * 4, keys=["a", "b", None, "a"], delay=HOUR)
-    rejected = ScheduleResult.REJECTED
-    plain = ScheduleResult.SCHEDULED
-    assert timers.results == [plain, rejected, plain, rejected]
-    assert timers.existing[3] == timers[0].id
-    with pytest.raises(AlreadyExists):
-        timers[1]
-    found = next(each for each in client.topics() if each.name == topic)
-    assert (found.scheduled, found.pending) == (3, 3)
 
 
 def test_rescheduled_timer_fires_once_at_its_new_time_through_failover_and_restart(

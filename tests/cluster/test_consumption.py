@@ -1,16 +1,13 @@
-"""Nacks, extensions, dead letters and unary calls against three real processes, over failovers."""
+"""Nacks, extensions and dead letters against three real processes, over failovers."""
 
 import re
-import struct
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from tests.cluster.running import WAIT_S, Running, code_of, error_of, receive, redriven, until
+from tests.cluster.running import WAIT_S, Running, receive, redriven, until
 from timerclient import ExtendResult, NackResult, TimerClient
-from timerclient.proto import timer_pb2 as pb
 from timerclient.values import errors
 
 pytestmark = pytest.mark.slow
@@ -88,60 +85,6 @@ def unacked(client: TimerClient, topic: str) -> int:
     """Return the number of messages that a topic's first group has not acked; -1: no group."""
     groups = [each.groups for each in client.topics() if each.name == topic]
     return groups[0][0].unacked if groups and groups[0] else -1
-
-
-def test_simple_client_receives_and_settles_by_unary_calls(
-    cluster: Running, client: TimerClient, topic: str
-) -> None:
-    stub = cluster.consuming(cluster.up())
-    asked: dict[str, Any] = {"topic": topic, "group": "g"}
-    assert not stub.Receive(pb.ReceiveRequest(**asked, wait_ms=100)).queue_offsets
-    waiting = stub.Receive.future(pb.ReceiveRequest(**asked, wait_ms=20_000, max_messages=3))
-    client.schedule_batch(topic, [b"a", b"b", b"c"])
-    got = waiting.result(WAIT_S)
-    assert (got.payloads, list(got.attempts)) == (b"abc", [1, 1, 1])
-    assert not stub.Receive(pb.ReceiveRequest(**asked, wait_ms=100)).queue_offsets, "they are held"
-    held = asked | {"lease_id": got.lease_id, "epoch": got.epoch}
-    extended = stub.Extend(pb.ExtendRequest(**held, offsets=[0, 9], lease_ms=60_000))
-    assert list(extended.results) == [pb.ACK_RESULT_EXTENDED, pb.ACK_RESULT_NOT_DELIVERED]
-    guesses = [struct.pack("<QQQ", got.epoch, guess, 1) for guess in range(1, 200)]  # 4 portions
-    lost = stub.Ack(pb.AckRequest(**asked, leases=guesses)).results
-    assert list(lost) == [pb.ACK_RESULT_LEASE_LOST] * len(guesses)
-    assert list(stub.Ack(pb.AckRequest(**held, offsets=[0])).results) == [pb.ACK_RESULT_ACKED]
-    nacked = stub.Nack(pb.NackRequest(**held, offsets=[0, 1, 1], delay_ms=0))
-    assert list(nacked.results) == [
-        pb.ACK_RESULT_ALREADY_ACKED,
-        pb.ACK_RESULT_NACKED,
-        pb.ACK_RESULT_LEASE_LOST,
-    ]
-    again = stub.Receive(pb.ReceiveRequest(**asked, wait_ms=5_000, max_messages=3))
-    assert (again.payloads, list(again.attempts)) == (b"b", [2])
-    assert again.handed_out_ms >= got.handed_out_ms > 0
-
-
-REFUSED: dict[str, tuple[str, Any, str]] = {
-    "too many messages": ("Receive", pb.ReceiveRequest(max_messages=1001), "max_messages"),
-    "too long a wait": ("Receive", pb.ReceiveRequest(wait_ms=20_001), "wait_ms"),
-    "too short a lease": ("Receive", pb.ReceiveRequest(lease_ms=1), "lease_ms"),
-    "no offset": ("Nack", pb.NackRequest(), "offsets"),
-    "too many offsets": ("Nack", pb.NackRequest(offsets=range(16_385)), "offsets"),
-    "too long a delay": ("Nack", pb.NackRequest(offsets=[1], delay_ms=1 << 40), "delay_ms"),
-    "too long a text": ("Nack", pb.NackRequest(offsets=[1], detail="é" * 513), "detail"),
-    "too long a lease": ("Extend", pb.ExtendRequest(offsets=[1], lease_ms=1 << 31), "lease_ms"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_unary_call_beyond_a_limit_names_it(
-    cluster: Running, client: TimerClient, case: str
-) -> None:
-    client.create_group("limits", "g")
-    method, request, field = REFUSED[case]
-    request.topic, request.group = "limits", "g"
-    with pytest.raises(grpc.RpcError) as caught:
-        getattr(cluster.consuming(cluster.up()), method)(request)
-    assert code_of(caught.value) == grpc.StatusCode.INVALID_ARGUMENT
-    assert error_of(caught.value).field == field
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))

@@ -1,5 +1,7 @@
 """Groups, leases, acks, nacks, dead letters, and calls without a stream."""
 
+import struct
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -377,17 +379,26 @@ def test_group_is_altered_in_part_and_creating_it_again_changes_nothing(
 
 def test_message_is_received_and_settled_by_plain_calls(world: World, topic: str) -> None:
     asked: dict[str, Any] = {"topic": topic, "group": "g"}
-    assert not world.unary("Receive", pb.ReceiveRequest(**asked)).queue_offsets
-    world.client.schedule_batch(topic, [b"a", b"b", b"c"])
-    got = world.unary("Receive", pb.ReceiveRequest(**asked, wait_ms=20_000, max_messages=3))
+    assert not world.unary("Receive", pb.ReceiveRequest(**asked, wait_ms=100)).queue_offsets
+    with ThreadPoolExecutor(1) as pool:
+        request = pb.ReceiveRequest(**asked, wait_ms=20_000, max_messages=3)
+        waiting = pool.submit(world.unary, "Receive", request)
+        world.until(lambda: (group := world.group(topic, "g")) and group.consumers)
+        world.client.schedule_batch(topic, [b"a", b"b", b"c"])
+        got = waiting.result(WAIT_S)
     assert (got.payloads, list(got.attempts)) == (b"abc", [1, 1, 1])
-    assert not world.unary("Receive", pb.ReceiveRequest(**asked)).queue_offsets
+    for wait_ms in (0, 100):
+        request = pb.ReceiveRequest(**asked, wait_ms=wait_ms)
+        assert not world.unary("Receive", request).queue_offsets
     held = asked | {"lease_id": got.lease_id, "epoch": got.epoch}
     longer = pb.ExtendRequest(**held, offsets=[0, 9], lease_ms=60_000)
     assert world.unary("Extend", longer).results == [
         pb.ACK_RESULT_EXTENDED,
         pb.ACK_RESULT_NOT_DELIVERED,
     ]
+    guesses = [struct.pack("<QQQ", got.epoch, guess, 1) for guess in range(1, 200)]  # 4 portions
+    lost = world.unary("Ack", pb.AckRequest(**asked, leases=guesses)).results
+    assert lost == [pb.ACK_RESULT_LEASE_LOST] * len(guesses)
     assert world.unary("Ack", pb.AckRequest(**held, offsets=[0])).results == [pb.ACK_RESULT_ACKED]
     back = world.unary("Nack", pb.NackRequest(**held, offsets=[0, 1, 1], delay_ms=0))
     assert back.results == [
@@ -397,6 +408,7 @@ def test_message_is_received_and_settled_by_plain_calls(world: World, topic: str
     ]
     again = world.unary("Receive", pb.ReceiveRequest(**asked, wait_ms=20_000, max_messages=3))
     assert (again.payloads, list(again.attempts)) == (b"b", [2])
+    assert again.handed_out_ms >= got.handed_out_ms > 0
 
 
 def test_plain_call_beyond_a_limit_names_it(world: World, topic: str) -> None:
@@ -407,6 +419,9 @@ def test_plain_call_beyond_a_limit_names_it(world: World, topic: str) -> None:
         ("Receive", pb.ReceiveRequest(**asked, wait_ms=20_001), "wait_ms"),
         ("Receive", pb.ReceiveRequest(**asked, lease_ms=1), "lease_ms"),
         ("Nack", pb.NackRequest(**asked), "offsets"),
+        ("Nack", pb.NackRequest(**asked, offsets=range(16_385)), "offsets"),
+        ("Nack", pb.NackRequest(**asked, offsets=[1], delay_ms=1 << 40), "delay_ms"),
+        ("Nack", pb.NackRequest(**asked, offsets=[1], detail="é" * 513), "detail"),
         ("Extend", pb.ExtendRequest(**asked, offsets=[1], lease_ms=1 << 31), "lease_ms"),
     ):
         error = refusal(world, method, request)

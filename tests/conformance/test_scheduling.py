@@ -10,6 +10,7 @@ from tests.cluster.running import WAIT_S, columns, schedule
 from tests.conformance.worlds import World, refusal
 from timerclient import (
     AlreadyExists,
+    CancelResult,
     InvalidRequest,
     NewTimer,
     NotPending,
@@ -193,6 +194,7 @@ def test_key_that_is_taken_replaces_or_keeps_as_asked(world: World, topic: str) 
     second = client.schedule(topic, b"3", delay=3 * HOUR, key="k", on_conflict="replace")
     assert (second.result, second.replaced) == (ScheduleResult.REPLACED, first.raw)
     assert client.get_timer(first).state is TimerState.CANCELLED
+    assert client.cancel(first) is CancelResult.ALREADY_CANCELLED
     assert client.get_timer(key="k", topic=topic).payload == b"3"
 
 
@@ -278,21 +280,29 @@ def test_an_empty_key_is_no_key(world: World, topic: str) -> None:
 def test_batch_with_taken_keys_is_decided_one_by_one(world: World, topic: str) -> None:
     client = world.client
     first = client.schedule(topic, b"0", delay=HOUR, key="a")
-    timers = client.schedule_batch(topic, [b"1", b"2", b"3"], keys=["a", "b", "b"], delay=HOUR)
+    payloads, keys = [b"1", b"2", b"3", b"4"], ["a", "b", None, "b"]
+    timers = client.schedule_batch(topic, payloads, keys=keys, delay=HOUR)
     rejected, scheduled = ScheduleResult.REJECTED, ScheduleResult.SCHEDULED
-    assert timers.results == [rejected, scheduled, rejected]
-    assert timers.existing == [first.id, None, timers[1].id]
+    assert timers.results == [rejected, scheduled, scheduled, rejected]
+    assert timers.existing == [first.id, None, None, timers[1].id]
     with pytest.raises(AlreadyExists):
         _ = timers[0]
+    [found] = [each for each in client.topics() if each.name == topic]
+    assert (found.scheduled, found.pending) == (3, 3)
 
 
 def test_key_is_free_again_once_its_timer_has_fired(world: World, topic: str) -> None:
     client = world.client
-    first = client.schedule(topic, b"1", key="k", delay=world.moment)
+    client.schedule(topic, b"0", key="k", delay=HOUR)
+    first = client.schedule(topic, b"1", key="k", delay=world.moment, on_conflict="replace")
     with client.consumer(topic, "g") as consumer:
         world.pass_time(2)
-        world.take(consumer, 1)
-    assert client.schedule(topic, b"2", key="k", delay=HOUR).id != first.id
+        [message] = world.take(consumer, 1)
+        assert (message.payload, message.id, message.key) == (b"1", first.id, "k")
+        again = client.schedule(topic, b"2", key="k", delay=0)
+        assert [message.id for message in world.take(consumer, 1)] == [again.id] != [first.id]
+        world.nothing_waits(consumer, topic)
+    assert client.schedule(topic, b"3", key="k", delay=HOUR).id != again.id
 
 
 # ---- limits
