@@ -23,6 +23,7 @@ from chaos.workloads.workload_clients import Produce, Setting, WorkloadClients, 
 from chaos.workloads.workload_consumer import RecordingConsumer, WorkloadReader
 from tests.chaos.world import told
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, Group, wire_error
+from tests.waiting import until
 from timerclient import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.pending_timers import Changed, Rescheduled
@@ -57,12 +58,6 @@ async def cluster() -> AsyncIterator[Cluster]:
 async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
     async with AsyncTimerClient([node.address for node in cluster.nodes], timeout=5) as client:
         yield client
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- files and fakes set no event
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

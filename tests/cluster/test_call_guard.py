@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from cluster.rpc.call_guard import CallGuard
+from tests.waiting import until
 from timer.model.timer_errors import PermissionDeniedError
 
 METHOD = "/timer.v1.ConsumeService/Consume"
@@ -74,12 +75,6 @@ def deny(guard: CallGuard) -> None:
 
     for rpc in list(guard._open):
         rpc.end_unless(refuse)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 -- the guard has no event
-            await asyncio.sleep(0.01)
 
 
 async def end_of(call: Any) -> tuple[grpc.StatusCode, str]:

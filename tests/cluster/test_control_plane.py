@@ -40,6 +40,7 @@ from cluster.control.raft import Exit
 from cluster.control.raft_link import CHANNEL_OPTIONS
 from cluster.observe.leader_history import LeaderHistory
 from deploy.local import free_ports
+from tests.waiting import until
 from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId, UnixMs
 
 DEADLINE_S = 120.0
@@ -186,15 +187,6 @@ class Cluster:
         name = state.name_of(state.leader)
         assert name is not None
         return name
-
-
-async def until(condition: Callable[[], bool], what: str) -> float:
-    """Wait for the condition; return the seconds it took."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < DEADLINE_S, what
-        await asyncio.sleep(0.01)
-    return time.monotonic() - start
 
 
 async def comes(ask: Callable[[], Awaitable[CommandOutcome]], wanted: CommandOutcome) -> None:

@@ -13,6 +13,7 @@ from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE, ThreadWork
 from tests.timer.machines import START_MS, Log, engine_on, part_of
+from tests.waiting import until
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
 from timer.files.disk_reserve import Room
@@ -97,15 +98,11 @@ def host_on(directory: Path, follower: Follower, errors: list[BaseException], **
 
 
 async def flushed(host: Host, index: int) -> None:
-    async with asyncio.timeout(120):
-        while host.engine.manifest_index < index or host.engine.flushing:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: host.engine.manifest_index >= index and not host.engine.flushing)
 
 
 async def folded(host: Host) -> None:
-    async with asyncio.timeout(120):
-        while host.engine.behind:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: not host.engine.behind)
 
 
 async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_in(
@@ -224,8 +221,7 @@ async def test_flush_ends_though_whoever_asked_gave_up(
         asking.cancel()
         await asyncio.wait({asking})
         may_go.set()
-        while host.engine.flushing:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until(lambda: not host.engine.flushing)
         await host.stop()
     assert follower.dropped_before == host.engine.manifest_index + 1 == len(log.entries) + 1
     assert errors == []
@@ -262,8 +258,7 @@ async def test_no_manifest_goes_beyond_the_log_on_the_same_disk(tmp_path: Path) 
     host.on_commit(LogIndex(len(log.entries)))
     await folded(host)
     flushed = asyncio.ensure_future(host.flush())
-    while not host.engine.flushing:  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    await until(lambda: host.engine.flushing)
     assert not host._io.in_threads, "a thread writes"
     assert manifest.read(RealDisk(), tmp_path) is None
     follower.on_disk.set()
@@ -299,9 +294,7 @@ async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
     await asyncio.sleep(0)
     assert steps == [], "half of the limit lacks an entry"
     host.on_commit(LogIndex(entries))
-    async with asyncio.timeout(120):
-        while not host.engine.manifest_index or host.engine.flushing:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: host.engine.manifest_index and not host.engine.flushing)
     assert host.engine.manifest_index == entries
     assert steps == [TOPICS_AT_ONCE] * 3
     for _ in range(entries):

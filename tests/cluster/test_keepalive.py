@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Container, Iterable
+from collections.abc import AsyncIterator, Container, Iterable
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from cluster.rpc.standby_ports import Standby, Wait
 from cluster.settings.config import build_config
 from deploy.local import free_ports
 from tests.cluster.test_config import BASE
+from tests.waiting import until
 from timerclient import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
@@ -53,12 +54,6 @@ def soon(
 ) -> list[tuple[str, Any]]:
     """Return options with a tenth of the times that are named."""
     return [(name, value // 10 if name in times else value) for name, value in options]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- of things that tell nobody
-            await asyncio.sleep(0.01)
 
 
 class Consuming(rpc.ConsumeServiceServicer, rpc.AdminServiceServicer):

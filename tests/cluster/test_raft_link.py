@@ -33,6 +33,7 @@ from cluster.control.raft_link import (
 )
 from deploy.local import free_ports
 from replication.shell.tcp_stream import HALF, Receive, TcpEnds, TcpPort, TcpStream
+from tests.waiting import until
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 DEADLINE_S = 60.0
@@ -197,12 +198,6 @@ async def linked(
     finally:
         for end in started:
             await end.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("tcp", [False, True])

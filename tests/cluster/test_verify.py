@@ -18,6 +18,7 @@ from cluster.files import verify
 from cluster.files.scrubber import FIRST_S, GIVE_AWAY_S_MAX, SHOWN_S, Scrubber
 from cluster.files.verify import DAMAGED
 from cluster.settings.config import NodeConfig, build_config
+from tests import waiting
 from tests.cluster.running import Running, kept_runs, until
 from tests.cluster.test_healing import Rotting, flip, installs
 from tests.timer.test_snapshot import INCOMING, receive, taken
@@ -203,12 +204,6 @@ def scrubber(
     )
 
 
-async def so(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 def status(number: int, **more: object) -> pb.NodeStatus:
     fields: dict[str, object] = {"reachable": True, **more}
     return pb.NodeStatus(name=f"n{number}", replica_id=number, **fields)  # type: ignore[arg-type]
@@ -312,17 +307,17 @@ def test_pass_that_is_asked_for_begins_at_once_and_one_that_runs_is_joined(
             go.clear()
             asked.begin()
             assert asked.last_pass().began_at_ms, "it is known before its thread runs"
-            await so(lambda: asked.last_pass().files == 1)
+            await waiting.until(lambda: asked.last_pass().files == 1)
             asked.begin()
             go.set()
-            await so(lambda: asked.last_pass().ended_at_ms)
+            await waiting.until(lambda: asked.last_pass().ended_at_ms)
             assert (passes[0], asked.last_pass().files, asked.last_pass().bytes) == (number, 2, 7)
         (found,) = asked.last_pass().damages
         assert (found.file, found.byte) == (damaged, 9)
         assert asked.last_pass().repair == "the node fetches its state and its log from the leader"
         asked.begin()  # it would hide the damage
         assert asked.last_pass().damages
-        await so(lambda: ended)
+        await waiting.until(lambda: ended)
         work.cancel()
 
     monkeypatch.setattr(scrubbing, "TELL_S", 0.1)
@@ -418,18 +413,20 @@ def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
         work = asyncio.create_task(damaged.run())
         if runs:
             damaged.begin()
-            await so(lambda: damaged.bytes_read)
+            await waiting.until(lambda: damaged.bytes_read)
         for _ in range(2):
             damaged.found(error)
             assert damaged.damage == str(error)
-        await so(lambda: damaged.last_pass().repair == "waits: 1 of 3 voters would be left")
+        await waiting.until(
+            lambda: damaged.last_pass().repair == "waits: 1 of 3 voters would be left"
+        )
         damaged.found(error)
         damaged.found(CorruptFileError("another", 0, "why"))
         (shown,) = damaged.last_pass().damages
         assert (shown.file, shown.byte, shown.what) == ("state/runs/1", 7, str(error))
         assert (targets[:1], ended) == (["n3"], [])
         others.append(status(1))
-        await so(lambda: ended)
+        await waiting.until(lambda: ended)
         assert not damaged._asked.is_set()
         work.cancel()
 
@@ -455,7 +452,7 @@ def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
     async def ask() -> None:
         work = asyncio.create_task(alone.run())
         alone.begin()
-        await so(lambda: alone.last_pass().ended_at_ms)
+        await waiting.until(lambda: alone.last_pass().ended_at_ms)
         assert [each.file for each in alone.last_pass().damages] == ["a", "b"]
         assert alone.last_pass().repair.startswith("none")
         work.cancel()
@@ -480,7 +477,7 @@ def test_alone_node_reads_all_files_after_damage_that_a_backup_met_and_goes_on(
         work = asyncio.create_task(alone.run())
         for _ in range(2):
             alone.found(errors["b"])
-            await so(lambda: alone.last_pass().repair.startswith("none"))
+            await waiting.until(lambda: alone.last_pass().repair.startswith("none"))
             assert sorted(each.file for each in alone.last_pass().damages) == ["a", "b"]
             assert not alone._asked.is_set(), "the damage is known"
         work.cancel()

@@ -22,6 +22,7 @@ from replication.shell.snapshot_fetch import SnapshotFetch, UnusableAnswer, deco
 from replication.shell.snapshot_service import FETCH, Snapshots, encode_offer
 from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
 from tests.timer.test_manifest import busy_log, flush
+from tests.waiting import until
 from timer.files.disk import Disk, RealDisk
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -118,12 +119,6 @@ def installed(arrived: Path, directory: Path) -> Engine:
     return engine_on(DISK, directory / "state")
 
 
-async def soon(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_snapshot_arrives_and_is_the_state_that_was_sent(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
         found = await fetch_from(source, tmp_path / "in").run()
@@ -145,7 +140,7 @@ async def test_who_does_not_lead_offers_nothing_until_it_does(tmp_path: Path) ->
         source.leads = False
         refetch = fetch_from(source, tmp_path / "in")
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: "lease does not hold" in refetch.status)
+        await until(lambda: "lease does not hold" in refetch.status)
         assert not work.done()
         source.leads = True
         assert await work is not None
@@ -194,11 +189,11 @@ async def test_receiver_without_room_asks_ever_less_often_and_logs_an_offer_once
     async with Source(tmp_path / "a").served() as source:
         refetch = fetch_from(source, tmp_path / "in", disk=disk)
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: len(pauses) >= 7)
+        await until(lambda: len(pauses) >= 7)
         assert pauses[:7] == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0]
         assert refetch.status.startswith("the disk has 0 MiB free; the snapshot needs 33 MiB")
         seen, refetch.moved_s = len(pauses), loop.time()  # as if data had arrived
-        await soon(lambda: len(pauses) > seen)
+        await until(lambda: len(pauses) > seen)
         assert pauses[seen] == 0.3
         lack = refetch.room_error
         assert lack is not None
@@ -213,7 +208,7 @@ async def test_other_cluster_is_refused(tmp_path: Path) -> None:
     async with Source(tmp_path / "a").served() as source:
         refetch = fetch_from(source, tmp_path / "in", cluster_id="other")
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: "cluster_id = 'other'" in refetch.status)
+        await until(lambda: "cluster_id = 'other'" in refetch.status)
         work.cancel()
         await asyncio.wait({work})
 
@@ -273,7 +268,7 @@ async def test_what_is_here_is_checked_before_anybody_has_to_wait_for_it(tmp_pat
         refetch = fetch_from(source, tmp_path / "in")
         refetch.moved_s = 0.0
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: "lease does not hold" in refetch.status)
+        await until(lambda: "lease does not hold" in refetch.status)
         assert refetch._incoming._whole == {*source.outgoing.offer().parts}
         assert refetch.moved_s > 0
         work.cancel()
@@ -311,7 +306,7 @@ async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part
         refetch = fetch_from(source, tmp_path / "in")
         refetch._dials = {"n0": other.dial, "n1": source.dial}
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: len(source.damages) == 3)  # the receiver asks again
+        await until(lambda: len(source.damages) == 3)  # the receiver asks again
         assert refetch.status.endswith(f"this node has damaged files: {source.damages[0]})")
         work.cancel()
         await asyncio.wait({work})
@@ -342,9 +337,9 @@ async def test_refused_request_does_not_end_the_suspicion_of_a_part(
         refetch = fetch_from(source, tmp_path / "in")
         refetch._suspects["n1"] = run.path
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: "lease does not hold" in refetch.status)
+        await until(lambda: "lease does not hold" in refetch.status)
         source.leads = True
-        await soon(lambda: source.damages or source.fatal)
+        await until(lambda: source.damages or source.fatal)
         work.cancel()
         await asyncio.wait({work})
         assert source.fatal == []
@@ -363,7 +358,7 @@ async def test_damage_found_by_an_offer_or_a_read_is_refused_and_another_error_i
             patch.setattr(source.outgoing, method, failing)
             refetch = fetch_from(source, tmp_path / "in")
             work = asyncio.ensure_future(refetch.run())
-            await soon(lambda: reason in refetch.status)
+            await until(lambda: reason in refetch.status)
             work.cancel()
             await asyncio.wait({work})
 
@@ -392,7 +387,7 @@ async def test_damaged_snapshot_is_thrown_away(
 
         refetch._check = unfit
         work = asyncio.ensure_future(refetch.run())
-        await soon(lambda: "can't be used" in refetch.status)
+        await until(lambda: "can't be used" in refetch.status)
         work.cancel()
         await asyncio.wait({work})
     assert snapshot_receiver.ready(DISK, tmp_path / "in") is None
@@ -416,7 +411,7 @@ async def test_work_that_an_asker_began_goes_on_without_it(
     monkeypatch.setattr(snapshot_source, "take", slow_take)
     async with Source(tmp_path / "a").served() as source:
         first = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
-        await soon(going.is_set)
+        await until(going.is_set)
         assert source.snapshots.kept_from == 1  # which entries it will need is not known yet
         first.cancel()
         await asyncio.wait({first})
@@ -431,11 +426,11 @@ async def test_manifest_that_an_asker_wanted_is_written_without_it(tmp_path: Pat
     async with Source(tmp_path / "a", flushed=False).served() as source:
         source.may_flush.clear()
         first = asyncio.ensure_future(fetch_from(source, tmp_path / "in").run())
-        await soon(lambda: source.flushes)
+        await until(lambda: source.flushes)
         first.cancel()
         await asyncio.wait({first})
         source.may_flush.set()
-        await soon(lambda: source.outgoing.pinned)
+        await until(lambda: source.outgoing.pinned)
     assert source.flushes == 1
 
 
@@ -452,12 +447,12 @@ async def test_refusal_of_an_offer_whose_asker_has_gone_is_not_logged_as_an_erro
         source.may_flush.clear()
         asked, context = pb.SnapshotOpen(version=1, cluster_id="c", name="n2"), AsyncMock()
         opening = asyncio.ensure_future(source.snapshots._open(asked.SerializeToString(), context))
-        await soon(lambda: source.flushes)
+        await until(lambda: source.flushes)
         opening.cancel()
         await asyncio.wait({opening})
         del opening
         source.may_flush.set()
-        await soon(lambda: not source.snapshots._tasks)
+        await until(lambda: not source.snapshots._tasks)
         gc.collect()  # a task tells then that its exception was never retrieved
     assert (complaints, source.fatal) == ([], [])
 

@@ -16,6 +16,7 @@ from replication.shell import transport
 from replication.shell.replica import Replica
 from replication.shell.tcp_stream import Connect, TcpEnds, TcpPort
 from tests.replication.promises import matched
+from tests.waiting import until
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
 from timer.files.log import Log
@@ -171,13 +172,6 @@ async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
     cluster.ahead_ms = CONF.guard_ms  # what a lease from before the start would take
     yield cluster
     await cluster.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        await asyncio.sleep(0.002)
 
 
 def propose(node: Node, payload: bytes) -> LogIndex:

@@ -25,6 +25,7 @@ from replication.shell.tcp_stream import (
     TcpPort,
     TcpStream,
 )
+from tests.waiting import until
 
 DEADLINE_S = 60.0
 
@@ -57,13 +58,6 @@ async def stream_to(
         stream = await TcpStream.connect(connect, "n2", port.port, key, on_lost)
     STREAMS.append(stream)
     return stream
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        await asyncio.sleep(0.002)
 
 
 async def rest_of(reader: asyncio.StreamReader) -> bytes:

@@ -16,6 +16,7 @@ from replication.proto import replication_pb2 as pb
 from replication.shell import transport as shell
 from replication.shell.tcp_stream import TcpEnds, TcpPort
 from replication.shell.transport import METHOD, VERSION, Dial, Transport
+from tests.waiting import until
 from timer.model.feature_level import ProgramRelease
 from timer.model.units import ReplicaId
 
@@ -178,12 +179,6 @@ async def serving(greet: Any) -> tuple[grpc.aio.Server, int]:
 
 async def connected(_: str, at: int, protocol: Callable[[], asyncio.Protocol]) -> None:
     await asyncio.get_running_loop().create_connection(protocol, "127.0.0.1", at)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 async def test_stream_that_leaves_grpc_while_a_message_is_written_goes_on_over_tcp(

@@ -9,11 +9,20 @@ from typing import Any, Self
 import pytest
 
 from tests.timerclient.fake_cluster import Cluster
+from timerclient import AsyncTimerClient, ClientSettings
 from timerclient.cli import timerctl
+from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.background import _on_loop_error
 from timerclient.streams import first_calls, subscription
 
 Ctl = Callable[..., tuple[int, str, str]]
+QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
+
+
+def once(*orders: pb.Error | str | None) -> Callable[[object], pb.Error | str | None]:
+    """Give these orders, one per request, then none."""
+    rest = list(orders)
+    return lambda _: rest.pop(0) if rest else None
 
 
 class Answering:
@@ -50,6 +59,13 @@ async def cluster() -> AsyncIterator[Cluster]:
     await cluster.start()
     yield cluster
     await cluster.stop()
+
+
+@pytest.fixture
+async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
+    """A client of `cluster` with short pauses."""
+    async with AsyncTimerClient(cluster.address, timeout=60, settings=QUICK) as client:
+        yield client
 
 
 class Threaded:

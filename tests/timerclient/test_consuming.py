@@ -2,14 +2,15 @@
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from typing import Any
 from unittest import mock
 
 import pytest
 
+from tests.timerclient.conftest import QUICK, once
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, deliveries, id_text, wire_error
+from tests.waiting import until
 from timerclient import AckResult, AsyncTimerClient, ClientSettings, ExtendResult, NackResult
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Batch
@@ -23,26 +24,6 @@ from timerclient.streams.credit import (
 )
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
-
-QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
-
-
-@pytest.fixture
-async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
-    async with AsyncTimerClient(cluster.address, timeout=60, settings=QUICK) as client:
-        yield client
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail after a minute."""
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 -- the fake knows no events
-            await asyncio.sleep(0.002)
-
-
-def once(*orders: pb.Error | str | None) -> Callable[[object], pb.Error | str | None]:
-    rest = list(orders)
-    return lambda _: rest.pop(0) if rest else None
 
 
 def numbers(n: int) -> list[bytes]:

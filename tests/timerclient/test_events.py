@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.timerclient.conftest import QUICK
 from tests.timerclient.fake_cluster import NOW_MS, Cluster
+from tests.waiting import until
 from timerclient import (
     AckResult,
     AsyncTimerClient,
@@ -34,8 +36,6 @@ from timerclient.rows.background import Budget
 from timerclient.rows.pending_timers import TimerInfo
 from timerclient.streams.nodes import parse_addresses
 
-QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
-
 
 async def test_leaders_are_events_and_log_lines(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
@@ -50,9 +50,7 @@ async def test_leaders_are_events_and_log_lines(
         await client.topics()
         cluster.leader = None
         asked = asyncio.ensure_future(client.topics())
-        async with asyncio.timeout(60):
-            while not isinstance(events[-1], LeaderMissing):  # noqa: ASYNC110 -- comes from the loop
-                await asyncio.sleep(0.01)
+        await until(lambda: isinstance(events[-1], LeaderMissing))
         cluster.leader = 1
         await asked
     first, second = cluster.nodes[0].address, cluster.nodes[1].address

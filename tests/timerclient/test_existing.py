@@ -2,16 +2,15 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from tests.timerclient.conftest import Threaded
+from tests.timerclient.conftest import QUICK, Threaded, once
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, wire_error
 from tests.timerclient.fake_timers import PAGE, Row
-from tests.timerclient.test_scheduling import QUICK, once
 from timerclient import (
     AlreadyExists,
     AsyncTimerClient,
@@ -27,12 +26,6 @@ from timerclient import (
     TimerState,
 )
 from timerclient.proto import timer_pb2 as pb
-
-
-@pytest.fixture
-async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
-    async with AsyncTimerClient(cluster.address, timeout=60, settings=QUICK) as client:
-        yield client
 
 
 async def test_taken_key_is_an_error_of_its_own_call_alone(

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.timerclient.conftest import Threaded
+from tests.timerclient.conftest import QUICK, Threaded, once
 from tests.timerclient.fake_cluster import Cluster, wire_error
-from tests.timerclient.test_scheduling import QUICK, once, payloads, until
+from tests.timerclient.test_scheduling import payloads
+from tests.waiting import until
 from timerclient import AsyncTimerClient, NewTimer, TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.streams import first_calls, producer

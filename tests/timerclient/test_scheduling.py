@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from tests.timerclient.conftest import QUICK, once
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, id_text, wire_error
+from tests.waiting import until
 from timerclient import AsyncTimerClient, CancelResult, ClientSettings, NewTimer
 from timerclient.client import aio
 from timerclient.proto import timer_pb2 as pb
@@ -19,27 +20,6 @@ from timerclient.streams.nodes import Nodes
 from timerclient.values import errors
 from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import from_wire
-
-QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
-
-
-@pytest.fixture
-async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
-    async with AsyncTimerClient(cluster.address, timeout=60, settings=QUICK) as client:
-        yield client
-
-
-async def until(holds: Callable[[], object]) -> None:
-    """Wait until something holds; fail after a minute."""
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 -- the fake knows no events
-            await asyncio.sleep(0.002)
-
-
-def once(*orders: pb.Error | str | None) -> Callable[[object], pb.Error | str | None]:
-    """Give these orders, one per request, then none."""
-    rest = list(orders)
-    return lambda _: rest.pop(0) if rest else None
 
 
 def payloads(cluster: Cluster) -> list[bytes]:

@@ -1,26 +1,19 @@
 """Request ids, several topics in one request, and what the client looks at."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.timerclient.conftest import Threaded
+from tests.timerclient.conftest import Threaded, once
 from tests.timerclient.fake_cluster import NOW_MS, Cluster
-from tests.timerclient.test_scheduling import QUICK, once, payloads
+from tests.timerclient.test_scheduling import payloads
 from timerclient import AsyncTimerClient, NewTimer
 from timerclient.cli import timerctl
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_names
 from timerclient.values import errors
-
-
-@pytest.fixture
-async def client(cluster: Cluster) -> AsyncIterator[AsyncTimerClient]:
-    async with AsyncTimerClient(cluster.address, timeout=60, settings=QUICK) as client:
-        yield client
 
 
 async def test_request_with_an_id_is_repeated_until_it_is_answered_and_once_is_enough(

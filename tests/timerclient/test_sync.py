@@ -20,14 +20,13 @@ from typing import Any
 
 import pytest
 
-from tests.timerclient.conftest import Threaded
+from tests.timerclient.conftest import QUICK, Threaded
 from tests.timerclient.fake_cluster import wire_error
 from timerclient import (
     AckResult,
     AlreadyExists,
     AsyncTimerClient,
     CancelResult,
-    ClientSettings,
     NewTimer,
     TimerClient,
 )
@@ -37,8 +36,6 @@ from timerclient.rows.background import Budget
 from timerclient.streams import node_channel, producer
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
-
-QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
 
 def connect(threaded: Threaded) -> TimerClient:
