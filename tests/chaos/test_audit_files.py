@@ -23,8 +23,7 @@ from chaos.oracle import tables
 from chaos.spark.timerstate import RunFile, node_states, read_run, run_files
 from tests.chaos.world import write_log
 from tests.seeds import seeds
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, ids_of, part_of
-from tests.timer.test_manifest import flush
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, ids_of, part_of
 from tests.timer.test_snapshot import frame_of
 from tests.timer.test_store import merge_all
 from timer.entries.policies import Scope

@@ -19,8 +19,7 @@ from deploy.local import LaunchError, LocalCluster
 from tests.chaos.blows import Blow
 from tests.chaos.world import durable_log
 from tests.timer.machines import Log as MachineLog
-from tests.timer.machines import catch_up, engine_on
-from tests.timer.test_manifest import flush
+from tests.timer.machines import catch_up, engine_on, flush
 from timer.files.disk import RealDisk
 
 

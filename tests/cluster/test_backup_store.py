@@ -36,8 +36,8 @@ from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.method_rules import METHOD_RULES
 from replication.core.log_recovery import recover as shape_of
 from replication.core.promise import PromiseFile
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, state_of
-from tests.timer.test_manifest import busy_log, flush
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of, state_of
+from tests.timer.test_manifest import busy_log
 from timer.files.data_directory import read_identity
 from timer.files.disk import Disk, RealDisk
 from timer.files.log import Log as TimerLog

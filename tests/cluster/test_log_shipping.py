@@ -32,8 +32,7 @@ from cluster.backup.restoration import receive
 from cluster.backup.roll_forward import Until
 from cluster.backup.store_care import damages_of, gaps_of, prune
 from tests.cluster.test_backup_store import OneNode, plan_of
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, state_of
-from tests.timer.test_manifest import flush
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, state_of
 from timer.entries import entry_frame
 from timer.entries.entry_frame import Entry
 from timer.files.disk import RealDisk

@@ -15,8 +15,8 @@ from cluster.files.storage import Damaged, NodeFiles, give_back, open_storage
 from cluster.node import process
 from cluster.settings.config import NodeConfig, build_config
 from replication.core.promise import NEVER_GIVEN, Promise
-from tests.timer.machines import Log, catch_up
-from tests.timer.test_manifest import busy_log, flush
+from tests.timer.machines import Log, catch_up, flush
+from tests.timer.test_manifest import busy_log
 from tests.timer.test_snapshot import UNDER, frame_of
 from timer.files.data_directory import format_directory, founding_replica_id, open_directory
 from timer.files.disk_reserve import START_BYTES

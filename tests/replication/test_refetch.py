@@ -20,8 +20,8 @@ from replication.shell import snapshot_fetch as receiving
 from replication.shell.send_rate import SendRate
 from replication.shell.snapshot_fetch import SnapshotFetch, UnusableAnswer, decode_offer
 from replication.shell.snapshot_service import FETCH, Snapshots, encode_offer
-from tests.timer.machines import START_MS, catch_up, engine_on, part_of, state_of
-from tests.timer.test_manifest import busy_log, flush
+from tests.timer.machines import START_MS, catch_up, engine_on, flush, part_of, state_of
+from tests.timer.test_manifest import busy_log
 from tests.waiting import until
 from timer.files.disk import Disk, RealDisk
 from timer.model.timer_errors import (

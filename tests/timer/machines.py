@@ -251,6 +251,14 @@ def catch_up(engine: Engine, log: Log) -> None:
         engine.machine.store.use_prefetch(None)
 
 
+def flush(engine: Engine) -> None:
+    """Write a manifest, at once and whole."""
+    begun = engine.begin_flush()
+    assert begun is not None
+    begun.write()
+    engine.end_flush(begun)
+
+
 def readers_of(store: Store, portion: Portion | None, entries: list[Entry]) -> list[HeldReader]:
     """Return readers of the held rows for the sweep and of the due rows for the first FIRE."""
     readers: list[HeldReader] = []

@@ -12,10 +12,11 @@ from tests.timer.machines import (
     catch_up,
     engine_on,
     fetch_all,
+    flush,
     part_of,
     state_of,
 )
-from tests.timer.test_manifest import SPILLS, flush
+from tests.timer.test_manifest import SPILLS
 from timer.entries.payloads import Op
 from timer.files.disk_reserve import Room
 from timer.model.units import TopicId

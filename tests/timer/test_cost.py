@@ -10,8 +10,7 @@ import pytest
 
 from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import LEASE_MS, Play
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, u64
-from tests.timer.test_delete_topic import flushed
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of, u64
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import FIRE_TOPICS_MAX, Fire, GroupSettings, Op
 from timer.entries.policies import CATCH_UPS, DROP, Scope
@@ -82,14 +81,14 @@ def test_a_thread_passes_what_is_dead_before_a_fire(
     log.schedule(part_of([(1, DUE + number, b"") for number in range(count)]))
     log.schedule(part_of([(2, DUE + count // 2, b"lives"), (2, DUE + count, b"lives")]))
     catch_up(engine, log)
-    flushed(engine)
+    flush(engine)
     if dead == "deleted":
         log.delete_topic(1)
     else:
         log.cancel([(DUE + number, 1 + number) for number in range(count)])
     catch_up(engine, log)
     if dead == "cancelled in files":
-        flushed(engine)
+        flush(engine)
     engine.machine.store.preload(UnixMs(DUE + count))  # all of it is in memory, dead as it is
     fire = log.fire(DUE + count)
     engine.committed(LogIndex(fire.index))
@@ -397,7 +396,7 @@ def test_search_for_a_prefix_of_keys_handles_only_matching_rows_of_runs_one_by_o
     keys = [b"order-%d-%d" % (number, number % 3) for number in range(500)]
     log.schedule(part_of([(1, DUE + number, b"") for number in range(len(keys))], keys=keys))
     catch_up(engine, log)
-    flushed(engine)
+    flush(engine)
     handled, rows_of = 0, cut_module._Step.rows
 
     def counted(step: Any) -> Any:

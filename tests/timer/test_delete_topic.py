@@ -13,6 +13,7 @@ from tests.timer.machines import (
     answer_of,
     catch_up,
     engine_on,
+    flush,
     ids_of,
     machine_on,
     part_of,
@@ -36,7 +37,6 @@ from timer.model.timer_id import TimerKey
 from timer.model.units import DUE_MS_MAX, GroupId, ProducerId, Seq, TopicId, UnixMs
 from timer.pending.memory.deleted_topics import NONE, DeletedTopics
 from timer.pending.read_view import Filter
-from timer.recovery.engine import Engine
 from timer.state import firing_trace
 from timer.state.apply_results import (
     ALREADY_FIRED,
@@ -66,13 +66,6 @@ def test_flags_tell_what_was_issued_and_is_not_there() -> None:
 # ---- timers
 
 
-def flushed(engine: Engine) -> None:
-    flush = engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    engine.end_flush(flush)
-
-
 @pytest.mark.parametrize(
     "where",
     ["memtable", "frozen memtable", "run", "merging run", "window", "restarted", "replayed"],
@@ -86,20 +79,18 @@ def test_timers_of_a_deleted_topic_are_gone_wherever_they_lie(where: str) -> Non
         part_of([(1, DUE, b"x"), (2, DUE, b"y"), (1, DUE + HOUR, b"z")], keys=[b"k", b"k", b"l"])
     )
     catch_up(engine, log)
-    flush = merge = None
-    if where != "memtable":
-        flush = engine.begin_flush()
-        assert flush is not None
-        if where != "frozen memtable":
-            flush.write()
-            engine.end_flush(flush)
+    begun = merge = None
+    if where == "frozen memtable":
+        begun = engine.begin_flush()
+    elif where != "memtable":
+        flush(engine)
     if where == "window":
         engine.machine.store.preload(UnixMs(DUE))
     if where == "merging run":
         for _ in range(7):
             log.schedule(part_of([(2, DUE + HOUR, b"more")]))
             catch_up(engine, log)
-            flushed(engine)
+            flush(engine)
         merge = engine.begin_merge()
         assert merge is not None
     log.delete_topic(1)
@@ -111,11 +102,11 @@ def test_timers_of_a_deleted_topic_are_gone_wherever_they_lie(where: str) -> Non
         store = engine.machine.store
         store.install_merge(merge, store.write_merge(merge))
     if where == "frozen memtable":
-        assert flush is not None
-        flush.write()
-        engine.end_flush(flush)
+        assert begun is not None
+        begun.write()
+        engine.end_flush(begun)
     if where == "restarted":
-        flushed(engine)
+        flush(engine)
         engine = engine_on(disk)
     machine, store = engine.machine, engine.machine.store
     kept = machine.counts.scheduled - 2
@@ -151,7 +142,7 @@ def test_what_a_fire_takes_does_not_depend_on_what_of_the_gone_is_still_in_files
     log.schedule(part_of(timers))
     for engine in engines:
         catch_up(engine, log)
-        flushed(engine)
+        flush(engine)
     log.delete_topic(1)
     for engine in engines:
         catch_up(engine, log)
@@ -174,17 +165,17 @@ def test_disk_space_comes_back_though_nothing_of_it_is_due_for_years() -> None:
     far = START_MS + 10**11
     log.schedule(part_of([(1, far + at, b"x" * 1000) for at in range(500)]))
     catch_up(engine, log)
-    flushed(engine)
+    flush(engine)
     log.schedule(part_of([(1 + at % 2, far + at, b"y" * 1000) for at in range(500)]))
     catch_up(engine, log)
-    flushed(engine)
+    flush(engine)
     before = disk.used_bytes()
     log.delete_topic(1)
     store = engine.machine.store
     for _ in range(3):
         log.checkpoint()
         catch_up(engine, log)
-        flushed(engine)
+        flush(engine)
         while (merge := store.begin_merge()) is not None:
             store.install_merge(merge, store.write_merge(merge))
     assert [run.rows for run in store.runs] == [250]
@@ -210,8 +201,8 @@ def test_deletion_tells_what_went_and_leaves_nothing_of_it() -> None:
     log.op(Op.ACK, 1, 1, [0, 2, 3])
     log.schedule(part_of([(1, DUE, b"x")] * 3))
     catch_up(engine, log)
-    flush = engine.begin_flush()  # has its blocks
-    assert flush is not None
+    begun = engine.begin_flush()  # has its blocks
+    assert begun is not None
     machine = engine.machine
     applied = machine.apply(log.delete_topic(1))
     assert isinstance(applied, DeleteTopicApplied)
@@ -221,12 +212,12 @@ def test_deletion_tells_what_went_and_leaves_nothing_of_it() -> None:
     assert [*machine.topics] == [2]
     assert [*machine.topic_by_name] == ["b"]
     assert machine.apply(log.delete_topic(1)) == DeleteTopicApplied(DeleteTopic(TopicId(1)), None)
-    flush.write()
-    engine.end_flush(flush)
+    begun.write()
+    engine.end_flush(begun)
     assert (machine.pages.unspilled_size, machine.pages.spilled_size) == (0, 0)
     machine.apply(log.checkpoint())
-    flushed(engine)
-    assert disk.list_dir(flush.directory / "queues") == []
+    flush(engine)
+    assert disk.list_dir(begun.directory / "queues") == []
     again = engine_on(disk)
     assert state_of(again.machine) == state_of(machine)
     assert again.machine.store.gone.has(1)

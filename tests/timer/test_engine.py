@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
+from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flush, part_of, state_of
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import Ids, Keys
 from timer.files.disk_reserve import Room
@@ -117,10 +117,7 @@ def test_what_is_folded_later_is_not_looked_up_twice(monkeypatch: pytest.MonkeyP
     engine, log = begun()
     log.schedule(part_of([(1, START_MS + 1, b"")], keys=[b"only"]))
     catch_up(engine, log)
-    flush = engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    engine.end_flush(flush)  # one run has one key: what comes may have it
+    flush(engine)  # one run has one key: what comes may have it
     entries, keys = 40, 1000
     for entry in range(entries):
         names = [f"{entry}-{key}".encode() for key in range(keys)]
@@ -158,21 +155,15 @@ def test_taken_keys_are_found_without_the_rows_that_have_them(
         asked.append(len(seq))
         return find(self, run, due_ms, seq)
 
-    def flush() -> None:
-        flush = engine.begin_flush()
-        assert flush is not None
-        flush.write()
-        engine.end_flush(flush)
-
     log.schedule(part_of(rows, keys=names))
     catch_up(engine, log)
-    flush()
+    flush(engine)
     monkeypatch.setattr(Finder, "find", count)
     for dead, expected in ((0, 0), (50, 1)):
         if dead:
             log.cancel_keys([(1, name) for name in names[:dead]])
             catch_up(engine, log)
-            flush()
+            flush(engine)
             asked.clear()
         log.schedule(part_of(rows, keys=names))
         engine.committed(LogIndex(len(log.entries)))
@@ -196,10 +187,7 @@ def test_timers_that_are_cancelled_in_the_chunk_that_has_their_keys_are_read_by_
     rows = [(1, START_MS + 60_000, b"")] * len(names)
     log.schedule(part_of(rows, keys=names))
     catch_up(engine, log)
-    flush = engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    engine.end_flush(flush)
+    flush(engine)
     log.schedule(part_of(rows, keys=names))  # its rows are not needed, those of the next are
     log.cancel_keys([(1, name) for name in names])
     engine.committed(LogIndex(len(log.entries)))
@@ -258,12 +246,9 @@ def test_entries_count_towards_a_flush_however_small_they_are() -> None:
 
 def test_restart_counts_what_it_replays_towards_a_flush() -> None:
     engine, log = begun()
-    flush = engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    engine.end_flush(flush)
+    flush(engine)
     log.cancel([(START_MS, 1)])
-    again = engine_on(flush.disk)
+    again = engine_on(engine._disk)
     catch_up(again, log)
     assert again.log_entries_since_flush == 1
 
@@ -273,10 +258,7 @@ def test_memtable_that_is_full_wants_a_flush_and_is_empty_after_it() -> None:
     log.schedule(part_of([(1, START_MS + 10**6, bytes(10_000))] * 10))
     catch_up(engine, log)
     assert engine.wants_flush(memtable_bytes=100_000, log_bytes=NEVER, log_entries=NEVER)
-    flush = engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    engine.end_flush(flush)
+    flush(engine)
     assert not engine.wants_flush(memtable_bytes=1000, log_bytes=NEVER, log_entries=NEVER)
     assert engine.machine.store.pending == 10
 
@@ -291,10 +273,7 @@ def test_flush_that_does_not_fit_waits_for_room() -> None:
     assert engine.begin_flush() is None
     engine.room = Room(needed, 0, low=True)
     assert engine.wants_flush(memtable_bytes=1, log_bytes=1, log_entries=1)
-    flush = engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    engine.end_flush(flush)
+    flush(engine)
     engine.room = Room(FLUSH_ROOM, 0, low=True)
     assert not engine.flush_fits, "there is a manifest to be written again"
 
@@ -336,10 +315,7 @@ def test_merge_takes_at_most_half_of_what_is_free() -> None:
     for number in range(8):
         log.schedule(part_of([(1, START_MS + 10**6 + number, bytes(1_000))]))
         catch_up(engine, log)
-        flush = engine.begin_flush()
-        assert flush is not None
-        flush.write()
-        engine.end_flush(flush)
+        flush(engine)
     engine.room = Room(10_000, 0, low=True)
     assert engine.begin_merge() is None
     engine.room = Room(100_000, 0, low=True)

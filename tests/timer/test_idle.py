@@ -9,7 +9,7 @@ import pytest
 
 from chaos.sim.world.simdisk import SimDisk
 from tests.timer.leading import Play
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of
+from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of
 from timer.entries.payloads import Op
 from timer.model.units import ProducerId
 from timer.recovery import engine as engine_module
@@ -99,10 +99,7 @@ def test_checkpoint_says_which_queues_moved_since_the_one_before() -> None:
     log.fire(START_MS + 1)
     log.delete_topic(3)
     catch_up(engine, log)
-    begun = engine.begin_flush()
-    assert begun is not None
-    begun.write()
-    engine.end_flush(begun)
+    flush(engine)
     again = engine_on(engine._disk)  # which has no other checkpoint than the first
     for each in (engine, again):
         with mock.patch.object(log, "entries", [*log.entries]):

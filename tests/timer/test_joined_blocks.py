@@ -14,11 +14,12 @@ from tests.timer.machines import (
     Log,
     catch_up,
     engine_on,
+    flush,
     part_of,
     queue_of,
     state_of,
 )
-from tests.timer.test_manifest import SPILLS, flush
+from tests.timer.test_manifest import SPILLS
 from timer.entries.payloads import Op
 from timer.entries.policies import Scope
 from timer.files.disk_reserve import Room

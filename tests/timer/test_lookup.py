@@ -13,6 +13,7 @@ from tests.timer.machines import (
     answer_of,
     catch_up,
     engine_on,
+    flush,
     ids_of,
     keys_of,
     part_of,
@@ -50,13 +51,6 @@ from timer.state.apply_results import (
 from timer.state.key_conflicts import Verdict
 
 FAR = START_MS + 10**7
-
-
-def flush(engine: Engine) -> None:
-    flush = engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    engine.end_flush(flush)
 
 
 def filled(where: str) -> tuple[Log, SimDisk, Engine]:

@@ -16,6 +16,7 @@ from tests.timer.machines import (
     catch_up,
     engine_on,
     fetch_all,
+    flush,
     part_of,
     queue_of,
     state_of,
@@ -89,13 +90,6 @@ def flushed(log: Log) -> tuple[SimDisk, Engine]:
     catch_up(engine, log)
     flush(engine)
     return disk, engine
-
-
-def flush(engine: Engine) -> None:
-    begun = engine.begin_flush()
-    assert begun is not None
-    begun.write()
-    engine.end_flush(begun)
 
 
 @pytest.mark.parametrize("cut", range(1, 34))

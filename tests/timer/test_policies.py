@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import STATE, Log, catch_up, engine_on
-from tests.timer.test_manifest import flush
+from tests.timer.machines import STATE, Log, catch_up, engine_on, flush
 from timer.entries.policies import (
     CLUSTER,
     DEFAULTS,

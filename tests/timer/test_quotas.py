@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.timer.leading import Play
-from tests.timer.machines import Timer, catch_up, engine_on, part_of
-from tests.timer.test_manifest import flush
+from tests.timer.machines import Timer, catch_up, engine_on, flush, part_of
 from tests.timer.test_policies import engine_with
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import Ids, Op

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, machine_on, part_of, state_of
+from tests.timer.machines import (
+    START_MS,
+    Log,
+    catch_up,
+    engine_on,
+    flush,
+    machine_on,
+    part_of,
+    state_of,
+)
 from timer.entries.payloads import GroupStart, Op
 from timer.entries.policies import CLUSTER, Scope
 from timer.model.units import LogIndex, TopicId, UnixMs
@@ -250,10 +259,7 @@ def test_retention_survives_a_restart() -> None:
     log.fire(START_MS)
     log.op(Op.ACK, 1, 1, [0])
     catch_up(engine, log)
-    flush = engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    engine.end_flush(flush)
+    flush(engine)
     again = engine_on(disk)
     assert state_of(again.machine) == state_of(engine.machine)
     log.now_ms += HOUR_MS // 2

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of
-from tests.timer.test_manifest import busy_log, flush
+from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flush, part_of
+from tests.timer.test_manifest import busy_log
 from tests.timer.test_snapshot import frame_of
 from timer.files import log as timer_log
 from timer.files import segment

@@ -16,12 +16,12 @@ from tests.timer.machines import (
     Log,
     catch_up,
     engine_on,
+    flush,
     ids_of,
     machine_on,
     queue_of,
     state_of,
 )
-from tests.timer.test_manifest import flush
 from timer.entries.policies import DROP, Scope
 from timer.entries.series_payloads import (
     AlterSeries,

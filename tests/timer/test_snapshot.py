@@ -13,8 +13,8 @@ from chaos.sim.world.simdisk import SimDisk
 from replication.core.promise import Promise, PromiseFile
 from replication.shell.snapshot_install import install_if_ready
 from tests.replication.promises import matched
-from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, part_of, state_of
-from tests.timer.test_manifest import busy_log, flush, flushed
+from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flush, part_of, state_of
+from tests.timer.test_manifest import busy_log, flushed
 from timer.entries.entry_frame import encode
 from timer.entries.payloads import Op
 from timer.files import log as timer_log

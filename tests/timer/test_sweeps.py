@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.timer.machines import START_MS, part_of
+from tests.timer.machines import START_MS, flush, part_of
 from tests.timer.test_pauses import Paused, settle
 from timer.entries.policies import CATCH_UPS, Scope
 from timer.model.columns import ROW
@@ -236,10 +236,7 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     many = paused.schedule(*range(20_000))
     few = paused.schedule(*range(0, 20_000, 100), topic=2)
     [*settle(paused, 20_000)]
-    flush = paused.engine.begin_flush()
-    assert flush is not None
-    flush.write()
-    paused.engine.end_flush(flush)
+    flush(paused.engine)
     if end == "deleted":
         paused.log.delete_topic(1)
     elif end == "cancelled":
@@ -275,9 +272,9 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
         if prefetch is not None:
             prefetch.read()
             paused.engine.use_prefetch(prefetch)
-        if flushes and (flush := paused.engine.begin_flush()) is not None:
-            flush.write()
-            paused.engine.end_flush(flush)
+        if flushes and (begun := paused.engine.begin_flush()) is not None:
+            begun.write()
+            paused.engine.end_flush(begun)
         reads.clear()
         paused.engine.fold(entries)
         assert not reads
