@@ -22,6 +22,19 @@ IDS = LeaseIds(b"secret", Epoch(1))
 ASKED = 3 * UNREAD_ACKS_MAX // ANSWER_OFFSETS
 
 
+def stream_of(
+    consumer: Any = None, kick: Callable[[], None] = lambda: None, **calls: Callable[..., None]
+) -> _Stream:
+    """Return the stream of a consumer. `calls`: those that the leader's groups answer."""
+    host: Any = SimpleNamespace(kick=kick, now=lambda: None)
+    groups = SimpleNamespace(**{"end_credit": lambda _: None} | calls)
+    leader: Any = SimpleNamespace(groups=groups)
+    nothing: Any = None
+    stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
+    stream._consumer = consumer
+    return stream
+
+
 def answered(*arguments: Any) -> Iterator[None]:
     done: Callable[[object], None] = arguments[-1]
     done(np.zeros(0, np.int64))
@@ -33,7 +46,7 @@ def answered(*arguments: Any) -> Iterator[None]:
     [pb.ConsumeRequest(ack=pb.AckRequest(request_no=1)), pb.ConsumeRequest(leaving=True)],
     ids=["acks of nothing", "leaving"],
 )
-def test_answers_that_nobody_reads_hold_up_the_requests(
+async def test_answers_that_nobody_reads_hold_up_the_requests(
     request_: pb.ConsumeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consume_service, "settle_all", answered)
@@ -46,28 +59,21 @@ def test_answers_that_nobody_reads_hold_up_the_requests(
             read += 1
             yield request_
 
-    async def scenario() -> None:
-        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
-        nothing: Any = SimpleNamespace(credit=0, paused=False)
-        leader: Any = SimpleNamespace(groups=SimpleNamespace(end_credit=lambda _: None))
-        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
-        stream._consumer = nothing
-        reading = asyncio.ensure_future(stream.read(requests()))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not reading.done()
-        held_up_at = read
-        assert held_up_at <= UNREAD_ACKS_MAX / ANSWER_OFFSETS + 2
-        answers = 0
-        while await stream.next() is not None:
-            answers += 1
-        await reading
-        assert (read, answers) == (ASKED, ASKED)
-
-    asyncio.run(scenario())
+    stream = stream_of(SimpleNamespace(credit=0, paused=False))
+    reading = asyncio.ensure_future(stream.read(requests()))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not reading.done()
+    held_up_at = read
+    assert held_up_at <= UNREAD_ACKS_MAX / ANSWER_OFFSETS + 2
+    answers = 0
+    while await stream.next() is not None:
+        answers += 1
+    await reading
+    assert (read, answers) == (ASKED, ASKED)
 
 
-def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
+async def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waiting: list[Callable[[object], None]] = []
@@ -83,47 +89,37 @@ def test_stream_of_a_deleted_group_ends_behind_the_answers_to_its_acks(
             yield pb.ConsumeRequest(ack=pb.AckRequest(request_no=request_no))
         await asyncio.Event().wait()
 
-    async def scenario() -> None:
-        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
-        nothing: Any = SimpleNamespace(credit=0, paused=False)
-        leader: Any = SimpleNamespace(groups=SimpleNamespace(end_credit=lambda _: None))
-        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
-        reading = asyncio.ensure_future(stream.read(requests()))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert len(waiting) == 2
-        gone = GroupDeletedError("orders", "g")
-        stream.end(gone)
-        for done in waiting:
-            done(gone)
-        for request_no in (1, 2):
-            answer = await stream.next()
-            assert answer is not None
-            assert answer.acked.request_no == request_no
-            assert answer.acked.error.reason == pb.REASON_NOT_FOUND
-        assert await stream.next() is None
-        assert stream.ended is gone
-        reading.cancel()
-
-    asyncio.run(scenario())
+    stream = stream_of()
+    reading = asyncio.ensure_future(stream.read(requests()))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(waiting) == 2
+    gone = GroupDeletedError("orders", "g")
+    stream.end(gone)
+    for done in waiting:
+        done(gone)
+    for request_no in (1, 2):
+        answer = await stream.next()
+        assert answer is not None
+        assert answer.acked.request_no == request_no
+        assert answer.acked.error.reason == pb.REASON_NOT_FOUND
+    assert await stream.next() is None
+    assert stream.ended is gone
+    reading.cancel()
 
 
-def test_stream_of_a_deposed_leader_waits_for_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_of_a_deposed_leader_waits_for_no_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(consume_service, "settle_all", lambda *_: ())
 
-    async def scenario() -> None:
-        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
-        nothing: Any = SimpleNamespace(credit=0, paused=False)
-        leader: Any = SimpleNamespace(groups=SimpleNamespace(end_credit=lambda _: None))
-        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
-        await stream._settle(pb.AckRequest(request_no=1))
-        stream.end(NotLeaderError("n2:7401"))
-        assert await stream.next() is None
-
-    asyncio.run(scenario())
+    stream = stream_of()
+    await stream._settle(pb.AckRequest(request_no=1))
+    stream.end(NotLeaderError("n2:7401"))
+    assert await stream.next() is None
 
 
-def test_request_with_many_leases_lets_the_loop_do_other_work_between_its_portions(
+async def test_request_with_many_leases_lets_the_loop_do_other_work_between_its_portions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(settlements, "PORTION_LEASES", 2)
@@ -137,31 +133,27 @@ def test_request_with_many_leases_lets_the_loop_do_other_work_between_its_portio
 
     monkeypatch.setattr(settlements, "settle", settle)
 
-    async def scenario() -> None:
-        host: Any = SimpleNamespace(kick=lambda: kicks.append(len(settled)), now=lambda: None)
-        consumer: Any = SimpleNamespace(credit=9, paused=False)
-        groups = SimpleNamespace(end_credit=lambda _: credit_ends.append(len(settled)))
-        leader: Any = SimpleNamespace(groups=groups)
-        stream = _Stream(host, leader, consumer, consumer, 0, IDS, Outboxes(1 << 30), "")
-        stream._consumer = consumer
-        leases = [struct.pack("<QQQ", 1, lease_id, 0) for lease_id in range(1, 6)]
-        request = pb.NackRequest(leases=leases, request_no=7, ends_credit=True)
-        settling = asyncio.ensure_future(stream._settle(request))
-        turns = set[int]()
-        while not settling.done():
-            await asyncio.sleep(0)
-            turns.add(len(settled))
-        assert turns == {2, 4, 5}
-        assert kicks == credit_ends == [2, 4, 5]
-        answer = await stream.next()
-        assert answer is not None
-        assert (answer.acked.request_no, answer.acked.error.reason) == (7, pb.REASON_NOT_FOUND)
-        assert not stream._outbox
-
-    asyncio.run(scenario())
+    stream = stream_of(
+        SimpleNamespace(credit=9, paused=False),
+        kick=lambda: kicks.append(len(settled)),
+        end_credit=lambda _: credit_ends.append(len(settled)),
+    )
+    leases = [struct.pack("<QQQ", 1, lease_id, 0) for lease_id in range(1, 6)]
+    request = pb.NackRequest(leases=leases, request_no=7, ends_credit=True)
+    settling = asyncio.ensure_future(stream._settle(request))
+    turns = set[int]()
+    while not settling.done():
+        await asyncio.sleep(0)
+        turns.add(len(settled))
+    assert turns == {2, 4, 5}
+    assert kicks == credit_ends == [2, 4, 5]
+    answer = await stream.next()
+    assert answer is not None
+    assert (answer.acked.request_no, answer.acked.error.reason) == (7, pb.REASON_NOT_FOUND)
+    assert not stream._outbox
 
 
-def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
+async def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     delivered = pb.Deliveries(lease_id=7)
@@ -174,26 +166,17 @@ def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
     def delivery(lease_id: int) -> Any:
         return SimpleNamespace(lease=SimpleNamespace(lease_id=LeaseId(lease_id), offsets=[0]))
 
-    async def scenario() -> None:
-        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
-        leader: Any = SimpleNamespace(
-            groups=SimpleNamespace(leave=leave, end_credit=lambda _: None)
-        )
-        nothing: Any = SimpleNamespace(credit=0, paused=False)
-        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
-        stream._consumer = nothing
-        stream._want_no_more()
-        for lease_id in (1, 2, 3):
-            stream._deliver(delivery(lease_id))
-        for _ in range(2):
-            assert await stream.next() is not None
-        stream.close()
-
-    asyncio.run(scenario())
+    stream = stream_of(SimpleNamespace(credit=0, paused=False), leave=leave)
+    stream._want_no_more()
+    for lease_id in (1, 2, 3):
+        stream._deliver(delivery(lease_id))
+    for _ in range(2):
+        assert await stream.next() is not None
+    stream.close()
     assert took_back == [2, 3]
 
 
-def test_deliveries_whose_lease_ends_before_they_are_sent_are_dropped_until_the_consumer_reads(
+async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_consumer_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(wire_rows, "deliveries_of", lambda d, *_: pb.Deliveries(lease_id=d.number))
@@ -203,44 +186,27 @@ def test_deliveries_whose_lease_ends_before_they_are_sent_are_dropped_until_the_
         lease = SimpleNamespace(lease_id=LeaseId(number), offsets=[0] * number)
         return SimpleNamespace(lease=lease, number=number)
 
-    async def scenario() -> None:
-        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
-        groups = SimpleNamespace(
-            end_credit=lambda _: None, credit=lambda _, __, messages: looks.append(messages)
-        )
-        leader: Any = SimpleNamespace(groups=groups)
-        consumer = ConsumerStream("c", 1_000, lambda _: None)
-        outboxes = Outboxes(1 << 30)
-        nothing: Any = SimpleNamespace()
-        stream = _Stream(host, leader, nothing, nothing, 0, IDS, outboxes, "")
-        stream._consumer = consumer
-        for number in (1, 2):
-            stream._deliver(delivery(number))
-        assert await stream.next() is not None
-        stream._want_no_more()  # the credit of lease 2 is over
-        for number in (3, 4):
-            stream._deliver(delivery(number))
-        assert stream._withdraw(LeaseId(1)) == [], "it was sent"
-        assert stream._withdraw(LeaseId(2)) == [2, 3, 4]
-        assert (consumer.credit, consumer.paused, looks) == (3 + 4, True, [])
-        answer = await stream.next()
-        assert answer is not None
-        assert answer.leaving
-        assert (consumer.paused, looks, outboxes.total) == (False, [0], 0)
-
-    asyncio.run(scenario())
+    consumer = ConsumerStream("c", 1_000, lambda _: None)
+    stream = stream_of(consumer, credit=lambda _, __, messages: looks.append(messages))
+    for number in (1, 2):
+        stream._deliver(delivery(number))
+    assert await stream.next() is not None
+    stream._want_no_more()  # the credit of lease 2 is over
+    for number in (3, 4):
+        stream._deliver(delivery(number))
+    assert stream._withdraw(LeaseId(1)) == [], "it was sent"
+    assert stream._withdraw(LeaseId(2)) == [2, 3, 4]
+    assert (consumer.credit, consumer.paused, looks) == (3 + 4, True, [])
+    answer = await stream.next()
+    assert answer is not None
+    assert answer.leaving
+    assert (consumer.paused, looks, stream._outboxes.total) == (False, [0], 0)
 
 
-def test_consumer_that_reads_again_gets_messages_again_though_its_outbox_is_empty() -> None:
-    async def scenario() -> None:
-        host: Any = SimpleNamespace(kick=lambda: None, now=lambda: None)
-        leader: Any = SimpleNamespace(groups=SimpleNamespace(credit=lambda *_: None))
-        nothing: Any = SimpleNamespace()
-        stream = _Stream(host, leader, nothing, nothing, 0, IDS, Outboxes(1 << 30), "")
-        stream._consumer = ConsumerStream("c", 1_000, lambda _: None, paused=True)
-        reading = asyncio.ensure_future(stream.next())
-        await asyncio.sleep(0)
-        assert not stream._consumer.paused
-        reading.cancel()
-
-    asyncio.run(scenario())
+async def test_consumer_that_reads_again_gets_messages_again_though_its_outbox_is_empty() -> None:
+    consumer = ConsumerStream("c", 1_000, lambda _: None, paused=True)
+    stream = stream_of(consumer, credit=lambda *_: None)
+    reading = asyncio.ensure_future(stream.next())
+    await asyncio.sleep(0)
+    assert not consumer.paused
+    reading.cancel()
