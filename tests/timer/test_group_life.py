@@ -19,6 +19,7 @@ from timer.state.apply_results import (
     NobodyApplied,
     SeekApplied,
 )
+from timer.state.machine import Machine
 
 
 def seek(play: Play, group: Group, offset: int) -> None:
@@ -242,14 +243,19 @@ def test_cumulative_ack_is_one_answer_and_refused_where_several_consume() -> Non
 # ---- on every replica
 
 
-def test_ops_that_come_after_a_seek_or_a_deletion_find_nobody() -> None:
-    log = Log()
-    machine = machine_on(SimDisk(), leads=True)
+def opened(*groups: str) -> tuple[Log, Machine]:
+    """Return a machine with three fired timers of topic 1, and its log."""
+    log, machine = Log(), machine_on(SimDisk(), leads=True)
     machine.apply(log.topic("a"))
-    machine.apply(log.create_group(1, "g"))
-    machine.apply(log.create_group(1, "h"))
+    for group in groups:
+        machine.apply(log.create_group(1, group))
     machine.apply(log.schedule(part_of([(1, due, b"x") for due in (1, 2, 3)])))
     machine.apply(log.fire(5))
+    return log, machine
+
+
+def test_ops_that_come_after_a_seek_or_a_deletion_find_nobody() -> None:
+    log, machine = opened("g", "h")
     machine.apply(log.op(Op.RESERVE, 1, 1, [3]))
     machine.apply(log.op(Op.SEEK, 1, 1, [0]))
     machine.apply(log.op(Op.DELETE, 1, 2, []))
@@ -275,12 +281,7 @@ def test_ops_that_come_after_a_seek_or_a_deletion_find_nobody() -> None:
 
 
 def test_seek_beyond_what_is_kept_ends_at_the_nearest_offset() -> None:
-    log = Log()
-    machine = machine_on(SimDisk(), leads=True)
-    machine.apply(log.topic("a"))
-    machine.apply(log.create_group(1, "g"))
-    machine.apply(log.schedule(part_of([(1, due, b"x") for due in (1, 2, 3)])))
-    machine.apply(log.fire(5))
+    log, machine = opened("g")
     machine.apply(log.op(Op.RESERVE, 1, 1, [3]))
     machine.apply(log.op(Op.ACK, 1, 1, [0]))
     group = machine.topics[TopicId(1)].groups["g"]
@@ -291,12 +292,7 @@ def test_seek_beyond_what_is_kept_ends_at_the_nearest_offset() -> None:
 
 
 def test_last_group_that_is_deleted_leaves_what_fired_to_retention() -> None:
-    log = Log()
-    machine = machine_on(SimDisk(), leads=True)
-    machine.apply(log.topic("a"))
-    machine.apply(log.create_group(1, "g"))
-    machine.apply(log.schedule(part_of([(1, due, b"x") for due in (1, 2, 3)])))
-    machine.apply(log.fire(5))
+    log, machine = opened("g")
     machine.apply(log.op(Op.DELETE, 1, 1, []))
     topic = machine.topics[TopicId(1)]
     assert (topic.queue.begin, topic.queue.end, topic.groups, topic.group_by_id) == (0, 3, {}, {})
