@@ -1,4 +1,4 @@
-"""Fixtures of all tests: scenario files that rewrite themselves, and one Spark session."""
+"""Fixtures of all tests: rewriting of scenario files, a topic, figures, and one Spark session."""
 
 import contextlib
 import gc
@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -128,6 +128,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rewrite(request: pytest.FixtureRequest) -> bool:
     """Whether scenario files are rewritten with the actual output; read git diff afterwards."""
     return bool(request.config.getoption("--rewrite"))
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic's name, unique to the test."""
+    return "".join(c if c.isalnum() else "-" for c in request.node.name)
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print figures past pytest's capture."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n    {text}")
+
+    return say
 
 
 @cache

@@ -1,6 +1,6 @@
 """One cluster of real processes per module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,21 +23,3 @@ def client(cluster: Running) -> Iterator[TimerClient]:
     """A client of the cluster."""
     with cluster.client() as client:
         yield client
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic's name, unique to the test."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)
-
-
-@pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Print figures past pytest's capture."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n    {text}")
-
-    return say

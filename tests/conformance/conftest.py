@@ -38,9 +38,3 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         return
     with FakeCluster() as fake, fake.client() as client:
         yield FakeWorld(fake, client)
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic's name, unique to the test."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)

@@ -5,7 +5,7 @@ leader, epoch, memory --> attack --> the same leader and epoch, a timer fires, t
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,30 +76,20 @@ def client(town: Victim) -> Iterator[TimerClient]:
 
 
 @pytest.fixture(autouse=True)
-def unharmed(town: Victim, client: TimerClient, request: pytest.FixtureRequest) -> Iterator[None]:
+def unharmed(
+    town: Victim, client: TimerClient, topic: str, request: pytest.FixtureRequest
+) -> Iterator[None]:
     """Check after each test that the cluster is as it was before."""
     leader, epoch = town.wait_for_leader(), town.epoch()
     before = {name: town.rss(name) for name in town.nodes}
     scheduled = town.counts_add_up().scheduled
     yield
-    _canary(client, "".join(c if c.isalnum() else "-" for c in request.node.name))
+    _canary(client, topic)
     assert (town.wait_for_leader(), town.epoch()) == (leader, epoch), "there was a failover"
     assert town.counts_add_up().scheduled > scheduled
     for name in town.nodes:
         kept = getattr(request.module, "KEPT", 0)
         town.is_back(name, max(before[name], town.usual[name]), kept)
-
-
-@pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Print figures past pytest's capture."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n    {text}")
-
-    return say
 
 
 def _warm(running: Victim, name: str) -> None:

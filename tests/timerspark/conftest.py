@@ -40,9 +40,3 @@ def cluster(one: LocalCluster) -> str:
 def client(cluster: str) -> Iterator[TimerClient]:
     with TimerClient(cluster) as client:
         yield client
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic's name, unique to the test."""
-    return "".join(c if c.isalnum() else "-" for c in request.node.name)
