@@ -8,18 +8,14 @@ tenth of those topics have a group. Their timers' lateness is compared with the 
 import asyncio
 import gc
 import itertools
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final
 
-from bench.delivery import AHEAD_MS, GROUP, PACE_MS, MeasuredLateness, Tally
-from bench.feed import Feed, now_ms
+from bench.delivery import AHEAD_MS, GROUP, MeasuredLateness, Tally
+from bench.feed import PACE_MS, Feed, paces
 from bench.measure import Form, Measure, Series, wait
-from bench.rig import Rig
+from bench.rig import Rig, some_at_once
 from timerclient import AsyncConsumer, AsyncTimerClient
-
-T = TypeVar("T")
 
 TOPICS: Final = 10_000
 GROUPS: Final = 1_000
@@ -46,7 +42,7 @@ async def _crowd(rig: Rig, lasting_s: float) -> Series:
         single = rig.topic("s13")
         alone = await _lateness(client, [single], [single], lasting_s)
         topics = [rig.topic("s13/crowd") for _ in range(TOPICS)]
-        await _some_at_once(topics, client.create_topic)
+        await some_at_once(AT_ONCE, topics, client.create_topic)
         within = await _lateness(client, topics, topics[:: TOPICS // GROUPS], lasting_s)
     return alone.series("alone") | within.series("crowd")
 
@@ -63,7 +59,7 @@ async def _lateness(
             tally.ack(batch)
 
     consumers = [client.consumer(topic, GROUP, window=WINDOW) for topic in read]
-    await _some_at_once(consumers, AsyncConsumer.__aenter__)
+    await some_at_once(AT_ONCE, consumers, AsyncConsumer.__aenter__)
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(consume(consumer)) for consumer in consumers]
         gc.collect()
@@ -72,28 +68,20 @@ async def _lateness(
         await tally.reach(sum(sent[topic] for topic in read))
         for reader in readers:
             reader.cancel()
-    await _some_at_once(consumers, AsyncConsumer.close)
+    await some_at_once(AT_ONCE, consumers, AsyncConsumer.close)
     return late
 
 
 async def _play(client: AsyncTimerClient, topics: list[str], lasting_s: float) -> Counter[str]:
     """Schedule each timer a second ahead. Return the number of timers per topic."""
     feed, sent, turns = Feed(size=TOGETHER), Counter[str](), itertools.cycle(topics)
-    start_ms = now_ms() + 200
     async with asyncio.TaskGroup() as tasks:
-        for number in range(int(lasting_s * 1000 / PACE_MS)):
-            at_ms = start_ms + number * PACE_MS
-            await asyncio.sleep((at_ms - time.time_ns() / 1e6) / 1000)
+        async for at_ms in paces(lasting_s):
             for topic in itertools.islice(turns, BATCHES):
                 due_ms = feed.spread(at_ms + AHEAD_MS, PACE_MS)
                 tasks.create_task(client.schedule_batch(topic, feed.payloads(), due_ms=due_ms))
                 sent[topic] += TOGETHER
     return sent
-
-
-async def _some_at_once(all_of_them: list[T], work: Callable[[T], Awaitable[object]]) -> None:
-    for start in range(0, len(all_of_them), AT_ONCE):
-        await asyncio.gather(*map(work, all_of_them[start : start + AT_ONCE]))
 
 
 S13: Final = Measure(

@@ -7,15 +7,13 @@ memory: before, at the peak, and REST_S after the end.
 
 import asyncio
 import sys
-import time
 from typing import Final
 
-from bench.delivery import AHEAD_MS, GROUP, PACE_MS, WINDOW, MeasuredLateness, Tally, consuming
-from bench.feed import Feed, now_ms
+from bench.delivery import paced_lateness
 from bench.footprint import Resident
 from bench.measure import Figure, Form, Measure, Series, cost, rate, wait
 from bench.rig import BenchError, Rig
-from timerclient import AsyncTimerClient, Batch
+from timerclient import AsyncTimerClient
 
 PER_S: Final = 200
 CHURN_S: Final = {Form.SHORT: 8.0, Form.FULL: 60.0}
@@ -41,7 +39,7 @@ async def _churn(rig: Rig, lasting_s: float) -> Series:
             await asyncio.sleep(SAMPLE_S)
 
     async with AsyncTimerClient(rig.endpoints) as client:
-        calm = await _lateness(rig, client, SETTLE_S)
+        calm = await paced_lateness(rig, client, rig.topic("s15"), PER_S, SETTLE_S)
         epoch = (await client.status()).epoch
         before = Resident.of(leader.pid).total
         watcher = asyncio.create_task(watch())
@@ -49,7 +47,7 @@ async def _churn(rig: Rig, lasting_s: float) -> Series:
             *(sys.executable, "-m", "bench.churn_client", leader.grpc, f"{lasting_s}"),
             stdout=asyncio.subprocess.PIPE,
         )
-        late = await _lateness(rig, client, lasting_s)
+        late = await paced_lateness(rig, client, rig.topic("s15"), PER_S, lasting_s)
         out, _ = await process.communicate()
         if process.returncode:
             raise BenchError(f"the churning client ended with status {process.returncode}")
@@ -67,27 +65,6 @@ async def _churn(rig: Rig, lasting_s: float) -> Series:
         "growth": [100 * (after / before - 1)],
         "changes": [float(changes)],
     }
-
-
-async def _lateness(rig: Rig, client: AsyncTimerClient, lasting_s: float) -> MeasuredLateness:
-    """Schedule PER_S timers a second, each AHEAD_MS ahead. Return their lateness."""
-    per_pace = PER_S * PACE_MS // 1000
-    feed, topic, tally, late = Feed(size=per_pace), rig.topic("s15"), Tally(), MeasuredLateness()
-
-    def take(batch: Batch) -> None:
-        late.note(batch)
-        tally.ack(batch)
-
-    consumer = client.consumer(topic, GROUP, window=WINDOW)
-    async with consuming(rig, consumer, topic, take), asyncio.TaskGroup() as tasks:
-        start_ms, paces = now_ms() + 200, int(lasting_s * 1000 / PACE_MS)
-        for number in range(paces):
-            at_ms = start_ms + number * PACE_MS
-            await asyncio.sleep((at_ms - time.time_ns() / 1e6) / 1000)
-            due_ms = feed.spread(at_ms + AHEAD_MS, PACE_MS)
-            tasks.create_task(client.schedule_batch(topic, feed.payloads(), due_ms=due_ms))
-        await tally.reach(paces * per_pace)
-    return late
 
 
 S15: Final = Measure(

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bench.feed import BATCH_SIZE, Feed, now_ms
+from bench.feed import BATCH_SIZE, PACE_MS, Feed, now_ms, paces
 from bench.measure import Figure, Form, Measure, Series, check, cost, rate, wait
 from bench.rig import Rig
-from timerclient import Acking, AsyncConsumer, Batch
+from timerclient import Acking, AsyncConsumer, AsyncTimerClient, Batch
 
 GROUP: Final = "bench"
 WINDOW: Final = 20_000
@@ -30,7 +30,6 @@ WARM_UP_S: Final = 1.5
 """Seconds until timers of every delay are due."""
 AHEAD_MS: Final = 1_000
 """Milliseconds from a paced timer's schedule to its due time."""
-PACE_MS: Final = 50
 PAUSE_S: Final = 0.002
 RECEIVE_TIMEOUT_S: Final = 20.0
 RATES: Final = (1_000, 10_000)
@@ -202,25 +201,30 @@ def lateness(rig: Rig, form: Form) -> Series:
 
 
 async def _lateness(rig: Rig, per_s: int, lasting_s: float) -> Series:
-    per_pace = per_s * PACE_MS // 1000
-    feed, topic = Feed(size=per_pace), rig.topic("s5")
-    tally, late = Tally(), MeasuredLateness()
+    async with rig.client() as client:
+        late = await paced_lateness(rig, client, rig.topic("s5"), per_s, lasting_s)
+    return late.series(f"{per_s}")
+
+
+async def paced_lateness(
+    rig: Rig, client: AsyncTimerClient, topic: str, per_s: int, lasting_s: float
+) -> MeasuredLateness:
+    """Schedule `per_s` timers a second, each AHEAD_MS ahead. Return their lateness."""
+    feed, tally, late = Feed(size=per_s * PACE_MS // 1000), Tally(), MeasuredLateness()
+    scheduled = 0
 
     def take(batch: Batch) -> None:
         late.note(batch)
         tally.ack(batch)
 
-    async with rig.client() as client:
-        consumer = client.consumer(topic, GROUP, window=WINDOW)
-        async with consuming(rig, consumer, topic, take), asyncio.TaskGroup() as tasks:
-            start_ms, paces = now_ms() + 200, int(lasting_s * 1000 / PACE_MS)
-            for number in range(paces):
-                at_ms = start_ms + number * PACE_MS
-                await asyncio.sleep((at_ms - time.time_ns() / 1e6) / 1000)
-                due_ms = feed.spread(at_ms + AHEAD_MS, PACE_MS)
-                tasks.create_task(client.schedule_batch(topic, feed.payloads(), due_ms=due_ms))
-            await tally.reach(paces * per_pace)
-    return late.series(f"{per_s}")
+    consumer = client.consumer(topic, GROUP, window=WINDOW)
+    async with consuming(rig, consumer, topic, take), asyncio.TaskGroup() as tasks:
+        async for at_ms in paces(lasting_s):
+            due_ms = feed.spread(at_ms + AHEAD_MS, PACE_MS)
+            tasks.create_task(client.schedule_batch(topic, feed.payloads(), due_ms=due_ms))
+            scheduled += feed.size
+        await tally.reach(scheduled)
+    return late
 
 
 # ---- S6

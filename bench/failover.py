@@ -17,7 +17,7 @@ import time
 from typing import Final
 
 from bench.delivery import GROUP, consuming
-from bench.feed import Feed, now_ms
+from bench.feed import PACE_MS, Feed, now_ms, paces
 from bench.measure import MEDIAN, Figure, Form, Measure, Series
 from bench.pending_costs import FILL_LIMIT_S, fill
 from bench.rig import BenchError, Rig
@@ -27,7 +27,6 @@ from timerclient.values.errors import OutcomeUnknown
 KILLS: Final = {Form.SHORT: 3, Form.FULL: 30}
 PENDING: Final = {Form.SHORT: 0, Form.FULL: 10_000_000}
 """Timers due in an hour or later. They never fire, and must not lengthen a failover."""
-PACE_MS: Final = 50
 PER_PACE: Final = 10
 """200 timers a second: one is due every 5 ms."""
 AHEAD_MS: Final = 4_000
@@ -115,11 +114,9 @@ async def _failover(rig: Rig, kills: int) -> Series:
 
 async def _load(client: AsyncTimerClient, topic: str) -> None:
     """Schedule 200 timers a second until cancelled, without waiting for answers."""
-    feed, start_ms = Feed(size=PER_PACE), now_ms()
+    feed = Feed(size=PER_PACE)
     async with asyncio.TaskGroup() as tasks:
-        for number in itertools.count():
-            at_ms = start_ms + number * PACE_MS
-            await asyncio.sleep((at_ms - time.time_ns() / 1e6) / 1000)
+        async for at_ms in paces():
             due_ms = feed.spread(at_ms + AHEAD_MS, PACE_MS)
             tasks.create_task(_schedule(client, topic, feed.payloads(), due_ms))
 

@@ -1,7 +1,11 @@
 """Input of the measures: batches of random payloads, which no codec can compress."""
 
+import asyncio
+import itertools
+import math
 import random
 import time
+from collections.abc import AsyncIterator
 from typing import Final
 
 import numpy as np
@@ -9,12 +13,25 @@ import numpy as np
 PAYLOAD_SIZE: Final = 100
 BATCH_SIZE: Final = 1_000
 HOUR_MS: Final = 3_600_000
+PACE_MS: Final = 50
+FIRST_PACE_MS: Final = 200
+"""Milliseconds until the first pace."""
 _PREPARED: Final = 64
 
 
 def now_ms() -> int:
     """Return this machine's clock in Unix milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+async def paces(lasting_s: float = math.inf) -> AsyncIterator[int]:
+    """Yield the time of each pace of PACE_MS when it has come, Unix milliseconds."""
+    start_ms = now_ms() + FIRST_PACE_MS
+    for at_ms in itertools.count(start_ms, PACE_MS):
+        if at_ms >= start_ms + 1000 * lasting_s:
+            return
+        await asyncio.sleep((at_ms - time.time_ns() / 1e6) / 1000)
+        yield at_ms
 
 
 class Feed:

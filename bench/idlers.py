@@ -9,17 +9,14 @@ import asyncio
 import itertools
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from bench import cpu
 from bench.busy_topics import AT_ONCE
 from bench.feed import Feed, now_ms
 from bench.measure import Figure, Form, Measure, Series, cost
-from bench.rig import BenchError, Rig
+from bench.rig import BenchError, Rig, some_at_once
 from timerclient import AsyncTimerClient
-
-T = TypeVar("T")
 
 NAMESPACES: Final = 10
 TOPICS: Final = {Form.SHORT: 10_000, Form.FULL: 100_000}
@@ -44,9 +41,9 @@ async def _idlers(rig: Rig, form: Form) -> Series:
     async with AsyncTimerClient(rig.endpoints) as client:
         empty = await _schedules(client)
         topics = [f"s14-{n % NAMESPACES}/idle-{n}" for n in range(1, TOPICS[form])]
-        await _some_at_once(topics, client.create_topic)
+        await some_at_once(AT_ONCE, topics, client.create_topic)
         groups = topics[: GROUPS[form]]
-        await _some_at_once(groups, lambda topic: client.create_group(topic, "idle"))
+        await some_at_once(AT_ONCE, groups, lambda topic: client.create_group(topic, "idle"))
         await asyncio.sleep(STILL_S)
         epoch = (await client.status()).epoch
         full = await _schedules(client)
@@ -73,11 +70,6 @@ async def _schedules(client: AsyncTimerClient) -> list[float]:
         took.append(1000 * (time.perf_counter() - began))
         await asyncio.sleep(PACE_S)
     return took
-
-
-async def _some_at_once(names: Sequence[T], work: Callable[[T], Awaitable[object]]) -> None:
-    for start in range(0, len(names), AT_ONCE):
-        await asyncio.gather(*map(work, names[start : start + AT_ONCE]))
 
 
 def _scrape(rig: Rig) -> float:

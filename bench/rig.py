@@ -11,7 +11,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,6 +125,14 @@ class Rig:
         cores = {n: (used - before[n]) / took_s for n, used in self.node_cpu_s().items()}
         use.leader = cores.pop(leader)
         use.followers = sum(cores.values())
+
+
+async def some_at_once(
+    at_once: int, items: Sequence[T], work: Callable[[T], Awaitable[object]]
+) -> None:
+    """Do `work` for each item, `at_once` at a time."""
+    for start in range(0, len(items), at_once):
+        await asyncio.gather(*map(work, items[start : start + at_once]))
 
 
 @contextlib.contextmanager
