@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 
 import grpc
 
-from tests.cluster.running import RPC_S, WAIT_S, Running, error_of, receive, redriven, until
+from tests.cluster.running import (
+    RPC_S,
+    WAIT_S,
+    Running,
+    code_of,
+    error_of,
+    receive,
+    redriven,
+    until,
+)
 from timerclient import TimerClient
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
@@ -186,5 +195,8 @@ def refusal(world: World, method: str, request: Any) -> pb.Error:
     try:
         answer = world.unary(method, request)
     except (grpc.RpcError, grpc.aio.AioRpcError) as refused:
-        return error_of(refused)
+        error, code = error_of(refused), code_of(refused)
+        is_invalid = error.reason == pb.REASON_INVALID_REQUEST
+        assert is_invalid == (code is grpc.StatusCode.INVALID_ARGUMENT), (error, code)
+        return error
     raise AssertionError(f"{method} was answered: {answer}")
