@@ -23,9 +23,10 @@ import grpc
 
 from cluster.rpc import grpc_errors
 from cluster.rpc.fair_queue import FairQueue
-from cluster.rpc.relay import SERVED_HERE, Relay, error_for, is_repeatable
+from cluster.rpc.relay import Relay, error_for, is_repeatable
 from cluster.rpc.request_bounds import COLUMNS_BYTES_MAX, UnreadableRequest, reader_of, size_of
 from cluster.rpc.rpc_caller import CALLER, keep_pace
+from cluster.security.method_rules import CONTRACT_RULES
 from timer.model.timer_errors import CommitTimeoutError, EngineError
 
 COMMIT_TIMEOUT_S: Final = 10.0
@@ -42,10 +43,6 @@ PINGS: Final = (
 """Options of channels and servers: both ends send pings."""
 PINGED: Final = (*PINGS, ("grpc.http2.min_ping_interval_without_data_ms", 5_000))
 """Options of servers: they do not disconnect clients for their pings."""
-
-AT_ONCE: Final = SERVED_HERE | {"Ack", "Nack", "Extend", "Receive", "ChangeMembers"}
-"""Methods whose requests do not wait for a turn: consumers and operators need them under load, and
-a Receive may wait for messages."""
 
 logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -162,7 +159,7 @@ def answered(
 ) -> Callable[[_Service, _Request, Context], Awaitable[_Response]]:
     """Return a unary handler whose EngineErrors end the RPC with their status."""
     name = handler.__name__
-    at_once = name in AT_ONCE
+    at_once = CONTRACT_RULES[name].here or CONTRACT_RULES[name].at_once
 
     @functools.wraps(handler)
     async def answer(service: _Service, request: _Request, context: Context) -> _Response:
@@ -186,7 +183,7 @@ def answered(
                     queue.leave(caller, weight)
             except EngineError as error:
                 why = error
-            repeatable = is_repeatable(request)
+            repeatable = is_repeatable(name, request)
             del request
             refusing = service.refuse(name, why, context, is_repeatable=repeatable)
             del context, why
@@ -233,7 +230,7 @@ def streamed(
                 why = error
             else:
                 return
-            repeatable = is_repeatable(request)
+            repeatable = is_repeatable(name, request)
             del request
             refusing = service.refuse(name, why, context, is_repeatable=repeatable)
             del context, why

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cluster.rpc.relay import PATHS
-from cluster.security.method_rules import METHOD_RULES
+from cluster.security.method_rules import CONTRACT_RULES
 from timer.model.timer_errors import InvalidRequestError
 
 CHANGE_S: Final = 15.0
@@ -71,7 +70,7 @@ class HttpRoute:
         """The permission that a caller needs with TLS."""
         if not self.rpc:
             return "observe" if self.is_filtered else "observe, for all topics"
-        return str(METHOD_RULES[PATHS[self.rpc]].permission or "any rule")
+        return str(CONTRACT_RULES[self.rpc].permission or "any rule")
 
     def parameters(self, given: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Return the parameters of a request's query.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.rpc.connections import Connections
+from cluster.security.method_rules import CONTRACT_RULES
 from cluster.settings.rounds import next_round
 from timer.model.timer_errors import OverloadedError
 
@@ -27,15 +28,6 @@ LARGE_BYTES: Final = 1 << 20
 COPIES: Final = 4
 """Memory that a request takes until it is committed, as a multiple of its size: its columns, the
 log entry, and what is sent to the other nodes."""
-GO_ON: Final = frozenset(
-    {
-        *("Consume", "Ack", "Nack", "Extend", "Cancel", "DeleteTopic", "DeleteGroup"),
-        *("GetStatus", "GetCheckpoint", "TransferLeadership", "ListMembers", "ChangeMembers"),
-        *("DrainNode", "SetLogLevel", "DumpStacks", "ReloadFiles", "CloseBackup"),
-    }
-)
-"""Methods that are always served: they free memory, or operators need them. Consumers ack through
-Consume, and `limits.outbox_bytes_max` bounds the deliveries that they have not read."""
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _CGROUP: Final = Path("/proc/self/cgroup")
@@ -118,9 +110,10 @@ class MemoryGuard:
 
         Raises:
             OverloadedError: memory is above its limit, or would be with a large request. The method
-                is not in GO_ON.
+                is not one that is always served.
         """
-        if method not in GO_ON and (self.high or not self._has_room(size)):
+        rule = CONTRACT_RULES[method]
+        if not rule.while_memory_is_high and (self.high or not self._has_room(size)):
             request = f" for {size} bytes" if size >= LARGE_BYTES else ""
             what = f"memory{request}: limits.memory_bytes_max = {self.bytes_max}"
             raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)

@@ -23,8 +23,7 @@ import grpc
 
 from cluster.rpc import grpc_errors
 from cluster.rpc.rpc_caller import CALLER, METADATA
-from cluster.security.access_rules import Permission
-from cluster.security.method_rules import METHOD_RULES
+from cluster.security.method_rules import CONTRACT_RULES, Repeat
 from timer.model.timer_errors import (
     EngineError,
     LeadershipLostError,
@@ -36,44 +35,6 @@ from timerclient.proto import timer_pb2 as pb
 DIRECT: Final = "timer-direct"
 """Metadata of a request that is not sent on. Value: the sender, for the log."""
 
-SERVED_HERE: Final = frozenset(
-    {
-        *("GetStatus", "GetCheckpoint", "ListMembers"),
-        "TransferLeadership",  # any node passes the command to the controller
-        # Any node passes these on to the node that they name.
-        *("DrainNode", "SetLogLevel", "DumpStacks", "ReloadFiles", "TraceHops"),
-        *("BeginVerification", "GetVerification"),  # the node asks that node itself
-        *("OpenBackup", "FetchBackup", "CloseBackup", "FetchLog"),
-    }
-)
-"""Methods that each node answers itself. All others need the leader."""
-_OBSERVE: Final = frozenset(
-    path.rpartition("/")[2]
-    for path, rule in METHOD_RULES.items()
-    if rule.permission is Permission.OBSERVE
-)
-LOOK_UPS: Final = _OBSERVE - SERVED_HERE
-"""Methods of the leader that change nothing."""
-REPEATABLE: Final = LOOK_UPS | {
-    "DumpStacks",
-    "OpenBackup",
-    "FetchBackup",
-    "CloseBackup",
-    "FetchLog",
-}
-"""Without an answer, a caller may always repeat these."""
-_REPEATABLE_REQUESTS: Final = (
-    pb.RegisterProducerRequest,
-    pb.UnregisterProducerRequest,
-    pb.ReceiveRequest,
-    pb.AckRequest,
-    pb.NackRequest,
-    pb.ExtendRequest,
-    pb.CreateTopicRequest,
-    pb.CreateGroupRequest,
-    pb.RedriveLettersRequest,
-)
-"""Further requests of changes that may be applied twice without harm."""
 METHODS: Final = {
     method.name: method
     for service in pb.DESCRIPTOR.services_by_name.values()
@@ -174,7 +135,7 @@ class Relay:
 
     def target(self, method: str, context: Context) -> str | None:
         """Return the name of the node that has to answer this RPC. None: this node."""
-        if method in SERVED_HERE or is_direct(context):
+        if CONTRACT_RULES[method].here or is_direct(context):
             return None
         leader = self._leader()
         return None if leader == self._name else leader
@@ -188,13 +149,13 @@ class Relay:
         """
         with self._line(target) as line:
             await line.connect(_left_s(context))
-            repeatable = is_repeatable(request)
+            repeatable = is_repeatable(method, request)
             call: Any = line.channel.unary_unary(PATHS[method])
             sent = call(
                 request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
             )
             del request
-            with self._opened(sent, target if method not in SERVED_HERE else None):
+            with self._opened(sent, None if CONTRACT_RULES[method].here else target):
                 try:
                     answer: bytes = await sent
                 except grpc.aio.AioRpcError as failed:
@@ -359,7 +320,7 @@ class _Refused:
             trailers = grpc_errors.trailers_of(self._code, wire, is_repeatable=self._is_repeatable)
         elif self._code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             lost = f"the node {self._target} did not answer: {self._details:.200}"
-            if self._method in REPEATABLE:
+            if CONTRACT_RULES[self._method].repeat is Repeat.READ:
                 raise NotReadyError(lost)
             raise LeadershipLostError(f"{lost}; the request may have been applied")
         try:
@@ -372,8 +333,11 @@ class _Refused:
         raise AssertionError("abort returned")
 
 
-def is_repeatable(request: Any) -> bool:
-    """Return whether a request may be applied twice without harm."""
+def is_repeatable(method: str, request: Any) -> bool:
+    """Return whether a method's request may be applied twice without harm.
+
+    `request`: a stream of requests is judged by its method alone.
+    """
     match request:
         case pb.ScheduleRequest() | pb.ScheduleTimerRequest():
             return bool(request.request_id or getattr(request, "producer_id", 0))
@@ -382,7 +346,7 @@ def is_repeatable(request: Any) -> bool:
         case pb.CreateSeriesRequest():
             return not request.alter
         case _:
-            return isinstance(request, _REPEATABLE_REQUESTS)
+            return CONTRACT_RULES[method].repeat is not Repeat.NO
 
 
 def is_direct(context: Context) -> bool:

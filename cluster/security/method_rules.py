@@ -1,4 +1,4 @@
-"""The permission that each method of the public ports needs, and the targets of its requests.
+"""The properties of each method of the public ports: permission, targets, place, load, repetition.
 
 A method without a line here is denied; a test compares the table with the services. A denied
 look-up gets NOT_FOUND, as if its target did not exist.
@@ -6,6 +6,7 @@ look-up gets NOT_FOUND, as if its target did not exist.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Final
 
 from cluster.security.access_rules import ALL_GROUPS, CLUSTER, AccessTarget, Permission
@@ -89,9 +90,20 @@ def _scope_and_groups(request: Any) -> Iterable[AccessTarget]:
     )
 
 
+class Repeat(Enum):
+    """Whether a caller may repeat a request with an unknown outcome."""
+
+    NO = "no"
+    """No, except for the requests that `cluster.rpc.relay.is_repeatable` names."""
+    SAFE = "safe"
+    """A request may be applied twice without harm. A lost answer is LEADERSHIP_LOST."""
+    READ = "read"
+    """The same holds, and no caller needs to know the outcome: a lost answer is NOT_READY."""
+
+
 @dataclass(frozen=True, slots=True)
 class MethodRule:
-    """The permission and the targets of one method."""
+    """The properties of one method."""
 
     permission: Permission | None
     """None: the caller needs any rule."""
@@ -109,6 +121,16 @@ class MethodRule:
     """A step of an audited call. It has no line in the audit log, except if it is denied."""
     is_polled: bool = field(default=False, kw_only=True)
     """Called all the time. The calls of one caller have one line an hour in the audit log."""
+    here: bool = field(default=False, kw_only=True)
+    """Each node answers it itself, or asks the named node or the controller. All others need the
+    leader."""
+    at_once: bool = field(default=False, kw_only=True)
+    """Requests do not wait for a turn, as with `here`: consumers and operators need them under
+    load, and a Receive may wait for messages."""
+    while_memory_is_high: bool = field(default=False, kw_only=True)
+    """Always served: it frees memory, or operators need it. Consumers ack through Consume, and
+    `limits.outbox_bytes_max` bounds the deliveries that they have not read."""
+    repeat: Repeat = field(default=Repeat.NO, kw_only=True)
 
     @property
     def is_audited(self) -> bool:
@@ -117,67 +139,89 @@ class MethodRule:
 
 
 _P: Final = Permission
-METHOD_RULES: Final[Mapping[str, MethodRule]] = {
-    "/timer.v1.TimerService/RegisterProducer": MethodRule(_P.PRODUCE),
-    "/timer.v1.TimerService/UnregisterProducer": MethodRule(_P.PRODUCE),
-    "/timer.v1.TimerService/Schedule": MethodRule(_P.PRODUCE, _columns),
-    "/timer.v1.TimerService/ScheduleTimer": MethodRule(_P.PRODUCE, _topic),
-    "/timer.v1.TimerService/ScheduleStream": MethodRule(_P.PRODUCE, _columns, each_answered=True),
-    "/timer.v1.TimerService/Cancel": MethodRule(_P.CANCEL, _timers),
-    "/timer.v1.TimerService/Reschedule": MethodRule(_P.CANCEL, _timers),
-    "/timer.v1.TimerService/GetTimer": MethodRule(_P.OBSERVE, _timer, look_up=True),
-    "/timer.v1.TimerService/ListTimers": MethodRule(
-        _P.OBSERVE, lambda request: _topic(request.filter), look_up=True
+_SAFE: Final = Repeat.SAFE
+_READ: Final = Repeat.READ
+_TIMERS: Final = {
+    "RegisterProducer": MethodRule(_P.PRODUCE, repeat=_SAFE),
+    "UnregisterProducer": MethodRule(_P.PRODUCE, repeat=_SAFE),
+    "Schedule": MethodRule(_P.PRODUCE, _columns),
+    "ScheduleTimer": MethodRule(_P.PRODUCE, _topic),
+    "ScheduleStream": MethodRule(_P.PRODUCE, _columns, each_answered=True),
+    "Cancel": MethodRule(_P.CANCEL, _timers, while_memory_is_high=True),
+    "Reschedule": MethodRule(_P.CANCEL, _timers),
+    "GetTimer": MethodRule(_P.OBSERVE, _timer, look_up=True, repeat=_READ),
+    "ListTimers": MethodRule(
+        _P.OBSERVE, lambda request: _topic(request.filter), look_up=True, repeat=_READ
     ),
-    "/timer.v1.TimerService/CountTimers": MethodRule(_P.OBSERVE, _topic_or_filter, look_up=True),
-    "/timer.v1.TimerService/CreateSeries": MethodRule(_P.PRODUCE, _topic),
-    "/timer.v1.TimerService/AlterSeries": MethodRule(_P.CANCEL, _topic),
-    "/timer.v1.TimerService/DeleteSeries": MethodRule(_P.CANCEL, _topic),
-    "/timer.v1.TimerService/GetSeries": MethodRule(_P.OBSERVE, _topic, look_up=True),
-    "/timer.v1.TimerService/ListSeries": MethodRule(_P.OBSERVE, _topic_or_shown, look_up=True),
-    "/timer.v1.TimerService/TellStory": MethodRule(_P.OBSERVE, _cluster),
-    "/timer.v1.ConsumeService/Consume": MethodRule(_P.CONSUME, _opening, paced=True),
-    "/timer.v1.ConsumeService/Receive": MethodRule(_P.CONSUME, _group),
-    "/timer.v1.ConsumeService/Ack": MethodRule(_P.CONSUME, _group),
-    "/timer.v1.ConsumeService/Nack": MethodRule(_P.CONSUME, _group),
-    "/timer.v1.ConsumeService/Extend": MethodRule(_P.CONSUME, _group),
-    "/timer.v1.ConsumeService/Peek": MethodRule(_P.OBSERVE, _group_or_topic, look_up=True),
-    "/timer.v1.ConsumeService/ReadMessages": MethodRule(_P.OBSERVE, _topic, look_up=True),
-    "/timer.v1.AdminService/GetStatus": MethodRule(None),
-    "/timer.v1.AdminService/GetCheckpoint": MethodRule(_P.OBSERVE, _cluster),
-    "/timer.v1.AdminService/GetVerification": MethodRule(_P.OBSERVE, _cluster),
-    "/timer.v1.AdminService/ListTopics": MethodRule(_P.OBSERVE, _topic_or_shown, look_up=True),
-    "/timer.v1.AdminService/ListProducers": MethodRule(_P.OBSERVE, _cluster),
-    "/timer.v1.AdminService/ListMembers": MethodRule(_P.OBSERVE),
-    "/timer.v1.AdminService/DescribePolicies": MethodRule(_P.OBSERVE, _scope, look_up=True),
-    "/timer.v1.AdminService/CreateTopic": MethodRule(_P.MANAGE, _topic),
-    "/timer.v1.AdminService/DeleteTopic": MethodRule(_P.MANAGE, _topic_and_groups),
-    "/timer.v1.AdminService/CreateGroup": MethodRule(_P.MANAGE, _group_and_letters),
-    "/timer.v1.AdminService/AlterGroup": MethodRule(_P.MANAGE, _group_and_letters),
-    "/timer.v1.AdminService/SeekGroup": MethodRule(_P.MANAGE, _group),
-    "/timer.v1.AdminService/DeleteGroup": MethodRule(_P.MANAGE, _group),
-    "/timer.v1.AdminService/Redrive": MethodRule(_P.MANAGE, _topic),
-    "/timer.v1.AdminService/RedriveLetters": MethodRule(_P.MANAGE, _topic),
-    "/timer.v1.AdminService/AlterPolicies": MethodRule(_P.MANAGE, _scope_and_groups),
-    "/timer.v1.AdminService/TransferLeadership": MethodRule(_P.OPERATE),
-    "/timer.v1.AdminService/ChangeMembers": MethodRule(_P.OPERATE),
-    "/timer.v1.AdminService/DrainNode": MethodRule(_P.OPERATE),
-    "/timer.v1.AdminService/SetLogLevel": MethodRule(_P.OPERATE),
-    "/timer.v1.AdminService/DumpStacks": MethodRule(_P.OPERATE),
-    "/timer.v1.AdminService/BeginVerification": MethodRule(_P.OPERATE),
-    "/timer.v1.AdminService/TraceHops": MethodRule(_P.OPERATE, is_step=True),
-    "/timer.v1.AdminService/ReloadFiles": MethodRule(_P.OPERATE),
-    "/timer.v1.AdminService/OpenBackup": MethodRule(_P.OPERATE, _cluster),
-    "/timer.v1.AdminService/FetchBackup": MethodRule(_P.OPERATE, _cluster, is_step=True),
-    "/timer.v1.AdminService/CloseBackup": MethodRule(_P.OPERATE, _cluster),
-    "/timer.v1.AdminService/FetchLog": MethodRule(_P.OPERATE, _cluster, is_polled=True),
-    "/grpc.health.v1.Health/Check": MethodRule(None, is_standard=True),
-    "/grpc.health.v1.Health/Watch": MethodRule(None, is_standard=True),
-    "/grpc.health.v1.Health/List": MethodRule(None, is_standard=True),
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": MethodRule(
-        None, paced=True, is_standard=True
-    ),
+    "CountTimers": MethodRule(_P.OBSERVE, _topic_or_filter, look_up=True, repeat=_READ),
+    "CreateSeries": MethodRule(_P.PRODUCE, _topic),
+    "AlterSeries": MethodRule(_P.CANCEL, _topic),
+    "DeleteSeries": MethodRule(_P.CANCEL, _topic),
+    "GetSeries": MethodRule(_P.OBSERVE, _topic, look_up=True, repeat=_READ),
+    "ListSeries": MethodRule(_P.OBSERVE, _topic_or_shown, look_up=True, repeat=_READ),
+    "TellStory": MethodRule(_P.OBSERVE, _cluster, repeat=_READ),
 }
-"""Path of a method -> its rule."""
+_CONSUMERS: Final = {
+    "Consume": MethodRule(_P.CONSUME, _opening, paced=True, while_memory_is_high=True),
+    "Receive": MethodRule(_P.CONSUME, _group, at_once=True, repeat=_SAFE),
+    "Ack": MethodRule(_P.CONSUME, _group, at_once=True, while_memory_is_high=True, repeat=_SAFE),
+    "Nack": MethodRule(_P.CONSUME, _group, at_once=True, while_memory_is_high=True, repeat=_SAFE),
+    "Extend": MethodRule(_P.CONSUME, _group, at_once=True, while_memory_is_high=True, repeat=_SAFE),
+    "Peek": MethodRule(_P.OBSERVE, _group_or_topic, look_up=True, repeat=_READ),
+    "ReadMessages": MethodRule(_P.OBSERVE, _topic, look_up=True, repeat=_READ),
+}
+_ADMINISTRATION: Final = {
+    "GetStatus": MethodRule(None, here=True, while_memory_is_high=True, repeat=_READ),
+    "GetCheckpoint": MethodRule(
+        _P.OBSERVE, _cluster, here=True, while_memory_is_high=True, repeat=_READ
+    ),
+    "GetVerification": MethodRule(_P.OBSERVE, _cluster, here=True, repeat=_READ),
+    "ListTopics": MethodRule(_P.OBSERVE, _topic_or_shown, look_up=True, repeat=_READ),
+    "ListProducers": MethodRule(_P.OBSERVE, _cluster, repeat=_READ),
+    "ListMembers": MethodRule(_P.OBSERVE, here=True, while_memory_is_high=True, repeat=_READ),
+    "DescribePolicies": MethodRule(_P.OBSERVE, _scope, look_up=True, repeat=_READ),
+    "CreateTopic": MethodRule(_P.MANAGE, _topic, repeat=_SAFE),
+    "DeleteTopic": MethodRule(_P.MANAGE, _topic_and_groups, while_memory_is_high=True),
+    "CreateGroup": MethodRule(_P.MANAGE, _group_and_letters, repeat=_SAFE),
+    "AlterGroup": MethodRule(_P.MANAGE, _group_and_letters),
+    "SeekGroup": MethodRule(_P.MANAGE, _group),
+    "DeleteGroup": MethodRule(_P.MANAGE, _group, while_memory_is_high=True),
+    "Redrive": MethodRule(_P.MANAGE, _topic),
+    "RedriveLetters": MethodRule(_P.MANAGE, _topic, repeat=_SAFE),
+    "AlterPolicies": MethodRule(_P.MANAGE, _scope_and_groups),
+    "TransferLeadership": MethodRule(_P.OPERATE, here=True, while_memory_is_high=True),
+    "ChangeMembers": MethodRule(_P.OPERATE, at_once=True, while_memory_is_high=True),
+    "DrainNode": MethodRule(_P.OPERATE, here=True, while_memory_is_high=True),
+    "SetLogLevel": MethodRule(_P.OPERATE, here=True, while_memory_is_high=True),
+    "DumpStacks": MethodRule(_P.OPERATE, here=True, while_memory_is_high=True, repeat=_READ),
+    "BeginVerification": MethodRule(_P.OPERATE, here=True),
+    "TraceHops": MethodRule(_P.OPERATE, is_step=True, here=True),
+    "ReloadFiles": MethodRule(_P.OPERATE, here=True, while_memory_is_high=True),
+    "OpenBackup": MethodRule(_P.OPERATE, _cluster, here=True, repeat=_READ),
+    "FetchBackup": MethodRule(_P.OPERATE, _cluster, is_step=True, here=True, repeat=_READ),
+    "CloseBackup": MethodRule(
+        _P.OPERATE, _cluster, here=True, while_memory_is_high=True, repeat=_READ
+    ),
+    "FetchLog": MethodRule(_P.OPERATE, _cluster, is_polled=True, here=True, repeat=_READ),
+}
+CONTRACT_RULES: Final[Mapping[str, MethodRule]] = _TIMERS | _CONSUMERS | _ADMINISTRATION
+"""Name of a method of the contract -> its rule."""
+_SERVICES: Final[Mapping[str, Mapping[str, MethodRule]]] = {
+    "timer.v1.TimerService": _TIMERS,
+    "timer.v1.ConsumeService": _CONSUMERS,
+    "timer.v1.AdminService": _ADMINISTRATION,
+    "grpc.health.v1.Health": {
+        name: MethodRule(None, is_standard=True) for name in ("Check", "Watch", "List")
+    },
+    "grpc.reflection.v1alpha.ServerReflection": {
+        "ServerReflectionInfo": MethodRule(None, paced=True, is_standard=True)
+    },
+}
+METHOD_RULES: Final[Mapping[str, MethodRule]] = {
+    f"/{service}/{name}": rule
+    for service, rules in _SERVICES.items()
+    for name, rule in rules.items()
+}
+"""Path of a method of the public ports -> its rule."""
 AUDITED: Final = frozenset({Permission.MANAGE, Permission.OPERATE})
 """Permissions of the calls that are audited even if they succeed."""

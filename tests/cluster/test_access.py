@@ -12,6 +12,7 @@ from cluster.api.series_desk import SeriesDesk
 from cluster.api.topic_filter import NAMES_AT_ONCE, filter_of_caller
 from cluster.api.wire_rows import RequestLimits
 from cluster.rpc.access_file import AccessFile
+from cluster.rpc.relay import PATHS
 from cluster.rpc.rpc_caller import CALLER, Caller
 from cluster.security.access_rules import (
     CLUSTER,
@@ -21,7 +22,7 @@ from cluster.security.access_rules import (
     parse_rules,
 )
 from cluster.security.identities import CallerIdentity, IdentityKind
-from cluster.security.method_rules import METHOD_RULES
+from cluster.security.method_rules import CONTRACT_RULES, METHOD_RULES
 from timer.model.timer_errors import ConfigError, PermissionDeniedError
 from timer.model.units import MonoMs, Now, UnixMs
 from timerclient.proto import timer_pb2 as pb
@@ -229,6 +230,7 @@ def test_each_method_has_a_line() -> None:
     services += reflection_pb2.DESCRIPTOR.services_by_name.values()
     served = {f"/{each.full_name}/{m.name}" for each in services for m in each.methods}
     assert METHOD_RULES.keys() == served
+    assert CONTRACT_RULES.keys() == PATHS.keys()
     for service in pb.DESCRIPTOR.services_by_name.values():
         for method in service.methods:
             request = getattr(pb, method.input_type.name)()

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from cluster.api.public_services import services_of
-from cluster.rpc import audit_log, handlers, memory, open_files
+from cluster.rpc import audit_log, memory, open_files
 from cluster.rpc.connections import Connections, grpc_address
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
 from cluster.rpc.handlers import ServiceHooks
@@ -23,9 +23,8 @@ from cluster.rpc.http_call import HttpContext
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
 from cluster.rpc.port_guard import PortGuard
-from cluster.rpc.relay import PATHS
 from cluster.security.access_rules import Permission
-from cluster.security.method_rules import METHOD_RULES
+from cluster.security.method_rules import CONTRACT_RULES
 from cluster.settings.config import NodeConfig
 from cluster.settings.log_format import AUDIT, FLOOD_S, LINES_MAX, _Flood
 from deploy.local import free_ports
@@ -163,11 +162,10 @@ async def test_closed_connections_are_forgotten_each_minute(
 
 
 def test_operators_calls_are_served_while_memory_is_above_its_limit() -> None:
-    rules = {path.rpartition("/")[2]: rule for path, rule in METHOD_RULES.items()}
-    operators = {name for name, rule in rules.items() if rule.permission is Permission.OPERATE}
+    rules = CONTRACT_RULES.items()
+    operators = {name for name, rule in rules if rule.permission is Permission.OPERATE}
     reads = {"BeginVerification", "TraceHops", "OpenBackup", "FetchBackup", "FetchLog"}
-    assert operators - memory.GO_ON == reads
-    assert PATHS.keys() >= memory.GO_ON | handlers.AT_ONCE
+    assert operators - {name for name, rule in rules if rule.while_memory_is_high} == reads
 
 
 def test_memory_is_read_when_no_file_can_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:

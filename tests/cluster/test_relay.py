@@ -16,7 +16,9 @@ import pytest
 from cluster.rpc import handlers
 from cluster.rpc import relay as relay_module
 from cluster.rpc.handlers import Service, ServiceHooks, answered
-from cluster.rpc.relay import DIRECT, LOOK_UPS, PATHS, SERVED_HERE, Relay, is_repeatable
+from cluster.rpc.relay import DIRECT, PATHS, Relay, is_repeatable
+from cluster.security.access_rules import Permission
+from cluster.security.method_rules import CONTRACT_RULES, Repeat
 from tests.cluster.running import RPC_S, Running, error_of, streamed, until
 from timer.model.timer_errors import (
     LeadershipLostError,
@@ -46,10 +48,13 @@ def reason(failed: Any) -> str:
     return Reason(pb.Error.FromString(trailer).reason).name
 
 
-def test_each_method_has_its_place() -> None:
-    assert set(PATHS) >= SERVED_HERE
+def test_methods_that_need_observe_are_reads() -> None:
+    rules = CONTRACT_RULES.items()
+    observe = {name for name, rule in rules if rule.permission is Permission.OBSERVE}
+    reads = {name for name, rule in rules if rule.repeat is Repeat.READ}
+    assert observe <= reads
     changes = {
-        name for name in LOOK_UPS if not re.match("Get|List|Count|Tell|Describe|Peek|Read", name)
+        name for name in observe if not re.match("Get|List|Count|Tell|Describe|Peek|Read", name)
     }
     assert changes == set(), "these need `observe`, and a caller repeats them"
 
@@ -339,10 +344,12 @@ async def test_grpc_itself_repeats_only_requests_that_may_be_applied_twice() -> 
         (pb.AlterPoliciesRequest(), False),
         (pb.RedriveRequest(), False),
         (pb.DeleteTopicRequest(), False),
+        (pb.GetTimerRequest(), True),
     ],
 )
 def test_request_that_names_keys_is_not_repeatable(request_: Any, *, repeatable: bool) -> None:
-    assert is_repeatable(request_) is repeatable
+    method = type(request_).__name__.removesuffix("Request")
+    assert is_repeatable(method, request_) is repeatable
 
 
 class FakeContext:

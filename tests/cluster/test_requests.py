@@ -155,11 +155,11 @@ class Refusing(Service):
         raise InvalidRequestError("request", len(checked), "must not be")
 
     @answered
-    async def Unary(self, request: Request, context: Context) -> None:  # noqa: N802
+    async def Receive(self, request: Request, context: Context) -> None:  # noqa: N802
         self._check(request)
 
     @streamed
-    async def Stream(  # noqa: N802
+    async def Consume(  # noqa: N802
         self, request: AsyncGenerator[Request, None], context: Context
     ) -> AsyncGenerator[None, None]:
         async for one in RequestStream(request, context):
@@ -167,7 +167,7 @@ class Refusing(Service):
             yield
 
 
-@pytest.mark.parametrize("method", ["Unary", "Stream"])
+@pytest.mark.parametrize("method", ["Receive", "Consume"])
 async def test_refused_request_leaves_memory_at_once(method: str) -> None:
     service, made = Refusing(), []
 
@@ -177,8 +177,8 @@ async def test_refused_request_leaves_memory_at_once(method: str) -> None:
         return request
 
     handlers: Any = {
-        "Unary": grpc.unary_unary_rpc_method_handler(service.Unary, parse),
-        "Stream": grpc.stream_stream_rpc_method_handler(service.Stream, parse),
+        "Receive": grpc.unary_unary_rpc_method_handler(service.Receive, parse),
+        "Consume": grpc.stream_stream_rpc_method_handler(service.Consume, parse),
     }
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
