@@ -45,7 +45,7 @@ from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
 from timerclient.streams.credit import Credit
 from timerclient.streams.first_calls import REPEAT_S, FirstCalls
 from timerclient.streams.node_channel import Dial, check_not_forked, tcp
-from timerclient.streams.nodes import RANK_MAX, Method, Nodes, parse_addresses
+from timerclient.streams.nodes import RANK_MAX, Nodes, parse_addresses
 from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall, encode_rows
 from timerclient.streams.shared_calls import SharedCalls
 from timerclient.streams.subscription import Subscription
@@ -445,10 +445,8 @@ class AsyncTimerClient(SeriesCalls):
             )
             return RANK_MAX if local or leads else answer.epoch
 
-        return await self.nodes().anywhere(
-            lambda node, left_s: node.admin.GetStatus(request, timeout=left_s),
-            within_s=self._call_s,
-            rank=rank,
+        return await self._anywhere(
+            lambda node, left_s: node.admin.GetStatus(request, timeout=left_s), rank=rank
         )
 
     async def checkpoint(
@@ -476,9 +474,8 @@ class AsyncTimerClient(SeriesCalls):
         """Create a topic if it does not exist; return its id."""
         rows.utf8("topic", topic)
         request = pb.CreateTopicRequest(topic=topic)
-        answer = await self.nodes().call(
-            lambda node, left_s: node.admin.CreateTopic(request, timeout=left_s),
-            within_s=self._call_s,
+        answer = await self._call(
+            lambda node, left_s: node.admin.CreateTopic(request, timeout=left_s)
         )
         return answer.topic_id
 
@@ -492,9 +489,8 @@ class AsyncTimerClient(SeriesCalls):
         """
         rows.utf8("target", target)
         request = pb.TransferLeadershipRequest(target=target)
-        answer = await self.nodes().call(
+        answer = await self._call(
             lambda node, left_s: node.admin.TransferLeadership(request, timeout=left_s),
-            within_s=self._call_s,
             repeatable=False,
         )
         return not answer.unchanged
@@ -513,10 +509,8 @@ class AsyncTimerClient(SeriesCalls):
             leads = any((one.name, one.role) == (answer.leader, "leader") for one in voters)
             return RANK_MAX if leads and 2 * up > len(voters) else answer.epoch
 
-        return await self.nodes().anywhere(
-            lambda node, left_s: node.admin.ListMembers(request, timeout=left_s),
-            within_s=self._call_s,
-            rank=rank,
+        return await self._anywhere(
+            lambda node, left_s: node.admin.ListMembers(request, timeout=left_s), rank=rank
         )
 
     async def change_members(self, change: Change, name: str) -> pb.ListMembersResponse:
@@ -528,10 +522,8 @@ class AsyncTimerClient(SeriesCalls):
         """
         rows.utf8("name", name)
         request = pb.ChangeMembersRequest(change=rows.choice("change", change, CHANGES), name=name)
-        answer = await self.nodes().call(
-            lambda node, left_s: node.admin.ChangeMembers(request, timeout=left_s),
-            within_s=self._call_s,
-            repeatable=False,
+        answer = await self._call(
+            lambda node, left_s: node.admin.ChangeMembers(request, timeout=left_s), repeatable=False
         )
         return as_type(pb.ListMembersResponse, answer)
 
@@ -544,9 +536,8 @@ class AsyncTimerClient(SeriesCalls):
             NotFound: There is no such topic.
         """
         request = pb.DescribePoliciesRequest(scope=policy_fields.scope(namespace, topic))
-        return await self.nodes().call(
-            lambda node, left_s: node.admin.DescribePolicies(request, timeout=left_s),
-            within_s=self._call_s,
+        return await self._call(
+            lambda node, left_s: node.admin.DescribePolicies(request, timeout=left_s)
         )
 
     async def alter_policies(
@@ -577,15 +568,10 @@ class AsyncTimerClient(SeriesCalls):
         policy = policy_fields.policy(fields)
         names = rows.texts("unset", unset)
         request = pb.AlterPoliciesRequest(scope=scope, set=policy, unset=names)
-        answer = await self.nodes().call(
-            lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s),
-            within_s=self._call_s,
-            repeatable=False,
+        answer = await self._call(
+            lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s), repeatable=False
         )
         return as_type(pb.DescribePoliciesResponse, answer)
-
-    async def _anywhere(self, method: Method[T]) -> T:
-        return await self.nodes().anywhere(method, within_s=self._call_s)
 
     # ---- life
 

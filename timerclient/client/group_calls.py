@@ -3,18 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, Literal, TypedDict, TypeVar, Unpack
+from typing import Final, Literal, TypedDict, Unpack
 
 from timerclient.client.timer_calls import Existing, Seconds, part_of
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.pending_timers import Redriven
-from timerclient.streams.nodes import Method
 from timerclient.values.errors import InvalidRequest, NotFound
 from timerclient.values.same_fields import as_type
 from timerclient.values.wire_errors import from_wire
-
-T = TypeVar("T")
 
 Start = Literal["earliest", "latest"]
 """First message of a group."""
@@ -100,7 +97,7 @@ class GroupCalls(Existing):
             start=rows.choice("start", start, STARTS),
             settings=encode_options(options),
         )
-        answer = await self._admin(
+        answer = await self._call(
             lambda node, left_s: node.admin.CreateGroup(request, timeout=left_s)
         )
         return as_type(pb.GroupStatus, answer)
@@ -119,7 +116,7 @@ class GroupCalls(Existing):
             group=rows.utf8("group", group).decode(),
             settings=encode_options(options),
         )
-        answer = await self._admin(
+        answer = await self._call(
             lambda node, left_s: node.admin.AlterGroup(request, timeout=left_s)
         )
         return as_type(pb.GroupStatus, answer)
@@ -156,7 +153,7 @@ class GroupCalls(Existing):
             request.time_ms = rows.instant_ms("time", time)
         else:
             request.start = rows.choice("start", start, STARTS)
-        answer = await self._admin(
+        answer = await self._call(
             lambda node, left_s: node.admin.SeekGroup(request, timeout=left_s)
         )
         return as_type(pb.GroupStatus, answer)
@@ -177,9 +174,8 @@ class GroupCalls(Existing):
         )
         doubts: list[None] = []
         try:
-            await self.nodes().call(
+            await self._call(
                 lambda node, left_s: node.admin.DeleteGroup(request, timeout=left_s),
-                within_s=self.within_s(None),
                 on_doubt=lambda: doubts.append(None),
             )
         except NotFound:
@@ -277,21 +273,16 @@ class GroupCalls(Existing):
     async def _redrive_some(
         self, request: pb.RedriveLettersRequest, doubts: list[None]
     ) -> pb.RedriveLettersResponse:
-        return await self.nodes().call(
+        return await self._call(
             lambda node, left_s: node.admin.RedriveLetters(request, timeout=left_s),
-            within_s=self.within_s(None),
             on_doubt=lambda: doubts.append(None),
         )
 
     async def _redrive(
         self, request: pb.RedriveRequest, doubts: list[None], *, repeatable: bool
     ) -> pb.RedriveResponse:
-        return await self.nodes().call(
+        return await self._call(
             lambda node, left_s: node.admin.Redrive(request, timeout=left_s),
-            within_s=self.within_s(None),
             repeatable=repeatable,
             on_doubt=lambda: doubts.append(None),
         )
-
-    async def _admin(self, method: Method[T]) -> T:
-        return await self.nodes().call(method, within_s=self.within_s(None))

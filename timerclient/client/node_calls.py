@@ -15,6 +15,15 @@ FINAL = (InvalidRequest, NotFound, PermissionDenied, TokenRejected)
 """Errors that every node would answer."""
 
 
+def node_name(node: str) -> str:
+    """Return the name of a node as it is sent.
+
+    Raises:
+        InvalidRequest: It is not a text, or has no UTF-8.
+    """
+    return rows.utf8("node", node).decode()
+
+
 class OneNodeCalls(GroupCalls):
     """Calls about one node, for an event loop. Any node passes them on; no leader is needed."""
 
@@ -32,14 +41,12 @@ class OneNodeCalls(GroupCalls):
             NotFound: There is no such node or logger.
         """
         request = pb.SetLogLevelRequest(
-            node=rows.utf8("node", node).decode(),
+            node=node_name(node),
             logger=rows.utf8("logger", logger).decode(),
             level=rows.utf8("level", level).decode(),
         )
-        answer = await self.nodes().anywhere(
-            lambda at, left_s: at.admin.SetLogLevel(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        answer = await self._anywhere(
+            lambda at, left_s: at.admin.SetLogLevel(request, timeout=left_s), final=FINAL
         )
         return answer.before
 
@@ -54,10 +61,9 @@ class OneNodeCalls(GroupCalls):
             NotFound, AlreadyExists: There is no such node; or another holder has drained it.
             InvalidRequest, Unavailable: No other node can lead now; the node is not drained.
         """
-        request = pb.DrainNodeRequest(node=rows.utf8("node", node).decode(), undo=undo, holder=by)
-        return await self.nodes().anywhere(
+        request = pb.DrainNodeRequest(node=node_name(node), undo=undo, holder=by)
+        return await self._anywhere(
             lambda at, left_s: at.admin.DrainNode(request, timeout=left_s),
-            within_s=self.within_s(None),
             final=(*FINAL, AlreadyExists),
         )
 
@@ -67,11 +73,9 @@ class OneNodeCalls(GroupCalls):
         Raises:
             NotFound: There is no such node.
         """
-        request = pb.DumpStacksRequest(node=rows.utf8("node", node).decode())
-        return await self.nodes().anywhere(
-            lambda at, left_s: at.admin.DumpStacks(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        request = pb.DumpStacksRequest(node=node_name(node))
+        return await self._anywhere(
+            lambda at, left_s: at.admin.DumpStacks(request, timeout=left_s), final=FINAL
         )
 
     async def trace_hops(self, node: str, *, begin: bool = False) -> pb.TraceHopsResponse:
@@ -82,11 +86,9 @@ class OneNodeCalls(GroupCalls):
         Raises:
             NotFound: There is no such node.
         """
-        request = pb.TraceHopsRequest(node=rows.utf8("node", node).decode(), begin=begin)
-        return await self.nodes().anywhere(
-            lambda at, left_s: at.admin.TraceHops(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        request = pb.TraceHopsRequest(node=node_name(node), begin=begin)
+        return await self._anywhere(
+            lambda at, left_s: at.admin.TraceHops(request, timeout=left_s), final=FINAL
         )
 
     async def reload_files(self, node: str = "") -> pb.ReloadFilesResponse:
@@ -97,29 +99,23 @@ class OneNodeCalls(GroupCalls):
         Raises:
             NotFound: There is no such node.
         """
-        request = pb.ReloadFilesRequest(node=rows.utf8("node", node).decode())
-        return await self.nodes().anywhere(
-            lambda at, left_s: at.admin.ReloadFiles(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        request = pb.ReloadFilesRequest(node=node_name(node))
+        return await self._anywhere(
+            lambda at, left_s: at.admin.ReloadFiles(request, timeout=left_s), final=FINAL
         )
 
     async def begin_verification(self, node: str = "") -> pb.BeginVerificationResponse:
         """Let a node read all its files now; "": all nodes. A pass that runs is joined."""
-        request = pb.BeginVerificationRequest(node=rows.utf8("node", node).decode())
-        return await self.nodes().anywhere(
-            lambda at, left_s: at.admin.BeginVerification(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        request = pb.BeginVerificationRequest(node=node_name(node))
+        return await self._anywhere(
+            lambda at, left_s: at.admin.BeginVerification(request, timeout=left_s), final=FINAL
         )
 
     async def verification(self, node: str = "") -> pb.GetVerificationResponse:
         """Return a node's last pass over its files; "": all nodes', and if their states agree."""
-        request = pb.GetVerificationRequest(node=rows.utf8("node", node).decode())
-        return await self.nodes().anywhere(
-            lambda at, left_s: at.admin.GetVerification(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        request = pb.GetVerificationRequest(node=node_name(node))
+        return await self._anywhere(
+            lambda at, left_s: at.admin.GetVerification(request, timeout=left_s), final=FINAL
         )
 
     async def open_backup(
@@ -134,12 +130,10 @@ class OneNodeCalls(GroupCalls):
             Unavailable: Not in time; the call may be repeated.
         """
         request = pb.OpenBackupRequest(
-            node=rows.utf8("node", node).decode(), backup_id=backup_id, min_index=min_index
+            node=node_name(node), backup_id=backup_id, min_index=min_index
         )
-        return await self.nodes().anywhere(
-            lambda at, left_s: at.admin.OpenBackup(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        return await self._anywhere(
+            lambda at, left_s: at.admin.OpenBackup(request, timeout=left_s), final=FINAL
         )
 
     async def fetch_backup(self, node: str, backup_id: int, path: str, offset: int) -> bytes:
@@ -150,12 +144,10 @@ class OneNodeCalls(GroupCalls):
             Unavailable: Not in time; the call may be repeated.
         """
         request = pb.FetchBackupRequest(
-            node=rows.utf8("node", node).decode(), backup_id=backup_id, path=path, offset=offset
+            node=node_name(node), backup_id=backup_id, path=path, offset=offset
         )
-        answer = await self.nodes().anywhere(
-            lambda at, left_s: at.admin.FetchBackup(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        answer = await self._anywhere(
+            lambda at, left_s: at.admin.FetchBackup(request, timeout=left_s), final=FINAL
         )
         return answer.data
 
@@ -168,15 +160,13 @@ class OneNodeCalls(GroupCalls):
             NotFound, Unavailable: There is no such node; it did not answer in time.
         """
         request = pb.FetchLogRequest(
-            node=rows.utf8("node", node).decode(),
+            node=node_name(node),
             after_index=after,
             stored_index=stored,
             shipper_id=shipper_id,
         )
-        return await self.nodes().anywhere(
-            lambda at, left_s: at.admin.FetchLog(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        return await self._anywhere(
+            lambda at, left_s: at.admin.FetchLog(request, timeout=left_s), final=FINAL
         )
 
     async def close_backup(self, node: str, backup_id: int, *, complete: bool = False) -> None:
@@ -186,10 +176,8 @@ class OneNodeCalls(GroupCalls):
             NotFound: There is no such node.
         """
         request = pb.CloseBackupRequest(
-            node=rows.utf8("node", node).decode(), backup_id=backup_id, complete=complete
+            node=node_name(node), backup_id=backup_id, complete=complete
         )
-        await self.nodes().anywhere(
-            lambda at, left_s: at.admin.CloseBackup(request, timeout=left_s),
-            within_s=self.within_s(None),
-            final=FINAL,
+        await self._anywhere(
+            lambda at, left_s: at.admin.CloseBackup(request, timeout=left_s), final=FINAL
         )

@@ -47,9 +47,7 @@ class PauseCalls(OneNodeCalls):
         request = pb.AlterPoliciesRequest(
             scope=scope, set=policy_fields.policy(said), existing=True
         )
-        answer = await self.nodes().call(
-            lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s),
-            within_s=self.within_s(None),
-            repeatable=False,
+        answer = await self._call(
+            lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s), repeatable=False
         )
         return as_type(pb.DescribePoliciesResponse, answer)

@@ -130,9 +130,8 @@ class SeriesCalls(TopicCalls):
         request = pb.DeleteSeriesRequest(topic=rows.name("topic", topic), key=rows.name("key", key))
         doubts: list[None] = []
         try:
-            await self.nodes().call(
+            await self._call(
                 lambda node, left_s: node.timers.DeleteSeries(request, timeout=left_s),
-                within_s=self.within_s(None),
                 on_doubt=lambda: doubts.append(None),
             )
         except NotFound:
@@ -197,6 +196,6 @@ class SeriesCalls(TopicCalls):
     async def _series_call(self, method: Method[T]) -> T:
         """Call the leader; all of these calls may be repeated."""
         try:
-            return await self.nodes().call(method, within_s=self.within_s(None))
+            return await self._call(method)
         except InvalidRequest as error:
             raise series_fields.as_given(error) from None

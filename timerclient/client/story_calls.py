@@ -47,8 +47,7 @@ class SeenCalls(PauseCalls):
                     story.end.CopyFrom(answer.end)
             return story
 
-        within_s = self.within_s(timeout)
-        return await self.nodes().call(read, within_s=within_s)
+        return await self._call(read, timeout)
 
     async def describe_topic(self, topic: str) -> pb.TopicStatus:
         """Return a topic with its groups, their lag, and the lateness of firing and delivery.
@@ -57,7 +56,7 @@ class SeenCalls(PauseCalls):
             NotFound: There is no such topic.
         """
         request = pb.ListTopicsRequest(topic=rows.name("topic", topic), lateness=True)
-        answer = await self._admin(
+        answer = await self._call(
             lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)
         )
         return answer.topics[0]
@@ -90,9 +89,8 @@ class SeenCalls(PauseCalls):
             max_messages=rows.whole("max_messages", max_messages, 1, PEEK_MAX),
             from_offset=rows.whole("from_offset", from_offset, 0, rows.UINT64_MAX),
         )
-        answer = await self.nodes().call(
-            lambda node, left_s: node.consuming.Peek(request, timeout=left_s),
-            within_s=self.within_s(timeout),
+        answer = await self._call(
+            lambda node, left_s: node.consuming.Peek(request, timeout=left_s), timeout
         )
         return peeked(answer)
 
@@ -133,9 +131,8 @@ class SeenCalls(PauseCalls):
         if end_offset is not None:
             least = max(from_offset, 1)  # on the wire, 0 is no limit
             request.end_offset = rows.whole("end_offset", end_offset, least, rows.UINT64_MAX)
-        answer = await self.nodes().call(
-            lambda node, left_s: node.consuming.ReadMessages(request, timeout=left_s),
-            within_s=self.within_s(timeout),
+        answer = await self._call(
+            lambda node, left_s: node.consuming.ReadMessages(request, timeout=left_s), timeout
         )
         return page_of(answer)
 
@@ -161,6 +158,6 @@ class SeenCalls(PauseCalls):
         return answer.producers[0]
 
     async def _producers(self, request: pb.ListProducersRequest) -> pb.ListProducersResponse:
-        return await self._admin(
+        return await self._call(
             lambda node, left_s: node.admin.ListProducers(request, timeout=left_s)
         )

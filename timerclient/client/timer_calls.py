@@ -21,7 +21,7 @@ from timerclient.rows import pending_timers, rows
 from timerclient.rows.pending_timers import Changed, Rescheduled, TimerCounts, TimerInfo, Where
 from timerclient.rows.rows import DueTime, WhenMany
 from timerclient.rows.scheduled_timers import Timer, Timers
-from timerclient.streams.nodes import Method, Nodes
+from timerclient.streams.nodes import RANK_MAX, Method, Nodes
 from timerclient.streams.shared_calls import R, Send, SharedCalls
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest, TimerError, as_unknown
@@ -506,7 +506,7 @@ class Existing:
     async def _call(
         self,
         method: Method[T],
-        timeout: Seconds | None,  # noqa: ASYNC109
+        timeout: Seconds | None = None,  # noqa: ASYNC109
         *,
         repeatable: bool = True,
         on_doubt: Callable[[], None] = lambda: None,
@@ -517,4 +517,16 @@ class Existing:
             within_s=self.within_s(timeout),
             repeatable=repeatable,
             on_doubt=on_doubt,
+        )
+
+    async def _anywhere(
+        self,
+        method: Method[T],
+        *,
+        final: tuple[type[TimerError], ...] = (),
+        rank: Callable[[T], int] = lambda _: RANK_MAX,
+    ) -> T:
+        """Return the response of any node; see Nodes.anywhere."""
+        return await self.nodes().anywhere(
+            method, within_s=self.within_s(None), rank=rank, final=final
         )

@@ -50,9 +50,8 @@ class TopicCalls(SeenCalls):
         request = pb.DeleteTopicRequest(topic=rows.utf8("topic", topic).decode())
         doubts: list[None] = []
         try:
-            return await self.nodes().call(
+            return await self._call(
                 lambda node, left_s: node.admin.DeleteTopic(request, timeout=left_s),
-                within_s=self.within_s(None),
                 on_doubt=lambda: doubts.append(None),
             )
         except NotFound:
@@ -119,7 +118,7 @@ class TopicCalls(SeenCalls):
         )
         if found.policy:
             with part_of(gone, len(gone)):
-                await self._admin(
+                await self._call(
                     lambda node, left_s: node.admin.AlterPolicies(request, timeout=left_s)
                 )
         return gone
@@ -132,7 +131,7 @@ class TopicCalls(SeenCalls):
         """Yield all topics, by name."""
         request = pb.ListTopicsRequest()
         while True:
-            answer = await self._admin(
+            answer = await self._call(
                 lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)
             )
             for topic in answer.topics:
@@ -143,7 +142,7 @@ class TopicCalls(SeenCalls):
 
     async def _said_of(self, scope: pb.PolicyScope) -> pb.DescribePoliciesResponse:
         request = pb.DescribePoliciesRequest(scope=scope)
-        return await self._admin(
+        return await self._call(
             lambda node, left_s: node.admin.DescribePolicies(request, timeout=left_s)
         )
 
