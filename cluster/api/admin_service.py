@@ -38,6 +38,8 @@ from timerclient.values.same_fields import as_type
 HOLDER_SIZE_MAX: Final = 64
 """Bytes of the holder of a drain."""
 _Answer = TypeVar("_Answer", pb.NodeCheckpoint, pb.NodeVerification)
+_Request = TypeVar("_Request", bound="NamesNode")
+_Response = TypeVar("_Response")
 
 
 class View(Protocol):
@@ -179,6 +181,31 @@ Reload = Callable[[], Awaitable[Sequence[RereadFile]]]
 async def no_files() -> Sequence[RereadFile]:
     """Return no results: there is no TLS."""
     return ()
+
+
+class NamesNode(Protocol):
+    """A request that names the node that answers it. Empty: the node that it reaches."""
+
+    node: str
+
+
+def on_named_node(
+    handler: Callable[["AdminService", _Request], Awaitable[_Response]],
+) -> Callable[["AdminService", _Request, Context], Awaitable[_Response]]:
+    """Return a handler that passes a request on if it names another node.
+
+    It raises NotFoundError if there is no such node.
+    """
+    name = handler.__name__
+
+    @functools.wraps(handler)
+    async def answer(self: "AdminService", request: _Request, context: Context) -> _Response:
+        if self._is_here(request.node):
+            return await handler(self, request)
+        passed: _Response = await self._passed_on(name, request, context)
+        return passed
+
+    return answer
 
 
 class AdminService(Service, rpc.AdminServiceServicer):
@@ -349,15 +376,13 @@ class AdminService(Service, rpc.AdminServiceServicer):
         return pb.TransferLeadershipResponse(unchanged=not moved)
 
     @answered
+    @on_named_node
     async def DrainNode(  # noqa: N802
-        self, request: pb.DrainNodeRequest, context: Context
+        self, request: pb.DrainNodeRequest
     ) -> pb.DrainNodeResponse:
         """Drain one node, or undo it; the answer comes when another node leads."""
         if not request.node:
             raise InvalidRequestError("node", "", "must be the name of a node")
-        if not self._is_here(request.node):
-            passed: pb.DrainNodeResponse = await self._passed_on("DrainNode", request, context)
-            return passed
         if (size := len(request.holder.encode())) > HOLDER_SIZE_MAX:
             limit = f"must have at most {HOLDER_SIZE_MAX} bytes"
             raise InvalidRequestError("holder", f"{size} bytes", limit)
@@ -365,24 +390,21 @@ class AdminService(Service, rpc.AdminServiceServicer):
         return pb.DrainNodeResponse(node=request.node, drained=not request.undo, transferred=moved)
 
     @answered
+    @on_named_node
     async def SetLogLevel(  # noqa: N802
-        self, request: pb.SetLogLevelRequest, context: Context
+        self, request: pb.SetLogLevelRequest
     ) -> pb.SetLogLevelResponse:
         """Set the level of a logger of one node, until it restarts."""
-        if self._is_here(request.node):
-            before = set_level(request.logger, request.level)
-            return pb.SetLogLevelResponse(node=self._view.name, before=before)
-        passed: pb.SetLogLevelResponse = await self._passed_on("SetLogLevel", request, context)
-        return passed
+        before = set_level(request.logger, request.level)
+        return pb.SetLogLevelResponse(node=self._view.name, before=before)
 
     @answered
+    @on_named_node
     async def DumpStacks(  # noqa: N802
-        self, request: pb.DumpStacksRequest, context: Context
+        self, request: pb.DumpStacksRequest
     ) -> pb.DumpStacksResponse:
         """Return the stacks of all threads and tasks of one node."""
-        if not self._is_here(request.node):
-            passed: pb.DumpStacksResponse = await self._passed_on("DumpStacks", request, context)
-            return passed
+        del request
         found = await dump_stacks()
         threads, tasks = (
             [pb.DumpStacksResponse.Stack(name=n.name, count=n.count, frames=n.frames) for n in each]
@@ -397,13 +419,11 @@ class AdminService(Service, rpc.AdminServiceServicer):
         )
 
     @answered
+    @on_named_node
     async def TraceHops(  # noqa: N802
-        self, request: pb.TraceHopsRequest, context: Context
+        self, request: pb.TraceHopsRequest
     ) -> pb.TraceHopsResponse:
         """Begin or end the record of one node's hops."""
-        if not self._is_here(request.node):
-            passed: pb.TraceHopsResponse = await self._passed_on("TraceHops", request, context)
-            return passed
         answer = pb.TraceHopsResponse(
             node=self._view.name, clock_ns=time.monotonic_ns(), boot_id=RealDisk().boot_id()
         )
@@ -461,13 +481,12 @@ class AdminService(Service, rpc.AdminServiceServicer):
         return self._scrub
 
     @answered
+    @on_named_node
     async def ReloadFiles(  # noqa: N802
-        self, request: pb.ReloadFilesRequest, context: Context
+        self, request: pb.ReloadFilesRequest
     ) -> pb.ReloadFilesResponse:
         """Look at the certificates and the rules of access of one node."""
-        if not self._is_here(request.node):
-            passed: pb.ReloadFilesResponse = await self._passed_on("ReloadFiles", request, context)
-            return passed
+        del request
         return pb.ReloadFilesResponse(
             node=self._view.name,
             files=[
@@ -482,13 +501,11 @@ class AdminService(Service, rpc.AdminServiceServicer):
         )
 
     @answered
+    @on_named_node
     async def OpenBackup(  # noqa: N802
-        self, request: pb.OpenBackupRequest, context: Context
+        self, request: pb.OpenBackupRequest
     ) -> pb.OpenBackupResponse:
         """Pin one node's state for a backup; return its parts."""
-        if not self._is_here(request.node):
-            passed: pb.OpenBackupResponse = await self._passed_on("OpenBackup", request, context)
-            return passed
         desk = self._desk()
         opened = await desk.open(request.backup_id, LogIndex(request.min_index))
         return pb.OpenBackupResponse(
@@ -503,35 +520,29 @@ class AdminService(Service, rpc.AdminServiceServicer):
         )
 
     @answered
+    @on_named_node
     async def FetchBackup(  # noqa: N802
-        self, request: pb.FetchBackupRequest, context: Context
+        self, request: pb.FetchBackupRequest
     ) -> pb.FetchBackupResponse:
         """Return bytes of one part of an open backup."""
-        if not self._is_here(request.node):
-            passed: pb.FetchBackupResponse = await self._passed_on("FetchBackup", request, context)
-            return passed
         data = await self._desk().fetch(request.backup_id, request.path, request.offset)
         return pb.FetchBackupResponse(data=data)
 
     @answered
+    @on_named_node
     async def CloseBackup(  # noqa: N802
-        self, request: pb.CloseBackupRequest, context: Context
+        self, request: pb.CloseBackupRequest
     ) -> pb.CloseBackupResponse:
         """Unpin one node's state."""
-        if not self._is_here(request.node):
-            passed: pb.CloseBackupResponse = await self._passed_on("CloseBackup", request, context)
-            return passed
         self._desk().close(request.backup_id, complete=request.complete)
         return pb.CloseBackupResponse()
 
     @answered
+    @on_named_node
     async def FetchLog(  # noqa: N802
-        self, request: pb.FetchLogRequest, context: Context
+        self, request: pb.FetchLogRequest
     ) -> pb.FetchLogResponse:
         """Return applied log entries of one node."""
-        if not self._is_here(request.node):
-            passed: pb.FetchLogResponse = await self._passed_on("FetchLog", request, context)
-            return passed
         after, stored = LogIndex(request.after_index), LogIndex(request.stored_index)
         found = await self._desk().log.fetch(after, stored, request.shipper_id)
         return pb.FetchLogResponse(
