@@ -150,7 +150,7 @@ def an_identity() -> None:
     def change(data: bytes) -> bytes:
         fields = {**json.loads(data), "format": 99}
         del fields["sha256"]
-        return json.dumps({**fields, "sha256": data_directory._sha256(fields)}).encode()
+        return json.dumps({**fields, "sha256": data_directory.sha256_of(fields)}).encode()
 
     patched(disk, path / data_directory.IDENTITY_NAME, change)
     data_directory.read_identity(disk, path)

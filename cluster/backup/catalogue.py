@@ -17,7 +17,6 @@ names without it. A replica never uses the name of an immutable file twice.
      "sha256": of the JSON without it, keys sorted, no spaces}
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -25,6 +24,7 @@ from typing import Any, Final, NamedTuple
 
 from cluster.backup.backup_store import BackupError, BackupStore, WrongStore
 from cluster.backup.log_parts import LogEnd
+from timer.files.data_directory import sha256_of
 from timer.model.units import Epoch, LogIndex
 from timer.recovery import manifest
 from timer.recovery.snapshot import is_part_path
@@ -106,7 +106,7 @@ class Catalogue:
         """Return the JSON document."""
         fields = asdict(self) | {"format": FORMAT, "replica_id": f"{self.replica_id:016x}"}
         fields["parts"] = [part._asdict() for part in self.parts]
-        return json.dumps({**fields, "sha256": _sha256(fields)}, indent=1).encode() + b"\n"
+        return json.dumps({**fields, "sha256": sha256_of(fields)}, indent=1).encode() + b"\n"
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> "Catalogue":
@@ -120,7 +120,7 @@ class Catalogue:
             sha256, format_ = fields.pop("sha256"), fields["format"]
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise BackupError(f"{name}: not a catalogue of a backup: {error!r}") from None
-        if sha256 != _sha256(fields):
+        if sha256 != sha256_of(fields):
             raise BackupError(f"{name}: the catalogue is damaged: checksum mismatch")
         if format_ != FORMAT:
             raise BackupError(f"{name}: format = {format_}: this program reads {FORMAT}")
@@ -230,8 +230,3 @@ def _read(store: BackupStore, name: str) -> Catalogue:
     if name != catalogue_name(found.backup):
         raise BackupError(f"{name}: a copy of {catalogue_name(found.backup)}: remove it")
     return found
-
-
-def _sha256(fields: dict[str, Any]) -> str:
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -218,7 +218,7 @@ def read_identity(disk: Disk, path: Path) -> Identity:
         sha256 = fields.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CorruptFileError(where, 0, f"not an identity file: {error}") from error
-    if sha256 != _sha256(fields):
+    if sha256 != sha256_of(fields):
         raise CorruptFileError(where, 0, "checksum mismatch")
     if fields["format"] not in (FORMAT, FORMAT_OF_LEVEL_1):
         raise UnknownVersionError(where, fields["format"], FORMAT)
@@ -245,10 +245,11 @@ def _encode(identity: Identity) -> bytes:
     }
     if identity.level > 1:
         fields["level"] = identity.level
-    return json.dumps({**fields, "sha256": _sha256(fields)}, indent=2).encode() + b"\n"
+    return json.dumps({**fields, "sha256": sha256_of(fields)}, indent=2).encode() + b"\n"
 
 
-def _sha256(fields: dict[str, Any]) -> str:
+def sha256_of(fields: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON document's fields, in hex: keys sorted, no spaces."""
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
