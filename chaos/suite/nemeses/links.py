@@ -15,6 +15,8 @@ from chaos.suite.stage.stage import Stage
 RECOVERS_S: Final = 30.0
 """A node leads within this once round trips are short again: a second or two on an idle machine.
 Another strike may kill the leader meanwhile."""
+LEASE_JITTER: Final = 0.1
+"""Greatest additional length of a round trip of `near_lease`, as a share of the lease."""
 
 
 def links(stage: Stage, name: str, *ends: str) -> list[Pair]:
@@ -122,21 +124,18 @@ def slow(
 
 
 @on_network
-def near_lease(
-    stage: Stage, chance: random.Random, share: float = 0.75, jitter: float = 0.1
-) -> Iterator[None]:
+def near_lease(stage: Stage, chance: random.Random, share: float = 0.75) -> Iterator[None]:
     """Round trips between nodes take nearly a leader's lease. Links to clients stay fast.
 
     The cluster may lose its leader again and again. A node leads within RECOVERS_S of the undo.
 
-    `share`: least length of a round trip, as a share of the lease. `jitter`: greatest additional
-    length of a round trip, as a share of the lease.
+    `share`: least length of a round trip, as a share of the lease.
     """
     del chance
     pairs = [*itertools.permutations(stage.names, 2)]
     each_ms = stage.lease_ms / 2
     stage.say(f"a round trip between nodes takes {100 * share:g} % of a lease")
-    delay_ms, jitter_ms = int(share * each_ms), int(jitter * each_ms)
+    delay_ms, jitter_ms = int(share * each_ms), int(LEASE_JITTER * each_ms)
     with stage.network.slow(pairs, delay_ms=delay_ms, jitter_ms=jitter_ms):
         yield
     began_s = time.monotonic()
