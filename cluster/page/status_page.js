@@ -25,9 +25,15 @@ function fill(element, attributes, children) {
     if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value);
   }
   for (const child of children.flat(Infinity)) {
-    if (child !== null && child !== undefined && child !== "") element.append(child);
+    if (child === null || child === undefined || child === "") continue;
+    element.append(typeof child === "string" ? plain(child) : child);
   }
   return element;
+}
+
+/* A text with control and format characters escaped: they would reorder or hide the text around. */
+function plain(text) {
+  return text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => `\\u${two(c.codePointAt(0).toString(16), 4)}`);
 }
 
 function show(id, ...children) {
@@ -355,7 +361,8 @@ function drawRates(o) {
 
 /* ---- polling */
 
-let waits = POLL_MS, timer = 0, polling = false;
+let waits = POLL_MS, timer = 0, polling = false, polled;
+const firstPoll = new Promise((resolve) => { polled = resolve; });
 
 async function get(path) {
   const answer = await fetch(path, { headers: { Accept: "application/json" }, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
@@ -386,6 +393,7 @@ async function poll() {
     document.body.classList.add("stale");
   } finally {
     polling = false;
+    polled();
     timer = setTimeout(poll, waits);
   }
 }
@@ -525,16 +533,21 @@ function follow() {
   if (query.has("topics")) {
     $("topics-form").elements.prefix.value = query.get("topics");
     pages = [""];
-    findTopics();
-    $("h-topics").scrollIntoView({ block: "nearest" });
+    reveal("h-topics", findTopics());
   }
   if (!query.has("timer")) return;
   const fields = $("timer-form").elements, named = query.has("key");
   fields.id.value = named ? "" : query.get("timer");
   fields.topic.value = named ? query.get("timer") : "";
   fields.key.value = named ? query.get("key") : "";
-  findTimer(named ? { topic: fields.topic.value, key: fields.key.value } : { id: fields.id.value });
-  $("h-timer").scrollIntoView({ block: "nearest" });
+  const asked = named ? { topic: fields.topic.value, key: fields.key.value } : { id: fields.id.value };
+  reveal("h-timer", findTimer(asked));
+}
+
+/* Scroll to a section once its answer is drawn, and the first overview, which moves the section. */
+async function reveal(heading, answer) {
+  await Promise.all([answer, firstPoll]);
+  $(heading).parentElement.scrollIntoView({ block: "nearest" });
 }
 
 $("topics-form").addEventListener("submit", (event) => {

@@ -17,7 +17,7 @@ from timerclient import NewTimer, TimerClient
 
 pytestmark = pytest.mark.slow
 
-HOSTILE: Final = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>&amp;'
+HOSTILE: Final = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>&amp;\u202e'
 DELAYS_S: Final = (30, 300, 1_800, 40_000, 300_000, 3_000_000)
 """One for each bucket after the overdue one."""
 
@@ -191,7 +191,10 @@ async def test_page_shows_nodes_histogram_and_story_in_a_browser(
         await tab.until("document.querySelectorAll('#pending rect').length === 7")
         assert "within 1 hour" in await tab.value(text.format("#pending"))
         story = await tab.until(f"document.querySelector('.story') && {text.format('#timer')}")
-        assert HOSTILE in story
+        assert HOSTILE.replace("\u202e", r"\u202e") in story
+        await tab.until(
+            "document.querySelector('.story').getBoundingClientRect().bottom <= innerHeight"
+        )
         assert "Scheduled, for" in story
         utc = await tab.value("document.querySelector('.story time').title")
         assert utc.endswith(" UTC")
