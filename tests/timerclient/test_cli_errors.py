@@ -144,6 +144,21 @@ def test_unreachable_default_addresses_are_named_as_such(
         assert f"last error: {nobody}: UNAVAILABLE: Connection refused" in err
 
 
+def test_nodes_without_a_leader_are_counted_and_not_taken_for_unreachable(
+    ctl: Ctl, threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoints = f"{threaded.cluster.nodes[0].address},127.0.0.1:1"
+    for module in (contexts, cli_errors):
+        monkeypatch.setattr(module, "DEFAULT_ENDPOINTS", endpoints)
+    monkeypatch.delenv("TIMERCTL_ENDPOINTS")
+    threaded.cluster.leader = None
+    for command in (("schedule", "orders", "p"), ("cancel", ID)):
+        code, _, err = ctl(*command, "--timeout", "2s")
+        assert (code, "set --endpoints" in err) == (3, False)
+        assert "1 of 2 nodes answers, none leads; " in err
+        assert err.endswith("; see: timerctl status\n")
+
+
 def test_missing_leader_is_told_once(ctl: Ctl, caplog: pytest.LogCaptureFixture) -> None:
     code, _, _ = ctl("cancel", ID, "--endpoints", "127.0.0.1:1", "--timeout", "2.5s")
     assert code == 3

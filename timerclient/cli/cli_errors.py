@@ -199,6 +199,8 @@ def reason(error: TimerError) -> str:
 def as_typed(error: TimerError | UsageError, args: argparse.Namespace) -> str:
     """Return an error's text in one line, with options in place of the contract's fields."""
     text = one_line(error)
+    if isinstance(error, Unreachable) and error.answered:
+        return f"{text}; see: timerctl status"
     if isinstance(error, Unreachable) and getattr(args, "endpoints", "") == DEFAULT_ENDPOINTS:
         return text + _DEFAULT_ADDRESSES
     if not isinstance(error, InvalidRequest) or not error.limit:

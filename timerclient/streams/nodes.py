@@ -350,9 +350,18 @@ class Nodes:
         finally:
             await cancelled(probes)
         if best[0] < 0:
+            self._count_answers(len(addresses))
             return None
         self._leader_epoch = max(self._leader_epoch, best[0])
         return self.node(best[1])
+
+    def _count_answers(self, asked: int) -> None:
+        """Add to the last error how many of the `asked` nodes answered a round without a leader."""
+        if count := len(self._followers):
+            verb = "answers" if count == 1 else "answer"
+            text = f"{count} of {asked} nodes {verb}, none leads; {self.last_error}"
+            self.last_error = Unreachable(text)
+            self.last_error.answered = True
 
     def _relay(self, searched_s: float = math.inf) -> NodeChannel | None:
         """Return a node that relays to a leader out of this client's reach. None: there is none.
@@ -571,7 +580,9 @@ class Nodes:
         if len(denials) == len(self._addresses):
             raise denials[0]
         if refusal:  # it says more than a node that is down
-            raise Unreachable(f"no node can serve the call now; {refusal}")
+            failure = Unreachable(f"no node can serve the call now; {refusal}")
+            failure.answered = True
+            raise failure
         text = f"no node answers; the last error: {self.last_error}"
         raise Unreachable(text)
 
@@ -633,6 +644,7 @@ def out_of_time(
         error = type(last)(f"not accepted within {within_s:g} s{why}")
     else:
         error = Unreachable(f"not accepted within {within_s:g} s{why}")
+        error.answered = last.answered if isinstance(last, Unreachable) else last is not None
     error.__cause__ = last
     return error
 

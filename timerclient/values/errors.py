@@ -173,6 +173,9 @@ class ShuttingDown(Unavailable):
 class Unreachable(Unavailable):
     """No node of the cluster answers, or none of them leads."""
 
+    answered: bool = False
+    """Some node answered."""
+
 
 class Overloaded(TimerError):
     """A bounded queue of the cluster is full."""
