@@ -152,7 +152,10 @@ class NodeState(TopicView):
         return name in names or None in names
 
     async def members(self) -> pb.ListMembersResponse:
-        """Return the voters of this node's log and the learners that answer, voters first."""
+        """Return the voters of this node's log and the learners that answer, voters first.
+
+        The answer names a leader only if that node answers and serves in this epoch.
+        """
         epoch, leader, _ = self.leadership()
         nodes = [self.node_status(), *await ask_all(self.peers(), status_of)]
         end = max((node.log_end for node in nodes if node.name == leader), default=0)
@@ -180,7 +183,8 @@ class NodeState(TopicView):
                 )
             )
         rows.sort(key=lambda row: (not row.voter, row.name, row.replica_id))
-        return pb.ListMembersResponse(epoch=epoch, leader=leader, members=rows)
+        leads = any(n.serving and (n.name, n.epoch) == (leader, epoch) for n in nodes)
+        return pb.ListMembersResponse(epoch=epoch, leader=leader if leads else "", members=rows)
 
     def _role(self) -> str:
         """Return the role for probes and metrics: the replica's, or stopping."""

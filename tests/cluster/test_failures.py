@@ -230,6 +230,7 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
     assert cluster.get(leader, "/healthz")[0] == 200
     assert cluster.get(leader, "/readyz")[0] == 503
     assert cluster.json(leader, "/v1/status")["nodes"][0]["serving"] is False
+    assert cluster.json(leader, "/v1/members")["leader"] == ""
     assert cluster.json(leader, "/v1/checkpoint?scope=cluster")["shared"]
     assert cluster.metric(leader, "timer_serving") == 0
     cluster.restart(first)
