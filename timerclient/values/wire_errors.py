@@ -68,7 +68,8 @@ _HINTS: Final = {
     "failed to connect to all addresses; last error: UNAVAILABLE": (
         "the node closed the connection: if it has TLS, the client needs a valid certificate of"
         " its cluster: timers+tls:// with TIMERS_TLS_CA, TIMERS_TLS_CERT and TIMERS_TLS_KEY,"
-        " ClientTls(...), or timerctl --tls-ca, --tls-cert and --tls-key"
+        " ClientTls(...), or timerctl --tls-ca, --tls-cert and --tls-key. A token needs the port of"
+        " the setting `tokens` instead"
     ),
 }
 """Part of gRPC's message about a connection -> the probable cause. The first that fits counts."""
