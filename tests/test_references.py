@@ -4,11 +4,14 @@ import argparse
 import ast
 import builtins
 import re
+import runpy
+import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +201,28 @@ def test_pages_of_http_have_each_path_and_the_document_is_current() -> None:
     ends = {re.findall(r"/[a-z.-]+", each.path)[-1] for each in ROUTES}
     assert [each for each in sorted(ends) if each not in pages] == []
     assert page("docs/openapi.json") == openapi.text(), "`make fmt` writes it"
+
+
+def test_links_of_the_site_to_files_in_docs_stay_and_others_become_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (
+        "mkdocs",
+        "mkdocs.structure",
+        "mkdocs.structure.files",
+    ):  # not in requirements.lock
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(File=None, Files=None))
+    hook = runpy.run_path(str(ROOT / "docs/site/outside.py"))["on_page_markdown"]
+
+    def links(name: str) -> set[str]:
+        site_page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        text = hook(page(f"docs/{name}"), page=site_page)
+        return {*re.findall(r"\]\(([^)#:]+)\)", text)}
+
+    figures = {each.name for each in (ROOT / "docs").glob("*.svg")}
+    assert {each for each in links("performance.md") if each.endswith(".svg")} == figures
+    assert "openapi.json" in links("http.md")
+    assert [each for each in links("metrics.md") if each.startswith("../")] == []
 
 
 def test_page_of_logs_has_its_paths_of_http() -> None:

@@ -1,4 +1,4 @@
-"""Hook of mkdocs: adds pages from outside docs/, and turns links to source files into names."""
+"""Hook of mkdocs: adds pages from outside docs/, and turns links to other files into names."""
 
 import re
 from pathlib import Path, PurePosixPath
@@ -25,7 +25,7 @@ def on_files(files: Files, *, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Return a page whose links lead to pages of the site, or are the plain names of files."""
+    """Return a page whose links and images are files of the site, or the plain names of others."""
     where = page.file.src_uri
     source = next((each for each, named in OUTSIDE.items() if named == where), f"docs/{where}")
 
@@ -37,7 +37,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         target = "docs/adr/README.md" if target == "docs/adr" else target
         if target in OUTSIDE:
             inside = OUTSIDE[target]
-        elif target.startswith("docs/") and target.endswith(".md"):
+        elif target.startswith("docs/") and (ROOT / target).is_file():
             inside = target.removeprefix("docs/")
         else:
             return text if text.startswith("`") else f"`{text}`"
