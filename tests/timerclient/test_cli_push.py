@@ -101,8 +101,18 @@ def test_signature_is_that_of_the_standard() -> None:
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
-def test_receiver_of_the_documentation_checks_the_signature() -> None:
-    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/push.md").read_text(), re.DOTALL)
+def test_receivers_of_the_documentation_print_messages_and_check_signatures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    receiver, example = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/push.md").read_text(), re.DOTALL
+    )
+    flask: dict[str, Any] = {"__name__": "receiver"}
+    exec(receiver, flask)
+    posted = {"webhook-id": "06h2", "Timer-Key": "order%204711"}
+    answer = flask["app"].test_client().post("/timers/orders", data=b"body", headers=posted)
+    assert (answer.status_code, answer.data) == (204, b"")
+    assert capsys.readouterr().out == "06h2 order 4711 body\n"
     known: dict[str, Any] = {"base64": base64, "hmac": hmac, "time": time, "Mapping": Mapping}
     exec(example, known)
     key, now_s = bytes(range(32)), int(time.time())
