@@ -131,7 +131,8 @@ class Show:
         self._bill = bill
         self._workloads: Workloads | None = None
         self._audit = audit
-        self._began = time.monotonic()
+        self._began = math.inf
+        """When the workloads began, on the monotonic clock; infinite: they have not."""
         self._over = threading.Event()
         self._failures: list[str] = []
         self._killed_s = -math.inf
@@ -152,7 +153,6 @@ class Show:
             stage = stack.enter_context(
                 Stage(self._run, bill.options.nodes, missing=bill.missing, say=self._say)
             )
-            self._began = time.monotonic()
             count = {3: "three", 5: "five"}.get(bill.options.nodes, str(bill.options.nodes))
             self._say(f"{count} nodes are up, {stage.leader()} leads")
             self._work(stage)
@@ -381,7 +381,7 @@ class Show:
 
     @property
     def _elapsed_s(self) -> float:
-        return time.monotonic() - self._began
+        return max(0.0, time.monotonic() - self._began)
 
     def _progress(self) -> str:
         books = [each.books for each in self._workloads.each] if self._workloads else []
