@@ -169,11 +169,11 @@ def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
         )
     last, identity = node.shape.last_index, node.directory.identity
     where = f"the log of {node.name} ends at entry {last} of epoch {node.shape.last_epoch}"
-    losses = [f"{where}: later entries of other nodes are lost, acknowledged or not"]
+    losses = [f"{where}: later entries of other nodes will be lost, acknowledged or not"]
     if node.promise.unsure or node.log.tail_was_cut:
         losses.append(f"{node.name} is unsure: entries that it had acknowledged may be lost")
     if last > node.applied:
-        told = f"entries {node.applied + 1} to {last} now count as committed"
+        told = f"entries {node.applied + 1} to {last} will count as committed"
         losses.append(f"{told}, even if a client was told that its request had no effect")
     losses.append("never start the directories of the other nodes again")
 
@@ -210,7 +210,9 @@ def epoch(node: Stopped) -> RecoveryPlan:
     """
     promised, last = node.promise.promise, node.shape.last_epoch
     reach = last + EPOCH_STEP_MAX
-    losses = ["raft/ is deleted: this node's Raft vote counts again when the others have filled it"]
+    losses = [
+        "raft/ will be deleted: this node's Raft vote counts again when the others have filled it"
+    ]
     if promised.epoch <= reach:
         losses.insert(0, f"the promise of epoch {promised.epoch} is within reach and is kept")
     elif not last:
@@ -219,10 +221,10 @@ def epoch(node: Stopped) -> RecoveryPlan:
             f" by a new replica: `timerctl members replace {node.name}` (docs/members.md)"
         )
     else:
-        told = f"the promise of epoch {promised.epoch} becomes one of epoch {last}, the log's last"
+        told = f"the promise of epoch {promised.epoch} will be of epoch {last}, the log's last"
         losses = [
-            f"{told}: all promises of {node.name} above that are forgotten",
-            "its vote counts only with all voters present, until a leader has matched its log",
+            f"{told}: all promises of {node.name} above that will be forgotten",
+            "its vote will count only with all voters present, until a leader has matched its log",
             *losses,
         ]
 
@@ -279,7 +281,7 @@ def entry_of(node: Stopped, index: LogIndex, crc32: int) -> RecoveryPlan:
         )
     told = f"entry {index} ({found.kind.name}, {len(found.payload)} bytes, epoch {found.epoch})"
     losses = (
-        f"{told} loses its effect: all its requests are lost, acknowledged or not",
+        f"{told} will lose its effect: all its requests will be lost, acknowledged or not",
         "run the same command on every node that has the entry, before any node starts",
     )
 

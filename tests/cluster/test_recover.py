@@ -75,7 +75,7 @@ def test_one_directory_of_three_becomes_a_cluster_that_delivers_and_grows(
     assert f"must be {left}" in capsys.readouterr().err
     assert recover(cluster, left, *words) == 2
     told = capsys.readouterr()
-    assert "later entries of other nodes are lost" in told.out
+    assert "later entries of other nodes will be lost" in told.out
     assert "needs --yes without a terminal" in told.err
     assert record(cluster, left) == []
     assert recover(cluster, left, *words, "--yes") == 0
@@ -115,7 +115,7 @@ def test_node_whose_promise_is_out_of_reach_takes_part_again(
     far = Promise(Epoch(1 << 62), ReplicaId(1), Nonce(1))
     PromiseFile.load(RealDisk(), path).give(far)
     assert recover(cluster, hurt, "epoch", "--yes") == 0
-    assert "are forgotten" in capsys.readouterr().out
+    assert "will be forgotten" in capsys.readouterr().out
     found = PromiseFile.load(RealDisk(), path)
     assert (found.unsure, found.promise.epoch < 1_000) == (True, True)
     assert "raft" not in [each.name for each in path.parent.iterdir()]
