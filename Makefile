@@ -60,12 +60,15 @@ $(STAMP): pyproject.toml requirements.lock
 	  { echo "make setup: Python 3.11 or newer is needed; name one: make setup PYTHON=…" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "make setup: $(PYTHON) has no venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
-	[[ -x $(BIN)/python ]] || $(PYTHON) -m venv $(VENV)
-	part() { awk -v part=$$1 '/^[^ #]/ { mine = /^(py|m)/ } mine == part' requirements.lock; }; \
+	@echo "setup: one to five minutes, 1.1 GB in $(VENV)"
+	@[[ -x $(BIN)/python ]] || $(PYTHON) -m venv $(VENV)
+	@echo "setup, 1 of 2: the packages of requirements.lock"
+	@part() { awk -v part=$$1 '/^[^ #]/ { mine = /^(py|m)/ } mine == part' requirements.lock; }; \
 	  install=(env PIP_USE_PEP517=1 $(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes -r); \
 	  "$${install[@]}" <(part 1) & other=$$!; \
 	  "$${install[@]}" <(part 0) || { wait; exit 1; }; wait $$other  # `<(…)` changes $$!
-	$(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' $(VENV)/lib >/dev/null & \
+	@echo "setup, 2 of 2: byte code, and this project"
+	@$(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' $(VENV)/lib >/dev/null & \
 	  $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation \
 	  --config-settings editable_mode=compat -e . || { wait; exit 1; }; wait  # a path, which type checkers follow
 	@touch $(STAMP)
