@@ -28,6 +28,7 @@ from tests.parsing import parsed, statements
 from tests.test_house import product
 from timer.entries import policies
 from timer.model.timer_errors import InvalidRequestError
+from timerclient.cli.cli_errors import EXIT_MEANINGS
 from timerclient.cli.timerctl import make_parser as make_ctl_parser
 from timerclient.rows.rows import GROUP_NAME, TOPIC_NAME
 
@@ -194,6 +195,13 @@ def test_pages_have_each_command_of_timerctl() -> None:
     pages = page("README.md") + "".join(each.read_text() for each in (ROOT / "docs").glob("*.md"))
     commands = make_ctl_parser().commands.choices
     assert [each for each in commands if f"timerctl {each}" not in pages] == []
+
+
+def test_exit_codes_of_the_page_are_those_of_the_help() -> None:
+    told = re.findall(
+        r"^\| (\d+) \| (.*) \|$", page("docs/timerctl.md").partition("## Exit")[2], re.M
+    )
+    assert {int(code): meaning for code, meaning in told} == EXIT_MEANINGS
 
 
 def test_pages_of_http_have_each_path_and_the_document_is_current() -> None:

@@ -86,7 +86,11 @@ def test_wrong_value_is_named_by_its_option(ctl: Ctl, argv: tuple[str, ...], tex
         ("schedul", "invalid choice: 'schedul'; did you mean schedule? (choose from "),
         ("timers describe", "did you mean get?"),
         ("policies get", "did you mean show?"),
-        ("cancel --key k", "timers = 'keys': give ids; or --topic with one of: --key; "),
+        ("cancel --key k", "timerctl: --key needs --topic"),
+        (
+            "schedule orders p --due tomorrow",
+            "not an ISO 8601 time, such as 2030-01-01T09:00:00+01",
+        ),
         ("timers", "required: COMMAND: get, list, count, story, cancel, reschedule"),
         ("consume t --group g --lease 0ms", "--lease: '0ms' must be longer than 0"),
         (f"timers get {ID} --topic t --key k", "give ID, or --topic and --key"),

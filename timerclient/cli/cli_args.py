@@ -411,7 +411,7 @@ def aware(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        msg = f"{text!r} is not an ISO 8601 time"
+        msg = f"{text!r} is not an ISO 8601 time, such as 2030-01-01T09:00:00+01:00"
         raise argparse.ArgumentTypeError(msg) from None
     if moment.utcoffset() is None:
         msg = f"{text!r} needs a UTC offset, such as Z or +01:00"

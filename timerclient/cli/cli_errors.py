@@ -6,6 +6,7 @@ The client and the cluster name a value by its field. Here it gets the name of i
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -34,19 +35,33 @@ NOT_CHANGED: Final = 5
 TOO_FEW: Final = 6
 INTERRUPTED: Final = 130
 
-EXIT_CODES: Final = """\
-exit codes:
-  0    done
-  1    rejected or failed; certainly without effect
-  2    the command line, a value in it, or the file of contexts is wrong; or standard output is
-       closed
-  3    the cluster can't be reached, or no leader serves; or the store of backups can't be used
-  4    the outcome is unknown: the command may have taken effect
-  5    cancel, reschedule: some timer was not changed: it fired, was dropped, or is not known;
-       schedule --from: some line was not scheduled, because of its key
-  6    consume --count: fewer messages arrived; without --no-ack, the printed ones are acked
-  130  interrupted
-"""
+EXIT_MEANINGS: Final = {
+    OK: "done",
+    FAILED: "rejected or failed; certainly without effect",
+    USAGE: "the command line, a value in it, or the file of contexts is wrong. The cluster may find"
+    " that, too. Or a confirmation is needed, without `--yes` and without a terminal. Or standard"
+    " output is closed: nothing is done",
+    UNREACHABLE: "the cluster can't be reached, or no leader serves; or the store of backups can't"
+    " be used",
+    UNKNOWN: "the outcome is unknown: the command may have taken effect; or its output can't be"
+    " written",
+    NOT_CHANGED: "`cancel`, `reschedule`: some timer was not changed, because it fired, was"
+    " dropped, or is not known; `schedule --from`: some line was not scheduled, because of its key",
+    TOO_FEW: "`consume --count`: fewer messages arrived. Without `--no-ack`, the printed messages"
+    " are acked",
+    INTERRUPTED: "interrupted",
+}
+"""Exit code -> its meaning, as in docs/timerctl.md."""
+
+
+def exit_codes() -> str:
+    """Return the exit codes and their meanings, for the help."""
+    lines = ["exit codes:"]
+    for code, meaning in EXIT_MEANINGS.items():
+        text, head = meaning.replace("`", ""), f"  {code:<5}"
+        lines += textwrap.wrap(text, 100, initial_indent=head, subsequent_indent=" " * len(head))
+    return "\n".join(lines) + "\n"
+
 
 _OPTIONS: Final = {
     "attempts": ("--max-attempts",),

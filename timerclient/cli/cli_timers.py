@@ -307,10 +307,13 @@ def _kind(args: argparse.Namespace) -> str:
 
     Raises:
         InvalidRequest: They are not named, or in more than one way.
+        UsageError: They are named without their topic.
     """
     picks = args.due_from is not None or args.due_to is not None or bool(args.key_prefix)
     ways = ("ids", bool(args.ids)), ("keys", bool(args.keys)), ("where", picks), ("all", args.all)
     given = [way for way, is_given in ways if is_given]
+    if given == ["keys"] and not args.topic:
+        raise UsageError("--key needs --topic")
     if len(given) != 1 or (given == ["ids"]) == bool(args.topic):
         limit = "give ids; or --topic with one of: --key; --from, --to, --key-prefix; --all"
         raise InvalidRequest.of("timers", ", ".join(given) or "none", limit)

@@ -3,7 +3,7 @@
 Every command prints a table for people, or with `-o json` one document for programs (`consume`:
 one line per message). An error is one line on stderr, or with `-o json` one document
 {"error": {"reason", "message", "exit_code", ...}}. The exit code is the kind of the error: see
-`EXIT_CODES` in cli_errors.py.
+`EXIT_MEANINGS` in cli_errors.py.
 
 Other packages add commands through the entry-point group `timerctl.commands`: each entry is a
 function `register(subparsers)` that adds its parser with `set_defaults(run=f)`, `f(args) -> int`.
@@ -40,11 +40,11 @@ from timerclient.cli.cli_args import (
     token_of,
 )
 from timerclient.cli.cli_errors import (
-    EXIT_CODES,
     FAILED,
     INTERRUPTED,
     OK,
     exit_code,
+    exit_codes,
     print_error,
     wants_json,
 )
@@ -232,10 +232,11 @@ def make_parser() -> MainParser:
 
 def own_parser() -> MainParser:
     """Return the parser. It loads a command's module, or another package, when it is needed."""
+    codes = exit_codes()
     parser = MainParser(
         prog="timerctl",
         description="Inspect, operate and use a timer cluster.",
-        epilog=EXIT_CODES,
+        epilog=codes,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"timerctl {__version__}")
@@ -256,7 +257,7 @@ def own_parser() -> MainParser:
         parser.commands.add_parser(
             name,
             parents=[common],
-            epilog=EXIT_CODES,
+            epilog=codes,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             fill=partial(_fill, name, common),
             **described(text),
