@@ -141,6 +141,8 @@ def test_batch_takes_a_table_of_bytes_and_wide_views() -> None:
         ([b"a", b"b"], {"due_ms": [1, 2, 3]}, "a list of 3"),
         ([b"a", b"b"], {"delay": [1]}, "delay = 'a list of 1': must have 2, one for each"),
         ([b"a", b"b"], {"delay": b"12"}, "number of seconds"),
+        ([b"a", b"b"], {"delay": {1: 2, 3: 4}}, "number of seconds"),
+        ([b"a", b"b"], {"delay": {1, 3}}, "number of seconds"),
         ([b"a", b"b"], {"due_ms": [1, -1]}, "must be 0 to"),
         ([b"a", b"b"], {"due_ms": [1, 1.5]}, "whole number"),
         ([b"a", b"b"], {"due_ms": [1_795_824_060_000, 1_795_824_060]}, "Unix milliseconds"),

@@ -15,7 +15,7 @@ headers of a row are encoded as (u16 size, UTF-8) of name, value, name, value, â
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -152,7 +152,8 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
     way, convert = _CONVERT[name]
     if hasattr(value, "tolist"):
         value = _plain(name, value)
-    if n is None or isinstance(value, str | bytes | bytearray) or not isinstance(value, Iterable):
+    single = str | bytes | bytearray | Mapping | Set
+    if n is None or isinstance(value, single) or not isinstance(value, Iterable):
         return Moment(way, (convert(value),))
     checked = name == "due_ms" and _all_in_range(value)
     values = cast("list[int]", value) if checked else converted(value, convert)
