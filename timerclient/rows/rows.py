@@ -15,7 +15,8 @@ headers of a row are encoded as (u16 size, UTF-8) of name, value, name, value, â
 
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -118,6 +119,10 @@ Way = Literal["due_ms", "delay_ms", "delay_level"]
 """A field of the contract that holds due times."""
 
 
+_NO_LISTS: Final = (str, bytes, bytearray, Mapping, AbstractSet)
+"""Iterables that are no list of due times."""
+
+
 class Moment(NamedTuple):
     """The due times of a request's rows."""
 
@@ -152,8 +157,7 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
     way, convert = _CONVERT[name]
     if hasattr(value, "tolist"):
         value = _plain(name, value)
-    single = str | bytes | bytearray | Mapping | Set
-    if n is None or isinstance(value, single) or not isinstance(value, Iterable):
+    if n is None or isinstance(value, _NO_LISTS) or not isinstance(value, Iterable):
         return Moment(way, (convert(value),))
     checked = name == "due_ms" and _all_in_range(value)
     values = cast("list[int]", value) if checked else converted(value, convert)
