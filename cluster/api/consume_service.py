@@ -39,7 +39,7 @@ from cluster.rpc.handlers import (
 )
 from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
-from timer.leader.groups.lease_table import DELIVERY_BYTES, ConsumerStream
+from timer.leader.groups.lease_table import UNBOUNDED, ConsumerStream
 from timer.leader.leader import Delivery, Leader
 from timer.model.timer_errors import (
     OVERLOAD_RETRY_MS,
@@ -360,8 +360,6 @@ class _Outgoing(NamedTuple):
     """0: the response delivers nothing."""
     messages: int = 0
     """Number of delivered messages."""
-    content: int = 0
-    """Bytes of their payloads and keys."""
 
 
 class _Stream:
@@ -394,9 +392,12 @@ class _Stream:
         bytes of that response."""
         self._outboxes, self._peer = outboxes, peer
         self._window = 0
-        """Bytes of payloads and keys that may be on their way. 0: the client sets no limit."""
-        self._delivered = self._received = 0
-        """Bytes of payloads and keys: of all deliveries, and of those that the client received."""
+        """Bytes that may be on their way. 0: the client sets no limit."""
+        self._received = 0
+        """Number of deliveries that the client has received, or that no window counts."""
+        self._on_way: list[int] = []
+        """Bytes of each later delivery."""
+        self._on_way_bytes = 0
         self._consumer: ConsumerStream | None = None
         self._acking = 0
         """Ack requests without an answer so far."""
@@ -432,19 +433,18 @@ class _Stream:
 
     def bounded(self, request: pb.ConsumeRequest) -> None:
         """Note how many bytes the client has received, and how many may be on their way."""
-        if request.window_bytes:
-            self._window = request.window_bytes
-            before, self._received = self._received, request.received_bytes
-            if self._received > before:  # it reads
-                self._resume()
+        self._window = request.window_bytes or self._window
+        came = self._on_way[: max(0, request.received - self._received)]
+        del self._on_way[: len(came)]
+        self._received += len(came)
+        self._on_way_bytes -= sum(came)
+        if self._consumer is not None and (came or request.window_bytes):
+            self._limit(self._consumer)
+            self._resume()
 
     def _limit(self, consumer: ConsumerStream) -> None:
-        consumer.one_by_one = bool(self._window) or self._outboxes.crowded
-        consumer.bytes_max = min(self._window or DELIVERY_BYTES, DELIVERY_BYTES)
-
-    @property
-    def _has_room(self) -> bool:
-        return not self._window or self._delivered - self._received < self._window
+        consumer.one_by_one = self._outboxes.crowded
+        consumer.room = self._window - self._on_way_bytes if self._window else UNBOUNDED
 
     def credit(self, messages: int) -> None:
         """Add the client's credit for `messages` more, up to CREDIT_MAX in all."""
@@ -533,18 +533,22 @@ class _Stream:
         assert self._consumer is not None
         deliveries = wire_rows.deliveries_of(delivery, self._ids, self._salt)
         lease_id, messages = delivery.lease.lease_id, len(delivery.lease.offsets)
-        size, content = _bytes_of(deliveries), len(deliveries.payloads) + len(deliveries.keys)
+        size = _bytes_of(deliveries)
         self._outbox_bytes += size
-        self._delivered += content
+        if self._window:
+            self._on_way.append(size)
+            self._on_way_bytes += size
+        else:
+            self._received += 1
         self._outboxes.add(self._peer, size)
+        was_held = self._consumer.paused or self._consumer.room <= 0
         self._limit(self._consumer)
-        was_paused = self._consumer.paused
         is_full = self._outbox_bytes > self._outboxes.most()
-        self._consumer.paused = is_full or not self._has_room
+        self._consumer.paused = is_full or self._consumer.room <= 0
         self._last_lease = lease_id
         response = pb.ConsumeResponse(deliveries=deliveries)
-        self._put(_Outgoing(response, size, 0, lease_id, messages, content))
-        if was_paused and not self._consumer.paused:
+        self._put(_Outgoing(response, size, 0, lease_id, messages))
+        if was_held and not self._consumer.paused:
             self.credit(0)
 
     def _withdraw(self, lease_id: LeaseId) -> list[LeaseId]:
@@ -559,7 +563,10 @@ class _Stream:
         dropped = [each for each in self._outbox if each.lease >= lease_id]
         self._outbox = deque(each for each in self._outbox if each.lease < lease_id)
         self._let_go(sum(each.size for each in dropped))
-        self._delivered -= sum(each.content for each in dropped)
+        lost = self._on_way[max(0, len(self._on_way) - len(dropped)) :]
+        del self._on_way[len(self._on_way) - len(lost) :]
+        self._received -= len(dropped) - len(lost)
+        self._on_way_bytes -= sum(lost)
         counts = [each.messages for each in dropped if each.lease > self._credit_ended]
         self._consumer.credit += sum(counts)
         self._consumer.paused = True
@@ -591,7 +598,7 @@ class _Stream:
     def _resume(self) -> None:
         """Let the consumer have messages again, if it reads and has room for them."""
         consumer, left = self._consumer, self._outbox_bytes - self._writing
-        if consumer is None or not consumer.paused or not self._has_room:
+        if consumer is None or not consumer.paused or consumer.room < self._window // 2:
             return
         if left <= self._outboxes.most() // 2:
             self._limit(consumer)

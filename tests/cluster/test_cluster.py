@@ -453,22 +453,38 @@ def test_a_consumer_that_never_reads_is_paused_and_the_others_go_on(
     assert cluster.metric(leader, "timer_promotion_seconds_count") >= 1
 
 
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("group_type", ["shared", "key_shared"])
 def test_deliveries_on_their_way_to_a_consumer_stay_within_its_window(
-    cluster: Running, client: TimerClient, topic: str
+    cluster: Running, client: TimerClient, topic: str, group_type: Any, rows: bool
 ) -> None:
-    client.schedule_batch(topic, [bytes(10 * KIB)] * 12)
-    window, opening = 25 * KIB, pb.OpenConsumer(topic=topic, group="g", credit=100)
-    hold = Requests(pb.ConsumeRequest(open=opening, window_bytes=window))
+    client.create_group(topic, "g", type=group_type)
+    client.schedule_batch(topic, [b""] * 16, headers={"h": "x" * 10 * KIB})
+    opening = pb.OpenConsumer(topic=topic, group="g", credit=1, rows=rows)
+    hold = Requests(pb.ConsumeRequest(open=opening, window_bytes=25 * KIB))
     answers = cluster.consuming().Consume(hold, timeout=RPC_S)
     assert next(answers).HasField("opened")
-    for received in (0, 40 * KIB, 80 * KIB):
-        if received:
-            hold.tell(pb.ConsumeRequest(credit=0, window_bytes=window, received_bytes=received))
-        came = [next(answers).deliveries for _ in range(2)]
-        assert [len(each.queue_offsets) for each in came] == [2, 2]
-        last = came[-1]
-        hold.put(pb.AckRequest(lease_id=last.lease_id, epoch=last.epoch, offsets=[10_000]))
+
+    def come(*counts: int) -> None:
+        """Receive deliveries of so many messages, and no more."""
+        for count in counts:
+            came = next(answers).deliveries
+            assert (len(came.messages) if rows else len(came.queue_offsets)) == count
+        hold.put(pb.AckRequest(lease_id=1, epoch=1, offsets=[10_000]))
         assert next(answers).HasField("acked"), "no more deliveries before that"
+
+    come(1)
+    for credit in (1, 1, 100):
+        hold.grant(credit)
+        come(*[1] * (credit == 1))  # the third message fills the window
+    hold.tell(pb.ConsumeRequest(credit=0, received=1))
+    come()  # less than half the window is free
+    hold.tell(pb.ConsumeRequest(credit=0, received=2))
+    come(1, 1)
+    hold.tell(pb.ConsumeRequest(credit=0, window_bytes=110 * KIB))
+    come(7, 1)
+    hold.tell(pb.ConsumeRequest(credit=0, window_bytes=25 * KIB, received=7))
+    come(2, 1)
     answers.cancel()
     hold.end()
 

@@ -59,7 +59,7 @@ async def test_answers_that_nobody_reads_hold_up_the_requests(
             read += 1
             yield request_
 
-    stream = stream_of(SimpleNamespace(credit=0, paused=False))
+    stream = stream_of(ConsumerStream("c", 1_000, lambda _: None))
     reading = asyncio.ensure_future(stream.read(requests()))
     for _ in range(100):
         await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_request_with_many_leases_lets_the_loop_do_other_work_between_its_
     monkeypatch.setattr(settlements, "settle", settle)
 
     stream = stream_of(
-        SimpleNamespace(credit=9, paused=False),
+        ConsumerStream("c", 1_000, lambda _: None, credit=9),
         kick=lambda: kicks.append(len(settled)),
         end_credit=lambda _: credit_ends.append(len(settled)),
     )
@@ -166,7 +166,7 @@ async def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
     def delivery(lease_id: int) -> Any:
         return SimpleNamespace(lease=SimpleNamespace(lease_id=LeaseId(lease_id), offsets=[0]))
 
-    stream = stream_of(SimpleNamespace(credit=0, paused=False), leave=leave)
+    stream = stream_of(ConsumerStream("c", 1_000, lambda _: None), leave=leave)
     stream._want_no_more()
     for lease_id in (1, 2, 3):
         stream._deliver(delivery(lease_id))
@@ -179,7 +179,11 @@ async def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
 async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_consumer_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wire_rows, "deliveries_of", lambda d, *_: pb.Deliveries(lease_id=d.number))
+    monkeypatch.setattr(
+        wire_rows,
+        "deliveries_of",
+        lambda d, *_: pb.Deliveries(lease_id=d.number, payloads=bytes(d.number)),
+    )
     looks: list[int] = []
 
     def delivery(number: int) -> Any:
@@ -190,6 +194,7 @@ async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_
     stream = stream_of(consumer, credit=lambda _, __, messages: looks.append(messages))
     for number in (1, 2):
         stream._deliver(delivery(number))
+    stream.bounded(pb.ConsumeRequest(window_bytes=1_000))
     assert await stream.next() is not None
     stream._want_no_more()  # the credit of lease 2 is over
     for number in (3, 4):
@@ -201,6 +206,14 @@ async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_
     assert answer is not None
     assert answer.leaving
     assert (consumer.paused, looks, stream._outboxes.total) == (False, [0], 0)
+    assert consumer.room == 1_000, "nothing is on its way"
+    consumer.room = 0  # the leader counts more bytes: it has no message ready for the rest
+    stream._deliver(delivery(5))
+    size = stream._outboxes.total
+    assert (consumer.room, looks) == (1_000 - size, [0, 0])
+    for received, room in ((1, 1_000 - size), (2, 1_000)):  # of deliveries 1 and 5
+        stream.bounded(pb.ConsumeRequest(received=received))
+        assert consumer.room == room
 
 
 async def test_consumer_that_reads_again_gets_messages_again_though_its_outbox_is_empty() -> None:

@@ -183,3 +183,26 @@ def test_messages_that_expire_on_the_shelf_leave_it_in_one_pass(first: int) -> N
     assert delivered(play)[1:] == ([*range(first)] or [count])
     assert group.expired == count
     assert looks.call_count < 30
+
+
+@pytest.mark.parametrize("kind", ["shared", "key_shared"])
+@pytest.mark.parametrize("last", [4, 9])
+def test_messages_fill_the_room_of_a_consumer_and_one_may_exceed_it(kind: str, last: int) -> None:
+    play = Play()
+    group = play.make_group(type=kind)
+    schedule(play, [4, 4, 4, last])
+    by_priority = (kind, last) == ("shared", 9)
+    order = [3, 0, 1, 2] if by_priority else [*range(4)]
+    queue = play.machine.topics[play.topic_id].queue
+    sizes = [queue.bytes_of(np.array([offset], np.uint64)) for offset in order]
+    consumer = play.join(group, credit=0)
+    consumer.room = sum(sizes[:2]) + 1
+    play.leader.groups.credit(group, consumer, 10)
+    settle(play)
+    counts = [len(each.lease.offsets) for each in play.deliveries]
+    assert counts == ([1, 1, 1] if by_priority else [2, 1]), "of one level each"
+    assert consumer.room == 1 - sizes[2]
+    consumer.room = 1
+    play.leader.groups.credit(group, consumer, 0)
+    settle(play)
+    assert delivered(play) == order

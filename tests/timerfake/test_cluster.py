@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import cluster.observe.topic_view as listing
+from cluster.api.consume_service import _Stream
 from cluster.state.alarm import KernelAlarm
 from tests.cluster.running import WAIT_S, until
 from tests.parsing import parsed
@@ -27,6 +28,8 @@ from timerclient import (
     Unreachable,
 )
 from timerclient.client.sync import Consumer
+from timerclient.proto import timer_pb2 as pb
+from timerclient.streams.credit import LINK_BYTES_MIN
 from timerclient.values.errors import RpcFailed
 from timerfake import AsyncFakeCluster, FakeCluster
 
@@ -370,6 +373,32 @@ def test_failover_ends_leases_and_consumers_come_back_by_themselves() -> None:
             assert again.ack().result(WAIT_S)
             assert consumer.dropped_stale == consumer.leases_lost == 0
             consumer.flush()
+
+
+def test_consumer_reports_what_has_come_so_that_more_than_its_window_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports: list[tuple[int, int]] = []
+    bounded = _Stream.bounded
+
+    def noted(stream: _Stream, request: pb.ConsumeRequest) -> None:
+        if request.window_bytes:
+            reports.append((request.window_bytes, request.received))
+        bounded(stream, request)
+
+    monkeypatch.setattr(_Stream, "bounded", noted)
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        client.schedule_batch("t", [bytes(1_000)] * 400)
+        with client.consumer("t", "g", window=1_000) as consumer:
+            for _ in range(400):
+                assert consumer.receive(timeout=WAIT_S)
+            assert reports[0] == (LINK_BYTES_MIN, 0)
+            assert 4 < reports[-1][1] < 400
+            reports.clear()
+            cluster.fail_over()
+            client.schedule("t", b"")
+            assert consumer.receive(timeout=WAIT_S)
+            assert reports[0] == (LINK_BYTES_MIN, 0), "a new stream begins anew"
 
 
 def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself() -> None:

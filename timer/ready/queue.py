@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from timer.model.columns import ROW, U64, Buffers, RowArray, compact, gather, row_bytes
+from timer.model.columns import I64, ROW, U64, Buffers, RowArray, compact, gather, row_bytes
 from timer.model.firing_order import concat
 from timer.model.row_traits import kinds_of, ordering_keys, priorities
 from timer.model.timer_id import mix
@@ -251,8 +251,16 @@ class Queue:
 
         `offsets` ascend, and all of them are in memory.
         """
-        sizes = np.concatenate([row_bytes(page.rows[at]) for page, at in self.slices(offsets)])
-        return max(1, int(np.searchsorted(np.cumsum(sizes), bytes_max, side="right")))
+        return max(
+            1, int(np.searchsorted(np.cumsum(self._sizes(offsets)), bytes_max, side="right"))
+        )
+
+    def bytes_of(self, offsets: U64) -> int:
+        """Return the bytes of the payloads, keys and headers of messages whose pages are read."""
+        return int(self._sizes(offsets).sum())
+
+    def _sizes(self, offsets: U64) -> I64:
+        return np.concatenate([row_bytes(page.rows[at]) for page, at in self.slices(offsets)])
 
     def key_hashes(self, offsets: U64) -> U64:
         """Return a hash of each message's ordering key, or else of its key, (n, uint64), never 0.

@@ -2313,18 +2313,18 @@ class ConsumeRequest(_message.Message):
     EXTEND_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     WINDOW_BYTES_FIELD_NUMBER: _builtins.int
-    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """this many more messages may be delivered"""
     leaving: _builtins.bool
     """deliver nothing more; the answer follows the deliveries made before"""
     window_bytes: _builtins.int
     """Beside any kind. A lease runs while its delivery is on its way, so a client behind a slow link
-    limits the bytes of payloads and keys that are on their way to it.
-    nothing is delivered while so many are. 0: as before; at first no limit
+    limits the bytes that are on their way to it, and reports its deliveries at least by half windows.
+    about so many, or one message. 0: as before; at first there is no limit
     """
-    received_bytes: _builtins.int
-    """of all deliveries that the client has received on this stream"""
+    received: _builtins.int
+    """number of all deliveries that came on this stream; 0: as before"""
     @_builtins.property
     def open(self) -> Global___OpenConsumer: ...
     @_builtins.property
@@ -2343,11 +2343,11 @@ class ConsumeRequest(_message.Message):
         extend: Global___ExtendRequest | None = ...,
         leaving: _builtins.bool = ...,
         window_bytes: _builtins.int = ...,
-        received_bytes: _builtins.int = ...,
+        received: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "leaving", b"leaving", "nack", b"nack", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "leaving", b"leaving", "nack", b"nack", "open", b"open", "received_bytes", b"received_bytes", "window_bytes", b"window_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "credit", b"credit", "extend", b"extend", "kind", b"kind", "leaving", b"leaving", "nack", b"nack", "open", b"open", "received", b"received", "window_bytes", b"window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "credit", "ack", "nack", "extend", "leaving"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

@@ -140,36 +140,38 @@ class Credit:
 
 
 class LinkWindow:
-    """Bytes of payloads and keys that may be on their way on one stream.
+    """Bytes that may be on their way on one stream.
 
     A lease runs while its delivery waits for a slow link. So the window has as many bytes as come
-    in a quarter of a lease, at the rate of the last window. It at most doubles each time.
+    in a quarter of a lease, at the rate of the last window. It at most doubles each time. After a
+    pause of the messages it is small again.
     """
 
     def __init__(self, now_s: float) -> None:
         self.size = LINK_BYTES_MIN
         self.received = 0
-        """Bytes of all deliveries of the stream."""
-        self._told = 0
-        """`received`, as the leader knows it."""
+        """Number of all deliveries of the stream."""
+        self._bytes = self._told = 0
+        """Bytes of all deliveries, and of those that the leader knows to have come."""
         self._begin, self._begin_s = 0, now_s
-        """`received` and the time when the last window was full."""
+        """`_bytes` and the time when the last window was full."""
 
     def arrived(self, size: int, lease_s: float, now_s: float) -> None:
-        """Count the payloads and keys of a delivery, `size` bytes."""
-        self.received += size
-        came = self.received - self._begin
+        """Count a delivery of `size` bytes."""
+        self.received += 1
+        self._bytes += size
+        came = self._bytes - self._begin
         if came >= self.size:
             took_s = max(now_s - self._begin_s, 1e-6)
             fits = min(int(came / took_s * lease_s * TRAVEL), 2 * self.size, LINK_BYTES_MAX)
             self.size = max(fits, LINK_BYTES_MIN)
-            self._begin, self._begin_s = self.received, now_s
+            self._begin, self._begin_s = self._bytes, now_s
 
     def due(self) -> bool:
         """Return whether so much has come that the leader should be told."""
-        return self.received - self._told >= self.size * TOLD_AFTER
+        return self._bytes - self._told >= self.size * TOLD_AFTER
 
     def tell(self) -> int:
         """Return `received`, and count it as told."""
-        self._told = self.received
+        self._told = self._bytes
         return self.received

@@ -9,6 +9,7 @@
   application took is granted again, half a window at a time. If the application takes single
   messages, only as many wait as it can finish within half a lease at its present pace. The others
   are returned unseen (timerclient/streams/unseen_returns.py).
+- **Link**: the leader learns how many bytes may be on their way, and how many deliveries have come.
 - **Leases** are extended in time (timerclient/streams/lease_keeper.py). A message that waited
   beyond the end of its lease is dropped.
 - **Acks** outlive their stream (timerclient/streams/ack_pipeline.py).
@@ -64,6 +65,8 @@ from timerclient.values.errors import (
 )
 from timerclient.values.wire_errors import from_wire
 
+ROW_BYTES: Final = 64
+"""Bytes of a message beside its payload, key and headers, as the leader counts them."""
 LEAVE_S: Final = 1.0
 """Seconds in which a consumer that closes returns the messages that it has fetched ahead."""
 LEAVE_S_MIN: Final = 0.1
@@ -420,7 +423,8 @@ class Subscription:
         batch = Batch(columns, self.ack, self._inbox.stream_no, self._opening.topic)
         self._nodes.epoch = max(self._nodes.epoch, batch.epoch)
         batch.hold = self._leases.lease_of(batch)
-        size = len(columns.payloads) + len(columns.keys)
+        size = len(columns.payloads) + len(columns.keys) + len(columns.headers)
+        size += ROW_BYTES * len(batch)
         self._link.arrived(size, batch.lease_ms / 1000, self._nodes.clock.now_s())
         if self._link.due():
             self._to_send.set()
@@ -498,9 +502,7 @@ class Subscription:
             credit = self._inbox.grant()
             if credit or self._link.due():
                 window, received = self._link.size, self._link.tell()
-                request = pb.ConsumeRequest(
-                    credit=credit, window_bytes=window, received_bytes=received
-                )
+                request = pb.ConsumeRequest(credit=credit, window_bytes=window, received=received)
                 await write(stream, request)
 
     async def _guard(self, node: NodeChannel) -> None:

@@ -36,6 +36,7 @@ from timer.leader.groups.lease_table import (
     ENDING,
     FREE,
     RESERVE_AHEAD,
+    UNBOUNDED,
     ConsumerStream,
     Lease,
     LeaseTable,
@@ -73,7 +74,7 @@ class Order(Protocol):
     """Offsets to be reserved beyond those that were looked at: RESERVE_AHEAD, or more."""
 
     def next(self, clock_ms: UnixMs, queue: Queue, limit: int) -> tuple[ConsumerStream, U64] | None:
-        """Return up to `limit` free messages, of about a megabyte, and their consumer.
+        """Return up to `limit` free messages, of the consumer's `bytes_max`, and the consumer.
 
         None: no consumer has credit, no message is free, or the free ones are still being read from
         disk or have expired.
@@ -254,7 +255,12 @@ class Leases:
         if self.handing_over or limit <= 0 or len(self._table) >= self._leases_max:
             return None
         found = self._order.next(clock_ms, queue, limit)
-        return None if found is None else self._lease(*found, now_ms)
+        if found is None:
+            return None
+        consumer, offsets = found
+        if consumer.room < UNBOUNDED:
+            consumer.room -= queue.bytes_of(offsets)
+        return self._lease(consumer, offsets, now_ms)
 
     def _room(self, limit: int) -> int:
         """Return how many of `limit` messages max_in_flight still allows the group."""

@@ -34,6 +34,7 @@ DYING: Final = np.uint64((1 << 64) - 4)
 
 DELIVERY_BYTES: Final = 1 << 20
 """Most bytes of payloads, keys and headers in a delivery or a MOVE. A larger message goes alone."""
+UNBOUNDED: Final = 1 << 62
 RESERVE_AHEAD: Final = 4096
 """Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
 DEADLINES_MIN: Final = 1024
@@ -65,8 +66,8 @@ class ConsumerStream:
     """The consumer takes one lease and nothing after it."""
     paused: bool = False
     """The stream is full: the consumer gets nothing until it has drained."""
-    bytes_max: int = DELIVERY_BYTES
-    """Most bytes in a delivery to this consumer, at most DELIVERY_BYTES."""
+    room: int = UNBOUNDED
+    """Bytes of payloads, keys and headers that it may still get. The sink sets it anew."""
     one_by_one: bool = False
     """Each lease pauses the consumer; the sink resumes it when it has room for another."""
     silent: bool = False
@@ -75,6 +76,11 @@ class ConsumerStream:
     """In the order in which they were given."""
     number: int = 0
     """Order of joining, from 1."""
+
+    @property
+    def bytes_max(self) -> int:
+        """Most bytes in its next delivery."""
+        return min(self.room, DELIVERY_BYTES)
 
 
 @dataclass(slots=True)

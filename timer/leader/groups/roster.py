@@ -53,7 +53,7 @@ class Roster:
 
     def allowed(self, consumer: ConsumerStream) -> int:
         """Return how many messages a consumer may get now."""
-        if consumer.paused:
+        if consumer.paused or consumer.room <= 0:
             return 0
         if not consumer.silent:
             return consumer.credit
