@@ -175,9 +175,17 @@ dist: setup  ## wheels and source archives of timer-client and timer-cluster, in
 	rm -rf dist
 	$(BIN)/python -m tests.distributions build dist
 	$(BIN)/python -m tests.distributions try dist
+	$(SOURCES) >dist/.sources
 
-sbom: setup  ## the software bill of materials of a server, CycloneDX, into build/
-	[[ -x build/venvs/server/bin/timerd ]] || $(MAKE) --no-print-directory dist
+# The sums of all files that dist/ is made of. They also show a file that was removed.
+SOURCES := git ls-files -z $(filter-out bench tests,$(PACKAGES)) tests/distributions.py docs/python.md \
+  README.md LICENSE NOTICE pyproject.toml requirements.lock | xargs -0 sha256sum
+.PHONY: current-dist
+current-dist: setup
+	@[[ -x build/venvs/server/bin/timerd ]] && $(SOURCES) | cmp -s - dist/.sources || \
+	  $(MAKE) --no-print-directory dist
+
+sbom: current-dist  ## the software bill of materials of a server, CycloneDX, into build/
 	[[ -x $(VENV)/sbom/bin/cyclonedx-py ]] || { $(BIN)/python -m venv $(VENV)/sbom; \
 	  $(VENV)/sbom/bin/pip install --quiet 'cyclonedx-bom>=7,<8'; }
 	$(VENV)/sbom/bin/cyclonedx-py environment --output-reproducible --output-file build/sbom.json \
@@ -209,12 +217,10 @@ deploy-check: deploy-tools  ## Dockerfile, compose file, manifests, chart, alert
 	DEPLOY_CHECK=1 $(BIN)/pytest tests/deploy/test_manifests.py tests/deploy/test_container_files.py \
 	  tests/deploy/test_monitoring.py
 
-deploy-hosts: setup  ## docs/install.md, command by command, on three hosts in network namespaces; needs root
-	@[[ -n "$$(ls dist/*.whl 2>/dev/null)" ]] || $(MAKE) --no-print-directory dist
+deploy-hosts: current-dist  ## docs/install.md, command by command, on three hosts in network namespaces; needs root
 	$(BIN)/python -m tests.hosts build/hosts
 
-image: setup  ## the container image, by ENGINE: docker (default), podman or buildah
-	@[[ -n "$$(ls dist/*.whl 2>/dev/null)" ]] || $(MAKE) --no-print-directory dist
+image: current-dist  ## the container image, by ENGINE: docker (default), podman or buildah
 	$(or $(ENGINE),docker) build -f deploy/container/Dockerfile -t timer-cluster:$$(sed -nE \
 	  's/^__version__ = "(.*)"/\1/p' timerclient/__init__.py) $(ARGS) .
 

@@ -120,6 +120,51 @@ def test_both_distributions_have_one_version_and_locked_requirements() -> None:
     assert {re.split(r"[<>=]", each)[0] for each in requirements(CLIENT)["dependencies"]} <= names
 
 
+@pytest.mark.parametrize("target", ["image", "deploy-hosts", "sbom"])
+def test_targets_that_use_the_distributions_make_them_anew_if_a_source_changed(
+    tmp_path: Path, target: str
+) -> None:
+    shutil.copy2(ROOT / "Makefile", tmp_path)
+    sources = subprocess.run(
+        ["make", "--eval=print:; @echo '$(SOURCES)'", "print"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    named = [word for word in sources.stdout.split() if (ROOT / word).exists()]
+    assert {*SERVER.paths, *CLIENT.paths, "pyproject.toml"} <= {*named}
+    for each in named:
+        file = tmp_path / each / "__init__.py" if (ROOT / each).is_dir() else tmp_path / each
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("1")
+    for command in (["init", "--quiet"], ["add", "."]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    program = tmp_path / "venv/bin/python"
+    server = tmp_path / "build/venvs/server/bin/timerd"
+    for executable in (program, server, tmp_path / "venv/sbom/bin/cyclonedx-py"):
+        executable.parent.mkdir(parents=True)
+        executable.write_text('#!/bin/sh\n[ "$3" != build ] || { mkdir dist; echo >>built; }\n')
+        executable.chmod(0o755)
+    (tmp_path / "venv/.made-from-lock").touch()
+
+    def builds() -> int:
+        words = ("make", target, "VENV=venv", "ENGINE=true")
+        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+        return len((tmp_path / "built").read_text())
+
+    assert [builds(), builds()] == [1, 1]
+    (tmp_path / "timer/__init__.py").write_text("2")
+    assert [builds(), builds()] == [2, 2]
+    subprocess.run(
+        ["git", "rm", "--quiet", "--force", "chaos/__init__.py"], cwd=tmp_path, check=True
+    )
+    assert [builds(), builds()] == [3, 3]
+    (tmp_path / "pyproject.toml").write_text("2")
+    (tmp_path / "venv/.made-from-lock").touch()
+    assert [builds(), builds()] == [4, 4]
+
+
 def test_commands_that_the_page_runs_in_pods_ask_no_question() -> None:
     """`kubectl exec` gives a command no terminal, so a question would end it."""
     page = (ROOT / "docs/kubernetes.md").read_text()
