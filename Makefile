@@ -41,7 +41,7 @@ $(PROTOC) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) $(SERVICES)
 endef
 GENERATED := build/proto
 
-LOCK := $(VENV)/uv/bin/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 \
+LOCK := $(VENV)/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
   --generate-hashes --upgrade --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
 .PHONY: help setup check test test-long demo sim chaos chaos-short audit bench bench-audit bench-peers docs proto proto-lint proto-keep recipes lock dist sbom deploy-tools deploy-check deploy-hosts image fmt clean java
@@ -163,12 +163,13 @@ recipes: setup  ## the recipes of docs/recipes.md, with FastAPI, Django and Cele
 	  mv build/recipes.part build/recipes; }
 	PYTHONPATH=build/recipes $(BIN)/python -m pytest tests/timerfake/test_recipes.py $(ARGS)
 
-lock: setup  ## resolve the four locks anew from pyproject.toml
+lock: setup  ## resolve the five locks anew from pyproject.toml
 	@[[ -x $(VENV)/uv/bin/uv ]] || { $(BIN)/python -m venv $(VENV)/uv; $(VENV)/uv/bin/pip install --quiet uv; }
-	$(LOCK) --extra server --extra audit --extra dev -o requirements.lock
-	$(LOCK) -c requirements.lock --extra server -o deploy/requirements-server.lock
-	$(LOCK) -c requirements.lock --extra peers -o bench/peers/requirements.lock
-	$(LOCK) --extra docs -o docs/site/requirements.lock
+	$(LOCK) pyproject.toml --extra server --extra audit --extra dev -o requirements.lock
+	$(LOCK) pyproject.toml -c requirements.lock --extra server -o deploy/requirements-server.lock
+	$(LOCK) -c requirements.lock --group build -o deploy/requirements-build.lock
+	$(LOCK) pyproject.toml -c requirements.lock --extra peers -o bench/peers/requirements.lock
+	$(LOCK) pyproject.toml --extra docs -o docs/site/requirements.lock
 	@touch -r pyproject.toml $(STAMP)  # older than the lock: the next habit installs it
 
 dist: setup  ## wheels and source archives of timer-client and timer-cluster, into dist/, and tried

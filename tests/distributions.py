@@ -28,6 +28,7 @@ from deploy.local import LocalCluster
 ROOT: Final = Path(__file__).parent.parent
 STAGES: Final = ROOT / "build/distributions"
 VENVS: Final = ROOT / "build/venvs"
+BUILD_LOCK: Final = ROOT / "deploy/requirements-build.lock"
 SERVER_LOCK: Final = ROOT / "deploy/requirements-server.lock"
 BACKEND: Final = "from setuptools import build_meta as b; import sys; print(b.{step}(sys.argv[1]))"
 KEPT: Final = ("cluster", "replication", "timer", "timerclient")
@@ -170,7 +171,9 @@ def try_out(out: Path) -> None:
     pip = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet")
     with_client, with_server = (str(VENVS / each / "bin/python") for each in ("client", "server"))
     _run(with_client, *pip, str(client), cwd=out)
-    _run(with_server, *pip, "--no-deps", "--require-hashes", "-r", str(SERVER_LOCK), cwd=out)
+    locked = (*pip, "--no-deps", "--require-hashes", "--no-build-isolation", "-r")
+    _run(with_server, *locked, str(BUILD_LOCK), cwd=out)
+    _run(with_server, *locked, str(SERVER_LOCK), cwd=out)
     # By name: a path would be in the bill of materials that is made of this environment.
     names = [f"{each.name}=={project_version()}" for each in (CLIENT, SERVER)]
     _run(with_server, *pip, "--no-deps", "--no-index", "--find-links", ".", *names, cwd=out)

@@ -120,6 +120,18 @@ def test_both_distributions_have_one_version_and_locked_requirements() -> None:
     assert {re.split(r"[<>=]", each)[0] for each in requirements(CLIENT)["dependencies"]} <= names
 
 
+@pytest.mark.parametrize("page", ["deploy/container/Dockerfile", "docs/install.md"])
+def test_the_packages_of_a_server_are_built_with_a_locked_setuptools(page: str) -> None:
+    lock = locked("deploy/requirements-build.lock")
+    assert lock <= locked("requirements.lock")
+    assert {each.partition("==")[0] for each in lock} == {"setuptools"}
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    commands = re.findall(r"pip install ([^&\n]*) -r \S+/requirements-(\w+)\.lock", text)
+    assert [name for _, name in commands] == ["build", "server"]
+    assert all("--require-hashes" in options for options, _ in commands)
+    assert "--no-build-isolation" in commands[1][0]
+
+
 @pytest.mark.parametrize("target", ["image", "deploy-hosts", "sbom"])
 def test_targets_that_use_the_distributions_make_them_anew_if_a_source_changed(
     tmp_path: Path, target: str

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from chaos.suite.stage.network import Network
-from tests.distributions import SERVER_LOCK
+from tests.distributions import BUILD_LOCK, SERVER_LOCK
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs/install.md"
@@ -100,7 +100,7 @@ def main(folder: Path) -> None:
         shutil.rmtree(installed)
     for each in ("opt", "timer", "bin"):
         (folder / each).mkdir(parents=True, exist_ok=True)
-    for file in [*wheels, SERVER_LOCK]:
+    for file in [*wheels, BUILD_LOCK, SERVER_LOCK]:
         shutil.copy2(file, folder / "timer")
     shim = folder / "bin/systemctl"
     text = Path(__file__).with_name("systemctl.py").read_text()
