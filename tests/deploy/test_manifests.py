@@ -30,7 +30,9 @@ BUILT: Final = ROOT / "build/bin"
 BASE: Final = ROOT / "deploy/kubernetes/base"
 COMPONENT: Final = "components/backup"
 CHART: Final = ROOT / "deploy/helm/timer-cluster"
-HELM: Final = ("template", "timerd", str(CHART), "--namespace=timers", "--kube-version=1.31.0")
+HELM: Final = ("template", "--namespace=timers", "--kube-version=1.31.0")
+MONITORS: Final = "serviceMonitor.enabled=true,prometheusRule.enabled=true"
+BACKUPS: Final = "backup.enabled=true,backup.store=s3://timers"
 
 
 def call(tool: str, *words: str, stdin: str = "") -> str:
@@ -45,8 +47,8 @@ def call(tool: str, *words: str, stdin: str = "") -> str:
 
 
 @cache
-def chart(*words: str) -> dict[str, Any]:
-    return objects(call("helm", *HELM, *words))
+def chart(*words: str, release: str = "timerd") -> dict[str, Any]:
+    return objects(call("helm", *HELM, release, str(CHART), *words))
 
 
 def objects(manifests: str) -> dict[str, Any]:
@@ -85,8 +87,7 @@ def node_config(workload: Any, config: Any, pod: str) -> NodeConfig:
 @pytest.mark.parametrize(("folder", "tls"), [("monitored", "false"), ("secured", "true")])
 def test_kustomization_and_chart_are_the_same(folder: str, tls: str) -> None:
     built = call("kustomize", "build", str(ROOT / "deploy/kubernetes" / folder))
-    values = f"serviceMonitor.enabled=true,prometheusRule.enabled=true,tls.enabled={tls}"
-    charted = chart("--no-hooks", f"--set={values}")
+    charted = chart("--no-hooks", f"--set={MONITORS},tls.enabled={tls}")
     assert "PrometheusRule timerd" in charted
     assert comparable(charted) == comparable(objects(built))
 
@@ -345,8 +346,7 @@ def test_values_of_the_previous_chart_render() -> None:
     new = "backup", "updateStrategy", "httpNames", "maintenance", "tls.tokens"
     later = "serviceMonitor.labels", "prometheusRule.labels", "prometheusRule.repository"
     old = ",".join(f"{name}=null" for name in (*new, *later))
-    monitors = "serviceMonitor.enabled=true,prometheusRule.enabled=true"
-    assert len(chart(f"--set={old}", f"--set={monitors}")) > len(chart())
+    assert len(chart(f"--set={old}", f"--set={MONITORS}")) > len(chart())
     maintained = chart(f"--set={old}", "--set=maintenance=true")["StatefulSet timerd"]
     assert "initContainers" not in maintained["spec"]["template"]["spec"]
     with pytest.raises(AssertionError, match="--reset-then-reuse-values"):
@@ -362,6 +362,40 @@ def test_names_of_digits_are_strings() -> None:
         if "namespaceSelector" in source
     ]
     assert {"kubernetes.io/metadata.name": "1234"} in labels
+
+
+@pytest.mark.parametrize("release", ["on", "y", "e-1", 38 * "a"])
+def test_names_of_releases_are_strings(release: str) -> None:
+    for follow in ("true", "false"):
+        values = f"{MONITORS},tls.enabled=true,{BACKUPS},backup.follow={follow}"
+        rendered = chart(f"--set={values}", release=release)
+        assert {f"StatefulSet {release}", f"ServiceMonitor {release}"} <= {*rendered}
+
+
+@pytest.mark.parametrize(
+    ("release", "values"),
+    [("123", ""), ("1e3", ""), ("a.b", ""), (53 * "a", ""), (39 * "a", BACKUPS)],
+)
+def test_names_of_releases_that_no_object_may_have_are_refused(release: str, values: str) -> None:
+    with pytest.raises(AssertionError, match="name of the release"):
+        chart(f"--set={values}", release=release)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "networkPolicy.clientLabels.team",
+        "nodeSelector.pool",
+        "podAnnotations.a",
+        "serviceMonitor.labels.release",
+        "prometheusRule.labels.release",
+    ],
+)
+def test_labels_and_annotations_are_strings(name: str) -> None:
+    for value in ("1", "true"):
+        with pytest.raises(AssertionError, match="want string"):
+            chart(f"--set={name}={value}")
+        assert chart(f"--set={MONITORS}", f"--set-string={name}={value}")
 
 
 def test_chart_is_clean() -> None:

@@ -1,7 +1,7 @@
 {{/* Labels by which services, policies and the StatefulSet select the nodes. */}}
 {{- define "timerd.selector" -}}
 app.kubernetes.io/name: timer-cluster
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "timerd.labels" -}}
@@ -11,7 +11,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
 {{- define "timerd.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
 {{- end }}
 
 {{/* name=address of every node, as TIMERD_PEERS has it. */}}
@@ -73,7 +73,7 @@ capabilities: {drop: [ALL]}
 {{/* Labels by which the Deployment of the continuous backup selects its pod. */}}
 {{- define "timerd.followSelector" -}}
 app.kubernetes.io/name: timer-cluster-backup
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: follow
 {{- end }}
 
