@@ -21,6 +21,7 @@ import argparse
 import gc
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,7 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments[:1] == ["init"]:
             return init(arguments[1:])
-        return run(arguments)
+        with _ended_by_signals():
+            return run(arguments)
     except EngineError as error:
         print("timerd:", error, *getattr(error, "__notes__", ()), file=sys.stderr)  # noqa: T201
         return exit_code(error)
@@ -172,6 +174,21 @@ def run(argv: list[str]) -> int:
         from cluster.node import process
 
     return process.run(config, raft_lost=arguments.raft_lost, reload=load)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End the process with 0 at SIGTERM or SIGINT, until the node's loop handles them.
+
+    In a container the process may have pid 1. The kernel then drops a signal without a handler.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -5,6 +5,8 @@ import errno
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -84,6 +86,21 @@ class Exited(Exception):
     """The process would be gone now."""
 
 
+SENDER = """
+import os, signal, sys
+from cluster.node.timerd import main
+
+class Sender:
+    def find_spec(self, name, *_):
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+
+sys.meta_path.insert(0, Sender())
+sys.exit(main([]))
+"""
+"""A start that sends itself a signal while it imports a module."""
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     def start_again() -> None:
@@ -109,6 +126,20 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         f'data = "{tmp_path / "data"}"\n[peers]\nn1 = "127.0.0.1:1"\nn2 = "127.0.0.1:3"\n'
     )
     return run
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("module", ["cluster.settings.config", "cluster.node.process"])
+def test_signal_during_the_imports_ends_the_start(tmp_path: Path, module: str, number: str) -> None:
+    """With pid 1 a signal has an effect only if the process handles it."""
+    config = tmp_path / "n1.toml"
+    config.write_text(
+        f'name = "n1"\ncluster_id = "c"\ndata = "{tmp_path}"\n[peers]\nn1 = "127.0.0.1:1"\n'
+    )
+    command = [sys.executable, "-c", SENDER, number, module]
+    env = os.environ | {"TIMERD_CONFIG": str(config)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_node_with_a_snapshot_to_install_starts_again(run: Run) -> None:
