@@ -83,6 +83,15 @@ def test_page_of_settings_has_each_with_its_default_and_range() -> None:
         assert meaning, key
 
 
+def test_page_of_settings_names_those_of_a_single_node() -> None:
+    text = page("docs/settings.md").partition("## Names")[0]
+    same, _, others = text.partition("**Use the same settings on all nodes**")[2].partition(". ")
+    assert others
+    meanings = {key: cells[-1] for key, cells in rows(text.partition("## The node")[2]).items()}
+    own = re.compile("address to bind |(name|PEM file) of this node|directory used by this node ")
+    assert {*re.findall(r"`(\S+)`", same)} == {key for key in meanings if own.match(meanings[key])}
+
+
 def test_page_of_settings_has_the_rules_of_names() -> None:
     names = page("docs/settings.md").partition("## Names")[2]
     for pattern in (TOPIC_NAME, GROUP_NAME):
