@@ -398,6 +398,25 @@ def test_labels_and_annotations_are_strings(name: str) -> None:
         assert chart(f"--set={MONITORS}", f"--set-string={name}={value}")
 
 
+@pytest.mark.parametrize("size", ["2Gi", "2.5G", "2048Mi", "1Ti", "1T", "2147483648"])
+def test_volumes_have_room_for_more_than_the_reserve(size: str) -> None:
+    assert chart(f"--set-string=storage.size={size}")
+
+
+@pytest.mark.parametrize("size", ["1Gi", "1.9Gi", "1.5G", "2047Mi", "900M", "2147483647"])
+def test_volumes_of_the_size_of_the_reserve_are_refused(size: str) -> None:
+    with pytest.raises(AssertionError, match="reserve_bytes"):
+        chart(f"--set-string=storage.size={size}")
+    settings = f"--set=settings=[storage]\nreserve_bytes={256 << 20}"
+    assert chart(f"--set-string=storage.size={size}", settings)
+
+
+@pytest.mark.parametrize("size", ["20m", "20k", "20Ki", "1.2.3Gi", ".Gi"])
+def test_sizes_of_volumes_that_are_none_are_refused(size: str) -> None:
+    with pytest.raises(AssertionError, match="pattern"):
+        chart(f"--set-string=storage.size={size}")
+
+
 def test_chart_is_clean() -> None:
     call("helm", "lint", "--strict", str(CHART))
 
