@@ -417,6 +417,18 @@ def test_sizes_of_volumes_that_are_none_are_refused(size: str) -> None:
         chart(f"--set-string=storage.size={size}")
 
 
+@pytest.mark.parametrize("name", ["schedule", "verifySchedule"])
+def test_schedules_of_backups_have_five_fields_or_are_a_word(name: str) -> None:
+    for schedule in ("@hourly", "@every 90m", "*/5  0-6 * * 1"):
+        rendered = chart(f"--set={BACKUPS},backup.{name}={schedule}")
+        assert schedule in {
+            each["spec"]["schedule"] for each in rendered.values() if each["kind"] == "CronJob"
+        }
+    for schedule in ("* * * *", "0 7 * * * *", "every hour", "@"):
+        with pytest.raises(AssertionError, match="pattern"):
+            chart(f"--set={BACKUPS},backup.{name}={schedule}")
+
+
 def test_chart_is_clean() -> None:
     call("helm", "lint", "--strict", str(CHART))
 
