@@ -429,6 +429,14 @@ def test_schedules_of_backups_have_five_fields_or_are_a_word(name: str) -> None:
             chart(f"--set={BACKUPS},backup.{name}={schedule}")
 
 
+@pytest.mark.parametrize(
+    "settings", ["  insecure = true\n", "\n  a = 1\nb = 2\n", " a = 1\n\n\tb = 2\n"]
+)
+def test_settings_may_begin_with_an_indented_line(settings: str) -> None:
+    config = chart(f"--set=settings={settings}")["ConfigMap timerd-config"]
+    assert config["data"]["timerd.toml"] == settings
+
+
 def test_chart_is_clean() -> None:
     call("helm", "lint", "--strict", str(CHART))
 
