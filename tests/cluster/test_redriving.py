@@ -50,6 +50,7 @@ class Handing(Hosted):
         self.behind: Callable[[], object] = lambda: None
         """Called after a delivery, before its receiver continues."""
         self.log.topic(DEAD)
+        self.log.create_group(1, "g")
         self.log.create_group(2, dead_letters.GROUP)
         self.log.fire(START_MS)
         headers = Binary.of(

@@ -41,6 +41,29 @@ def test_forged_dead_letter_goes_nowhere(
     assert group(client, "letters", "dead-letters").unacked == 1
 
 
+def test_dead_letter_goes_back_only_while_its_group_exists_and_sends_its_letters_here(
+    cluster: FakeCluster, client: TimerClient
+) -> None:
+    dead = "orders.eu.ledger.dead"  # also the default name for group `eu.ledger` of `orders`
+    client.create_topic("orders")
+    client.create_group("orders.eu", "ledger", max_attempts=1)
+    client.schedule("orders.eu", b"real")
+    with client.consumer("orders.eu", "ledger") as consumer:
+        consumer.receive(1, timeout=5)[0].nack().result(5)
+    headers = {"dead-letter-topic": "orders", "dead-letter-group": "eu.ledger"}
+    client.schedule(dead, b"forged", headers=headers)
+    cluster.advance(60)
+    client.delete_group("orders.eu", "ledger")
+    assert client.redrive(dead).homeless == 2
+    cluster.advance(60)
+    client.create_group("orders.eu", "ledger", dead_letter_topic="graves")
+    assert client.redrive(dead).homeless == 2
+    cluster.advance(60)
+    client.alter_group("orders.eu", "ledger", dead_letter_topic="")
+    redriven = client.redrive(dead)
+    assert (redriven.topics, redriven.homeless) == ({"orders.eu": 1}, 1)
+
+
 def test_receive_holds_what_it_answers_and_nothing_else(
     cluster: FakeCluster, client: TimerClient
 ) -> None:

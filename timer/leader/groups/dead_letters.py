@@ -67,13 +67,14 @@ def topic_of(topic: str, group: str, wanted: str = "") -> str:
 
 
 def sends_to(source: Topic, group: str, letters: str) -> bool:
-    """Return whether the dead letters of a group of `source` go to the topic `letters`.
+    """Return whether `source` has the group, and its dead letters go to the topic `letters`.
 
-    The group's default name counts too: the group may have been deleted or altered since.
+    A name alone proves nothing: `a.b.c.dead` is the default of `c` of `a.b`, and of `b.c` of `a`.
     """
     there = source.groups.get(group)
-    wanted = there.settings.dead_letter_topic if there is not None else ""
-    return letters in (topic_of(source.name, group), topic_of(source.name, group, wanted))
+    if there is None:
+        return False
+    return letters == topic_of(source.name, group, there.settings.dead_letter_topic)
 
 
 def bury(  # noqa: PLR0913 -- the source of each header
