@@ -547,18 +547,19 @@ def _ports(
     lookup = TimerLookup(calls, timer_id.salt_of(basis.config.cluster_id))
     view, host, telemetry = planes.view, planes.host, basis.telemetry
     data = PageData(view, host, telemetry, lookup, mono_ms, basis.channels.channel)
-    peers = (*planes.control.handlers(), *planes.replica.handlers())
+    peers = (
+        *planes.control.handlers(),
+        *planes.replica.handlers(),
+        planes.snapshots.handler(),
+        leader_figures.handler_of(data.leader_figures),
+    )
     health = HealthService(planes.leads)
     servers = grpc_servers_of(
         basis.endpoints,
         basis.config.limits,
         services=services,
         health_service=health,
-        peers=(
-            *map(connections.of_nodes, peers),
-            planes.snapshots.handler(),
-            leader_figures.handler_of(data.leader_figures),
-        ),
+        peers=map(connections.of_nodes, peers),
     )
     config = basis.config
     ports = (config.http, *config.peers.values())

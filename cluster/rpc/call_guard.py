@@ -27,6 +27,7 @@ from cluster.rpc import grpc_errors
 from cluster.rpc.access_file import AccessFile, TokenFile
 from cluster.rpc.audit_log import AuditLog, shown
 from cluster.rpc.caller_usages import CallerUsages
+from cluster.rpc.connections import SHAPES
 from cluster.rpc.node_tls import caller_identity
 from cluster.rpc.rpc_caller import CALLER, METADATA, Caller
 from cluster.security.caller_limits import CallerLimits
@@ -55,7 +56,6 @@ SWEEP_S: Final = 2.0
 """Interval in which the certificates of open RPCs are compared with the clock."""
 AUTHORIZATION: Final = "authorization"
 """Metadata with a bearer token."""
-_SHAPES: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class Gate(Protocol):
@@ -317,7 +317,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
-        shape = next(each for each in _SHAPES if getattr(handler, each) is not None)
+        shape = next(each for each in SHAPES if getattr(handler, each) is not None)
         method = handler_call_details.method
         metadata = handler_call_details.invocation_metadata
         if isinstance(self._gate, TokenGate) and not self._gate.knows(metadata):

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ from cluster.rpc.request_bounds import size_of
 
 REQUEST_BYTES: Final = 512
 """Bytes on the wire beside a request itself, at most: headers and frames."""
+SHAPES: Final = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+"""Fields of gRPC's method handlers; one of them has the function that serves."""
 _RECEIVED: Final = struct.Struct("=128xQ")
 """`tcpi_bytes_received` of linux/tcp.h."""
 
@@ -46,7 +48,7 @@ class Connections:
         self._taken[context.peer()] += size_of(request) + REQUEST_BYTES
 
     def of_nodes(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
-        """Wrap the handler of the nodes' own streams, so that their connections are never ended."""
+        """Wrap a handler for other nodes, so that their connections are never ended."""
         return _Noting(handler, self._peers)
 
     async def end_heaviest(self, excess: int) -> list[tuple[str, int]]:
@@ -157,7 +159,7 @@ def grpc_address(address: tuple[Any, ...]) -> str:
 
 
 class _Noting(grpc.GenericRpcHandler):
-    """Adds the callers of another handler's streams to `peers`."""
+    """Adds the callers of another handler's methods, which are asynchronous, to `peers`."""
 
     def __init__(self, inner: grpc.GenericRpcHandler, peers: set[str]) -> None:
         self._inner, self._peers = inner, peers
@@ -165,12 +167,20 @@ class _Noting(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Return the handler of a method; see grpc.GenericRpcHandler."""
         handler: Any = self._inner.service(handler_call_details)
-        serve = handler.stream_stream if handler is not None else None
-        if not inspect.iscoroutinefunction(serve):
-            return handler
+        if handler is None:
+            return None
+        shape = next(each for each in SHAPES if getattr(handler, each) is not None)
+        serve = getattr(handler, shape)
 
-        async def noted(requests: Any, context: Any) -> None:
+        async def answer(request: Any, context: Any) -> Any:
             self._peers.add(context.peer())
-            await serve(requests, context)
+            return await serve(request, context)
 
-        return grpc.stream_stream_rpc_method_handler(noted)
+        async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            self._peers.add(context.peer())
+            async with contextlib.aclosing(serve(request, context)) as responses:
+                async for response in responses:
+                    yield response
+
+        noted = stream if inspect.isasyncgenfunction(serve) else answer
+        return handler._replace(**{shape: noted})

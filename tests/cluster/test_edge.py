@@ -332,27 +332,52 @@ async def test_unused_connections_of_a_port_that_is_nearly_full_end(
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         at, ended = listening.getsockname(), list[None]()
         connections = Connections({at[1]}, {})
-        guard = PortGuard(connections, 4, lambda: ended.append(None))
+        guard = PortGuard(connections, 32, lambda: ended.append(None))
 
         def connect() -> socket.socket:
             client = stack.enter_context(socket.create_connection(at, 10))
             stack.enter_context(listening.accept()[0])
             return client
 
-        used, *unused = [connect() for _ in range(3)]
+        used, *unused = [connect() for _ in range(29)]
         address = grpc_address(used.getsockname())
         connections.take(pb.GetTimerRequest(), SimpleNamespace(peer=lambda: address))  # type: ignore[arg-type]
         for _ in range(3):
             await guard.look()
         assert (ended, caplog.messages) == ([], []), "the port has room"
-        late = connect()
+        unused.append(connect())
         await guard.look()
         assert ended == [], "each has time for its first request"
-        unused.append(late)
+        late = connect()
         await guard.look()
-        assert [each.recv(1) for each in unused] == [b""] * 3
-        used.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            used.recv(1)
-    assert len(ended) == 3
-    assert [record.ended for record in caplog.records] == [0, 3]  # type: ignore[attr-defined]
+        assert [each.recv(1) for each in unused] == [b""] * 29
+        for each in (used, late):
+            each.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
+        await guard.look()  # the others are not closed here, so the port is still full
+        late.settimeout(10)
+        assert late.recv(1) == b""
+    assert len(ended) == 30, "each is counted once"
+    assert [record.ended for record in caplog.records] == [0, 29, 1]  # type: ignore[attr-defined]
+
+
+async def test_transfer_to_another_node_goes_on_while_the_port_is_full() -> None:
+    async def fetch(_: bytes, __: object) -> AsyncIterator[bytes]:
+        yield b"first"
+        for _look in range(2):
+            await guard.look()
+        yield b"last"
+
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    connections = Connections({port}, {})
+    guard = PortGuard(connections, 1)
+    method: Any = grpc.unary_stream_rpc_method_handler(fetch)
+    handler = grpc.method_handlers_generic_handler("timer.Snapshots", {"Fetch": method})
+    server.add_generic_rpc_handlers((connections.of_nodes(handler),))
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call: Any = channel.unary_stream("/timer.Snapshots/Fetch")
+        assert [part async for part in call(b"")] == [b"first", b"last"]
+    await server.stop(0)
