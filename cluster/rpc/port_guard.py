@@ -4,6 +4,8 @@ gRPC takes connections up to a limit, first come, first served. A denied call or
 connection open for ever. Without this guard one host could thus occupy a port, without any rights.
 
     port nearly full --> a connection without an accepted request at two looks in a row is ended
+
+Calls of gRPC's standard services, such as an open Watch of the health, do not count as requests.
 """
 
 import contextlib
