@@ -4,6 +4,7 @@ import array
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,8 @@ def test_batch_takes_delays_of_numpy_and_pandas_in_any_unit() -> None:
     delays = np.array([5_000_000_001, 7], "m8[ns]")
     for given in (delays, pd.Series(delays), delays.astype("m8[s]").astype("m8[ns]") + 1):
         assert list(batch([b"a", b"b"], delay=given).delay_ms) == [5_001, 1]
+    tensor = SimpleNamespace(dtype="torch.float32", tolist=lambda: [5.5, 1.0])  # has no `kind`
+    assert list(batch([b"a", b"b"], delay=tensor).delay_ms) == [5_500, 1_000]
 
 
 def test_batch_takes_one_due_time_for_all() -> None:

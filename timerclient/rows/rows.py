@@ -169,8 +169,9 @@ def moment(when: Mapping[str, Any], n: int | None = None) -> Moment:
 
 def _plain(name: str, values: Any) -> Any:
     """Return an array as a list of Python's values, and a scalar of numpy as one of them."""
-    plain, dtype = values.tolist(), getattr(values, "dtype", None)  # array.array has no dtype
-    if dtype is None or dtype.kind not in {"m", "M"}:
+    plain = values.tolist()
+    dtype: Any = getattr(values, "dtype", None)  # array.array has none, and torch's has no kind
+    if getattr(dtype, "kind", "") not in {"m", "M"}:
         return plain
     convert = partial(_plain_time, name, dtype.name)
     return list(map(convert, plain)) if isinstance(plain, list) else convert(plain)
