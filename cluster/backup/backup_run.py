@@ -201,6 +201,8 @@ class BackupRun:
         found = known.get((replica_id, part.path, part.size, part.crc32))
         if found is not None and there.get(found.name) == part.size:
             return found
+        if found is not None:  # a lost part gets its old name, which mends the earlier backups
+            return self._fetch_part(part, found.name)
         stem = part_name(replica_id, part.path, part.size, part.crc32)
         for name, size in unnamed.items():
             if size == part.size and name.startswith(stem):
@@ -208,8 +210,10 @@ class BackupRun:
                     digest = PartDigest.of(self._store.read(name))
                     if (digest.size, digest.crc32) == (part.size, part.crc32):
                         return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)
-        # A lost part gets its old name, which mends the earlier backups.
-        name = f"{stem}.{self._backup_id:016x}" if found is None else found.name
+        return self._fetch_part(part, f"{stem}.{self._backup_id:016x}")
+
+    def _fetch_part(self, part: pb.OpenBackupResponse.Part, name: str) -> StoredPart:
+        """Copy a part from the node into the store's file `name`; return it."""
         digest = PartDigest()
         self._store.put(name, self._checked(part, digest), part.size)
         return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)

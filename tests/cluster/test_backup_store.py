@@ -257,6 +257,17 @@ def test_part_of_a_cut_backup_is_read_before_it_is_trusted(
     assert damages_of(store) == (len(later.parts), [])
 
 
+def test_lost_part_gets_its_old_name_though_a_cut_backup_left_it_by_another(
+    node: OneNode, store: BackupStore, tmp_path: Path
+) -> None:
+    first = backed_up(node, store)
+    path = tmp_path / "store" / first.parts[-1].name
+    path.rename(path.with_suffix(".0"))
+    later = backed_up(node, store)
+    assert later.parts == first.parts
+    assert damages_of(store) == (len(first.parts), [])
+
+
 def test_parts_that_a_prune_deletes_during_a_verification_are_no_damage(
     node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
