@@ -144,6 +144,19 @@ def test_spilled_blocks_take_the_place_of_those_that_are_left(
     assert queue.pages.unspilled_size == 0
 
 
+def test_seek_to_a_time_finds_the_first_of_equal_times_and_nothing_below_the_begin() -> None:
+    queue = Queue()
+    for at, time_ms in enumerate((1_000, 1_000, 1_001)):
+        queue.append(rows_of([2 * at, 2 * at + 1]), {}, UnixMs(time_ms))
+    assert len(queue.blocks) == 3
+    times = [UnixMs(each) for each in (999, 1_000, 1_001, 1_002)]
+    assert [*map(queue.fired_from, times)] == [0, 0, 4, 6]
+    joined = BlockRows(rows_of([*range(6)]), {}, np.array([1_000] * 4 + [1_001] * 2))
+    queue.spilled(queue.unspilled(), [Block.of(QueueOffset(0), joined, SpillRef("f", 0, 6))])
+    queue.drop_below(QueueOffset(5))
+    assert [*map(queue.fired_from, times)] == [5, 5, 5, 6]
+
+
 def cold_queue(count: int) -> Queue:
     """Return a queue of `count` blocks of two messages, none of them in memory."""
     queue = Queue()
