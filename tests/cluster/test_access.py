@@ -22,7 +22,7 @@ from cluster.security.access_rules import (
     parse_rules,
 )
 from cluster.security.identities import CallerIdentity, IdentityKind
-from cluster.security.method_rules import CONTRACT_RULES, METHOD_RULES
+from cluster.security.method_rules import CONTRACT_RULES, METHOD_RULES, Repeat
 from timer.model.timer_errors import ConfigError, PermissionDeniedError
 from timer.model.units import MonoMs, Now, UnixMs
 from timerclient.proto import timer_pb2 as pb
@@ -235,3 +235,36 @@ def test_each_method_has_a_line() -> None:
         for method in service.methods:
             request = getattr(pb, method.input_type.name)()
             list(METHOD_RULES[f"/{service.full_name}/{method.name}"].targets(request))
+
+
+PROPERTIES = {
+    "look_up": "CountTimers DescribePolicies GetSeries GetTimer ListSeries ListTimers ListTopics"
+    " Peek ReadMessages",
+    "each_answered": "ScheduleStream",
+    "paced": "Consume",
+    "is_step": "FetchBackup TraceHops",
+    "is_polled": "FetchLog",
+    "here": "BeginVerification CloseBackup DrainNode DumpStacks FetchBackup FetchLog GetCheckpoint"
+    " GetStatus GetVerification ListMembers OpenBackup ReloadFiles SetLogLevel TraceHops"
+    " TransferLeadership",
+    "at_once": "Ack ChangeMembers Extend Nack Receive",
+    "while_memory_is_high": "Ack Cancel ChangeMembers CloseBackup Consume DeleteGroup DeleteTopic"
+    " DrainNode DumpStacks Extend GetCheckpoint GetStatus ListMembers Nack ReloadFiles SetLogLevel"
+    " TransferLeadership",
+}
+REPEATS = {
+    Repeat.SAFE: "Ack CreateGroup CreateTopic Extend Nack Receive RedriveLetters RegisterProducer"
+    " UnregisterProducer",
+    Repeat.READ: "CloseBackup CountTimers DescribePolicies DumpStacks FetchBackup FetchLog"
+    " GetCheckpoint GetSeries GetStatus GetTimer GetVerification ListMembers ListProducers"
+    " ListSeries ListTimers ListTopics OpenBackup Peek ReadMessages TellStory",
+}
+
+
+def test_each_property_has_its_methods() -> None:
+    for name, methods in PROPERTIES.items():
+        found = {method for method, rule in CONTRACT_RULES.items() if getattr(rule, name)}
+        assert found == {*methods.split()}, name
+    for repeat, methods in REPEATS.items():
+        found = {method for method, rule in CONTRACT_RULES.items() if rule.repeat is repeat}
+        assert found == {*methods.split()}, repeat

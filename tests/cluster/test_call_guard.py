@@ -5,13 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
 from cluster.rpc.call_guard import CallGuard
 from tests.waiting import until
-from timer.model.timer_errors import PermissionDeniedError
+from timer.model.timer_errors import CallerLimitError, EngineError, PermissionDeniedError
 
 METHOD = "/timer.v1.ConsumeService/Consume"
 CHUNK = b"x" * (1 << 20)
@@ -96,6 +97,16 @@ async def test_stream_blocked_in_a_write_ends_with_the_reason() -> None:
         deny(guard)
         assert await end_of(call) == (grpc.StatusCode.PERMISSION_DENIED, "a new rule")
         assert not guard._open
+
+
+@pytest.mark.parametrize("error", [PermissionDeniedError("no rule"), CallerLimitError("", "", 1)])
+def test_denied_call_has_a_line_in_the_audit_log_if_below_the_limit(error: EngineError) -> None:
+    gate, audit, context, access = Mock(), Mock(), Mock(), Mock(on_change=[])
+    context.auth_context.return_value = {}
+    gate.admit.side_effect = error
+    with pytest.raises(type(error)):
+        CallGuard(gate, access, audit)._admit(METHOD, context)
+    assert audit.denied.called == isinstance(error, PermissionDeniedError)
 
 
 @pytest.mark.parametrize("steps", range(6))

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import AsyncMock, patch
+from unittest.mock import AsyncMock, Mock, patch
 
 import grpc
 import pytest
@@ -16,7 +16,7 @@ from cluster.api.owners import CreationLimits, owned_token
 from cluster.node.ports import PacedReflection
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.caller_usages import PACE_S_MAX, CallerUsages
-from cluster.rpc.rpc_caller import CALLER, Caller
+from cluster.rpc.rpc_caller import CALLER, Caller, check_request, keep_pace
 from cluster.security.access_rules import parse_rules
 from cluster.security.caller_limits import CallerLimits, CallerUsage
 from cluster.security.identities import CallerIdentity, IdentityKind
@@ -32,7 +32,9 @@ from timer.model.timer_errors import (
 )
 from timer.model.units import MonoMs, Now, ProducerId, UnixMs
 from timer.state.producers import Producers
+from timerclient.proto import timer_pb2 as pb
 
+CONSUME = "/timer.v1.ConsumeService/Consume"
 CREATE = "/timer.v1.AdminService/CreateTopic"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 REGISTER = "/timer.v1.TimerService/RegisterProducer"
@@ -105,6 +107,17 @@ async def test_requests_of_reflection_are_counted(tmp_path: Path) -> None:
         assert len([each async for each in answers]) == 2_500
     CALLER.reset(token)
     pauses.assert_awaited_with(PACE_S_MAX)
+
+
+async def test_request_of_a_paced_stream_is_counted_once() -> None:
+    usages, identity = Mock(pace_s=Mock(return_value=0.0)), CallerIdentity(IdentityKind.CLIENT, "a")
+    rules, request = parse_rules(BEGIN), pb.ConsumeRequest()
+    token = CALLER.set(Caller(identity, CONSUME, METHOD_RULES[CONSUME], lambda: rules, "", usages))
+    await keep_pace(request)
+    check_request(request)
+    CALLER.reset(token)
+    usages.pace_s.assert_called_once_with(identity, request)
+    usages.charge.assert_not_called()
 
 
 class Registering:
