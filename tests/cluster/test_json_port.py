@@ -8,7 +8,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, cast
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, Mock, patch
 
 import aiohttp
 import pytest
@@ -264,14 +264,14 @@ async def test_stream_has_any_number_of_lines(monkeypatch: pytest.MonkeyPatch) -
 async def test_compressed_body_is_expanded_in_pieces_up_to_its_limit(path: str) -> None:
     media = NDJSON if path.endswith("stream") else {"Content-Type": "application/json"}
     raw = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    many = gzip.compress(b" " * json_bodies.SMALL_BYTES_MAX) * 200
+    many = gzip.compress(b" " * json_bodies.SMALL_BYTES_MAX * 200)
     api = HttpApi(cast("LocalCalls", Calls()), OWN, secure=False)
     pages = Mock(routes=api.routes, close=AsyncMock())
     server = HttpServer("127.0.0.1:0", Mock(), CollectorRegistry(), pages)
     url = f"http://127.0.0.1:{await server.start()}{path}"
     async with asyncio.timeout(30), aiohttp.ClientSession() as session:
         for coding, body, where in (
-            ("gzip", gzip.compress(b'{"delay": "x"') + gzip.compress(b"}"), "delay"),
+            ("gzip", gzip.compress(b'{"delay": "x"}'), "delay"),
             ("Deflate", zlib.compress(b'{"delay": "x"}'), "delay"),
             ("deflate", raw.compress(b'{"delay": "x"}') + raw.flush(), "delay"),
             ("gzip", gzip.compress(b'{"delay": "x"}')[:-9], "ends early"),
@@ -281,6 +281,18 @@ async def test_compressed_body_is_expanded_in_pieces_up_to_its_limit(path: str) 
             async with session.post(url, data=body, headers=headers) as answer:
                 assert where in await answer.text(), (coding, where)
     await server.stop()
+
+
+async def test_each_piece_of_a_compressed_body_takes_its_turn_in_all_members_of_gzip() -> None:
+    size = json_bodies.PIECE_BYTES
+    body = gzip.compress(bytes(3 * size)) + gzip.compress(b"the end")
+    content = Mock(readany=AsyncMock(side_effect=[body, b""]))
+    reader = json_bodies.BodyReader(Mock(content=content, headers={"Content-Encoding": "gzip"}))
+    turns = AsyncMock(side_effect=[None] * 10)  # an endless loop would fill the memory
+    with patch("cluster.rpc.json_bodies.asyncio.sleep", turns):
+        pieces = [await reader.next_piece() for _ in range(5)]
+    assert pieces == [bytes(size)] * 3 + [b"the end", b""]
+    assert turns.await_count >= 4
 
 
 async def test_silent_client_and_large_lines_end_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
