@@ -74,13 +74,18 @@ def test_node_that_came_back_has_the_entry_that_all_others_dropped(
     assert [part.last for part in stored(store).parts] == [20]
 
 
-def test_stop_ships_the_last_entries(tmp_path: Path, store: BackupStore) -> None:
+def test_stop_waits_for_a_leader_and_ships_the_last_entries(
+    tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
+    shipper = Shipper(node, store, patience_s=1.0)
     shipper.step()
     assert shipper.shipper._running is not None
     shipper.shipper._running.exception()
     node.applied = node.committed = 20
+    node.serving = False
+    elected = Mock(sleep=lambda _: setattr(node, "serving", True))
+    monkeypatch.setattr(log_shipper, "time", elected)
     shipper.shipper.stop()
     shipper.shipper.run()
     assert shipper.done == [10], "complete meanwhile"

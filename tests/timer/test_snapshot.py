@@ -1,6 +1,7 @@
 """Snapshots: one state, received whole, and installed even if installs are cut short."""
 
 import copy
+import errno
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -334,6 +335,9 @@ def test_directories_that_a_file_system_makes_in_a_state_stay(tmp_path: Path) ->
         disk.make_dir(each)
     remove_unnamed(disk, state)
     assert (state / manifest.NAME).exists()
+    failed = DiskFailedError("remove", errno=errno.EIO)
+    with mock.patch.object(RealDisk, "remove", side_effect=failed), pytest.raises(DiskFailedError):
+        remove_files(disk, state)
     remove_files(disk, state)
     assert {*files(disk, state)} == {*made}
 

@@ -18,6 +18,7 @@ from timerclient.cli.cli_check import (
     findings_of_votes,
     worst,
 )
+from timerclient.cli.cli_nodes import too_old
 from timerclient.proto import timer_pb2 as pb
 
 DAY_MS = 86_400_000
@@ -181,6 +182,8 @@ def test_a_node_too_old_for_the_feature_level_is_named_and_gets_no_vote(
         ]
         out = ctl("members")[1]
         assert (note in out, "to give it a vote" in out) == (is_named, not is_named)
+    old.reachable = False  # so its level is not known
+    assert not too_old(status)
 
 
 def test_nodes_at_different_checkpoints_are_not_compared() -> None:
