@@ -57,10 +57,7 @@ def test_dead_letter_goes_back_only_while_its_group_exists_and_sends_its_letters
     assert client.redrive(dead).homeless == 2
     cluster.advance(60)
     client.create_group("orders.eu", "ledger", dead_letter_topic="graves")
-    assert client.redrive(dead).homeless == 2
-    cluster.advance(60)
-    client.alter_group("orders.eu", "ledger", dead_letter_topic="")
-    redriven = client.redrive(dead)
+    redriven = client.redrive(dead)  # the default is the group's own, whatever its present setting
     assert (redriven.topics, redriven.homeless) == ({"orders.eu": 1}, 1)
 
 
