@@ -84,8 +84,9 @@ class OperatorCommands:
         finds all others drained.
         """
         others = await ask_all(self._view.peers(), status_of)
-        if not any(node.reachable and not node.drained for node in others):
-            limit = "can't be drained: each other node is drained, or does not answer"
+        voters = [node for node in others if self._view.is_voter(node.name)]
+        if not any(node.reachable and not node.drained for node in voters):
+            limit = "can't be drained: each other voter is drained, or does not answer"
             raise InvalidRequestError("node", self._view.name, limit)
         return self._view.leader_name() == self._view.name and await self.transfer("")
 

@@ -68,9 +68,22 @@ def test_last_node_that_can_lead_is_not_drained(cluster: Running, client: TimerC
     others = cluster.followers()
     for name in others:
         client.drain_node(name)
-    with pytest.raises(InvalidRequest, match="each other node is drained"):
+    with pytest.raises(InvalidRequest, match="each other voter is drained"):
         client.drain_node(leader)
     assert cluster.wait_for_leader() == leader
     wait_for_drained(client, *others)
     for name in cluster.nodes:
         client.drain_node(name, undo=True)
+
+
+def test_learner_can_not_lead_in_place_of_a_drained_node(
+    cluster: Running, client: TimerClient
+) -> None:
+    leader = cluster.wait_for_leader()
+    drained, learner = cluster.followers()
+    client.change_members("remove", learner)
+    until(lambda: any(n.role == "learner" for n in client.status().nodes if n.name == learner))
+    client.drain_node(drained)
+    with pytest.raises(InvalidRequest, match="each other voter is drained"):
+        client.drain_node(leader)
+    assert cluster.wait_for_leader() == leader

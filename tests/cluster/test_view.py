@@ -461,6 +461,7 @@ class Drained:
 
         monkeypatch.setattr(operator_commands, "ask_all", answers)
         monkeypatch.setattr(self.node._view, "leader_name", lambda: "n1")
+        monkeypatch.setattr(self.node._view, "is_voter", lambda _: True)
         monkeypatch.setattr(self.node, "transfer", transfer)
 
     async def begin(self, holder: str) -> "asyncio.Task[bool]":
@@ -530,7 +531,7 @@ async def test_nodes_that_are_drained_at_the_same_time_do_not_all_stay_drained(
 
     seen: list[bool] = []
     monkeypatch.setattr(operator_commands, "ask_all", drained_meanwhile)
-    with pytest.raises(InvalidRequestError, match="each other node is drained"):
+    with pytest.raises(InvalidRequestError, match="each other voter is drained"):
         await world.node.drain(undo=False)
     assert seen == [True]  # the others, which ask now, find this node drained
     assert not world.node.drained
