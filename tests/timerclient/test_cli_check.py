@@ -18,7 +18,7 @@ from timerclient.cli.cli_check import (
     findings_of_votes,
     worst,
 )
-from timerclient.cli.cli_nodes import too_old
+from timerclient.cli.cli_nodes import rejects_new_timers, too_old
 from timerclient.proto import timer_pb2 as pb
 
 DAY_MS = 86_400_000
@@ -36,14 +36,21 @@ def cluster() -> tuple[list[pb.NodeStatus], list[pb.NodeCheckpoint]]:
             epoch=4,
             disk_free_bytes=10 << 30,
             disk_reserve_bytes=1 << 30,
+            replica_id=number,
         )
-        for name in ("n1", "n2", "n3")
+        for number, name in enumerate(("n1", "n2", "n3"), 1)
     ]
     checkpoints = [
         pb.NodeCheckpoint(node=each.name, reachable=True, digest="aa", checkpoint_index=7)
         for each in nodes
     ]
     return nodes, checkpoints
+
+
+def voters(*numbers: int) -> pb.ListMembersResponse:
+    """Answer with the voters n1, n2, ... of these replica ids."""
+    rows = [pb.Member(name=f"n{number}", replica_id=number, voter=True) for number in numbers]
+    return pb.ListMembersResponse(members=rows)
 
 
 def low(nodes: list[pb.NodeStatus], reserves: float = 0.5) -> int:
@@ -62,7 +69,7 @@ def judged(change: Change) -> list[Finding]:
     change(nodes, checkpoints)
     status = pb.GetStatusResponse(cluster_id="c", epoch=4, leader="n1", nodes=nodes)
     checkpoint = pb.GetCheckpointResponse(nodes=checkpoints)
-    return [*findings_of_nodes(status, checkpoint, 100)]
+    return [*findings_of_nodes(status, voters(1, 2, 3), checkpoint, 100)]
 
 
 def test_a_healthy_cluster_is_ok() -> None:
@@ -135,7 +142,8 @@ def test_status_says_that_new_timers_are_rejected(
 ) -> None:
     nodes, _ = cluster()
     answer = pb.GetStatusResponse(cluster_id="c", epoch=4, leader="n1", nodes=nodes)
-    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(status=answer))
+    answers = {"status": answer, "members": voters(1, 2, 3)}
+    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(**answers))
     assert "rejected" not in ctl("status")[1]
     low(nodes[:1], 1)
     answer.nodes[0].CopyFrom(nodes[0])
@@ -145,11 +153,19 @@ def test_status_says_that_new_timers_are_rejected(
     assert json.loads(ctl("status", "-o", "json")[1])["rejects_new_timers"]
 
 
+def test_nodes_without_votes_do_not_let_new_timers_be_rejected() -> None:
+    nodes, _ = cluster()
+    low(nodes[1:2])
+    nodes += [pb.NodeStatus(name=name) for name in ("n4", "n5")]
+    status = pb.GetStatusResponse(leader="n1", nodes=nodes)
+    assert not rejects_new_timers(status, voters(1, 2, 3))
+    assert rejects_new_timers(status, voters(1, 2, 3, 4, 5))
+
+
 def test_a_node_without_a_vote_is_a_warning() -> None:
     nodes = [pb.NodeStatus(name=f"n{i}", replica_id=i, reachable=True) for i in (1, 2, 3)]
-    voters = [pb.Member(name=f"n{i}", replica_id=i, voter=True) for i in (1, 2)]
     other = [pb.Member(name="n3", replica_id=9, voter=True), pb.Member(name="n3", replica_id=3)]
-    members = pb.ListMembersResponse(members=[*voters, *other])
+    members = pb.ListMembersResponse(members=[*voters(1, 2).members, *other])
     [found] = findings_of_votes(pb.GetStatusResponse(nodes=nodes), members)
     assert (found.check, found.of, found.level) == ("votes", "n3", Level.WARNING)
     nodes[2].reachable = False

@@ -83,9 +83,12 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 def findings_of_nodes(
-    status: pb.GetStatusResponse, checkpoint: pb.GetCheckpointResponse, behind_max: int
+    status: pb.GetStatusResponse,
+    members: pb.ListMembersResponse,
+    checkpoint: pb.GetCheckpointResponse,
+    behind_max: int,
 ) -> Iterator[Finding]:
-    """Yield what a status and the checkpoints show. `behind_max`: log entries."""
+    """Yield what a status, the voters and the checkpoints show. `behind_max`: log entries."""
     trouble = trouble_of_leader(status)
     leads = trouble or f"{status.leader} leads epoch {status.epoch}"
     yield Finding("leader", "", Level.CRITICAL if trouble else Level.OK, leads)
@@ -104,7 +107,7 @@ def findings_of_nodes(
     old, feature_level = too_old(status), max(1, status.feature_level)
     text = "; ".join(old.values()) or f"feature level {feature_level}"
     yield Finding("level", "", Level.WARNING if old else Level.OK, text, feature_level)
-    rejects = rejects_new_timers(status)
+    rejects = rejects_new_timers(status, members)
     for node in there:
         yield _of_disk(node, rejects=rejects)
         if node.tls_not_after_ms:
@@ -264,9 +267,10 @@ class CheckCommands(Commands):
     def _findings(self, args: argparse.Namespace) -> Iterator[Finding]:
         try:
             with self._connect(args) as client:
-                status = client.status()
-                yield from findings_of_nodes(status, client.checkpoint(), args.behind)
-                yield from findings_of_votes(status, client.members())
+                status, members = client.status(), client.members()
+                checkpoint = client.checkpoint()
+                yield from findings_of_nodes(status, members, checkpoint, args.behind)
+                yield from findings_of_votes(status, members)
                 for name in args.topic:
                     try:
                         topic = client.describe_topic(name)

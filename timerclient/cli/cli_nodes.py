@@ -94,12 +94,13 @@ def _trouble(status: pb.GetStatusResponse) -> str:
     return "" if named.serving else f"{status.leader} leads and does not serve yet"
 
 
-def rejects_new_timers(status: pb.GetStatusResponse) -> bool:
+def rejects_new_timers(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> bool:
     """Return whether the leader rejects new timers, because its disk or those of others are low."""
-    voters = {node.name for node in status.nodes if node.role != "learner"}
-    low = {node.name for node in status.nodes if node.disk_low}
-    out = voters & (low | {node.name for node in status.nodes if not node.reachable})
-    return status.leader in low or (bool(low & voters) and 2 * len(voters - out) <= len(voters))
+    voters = {member.replica_id for member in members.members if member.voter}
+    low = {node.replica_id for node in status.nodes if node.disk_low}
+    room = {node.replica_id for node in status.nodes if node.reachable} - low
+    leader_low = any(node.disk_low for node in status.nodes if node.name == status.leader)
+    return leader_low or (bool(low & voters) and 2 * len(room & voters) <= len(voters))
 
 
 def why_low(node: pb.NodeStatus) -> str:
@@ -214,6 +215,9 @@ class NodeCommands(Commands):
         """Show the nodes, the leader and the counters."""
         with self._connect(args) as client:
             status = client.status()
+            trouble = trouble_of_leader(status)
+            low = not trouble and any(node.disk_low for node in status.nodes)
+            rejects = low and rejects_new_timers(status, client.members())
         rows = [
             (
                 *(n.name, n.address, n.role, _serving(n), n.epoch, n.log_end, n.commit_index),
@@ -225,14 +229,12 @@ class NodeCommands(Commands):
             else (n.name, n.address, *[None] * (len(_STATUS) - 3), why_absent(n))
             for n in status.nodes
         ]
-        trouble = trouble_of_leader(status)
         head = (
             f"cluster {status.cluster_id or '-'}  epoch {status.epoch or '-'}  "
             f"leader {'none' if trouble else status.leader}  "
             f"controller {status.controller or 'none'}"
         )
         head += _versions(status)
-        rejects = not trouble and rejects_new_timers(status)
         head += f"\nthe cluster does not serve: {trouble}" if trouble else ""
         head += "\nnew timers are rejected: disks have too little room" if rejects else ""
         table = cli_args.table(args, _STATUS, rows, _STATUS_WIDE)
