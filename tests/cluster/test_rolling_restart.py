@@ -121,6 +121,8 @@ def test_each_trouble_stops_a_restart() -> None:
         members.members.add(name="n4", role="learner", lag_entries=LAG_MAX + 1)
 
     assert trouble(removed) == trouble(added) == ""
+    added(*(grown := healthy()))
+    assert order_of(grown[0]) == ["n4", "n1", "n3", "n2"]
     removed(status, members)
     sequence = RestartSequence(cast("Any", Answers(status, members)), print, print, 0.0)
     with pytest.raises(RestartError, match="before the restart of n4: n4 does not answer"):

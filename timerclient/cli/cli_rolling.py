@@ -2,7 +2,7 @@
 
     healthy? --no--> refuse
        |yes
-    next node: followers first, the leader last
+    next node: learners first, then followers, the leader last
        --> drained --> the operator's command
        --> the node has a new process, serves and has caught up --> next
            (a learner: has a new process)
@@ -96,9 +96,14 @@ def drained_beside(status: pb.GetStatusResponse, mine: str) -> Iterator[str]:
 
 
 def order_of(status: pb.GetStatusResponse) -> list[str]:
-    """Return the names of the nodes in the order of their restarts: the leader is the last."""
-    names = [node.name for node in status.nodes if node.reachable]
-    return sorted(names, key=lambda name: (name == status.leader, name))
+    """Return the names of the nodes in the order of their restarts.
+
+    Learners come first: nodes that have restarted may not have them in `peers` any more. The leader
+    is the last.
+    """
+    nodes = [node for node in status.nodes if node.reachable]
+    nodes.sort(key=lambda node: (node.name == status.leader, node.role != "learner", node.name))
+    return [node.name for node in nodes]
 
 
 class RestartError(TimerError):
