@@ -162,6 +162,18 @@ def test_nodes_without_votes_do_not_let_new_timers_be_rejected() -> None:
     assert rejects_new_timers(status, voters(1, 2, 3, 4, 5))
 
 
+def test_a_silent_node_in_peers_without_a_vote_is_named() -> None:
+    nodes, _ = cluster()
+    nodes.append(pb.NodeStatus(name="n4", error="refused"))
+    status = pb.GetStatusResponse(nodes=nodes)
+    [found] = findings_of_votes(status, voters(1, 2, 3))
+    assert (found.check, found.of, found.level) == ("votes", "n4", Level.CRITICAL)
+    status.nodes.add(name="n5", reachable=True, replica_id=5)
+    [found] = findings_of_votes(status, voters(1, 2, 3, 5))
+    assert (found.of, found.level) == ("n4", Level.WARNING)
+    assert not [*findings_of_votes(status, voters(1, 2, 3, 4, 5))]
+
+
 def test_a_node_without_a_vote_is_a_warning() -> None:
     nodes = [pb.NodeStatus(name=f"n{i}", replica_id=i, reachable=True) for i in (1, 2, 3)]
     other = [pb.Member(name="n3", replica_id=9, voter=True), pb.Member(name="n3", replica_id=3)]

@@ -42,7 +42,8 @@ EXIT_CODES_OF_CHECK: Final = """\
 exit codes, as of a Nagios plug-in:
   0  ok
   1  warning: the cluster serves, and the loss of one more node or disk may end that
-  2  critical: the cluster, or a topic, does not do its work; or the command line is wrong
+  2  critical: the cluster, or a topic, does not do its work, or lost nodes without votes in `peers`
+     leave no spare node; or the command line is wrong
   3  unknown: the check itself failed
 """
 BEHIND: Final = 10_000
@@ -130,12 +131,23 @@ def findings_of_nodes(
 def findings_of_votes(
     status: pb.GetStatusResponse, members: pb.ListMembersResponse
 ) -> Iterator[Finding]:
-    """Yield the nodes that answer and have no vote: learners, and replicas of another log."""
+    """Yield the nodes without a vote: learners, replicas of another log, and nodes removed.
+
+    The controller needs a majority of `peers`, voters or not. So a node without a vote that does
+    not answer is critical if one more loss leaves no such majority.
+    """
     voters = {each.replica_id for each in members.members if each.voter}
+    names = {each.name for each in members.members if each.voter}  # empty: of an unknown one
+    spare = sum(node.reachable for node in status.nodes) - (len(status.nodes) // 2 + 1)
     for node in status.nodes:
         if node.reachable and node.replica_id not in voters:
             text = f"a {node.role} without a vote; {HOW_TO_VOTE}"
             yield Finding("votes", node.name, Level.WARNING, text)
+        elif not node.reachable and names.isdisjoint((node.name, "")):
+            text = "in peers, no vote, does not answer: start it, or remove it from peers"
+            text += "" if spare > 0 else "; with one more lost, no leader can be appointed"
+            level = Level.WARNING if spare > 0 else Level.CRITICAL
+            yield Finding("votes", node.name, level, text)
 
 
 def _absent(node: pb.NodeStatus) -> str:
