@@ -9,6 +9,7 @@ from timerclient.cli.cli_trace import (
     CALLS_MAX,
     NodeStamps,
     Span,
+    _calls,
     _own_boot_id,
     _stamps_of,
     hops_of,
@@ -16,6 +17,7 @@ from timerclient.cli.cli_trace import (
 )
 from timerclient.cli.timerctl import main
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values.errors import Unreachable
 
 LEADER = NodeStamps(
     "n1",
@@ -85,6 +87,33 @@ def _stamp_ns(ahead_ns: int, boot_id: bytes) -> int:
     [(hop, index, at_ns)] = found.stamps
     assert (found.node, hop, index) == ("n2", "SENT", 7)
     return 0 if began_ns <= at_ns <= time.monotonic_ns() else at_ns - answered_ns
+
+
+@pytest.mark.parametrize("failure", [None, Unreachable("no answer")])
+def test_an_interrupted_call_cancels_its_timer_or_names_it(
+    failure: Exception | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduled, cancelled = list[str](), list[str]()
+
+    class Client:
+        def schedule(self, topic: str, payload: bytes, *, delay: object, key: str) -> None:
+            del topic, payload, delay
+            scheduled.append(key)
+            raise KeyboardInterrupt
+
+        def cancel(self, *, topic: str, key: str) -> None:
+            assert topic == "probe"
+            cancelled.append(key)
+            if failure is not None:
+                raise failure
+
+    with pytest.raises(KeyboardInterrupt):
+        _calls(cast("Any", Client()), "probe", 2)
+    assert len(scheduled) == 1
+    assert cancelled == scheduled
+    remedy = f"timerctl cancel --topic probe --key {scheduled[0]}\n"
+    told = capsys.readouterr().err
+    assert told.endswith(remedy) if failure else not told
 
 
 @pytest.mark.parametrize("calls", [0, CALLS_MAX + 1])

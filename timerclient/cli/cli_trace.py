@@ -11,7 +11,10 @@ round trip shows to within half of its own length.
 from __future__ import annotations
 
 import argparse
+import secrets
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -21,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from timerclient.cli import cli_args
 from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_errors import OK
-from timerclient.values.errors import InvalidRequest, Unavailable
+from timerclient.values.errors import InvalidRequest, NotFound, TimerError, Unavailable
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
@@ -165,16 +168,35 @@ class TraceCommands(Commands):
 
 
 def _calls(client: TimerClient, topic: str, count: int) -> tuple[list[Span], list[Span]]:
-    """Schedule and cancel timers one by one; return the spans of both kinds of calls."""
+    """Schedule and cancel timers one by one; return the spans of both kinds of calls.
+
+    An interrupted call leaves no timer, or stderr names its key.
+    """
     scheduled, cancelled = [], []
     for _ in range(count):
+        key = f"trace-{secrets.token_hex(16)}"
         began_ns = time.monotonic_ns()
-        timer = client.schedule(topic, b"trace", delay=DELAY)
-        between_ns = time.monotonic_ns()
-        client.cancel(timer)
+        try:
+            timer = client.schedule(topic, b"trace", delay=DELAY, key=key)
+            between_ns = time.monotonic_ns()
+            client.cancel(timer)
+        except BaseException:
+            _cancel_left(client, topic, key)
+            raise
         scheduled.append(Span(began_ns, between_ns))
         cancelled.append(Span(between_ns, time.monotonic_ns()))
     return scheduled, cancelled
+
+
+def _cancel_left(client: TimerClient, topic: str, key: str) -> None:
+    """Cancel the timer that an interrupted call may have scheduled, or name it on stderr."""
+    try:
+        client.cancel(topic=topic, key=key)
+    except NotFound:
+        pass
+    except (TimerError, KeyboardInterrupt):
+        remedy = shlex.join(["timerctl", "cancel", "--topic", topic, "--key", key])
+        sys.stderr.write(f"a timer may be left, which fires in an hour: {remedy}\n")
 
 
 def _stamps_of(client: TimerClient, name: str) -> NodeStamps:
