@@ -155,7 +155,7 @@ def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
         return
     learners = [name for name in cluster.nodes if _role(cluster, name) == "learner"]
     for name in learners:
-        print(f"\n{name} has no vote. If it lost its disk: timerctl members replace {name}")
+        print(f"\n{name} has no vote; see timerctl members")
     if args.add_context is not None:
         print(f"\nthe current context is {args.add_context}")
         return

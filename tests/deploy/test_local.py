@@ -280,6 +280,10 @@ def test_commands_up_status_down(
     assert "n1" in up
     assert "does not answer" in up  # the fake has no gRPC
     assert run("up", "--nodes", "1") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(local_commands, "_role", lambda *_: "learner")
+        assert run("up") == 0
+    assert "n1 has no vote; see timerctl members\n" in capsys.readouterr().out
     for other in (("--nodes", "5"), ("--base-port", "65000")):
         capsys.readouterr()
         assert run("up", *other) == 2
