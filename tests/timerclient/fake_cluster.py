@@ -551,13 +551,13 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
             await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
         return pb.TransferLeadershipResponse(unchanged=request.target == "n1")
 
-    async def ListMembers(self, request: Any, context: Any) -> Any:  # noqa: N802
-        del request, context
+    async def ListMembers(self, _: Any, __: Any) -> Any:  # noqa: N802
         added = self.cluster.changes[-1:] == [(pb.ChangeMembersRequest.CHANGE_ADD, "n4")]
         rows = [
             pb.Member(name=name, replica_id=number, voter=name != "n4" or added, role="follower")
             for number, name in enumerate(("n1", "n2", "n3", "n4"), 1)
         ]
+        rows[3].role = "follower" if added else "learner"
         rows[3].lag_entries = self.cluster.lags.pop(0) if added and self.cluster.lags else 0
         return pb.ListMembersResponse(epoch=3, leader="n1", members=rows)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.timerclient.conftest import Answering, Ctl
-from timerclient.cli import timerctl
+from timerclient.cli import cli_nodes, timerctl
 from timerclient.cli.cli_check import (
     Finding,
     Level,
@@ -212,6 +212,24 @@ def test_a_node_too_old_for_the_feature_level_is_named_and_gets_no_vote(
         assert (note in out, "to give it a vote" in out) == (is_named, not is_named)
     old.reachable = False  # so its level is not known
     assert not too_old(status)
+
+
+def test_a_removed_node_is_shown_as_the_learner_that_it_becomes(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def removed(role: str) -> pb.ListMembersResponse:
+        return pb.ListMembersResponse(members=[pb.Member(name="n3", replica_id=3, role=role)])
+
+    class Client(Answering):
+        def change_members(self, change: str, name: str) -> pb.ListMembersResponse:
+            assert (change, name) == ("remove", "n3")
+            return removed("follower")  # before it has applied its removal
+
+    answers = {"members": removed("learner"), "status": pb.GetStatusResponse()}
+    monkeypatch.setattr(timerctl, "_client", lambda _: Client(**answers))
+    monkeypatch.setattr(cli_nodes, "POLL_S", 0)
+    code, out, err = ctl("members", "remove", "n3", "--yes")
+    assert (code, err, "members add n3" in out) == (0, "", True)
 
 
 def test_nodes_at_different_checkpoints_are_not_compared() -> None:

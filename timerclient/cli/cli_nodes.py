@@ -393,7 +393,8 @@ class NodeCommands(Commands):
         with self._connect(args) as client:
             members = client.change_members(args.change, args.node)
             until_s = time.monotonic() + args.timeout.total_seconds()
-            while late := args.change != "remove" and not _has_caught_up(members, args.node):
+            is_done = _is_learner if args.change == "remove" else _has_caught_up
+            while late := not is_done(members, args.node):
                 if time.monotonic() > until_s:
                     break
                 time.sleep(POLL_S)
@@ -401,7 +402,8 @@ class NodeCommands(Commands):
                     members = client.members()
             self._show(args, members, client.status())
         if late:
-            sys.stderr.write(f"{args.node} votes, and has not caught up yet: timerctl members\n")
+            state = "has no vote" if args.change == "remove" else "votes"
+            sys.stderr.write(f"{args.node} {state}, and has not caught up yet: timerctl members\n")
         return OK
 
     def _show(
@@ -445,6 +447,12 @@ def _has_caught_up(members: pb.ListMembersResponse, name: str) -> bool:
         for each in members.members
         if each.name == name
     )
+
+
+def _is_learner(members: pb.ListMembersResponse, name: str) -> bool:
+    """Return whether a node is a learner, or does not answer."""
+    answers = (each for each in members.members if each.name == name)
+    return all(each.role in ("learner", "unreachable") for each in answers)
 
 
 def _notes(node: pb.NodeStatus) -> Iterator[str]:
