@@ -11,11 +11,9 @@ commands. They need the extra `server`.
 import argparse
 import functools
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -172,31 +170,12 @@ def with_extra(run: Run) -> Run:
     @functools.wraps(run)
     def checked(args: argparse.Namespace) -> int:
         try:
-            with _sigterm_exits():
+            with cli_args.sigterm_exits():
                 return run(args)
         except ModuleNotFoundError as missing:
             raise UsageError(why_missing(missing, "server")) from None
 
     return checked
-
-
-@contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """Let the first SIGTERM raise SystemExit in the block. A second one ends the process at once.
-
-    Raises:
-        SystemExit: SIGTERM arrived. Its status is that of a process that the signal ended.
-    """
-
-    def leave(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---- backup

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 
 from tests.cluster.load import loaded
 from tests.cluster.running import Running, until
-from timerclient.cli import timerctl
+from timerclient.cli import cli_rolling, timerctl
 from timerclient.cli.cli_args import UsageError
 from timerclient.cli.cli_rolling import (
     LAG_MAX,
@@ -191,6 +191,30 @@ def test_drain_is_repeated_while_the_cluster_elects_a_controller() -> None:
     sequence = RestartSequence(cast("Any", client), client.restarted, print, 60.0)
     sequence.run(["n1"])
     assert client.drains == [("n1", False), ("n1", False)]
+
+
+def test_interrupted_command_names_the_node_and_the_time_to_resume_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Client(Answers):
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    def interrupted(name: str) -> None:
+        assert name == "n1"
+        raise KeyboardInterrupt
+
+    client = Client(*healthy())
+    monkeypatch.setattr(timerctl, "_client", lambda _: client)
+    monkeypatch.setattr(cli_rolling, "command_of", lambda *_: interrupted)
+    assert timerctl.main(["rolling-restart", "--yes", "--restart-with", "x {node}"]) == 130
+    told = capsys.readouterr().err
+    assert "n1 may be down\n" in told
+    assert "repeat the command with --since 2" in told
+    assert client.drains == [("n1", False), ("n1", True)]
 
 
 def test_learner_that_was_restarted_is_not_said_to_have_caught_up() -> None:

@@ -4,8 +4,10 @@ import argparse
 import itertools
 import re
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn
@@ -454,3 +456,22 @@ def when_of(args: argparse.Namespace) -> "DueTime":
         "due": args.due,
         "due_ms": args.due_ms,
     }
+
+
+@contextmanager
+def sigterm_exits() -> Iterator[None]:
+    """Let the first SIGTERM raise SystemExit in the block. A second one ends the process at once.
+
+    Raises:
+        SystemExit: SIGTERM arrived. Its status is that of a process that the signal ended.
+    """
+
+    def leave(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -148,8 +148,12 @@ class RestartSequence:
             self._drain(name)
             self.tell(f"{name}: restart")
             began_s = time.monotonic()
-            self.restart(name)
-            self._wait_restarted(name, began_s)
+            try:
+                self.restart(name)
+                self._wait_restarted(name, began_s)
+            except (KeyboardInterrupt, SystemExit):
+                self.tell(f"{name} may be down")
+                raise
         except BaseException:
             with suppress(TimerError):
                 self.client.drain_node(name, undo=True, by=self._holder)
@@ -311,8 +315,9 @@ class RollingCommands(Commands):
                 return FAILED
             rolling = RestartSequence(client, restart, _tell, limit_s)
             try:
-                rolling.run(names)
-            except TimerError:
+                with cli_args.sigterm_exits():
+                    rolling.run(names)
+            except BaseException:  # also Ctrl-C and SIGTERM
                 since = (args.since or began).isoformat(timespec="milliseconds")
                 _tell(f"stopped; to resume, repeat the command with --since {since}")
                 raise
