@@ -106,9 +106,10 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="DURATION",
         type=cli_args.duration,
-        default=timedelta(minutes=2),
+        default=argparse.SUPPRESS,
         help="time for each call of the cluster, its repetitions included; default: 2m",
     )
+    parser.set_defaults(usual_timeout=timedelta(minutes=2))
 
 
 def _count(text: str) -> int:
@@ -211,7 +212,13 @@ def taken(args: argparse.Namespace, store: "BackupStore") -> "Catalogue":
     apply_context(args)
     patience_s = args.timeout.total_seconds()
     with TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args)) as client:
-        return BackupRun(client, store, node=args.node, patience_s=patience_s).take()
+        run = BackupRun(client, store, node=args.node, patience_s=patience_s, told=_tell)
+        return run.take()
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"timerctl: {text}\n")
+    sys.stderr.flush()
 
 
 def store_of(args: argparse.Namespace) -> "BackupStore":

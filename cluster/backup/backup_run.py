@@ -88,12 +88,13 @@ class BackupRun:
         node: str = "",
         patience_s: float = 60,
         stopped: Callable[[], bool] = lambda: False,
+        told: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`node`: that sends its state; empty: chosen. `patience_s`: time for each call.
 
-        `stopped`: returns whether to give up.
+        `stopped`: returns whether to give up. `told`: takes the reason of the first wait.
         """
-        self._stopped = stopped
+        self._stopped, self._told, self._waited = stopped, told, False
         self._client, self._store = client, store
         self._node, self._patience_s = node, patience_s
         self._backup_id = secrets.randbits(64) or 1
@@ -270,9 +271,12 @@ class BackupRun:
                 raise BackupError("the backup was stopped; the next one continues it")
             try:
                 return call()
-            except Unavailable:
+            except Unavailable as error:
                 if time.monotonic() > until_s:
                     raise
+                if not self._waited:
+                    self._told(f"waiting, up to {self._patience_s:g} s: {error}")
+                    self._waited = True
                 time.sleep(PAUSE_S)
 
 

@@ -50,6 +50,7 @@ from timer.recovery.engine import Engine
 from timer.recovery.rows_at_rest import pending_rows
 from timer.recovery.snapshot_source import PINNED_MS, take
 from timerclient.cli.timerctl import main as timerctl
+from timerclient.cli.timerctl import make_parser
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import InvalidRequest, NotFound, Unavailable
@@ -116,6 +117,32 @@ def store(tmp_path: Path) -> BackupStore:
 def backed_up(node: OneNode, store: BackupStore) -> Catalogue:
     node.fetched = 0
     return BackupRun(cast("TimerClient", node), store, patience_s=0).take()
+
+
+def test_wait_for_a_leader_is_told_once(
+    node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    looks = iter([False, False, True])
+    node.serving = False
+
+    def again(_: float) -> None:
+        node.serving = next(looks)
+
+    monkeypatch.setattr(time, "sleep", again)
+    BackupRun(cast("TimerClient", node), store, patience_s=60, told=told.append).take()
+    [line] = told
+    assert line.startswith("waiting, up to 60 s: no serving leader answers")
+
+
+@pytest.mark.parametrize("command", ["backup", "export"])
+def test_timeout_before_the_command_counts(command: str) -> None:
+    def timeout_s(*words: str) -> float:
+        return float(make_parser().parse_args([*words, "--into", "d"]).timeout.total_seconds())
+
+    assert timeout_s("--timeout", "3s", command) == 3
+    assert timeout_s("--timeout", "3s", command, "--timeout", "4s") == 4
+    assert timeout_s(command) == 120
 
 
 def plan_of(found: Catalogue, **changes: Any) -> RestorePlan:

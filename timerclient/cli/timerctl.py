@@ -212,6 +212,15 @@ class MainParser(Parser):
             self._has_plugins = True
             add_plugins(self.commands)
 
+    def parse_known_args(  # type: ignore[override]  # its overloads
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse; without --timeout the timeout is the command's `usual_timeout`."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if found.timeout is None:
+            found.timeout = found.usual_timeout
+        return found, unknown
+
     def format_help(self) -> str:
         """Return the help with the commands of other packages."""
         self.load_plugins()
@@ -241,6 +250,7 @@ def own_parser() -> MainParser:
     )
     parser.add_argument("--version", action="version", version=f"timerctl {__version__}")
     _add_common(parser, inner=False)
+    parser.set_defaults(usual_timeout=timedelta(seconds=10))
     parser.commands = parser.add_subparsers(
         title="commands", metavar="COMMAND", required=True, parser_class=LateParser
     )
@@ -285,7 +295,7 @@ def _add_common(parser: argparse.ArgumentParser, *, inner: bool, absent: str = "
         "--timeout",
         metavar="DURATION",
         type=duration,
-        default=default or timedelta(seconds=10),
+        default=default,
         help="time of one request, failovers included; default: 10s",
     )
 
