@@ -146,12 +146,12 @@ def test_timeout_before_the_command_counts(command: str) -> None:
 
 
 def plan_of(found: Catalogue, **changes: Any) -> RestorePlan:
-    usual = {"cluster_id": "c", "voters": ("a", "b", "c"), "restore_id": "r"}
+    usual = {"cluster_id": "c", "voters": ("a", "b", "state"), "restore_id": "r"}
     return RestorePlan(catalogue=found, **usual | changes)
 
 
-def restored(store: BackupStore, found: Catalogue, target: Path, **changes: Any) -> dict[str, Path]:
-    plan = plan_of(found, **changes)
+def restored(store: BackupStore, found: Catalogue, target: Path) -> dict[str, Path]:
+    plan = plan_of(found)
     places = {name: target / name for name in plan.voters}
     restore(store, plan, places, target, START_MS)
     return places
@@ -166,7 +166,7 @@ def test_restored_directories_hold_the_state_and_a_log_of_new_voters(
     found = backed_up(node, store)
     assert found.manifest_version == manifest.VERSION_OF_LEVEL_1 + level - 1
     places = restored(store, found, tmp_path / "new")
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a", "b", "c"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a", "b", "state"]
     old = engine_on(DISK, node.state)
     voters = set[ReplicaId]()
     for name, place in places.items():
@@ -187,16 +187,6 @@ def test_restored_directories_hold_the_state_and_a_log_of_new_voters(
     assert voters == {*plan_of(found).replicas.values()}
     assert voters.isdisjoint(old.machine.voters)
     assert voters.isdisjoint(plan_of(found, restore_id="s").replicas.values())
-
-
-def test_nodes_of_a_restore_may_be_named_as_the_parts_of_a_directory(
-    node: OneNode, store: BackupStore, tmp_path: Path
-) -> None:
-    names = ("state", "log", "promise")
-    places = restored(store, backed_up(node, store), tmp_path / "new", voters=names)
-    assert {name: read_identity(DISK, place).name for name, place in places.items()} == {
-        name: name for name in names
-    }
 
 
 def test_nodes_without_a_leader_give_no_backup_as_they_may_lack_acknowledged_timers(
@@ -417,7 +407,7 @@ def test_damaged_or_foreign_catalogues_and_targets_in_use_are_refused(
     with pytest.raises(BackupError, match=r"is not empty \(a\); .* the rest may be incomplete"):
         restored(store, found, target)
     (target / "a").rmdir()
-    assert restored(store, found, target).keys() == {"a", "b", "c"}
+    assert restored(store, found, target).keys() == {"a", "b", "state"}
 
     other = OneNode.status(node)
     other.cluster_id = "d"
@@ -501,7 +491,7 @@ def test_restore_that_fails_while_it_moves_directories_leaves_none(
         monkeypatch.setattr(Path, "rename", rename)
         assert {path.name for path in tmp_path.glob("new/*")} == kept
     assert target.exists()
-    assert restored(store, found, target).keys() == {"a", "b", "c"}
+    assert restored(store, found, target).keys() == {"a", "b", "state"}
 
 
 @pytest.mark.parametrize("gone", [False, True])
@@ -518,7 +508,7 @@ def test_restore_that_fails_removes_only_its_own_files_and_refuses_another_meanw
     def failing(*_: object) -> None:
         with pytest.raises(BackupError, match=f"{STAGE} is in use by process {os.getpid()}"):
             restored(store, found, target)
-        assert (target / STAGE / "c" / "identity.json").exists(), "the other one removed nothing"
+        assert (target / STAGE / "state" / "identity.json").exists(), "it removed nothing"
         (target / "a").mkdir()  # of another program
         if gone:
             shutil.rmtree(target)
