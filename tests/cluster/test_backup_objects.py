@@ -50,7 +50,7 @@ def test_backups_in_a_bucket_are_incremental_verified_restored_and_pruned(
     assert 0 < second.sent_bytes < second.size
     assert read_catalogues(store) == [first, second]
     assert damages_of(store) == (len({*first.parts, *second.parts}), [])
-    assert {*restored(store, first, tmp_path / "new")} == {"a", "b", "c"}
+    assert {*restored(store, first, tmp_path / "new")} == {"a", "b", "state"}
     assert prune(store, 1).backups == [first.backup]
     assert damages_of(store) == (len(second.parts), [])
     store.delete(second.parts[0].name)
@@ -80,7 +80,7 @@ def test_backup_that_is_interrupted_leaves_the_parts_of_another_one(
     assert read_catalogues(store) == done
     assert damages_of(store) == (len(complete.parts), [])
     assert {*store.sizes("parts")} == {part.name for part in complete.parts}
-    assert {*restored(store, complete, tmp_path / "new")} == {"a", "b", "c"}
+    assert {*restored(store, complete, tmp_path / "new")} == {"a", "b", "state"}
 
 
 def test_object_of_many_pieces_is_whole_or_absent(server: str) -> None:
