@@ -440,6 +440,7 @@ class _Stream:
         self._on_way_bytes -= sum(came)
         if self._consumer is not None and (came or request.window_bytes):
             self._limit(self._consumer)
+            self._consumer.paused |= self._consumer.room <= 0  # the window may be smaller now
             self._resume()
 
     def _limit(self, consumer: ConsumerStream) -> None:
@@ -567,6 +568,7 @@ class _Stream:
         del self._on_way[len(self._on_way) - len(lost) :]
         self._received -= len(dropped) - len(lost)
         self._on_way_bytes -= sum(lost)
+        self._limit(self._consumer)
         counts = [each.messages for each in dropped if each.lease > self._credit_ended]
         self._consumer.credit += sum(counts)
         self._consumer.paused = True

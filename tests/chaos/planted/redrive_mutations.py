@@ -39,13 +39,8 @@ def _last_is_lost(self: Machine, op: Move, group: Group | None) -> MoveApplied:
 
 def _to_the_others(*args: Any) -> list[Move]:
     """Redrive letters to a topic that is not their first one."""
-    goes, names = args[-1], ("a", "b", "n/b")
-    moves = _redrive(*args)
-    others = [[name for name in names if name != move.to and goes(name)] for move in moves]
-    return [
-        replace(move, to=other[0]) if other else move
-        for move, other in zip(moves, others, strict=True)
-    ]
+    others = {"a": "b", "b": "n/b", "n/b": "a"}
+    return [replace(move, to=others[move.to]) for move in _redrive(*args)]
 
 
 class _Elsewhere:
