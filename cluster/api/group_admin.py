@@ -242,8 +242,8 @@ class GroupDesk:
     async def redrive(self, topic: str, messages: int) -> pb.RedriveResponse:
         """Send up to `messages` dead letters back to their topics; committed on return.
 
-        Letters stay if the caller may not produce to their topic, or if the group in their headers
-        sends its dead letters elsewhere: headers are client input.
+        Letters stay if the caller may not produce to their topic, or if it has no group of their
+        headers with this dead-letter topic, set or default: clients can forge headers.
         If some could not be sent, the answer has the reason and the number of those sent.
 
         Args:

@@ -42,8 +42,8 @@ EXIT_CODES_OF_CHECK: Final = """\
 exit codes, as of a Nagios plug-in:
   0  ok
   1  warning: the cluster serves, and the loss of one more node or disk may end that
-  2  critical: the cluster, or a topic, does not do its work, or lost nodes without votes in `peers`
-     leave no spare node; or the command line is wrong
+  2  critical: the cluster, or a topic, does not do its work; or a node of `peers` without a vote
+     does not answer, and one more loss leaves no majority of `peers`; or the command line is wrong
   3  unknown: the check itself failed
 """
 BEHIND: Final = 10_000

@@ -38,9 +38,9 @@ INTERRUPTED: Final = 130
 EXIT_MEANINGS: Final = {
     OK: "done",
     FAILED: "rejected or failed; certainly without effect",
-    USAGE: "the command line, a value in it, or the file of contexts is wrong. The cluster may find"
-    " that, too. Or a confirmation is needed, without `--yes` and without a terminal. Or standard"
-    " output is closed: nothing is done",
+    USAGE: "the command line, a value in it or the file of contexts is wrong, or the cluster"
+    " rejects a value; a confirmation is needed, without `--yes` and without a terminal; or"
+    " standard output is closed. Nothing is done",
     UNREACHABLE: "the cluster can't be reached, or no leader serves; or the store of backups can't"
     " be used",
     UNKNOWN: "the outcome is unknown: the command may have taken effect; or its output can't be"

@@ -402,8 +402,10 @@ class NodeCommands(Commands):
                     members = client.members()
             self._show(args, members, client.status())
         if late:
-            state = "has no vote" if args.change == "remove" else "votes"
-            sys.stderr.write(f"{args.node} {state}, and has not caught up yet: timerctl members\n")
+            state = "votes, and has not caught up yet"
+            if args.change == "remove":
+                state = "has no vote, and is not a learner yet: do not stop it"
+            sys.stderr.write(f"{args.node} {state}; see timerctl members\n")
         return OK
 
     def _show(

@@ -2319,12 +2319,13 @@ class ConsumeRequest(_message.Message):
     leaving: _builtins.bool
     """deliver nothing more; the answer follows the deliveries made before"""
     window_bytes: _builtins.int
-    """Beside any kind. A lease runs while its delivery is on its way, so a client behind a slow link
-    limits the bytes that are on their way to it, and reports its deliveries at least by half windows.
-    about so many, or one message. 0: as before; at first there is no limit
+    """With any kind, for clients behind slow links. The leader sends at most about `window_bytes`, or one
+    message, ahead of `received`. A message counts 64 bytes beside its payload, key and headers. Report
+    when half a window has come.
+    0: unchanged; no limit if it was never set
     """
     received: _builtins.int
-    """number of all deliveries that came on this stream; 0: as before"""
+    """number of all deliveries received on this stream; 0: unchanged"""
     @_builtins.property
     def open(self) -> Global___OpenConsumer: ...
     @_builtins.property
@@ -4170,7 +4171,7 @@ class RedriveResponse(_message.Message):
     """dead letters that remain"""
     homeless: _builtins.int
     """Letters left in place: their headers name no existing topic, one that the caller may not produce
-    to, or a group whose dead letters do not go to `topic`.
+    to, or no group of it with `topic` as its dead-letter topic, set or default.
     """
     @_builtins.property
     def error(self) -> Global___Error:

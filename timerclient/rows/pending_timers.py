@@ -133,7 +133,7 @@ class Redriven(Changed):
     """Topic -> letters that went back to it."""
     homeless: int = 0
     """Letters that stay, because their headers name no existing topic to which you may produce, or
-    no group whose dead letters go to their topic."""
+    no group with this dead-letter topic, set or default."""
     leased: int = 0
     """Letters of your choice that stay, because a consumer has them."""
 

@@ -18,7 +18,7 @@ TRAVEL: Final = 1 / 4
 LINK_BYTES_MIN: Final = 64 << 10
 LINK_BYTES_MAX: Final = 16 << 20
 TOLD_AFTER: Final = 1 / 4
-"""Fraction of a window after whose arrival the leader is told."""
+"""Fraction of a window: when so many bytes have come, the client reports them."""
 
 
 class WorkPace:
@@ -143,8 +143,8 @@ class LinkWindow:
     """Bytes that may be on their way on one stream.
 
     A lease runs while its delivery waits for a slow link. So the window has as many bytes as come
-    in a quarter of a lease, at the rate of the last window. It at most doubles each time. After a
-    pause of the messages it is small again.
+    in a quarter of a lease, at the rate of the last window. It at most doubles each time. A pause
+    between messages counts as time of the link, so it makes the window small.
     """
 
     def __init__(self, now_s: float) -> None:

@@ -623,7 +623,7 @@ class Serving:
         """Move dead letters, which are in memory, back to the topics that they came from.
 
         Returns the MOVE ops; `done` gets each MoveApplied. `offsets` ascend. Letters stay if their
-        headers name no existing, `permitted` topic, or a group whose letters do not come here.
+        headers name no existing, `permitted` topic, or no group that `sends_to` allows.
 
         Raises:
             EngineError: the leadership or the group is gone, or a topic is being deleted.
