@@ -160,7 +160,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             self._host, leader, group, self._desk, self._salt, ids, self.outboxes, peer, self.hooks
         )
         stream.takes_rows = opening.rows
-        stream.bounded(first)
+        stream.note_window(first)
         stream.join(opening.consumer, opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
         return stream
@@ -431,8 +431,8 @@ class _Stream:
         self._consumer = consumer
         self._host.kick()
 
-    def bounded(self, request: pb.ConsumeRequest) -> None:
-        """Note how many bytes the client has received, and how many may be on their way."""
+    def note_window(self, request: pb.ConsumeRequest) -> None:
+        """Note the client's window in bytes, and the number of deliveries that it has received."""
         self._window = request.window_bytes or self._window
         came = self._on_way[: max(0, request.received - self._received)]
         del self._on_way[: len(came)]
@@ -476,7 +476,7 @@ class _Stream:
                     break
                 kind = request.WhichOneof("kind")
                 self._heard()
-                self.bounded(request)
+                self.note_window(request)
                 if kind == "credit":
                     self.credit(request.credit)
                 elif kind in ("ack", "nack", "extend"):

@@ -194,7 +194,7 @@ async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_
     stream = stream_of(consumer, credit=lambda _, __, messages: looks.append(messages))
     for number in (1, 2):
         stream._deliver(delivery(number))
-    stream.bounded(pb.ConsumeRequest(window_bytes=6))
+    stream.note_window(pb.ConsumeRequest(window_bytes=6))
     assert await stream.next() is not None
     stream._want_no_more()  # the credit of lease 2 is over
     for number in (3, 4):
@@ -210,9 +210,9 @@ async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_
     consumer.room = 0  # the leader counts more bytes: it has no message ready for the rest
     stream._deliver(delivery(5))
     assert (consumer.room, looks) == (1, [0, 0])
-    stream.bounded(pb.ConsumeRequest(window_bytes=4))
+    stream.note_window(pb.ConsumeRequest(window_bytes=4))
     for received, room, asked in ((1, -1, 2), (2, 4, 3)):  # of deliveries 1 and 5
-        stream.bounded(pb.ConsumeRequest(received=received))
+        stream.note_window(pb.ConsumeRequest(received=received))
         assert (consumer.room, len(looks)) == (room, asked)
 
 

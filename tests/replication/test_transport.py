@@ -177,6 +177,18 @@ async def serving(greet: Any) -> tuple[grpc.aio.Server, int]:
     return server, at
 
 
+def greeting(port: TcpPort, take: Callable[[bytes], bool], beside: Callable[[bytes], Any]) -> Any:
+    """Return a peer with a TCP port. `take`: gets what comes there; `beside`: one gRPC message."""
+
+    async def greet(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+        await anext(messages)
+        yield hello(tcp_port=port.port, tcp_key=port.expect(take).key)
+        beside(await anext(messages))
+        await asyncio.Event().wait()
+
+    return greet
+
+
 async def connected(_: str, at: int, protocol: Callable[[], asyncio.Protocol]) -> None:
     await asyncio.get_running_loop().create_connection(protocol, "127.0.0.1", at)
 
@@ -238,13 +250,7 @@ async def test_message_that_overtakes_goes_beside_the_connection_that_is_full() 
         over_tcp.append(data)
         return True
 
-    async def greet(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
-        await anext(messages)
-        yield hello(tcp_port=port.port, tcp_key=port.expect(take).key)
-        beside.append(await anext(messages))
-        await asyncio.Event().wait()
-
-    server, at = await serving(greet)
+    server, at = await serving(greeting(port, take, beside.append))
     link = Link(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{at}"), TcpEnds(None, connected))
     link.transport.start()
     await until(lambda: bool(link.ups))
@@ -267,12 +273,7 @@ async def test_large_message_has_more_time_on_a_slow_link(monkeypatch: pytest.Mo
         sizes.append(len(data))
         return True
 
-    async def greet(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
-        await anext(messages)
-        yield hello(tcp_port=port.port, tcp_key=port.expect(take).key)
-        await asyncio.Event().wait()
-
-    server, at = await serving(greet)
+    server, at = await serving(greeting(port, take, lambda _: None))
     link = Link(lambda: grpc.aio.insecure_channel(f"127.0.0.1:{at}"), TcpEnds(None, connected))
     link.transport.start()
     await until(lambda: bool(link.ups))

@@ -379,14 +379,14 @@ def test_consumer_reports_what_has_come_so_that_more_than_its_window_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reports: list[tuple[int, int]] = []
-    bounded = _Stream.bounded
+    note_window = _Stream.note_window
 
     def noted(stream: _Stream, request: pb.ConsumeRequest) -> None:
         if request.window_bytes:
             reports.append((request.window_bytes, request.received))
-        bounded(stream, request)
+        note_window(stream, request)
 
-    monkeypatch.setattr(_Stream, "bounded", noted)
+    monkeypatch.setattr(_Stream, "note_window", noted)
     with FakeCluster(start=START) as cluster, cluster.client() as client:
         client.schedule_batch("t", [bytes(1_000)] * 400)
         with client.consumer("t", "g", window=1_000) as consumer:
