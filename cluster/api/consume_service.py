@@ -39,8 +39,9 @@ from cluster.rpc.handlers import (
 )
 from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import UNBOUNDED, ConsumerStream
-from timer.leader.leader import Delivery, Leader
+from timer.leader.leader import Leader
 from timer.model.timer_errors import (
     OVERLOAD_RETRY_MS,
     EngineError,

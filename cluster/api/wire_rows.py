@@ -18,9 +18,10 @@ from cluster.api.lease_ids import LeaseIds
 from cluster.api.owners import owned_request_id
 from cluster.rpc.request_bounds import size_of
 from timer.entries.policies import DEFAULT_NAMESPACE
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.admission import WAYS, Rules, WantedTimes
 from timer.leader.intake.admission import when_of as when_of_ways
-from timer.leader.leader import Delivery, Leader
+from timer.leader.leader import Leader
 from timer.model import row_traits, timer_id
 from timer.model.columns import (
     I64,

@@ -75,8 +75,8 @@ from replication.shell.snapshot_service import Snapshots
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport
-from timer.leader.leader import Delivery
 from timer.model import timer_id
 from timer.model.timer_errors import EngineError, FileDamage, PermissionDeniedError
 from timer.model.units import LogIndex, MonoMs, Nonce, UnixMs

@@ -10,7 +10,7 @@ from cluster.observe.topic_view import TopicView
 from cluster.state.host import Host
 from timer.entries.entry_frame import Entry
 from timer.entries.payloads import GroupOp, Nack, Op
-from timer.leader.leader import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch
 from timer.state.apply_results import (

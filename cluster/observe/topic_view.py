@@ -15,7 +15,7 @@ from cluster.observe import producer_view as producers
 from cluster.observe.lateness import BOUNDS_MS, Histogram, Lateness
 from cluster.settings.config import NodeConfig
 from cluster.state.host import Host
-from timer.leader.leader import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.model.columns import I64
 from timer.model.timer_errors import EngineError, InvalidRequestError, NotFoundError
 from timer.model.units import MonoMs, TopicId, UnixMs

@@ -21,10 +21,11 @@ from cluster.state.topic_totals import Totals
 from replication.shell.hop_recorder import Hop, HopRecorder
 from timer.entries.entry_frame import EntryKind
 from timer.files.disk_reserve import Room
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
-from timer.leader.leader import Delivery, Leader, Now
+from timer.leader.leader import Leader
 from timer.model.timer_errors import EngineError, FileDamage, NotReadyError
-from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
 from timer.recovery.engine import Engine
 
 

@@ -17,8 +17,8 @@ from cluster.state.loop_watch import Steps
 from cluster.state.state_plane import StatePlane, ThreadWork
 from cluster.state.write_pace import Abandoned, IngestRate, Pacer
 from timer.entries.entry_frame import Entry, EntryKind
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
-from timer.leader.leader import Delivery
 from timer.model.timer_errors import FileDamage
 from timer.model.units import LogIndex, MonoMs, UnixMs
 

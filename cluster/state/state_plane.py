@@ -24,8 +24,9 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 from cluster.state.topic_totals import Totals
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk_reserve import Room
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
-from timer.leader.leader import Delivery, Leader, Now
+from timer.leader.leader import Leader
 from timer.model.timer_errors import (
     CorruptFileError,
     FileDamage,
@@ -34,7 +35,7 @@ from timer.model.timer_errors import (
     ShuttingDownError,
     UnknownVersionError,
 )
-from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
 from timer.pending.prefetch import Prefetch
 from timer.pending.runs.merge import Merge
 from timer.pending.runs.read_window import ReadAhead, ReadWindow

@@ -8,10 +8,10 @@ from cluster.state.host import Host
 from replication.shell.hop_recorder import HopRecorder
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, slices_of
 from timer.entries.entry_frame import EntryKind
-from timer.leader.leader import Leader, Now
+from timer.leader.leader import Leader
 from timer.model.columns import gather
 from timer.model.timer_errors import EngineError
-from timer.model.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, UnixMs
+from timer.model.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, Now, UnixMs
 from timer.pending.read_view import Filter
 
 FAR = START_MS + 10**8

@@ -20,8 +20,8 @@ from tests.timer.machines import START_MS, STATE, Log, engine_on, part_of
 from tests.timer.test_lookup import flip
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk_reserve import Room
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import SETTLE_MS, ClockReport, ClusterClock, Sample
-from timer.leader.leader import Delivery
 from timer.model.timer_errors import (
     CorruptFileError,
     FileDamage,

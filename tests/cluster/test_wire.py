@@ -15,10 +15,9 @@ from cluster.api.wire_rows import (
     when_of,
 )
 from tests.timer.leading import Play
-from timer.leader.leader import Now
 from timer.model.columns import Binary, encode_headers
 from timer.model.timer_errors import InvalidRequestError
-from timer.model.units import MonoMs, TopicId, UnixMs
+from timer.model.units import MonoMs, Now, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerclient.streams import producer
 

@@ -10,9 +10,10 @@ from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import AlterGroup, CreateGroup, GroupSettings, GroupStart
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
-from timer.leader.leader import Delivery, Leader, LeaderConfig
+from timer.leader.leader import Leader, LeaderConfig
 from timer.model.columns import Binary, OnConflict, decode_headers, gather
 from timer.model.timer_errors import EngineError, NotLeaderError
 from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs

@@ -8,10 +8,10 @@ from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flus
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import Ids, Keys
 from timer.files.disk_reserve import Room
-from timer.leader.leader import LeaderConfig, Now
+from timer.leader.leader import LeaderConfig
 from timer.model.columns import I64, U64
 from timer.model.timer_errors import NotLeaderError, ShuttingDownError
-from timer.model.units import Epoch, LogIndex, MonoMs, UnixMs
+from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
 from timer.pending.prefetch import Prefetch
 from timer.pending.runs.run import Finder, Run
 from timer.recovery import engine as engine_module

@@ -30,11 +30,10 @@ from timer.leader.leader import (
     RESCHEDULE_ROWS_MAX,
     Leader,
     LeaderConfig,
-    Now,
 )
 from timer.model.columns import I64, U32, Binary, OnConflict, Part, row_bytes
 from timer.model.timer_errors import CorruptFileError, InvalidRequestError, OverloadedError
-from timer.model.units import Epoch, LogIndex, MonoMs, TopicId, UnixMs
+from timer.model.units import Epoch, LogIndex, MonoMs, Now, TopicId, UnixMs
 from timer.pending.memory.key_index import KeyHasher
 from timer.pending.read_view import Filter
 from timer.pending.runs import run_writer

@@ -9,6 +9,7 @@ from tests.timer.test_priority import schedule
 from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.leader.groups import dead_letters as deadletters
 from timer.leader.groups import exits, group_dispatch, nack_details
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_leases import (
     ACCEPT,
     ALREADY_ACKED,
@@ -19,7 +20,7 @@ from timer.leader.groups.group_leases import (
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.groups.nack_details import NackDetails
 from timer.leader.intake.count_limits import CountLimits
-from timer.leader.leader import Delivery, LeaderConfig
+from timer.leader.leader import LeaderConfig
 from timer.model import timer_id
 from timer.model.columns import ROW, U64
 from timer.model.timer_errors import DiskFullError, NotReadyError

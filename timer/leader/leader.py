@@ -63,7 +63,7 @@ from timer.state.apply_results import (
     ScheduleApplied,
 )
 from timer.state.machine import Machine
-from timer.state.producers import IDLE_MS_MAX, RequestAnswer
+from timer.state.producers import IDLE_MS_MAX
 
 ENTRY_ROWS_MAX: Final = 65_536
 ENTRY_BYTES_MAX: Final = 8 << 20
@@ -722,6 +722,3 @@ class Leader:
     def _checkpointed(self, applied: Applied | EngineError) -> None:
         self._checkpointing = False
         assert isinstance(applied, Checkpoint | EngineError), applied
-
-
-__all__ = ["Delivery", "Leader", "LeaderConfig", "Now", "RequestAnswer"]

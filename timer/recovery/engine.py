@@ -19,10 +19,10 @@ from timer.entries.payloads import decode_fire
 from timer.entries.policies import ScopePolicy
 from timer.files.disk import Disk
 from timer.files.disk_reserve import Room
-from timer.leader.leader import Append, Leader, LeaderConfig, Now
+from timer.leader.leader import Append, Leader, LeaderConfig
 from timer.model.columns import keyed_max
 from timer.model.timer_errors import EngineError, NotLeaderError
-from timer.model.units import Epoch, LogIndex, TopicId
+from timer.model.units import Epoch, LogIndex, Now, TopicId
 from timer.pending.prefetch import Prefetch
 from timer.pending.runs.frozen_memtable import Frozen
 from timer.pending.runs.merge import Merge

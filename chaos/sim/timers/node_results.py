@@ -7,7 +7,7 @@ import numpy as np
 from chaos.sim.checks.book import DeliveredRow
 from chaos.sim.checks.keybook import TimerName, ToldRow
 from timer.entries.payloads import Ids
-from timer.leader.leader import Delivery
+from timer.leader.groups.group_delivery import Delivery
 from timer.model.timer_errors import EngineError
 from timer.state.apply_results import Accepted, Repeated
 from timer.state.key_conflicts import Verdict

@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from chaos.sim.timers.node_results import Reply, listed, rows_of
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
-from timer.leader.leader import Delivery, Leader
+from timer.leader.leader import Leader
 from timer.model.timer_errors import EngineError
 from timer.model.units import LeaseId, QueueOffset
 from timer.ready.group import Group

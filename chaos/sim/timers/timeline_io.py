@@ -12,8 +12,8 @@ from chaos.sim.checks import workbook
 from chaos.sim.world.sim_node import READ_US
 from cluster.state.state_plane import ThreadWork
 from timer.entries.entry_frame import Entry, EntryKind
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
-from timer.leader.leader import Delivery
 from timer.model.timer_errors import FileDamage
 from timer.model.units import LogIndex, MonoMs, UnixMs
 from timer.pending.runs.run_writer import Pace, unpaced

@@ -34,8 +34,9 @@ from timer.entries.entry_frame import Entry
 from timer.entries.payloads import CreateGroup, GroupStart
 from timer.entries.policies import CLUSTER, DEFAULTS
 from timer.files.disk import Disk
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.admission import WantedTimes
-from timer.leader.leader import Delivery, Leader, LeaderConfig, Now
+from timer.leader.leader import Leader, LeaderConfig
 from timer.model.columns import Binary, Part, RequestId
 from timer.model.timer_errors import (
     EngineError,
@@ -43,7 +44,7 @@ from timer.model.timer_errors import (
     NotLeaderError,
     TopicDeletedError,
 )
-from timer.model.units import Epoch, LogIndex, ProducerId, UnixMs
+from timer.model.units import Epoch, LogIndex, Now, ProducerId, UnixMs
 from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.recovery.engine import Engine

@@ -27,8 +27,9 @@ from chaos.sim.world.options import fork
 from chaos.sim.world.referee import Broken
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, TYPES, GroupSettings
 from timer.leader.groups import dead_letters
+from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.group_leases import ACCEPT
-from timer.leader.leader import Delivery, Leader
+from timer.leader.leader import Leader
 from timer.model.columns import U64
 from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, LeaseId

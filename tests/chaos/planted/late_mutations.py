@@ -4,7 +4,8 @@ from typing import Any, Final
 
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
-from timer.leader.leader import Leader, Now
+from timer.leader.leader import Leader
+from timer.model.units import Now
 from timer.pending.runs.run_set import Runs
 from timer.pending.store import Store
 

@@ -11,8 +11,8 @@ from chaos.sim.timers.timers import TimerWorld
 from cluster.state.state_plane import StatePlane
 from tests.chaos.planted.planted import ANY_WORLD, Planting, patch
 from timer.entries.entry_frame import Entry
-from timer.leader.leader import Leader, Now
-from timer.model.units import Epoch, LogIndex
+from timer.leader.leader import Leader
+from timer.model.units import Epoch, LogIndex, Now
 from timer.pending.prefetch import Prefetch
 from timer.ready.spill import PageFetch
 from timer.recovery.engine import Flush

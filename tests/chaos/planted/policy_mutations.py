@@ -8,8 +8,9 @@ from chaos.sim.timers.timers import CONFIG, TimerWorld
 from tests.chaos.planted.planted import Planting, patch
 from timer.entries.policies import Policies, ScopePolicy
 from timer.leader.intake.admission import Admission
-from timer.leader.leader import Leader, Now
+from timer.leader.leader import Leader
 from timer.model.columns import U32
+from timer.model.units import Now
 from timer.pending.store import Store
 from timer.recovery import manifest
 from timer.recovery.manifest import FlushSources

@@ -20,10 +20,10 @@ from timer.leader.groups.group_dispatch import Serving
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.groups.shared_order import SharedOrder
 from timer.leader.intake.cluster_clock import ClusterClock
-from timer.leader.leader import Leader, Now
+from timer.leader.leader import Leader
 from timer.model.columns import I64, U32, U64, OnConflict, RowArray
 from timer.model.firing_order import START, Position, annihilate
-from timer.model.units import DUE_MS_MAX, UnixMs
+from timer.model.units import DUE_MS_MAX, Now, UnixMs
 from timer.pending.memory.memtable import Left, Memtable, Peek
 from timer.pending.runs import merge, row_reader
 from timer.pending.runs.read_window import ReadWindow
