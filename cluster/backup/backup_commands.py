@@ -343,7 +343,7 @@ def found_point(store: "BackupStore", args: argparse.Namespace) -> "tuple[Catalo
     until = Until(index=index, time_ms=at_ms)
     log = StoredLog(store, newest.cluster_id)
     for each in reversed(read_catalogues(store)):  # an older one may reach further
-        reach = log.reach(each.end) if until.may_begin_at(each) else None
+        reach = log.reach(each.end) if until.includes(each.index, each.time_ms) else None
         if reach is not None and until.is_reached(reach):
             return each, until
     return newest, until

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.backup.catalogue import Catalogue
 from cluster.backup.log_parts import LogPart
 from timer.entries.entry_frame import Entry
 from timer.files.disk import Disk
@@ -31,17 +30,11 @@ class Until:
     time_ms: UnixMs | None = None
     """On the cluster's clock. Entries of this time are included."""
 
-    def covers(self, entry: Entry) -> bool:
-        """Return whether an entry is part of the wished state."""
+    def includes(self, index: int, time_ms: int) -> bool:
+        """Return whether the entry `index`, of this time, is part of the wished state."""
         if self.index is not None:
-            return entry.index <= self.index
-        return self.time_ms is None or entry.time_ms <= self.time_ms
-
-    def may_begin_at(self, backup: Catalogue) -> bool:
-        """Return whether the wished state is that of a backup, or a later one."""
-        if self.index is not None:
-            return backup.index <= self.index
-        return self.time_ms is None or backup.time_ms <= self.time_ms
+            return index <= self.index
+        return self.time_ms is None or time_ms <= self.time_ms
 
     def is_reached(self, part: LogPart) -> bool:
         """Return whether no entry after a part of the log is in the wished state."""
@@ -62,7 +55,7 @@ def roll_forward(disk: Disk, directory: Path, log: Iterable[list[Entry]], until:
     engine = Engine(disk, directory, LeaderConfig())
     reached = engine.machine.applied_index == until.index
     for entries in () if reached else log:
-        wished = [entry for entry in entries if until.covers(entry)]
+        wished = [entry for entry in entries if until.includes(entry.index, entry.time_ms)]
         _apply(engine, wished)
         reached = len(wished) < len(entries) or engine.machine.applied_index == until.index
         if reached:

@@ -9,7 +9,7 @@ equal dues. The key is a seq, or a number that rises with it.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -143,22 +143,21 @@ def sort_pairs(due: I64, key: I64) -> tuple[I64, I64]:
 
 def fire_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
     """Return the order that sorts by (due, seq). A row and its tombstone become neighbours."""
-    key = seq.view(np.int64)
-    packing = _packing(due, key) if len(due) else None
-    if packing is None:
-        return np.lexsort((seq, due))
-    low_due, low_key, bits = packing
-    return np.argsort(((due - low_due) << bits) | (key - low_key))
+    return _order(due, seq, "quicksort")
 
 
 def merge_order(due: I64, seq: U64) -> npt.NDArray[np.intp]:
     """Return the order that sorts by (due, seq), for a few concatenated sorted parts: a merge."""
+    return _order(due, seq, "stable")
+
+
+def _order(due: I64, seq: U64, kind: Literal["quicksort", "stable"]) -> npt.NDArray[np.intp]:
     key = seq.view(np.int64)
     packing = _packing(due, key) if len(due) else None
     if packing is None:
         return np.lexsort((seq, due))
     low_due, low_key, bits = packing
-    return np.argsort(((due - low_due) << bits) | (key - low_key), kind="stable")
+    return np.argsort(((due - low_due) << bits) | (key - low_key), kind=kind)
 
 
 def _packing(due: I64, key: I64) -> tuple[int, int, int] | None:
