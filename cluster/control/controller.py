@@ -45,7 +45,6 @@ from cluster.control.controller_events import (
     TransferAsked,
 )
 from cluster.control.leader_fitness import SLOW_PARTS, ServiceRecord, UnfitReplicas
-from cluster.control.leader_loss import AskRefusal, Gone, LeaderLoss
 from cluster.control.membership import Change, Learner, MembershipRefusal, planned
 from cluster.control.succession import Candidate, best, why_behind
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
@@ -149,10 +148,12 @@ class ControllerEffects:
 
 _NOTHING: Final = ControllerEffects()
 _REFUSALS_SAID: Final = 1
+_NOT_CONTROLLER: Final = "this node is not the controller"
+_NO_SUCCESSOR: Final = "no other voter could lead"
 
 
-def _refused(why: AskRefusal) -> ControllerEffects:
-    return ControllerEffects(refusal=MembershipRefusal(why.value))
+def _refused(why: str) -> ControllerEffects:
+    return ControllerEffects(refusal=MembershipRefusal(why))
 
 
 @dataclass(slots=True)
@@ -469,39 +470,39 @@ class Controller:
                 return self._propose(now_ms, appoint, f"{node.name} leads already")
         return None
 
-    def _why_gone(self, now_ms: MonoMs) -> LeaderLoss | None:
+    def _why_gone(self, now_ms: MonoMs) -> str | None:
         """Return the reason to replace the appointed leader. None: there is none."""
         config, watched_ms = self.config, now_ms - self._watched_since_ms
         leader = self._leader()
         if leader is None:
-            return LeaderLoss(Gone.NOT_APPOINTED)
+            return "no leader is appointed"
         if not leader.linked and now_ms - leader.link_changed_at_ms >= config.link_grace_ms:
-            return LeaderLoss(Gone.LINK_BROKE)
+            return "its link broke"
         heard_at_ms = max(leader.reported_at_ms, self._watched_since_ms)
         if now_ms - heard_at_ms >= config.report_timeout_ms:
-            return LeaderLoss(Gone.SILENT)
+            return "it reports nothing"
         reported_since = leader.reported_at_ms >= self._watched_since_ms
         report = leader.report if reported_since else None
         if report is not None:
             if report.highest_promise > self._state.epoch and not self._served:
-                return LeaderLoss(Gone.PROMISE_ABOVE, epoch=report.highest_promise)
+                return f"it met a promise of epoch {report.highest_promise}"
             promised = report.highest_promise == self._state.epoch  # and bids no more
             follows = report.role in (ReportedRole.FOLLOWER, ReportedRole.LEARNER)
             if follows and (self._served or promised):
-                return LeaderLoss(Gone.STEPPED_DOWN)
+                return "it stepped down or restarted"
             bids = report.epoch >= self._state.epoch  # it may wait for the end of the last lease
             if follows and not bids and watched_ms >= config.idle_grace_ms:
-                return LeaderLoss(Gone.IDLE)
+                return "it does not begin its promotion"
         lease_bad_since_ms = self._lease_bad_since_ms
         if lease_bad_since_ms is not None and (
             now_ms - lease_bad_since_ms >= config.lease_grace_ms
         ):
-            return LeaderLoss(Gone.NO_LEASE)
+            return "it has no lease"
         if not self._served and watched_ms >= config.stall_timeout_ms << self._stalls:
-            return LeaderLoss(Gone.NOT_SERVING)
+            return "it does not serve"
         return self._why_above(now_ms)
 
-    def _why_above(self, now_ms: MonoMs) -> LeaderLoss | None:
+    def _why_above(self, now_ms: MonoMs) -> str | None:
         """Return the reason if voters have promised another leadership. None: there is none."""
         epoch, most = self._state.epoch, self._epoch_max()
         above = [
@@ -520,7 +521,7 @@ class Controller:
             self._promise_above_since_ms = now_ms
         if now_ms - self._promise_above_since_ms < self.config.promise_grace_ms:
             return None
-        return LeaderLoss(Gone.DISOBEYED, names=tuple(above))
+        return f"{', '.join(above)} promised, or met, another leadership"
 
     def _is_gathered(self, now_ms: MonoMs) -> bool:
         """Return whether there are enough fresh reports to choose a leader."""
@@ -534,7 +535,7 @@ class Controller:
         gather_ms = self.config.gather_first_ms if first else self.config.gather_ms
         return now_ms - max(self._gone_since_ms, self._watched_since_ms) >= gather_ms
 
-    def _wait_for_reports(self, now_ms: MonoMs, loss: LeaderLoss) -> ControllerEffects:
+    def _wait_for_reports(self, now_ms: MonoMs, loss: str) -> ControllerEffects:
         """Propose nothing. Name the missing reports once, if the wait is long."""
         assert self._gone_since_ms is not None
         if self._wait_said or now_ms - self._gone_since_ms < self.config.wait_said_ms:
@@ -650,21 +651,20 @@ class Controller:
 
     def _transfer(self, now_ms: MonoMs, target: ReplicaId | None) -> ControllerEffects:
         if not self._leads:
-            return _refused(AskRefusal.NOT_CONTROLLER)
+            return _refused(_NOT_CONTROLLER)
         if self._proposed_at_ms is not None:
-            return _refused(AskRefusal.APPOINTING)
+            return _refused("an appointment is under way")
         leader = self._leader()
         fresh = self._fresh(now_ms)
         if len(fresh) <= len(self._nodes) // 2:
-            return _refused(AskRefusal.NO_MAJORITY)
+            return _refused("no majority of the voters reports")
         if target is None:
             others = [node for node in fresh if node is not leader]
             successor = self._best(now_ms, others, may_lead_again=True)
         else:
             successor = next((node for node in fresh if node.replica_id == target), None)
         if successor is None:
-            no_one = AskRefusal.NO_SUCCESSOR if target is None else AskRefusal.NO_SUCH_VOTER
-            return _refused(no_one)
+            return _refused(_NO_SUCCESSOR if target is None else "no such voter reports")
         if successor is leader and self._served:
             return ControllerEffects(reason=f"{successor.name} leads already")
         refusal = self._why_not_yet(successor, fresh)
@@ -685,11 +685,11 @@ class Controller:
         """Appoint again with other voters: the present leader if it stays a voter."""
         leader, fresh = self._leader(), self._fresh(now_ms)
         if not self._leads:
-            return _refused(AskRefusal.NOT_CONTROLLER)
+            return _refused(_NOT_CONTROLLER)
         if self._proposed_at_ms is not None or self._state.proposed is not None:
-            return _refused(AskRefusal.CHANGING)
+            return _refused("another change, or an appointment, is under way")
         if leader is None or leader not in fresh or leader.report is None or not self._served:
-            return _refused(AskRefusal.NO_LEADER)
+            return _refused("no leader serves")
         learner = self._learner(now_ms, name)
         voters = {node.name: node.replica_id for node in self._nodes.values()}
         reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
@@ -701,7 +701,7 @@ class Controller:
         remaining = [node for node in fresh if after.get(node.name) == node.replica_id]
         successor = leader if stays else self._best(now_ms, remaining, may_lead_again=True)
         if successor is None:
-            return _refused(AskRefusal.NO_SUCCESSOR)
+            return _refused(_NO_SUCCESSOR)
         why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"
         return self._appoint(now_ms, successor, why, after)
 

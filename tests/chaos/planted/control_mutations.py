@@ -8,7 +8,6 @@ from cluster.control.controller import (
     Controller,
     ControllerEffects,
 )
-from cluster.control.leader_loss import Gone, LeaderLoss
 from tests.chaos.planted.planted import Mutation, patch
 from timer.model.units import Epoch, MonoMs
 
@@ -41,10 +40,10 @@ def _next_of_its_own(self: Controller) -> Epoch:
     return Epoch(self._state.epoch + 1)
 
 
-def _never_gone(self: Controller, now_ms: MonoMs) -> LeaderLoss | None:
+def _never_gone(self: Controller, now_ms: MonoMs) -> str | None:
     """Keep a leader that stepped down or restarted, as long as it reports."""
     loss = _why_gone(self, now_ms)
-    return None if loss is not None and loss.reason is Gone.STEPPED_DOWN else loss
+    return None if loss == "it stepped down or restarted" else loss
 
 
 _WORLDS: Final[dict[str, Any]] = {
