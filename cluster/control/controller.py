@@ -24,7 +24,7 @@ Time is passed in as `now_ms`. The core reads no clock, socket or random source.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Self, assert_never
 
@@ -169,6 +169,12 @@ class _Node:
     stalled_in: Epoch = Epoch(0)
     """The last epoch in which the node was appointed and did not serve."""
 
+    @property
+    def latest(self) -> ReplicaReport:
+        """The report of a node that has reported, as each fresh one has."""
+        assert self.report is not None, self
+        return self.report
+
 
 @dataclass(slots=True)
 class Controller:
@@ -306,7 +312,7 @@ class Controller:
             self._lease_bad_since_ms = None
 
     def _note_service(self, now_ms: MonoMs, report: ReplicaReport) -> None:
-        others = [node.report for node in self._fresh(now_ms) if node.report is not None]
+        others = [node.latest for node in self._fresh(now_ms)]
         self._service.note(
             now_ms,
             lease_ok=report.lease_ok,
@@ -408,9 +414,8 @@ class Controller:
             for node in fresh
             if node is not leader
             and node.replica_id not in unfit
-            and node.report is not None
-            and not self._is_slow(node.report)
-            and node.report.accepts
+            and not self._is_slow(node.latest)
+            and node.latest.accepts
             and self._why_not_yet(node, fresh) is None
         ]
         successor = self._best(now_ms, better, may_lead_again=False)
@@ -454,8 +459,7 @@ class Controller:
     def _adopt(self, now_ms: MonoMs) -> ControllerEffects | None:
         """Note the leader of a higher epoch: the log elected it, and Raft's files are lost."""
         for node in self._fresh(now_ms):
-            report = node.report
-            assert report is not None
+            report = node.latest
             if (
                 report.role is ReportedRole.LEADER
                 and report.serving
@@ -508,11 +512,8 @@ class Controller:
         above = [
             node.name
             for node in self._fresh(now_ms)
-            if node.report is not None
-            and (
-                epoch < node.report.highest_promise <= most
-                or (node.replica_id == self._state.leader and node.report.refused_epoch >= epoch)
-            )
+            if epoch < node.latest.highest_promise <= most
+            or (node.replica_id == self._state.leader and node.latest.refused_epoch >= epoch)
         ]
         if not above:
             self._promise_above_since_ms = None
@@ -567,29 +568,27 @@ class Controller:
         return report is None or report.highest_promise <= self._state.epoch
 
     def _best(
-        self, now_ms: MonoMs, candidates: Iterable[_Node], *, may_lead_again: bool
+        self, now_ms: MonoMs, candidates: Sequence[_Node], *, may_lead_again: bool
     ) -> _Node | None:
-        """Return the node to appoint; see `succession.best`. None: no candidate has reported.
+        """Return the fresh node to appoint; see `succession.best`. None: there is no candidate.
 
         `may_lead_again`: the present leader counts as the others do. Otherwise it is appointed only
-        if no other node has reported.
+        if there is no other candidate.
         """
-        reported = [node for node in candidates if node.report is not None]
-        others = [node for node in reported if node.replica_id != self._state.leader]
-        pool = reported if may_lead_again or not others else others
+        others = [node for node in candidates if node.replica_id != self._state.leader]
+        pool = candidates if may_lead_again or not others else others
         unfit, most = self._unfit.at(now_ms), self._epoch_max()
         chosen = best(
             [
                 Candidate(
-                    report=node.report,
+                    report=node.latest,
                     stalled_in=node.stalled_in,
                     led_poorly=node.replica_id in unfit,
-                    is_slow=self._is_slow(node.report),
+                    is_slow=self._is_slow(node.latest),
                     is_controller=node.name == self.name,
-                    is_bound_above=node.report.highest_promise > most,
+                    is_bound_above=node.latest.highest_promise > most,
                 )
                 for node in pool
-                if node.report is not None
             ],
             self.config,
             self._second_entries(),
@@ -676,10 +675,8 @@ class Controller:
     def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> MembershipRefusal | None:
         """Return why `successor` can't take over at once. The present leader serves until then."""
         held = self._ends[0][1] if self._ends and self._leader() in fresh else None
-        reports = [node.report for node in fresh if node.report is not None]
-        ends = [(report.last_epoch, report.last_index) for report in reports]
-        assert successor.report is not None, successor
-        return why_behind(successor.report, max(ends), held, self.config)
+        end = max((node.latest.last_epoch, node.latest.last_index) for node in fresh)
+        return why_behind(successor.latest, end, held, self.config)
 
     def _change(self, now_ms: MonoMs, change: Change, name: str) -> ControllerEffects:
         """Appoint again with other voters: the present leader if it stays a voter."""
@@ -688,12 +685,12 @@ class Controller:
             return _refused(_NOT_CONTROLLER)
         if self._proposed_at_ms is not None or self._state.proposed is not None:
             return _refused("another change, or an appointment, is under way")
-        if leader is None or leader not in fresh or leader.report is None or not self._served:
+        if leader is None or leader not in fresh or not self._served:
             return _refused("no leader serves")
         learner = self._learner(now_ms, name)
         voters = {node.name: node.replica_id for node in self._nodes.values()}
         reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
-        leader_end = leader.report.last_epoch, leader.report.last_index
+        leader_end = leader.latest.last_epoch, leader.latest.last_index
         after = planned(change, name, voters, learner, leader_end, reporting)
         if isinstance(after, MembershipRefusal):
             return ControllerEffects(refusal=after)
