@@ -183,7 +183,6 @@ class Leader:
         """Index of the last entry that this leader has appended; 0: none."""
         self.closed: EngineError | None = None
         """Error that ended the epoch. None: the epoch goes on."""
-        self._refusing: EngineError | None = None
         self.full: EngineError | None = None
         """The reason to reject new timers (timer/files/disk_reserve.py), or None."""
         self.groups = Serving(
@@ -217,7 +216,7 @@ class Leader:
             UnknownProducerError: the producer id was never issued, or has expired.
             SequenceGapError: a request of this producer is missing before this one.
         """
-        self._check_open()
+        self.groups.check_open()
         size = part.size
         if part.keyed > KEYED_ROWS_MAX:
             limit = f"a request holds at most {KEYED_ROWS_MAX} timers with keys"
@@ -296,7 +295,7 @@ class Leader:
             InvalidRequestError: it has no timer, or more than fit into one entry.
             OverloadedError: too many wait already; the request was not accepted.
         """
-        self._check_open()
+        self.groups.check_open()
         if not 1 <= len(seq) <= ENTRY_ROWS_MAX:
             limit = f"a request holds 1 to {ENTRY_ROWS_MAX} ids"
             raise InvalidRequestError("timer_ids", len(seq), limit)
@@ -335,7 +334,7 @@ class Leader:
         self._moves[type(targets)].add(targets, done, times)
 
     def _check_targets(self, targets: Targets, rows_max: int) -> None:
-        self._check_open()
+        self.groups.check_open()
         if not 1 <= len(targets) <= rows_max:
             field = "keys" if isinstance(targets, Keys) else "timer_ids"
             raise InvalidRequestError(field, len(targets), f"a request holds 1 to {rows_max}")
@@ -344,7 +343,7 @@ class Leader:
                 self.groups.check_topic(TopicId(topic))
 
     def _check_changes(self) -> None:
-        self._check_open()
+        self.groups.check_open()
         if self._changes_in_flight >= CHANGES_MAX:
             raise OverloadedError("the leader's queue of changes", retry_after_ms=OVERLOAD_RETRY_MS)
 
@@ -399,7 +398,7 @@ class Leader:
         Raises:
             LimitReachedError: the cluster has the most producers that it may have.
         """
-        self._check_open()
+        self.groups.check_open()
         self._check_room()
         if not self.machine.producers.knows(token):
             check_producer(self._config.limits, self.machine, self._registering)
@@ -413,7 +412,7 @@ class Leader:
 
     def end_producer(self, producer_id: ProducerId, now: Now, done: Done) -> None:
         """Forget a producer that sends nothing more; `done` gets its id."""
-        self._check_open()
+        self.groups.check_open()
         if self.machine.producers.get(producer_id) is None:
             done(producer_id)
             return
@@ -459,7 +458,7 @@ class Leader:
         Raises:
             LimitReachedError: the cluster has the most topics that it may have.
         """
-        self._check_open()
+        self.groups.check_open()
         known = self.topic_named(name)
         if known is not None:
             done(known)
@@ -485,7 +484,7 @@ class Leader:
             return
         self.groups.expire(now)
         self._step_fire(now)
-        if not self._refusing and self.full is None and self.series.step(now):
+        if not self.groups.refusing and self.full is None and self.series.step(now):
             self._fire(now)  # so that occurrences due at once fire without a second commit
         self._flush_schedules(now)
         self._flush_changes(now, *self._lines)
@@ -509,7 +508,7 @@ class Leader:
 
         In a drain none is due, so an idle log stays committed.
         """
-        none = self._refusing or self._checkpointing
+        none = self.groups.refusing or self._checkpointing
         return MonoMs(DUE_MS_MAX) if none else self._checkpoint_at_ms
 
     def wake_at_ms(self, now: Now) -> MonoMs:
@@ -519,7 +518,7 @@ class Leader:
             # After a rejected FIRE the log is full. The next commit lets the shell step sooner.
             pause_ms = OVERLOAD_RETRY_MS if self._fire_refused else 0
             wake = min(wake, MonoMs(now.mono_ms + max(pause_ms, following[0])))
-        if self.series.wanted and not self._refusing and self.full is None:
+        if self.series.wanted and not self.groups.refusing and self.full is None:
             # As after a rejected FIRE.
             wait_ms = OVERLOAD_RETRY_MS if self.series.rejected else 0
             wake = min(wake, MonoMs(now.mono_ms + wait_ms))
@@ -527,7 +526,7 @@ class Leader:
 
     def hand_out(self, now: Now) -> list[Delivery]:
         """Return deliveries, as `Serving.hand_out`. Call only while the epoch's lease is held."""
-        if self.closed or self._refusing:
+        if self.closed or self.groups.refusing:
             return []
         return self.groups.hand_out(now, room=self.full is None)
 
@@ -564,7 +563,7 @@ class Leader:
 
     def refuse(self, why: EngineError) -> None:
         """Begin a drain: reject new requests except acks, deliver nothing, finish the rest."""
-        self._refusing = self.groups.refusing = why
+        self.groups.refusing = why
 
     def close(self, why: EngineError) -> None:
         """End the epoch. Entries in flight have an unknown outcome; waiting requests had none."""
@@ -587,11 +586,6 @@ class Leader:
         """Whether no caller waits for an answer. Firing may go on."""
         waiting = self._parts or any(self._lines) or self.groups.waiting
         return not waiting and len(self._in_flight) == self._fires_in_flight
-
-    def _check_open(self) -> None:
-        refused = self.closed or self._refusing
-        if refused is not None:
-            raise refused.with_traceback(None)  # one object raised often would collect every frame
 
     def _check_room(self) -> None:
         if self.full is not None:

@@ -157,7 +157,8 @@ class Serving:
         """Whether ops, acks or seeks wait that are not appended."""
         return bool(self._batch or self._seeks)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise the error that ended the epoch, or that began a drain."""
         refused = self._closed or self.refusing
         if refused is not None:
             raise refused.with_traceback(None)  # one object raised often would collect every frame
@@ -170,7 +171,7 @@ class Serving:
         Raises:
             LimitReachedError: the topic or the cluster has the most groups that it may have.
         """
-        self._check_open()
+        self.check_open()
         self.check_topic(create.topic)
         topic = self.machine.topics[create.topic]
         if (known := topic.groups.get(create.name)) is not None:
@@ -189,7 +190,7 @@ class Serving:
 
     def alter(self, alter: AlterGroup, done: Done) -> None:
         """Change settings of a group; `done` gets the Group."""
-        self._check_open()
+        self.check_open()
         self.check_topic(alter.topic)
         self._batch.asked.append(PendingOp(alter, done))
 
@@ -237,7 +238,7 @@ class Serving:
                 done(refused)
 
     def _check_group(self, group: Group) -> None:
-        self._check_open()
+        self.check_open()
         if group.deleted:
             raise self._gone(group)
         self.check_topic(group.topic)
