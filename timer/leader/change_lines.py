@@ -66,8 +66,8 @@ class ChangeLine:
         """Timers of the waiting requests."""
         self._rows_in_flight = 0
         self._in_flight = 0
-        self._rules = 0
-        """Counts the changes of policies."""
+        self._cuts = 0
+        """Counts the changes of policies and the deletions of topics."""
 
     def __bool__(self) -> bool:
         """Whether a request waits."""
@@ -87,7 +87,7 @@ class ChangeLine:
     def flush(self, now: Now, *, all_of_them: bool = False) -> bool:
         """Append entries for waiting requests; return whether one has a timer that is due now.
 
-        `all_of_them`: policies change next.
+        `all_of_them`: policies change next, or a topic is deleted.
         """
         due = False
         while self._waiting and (
@@ -96,7 +96,7 @@ class ChangeLine:
             or (self._eager and self._rows >= self._rows_max)
         ):
             due |= self._append(self._next(), now)
-        self._rules += all_of_them
+        self._cuts += all_of_them
         return due
 
     def close(self, why: EngineError) -> None:
@@ -118,7 +118,7 @@ class ChangeLine:
         targets = _joined([each.targets for each in batch])
         self._in_flight += 1
         self._rows_in_flight += len(targets)
-        rules = self._rules
+        cuts = self._cuts
 
         def answer(applied: Applied | EngineError) -> None:
             self._in_flight -= 1
@@ -131,10 +131,10 @@ class ChangeLine:
                 left = isinstance(share, RescheduleApplied) and (share.results == LEFT).all()
                 if not (start and left):
                     each.done(share)
-                elif rules == self._rules:
+                elif cuts == self._cuts:
                     again.append(each)
                 else:
-                    each.done(NotReadyError("a policy changed meanwhile; retry"))
+                    each.done(NotReadyError("a policy or topic changed meanwhile; retry"))
                 start = end
             self._waiting[:0] = again
             self._rows += sum(len(each.targets) for each in again)
