@@ -14,6 +14,7 @@ from cluster.observe.topic_view import TopicView
 from cluster.rpc.handlers import Registrar
 from cluster.settings.config import NodeConfig, build_config
 from cluster.state.host import Host
+from cluster.state.state_plane import FlushLimits
 from timer.entries.entry_frame import Entry
 from timer.leader.intake.cluster_clock import ClusterClock, Sample
 from timer.model.timer_errors import InvalidRequestError
@@ -65,10 +66,7 @@ class FakeNode(TopicView):
             mono_ms=clock.mono_ms,
             wall_ms=clock.wall_ms,
             fold_interval_ms=config.timing.fold_interval_ms,
-            memtable_bytes_flush=NEVER,
-            log_bytes_flush=NEVER,
-            log_entries_flush=NEVER,
-            flush_interval_ms=NEVER,
+            limits=FlushLimits(NEVER, NEVER, NEVER, NEVER),
             draw_id=random.Random(0).getrandbits,  # noqa: S311 -- the same steps, the same state
             handed_out=self.handed_out,
             on_leading=self._leading_changed,
@@ -83,7 +81,7 @@ class FakeNode(TopicView):
     def start(self) -> None:
         """Start to lead."""
         self.host.on_lead(self.log.begin_epoch())
-        self.host.start()
+        self.host.kick()
 
     def fail_over(self) -> None:
         """Begin the next epoch, as another leader would."""

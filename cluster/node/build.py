@@ -66,6 +66,7 @@ from cluster.settings.wall_clock import wall_clock
 from cluster.state.alarm import KernelAlarm
 from cluster.state.host import Host
 from cluster.state.loop_watch import LoopWatch, Steps
+from cluster.state.state_plane import FlushLimits
 from cluster.state.voter_clocks import VoterClocks
 from replication.driver.driver import Listener
 from replication.shell.hop_recorder import HopRecorder
@@ -421,10 +422,12 @@ def _host(
         mono_ms=mono_ms,
         wall_ms=basis.wall_ms,
         fold_interval_ms=basis.config.timing.fold_interval_ms,
-        memtable_bytes_flush=storage.memtable_bytes_flush,
-        log_bytes_flush=storage.log_bytes_flush,
-        log_entries_flush=storage.log_entries_flush,
-        flush_interval_ms=storage.flush_interval_ms,
+        limits=FlushLimits(
+            memtable_bytes=storage.memtable_bytes_flush,
+            log_bytes=storage.log_bytes_flush,
+            log_entries=storage.log_entries_flush,
+            interval_ms=storage.flush_interval_ms,
+        ),
         make_alarm=KernelAlarm,
         handed_out=handed_out,
         leader_address=leader_address,

@@ -76,7 +76,7 @@ class Node:
         parts.loop_watch.start()
         await parts.ports.health.update()
         await parts.replica.start()
-        parts.host.start()
+        parts.host.kick()
         await parts.control.start()
         self.spawn(parts.ports.run())
         self.spawn(parts.publisher.run())

@@ -42,10 +42,7 @@ class Host:
         mono_ms: Callable[[], MonoMs],
         wall_ms: Callable[[], UnixMs],
         fold_interval_ms: int,
-        memtable_bytes_flush: int,
-        log_bytes_flush: int,
-        log_entries_flush: int,
-        flush_interval_ms: int,
+        limits: FlushLimits,
         draw_share: Callable[[], float] = loop_io.draw_share,
         draw_id: Callable[[int], int] = secrets.randbits,
         handed_out: Callable[[Delivery], object],
@@ -100,14 +97,8 @@ class Host:
             damaged=self.read_failed,
             fatal=self.fatal,
         )
-        limits = FlushLimits(
-            memtable_bytes=memtable_bytes_flush,
-            log_bytes=log_bytes_flush,
-            log_entries=log_entries_flush,
-            interval_ms=flush_interval_ms,
-        )
         self._plane = StatePlane(engine, limits, self._io)
-        self._io.begin(self._plane, memtable_bytes_flush)
+        self._io.begin(self._plane, limits.memtable_bytes)
 
     def fatal(self, error: BaseException) -> None:
         """End the process: its state can't be trusted any more."""
@@ -171,10 +162,6 @@ class Host:
 
     def kick(self) -> None:
         """Let the leader step after all requests of this turn of the loop have come in."""
-        self._plane.kick()
-
-    def start(self) -> None:
-        """Begin to step."""
         self._plane.kick()
 
     async def ask(self, start: Callable[[Callable[[object], None]], None]) -> object:

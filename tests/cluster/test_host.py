@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
-from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE, ThreadWork
+from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE, FlushLimits, ThreadWork
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from tests.waiting import until
 from timer.entries.entry_frame import Entry, EntryKind
@@ -80,6 +81,9 @@ def make_clock(now_ms: UnixMs) -> ClusterClock:
     raise AssertionError("a follower needs none")
 
 
+NO_FLUSH = FlushLimits(1 << 30, 1 << 30, 1 << 30, 1 << 30)
+
+
 def host_on(directory: Path, follower: Follower, errors: list[BaseException], **other: Any) -> Host:
     given: dict[str, Any] = {
         "make_clock": make_clock,
@@ -87,10 +91,7 @@ def host_on(directory: Path, follower: Follower, errors: list[BaseException], **
         "mono_ms": lambda: MonoMs(0),
         "wall_ms": lambda: UnixMs(START_MS),
         "fold_interval_ms": 1,
-        "memtable_bytes_flush": 1 << 30,
-        "log_bytes_flush": 1 << 30,
-        "log_entries_flush": 1 << 30,
-        "flush_interval_ms": 1 << 30,
+        "limits": NO_FLUSH,
         "handed_out": lambda delivery: None,
         "fatal": errors.append,
     }
@@ -280,7 +281,8 @@ async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
     entries = len(log.entries)
     follower = Follower(log)
     draw = iter(shares).__next__
-    host = host_on(tmp_path, follower, errors, log_entries_flush=2 * entries, draw_share=draw)
+    limits = replace(NO_FLUSH, log_entries=2 * entries)
+    host = host_on(tmp_path, follower, errors, limits=limits, draw_share=draw)
     steps, prepare = list[int](), host.engine.prepare_flush
 
     def prepared(topics_max: int) -> bool:
@@ -348,7 +350,7 @@ async def test_memtable_whose_rows_are_mostly_dead_is_flushed_soon(tmp_path: Pat
         tmp_path,
         Follower(log),
         errors,
-        memtable_bytes_flush=8 * 20_000,
+        limits=replace(NO_FLUSH, memtable_bytes=8 * 20_000),
         mono_ms=lambda: MonoMs(clock[0]),
         draw_share=lambda: 1.0,
     )
