@@ -134,7 +134,7 @@ class ControlPlane:
         config: ControllerConfig | None = None,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
         release: ProgramRelease = FIRST_RELEASE,
-        tcp: TcpEnds | None = None,
+        tcp: TcpEnds,
         fail: Callable[[Exit, str], NoReturn] = exit_process,
     ) -> None:
         """Args:

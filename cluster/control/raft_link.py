@@ -153,7 +153,7 @@ class RaftLink(grpc.GenericRpcHandler):
         release: ProgramRelease = FIRST_RELEASE,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
         silence_s: float = SILENCE_S,
-        tcp: TcpEnds | None = None,
+        tcp: TcpEnds,
     ) -> None:
         """Args:
         channel_for: Returns a new channel to the peer, made with CHANNEL_OPTIONS; the link
@@ -165,8 +165,7 @@ class RaftLink(grpc.GenericRpcHandler):
         silence_s: The stream to a peer without a message for so long is ended.
         identify: Returns the node name in the caller's certificate. None: without TLS a peer's
             name is not verified.
-        tcp: How frames may go over TCP. The link neither opens nor closes the port. None: all
-            frames go over gRPC.
+        tcp: How frames may go over TCP. The link neither opens nor closes the port.
         """
         self._tcp = tcp
         self._name, self._cluster_id = name, cluster_id
@@ -295,8 +294,6 @@ class RaftLink(grpc.GenericRpcHandler):
 
     async def _tcp_of(self, peer: _Peer, call: _Call) -> TcpStream | None:
         """Return a connection to the peer's TCP port. None: frames go over gRPC."""
-        if self._tcp is None:
-            return None
         told = dict(await call.initial_metadata())
         port, key = told.get(PORT_METADATA, ""), told.get(KEY_METADATA)
         if not isinstance(port, str) or not isinstance(key, bytes):
@@ -379,9 +376,7 @@ class RaftLink(grpc.GenericRpcHandler):
         task = asyncio.current_task()
         assert task is not None
         task.set_name(f"link from {peer.name} at {context.peer()}")
-        expected = None
-        if self._tcp is not None:
-            expected = self._tcp.expect(functools.partial(self._take_tcp, peer, task))
+        expected = self._tcp.expect(functools.partial(self._take_tcp, peer, task))
         try:
             await self._follow(peer, task, context, expected)
         finally:
@@ -406,7 +401,7 @@ class RaftLink(grpc.GenericRpcHandler):
             self._complaints.say(f"second {peer.name}", text, peer_name=peer.name, **links)
             older.cancel()  # before the first frame of this one, so that no old frame comes later
         self._on_release(peer.name, FIRST_RELEASE)  # until it announces another
-        if expected is not None and self._tcp is not None and self._tcp.port is not None:
+        if expected is not None and self._tcp.port is not None:
             port = str(self._tcp.port.port)
             told = ((PORT_METADATA, port), (KEY_METADATA, expected.key))
             await context.send_initial_metadata(told)

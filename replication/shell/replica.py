@@ -76,7 +76,7 @@ class Replica:
         shipped_from: Callable[[], LogIndex | None] = lambda: None,
         identify: Identify | None = None,
         release: ProgramRelease = FIRST_RELEASE,
-        tcp: TcpEnds | None = None,
+        tcp: TcpEnds,
         hops: HopRecorder | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:

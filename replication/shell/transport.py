@@ -79,7 +79,7 @@ class Transport:
         identify: Identify | None = None,
         release: ProgramRelease = FIRST_RELEASE,
         level: Callable[[], int] = lambda: 0,
-        tcp: TcpEnds | None = None,
+        tcp: TcpEnds,
     ) -> None:
         """`name`: this node's name. `dials`: name of each other node -> its channel factory.
 
@@ -87,7 +87,6 @@ class Transport:
         `on_failure` receives an unexpected exception of a stream's task.
         `identify`: None: without TLS a peer's name is not verified.
         `release`: this program. `level`: returns the feature level of this node's log; 0: none.
-        `tcp`: None: all messages go over gRPC.
         """
         assert name not in dials, name
         self._cluster_id = cluster_id
@@ -123,7 +122,7 @@ class Transport:
         """Close every outgoing stream, and the TCP port."""
         for outbound in self._out.values():
             await outbound.stop()
-        if self.tcp is not None and self.tcp.port is not None:
+        if self.tcp.port is not None:
             await self.tcp.port.close()
 
     def send(self, to: ReplicaId, data: bytes) -> None:
@@ -141,8 +140,7 @@ class Transport:
     @property
     def tcp_port(self) -> int:
         """The port at which peers may send over TCP without gRPC; 0: none is open."""
-        port = self.tcp.port if self.tcp is not None else None
-        return port.port if port is not None else 0
+        return self.tcp.port.port if self.tcp.port is not None else 0
 
     def name_of(self, replica: ReplicaId) -> str | None:
         """Return the node name of a replica, own or last connected. None: it never was."""
@@ -244,9 +242,7 @@ class Transport:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, who)
         name, sender = who
         inbound = self._inbound[name] = _Inbound(sender)
-        expected = None
-        if self.tcp is not None:
-            expected = self.tcp.expect(functools.partial(self._take, name, inbound))
+        expected = self.tcp.expect(functools.partial(self._take, name, inbound))
         try:
             yield self.hello(name, expected.key if expected is not None else b"")
             async for data in messages:
@@ -415,17 +411,14 @@ class _Outbound:
         self, hello: pb.Hello, call: "grpc.aio.StreamStreamCall[bytes, bytes]"
     ) -> TcpStream | None:
         """Return a connection to the peer's TCP port. None: messages go over gRPC."""
-        tcp, complaints = self._transport.tcp, self._transport.complaints
-        if tcp is None:
-            return None
-        port, key = hello.tcp_port, hello.tcp_key
-        return await tcp.reach(self._peer, port, key, call.cancel, complaints)
+        port, key, complaints = hello.tcp_port, hello.tcp_key, self._transport.complaints
+        return await self._transport.tcp.reach(self._peer, port, key, call.cancel, complaints)
 
     async def _retry_tcp(
         self, hello: pb.Hello, call: "grpc.aio.StreamStreamCall[bytes, bytes]"
     ) -> None:
         """End a stream over gRPC once the peer's TCP port can be reached. The next one uses it."""
-        while self._transport.tcp is not None and hello.tcp_port:
+        while hello.tcp_port:
             await asyncio.sleep(TCP_RETRY_S)
             if (tcp := await self._tcp_of(hello, call)) is not None:
                 tcp.abort()  # and with it the call, also while a message is being written

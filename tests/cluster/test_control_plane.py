@@ -40,6 +40,7 @@ from cluster.control.raft import Exit
 from cluster.control.raft_link import CHANNEL_OPTIONS
 from cluster.observe.leader_history import LeaderHistory
 from deploy.local import free_ports
+from replication.shell.tcp_stream import TcpEnds
 from tests.waiting import until
 from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId, UnixMs
 
@@ -87,6 +88,7 @@ class Node:
             on_state=self.follow,
             raft_lost=raft_lost,
             config=cluster.config,
+            tcp=TcpEnds(None, AsyncMock()),
             fail=self.fail,
         )
         self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))

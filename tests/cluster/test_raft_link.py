@@ -148,7 +148,7 @@ class End:
             on_up=lambda _, up: self.ups.append(up),
             on_frame=lambda peer, kind, body: self.frames.append((peer, kind, body)),
             silence_s=self.silence_s,
-            tcp=TcpEnds(self.tcp, self.connect) if self.tcp is not None else None,
+            tcp=TcpEnds(self.tcp, self.connect),
         )
 
     async def connect(self, _: str, port: int, protocol: Callable[[], asyncio.Protocol]) -> None:

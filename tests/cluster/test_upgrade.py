@@ -13,6 +13,7 @@ from cluster.control import control_state, raft_link
 from cluster.control.control_state import Appoint, ControlState, Init
 from cluster.control.raft_link import FrameKind
 from cluster.settings.release import RELEASE
+from replication.shell.tcp_stream import TcpEnds
 from replication.shell.transport import Transport
 from tests.cluster.load import loaded
 from tests.cluster.previous_release import VERSION, PreviousRelease, TwoReleases
@@ -71,7 +72,8 @@ def node_transport() -> Transport:
 
     return Transport(
         cluster_id="c", me=ReplicaId(2), name="n2", dials={"n1": unused}, on_message=unused,
-        on_connected=unused, on_failure=unused, release=RELEASE, level=lambda: 1,
+        on_connected=unused, on_failure=unused, tcp=TcpEnds(None, unused), release=RELEASE,
+        level=lambda: 1,
     )  # fmt: skip
 
 

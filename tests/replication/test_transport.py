@@ -43,6 +43,7 @@ def transport_at(level: int = 0, dial: Dial | None = None) -> Transport:
         on_message=unused,
         on_connected=lambda replica: None,
         on_failure=unused,
+        tcp=TcpEnds(None, mock.AsyncMock()),
         release=ProgramRelease("0.3.0", 2, 3),
         level=lambda: level,
     )
@@ -144,7 +145,7 @@ async def test_peer_that_stays_out_of_reach_is_logged_once(
 class Link:
     """The stream of n1 to n2, whose channels `dial` makes."""
 
-    def __init__(self, dial: Dial, tcp: TcpEnds | None = None) -> None:
+    def __init__(self, dial: Dial, tcp: TcpEnds) -> None:
         self.ups: list[ReplicaId] = []
         self.errors: list[BaseException] = []
         self.transport = Transport(
@@ -322,7 +323,7 @@ async def test_stop_ends_a_stream_that_has_just_broken() -> None:
         stopping.append(asyncio.create_task(link.transport.stop()))
 
     dial: Any = lambda: Call(stop)  # noqa: E731
-    link = Link(dial)
+    link = Link(dial, TcpEnds(None, mock.AsyncMock()))
     link.transport.start()
     await until(lambda: len(link.ups) == 1)
     link.transport.send(OTHER, b"lost")
