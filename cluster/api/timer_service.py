@@ -22,7 +22,6 @@ from cluster.api.timer_stories import Stories
 from cluster.api.wire_rows import AnyScheduling, RequestLimits
 from cluster.rpc import grpc_errors
 from cluster.rpc.handlers import (
-    NO_HOOKS,
     Context,
     RequestStream,
     Service,
@@ -68,8 +67,8 @@ class TimerService(Service, rpc.TimerServiceServicer):
         salt: int,
         auto_create_topics: bool,
         topic_name_bytes_max: int,
-        threads: Executor | None = None,
-        hooks: ServiceHooks = NO_HOOKS,
+        threads: Executor | None,
+        hooks: ServiceHooks,
     ) -> None:
         """`threads` run queries; None for threads of its own."""
         super().__init__(hooks)

@@ -56,7 +56,7 @@ from cluster.control.controller_events import (
     TransferAsked,
 )
 from cluster.control.membership import Change
-from cluster.control.raft import Exit, Raft, RaftView, exit_process, next_nonce
+from cluster.control.raft import Exit, Raft, RaftView, next_nonce
 from cluster.control.raft_link import FrameKind, RaftLink
 from cluster.settings.rounds import next_round
 from replication.core.message_check import ID_MAX
@@ -130,12 +130,12 @@ class ControlPlane:
         clock: Callable[[], MonoMs],
         report: Callable[[], ReplicaReport],
         on_state: Callable[[ControlState], None],
-        raft_lost: bool = False,
-        config: ControllerConfig | None = None,
+        raft_lost: bool,
+        config: ControllerConfig,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
         release: ProgramRelease = FIRST_RELEASE,
         tcp: TcpEnds,
-        fail: Callable[[Exit, str], NoReturn] = exit_process,
+        fail: Callable[[Exit, str], NoReturn],
     ) -> None:
         """Args:
         peers: Names of the other nodes.
@@ -150,7 +150,6 @@ class ControlPlane:
         raft_lost: An operator has declared that the Raft files of all absent nodes are lost.
         identify, release, tcp: See RaftLink.
         """
-        config = config or ControllerConfig()
         self.name, self._peers, self._directory = name, frozenset(peers), directory
         assert name not in self._peers, name
         assert voters.get(name, replica_id) == replica_id, f"{name} is {voters[name]} in voters"

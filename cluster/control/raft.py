@@ -201,7 +201,7 @@ class Raft:
         machine: RaftMachine,
         on_change: Callable[[], None],
         others_lost: bool = False,
-        fail: Callable[[Exit, str], NoReturn] = exit_process,
+        fail: Callable[[Exit, str], NoReturn],
     ) -> None:
         """`others_lost`: an operator has declared that all absent nodes lost their files, too."""
         assert name not in peers, name

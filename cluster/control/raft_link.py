@@ -59,8 +59,6 @@ PROGRAM_SIZE_MAX: Final = 64
 _FRAME_OVERHEAD: Final = 16
 KEEPALIVE_S: Final = 0.5
 """Interval of messages on an idle stream."""
-SILENCE_S: Final = 2.0
-"""The default of `silence_s`."""
 HELLO_S: Final = 1.0
 RETRY_S: Final = 0.1
 RETRY_LATER_S: Final = 0.5
@@ -152,7 +150,7 @@ class RaftLink(grpc.GenericRpcHandler):
         on_release: Callable[[str, ProgramRelease], None] = lambda peer, release: None,
         release: ProgramRelease = FIRST_RELEASE,
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
-        silence_s: float = SILENCE_S,
+        silence_s: float,
         tcp: TcpEnds,
     ) -> None:
         """Args:

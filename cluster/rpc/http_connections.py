@@ -23,7 +23,6 @@ from typing import Any, Final
 
 from cluster.rpc.aiohttp_server import RequestHandler, web
 from cluster.rpc.connections import grpc_address
-from cluster.rpc.open_files import HTTP_RESERVED
 from cluster.rpc.problem_details import problem_of
 from cluster.settings.rounds import next_round
 from timer.model.timer_errors import OverloadedError
@@ -90,11 +89,7 @@ class HttpConnection:
 class HttpConnections:
     """Knows the connections, and ends those of slow clients; see the module."""
 
-    def __init__(
-        self,
-        on_ended: Callable[[], object] = lambda: None,
-        connections_max: int = HTTP_RESERVED,
-    ) -> None:
+    def __init__(self, on_ended: Callable[[], object], connections_max: int) -> None:
         """`on_ended`: called for each connection that is ended because its client is slow.
 
         `connections_max`: open connections, at most.

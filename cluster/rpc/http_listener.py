@@ -14,7 +14,6 @@ from typing import Final
 
 from cluster.rpc.aiohttp_server import RequestHandler
 from cluster.rpc.http_connections import BUFFER_BYTES, HttpConnections
-from cluster.rpc.open_files import HTTP_RESERVED
 from replication.shell.accepting import accepted, listening_at
 
 HANDSHAKE_S: Final = 5.0
@@ -29,8 +28,8 @@ class HttpListener:
         protocol: Callable[[], RequestHandler],
         connections: HttpConnections,
         context: Callable[[], ssl.SSLContext | None],
-        on_failed: Callable[[], object] = lambda: None,
-        connections_max: int = HTTP_RESERVED,
+        on_failed: Callable[[], object],
+        connections_max: int,
     ) -> None:
         """`protocol` returns the protocol of a new connection. `connections`: of this listener.
 

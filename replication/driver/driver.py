@@ -424,7 +424,7 @@ class Driver:
 
     # ---------------------------------------------------------------- application
 
-    def check_leading(self, size: int = 0) -> None:
+    def check_leading(self, size: int) -> None:
         """Return if `size` bytes may be proposed now.
 
         Raises:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from timer.model.columns import I64, TOMBSTONE, U64, Buffers, RowArray
 from timer.model.firing_order import Position, after, fire_order, merge_order, place_of, rank
 from timer.model.timer_id import SEQ_MAX
-from timer.pending.memory.deleted_topics import NONE, DeletedTopics
+from timer.pending.memory.deleted_topics import DeletedTopics
 from timer.pending.memory.held_rows import ASIDE, BEGIN, MASK, aside, plain
 from timer.pending.memory.memtable import Graves, Left, Memtable, TopicOrder
 from timer.pending.runs.row_reader import Packer, Whole
@@ -108,7 +108,7 @@ class Cut:
         position: Position,
         tables: Sequence[tuple[Memtable, Left | None]],
         runs: Sequence[Run],
-        gone: DeletedTopics = NONE,
+        gone: DeletedTopics,
     ) -> None:
         self._position = position
         self._gone = gone

@@ -198,9 +198,7 @@ def spill_refs(state: State) -> list[SpillRef]:
     return [SpillRef(*block[:3]) for topic in state["topics"] for block in topic["blocks"]]
 
 
-def recover_store(
-    state: State | None, disk: Disk, directory: Path, key_secret: bytes = b""
-) -> Store:
+def recover_store(state: State | None, disk: Disk, directory: Path, key_secret: bytes) -> Store:
     """Return the store that a manifest describes, or an empty one without a manifest.
 
     `key_secret`: secret of the empty store's hasher.

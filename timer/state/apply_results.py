@@ -106,9 +106,9 @@ class FireApplied:
     fired: tuple[tuple[TopicId, RowArray], ...]
     limited: bool
     """More rows are due, or held and to be released. Another FIRE must follow."""
-    released: tuple[tuple[TopicId, RowArray], ...] = ()
+    released: tuple[tuple[TopicId, RowArray], ...]
     """Held rows that fired, in this order; a topic may appear twice."""
-    dropped: tuple[tuple[TopicId, RowArray], ...] = ()
+    dropped: tuple[tuple[TopicId, RowArray], ...]
     """Held rows that were dropped and never fire."""
 
 

@@ -15,11 +15,11 @@ class RequestOutcome(NamedTuple):
 
     raw: bytes
     """n x 15 bytes: the timers' ids; zeros for a row that was not scheduled."""
-    duplicate: bool = False
+    duplicate: bool
     """An earlier attempt of the request was applied."""
-    results: Sequence[int] = ()
+    results: Sequence[int]
     """ScheduleResults, one per row. Empty: all are SCHEDULED."""
-    others: bytes = b""
+    others: bytes
     """n x 15 bytes, with `results`: the timer that was replaced, or that has the key."""
 
     def part(self, first: int, rows: int) -> "RequestOutcome":

@@ -99,7 +99,7 @@ class _Direct:
 class NodeChannel:
     """One address: its channel and the stubs on it."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, *, relays: bool = False) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel, *, relays: bool) -> None:
         """`relays`: the node sends requests on to the leader if it does not lead."""
         self.address = address
         self.channel = channel

@@ -541,8 +541,8 @@ class Nodes:
         method: Method[T],
         *,
         within_s: float,
-        rank: Callable[[T], int] = lambda _: RANK_MAX,
-        final: tuple[type[TimerError], ...] = (),
+        rank: Callable[[T], int],
+        final: tuple[type[TimerError], ...],
     ) -> T:
         """Call each node once; return the first response of rank RANK_MAX, else the highest.
 

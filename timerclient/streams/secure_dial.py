@@ -23,7 +23,7 @@ def with_token(credentials: grpc.ChannelCredentials, token: str) -> grpc.Channel
 class SecureDial:
     """Makes channels with the files of `ClientTls`, and with a bearer token."""
 
-    def __init__(self, tls: ClientTls, options: Any, token: str | Path | None = None) -> None:
+    def __init__(self, tls: ClientTls, options: Any, token: str | Path | None) -> None:
         """Read the files. `token`: a path: it is read again when the file changes.
 
         Raises:

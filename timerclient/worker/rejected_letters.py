@@ -62,7 +62,7 @@ def detail_of(reason: Exception) -> dict[str, str]:
     return {f"{PREFIX}detail": cut_detail(text)} if text else {}
 
 
-def failure_text(error: BaseException, *, with_text: bool = True) -> str:
+def failure_text(error: BaseException, *, with_text: bool) -> str:
     """Return an exception's type, and its text, for the dead letter of a nacked message."""
     count, first = first_failure(error)
     text = _text_of(first) if with_text else ""

@@ -111,10 +111,10 @@ class Serving:
         epoch: Epoch,
         propose: Propose,
         id_salt: int,
-        ttl_ms: Callable[[Topic], int] = lambda _: 0,
-        expires: Callable[[], bool] = lambda: False,
-        rates: Callable[[Topic], tuple[int, int]] = lambda _: (0, 0),
-        limits: CountLimits = CountLimits(),  # noqa: B008 -- immutable
+        ttl_ms: Callable[[Topic], int],
+        expires: Callable[[], bool],
+        rates: Callable[[Topic], tuple[int, int]],
+        limits: CountLimits,
     ) -> None:
         """`ttl_ms`: a topic's time to live, 0 for none. `expires`: whether any topic has one.
 

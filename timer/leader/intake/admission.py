@@ -215,7 +215,7 @@ UNBOUNDED: Final = Rules(Policies().effective(DEFAULTS))
 class Admission:
     """The policies by which the leader computes its next entries."""
 
-    def __init__(self, machine: "Machine", node: ScopePolicy, seed: int = 0) -> None:
+    def __init__(self, machine: "Machine", node: ScopePolicy, seed: int) -> None:
         """`node`: the node's settings, which hold where no policy sets a value.
 
         `seed`: of the jitter, another one for each epoch.

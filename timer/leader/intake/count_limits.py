@@ -88,7 +88,7 @@ def may_have_topic(limits: CountLimits, machine: Machine, name: str) -> bool:
 
 
 def check_group(
-    limits: CountLimits, machine: Machine, topic: Topic, on_the_way: Collection[GroupName] = ()
+    limits: CountLimits, machine: Machine, topic: Topic, on_the_way: Collection[GroupName]
 ) -> None:
     """Check that a topic may have one more group.
 

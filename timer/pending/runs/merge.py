@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from timer.model.columns import Buffers, RowArray
 from timer.model.firing_order import Position, annihilate, concat, fire_order, rank
-from timer.pending.memory.deleted_topics import NONE, DeletedTopics
+from timer.pending.memory.deleted_topics import DeletedTopics
 from timer.pending.memory.memtable import Peek
 from timer.pending.runs.run import Cursor, Run, is_tombstone
 
@@ -33,7 +33,7 @@ class Merge:
     """Bytes of each part, about."""
     position: Position
     """Rows at or before it are left out."""
-    gone: DeletedTopics = NONE
+    gone: DeletedTopics
     """Rows of these topics are left out, too."""
 
 
