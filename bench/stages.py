@@ -54,6 +54,7 @@ from timer.files.log import Log
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.columns import Part
+from timer.model.timer_errors import NotLeaderError
 from timer.model.units import Epoch, LogIndex, TopicId, UnixMs
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
@@ -332,7 +333,7 @@ def _promote_and_flush(loop: StagedLoop, topics: Sequence[TopicId], case: Case) 
         loop.request(due, np.full(len(due), topics[0], np.uint32), size=case.payload)
         loop.settle()
     engine = loop.engine
-    engine.step_down()
+    engine.step_down(NotLeaderError(None))
 
     def lead() -> None:
         loop.leader = engine.lead(Epoch(1), loop.append, loop.now)

@@ -1,5 +1,6 @@
 """Helpers for tests of the machine: a log in memory, and a naive model of the machine."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ from timer.entries.payloads import (
 from timer.entries.policies import Policies, Scope, ScopePolicy, encode_policy
 from timer.entries.series_payloads import Planned, SeriesOp, encode_occurrences, encode_series
 from timer.files.disk import Disk
+from timer.leader.groups.group_leases import Leases
+from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import LeaderConfig
 from timer.model.columns import Binary, OnConflict, Part, encode_schedule, gather
 from timer.model.firing_order import Position
@@ -42,6 +45,7 @@ from timer.pending.prefetch import Prefetch, PrefetchTargets
 from timer.pending.read_view import Cut, Filter
 from timer.pending.runs.held_scan import HELD_END, HeldReader, Portion
 from timer.pending.store import Store
+from timer.ready.group import Group
 from timer.ready.page_cache import Pages
 from timer.ready.spill import read_page
 from timer.ready.topic import Topic
@@ -232,6 +236,11 @@ def engine_on(disk: Disk, directory: Path = STATE) -> Engine:
     engine = Engine(disk, directory, LeaderConfig())
     _DISKS[engine.machine.pages] = disk, directory
     return engine
+
+
+def leases_of(group: Group, epoch: int) -> Leases:
+    """Return the leases of the only group of an epoch."""
+    return Leases(group, Epoch(epoch), itertools.count(), CountLimits().group_leases_max)
 
 
 def catch_up(engine: Engine, log: Log) -> None:

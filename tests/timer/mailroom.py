@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import Log, catch_up, engine_on, part_of, u64
+from tests.timer.machines import Log, catch_up, engine_on, leases_of, part_of, u64
 from timer.entries.payloads import Op
 from timer.leader.groups.group_leases import ACCEPT, Leases
 from timer.leader.groups.lease_table import ConsumerStream
-from timer.model.units import Epoch, MonoMs, TopicId, UnixMs
+from timer.model.units import MonoMs, TopicId, UnixMs
 from timer.ready import queue as queues_module
 from timer.ready import spill as spill_module
 from timer.ready.group import Group
@@ -100,7 +100,7 @@ class Mailroom:
         group = self.chance.choice(self.groups())
         leases = self.leases.get(group.group_id)
         if leases is None:
-            leases = self.leases[group.group_id] = Leases(group, Epoch(self.log.epoch))
+            leases = self.leases[group.group_id] = leases_of(group, self.log.epoch)
             leases.join(ConsumerStream("c", 1_000, lambda _: None, credit=1 << 30))
         queue = self.engine.machine.topics[group.topic].queue
         self.log.op(Op.RESERVE, group.topic, group.group_id, [queue.end])

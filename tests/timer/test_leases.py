@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.timer.machines import leases_of
 from timer.entries.payloads import GroupOp, GroupSettings, Nack, Op
 from timer.leader.groups import group_leases
 from timer.leader.groups.group_batch import GROUP_OFFSETS_MAX, NACK_WEIGHT, GroupBatch
@@ -77,7 +78,7 @@ class Play:
         self.leases = self.make_leases()
 
     def make_leases(self) -> Leases:
-        return Leases(self.group, Epoch(self.epoch))
+        return leases_of(self.group, self.epoch)
 
     def fire(self, count: int, size: int = 1) -> None:
         rows = np.zeros(count, ROW)

@@ -32,7 +32,12 @@ from timer.leader.leader import (
     LeaderConfig,
 )
 from timer.model.columns import I64, U32, Binary, OnConflict, Part, row_bytes
-from timer.model.timer_errors import CorruptFileError, InvalidRequestError, OverloadedError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    InvalidRequestError,
+    NotLeaderError,
+    OverloadedError,
+)
 from timer.model.units import Epoch, LogIndex, MonoMs, Now, TopicId, UnixMs
 from timer.pending.memory.key_index import KeyHasher
 from timer.pending.read_view import Filter
@@ -269,7 +274,7 @@ def test_reschedule_of_a_deposed_leader_has_an_unknown_outcome() -> None:
     now, answers = Now(MonoMs(1), UnixMs(START_MS + 1)), list[object]()
     reschedule(leader, ids_of([(FAR, 1)]), np.array([FAR]), now, answers.append)
     leader.step(now)
-    engine.step_down()
+    engine.step_down(NotLeaderError(None))
     assert [type(answer).__name__ for answer in answers] == ["LeadershipLostError"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.timer.machines import leases_of
 from tests.timer.test_leases import (
     LEASE_MS,
     Play,
@@ -48,7 +49,7 @@ class OrderedPlay(Play):
             **{each: getattr(self.group.settings, each) for each in ("lease_ms", "max_in_flight")},
             type=self.type,
         )
-        return Leases(self.group, Epoch(self.epoch))
+        return leases_of(self.group, self.epoch)
 
     def fire(self, count: int, size: int = 1, keys: bytes = b"") -> None:
         """Let messages fire, with keys of one letter; `-` is none."""
@@ -368,7 +369,7 @@ def test_cumulative_ack_of_who_lost_the_messages_is_refused_whole() -> None:
 def test_no_more_is_in_flight_than_the_group_allows(type: str) -> None:  # noqa: A002
     play = OrderedPlay(type=type)
     play.group.settings = GroupSettings(lease_ms=LEASE_MS, type=type, max_in_flight=3)
-    play.leases = Leases(play.group, Epoch(1))
+    play.leases = leases_of(play.group, 1)
     play.fire(9, keys=b"abcdefghi")
     play.join(1000)
     play.apply()

@@ -21,7 +21,7 @@ from timer.files.disk import Disk
 from timer.files.disk_reserve import Room
 from timer.leader.leader import Append, Leader, LeaderConfig
 from timer.model.columns import keyed_max
-from timer.model.timer_errors import EngineError, NotLeaderError
+from timer.model.timer_errors import EngineError
 from timer.model.units import Epoch, LogIndex, Now, TopicId
 from timer.pending.prefetch import Prefetch
 from timer.pending.runs.frozen_memtable import Frozen
@@ -375,10 +375,10 @@ class Engine:
         self.leader = Leader(self.machine, epoch, append, self._config, now)
         return self.leader
 
-    def step_down(self, why: EngineError | None = None) -> None:
+    def step_down(self, why: EngineError) -> None:
         """Fail all waiting requests and follow."""
         if self.leader is not None:
-            self.leader.close(why or NotLeaderError(None))
+            self.leader.close(why)
             self.leader = None
             self.machine.store.follow()
 

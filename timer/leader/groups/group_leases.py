@@ -21,7 +21,6 @@ Every change is proposed to the log as an op. Answers and redeliveries wait unti
            --expired, dead -------> Exits
 """
 
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
@@ -120,20 +119,15 @@ class Leases:
     )
 
     def __init__(
-        self,
-        group: Group,
-        epoch: Epoch,
-        lease_ids: Iterator[int] | None = None,
-        leases_max: int = 8_192,
+        self, group: Group, epoch: Epoch, lease_ids: Iterator[int], leases_max: int
     ) -> None:
         """Start at the group's cursor: deliveries of the old leader are repeated, and marked so.
 
-        `lease_ids`: shared by all groups of the epoch. None: the group is alone. `leases_max`: at
-        so many leases in force the deliveries pause.
+        `lease_ids`: shared by all groups of the epoch. `leases_max`: at so many leases in force the
+        deliveries pause.
         """
         self.group, self.epoch = group, epoch
-        self._lease_ids = itertools.count() if lease_ids is None else lease_ids
-        self._leases_max = leases_max
+        self._lease_ids, self._leases_max = lease_ids, leases_max
         self._table = LeaseTable(int(group.cursor))
         self._gone: list[ConsumerStream] = []
         """Consumers that left and whose leases `expire` ends."""
