@@ -103,10 +103,10 @@ class CreationLimits:
         self._propose("topics", new, leader.machine.creators.topics[creator], propose, done)
 
     def group(self, leader: Leader, create: CreateGroup, done: Done) -> None:
-        """Create a group for the present caller, if it does not exist; see Serving.
+        """Create a group for the present caller, if it does not exist; see GroupDispatch.
 
         Raises:
-            EngineError: see Serving; LimitReachedError: the caller created as many as it may.
+            EngineError: see GroupDispatch; LimitReachedError: the caller created as many as it may.
         """
         creator, topic = _creator(leader), leader.machine.topics.get(create.topic)
         propose = functools.partial(leader.groups.create, replace(create, creator=creator))

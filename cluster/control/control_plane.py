@@ -102,7 +102,7 @@ class CommandOutcome(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TransferAnswer:
+class CommandAnswer:
     """The answer to an operator's request for another leader or other voters."""
 
     outcome: CommandOutcome
@@ -187,7 +187,7 @@ class ControlPlane:
         self._pending: dict[int, asyncio.Future[CommandOutcome]] = {}
         self._failed: tuple[Command, CommandOutcome] | None = None
         """The last proposal and its outcome. None: it succeeded."""
-        self._asked: dict[int, tuple[str, asyncio.Future[TransferAnswer]]] = {}
+        self._asked: dict[int, tuple[str, asyncio.Future[CommandAnswer]]] = {}
         """Open requests to controllers: id -> (controller, its answer)."""
         self._complaints, self._publishing = Complaints(logger), asyncio.Lock()
         self._published = LogIndex(0)
@@ -307,7 +307,7 @@ class ControlPlane:
         """Set the voters of the replicated object to those in the log of `epoch`."""
         return await self._submit(Members(epoch=epoch, voters=voters))
 
-    async def request_transfer(self, target: ReplicaId | None) -> TransferAnswer:
+    async def request_transfer(self, target: ReplicaId | None) -> CommandAnswer:
         """Request the appointment of `target`; None: of the best voter except the present leader.
 
         The target catches up first, while the leader serves. The answer comes when the target
@@ -316,21 +316,21 @@ class ControlPlane:
         """
         return await self._request(TransferAsked(target), (target,))
 
-    async def request_change(self, change: Change, name: str) -> TransferAnswer:
+    async def request_change(self, change: Change, name: str) -> CommandAnswer:
         """Request a change of the voters, which is proposed with the next appointment."""
         return await self._request(ChangeAsked(change, name), (str(change), name))
 
-    async def _request(self, asked: Asked, words: tuple[object, ...]) -> TransferAnswer:
+    async def _request(self, asked: Asked, words: tuple[object, ...]) -> CommandAnswer:
         assert self._loop is not None
         until_s = self._loop.time() + ELECTION_DEADLINE_S
         while (controller := self._reached_controller()) is None:
             if self._loop.time() >= until_s:
-                return TransferAnswer(CommandOutcome.NOT_NOW, "no controller is known")
+                return CommandAnswer(CommandOutcome.NOT_NOW, "no controller is known")
             await asyncio.sleep(HURRY_S)
         if controller == self.name:
             return await self._asked_for(asked)
         ask_id = next_nonce()
-        answered: asyncio.Future[TransferAnswer] = self._loop.create_future()
+        answered: asyncio.Future[CommandAnswer] = self._loop.create_future()
         self._asked[ask_id] = controller, answered
         self._link.send(controller, FrameKind.ASK, (ask_id, *words))
         waits_s = self._transfer_s + COMMAND_DEADLINE_S + SERVE_DEADLINE_S
@@ -338,7 +338,7 @@ class ControlPlane:
             async with asyncio.timeout(waits_s + ASK_SPARE_S):
                 return await answered
         except TimeoutError:
-            return TransferAnswer(CommandOutcome.UNKNOWN, f"{controller} did not answer")
+            return CommandAnswer(CommandOutcome.UNKNOWN, f"{controller} did not answer")
         finally:
             del self._asked[ask_id]
 
@@ -414,7 +414,7 @@ class ControlPlane:
         self._step(ProposalEnded(refused=outcome is CommandOutcome.FAILED))
         return outcome
 
-    async def _asked_for(self, asked: Asked) -> TransferAnswer:
+    async def _asked_for(self, asked: Asked) -> CommandAnswer:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._transfer_s
         effects = self._decide(asked)
@@ -425,18 +425,18 @@ class ControlPlane:
         refusal = effects.refusal
         if refusal is not None and refusal.soon:
             why = f"{refusal.why}, and did not catch up within {self._transfer_s:g} s"
-            return TransferAnswer(CommandOutcome.REFUSED, f"{why}; the leader stays")
+            return CommandAnswer(CommandOutcome.REFUSED, f"{why}; the leader stays")
         if refusal is not None:
             outcome = CommandOutcome.NOT_NOW if refusal.later else CommandOutcome.REFUSED
-            return TransferAnswer(outcome, refusal.why)
+            return CommandAnswer(outcome, refusal.why)
         if effects.propose is None:
-            return TransferAnswer(CommandOutcome.OK, effects.reason, changed=False)
+            return CommandAnswer(CommandOutcome.OK, effects.reason, changed=False)
         before = self._state.leader
         outcome = await self._propose(effects.propose)
         if outcome is not CommandOutcome.OK:
-            return TransferAnswer(outcome, f"{effects.reason}: {outcome}")
+            return CommandAnswer(outcome, f"{effects.reason}: {outcome}")
         if not isinstance(asked, TransferAsked):
-            return TransferAnswer(outcome, effects.reason)
+            return CommandAnswer(outcome, effects.reason)
 
         def is_requested(leader: ReplicaId | None) -> bool:
             return leader != before if asked.target is None else leader == asked.target
@@ -445,7 +445,7 @@ class ControlPlane:
 
     async def _served(
         self, effects: ControllerEffects, is_requested: Callable[[ReplicaId | None], bool]
-    ) -> TransferAnswer:
+    ) -> CommandAnswer:
         """Wait until a requested leader serves, SERVE_DEADLINE_S at most.
 
         The appointed one may end or be refused before it serves. A later appointment of a requested
@@ -456,14 +456,14 @@ class ControlPlane:
         assert isinstance(effects.propose, Appoint), effects
         while is_requested(self._state.leader):
             if self._controller.served_epoch >= effects.propose.epoch:
-                return TransferAnswer(CommandOutcome.OK, effects.reason)
+                return CommandAnswer(CommandOutcome.OK, effects.reason)
             if loop.time() >= until_s:
                 why = f"{effects.reason}: not seen serving within {SERVE_DEADLINE_S:g} s"
-                return TransferAnswer(CommandOutcome.UNKNOWN, why)
+                return CommandAnswer(CommandOutcome.UNKNOWN, why)
             await asyncio.sleep(SERVED_POLL_S)
         name = self._state.name_of(self._state.leader) or "another replica"
         why = f" ({self._state.why})" if self._state.why else ""
-        return TransferAnswer(CommandOutcome.NOT_NOW, f"{name} was appointed instead{why}")
+        return CommandAnswer(CommandOutcome.NOT_NOW, f"{name} was appointed instead{why}")
 
     async def _submit(self, command: Command) -> CommandOutcome:
         """Return the outcome of `command`, after COMMAND_DEADLINE_S at most."""
@@ -552,7 +552,7 @@ class ControlPlane:
         if not up:
             lost = f"the connection to {peer} was lost before it answered"
             for ask_id in [each for each, (asked, _) in self._asked.items() if asked == peer]:
-                self._answered(ask_id, TransferAnswer(CommandOutcome.UNKNOWN, lost))
+                self._answered(ask_id, CommandAnswer(CommandOutcome.UNKNOWN, lost))
 
     def _on_announced(self, peer: str, release: ProgramRelease) -> None:
         self._step(Announced(peer, release))
@@ -570,12 +570,12 @@ class ControlPlane:
                 self._spawn(self._answer(peer, ask_id, ChangeAsked(Change(change), name)))
             case FrameKind.ANSWER, (int(ask_id), str(outcome), str(why), bool(changed)):
                 if ask_id in self._asked and outcome in set(CommandOutcome):
-                    self._answered(ask_id, TransferAnswer(CommandOutcome(outcome), why, changed))
+                    self._answered(ask_id, CommandAnswer(CommandOutcome(outcome), why, changed))
             case _:
                 more = {"kind": kind.name, "body": f"{body!r:.80}"}
                 self._complaints.say(peer, "unknown frame", peer_name=str(peer), **more)
 
-    def _answered(self, ask_id: int, answer: TransferAnswer) -> None:
+    def _answered(self, ask_id: int, answer: CommandAnswer) -> None:
         _, answered = self._asked[ask_id]
         if not answered.done():
             answered.set_result(answer)

@@ -45,7 +45,7 @@ from cluster.control.controller_events import (
     TransferAsked,
 )
 from cluster.control.leader_fitness import SLOW_PARTS, ServiceRecord, UnfitReplicas
-from cluster.control.membership import Change, Learner, MembershipRefusal, planned
+from cluster.control.membership import Change, Learner, Refusal, planned
 from cluster.control.succession import Candidate, best, why_behind
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
@@ -140,7 +140,7 @@ class ControllerEffects:
     """Submit this command to Raft; answer with ProposalEnded."""
     hand_over_to: str | None = None
     """Hand Raft's leadership over to this node."""
-    refusal: MembershipRefusal | None = None
+    refusal: Refusal | None = None
     """The reason to refuse an operator's request."""
     reason: str = ""
     """The reason for the decision, for the log."""
@@ -153,7 +153,7 @@ _NO_SUCCESSOR: Final = "no other voter could lead"
 
 
 def _refused(why: str) -> ControllerEffects:
-    return ControllerEffects(refusal=MembershipRefusal(why))
+    return ControllerEffects(refusal=Refusal(why))
 
 
 @dataclass(slots=True)
@@ -672,7 +672,7 @@ class Controller:
         unfit = self._unfit.at(now_ms) - {successor.replica_id}
         return self._appoint(now_ms, successor, "a transfer was requested", unfit=unfit)
 
-    def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> MembershipRefusal | None:
+    def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> Refusal | None:
         """Return why `successor` can't take over at once. The present leader serves until then."""
         held = self._ends[0][1] if self._ends and self._leader() in fresh else None
         end = max((node.latest.last_epoch, node.latest.last_index) for node in fresh)
@@ -692,7 +692,7 @@ class Controller:
         reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
         leader_end = leader.latest.last_epoch, leader.latest.last_index
         after = planned(change, name, voters, learner, leader_end, reporting)
-        if isinstance(after, MembershipRefusal):
+        if isinstance(after, Refusal):
             return ControllerEffects(refusal=after)
         stays = after.get(leader.name) == leader.replica_id
         remaining = [node for node in fresh if after.get(node.name) == node.replica_id]

@@ -30,8 +30,8 @@ class Change(enum.StrEnum):
     REMOVE = "remove"
 
 
-class MembershipRefusal(NamedTuple):
-    """The reason why a change is not proposed."""
+class Refusal(NamedTuple):
+    """The reason why a transfer, or a change of the voters, is not proposed."""
 
     why: str
     later: bool = True
@@ -60,7 +60,7 @@ def planned(
     learner: Learner | None,
     leader_end: tuple[Epoch, LogIndex],
     reporting: Collection[str],
-) -> Mapping[str, ReplicaId] | MembershipRefusal:
+) -> Mapping[str, ReplicaId] | Refusal:
     """Return the voters after the change, or the reason to refuse it.
 
     Args:
@@ -74,27 +74,27 @@ def planned(
     if (change is Change.ADD) == (name in voters):
         said = ", ".join(sorted(voters))
         is_ = "is a" if name in voters else "is no"
-        return MembershipRefusal(f"{is_} voter; the voters are {said}", later=False)
+        return Refusal(f"{is_} voter; the voters are {said}", later=False)
     after = {voter: replica for voter, replica in voters.items() if voter != name}
     if change is not Change.REMOVE:
         if learner is None:
             why = "no learner answers under this name; format one with --learner, and start it"
-            return MembershipRefusal(why, later=name not in reporting)  # it may be starting
+            return Refusal(why, later=name not in reporting)  # it may be starting
         if learner.silent_ms:
             seconds = learner.silent_ms / 1000
-            return MembershipRefusal(f"the learner last answered {seconds:.0f} s ago")
+            return Refusal(f"the learner last answered {seconds:.0f} s ago")
         behind = leader_end[1] - learner.last_index
         if learner.unsure or learner.last_epoch != leader_end[0] or behind > LAG_MAX:
-            return MembershipRefusal(
+            return Refusal(
                 f"the learner is {behind} entries behind (at most {LAG_MAX}), or its log is unsure"
             )
         after[name] = learner.replica_id
     if not 1 <= len(after) <= VOTERS_MAX:
-        return MembershipRefusal(f"{len(after)} voters; allowed: 1 to {VOTERS_MAX}", later=False)
+        return Refusal(f"{len(after)} voters; allowed: 1 to {VOTERS_MAX}", later=False)
     silent = sorted(after.keys() - set(reporting))
     if len(silent) * 2 >= len(after):
         names = ", ".join(silent)
-        return MembershipRefusal(f"no majority: {names} of the new voters would not answer")
+        return Refusal(f"no majority: {names} of the new voters would not answer")
     return after
 
 

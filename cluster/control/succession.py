@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from cluster.control.membership import MembershipRefusal
+from cluster.control.membership import Refusal
 from timer.model.units import Epoch, LogIndex, ReplicaId
 
 
@@ -72,7 +72,7 @@ class SuccessionLimits(Protocol):
 
 def why_behind(
     log: LogReport, end: tuple[Epoch, LogIndex], held: LogIndex | None, limits: SuccessionLimits
-) -> MembershipRefusal | None:
+) -> Refusal | None:
     """Return why a replica can't take over at once. None: it can.
 
     Args:
@@ -85,16 +85,16 @@ def why_behind(
     behind = max(0, end[1] - log.last_index)
     lacks = f"{log.name} is {behind} entries behind"
     if behind > limits.transfer_entries:
-        return MembershipRefusal(f"{lacks}; at most {limits.transfer_entries}", later=False)
+        return Refusal(f"{lacks}; at most {limits.transfer_entries}", later=False)
     if log.unsure:
-        return MembershipRefusal(f"{lacks}, and not matched with the leader's log yet", soon=True)
+        return Refusal(f"{lacks}, and not matched with the leader's log yet", soon=True)
     if log.last_epoch != end[0]:
-        return MembershipRefusal(f"{lacks}, and has no entry of epoch {end[0]} yet", soon=True)
+        return Refusal(f"{lacks}, and has no entry of epoch {end[0]} yet", soon=True)
     if behind > limits.close_entries if held is None else log.last_index < held:
-        return MembershipRefusal(lacks, soon=True)
+        return Refusal(lacks, soon=True)
     unapplied = log.last_index - log.applied_index
     if unapplied > limits.lag_entries and (held is None or log.applied_index < held):
-        return MembershipRefusal(f"{log.name} has {unapplied} entries to apply", soon=True)
+        return Refusal(f"{log.name} has {unapplied} entries to apply", soon=True)
     return None
 
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from cluster.control.control_plane import CommandOutcome, ControlPlane, TransferAnswer
+from cluster.control.control_plane import CommandAnswer, CommandOutcome, ControlPlane
 from cluster.control.control_state import ControlState
 from cluster.control.membership import still_one_change
 from cluster.node.build import build
@@ -260,7 +260,7 @@ class Node:
         await replica.release()
 
 
-async def _transferred(control: ControlPlane) -> TransferAnswer:
+async def _transferred(control: ControlPlane) -> CommandAnswer:
     """Return the answer to a transfer, repeated while an appointed node ends before it serves."""
     while True:
         epoch = control.state.epoch

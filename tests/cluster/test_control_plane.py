@@ -20,9 +20,9 @@ from cluster.control import control_plane, raft, raft_journal
 from cluster.control.control_plane import (
     HURRY_S,
     TICK_S,
+    CommandAnswer,
     CommandOutcome,
     ControlPlane,
-    TransferAnswer,
 )
 from cluster.control.control_state import ControlState, SharedCheckpoint
 from cluster.control.controller import (
@@ -200,15 +200,15 @@ async def comes(ask: Callable[[], Awaitable[CommandOutcome]], wanted: CommandOut
         await asyncio.sleep(0.05)
 
 
-async def outcome_of(asking: Awaitable[TransferAnswer]) -> CommandOutcome:
+async def outcome_of(asking: Awaitable[CommandAnswer]) -> CommandOutcome:
     return (await asking).outcome
 
 
 async def answered(
-    ask: Callable[[], Awaitable[TransferAnswer]], wanted: CommandOutcome
-) -> TransferAnswer:
+    ask: Callable[[], Awaitable[CommandAnswer]], wanted: CommandOutcome
+) -> CommandAnswer:
     """Repeat a request while no controller is known, which may change at any time."""
-    answer: TransferAnswer
+    answer: CommandAnswer
 
     async def outcome() -> CommandOutcome:
         nonlocal answer
@@ -401,7 +401,7 @@ def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up
 
         await until(controller_knows, "reported")
 
-        async def asked() -> TransferAnswer:
+        async def asked() -> CommandAnswer:
             return await leader.plane.request_transfer(VOTERS[lagging.name])
 
         answer = await answered(asked, CommandOutcome.REFUSED)

@@ -27,7 +27,7 @@ from cluster.control.controller_events import (
     StateApplied,
     TransferAsked,
 )
-from cluster.control.membership import LAG_MAX, Change, MembershipRefusal
+from cluster.control.membership import LAG_MAX, Change, Refusal
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -88,7 +88,7 @@ class Play:
         self.appointed: list[tuple[Epoch, str]] = []
         self.proposed: list[Init | Appoint] = []
         self.handed_over: list[str] = []
-        self.refusal: MembershipRefusal | None = None
+        self.refusal: Refusal | None = None
         self.reason = ""
         self.said: list[str] = []
         """Lines of the log without a decision."""
@@ -606,7 +606,7 @@ def test_transfer_to_a_target_that_lags_too_far_is_refused_and_says_by_how_much(
     play.run(STEP_MS)
     play.do(TransferAsked(VOTERS["c"]))
     why = f"c is 4999900 entries behind; at most {CONFIG.transfer_entries}"
-    assert (play.appointed, play.refusal) == ([], MembershipRefusal(why, later=False))
+    assert (play.appointed, play.refusal) == ([], Refusal(why, later=False))
 
 
 @pytest.mark.parametrize(
@@ -641,7 +641,7 @@ def test_transfer_is_refused_by_a_node_that_is_not_the_controller() -> None:
     play = in_service()
     play.do(RaftLeadership(leads=False))
     play.do(TransferAsked(None))
-    assert play.refusal == MembershipRefusal("this node is not the controller")
+    assert play.refusal == Refusal("this node is not the controller")
 
 
 def test_controller_that_leads_the_log_too_hands_over_seldom() -> None:

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from grpc_health.v1 import health_pb2
 
-from cluster.control.control_plane import CommandOutcome, TransferAnswer
+from cluster.control.control_plane import CommandAnswer, CommandOutcome
 from cluster.control.control_state import ControlState
 from cluster.control.replica_report import ReportSource
 from cluster.node import build, checkpoint_publisher, digest_comparison
@@ -344,11 +344,11 @@ async def test_leader_that_stops_repeats_the_transfer_after_another_appointment(
     released = []
     control = SimpleNamespace(is_alone=False, state=ControlState(epoch=Epoch(4)))
 
-    async def request_transfer(target: None) -> TransferAnswer:
+    async def request_transfer(target: None) -> CommandAnswer:
         outcome, _, is_early = answers.pop(0).partition(", ")
         if not is_early:
             control.state = ControlState(epoch=Epoch(control.state.epoch + 2))
-        return TransferAnswer(CommandOutcome(outcome), "n1 was appointed instead")
+        return CommandAnswer(CommandOutcome(outcome), "n1 was appointed instead")
 
     async def release() -> None:
         released.append(len(answers))

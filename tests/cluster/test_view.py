@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from cluster.api.admin_service import AdminService
-from cluster.control.control_plane import CommandOutcome, TransferAnswer
+from cluster.control.control_plane import CommandAnswer, CommandOutcome
 from cluster.control.membership import Change
 from cluster.node import operator_commands
 from cluster.node.node import Node
@@ -45,8 +45,8 @@ LIMITS: Any = SimpleNamespace(metric_topics_max=0)
 def commands_with(outcome: CommandOutcome) -> OperatorCommands:
     """A node with a given answer of its controller, and voters that never change."""
 
-    async def answer(*_: object) -> TransferAnswer:
-        return TransferAnswer(outcome, "why")
+    async def answer(*_: object) -> CommandAnswer:
+        return CommandAnswer(outcome, "why")
 
     control: Any = SimpleNamespace(
         state=SimpleNamespace(voters={"n1": ReplicaId(1)}),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer.leader.groups.deadlines import STALE_MAX, Alarms
+from timer.leader.groups.alarms import STALE_MAX, Alarms
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.booleans()), max_size=400))

@@ -27,7 +27,7 @@ from timer.leader.change_lines import ChangeLine
 from timer.leader.fire_times import FireTimes
 from timer.leader.groups.group_batch import Done
 from timer.leader.groups.group_delivery import Delivery
-from timer.leader.groups.group_dispatch import Serving
+from timer.leader.groups.group_dispatch import GroupDispatch
 from timer.leader.intake.admission import UNBOUNDED, Admission, Rules, WantedTimes
 from timer.leader.intake.count_limits import (
     CountLimits,
@@ -185,7 +185,7 @@ class Leader:
         """Error that ended the epoch. None: the epoch goes on."""
         self.full: EngineError | None = None
         """The reason to reject new timers (timer/files/disk_reserve.py), or None."""
-        self.groups = Serving(
+        self.groups = GroupDispatch(
             machine,
             epoch,
             self._propose,
@@ -525,7 +525,7 @@ class Leader:
         return min(wake, self.groups.wake_at_ms(now))
 
     def hand_out(self, now: Now) -> list[Delivery]:
-        """Return deliveries, as `Serving.hand_out`. Call only while the epoch's lease is held."""
+        """Return deliveries. Call only while the epoch's lease is held."""
         if self.closed or self.groups.refusing:
             return []
         return self.groups.hand_out(now, room=self.full is None)

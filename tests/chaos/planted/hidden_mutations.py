@@ -11,7 +11,7 @@ import numpy as np
 from chaos.sim.timers.timers import TimerWorld
 from tests.chaos.planted.planted import Planting, patch
 from timer.entries.payloads import GroupOp
-from timer.leader.groups.group_dispatch import Serving
+from timer.leader.groups.group_dispatch import GroupDispatch
 from timer.leader.groups.group_leases import Leases
 from timer.model.columns import U64
 from timer.model.firing_order import Position
@@ -129,7 +129,7 @@ MUTATIONS: Final = (
         {"credit"},
         3,
         "a consumer that returns messages while it has credit left",
-        patch(Serving, "end_credit", lambda *_: None),
+        patch(GroupDispatch, "end_credit", lambda *_: None),
         sheds=True,
         proposals_per_s=16,
     ),

@@ -16,7 +16,7 @@ from tests.chaos.planted.tight_world import TightWorld
 from timer.entries.payloads import Fire, GroupOp, Op
 from timer.files.disk_reserve import Rooms
 from timer.leader import change_lines, leader
-from timer.leader.groups.group_dispatch import Serving
+from timer.leader.groups.group_dispatch import GroupDispatch
 from timer.leader.groups.group_leases import ACCEPT
 from timer.leader.groups.shared_order import SharedOrder
 from timer.leader.intake.cluster_clock import ClusterClock
@@ -51,11 +51,11 @@ def _repeated(self: Producers, producer_id: Any, sequence: int, body: int) -> Re
     return None
 
 
-_ack = Serving.ack
+_ack = GroupDispatch.ack
 
 
 def _ack_at_once(
-    self: Serving, group: Group, epoch: Any, lease_id: Any, offsets: Any, done: Any
+    self: GroupDispatch, group: Group, epoch: Any, lease_id: Any, offsets: Any, done: Any
 ) -> None:
     def answered(result: object) -> None:
         del result
@@ -64,10 +64,10 @@ def _ack_at_once(
     done(np.full(len(offsets), ACCEPT, np.uint8))
 
 
-_gather = Serving._gather
+_gather = GroupDispatch._gather
 
 
-def _gather_nothing_told(self: Serving, *args: Any) -> None:
+def _gather_nothing_told(self: GroupDispatch, *args: Any) -> None:
     """Answer a nack, and propose the end of the lease instead of the nack."""
     group, verdict, offsets, not_before_ms, done = args
     if not_before_ms is None:
@@ -462,7 +462,7 @@ MUTATIONS: Final = (
         {"acked", "lost"},
         40,
         f"{ANY_WORLD}: an ack",
-        patch(Serving, "ack", _ack_at_once),
+        patch(GroupDispatch, "ack", _ack_at_once),
     ),
     _mutation(
         "nack_is_an_ended_lease",
@@ -470,7 +470,7 @@ MUTATIONS: Final = (
         {"nack"},
         20,
         f"{ANY_WORLD}: a nack",
-        patch(Serving, "_gather", _gather_nothing_told),
+        patch(GroupDispatch, "_gather", _gather_nothing_told),
     ),
     _mutation(
         "failover_forgets_nacks",

@@ -16,7 +16,7 @@ knows no rates.
 from collections.abc import Callable
 from typing import Final
 
-from timer.leader.groups.deadlines import Alarms
+from timer.leader.groups.alarms import Alarms
 from timer.model.units import GroupId, MonoMs, TopicId
 from timer.ready.group import Group
 from timer.ready.topic import Topic

@@ -27,7 +27,7 @@ import numpy as np
 from timer.entries import payloads
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import GroupOp, Op
-from timer.leader.groups.deadlines import Alarms
+from timer.leader.groups.alarms import Alarms
 from timer.model.timer_errors import EngineError
 from timer.model.units import GroupId, MonoMs, Now, QueueOffset, TopicId, UnixMs
 from timer.ready.queue import Queue

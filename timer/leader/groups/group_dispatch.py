@@ -31,7 +31,7 @@ from timer.entries.payloads import (
     Op,
 )
 from timer.leader.groups import dead_letters, group_batch
-from timer.leader.groups.deadlines import Alarms
+from timer.leader.groups.alarms import Alarms
 from timer.leader.groups.delivery_rates import DeliveryRates
 from timer.leader.groups.expiry import Expiry, Propose
 from timer.leader.groups.group_batch import Acks, Done, GroupBatch, PendingOp, Told, Verdicts
@@ -102,7 +102,7 @@ OPS_MAX: Final = 256
 _DOOMED: Final = "the topic is being deleted; retry"
 
 
-class Serving:
+class GroupDispatch:
     """The groups and their consumers, in one epoch."""
 
     def __init__(  # noqa: PLR0913 -- the parts that the leader lends

@@ -12,7 +12,7 @@ longer by `settle`, once it is applied or rejected.
 import enum
 from collections import Counter
 
-from timer.leader.intake.request_shares import Fairness
+from timer.leader.intake.request_shares import RequestShares
 from timer.model.columns import Part, RequestId
 from timer.model.timer_errors import SequenceGapError, UnknownProducerError
 from timer.model.units import ProducerId, UnixMs
@@ -40,7 +40,7 @@ class Intake:
         """Last accepted sequence of each producer that has requests in flight."""
         self._named: Counter[tuple[bytes, int]] = Counter()
         """Number of requests in flight by (request id, hash of the request's body)."""
-        self._fairness = Fairness(state.requests, window_ms)
+        self._shares = RequestShares(state.requests, window_ms)
 
     @property
     def empty(self) -> bool:
@@ -82,7 +82,7 @@ class Intake:
         """
         if part.request is not None:
             at_ms = self._taken_at_ms(part.request, log_ms)
-            self._fairness.check(whose, len(part.due_ms), at_ms)
+            self._shares.check(whose, len(part.due_ms), at_ms)
 
     def accept(self, part: Part, freshness: Freshness, whose: str) -> None:
         """Count a request as in flight."""
@@ -91,7 +91,7 @@ class Intake:
             self._accepted[part.producer_id] = part.sequence
         elif part.request is not None:
             if freshness is Freshness.NEW:
-                self._fairness.take(part.request, whose, len(part.due_ms))
+                self._shares.take(part.request, whose, len(part.due_ms))
             self._named[part.request[:2]] += 1
 
     def settle(self, part: Part, *, applied: bool) -> None:
@@ -99,7 +99,7 @@ class Intake:
         if self._accepted.get(part.producer_id) == part.sequence:
             del self._accepted[part.producer_id]
         if part.request is not None:
-            self._fairness.settle(part.request, applied=applied)
+            self._shares.settle(part.request, applied=applied)
             self._named[part.request[:2]] -= 1
             if not self._named[part.request[:2]]:
                 del self._named[part.request[:2]]

@@ -48,7 +48,7 @@ class _Taken(NamedTuple):
     """Step of time in which the id is forgotten."""
 
 
-class Fairness:
+class RequestShares:
     """The senders' shares; see the module."""
 
     def __init__(self, requests: RequestIds, window_ms: int) -> None:
