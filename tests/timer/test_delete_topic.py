@@ -336,7 +336,7 @@ def test_nothing_is_taken_that_names_a_topic_whose_deletion_is_in_flight_or_done
     for ask in asking:
         with pytest.raises(timer_errors.TopicDeletedError):
             ask()
-    assert not play.leader.groups.doomed
+    assert not play.leader.groups.deleting
 
 
 def test_topic_asked_for_while_its_deletion_is_in_flight_is_made_behind_it() -> None:
@@ -383,7 +383,7 @@ def test_topic_is_not_said_to_be_gone_before_its_deletion_is_committed() -> None
         play.leader.find_topic("a")
 
 
-def test_refused_deletion_dooms_nothing() -> None:
+def test_refused_deletion_changes_nothing() -> None:
     play = Play()
     play.full = timer_errors.OverloadedError("the log", retry_after_ms=1)
     deleting(play)

@@ -634,7 +634,7 @@ def test_alteration_of_a_group_looks_at_its_dying_messages_in_portions_after_a_r
     assert sorted(again.tolist()) == [*range(10)]
 
 
-def buried(play: Play) -> Topic:
+def dead_topic(play: Play) -> Topic:
     """Deliver and nack two messages; return the dead-letter topic that they move to."""
     play.alter(dead_letters(play), max_attempts=1)
     play.nack("n", play.deliveries[-1], delay_ms=0)
@@ -653,7 +653,7 @@ def letters_of(play: Play, letters: Group) -> Delivery:
 
 def test_dead_letters_stay_where_their_topic_is_being_deleted() -> None:
     play = Play()
-    letters = buried(play).groups[deadletters.GROUP]
+    letters = dead_topic(play).groups[deadletters.GROUP]
     offsets, told = letters_of(play, letters).lease.offsets, list[object]()
     assert len(play.leader.groups.redrive(letters, offsets, told.append)) == 1
     play.leader.delete_topic(play.topic_id, play.now, play.done("delete"))
@@ -671,7 +671,7 @@ def test_dead_letters_stay_where_their_topic_is_being_deleted() -> None:
 
 def test_redriven_dead_letters_are_where_they_came_from_as_they_were() -> None:
     play = Play()
-    dead = buried(play)
+    dead = dead_topic(play)
     play.topic_id = dead.topic_id
     play.schedule("stray", 0)  # a message that is no dead letter
     play.settle()

@@ -251,7 +251,7 @@ class Leader:
             TopicDeletedError: one of its topics was deleted.
         """
         self._check_room()
-        if self.groups.doomed or self.machine.store.gone:
+        if self.groups.deleting or self.machine.store.gone:
             for topic in np.unique(part.topic).tolist():
                 self.groups.check_topic(TopicId(topic))
         self.quotas.judge(charges)
@@ -421,7 +421,7 @@ class Leader:
     def topic_named(self, name: str) -> Topic | None:
         """Return the topic of a name. None: no such topic, or its deletion is in flight."""
         known = self.machine.topic_by_name.get(name)
-        return None if known is None or known.topic_id in self.groups.doomed else known
+        return None if known is None or known.topic_id in self.groups.deleting else known
 
     def find_topic(self, name: str) -> Topic:
         """Return the topic of a name.
@@ -447,7 +447,7 @@ class Leader:
         self.groups.check_topic(topic_id)
         self._flush_timed(now)  # requests to the topic go before its deletion
         if self._change(EntryKind.TOPIC, [payloads.encode_delete_topic(topic_id)], now, done):
-            self.groups.doom(topic_id)
+            self.groups.begin_deletion(topic_id)
             self.admission.change(Scope("", topic_id), ScopePolicy())
 
     def topic(self, name: str, now: Now, done: Done, creator: str = "") -> None:

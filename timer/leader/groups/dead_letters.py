@@ -78,7 +78,7 @@ def sends_to(source: Topic, group: str, letters: str) -> bool:
     return letters in (wanted, topic_of(source.name, group))
 
 
-def bury(  # noqa: PLR0913 -- the source of each header
+def move_letters(  # noqa: PLR0913 -- the source of each header
     group: Group,
     topic: str,
     queue: Queue,

@@ -81,7 +81,7 @@ class Exits:
 
     # ---- dead letters
 
-    def bury(self, offsets: U64) -> U64:
+    def mark_dying(self, offsets: U64) -> U64:
         """Mark messages that failed too often as DYING; return the others."""
         dead = self._group.exhausted(offsets)
         if dead.any():
@@ -116,7 +116,7 @@ class Exits:
             room -= len(some[-1])
         self.work = (SPARE_MAX - room) // OFFSETS_A_UNIT
         self.unfinished = self._again > 0
-        spared = self.bury(self._still_dying(np.sort(np.concatenate(some))))
+        spared = self.mark_dying(self._still_dying(np.sort(np.concatenate(some))))
         self._table.set(spared, FREE)
         return spared
 

@@ -99,7 +99,7 @@ IN_FLIGHT_MAX: Final = 2
 """Most GROUP entries in flight; above that ops and acks wait in the batch."""
 OPS_MAX: Final = 256
 """Most ops that wait; above that dead letters stay in their group. An op may have a megabyte."""
-_DOOMED: Final = "the topic is being deleted; retry"
+_DELETING: Final = "the topic is being deleted; retry"
 
 
 class GroupDispatch:
@@ -146,7 +146,7 @@ class GroupDispatch:
         self._returns: Alarms[GroupId] = Alarms()
         """Times at which delayed messages may return, on the cluster's clock."""
         self._rates = DeliveryRates(rates)
-        self.doomed: set[TopicId] = set()
+        self.deleting: set[TopicId] = set()
         """Topics with a deletion in flight: requests that name them are rejected."""
         self._turns = Turns()
         """Groups that may have messages for their consumers."""
@@ -250,21 +250,21 @@ class GroupDispatch:
             NotReadyError: its deletion is in flight.
             TopicDeletedError: it was deleted.
         """
-        if topic in self.doomed:
-            raise NotReadyError(_DOOMED)
+        if topic in self.deleting:
+            raise NotReadyError(_DELETING)
         if topic not in self.machine.topics:
             raise TopicDeletedError(topic)
 
-    def doom(self, topic: TopicId) -> None:
+    def begin_deletion(self, topic: TopicId) -> None:
         """Reject requests for a topic from the append of its deletion on.
 
         Redrives to the topic that still wait are rejected, too: behind the deletion they would
         create the topic anew.
         """
-        self.doomed.add(topic)
+        self.deleting.add(topic)
         name = self.machine.topics[topic].name
         self._batch.refuse(
-            NotReadyError(_DOOMED),
+            NotReadyError(_DELETING),
             lambda op: isinstance(op, Move) and not op.to_group and op.to == name,
         )
 
@@ -571,11 +571,11 @@ class GroupDispatch:
         group_id = leases.group.group_id
         self._batch.add(leases.reserve())
         more = leases.unfinished
-        buries = room and len(self._batch.asked) < OPS_MAX
-        if leases.dying and not (buries and self._may_bury(leases.group, topic)):
+        moves = room and len(self._batch.asked) < OPS_MAX
+        if leases.dying and not (moves and self._may_move_letters(leases.group, topic)):
             self._returns.set(group_id, now.clock_ms + ROOM_LOOK_MS)
         elif room:
-            more |= self._bury(leases, topic)
+            more |= self._move_letters(leases, topic)
         if (returns_at_ms := leases.returns_at_ms() or UnixMs(0)) > now.clock_ms:
             self._returns.set(group_id, returns_at_ms)  # else a consumer must come first
         return more
@@ -601,17 +601,17 @@ class GroupDispatch:
                 leases.unexpired(op.offsets)
                 self._turns.want(op.group)
 
-    def _may_bury(self, group: Group, topic: Topic) -> bool:
+    def _may_move_letters(self, group: Group, topic: Topic) -> bool:
         """Return whether a group's dead letter topic exists or may be created."""
         to = dead_letters.topic_of(topic.name, group.name, group.settings.dead_letter_topic)
         return may_have_topic(self._limits, self.machine, to)
 
-    def _bury(self, leases: Leases, topic: Topic) -> bool:
+    def _move_letters(self, leases: Leases, topic: Topic) -> bool:
         """Gather a MOVE op for dead letters; return whether there may be more."""
         offsets = leases.take_dead(topic.queue)
         if len(offsets):
             group, due_ms = leases.group, self.machine.last_read_time_ms
-            move = dead_letters.bury(
+            move = dead_letters.move_letters(
                 *(group, topic.name, topic.queue, offsets, due_ms, self._id_salt),
                 self._details.take(group, offsets),
             )
@@ -776,7 +776,7 @@ class GroupDispatch:
 
     def deleted(self, applied: DeleteTopicApplied) -> None:
         """Drop the leases of a deleted topic's groups, and end their consumers' streams."""
-        self.doomed.discard(applied.op.topic)
+        self.deleting.discard(applied.op.topic)
         self._rates.forget_topic(applied.op.topic)
         for group in applied.topic.groups.values() if applied.topic is not None else ():
             old = self._leases.pop(group.group_id, None)

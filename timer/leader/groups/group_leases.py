@@ -516,7 +516,7 @@ class Leases:
                 # Messages acked meanwhile stay ACKING.
                 offsets = np.sort(op.offsets[self._table.of(op.offsets).ending])
                 self._table.set(offsets, FREE)
-                self._order.freed(self._exits.bury(offsets))
+                self._order.freed(self._exits.mark_dying(offsets))
             case Op.MOVE:
                 leased = op.offsets[self._table.of(op.offsets).leased]
                 self._table.take(leased, ACKING)  # a redrive moves leased ones

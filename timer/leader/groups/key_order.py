@@ -126,7 +126,7 @@ class KeyOrder:
         keys = self._keys_of(offsets, queue)
         offsets = offsets[: len(keys)]
         if group.settings.max_attempts:
-            self._exits.bury(offsets[self._table.of(offsets).free])
+            self._exits.mark_dying(offsets[self._table.of(offsets).free])
         states = self._table.of(offsets)
         times = group.not_before(offsets)
         early = states.free & (times > clock_ms)

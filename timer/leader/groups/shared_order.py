@@ -178,7 +178,7 @@ class SharedOrder:
         group = self._group
         free: U64 = offsets[~group.is_acked(offsets) & self._table.of(offsets).free]
         if group.settings.max_attempts:
-            free = self._exits.bury(free)
+            free = self._exits.mark_dying(free)
         if group.later.used:
             times = group.not_before(free)
             early = times > clock_ms
