@@ -87,7 +87,7 @@ class FlushSources:
         self._machine = machine
         used = machine.producers
         self.topics = CaptureAhead(machine.changes.reader(), lambda: machine.topics, self._topic)
-        self.producers = CaptureAhead(used.reader(), used.ids, self._producer)
+        self.producers = CaptureAhead(used.changes.reader(), used.ids, self._producer)
         self._spills: dict[TopicId, list[Spill]] = {}
         """Blocks without a spill file and blocks to join, by topic."""
 

@@ -7,7 +7,7 @@ The digest, the manifest and retention therefore remember their result for each 
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar
 
 from timer.model.units import TopicId
 from timer.ready.topic import Topic
@@ -17,29 +17,33 @@ MANY: Final = 256
 AT_ONCE: Final = 128
 
 
-class DirtyTopics:
-    """One set of changed topics for each reader."""
+Id = TypeVar("Id")
+Item = TypeVar("Item")
+
+
+class DirtyIds(Generic[Id]):
+    """One set of changed topics, or producers, for each reader."""
 
     __slots__ = ("_readers",)
 
     def __init__(self) -> None:
-        self._readers: list[set[TopicId]] = []
+        self._readers: list[set[Id]] = []
 
-    def reader(self) -> set[TopicId]:
-        """Return the set of a new reader; topics that change from now on are added to it."""
-        changed: set[TopicId] = set()
+    def reader(self) -> set[Id]:
+        """Return the set of a new reader; ids that change from now on are added to it."""
+        changed: set[Id] = set()
         self._readers.append(changed)
         return changed
 
-    def note_all(self, topics: Collection[TopicId]) -> None:
-        """Record that topics are created."""
+    def note_all(self, ids: Collection[Id]) -> None:
+        """Record that topics, or producers, are created."""
         for changed in self._readers:
-            changed.update(topics)
+            changed.update(ids)
 
-    def note(self, topic: TopicId) -> None:
-        """Record that a topic changes, is created, or is deleted."""
+    def note(self, changed_id: Id) -> None:
+        """Record that a topic, or producer, changes, is created, or is deleted."""
         for changed in self._readers:
-            changed.add(topic)
+            changed.add(changed_id)
 
 
 class TopicSum:
@@ -88,10 +92,6 @@ class TopicSum:
     def positive(self) -> list[TopicId]:
         """Return the topics for which the last look found a number other than 0."""
         return [*self._parts]
-
-
-Id = TypeVar("Id")
-Item = TypeVar("Item")
 
 
 def portions(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

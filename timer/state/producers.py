@@ -27,7 +27,7 @@ from timer.model.timer_errors import (
     UnknownProducerError,
 )
 from timer.model.units import ProducerId, Seq, UnixMs
-from timer.state.dirty_topics import MANY, many, take_all
+from timer.state.dirty_topics import MANY, DirtyIds, many, take_all
 from timer.state.key_conflicts import Verdicts
 
 ANSWERS_MAX: Final = 1024
@@ -115,28 +115,18 @@ class Producers:
         self._by_token: dict[bytes, ProducerId] = {}
         self._by_owner: Counter[bytes] = Counter()
         """Number of producers by the part of their tokens before the first zero byte."""
-        self._readers: list[set[ProducerId]] = []
+        self.changes = DirtyIds[ProducerId]()
         self._hashed: dict[ProducerId, int] = {}
-        self._changed = self.reader()
+        self._changed = self.changes.reader()
         """Producers that changed since `_hashed` was computed."""
         self._sum = 0
-
-    def reader(self) -> set[ProducerId]:
-        """Return the set of a new reader; producers that change from now on are added to it."""
-        changed: set[ProducerId] = set()
-        self._readers.append(changed)
-        return changed
-
-    def _note(self, producer_id: ProducerId) -> None:
-        for changed in self._readers:
-            changed.add(producer_id)
 
     def _use(self, producer_id: ProducerId, now_ms: UnixMs) -> ProducerState:
         """Return a producer that is used now; it becomes the last to expire."""
         producer = self._by_id[producer_id]
         self._by_id.move_to_end(producer_id)
         producer.used_at_ms = now_ms
-        self._note(producer_id)
+        self.changes.note(producer_id)
         return producer
 
     def knows(self, token: bytes) -> bool:
@@ -168,7 +158,7 @@ class Producers:
         self._by_token[producer.token] = producer_id
         self._by_owner[owner_of(producer.token)] += 1
         self._by_name[name_of(producer_id)] = producer_id
-        self._note(producer_id)
+        self.changes.note(producer_id)
 
     def repeated(self, producer_id: ProducerId, sequence: int, body: int) -> RequestAnswer | None:
         """Return the stored answer of a repeated request. None: it is the next one.
@@ -227,7 +217,7 @@ class Producers:
             self._by_owner[owner] -= 1
             if not self._by_owner[owner]:
                 del self._by_owner[owner]
-            self._note(producer_id)
+            self.changes.note(producer_id)
         return producer_id
 
     def sum(self) -> int:

@@ -27,7 +27,7 @@ from timer.ready.topic_shares import TopicRows, shares_of
 from timer.state.apply_results import Checkpoint
 from timer.state.cancel_outcomes import Outcomes
 from timer.state.creators import Creators
-from timer.state.dirty_topics import DirtyTopics
+from timer.state.dirty_topics import DirtyIds
 from timer.state.firing_trace import Trace
 from timer.state.producers import Producers
 from timer.state.request_ids import RequestIds
@@ -80,7 +80,7 @@ class State:
         """(log time, last_read_time_ms then), one each FIRE_MARK_MS, back to the horizon."""
         self.checkpoint: Checkpoint | None = None
         """The last checkpoint recorded. None: none was."""
-        self.changes = DirtyTopics()
+        self.changes = DirtyIds[TopicId]()
         """Readers of changed topics."""
         self.topics_split = 0
         """Most topics that rows were split into since the last SCHEDULE began. Decides nothing."""
