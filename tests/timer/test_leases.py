@@ -4,6 +4,7 @@
 applies.
 """
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from unittest import mock
@@ -408,6 +409,17 @@ def test_lease_ends_at_its_deadline_and_comes_again_marked_once_that_is_applied(
     play.apply()
     assert play.hand_out() == [0, 1]
     assert play.group.attempts(play.held[-1][1].offsets).tolist() == [2, 2]
+
+
+def test_consumer_that_retired_keeps_no_callback_while_its_lease_lasts() -> None:
+    play = ready(1)
+    consumer = play.consumers[0]
+    consumer.sink = consumer.end = lambda _: None
+    callback = weakref.ref(consumer.sink)
+    assert play.hand_out() == [0]
+    play.leases.retire(consumer)
+    assert callback() is None
+    assert play.leases.in_flight == 1
 
 
 def test_deadlines_of_leases_that_were_acked_do_not_gather() -> None:

@@ -456,8 +456,12 @@ class Leases:
         self._order.freed(self._table.free(unsent))
 
     def retire(self, consumer: ConsumerStream) -> None:
-        """Deliver nothing more to a consumer; its messages stay leased."""
+        """Deliver nothing more to a consumer; its messages stay leased.
+
+        Its leases may outlive it by hours, so it keeps no callback: one may hold an answer.
+        """
         self._roster.remove(consumer)
+        consumer.sink = consumer.end = _unused
 
     def expire(self, now_ms: MonoMs, room: int) -> tuple[GroupOp | None, int]:
         """End leases of gone consumers, and those whose deadline has passed.
@@ -539,6 +543,10 @@ def how_done(group: Group, offsets: U64) -> npt.NDArray[np.uint8]:
     how = np.where(offsets < group.expired_to, EXPIRED, ALREADY_ACKED).astype(np.uint8)
     how[group.is_moved(offsets)] = DEAD_LETTERED
     return how
+
+
+def _unused(_: object) -> None:
+    """Stand in for a callback of a consumer that has retired."""
 
 
 def _repeated(offsets: U64) -> Mask:
