@@ -74,6 +74,9 @@ RECALL_S: Final = 10.0
 too many nodes have forgotten. Earlier votes are over by then. No absent node has more records."""
 RECALL_LATER_S: Final = 3.0
 """It then delays its candidacy by this, so that a node that has forgotten nothing is first."""
+UNCOVERED_SIZE_MAX: Final = 8 << 20
+"""Bytes of the journal after its snapshot that start a compaction: a checkpoint of many topics has
+many long records. Raft keeps the journal in memory, too."""
 STALL_MS_MAX: Final = 10_000
 """A tick thread without a tick for this long is stuck, and the process ends."""
 
@@ -478,6 +481,8 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._SyncObj__raftElectionDeadline = monotonic() + 1e6
             self._propose_barrier()
             self._recall_votes()
+        if self._journal.uncovered_size > UNCOVERED_SIZE_MAX:
+            self.forceLogCompaction()
         super()._onTick(timeToWait)
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> None:  # noqa: N802

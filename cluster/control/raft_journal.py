@@ -85,6 +85,8 @@ class Journal:
         self._dirty = False
         self._replaced = False
         """The records are not an extension of the file: `flush` writes a whole new file."""
+        self._covered = 0
+        """Number of the first records that a snapshot of this process stands for."""
         if self._end < len(data):
             self._cut()
 
@@ -108,6 +110,11 @@ class Journal:
     def last(self) -> Record:
         """The newest record; there is always one once Raft runs."""
         return self._records[-1]
+
+    @property
+    def uncovered_size(self) -> int:
+        """Bytes of the records after the last compaction's snapshot; after a start, of all."""
+        return self._end - (self._ends[self._covered - 1] if self._covered else HEADER_SIZE)
 
     def allow_votes(self) -> None:
         """Stop withholding votes, durably."""
@@ -192,7 +199,7 @@ class Journal:
 
     def clear(self) -> None:
         """Drop all records. The next `flush` replaces the old file in one step."""
-        self._records = []
+        self._records, self._covered = [], 0
         self._replaced = self._dirty = True
 
     def deleteEntriesFrom(self, position: int) -> None:  # noqa: N802
@@ -210,9 +217,10 @@ class Journal:
 
     def deleteEntriesTo(self, position: int) -> None:  # noqa: N802
         """Compact: drop the records before `position`, except the last TRAILING_RECORDS."""
-        position -= TRAILING_RECORDS
-        if position > 0:
-            self.replace(self._records[position:])
+        dropped = max(0, position - TRAILING_RECORDS)
+        if dropped:
+            self.replace(self._records[dropped:])
+        self._covered = position - dropped
 
     def __getitem__(self, key: int | slice) -> Record | list[Record]:
         return self._records[key]

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from cluster.control import raft, raft_files
+from cluster.control import raft, raft_files, raft_journal
 from cluster.control.raft import STALL_MS_MAX, Exit, Raft, checked_conf
 from cluster.control.raft_codec import RaftMessage
 from cluster.control.raft_files import RaftFiles, open_files
@@ -100,6 +100,19 @@ def test_commands_survive_a_restart_with_and_without_compaction(tmp_path: Path) 
             assert node._core is not None
             node._core.forceLogCompaction()
             until((tmp_path / "raft" / "snapshot").exists)
+
+
+def test_journal_of_large_commands_is_compacted_by_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, command = 100_000, bytes(10_000)
+    monkeypatch.setattr(raft, "UNCOVERED_SIZE_MAX", size)
+    monkeypatch.setattr(raft_journal, "TRAILING_RECORDS", 2)
+    with running(tmp_path) as (node, machine, _):
+        for number in range(1, 40):
+            node.submit(command, no_failure)
+            until(lambda number=number: len(machine.applied) == number)  # type: ignore[misc]
+        until(lambda: (tmp_path / "raft" / "journal").stat().st_size < size + 5 * len(command))
 
 
 def test_damaged_snapshot_from_a_leader_replaces_nothing(tmp_path: Path) -> None:
