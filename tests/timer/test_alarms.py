@@ -1,16 +1,23 @@
-"""Alarms: the earliest time counts, once, and replaced later times take no memory."""
+"""Alarms: the earliest time counts, once, and stale entries take no memory."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from timer.leader.groups.alarms import STALE_MAX, Alarms
 
+DEEDS = ("set", "forget", "look")
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.booleans()), max_size=400))
-def test_what_is_due_is_what_a_dict_of_minima_says(steps: list[tuple[int, int, bool]]) -> None:
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50), st.sampled_from(DEEDS)), max_size=400)
+)
+def test_what_is_due_is_what_a_dict_of_minima_says(steps: list[tuple[int, int, str]]) -> None:
     alarms, known = Alarms[int](), dict[int, int]()
-    for key, at_ms, look in steps:
-        if look:
+    for key, at_ms, deed in steps:
+        if deed == "forget":
+            alarms.forget(key)
+            known.pop(key, None)
+        elif deed == "look":
             due = sorted(each for each, time_ms in known.items() if time_ms <= at_ms)
             taken = list[int]()
             while (first := alarms.next_ms()) is not None and first <= at_ms:

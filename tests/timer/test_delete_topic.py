@@ -372,6 +372,24 @@ def test_consumers_are_sent_away_and_their_acks_told_only_when_it_is_committed()
     assert group.deleted
 
 
+def test_alarms_of_a_topic_and_of_its_groups_go_with_it() -> None:
+    play = Play()
+    policy = ScopePolicy(ttl_ms=10**9)
+    play.leader.alter(CLUSTER, policy, [], play.now, play.done("policy"))
+    play.settle()
+    group, _ = delivered(play, 0, 0)
+    play.nack("later", play.deliveries[-1], [0], delay_ms=10**6)
+    play.settle()
+    groups = play.leader.groups
+    of_group = [groups._ends, groups._returns]
+    assert all(group.group_id in each for each in of_group)
+    assert play.topic_id in groups.expiry._alarms
+    deleting(play)
+    play.settle()
+    assert not any(group.group_id in each for each in of_group)
+    assert play.topic_id not in groups.expiry._alarms
+
+
 def test_topic_is_not_said_to_be_gone_before_its_deletion_is_committed() -> None:
     play = Play()
     assert play.leader.find_topic("a").topic_id == play.topic_id

@@ -7,7 +7,8 @@ from typing import Final, Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 STALE_MAX: Final = 64
-"""Replaced heap entries allowed beyond the number of keys; above that the heap is rebuilt."""
+"""Stale heap entries allowed beyond the number of keys; above that the heap is rebuilt. An entry is
+stale if its alarm was forgotten, or replaced by an earlier one."""
 
 
 class Alarms(Generic[Key]):
@@ -23,9 +24,18 @@ class Alarms(Generic[Key]):
         if at_ms is not None and (known is None or at_ms < known):
             self._known[key] = at_ms
             heapq.heappush(self._heap, (at_ms, key))
-            if len(self._heap) > 2 * len(self._known) + STALE_MAX:
-                self._heap = [(known_ms, each) for each, known_ms in self._known.items()]
-                heapq.heapify(self._heap)
+            self._bound()
+
+    def forget(self, key: Key) -> None:
+        """Remove the key's alarm, if it has one."""
+        if self._known.pop(key, None) is not None:
+            self._bound()
+
+    def _bound(self) -> None:
+        """Rebuild the heap if it has too many stale entries."""
+        if len(self._heap) > 2 * len(self._known) + STALE_MAX:
+            self._heap = [(known_ms, each) for each, known_ms in self._known.items()]
+            heapq.heapify(self._heap)
 
     def __contains__(self, key: Key) -> bool:
         """Return whether `key` has an alarm."""
@@ -39,10 +49,10 @@ class Alarms(Generic[Key]):
         while most > 0 and self._heap and self._heap[0][0] <= now_ms:
             most -= 1
             at_ms, key = heapq.heappop(self._heap)
-            if self._known.get(key) == at_ms:  # otherwise an earlier alarm replaced this entry
+            if self._known.get(key) == at_ms:  # otherwise the entry is stale
                 del self._known[key]
                 yield key
 
     def next_ms(self) -> int | None:
-        """Return the time of the next alarm, or of a replaced one before it; None: no alarm."""
+        """Return the time of the next alarm, or of a stale entry before it; None: no alarm."""
         return self._heap[0][0] if self._heap else None

@@ -119,6 +119,10 @@ class Expiry:
         if found is not None and self._ttl_ms(found):
             self._looks.setdefault(topic)
 
+    def forget(self, topic: TopicId) -> None:
+        """Forget the alarm of a deleted topic."""
+        self._alarms.forget(topic)
+
     def feed(self, topic: TopicId) -> None:
         """Look at a topic whose queue has grown, if it has no alarm."""
         if topic not in self._alarms:

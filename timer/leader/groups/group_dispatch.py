@@ -294,8 +294,7 @@ class GroupDispatch:
     def waiting_from(self, group: Group, clock_ms: UnixMs) -> int | None:
         """Return a group's first offset that waits for a consumer. None: no message waits."""
         end = self.machine.topics[group.topic].queue.end
-        leases = self._leases.get(group.group_id)
-        if leases is not None:
+        if (leases := self._leases.get(group.group_id)) is not None:
             return leases.waiting_from(end, clock_ms)
         return group.cursor if group.cursor < end else None
 
@@ -356,8 +355,7 @@ class GroupDispatch:
 
     def heard(self, group: Group, consumer: ConsumerStream) -> None:
         """Note a request from a consumer: the consumer is not frozen."""
-        leases = self._leases.get(group.group_id)
-        if leases is not None and leases.heard(consumer):
+        if (leases := self._leases.get(group.group_id)) and leases.heard(consumer):
             self._turns.want(group.group_id)
 
     def holder(self, group: Group, epoch: Epoch, lease_id: LeaseId) -> ConsumerStream | None:
@@ -490,19 +488,17 @@ class GroupDispatch:
         """
         room = ENDS_MAX
         for group_id in self._ends.due(now.mono_ms, STEP_GROUPS):
-            leases = self._leases.get(group_id)
-            if leases is not None:
-                ended, room = leases.expire(now.mono_ms, room)
-                self._batch.add(ended)
-                self._batch.add(leases.recall())
-                self._ends.set(group_id, leases.wake_at_ms())
-                self._turns.want(group_id)  # messages that were not sent are free at once
+            leases = self._leases[group_id]
+            ended, room = leases.expire(now.mono_ms, room)
+            self._batch.add(ended)
+            self._batch.add(leases.recall())
+            self._ends.set(group_id, leases.wake_at_ms())
+            self._turns.want(group_id)  # messages that were not sent are free at once
             if room <= 0:
                 break
         returns = self._returns.due(now.clock_ms, STEP_GROUPS)
         for group_id in itertools.chain(returns, self._rates.alarms.due(now.mono_ms, STEP_GROUPS)):
-            if group_id in self._leases:
-                self._turns.want(group_id)
+            self._turns.want(group_id)
         if self.refusing is None:
             self.expiry.step(now)
 
@@ -755,19 +751,15 @@ class GroupDispatch:
             return
         changed = AcksApplied | MoveApplied | ExpireApplied
         op = result.op if isinstance(result, changed) else result
-        leases = self._leases.get(op.group)
-        if leases is not None:
+        if (leases := self._leases.get(op.group)) is not None:
             leases.applied(op)
             self._turns.want(op.group)
 
     def _begin_anew(self, result: SeekApplied | DeleteApplied) -> None:
         """Drop a group's leases; end the streams of its consumers if it was deleted."""
-        old = self._leases.pop(result.op.group, None)
-        self._turns.drop(result.op.group)
         deleted = result.group.name if isinstance(result, DeleteApplied) else None
         self._rates.forget_group(result.op.topic, result.op.group, deleted)
-        for consumer in list(old.consumers) if old is not None else []:
-            consumer.leases.clear()
+        for consumer in self._forget(result.op.group):
             if isinstance(result, SeekApplied):
                 self._leases_of(result.group).join(consumer)
                 self._turns.want(result.group.group_id)
@@ -778,12 +770,21 @@ class GroupDispatch:
         """Drop the leases of a deleted topic's groups, and end their consumers' streams."""
         self.deleting.discard(applied.op.topic)
         self._rates.forget_topic(applied.op.topic)
+        self.expiry.forget(applied.op.topic)
         for group in applied.topic.groups.values() if applied.topic is not None else ():
-            old = self._leases.pop(group.group_id, None)
-            self._turns.drop(group.group_id)
-            for consumer in list(old.consumers) if old is not None else []:
-                consumer.leases.clear()
+            for consumer in self._forget(group.group_id):
                 consumer.end(self._gone(group))
+
+    def _forget(self, group: GroupId) -> list[ConsumerStream]:
+        """Forget the leases, turns and alarms of an id; return its consumers, without leases."""
+        old = self._leases.pop(group, None)
+        self._turns.drop(group)
+        for alarms in (self._ends, self._returns, self._rates.alarms):
+            alarms.forget(group)
+        consumers = [*old.consumers] if old is not None else []
+        for consumer in consumers:
+            consumer.leases.clear()
+        return consumers
 
     def close(self, why: EngineError) -> None:
         """End the epoch: pass the error to all that wait. Ops in the batch had no effect."""
