@@ -59,10 +59,9 @@ class BusiestTopics:
         """
         self._machine, self._topics_max = machine, topics_max
         self._mono_ms, self._totals = mono_ms, totals
-        self._changed: set[TopicId] = set()
-        if topics_max:
-            self._changed = machine.changes.reader()
-            self._changed.update(machine.topics)
+        self._changed: set[TopicId] | None = None
+        """None: there was no measurement. On a node that is never scraped, deleted topics too
+        would stay in the set."""
         self._began_ms = mono_ms()
         self._activity: dict[TopicId, tuple[float, int]] = {}
         """(score, activity at the last look). Recent activity has a greater weight, so that old
@@ -75,16 +74,20 @@ class BusiestTopics:
 
     async def measure(self) -> None:
         """Choose the topics anew. The work pauses, so that the loop serves others meanwhile."""
-        weight = self._weight()
-        while self._changed:
-            number = min(len(self._changed), TOPICS_AT_ONCE)
-            portion = [self._changed.pop() for _ in range(number)]
+        if not self._topics_max:
+            return
+        if self._changed is None:
+            self._changed = self._machine.changes.reader()
+            self._changed.update(self._machine.topics)
+        weight, changed = self._weight(), self._changed
+        while changed:
+            portion = [changed.pop() for _ in range(min(len(changed), TOPICS_AT_ONCE))]
             for each in portion:
                 self._look(each, weight)
             self._choose(portion)
-            if self._changed:
+            if changed:
                 await asyncio.sleep(0)
-        self._changed.clear()  # `pop` kept its table (timer/state/dirty_topics.py)
+        changed.clear()  # `pop` kept its table (timer/state/dirty_topics.py)
 
     def _weight(self) -> float:
         """Return the weight of the present; before it overflows, all scores become smaller."""

@@ -83,6 +83,15 @@ async def test_deleted_topics_leave() -> None:
     assert shop.busiest.figures()[-1].gauges == (0, 0, 0)
 
 
+async def test_no_topic_is_remembered_before_the_first_measurement() -> None:
+    shop = Shop()
+    shop.topic("a", 5)
+    shop.topic("b", 5)
+    shop.machine.apply(shop.log.delete_topic(shop.machine.topic_by_name["a"].topic_id))
+    assert not shop.busiest._changed
+    assert {*await shop.scheduled()} == {"b", OTHERS}
+
+
 async def test_without_a_place_no_topic_is_looked_at() -> None:
     shop = Shop()
     none = BusiestTopics(shop.machine, 0, lambda: MonoMs(0), shop.totals)
