@@ -573,3 +573,17 @@ def test_log_goes_on_after_the_snapshot() -> None:
     assert log.epoch_at(LogIndex(7)) == 2
     assert log.read(LogIndex(7), 100) == []
     assert log.first_within(0) == 8
+
+
+def test_directory_that_a_file_system_makes_in_a_log_stays_when_the_log_begins_anew(
+    tmp_path: Path,
+) -> None:
+    disk, log = RealDisk(), tmp_path / "log"
+    timer_log.Log.open(disk, log).close()
+    disk.make_dir(log / "lost+found")
+    rests = [log / f"{timer_log.MARK_NAME}.tmp", log / f"{1:016x}.log.tmp"]
+    for path in rests:
+        disk.open_append(path).close()
+    timer_log.begin_anew(disk, log, LogIndex(7), Epoch(2))
+    there = [f"{8:016x}.log", timer_log.MARK_NAME, "lost+found"]
+    assert disk.list_dir(log) == there

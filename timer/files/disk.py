@@ -33,9 +33,10 @@ UNKNOWN_BOOT: Final = bytes(16)
 """The boot id of a machine that has none."""
 MARK_SIZE_MAX: Final = 512
 """Bytes in a MarkFile: one sector. A disk writes a sector completely or not at all."""
+TEMPORARY: Final = ".tmp"
+"""End of the name under which `write_atomic` writes a file. A crash may leave it."""
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_TEMPORARY: Final = ".tmp"
 _PART_SIZE: Final = 64 << 20
 """Bytes per read. A requested size may be a damaged number, so it is not allocated at once."""
 _IOV_MAX: Final = 1024
@@ -301,7 +302,7 @@ class RealDisk:
 
     def write_atomic(self, path: Path, data: Bytes) -> None:
         """See Disk."""
-        temporary = path.with_name(path.name + _TEMPORARY)
+        temporary = path.with_name(path.name + TEMPORARY)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with failing(path, "write"):
             fd = os.open(temporary, flags, 0o640)

@@ -60,7 +60,15 @@ from isal import isal_zlib
 
 from timer.entries.entry_frame import Damage
 from timer.files import segment
-from timer.files.disk import UNKNOWN_BOOT, AppendFile, Bytes, Disk, DiskRefusal, MarkFile
+from timer.files.disk import (
+    TEMPORARY,
+    UNKNOWN_BOOT,
+    AppendFile,
+    Bytes,
+    Disk,
+    DiskRefusal,
+    MarkFile,
+)
 from timer.files.segment import Header, Positions, Scan
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.model.units import Epoch, LogIndex
@@ -536,16 +544,19 @@ def holds(disk: Disk, directory: Path, index: LogIndex, epoch: Epoch) -> bool:
 
 
 def begin_anew(disk: Disk, directory: Path, after: LogIndex, epoch: Epoch) -> None:
-    """Replace the content of the directory by an empty log after entry `after`, of `epoch`.
+    """Replace the log in the directory by an empty one after entry `after`, of `epoch`.
 
-    After a crash the content is undefined: the caller repeats the call.
+    Other files and directories stay. After a crash the log is undefined: the caller repeats the
+    call.
 
     Raises:
         DiskFailedError: the disk failed an operation.
     """
     disk.make_dir(directory)
     for name in disk.list_dir(directory):
-        disk.remove(directory / name)
+        whole = name.removesuffix(TEMPORARY)
+        if whole == MARK_NAME or segment.first_of(whole) is not None:
+            disk.remove(directory / name)
     disk.write_atomic(directory / MARK_NAME, _encode_mark(DurableMark(after)))
     _, file = _create(disk, directory, Header(LogIndex(after + 1), epoch, LogIndex(0)))
     file.close()
