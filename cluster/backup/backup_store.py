@@ -124,8 +124,9 @@ class BackupStore:
     def writing(self, name: str) -> Iterator[Any]:
         """Give a pyarrow stream to write a file. It is complete and durable at the end, or absent.
 
-        In an object store, a writer that fails deletes the object of an earlier writer of the name,
-        so writers that may run at the same time need different names there.
+        In an object store, or if the last sync of the folder fails, a writer that fails deletes the
+        file of an earlier writer of the name. So writers that may run at the same time need
+        different names.
 
         Raises:
             StoreUnavailable: it can't be written.
@@ -133,22 +134,24 @@ class BackupStore:
         path = self._path(name)
         # A name of its own: two backups may write the same part at the same time.
         own = f".{secrets.token_hex(8)}{_TEMPORARY}"
-        temporary = path + own if self._is_local else path
+        there = path + own if self._is_local else path
         with self._reported(name):
             if self._is_local:
                 _make_folder(Path(path).parent)
-                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
             try:
-                with self._fs.open_output_stream(temporary, compression=None) as out:
+                if self._is_local:
+                    os.close(os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
+                with self._fs.open_output_stream(there, compression=None) as out:
                     yield out
+                if self._is_local:
+                    _sync(there)
+                    self._fs.move(there, path)
+                    there = path
+                    _sync(path.rpartition("/")[0])
             except BaseException:
                 with suppress(OSError):  # the end of the stream has made an object of its part
-                    self._fs.delete_file(temporary)
+                    self._fs.delete_file(there)
                 raise
-            if self._is_local:
-                _sync(temporary)
-                self._fs.move(temporary, path)
-                _sync(path.rpartition("/")[0])
 
     def put(self, name: str, data: Iterable[bytes], size: int) -> None:
         """Write a file of `size` bytes. It is complete and durable on return, or absent.
