@@ -4,6 +4,7 @@
                                   ones follow the others
     messages-00000.parquet ...    fired messages that topics keep, by topic and queue offset
     export.json                   written last: schema version, index, time, rows and files
+    _exporting.ID                 during the export only
 
     column        type                   meaning
     timer_id      string, not null       as clients have it
@@ -25,8 +26,9 @@ the meaning or type of a column, and its removal, need another version. New colu
 """
 
 import json
+import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +37,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from cluster.backup.backup_store import BackupError, BackupStore
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import Catalogue
 from timer.files.disk import Disk
 from timer.model import row_traits, timer_id
@@ -49,6 +51,8 @@ from timer.recovery.rows_at_rest import pending_rows
 
 SCHEMA_VERSION: Final = 1
 INDEX_NAME: Final = "export.json"
+CLAIM: Final = "_exporting."
+"""Start of the name of a file that is in the place during an export."""
 FILE_ROWS: Final = 5_000_000
 """Rows of one file, about."""
 GROUP_ROWS: Final = 65_536
@@ -103,27 +107,30 @@ class ParquetExport:
     def write(self, target: BackupStore) -> dict[str, ExportedTable]:
         """Write both tables, then `export.json`; return the tables by name.
 
+        After an error, the files that this call wrote are deleted.
+
         Raises:
-            BackupError: the target has files already, or the state does not hold what it should.
+            BackupError: the target has files already, another export writes into it, or the state
+                does not hold what it should.
             StoreUnavailable: the target can't be written.
         """
-        there = sorted(name.strip("/") for name in target.sizes(""))
-        if there:
-            what = ", ".join(there[:5])
-            raise BackupError(f"{target.root} is not empty ({what}): export into an empty place")
-        try:
-            tables = {
-                "pending": self._table(target, "pending", PENDING, self._pending()),
-                "messages": self._table(target, "messages", MESSAGES, self._messages()),
-            }
-        except EngineError as error:
-            raise BackupError(str(error)) from None
-        found, wanted = tables["pending"].rows, self._catalogue.pending
-        if found != wanted:
-            raise BackupError(f"the state has {found} pending timers; its manifest says {wanted}")
-        index = self._facts() | {name: table._asdict() for name, table in tables.items()}
-        data = json.dumps(index, indent=1).encode() + b"\n"
-        target.put(INDEX_NAME, [data], len(data))
+        with _claimed(target) as undo:
+            try:
+                tables = {
+                    "pending": self._table(target, undo, "pending", PENDING, self._pending()),
+                    "messages": self._table(target, undo, "messages", MESSAGES, self._messages()),
+                }
+            except EngineError as error:
+                raise BackupError(str(error)) from None
+            found, wanted = tables["pending"].rows, self._catalogue.pending
+            if found != wanted:
+                raise BackupError(
+                    f"the state has {found} pending timers; its manifest says {wanted}"
+                )
+            index = self._facts() | {name: table._asdict() for name, table in tables.items()}
+            data = json.dumps(index, indent=1).encode() + b"\n"
+            undo.callback(_delete, target, INDEX_NAME)
+            target.put(INDEX_NAME, [data], len(data))
         return tables
 
     def _facts(self) -> dict[str, Any]:
@@ -136,9 +143,17 @@ class ParquetExport:
         }
 
     def _table(
-        self, target: BackupStore, name: str, fields: tuple[Any, ...], batches: Iterator[Any]
+        self,
+        target: BackupStore,
+        undo: ExitStack,
+        name: str,
+        fields: tuple[Any, ...],
+        batches: Iterator[Any],
     ) -> ExportedTable:
-        """Write one table, in files of about FILE_ROWS; one file at least."""
+        """Write one table, in files of about FILE_ROWS; one file at least.
+
+        `undo`: gets the callbacks that delete the files again.
+        """
         facts = {key: str(value) for key, value in self._facts().items()}
         schema = pa.schema(fields, metadata=facts)
         files: list[str] = []
@@ -149,6 +164,7 @@ class ParquetExport:
                 if left <= 0:
                     stack.close()
                     files.append(f"{name}-{len(files):05d}.parquet")
+                    undo.callback(_delete, target, files[-1])
                     out = stack.enter_context(target.writing(files[-1]))
                     writer = stack.enter_context(
                         parquet.ParquetWriter(out, schema, compression="zstd")
@@ -200,6 +216,44 @@ class ParquetExport:
             _headers_column(headers),
             _bytes_column(gather(rows, bufs, "payload"), pa.binary()),
         ]
+
+
+@contextmanager
+def _claimed(target: BackupStore) -> Iterator[ExitStack]:
+    """Keep other exports out of an empty place during the block.
+
+    A claim is a file in the place. Each export writes its own and then lists the place, so of two
+    exports one at least sees the claim of the other. Yield the callbacks that run after an error in
+    the block.
+
+    Raises:
+        BackupError: the place has files, or another claim.
+        StoreUnavailable: it can't be read or written.
+    """
+    claim = f"{CLAIM}{secrets.token_hex(8)}"
+    _check_empty(target)
+    with ExitStack() as held, ExitStack() as undo:
+        held.callback(_delete, target, claim)
+        target.put(claim, [], 0)
+        _check_empty(target, claim)
+        yield undo
+        undo.pop_all()
+
+
+def _check_empty(target: BackupStore, claim: str = "") -> None:
+    there = sorted({name.strip("/") for name in target.sizes("")} - {claim})
+    if there:
+        what = ", ".join(there[:5])
+        why = f"{target.root} is not empty ({what})"
+        if any(name.startswith(CLAIM) for name in there):
+            why += f"; {CLAIM}… is of an export that runs or was killed"
+        raise BackupError(f"{why}: export into an empty place")
+
+
+def _delete(target: BackupStore, name: str) -> None:
+    """Delete a file, as far as the store allows it."""
+    with suppress(StoreUnavailable):
+        target.delete(name)
 
 
 def _grouped(batches: Iterator[Any], schema: Any) -> Iterator[Any]:

@@ -3,15 +3,27 @@
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cluster.backup.backup_store import BackupStore, StoreUnavailable
+from cluster.backup import parquet_export
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.parquet_export import ParquetExport
+from cluster.backup.restoration import receive
+from tests.cluster.test_backup_store import DISK, OneNode, backed_up
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> BackupStore:
     return BackupStore(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def export(store: BackupStore, tmp_path: Path) -> ParquetExport:
+    found = backed_up(OneNode(tmp_path / "node"), store)
+    receive(DISK, store, found, tmp_path / "received")
+    return ParquetExport(DISK, tmp_path / "received", found)
 
 
 def files(folder: Path) -> list[str]:
@@ -32,3 +44,45 @@ def test_file_whose_sync_fails_is_deleted(
     with pytest.raises(StoreUnavailable, match="planted"):
         store.put("parts/b", [b"b"], 1)
     assert files(tmp_path) == ["a"]
+
+
+def test_of_two_exports_into_one_place_one_is_refused(
+    export: ParquetExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "export"
+    refused: list[str] = []
+    read = parquet_export.pending_rows
+
+    def meanwhile(*words: Any) -> Any:
+        monkeypatch.setattr(parquet_export, "pending_rows", read)
+        with pytest.raises(BackupError, match="is not empty") as caught:
+            export.write(BackupStore(str(place)))
+        refused.append(str(caught.value))
+        return read(*words)
+
+    monkeypatch.setattr(parquet_export, "pending_rows", meanwhile)
+    tables = export.write(BackupStore(str(place)))
+    assert ["is of an export that runs or was killed" in each for each in refused] == [True]
+    assert files(place) == [
+        "export.json",
+        *sorted(f for table in tables.values() for f in table[1]),
+    ]
+
+
+@pytest.mark.parametrize("failing", ["messages-00000.parquet", "export.json"])
+def test_export_that_ends_before_its_end_deletes_its_files(
+    export: ParquetExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    target, writing = BackupStore(str(tmp_path / "export")), BackupStore.writing
+
+    def ended(store: BackupStore, name: str) -> Any:
+        if name == failing:
+            raise SystemExit(143)
+        return writing(store, name)
+
+    monkeypatch.setattr(BackupStore, "writing", ended)
+    with pytest.raises(SystemExit):
+        export.write(target)
+    assert files(tmp_path / "export") == []
+    monkeypatch.undo()
+    assert export.write(target)
