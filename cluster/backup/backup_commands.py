@@ -212,11 +212,12 @@ def taken(args: argparse.Namespace, store: "BackupStore") -> "Catalogue":
     apply_context(args)
     patience_s = args.timeout.total_seconds()
     with TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args)) as client:
-        run = BackupRun(client, store, node=args.node, patience_s=patience_s, told=_tell)
+        run = BackupRun(client, store, node=args.node, patience_s=patience_s, told=tell)
         return run.take()
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Print a line on stderr."""
     sys.stderr.write(f"timerctl: {text}\n")
     sys.stderr.flush()
 
@@ -320,6 +321,8 @@ def _restore(args: argparse.Namespace) -> int:
     plan, places, target = _plan(args, *found_point(store, args))
     now_ms = time.time_ns() // 1_000_000
     result = restoration.restore(store, plan, places, target, now_ms)
+    if (stage := target / restoration.STAGE).exists():
+        tell(f"{stage} could not be removed; the restore is complete without it: remove it")
     put(args, _restored(result, now_ms), _report(result, now_ms, plan.catalogue.index))
     return OK
 

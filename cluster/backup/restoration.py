@@ -167,34 +167,31 @@ def restore(
 
 @contextmanager
 def _stage(disk: Disk, target: Path) -> Iterator[tuple[Path, ExitStack]]:
-    """Make the directory for incomplete files, and remove it at the end.
+    """Make the directory for incomplete files, and remove it at the end, as far as the disk allows.
 
-    Yield the directory, and the callbacks that run after an error in the block.
+    Yield the directory, and the callbacks that run after an error in the block. Each one is
+    registered before its action, so that no signal comes between.
 
     Raises:
         BackupError: the target is not empty.
         WrongDirectoryError: another process restores into the target.
     """
-    new = not target.exists()
-    _check_empty(target)
     stage = target / STAGE
-    disk.make_dir(stage)
-    lock = disk.lock(stage / _LOCK)
-    try:
-        with ExitStack() as undo:
-            if new:
-                undo.callback(_remove_empty, target)
-            undo.callback(shutil.rmtree, stage, ignore_errors=True)
-            _check_empty(target)  # another restore may have ended before the lock
-            for each in stage.iterdir():  # of a restore that was killed
-                if each.name != _LOCK:
-                    shutil.rmtree(each)
-            yield stage, undo
-            undo.pop_all()
-        shutil.rmtree(stage)
-        disk.sync_dir(target)
-    finally:
-        lock.release()
+    with ExitStack() as held, ExitStack() as undo:
+        if not target.exists():
+            undo.callback(_remove_empty, target)
+        _check_empty(target)
+        undo.callback(_remove_empty, stage)
+        disk.make_dir(stage)
+        held.callback(disk.lock(stage / _LOCK).release)
+        undo.callback(_remove, stage)
+        _check_empty(target)  # another restore may have ended before the lock
+        for each in stage.iterdir():  # of a restore that was killed
+            if each.name != _LOCK:
+                shutil.rmtree(each)
+        yield stage, undo
+        undo.pop_all()
+        _remove(stage)
 
 
 def _check_empty(target: Path) -> None:
@@ -221,6 +218,12 @@ def _remove(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def _take_back(made: Path, moved: Path) -> None:
+    """Remove a file or directory that was moved. If it was not, another program made `moved`."""
+    if not made.exists():
+        _remove(moved)
 
 
 def _remove_empty(directory: Path) -> None:
@@ -375,11 +378,11 @@ def _install(disk: Disk, made: Path, place: Path, undo: ExitStack) -> None:
     `undo`: gets the callbacks that remove the moved files again.
     """
     if not place.exists():
-        disk.make_dir(place)
         undo.callback(_remove_empty, place)
+        disk.make_dir(place)
     for child in sorted(made.iterdir(), key=lambda path: path.name == IDENTITY_NAME):
+        undo.callback(_take_back, child, place / child.name)
         child.rename(place / child.name)
-        undo.callback(_remove, place / child.name)
         disk.sync_dir(place)
 
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from cluster.backup import parquet_export
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.catalogue import Catalogue
 from cluster.backup.parquet_export import ParquetExport
-from cluster.backup.restoration import receive
-from tests.cluster.test_backup_store import DISK, OneNode, backed_up
+from cluster.backup.restoration import STAGE, receive
+from tests.cluster.test_backup_store import DISK, OneNode, backed_up, restored
+from timer.files.disk import RealDisk
+from timer.recovery.rows_at_rest import pending_rows
+from timerclient.cli.timerctl import main as timerctl
 
 
 @pytest.fixture
@@ -20,8 +23,12 @@ def store(tmp_path: Path) -> BackupStore:
 
 
 @pytest.fixture
-def export(store: BackupStore, tmp_path: Path) -> ParquetExport:
-    found = backed_up(OneNode(tmp_path / "node"), store)
+def found(store: BackupStore, tmp_path: Path) -> Catalogue:
+    return backed_up(OneNode(tmp_path / "node"), store)
+
+
+@pytest.fixture
+def export(store: BackupStore, found: Catalogue, tmp_path: Path) -> ParquetExport:
     receive(DISK, store, found, tmp_path / "received")
     return ParquetExport(DISK, tmp_path / "received", found)
 
@@ -51,16 +58,16 @@ def test_of_two_exports_into_one_place_one_is_refused(
 ) -> None:
     place = tmp_path / "export"
     refused: list[str] = []
-    read = parquet_export.pending_rows
+    name = "cluster.backup.parquet_export.pending_rows"
 
     def meanwhile(*words: Any) -> Any:
-        monkeypatch.setattr(parquet_export, "pending_rows", read)
+        monkeypatch.setattr(name, pending_rows)
         with pytest.raises(BackupError, match="is not empty") as caught:
             export.write(BackupStore(str(place)))
         refused.append(str(caught.value))
-        return read(*words)
+        return pending_rows(*words)
 
-    monkeypatch.setattr(parquet_export, "pending_rows", meanwhile)
+    monkeypatch.setattr(name, meanwhile)
     tables = export.write(BackupStore(str(place)))
     assert ["is of an export that runs or was killed" in each for each in refused] == [True]
     assert files(place) == [
@@ -86,3 +93,53 @@ def test_export_that_ends_before_its_end_deletes_its_files(
     assert files(tmp_path / "export") == []
     monkeypatch.undo()
     assert export.write(target)
+
+
+@pytest.mark.parametrize("last", ["restoring", "b", "b/log", "b/identity.json"])
+def test_restore_that_a_signal_ends_leaves_nothing(
+    store: BackupStore,
+    found: Catalogue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+) -> None:
+    target = tmp_path / "new"
+    make_dir, rename = RealDisk.make_dir, Path.rename
+
+    def made(disk: RealDisk, path: Path) -> None:
+        make_dir(disk, path)
+        if path == target / last:
+            raise SystemExit(143)
+
+    def renamed(path: Path, to: Path) -> Path:
+        rename(path, to)
+        if to == target / last:
+            raise SystemExit(143)
+        return to
+
+    monkeypatch.setattr(RealDisk, "make_dir", made)
+    monkeypatch.setattr(Path, "rename", renamed)
+    with pytest.raises(SystemExit):
+        restored(store, found, target)
+    assert not target.exists()
+
+
+def test_restore_whose_temporary_files_stay_is_complete_and_names_them(
+    store: BackupStore,
+    found: Catalogue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target, rmdir = tmp_path / "new", os.rmdir
+
+    def fails(path: str, **more: Any) -> None:
+        if str(path).endswith(STAGE):
+            raise OSError(errno.EIO, "planted", path)
+        rmdir(path, **more)
+
+    monkeypatch.setattr(os, "rmdir", fails)
+    assert timerctl(["restore", "--from", store.root, "--into", str(target)]) == 0
+    told = capsys.readouterr()
+    assert "restored backup" in told.out
+    assert f"{target / STAGE} could not be removed" in told.err
