@@ -5,6 +5,8 @@ is always the state at one log index. See `backup_commands.py` for the imports.
 """
 
 import argparse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from cluster.backup.backup_commands import (
     put,
     store_of,
     taken,
+    tell,
     with_extra,
 )
 from timerclient.cli import cli_args, output
@@ -40,8 +43,6 @@ def register_export(commands: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
-    import tempfile
-
     from cluster.backup.backup_store import BackupStore
 
     target = BackupStore(args.into)
@@ -50,9 +51,31 @@ def _export(args: argparse.Namespace) -> int:
         return _written(args, target, store, *found_point(store, args))
     if args.backup or args.at_index or args.at:
         raise UsageError("--backup, --at-index and --at need --from STORE")
-    with tempfile.TemporaryDirectory(prefix="timerctl-export-") as folder:
-        store = BackupStore(folder)
+    with _temporary() as folder:
+        store = BackupStore(str(folder))
         return _written(args, target, store, taken(args, store), None)
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    """Make a temporary directory for the block.
+
+    Raises:
+        BackupError: it can't be made.
+    """
+    import tempfile
+
+    from cluster.backup.restoration import reported
+
+    with ExitStack() as stack:
+        with reported(Path("TMPDIR")):
+            made = tempfile.TemporaryDirectory(
+                prefix="timerctl-export-", ignore_cleanup_errors=True
+            )
+        path = Path(stack.enter_context(made))
+        yield path
+    if path.exists():
+        tell(f"{path} could not be removed, and has readable payloads: remove it")
 
 
 def _written(
@@ -62,16 +85,14 @@ def _written(
     found: "Catalogue",
     until: "Until | None",
 ) -> int:
-    import tempfile
-
     from cluster.backup.parquet_export import SCHEMA_VERSION, ParquetExport
     from cluster.backup.restoration import check_readable, receive
     from timer.files.disk import RealDisk
 
     check_readable(found)
     disk = RealDisk()
-    with tempfile.TemporaryDirectory(prefix="timerctl-export-") as folder:
-        state = Path(folder) / "state"
+    with _temporary() as folder:
+        state = folder / "state"
         found, _ = receive(disk, store, found, state, until)
         tables = ParquetExport(disk, state, found).write(target)
     document = {

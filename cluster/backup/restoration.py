@@ -147,22 +147,33 @@ def restore(
         StoreUnavailable: the store does not answer.
     """
     disk = RealDisk()
+    with reported(target), _stage(disk, target) as (stage, undo):
+        _check_room(disk, stage, plan.catalogue.size + _log_bytes(store, plan))
+        state_path = stage / _BACKUP
+        found, state = receive(disk, store, plan.catalogue, state_path, plan.until)
+        plan = replace(plan, catalogue=found)
+        for name in places:
+            _make(disk, plan, name, stage / name, state, state_path)
+        overdue, held = _overdue(state, disk, state_path, now_ms)
+        for name, place in places.items():
+            _install(disk, stage / name, place, undo)
+    return RestoreResult(plan=plan, directories=places, overdue=overdue, held=held)
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Convert errors of local files. `path`: for those that name no file.
+
+    Raises:
+        BackupError: with the file and the reason.
+    """
     try:
-        with _stage(disk, target) as (stage, undo):
-            _check_room(disk, stage, plan.catalogue.size + _log_bytes(store, plan))
-            state_path = stage / _BACKUP
-            found, state = receive(disk, store, plan.catalogue, state_path, plan.until)
-            plan = replace(plan, catalogue=found)
-            for name in places:
-                _make(disk, plan, name, stage / name, state, state_path)
-            overdue, held = _overdue(state, disk, state_path, now_ms)
-            for name, place in places.items():
-                _install(disk, stage / name, place, undo)
+        yield
     except EngineError as error:
         raise BackupError(str(error)) from None
     except OSError as error:
-        raise BackupError(f"{target}: {error}") from None
-    return RestoreResult(plan=plan, directories=places, overdue=overdue, held=held)
+        where = path if error.filename is None else error.filename
+        raise BackupError(f"{where}: {error.strerror or error}") from None
 
 
 @contextmanager
@@ -268,6 +279,23 @@ def receive(
         BackupError: a part is missing or damaged, or the disk failed.
         StoreUnavailable: the store does not answer.
     """
+    with reported(state):
+        _fetch(disk, store, catalogue, state)
+        if until is None:
+            return _there(disk, catalogue, state)
+        log = StoredLog(store, catalogue.cluster_id)
+        reached = roll_forward(disk, state, log.after(catalogue.end), until)
+        there, found = _there(disk, catalogue, state)
+    beyond = None if reached else log.behind_gap(there.end, UnixMs(there.time_ms))
+    if beyond is not None:
+        raise BackupError(
+            f"{store.root}: the log has a gap: entry {there.index + 1} is missing, and the next one"
+            f" is {beyond.first}; --at-index {there.index} restores the state before it"
+        )
+    return there, found
+
+
+def _fetch(disk: Disk, store: BackupStore, catalogue: Catalogue, state: Path) -> None:
     folders = ("", *manifest.DIRECTORIES)
     for name in folders:
         disk.make_dir(state / name)
@@ -281,21 +309,6 @@ def receive(
                 task.cancel()
     for name in folders:
         disk.sync_dir(state / name)
-    if until is None:
-        return _there(disk, catalogue, state)
-    log = StoredLog(store, catalogue.cluster_id)
-    try:
-        reached = roll_forward(disk, state, log.after(catalogue.end), until)
-    except EngineError as error:
-        raise BackupError(str(error)) from None
-    there, found = _there(disk, catalogue, state)
-    beyond = None if reached else log.behind_gap(there.end, UnixMs(there.time_ms))
-    if beyond is not None:
-        raise BackupError(
-            f"{store.root}: the log has a gap: entry {there.index + 1} is missing, and the next one"
-            f" is {beyond.first}; --at-index {there.index} restores the state before it"
-        )
-    return there, found
 
 
 def _there(disk: Disk, catalogue: Catalogue, state: Path) -> tuple[Catalogue, manifest.State]:
@@ -306,7 +319,7 @@ def _there(disk: Disk, catalogue: Catalogue, state: Path) -> tuple[Catalogue, ma
 
 def _copy(store: BackupStore, part: StoredPart, path: Path) -> None:
     digest = PartDigest()
-    with path.open("wb") as file:
+    with reported(path), path.open("wb") as file:
         for piece in digest.through(store.read(part.name)):
             file.write(piece)
         file.flush()

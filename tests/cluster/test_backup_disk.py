@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,27 @@ def test_restore_whose_temporary_files_stay_is_complete_and_names_them(
     told = capsys.readouterr()
     assert "restored backup" in told.out
     assert f"{target / STAGE} could not be removed" in told.err
+
+
+@pytest.mark.parametrize("command", ["export", "restore"])
+@pytest.mark.parametrize("failing", ["state/manifest", "state/runs"])
+def test_failed_write_of_a_received_part_is_named(
+    store: BackupStore,
+    found: Catalogue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    failing: str,
+) -> None:
+    def fails(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(failing):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = ["--from", store.root, "--into", str(tmp_path / "new")]
+    assert timerctl([command, *words]) == 1
+    told = capsys.readouterr().err
+    assert f"{failing}: " in told
+    assert "No space left on device" in told
