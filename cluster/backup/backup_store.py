@@ -51,7 +51,8 @@ class BackupStore:
         `root`: a directory, or a URI such as s3://bucket/prefix?region=eu-west-1 or file:///backup.
 
         Raises:
-            BackupError: the URI is wrong or names a file, or pyarrow has no such file system.
+            BackupError: the URI is wrong, it names a file or a link to nothing, or pyarrow has no
+                such file system.
         """
         from pyarrow import ArrowInvalid, fs
 
@@ -71,6 +72,8 @@ class BackupStore:
             raise BackupError(f"{root!r} names no bucket: s3://BUCKET/PREFIX")
         if self._is_local and Path(self._base).is_file():
             raise BackupError(f"{root} is a file: give a directory")
+        if self._is_local:
+            check_link(Path(self._base))
 
     def _path(self, name: str) -> str:
         return f"{self._base.rstrip('/')}/{name}"
@@ -202,6 +205,16 @@ class BackupStore:
         """
         with self._reported(name), suppress(FileNotFoundError):
             self._fs.delete_file(self._path(name))
+
+
+def check_link(path: Path) -> None:
+    """Check that a directory, which may be absent, is not a link to nothing.
+
+    Raises:
+        BackupError: it is.
+    """
+    if path.is_symlink() and not path.exists():
+        raise BackupError(f"{path} is a link to {path.readlink()}, which is missing")
 
 
 def _make_folder(path: Path) -> None:

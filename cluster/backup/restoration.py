@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from cluster.backup.backup_run import PartDigest
-from cluster.backup.backup_store import BackupError, BackupStore
+from cluster.backup.backup_store import BackupError, BackupStore, check_link
 from cluster.backup.catalogue import Catalogue, StoredPart
 from cluster.backup.log_parts import StoredLog
 from cluster.backup.roll_forward import Until, roll_forward
@@ -209,8 +209,9 @@ def _check_empty(target: Path) -> None:
     """Check that a target has no files except those of a restore that was killed.
 
     Raises:
-        BackupError: it has others.
+        BackupError: it has others, or is a link to nothing.
     """
+    check_link(target)
     found = {each.name for each in target.iterdir()} if target.exists() else set()
     others = sorted(found - {"lost+found", STAGE})
     if others:

@@ -168,3 +168,17 @@ def test_failed_write_of_a_received_part_is_named(
     told = capsys.readouterr().err
     assert f"{failing}: " in told
     assert "No space left on device" in told
+
+
+@pytest.mark.parametrize("command", ["export", "restore"])
+def test_target_that_is_a_link_to_nothing_is_refused(
+    store: BackupStore,
+    found: Catalogue,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    words = ["--from", store.root, "--into", str(tmp_path / "link")]
+    assert timerctl([command, *words]) == 1
+    assert f"link is a link to {tmp_path / 'gone'}, which is missing" in capsys.readouterr().err
