@@ -1,7 +1,8 @@
 """`timerctl verify --data DIR`: reads every file of a stopped node and checks every checksum.
 
-It writes only its pid, into LOCK, so that no node starts meanwhile. Without `--data` the nodes of a
-running cluster read their files themselves (cluster/files/scrubber.py).
+It writes only its pid, into LOCK, so that no node starts meanwhile; on a read-only disk, nothing.
+Without `--data` the nodes of a running cluster read their files themselves
+(cluster/files/scrubber.py).
 """
 
 import argparse
@@ -33,7 +34,9 @@ from timer.recovery.snapshot import SnapshotPart, crc32_of
 from timer.recovery.snapshot_receiver import ready
 
 DAMAGED = 1
-"""Exit code: a file is damaged, or the directory cannot be checked."""
+"""Exit code: a file is damaged."""
+UNCHECKED = 3
+"""Exit code: the directory can't be checked."""
 
 
 def verify(disk: Disk, data: Path) -> Iterator[Checked]:
@@ -43,7 +46,7 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
 
     Raises:
         WrongDirectoryError: it is not a data directory, or a process has locked it.
-        DiskFailedError: the lock can't be opened.
+        DiskFailedError: the lock can't be opened, or is absent on a read-only disk.
     """
     if not disk.exists(data / IDENTITY_NAME):
         raise WrongDirectoryError(
@@ -124,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         found = list(verify(RealDisk(), args.data))
     except EngineError as error:
         print(f"timerctl: {error}", file=sys.stderr)  # noqa: T201
-        return DAMAGED
+        return UNCHECKED
     damaged = [each for each in found if each.damage is not None]
     size = sum(each.size for each in found)
     if args.output == "json":

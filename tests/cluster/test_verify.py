@@ -1,8 +1,10 @@
 """`timerctl verify`, and the scrub of running nodes: damage is named, and healed by itself."""
 
 import asyncio
+import errno
 import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,13 +18,14 @@ from chaos.sim.world.simdisk import SimDisk
 from cluster.files import scrubber as scrubbing
 from cluster.files import verify
 from cluster.files.scrubber import FIRST_S, GIVE_AWAY_S_MAX, SHOWN_S, Scrubber
-from cluster.files.verify import DAMAGED
+from cluster.files.verify import DAMAGED, UNCHECKED
+from cluster.node.timerd import init
 from cluster.settings.config import NodeConfig, build_config
 from tests import waiting
 from tests.cluster.running import Running, kept_runs, until
 from tests.cluster.test_healing import Rotting, flip, installs
 from tests.timer.test_snapshot import INCOMING, receive, taken
-from timer.files.data_directory import open_directory
+from timer.files.data_directory import LOCK_NAME, open_directory
 from timer.files.disk import FreshDisk, RealDisk
 from timer.model.timer_errors import CorruptFileError, NotReadyError
 from timer.model.units import UnixMs
@@ -67,6 +70,32 @@ def test_snapshot_that_is_going_to_be_installed_is_read_instead_of_state_and_log
         assert damaged.path == path
 
 
+def test_stopped_node_on_a_read_only_disk_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "n1"
+    names = ["--name", "n1", "--voters", "n1", "--cluster-id", "c"]
+    assert init(["--data", str(data), *names]) == 0
+    opened = os.open
+
+    def read_only(path: Any, flags: int, *words: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return opened(path, flags, *words)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", read_only)
+        assert timerctl("--data", str(data)) == UNCHECKED, "there is no lock yet"
+        assert "LOCK: lock failed: EROFS" in capsys.readouterr().err
+    RealDisk().lock(data / LOCK_NAME).release()
+    monkeypatch.setattr(os, "open", read_only)
+    assert timerctl("--data", str(data)) == 0
+    lock = RealDisk().lock(data / LOCK_NAME)
+    assert timerctl("--data", str(data)) == UNCHECKED
+    assert "is in use by process" in capsys.readouterr().err
+    lock.release()
+
+
 # The first has nodes of its own: none of the others run beside them.
 
 
@@ -79,7 +108,7 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
             client.schedule_batch("far", [b"x" * 20_000] * 10, delay=86_400)
         data = cluster.directory / "n1"
         until(lambda: kept_runs(data), WAIT_S)
-        assert timerctl("--data", str(data)) == DAMAGED
+        assert timerctl("--data", str(data)) == UNCHECKED
         assert "is in use by process" in capsys.readouterr().err
         cluster.kill("n1")
 
@@ -102,7 +131,7 @@ def test_verify_reads_a_stopped_node_and_names_file_and_byte(
         assert timerctl("--data", str(data)) == 0, "the log holds all"
         assert "There is no manifest" in capsys.readouterr().out
         (data / "kept").rename(data / "state" / "manifest")
-        assert timerctl("--data", str(tmp_path)) == DAMAGED
+        assert timerctl("--data", str(tmp_path)) == UNCHECKED
         assert "it is not a data directory of timerd" in capsys.readouterr().err
         (data / "log").rename(data / "lost")
         assert timerctl("--data", str(data)) == DAMAGED

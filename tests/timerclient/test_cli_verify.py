@@ -133,7 +133,7 @@ def test_verify_of_a_stopped_node_takes_no_options_of_a_running_one(
     ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = ctl("verify", "--data", str(tmp_path))
-    assert (code, "it is not a data directory of timerd" in err) == (1, True)
+    assert (code, "it is not a data directory of timerd" in err) == (3, True)
     for more in (["n1"], ["--wait", "1s"]):
         assert ctl("verify", "--data", str(tmp_path), *more)[0] == 2
     monkeypatch.setattr(cli_verify, "ENTRY_POINTS", "timerctl.absent")

@@ -183,6 +183,8 @@ class Disk(Protocol):
     def lock(self, path: Path) -> FileLock:
         """Lock the file `path`, created if absent, without waiting.
 
+        On a read-only file system the file has the pid of an earlier holder.
+
         Raises:
             WrongDirectoryError: another process has the lock. The message has its pid.
         """
@@ -349,12 +351,13 @@ class RealDisk:
     def lock(self, path: Path) -> FileLock:
         """See Disk."""
         with failing(path, "lock"):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            fd, is_writable = _open_lock(path)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 holder = b"%d\n" % os.getpid()
-                os.pwrite(fd, holder, 0)  # before truncating: a full disk may refuse a new block
-                os.ftruncate(fd, len(holder))
+                if is_writable:
+                    os.pwrite(fd, holder, 0)  # before truncating: a full disk may refuse a block
+                    os.ftruncate(fd, len(holder))
             except BlockingIOError as error:
                 who = os.pread(fd, 32, 0).decode(errors="replace").split("\n")[0] or "unknown"
                 os.close(fd)
@@ -477,6 +480,16 @@ class _RealLock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _open_lock(path: Path) -> tuple[int, bool]:
+    """Open or create a lock file. Return (fd, whether it can be written)."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640), True
+    except OSError as error:
+        if error.errno != errno.EROFS or not path.exists():
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC), False
 
 
 def _open_true(path: Path, flags: int) -> tuple[int, int]:
