@@ -15,14 +15,13 @@ the same disk, and follows the changes of the log:
 
     ARCHIVE/000/*.log      the first life of the log
     ARCHIVE/001/*.log      the second one: the node lost its log and got another
-    ARCHIVE/SOURCE         the path of the log; locked while the command follows it
+    ARCHIVE/SOURCE         the path of the log. LOCK is locked while the command follows it
 
 A new segment is linked within POLL_S. It exists for longer, because a node drops only segments
 below a manifest that it made later. The archive takes the room of the dropped segments only.
 """
 
 import contextlib
-import fcntl
 import shutil
 import signal
 import sys
@@ -33,7 +32,9 @@ from pathlib import Path
 from typing import Final
 
 from chaos.history.history import OWNER, RunFolder
-from timer.files import segment
+from timer.files import data_directory, segment
+from timer.files.disk import RealDisk
+from timer.model.timer_errors import EngineError
 from timerspark.log.segment_files import lives, segments
 
 POLL_S: Final = 0.25
@@ -153,8 +154,8 @@ def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, 
 
     Raises:
         FileNotFoundError: there is no such folder, or no node in it.
-        ValueError: not exactly one of the two is given; or `into` is inside of `data` or on another
-            disk; or `run` is a run of the chaos suite.
+        ValueError: not exactly one of the two is given; or `into` is in the folder of a node, has
+            segments or is on another disk; or `run` is a run of the chaos suite.
     """
     if run is not None:
         if data or into:
@@ -167,12 +168,15 @@ def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, 
         raise ValueError("--data, --into: must both be given if RUN_DIR is not")
     if not data.is_dir():
         raise FileNotFoundError(f"--data {data}: no such folder")
-    if into.resolve().is_relative_to(data.resolve()):
-        raise ValueError(f"--into {into}: must be outside of the node's own folder, {data}")
-    beside = next(path for path in (into.resolve(), *into.resolve().parents) if path.exists())
+    above = (into.resolve(), *into.resolve().parents)
+    for path in above:
+        if path == data.resolve() or (path / data_directory.IDENTITY_NAME).exists():
+            raise ValueError(f"--into {into}: must be outside of a node's folder, {path}")
+    if any(segment.first_of(path.name) is not None for path in above[0].glob("*")):
+        raise ValueError(f"--into {into}: must not have segments of a log")
+    beside = next(path for path in above if path.exists())
     if beside.stat().st_dev != data.stat().st_dev:
         raise ValueError(f"--into {into}: must be on the disk of {data}, for hard links")
-    into.mkdir(parents=True, exist_ok=True)
     return {data.name: (data / "log", into)}
 
 
@@ -187,7 +191,7 @@ def run_archive(run: Path | None, data: Path | None, into: Path | None) -> int:
             logs = places(run, data, into)
             for log, kept in logs.values():
                 held.enter_context(_held(log, kept))
-        except (OSError, ValueError) as wrong:
+        except (OSError, EngineError, ValueError) as wrong:
             print(f"archive: {wrong}", file=sys.stderr)
             return 2
         stops = signal.SIGINT, signal.SIGTERM
@@ -216,21 +220,18 @@ def _held(log: Path, kept: Path) -> Iterator[None]:
     Two logs in one archive would begin a new life at each poll.
 
     Raises:
-        ValueError: another process follows a log into it, or it is the archive of another log.
+        WrongDirectoryError: another process follows a log into it.
+        ValueError: it is the archive of another log.
     """
-    kept.mkdir(parents=True, exist_ok=True)
-    with (kept / SOURCE).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock ends with the process
-        except OSError:
-            raise ValueError(f"{kept}: another archive is being made there") from None
-        file.seek(0)
-        source, mine = file.read(), str(log.resolve())
+    disk = RealDisk()
+    disk.make_dir(kept)
+    with contextlib.ExitStack() as held:  # the lock ends with the process, too
+        held.callback(disk.lock(kept / data_directory.LOCK_NAME).release)
+        path, mine = kept / SOURCE, str(log.resolve())
+        source = path.read_text() if path.exists() else ""
         if source not in ("", mine):
             raise ValueError(f"{kept} is the archive of {source}, as its file {SOURCE} states")
-        if not source:
-            file.write(mine)
-            file.flush()
+        disk.write_atomic(path, mine.encode())
         yield
 
 

@@ -1,10 +1,12 @@
 """The archive holds all that a log ever held and did not take back."""
 
+import errno
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -12,6 +14,7 @@ from chaos.history import archive
 from chaos.history.archive import Archive, follow, run_archive
 from chaos.history.history import OWNER, RunFolder
 from tests.chaos.world import Log, write_log
+from timer.files.data_directory import IDENTITY_NAME
 from timer.model.units import LogIndex
 from timerspark.log.segment_files import Piece, Segment, between, lives, segments
 
@@ -271,7 +274,10 @@ def test_archive_that_can_not_be_read_does_not_end_those_of_other_nodes(
         (None, "data", None, "--data, --into: must both be given"),
         (None, None, None, "--data, --into: must both be given"),
         (None, "gone", "kept", "no such folder"),
-        (None, "data", "data/log/kept", "must be outside of the node's own folder"),
+        (None, "data", "data/log/kept", "must be outside of a node's folder"),
+        (None, "data", "other", "must be outside of a node's folder"),
+        (None, "data", "other/log/kept", "must be outside of a node's folder"),
+        (None, "data", "segments", "must not have segments of a log"),
         (None, "data", "/dev/kept/n1", "must be on the disk of"),
         ("run", None, None, "neither cluster.json nor <node>/log"),
     ],
@@ -286,6 +292,9 @@ def test_archive_that_can_not_be_is_refused(
     if into and into.startswith("/dev") and Path("/dev").stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("no other disk here")
     (tmp_path / "data/log").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / IDENTITY_NAME).touch()
+    put(tmp_path / "segments", 1)
     paths = [None if each is None else tmp_path / each for each in (folder, data, into)]
     assert run_archive(*paths) == 2
     assert told in capsys.readouterr().err
@@ -307,7 +316,11 @@ def test_archive_is_of_one_log_and_made_by_one_command(
         assert run_archive(None, tmp_path / "n1", kept) == 2
     another, busy = capsys.readouterr().err.splitlines()
     assert "is the archive of" in another
-    assert busy.endswith("another archive is being made there")
+    assert f"{kept} is in use by process" in busy
+    with mock.patch("timer.files.disk._write_all", side_effect=OSError(errno.ENOSPC, "full")):
+        assert run_archive(None, tmp_path / "n1", tmp_path / "cut") == 2
+    assert "SOURCE: write failed: ENOSPC" in capsys.readouterr().err
+    assert run_archive(None, tmp_path / "n1", tmp_path / "cut") == 0
     (tmp_path / OWNER).touch()
     assert run_archive(tmp_path, None, None) == 2
     assert "keeps an archive itself" in capsys.readouterr().err
