@@ -45,6 +45,7 @@ from cluster.control.raft_journal import (
     seal,
     unseal,
 )
+from timer.files.disk import failing
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError, WrongDirectoryError
 
 logger = logging.getLogger(__name__)
@@ -169,12 +170,17 @@ def remove(data_directory: Path, *, alone: bool) -> None:
     """Delete the files of a stopped node, durably. The next start makes them anew.
 
     The new files are without a vote, except if no other node is left (`alone`).
+
+    Raises:
+        DiskFailedError: some of them may be left.
     """
-    for name in ("raft", "raft.new", "raft.damaged"):
-        if (data_directory / name).exists():
-            shutil.rmtree(data_directory / name)
+    for path in (data_directory / name for name in ("raft", "raft.new", "raft.damaged")):
+        if path.exists():
+            with failing(path, "remove"):
+                shutil.rmtree(path)
     if alone:
-        (data_directory / "raft-member").unlink(missing_ok=True)
+        with failing(data_directory / "raft-member", "remove"):
+            (data_directory / "raft-member").unlink(missing_ok=True)
     DISK.sync_dir(data_directory)
 
 

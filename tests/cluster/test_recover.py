@@ -1,9 +1,11 @@
 """Against real processes: last means on the directories of stopped nodes."""
 
+import errno
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -131,6 +133,20 @@ def test_node_whose_promise_is_out_of_reach_takes_part_again(
     assert recover(cluster, other, "epoch", "--yes") == 0
     assert "is within reach and is kept" in capsys.readouterr().out
     assert promised < 1_000
+
+
+def test_files_of_raft_that_can_not_be_removed_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = str(tmp_path / "n1")
+    assert init(["--data", data, "--name", "n1", "--voters", "n1", "--cluster-id", "c"]) == 0
+    (tmp_path / "n1" / "raft").mkdir()
+    failed = OSError(errno.EIO, "planted")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", mock.Mock(side_effect=failed))
+        assert timerctl(["recover", "epoch", "--data", data, "--yes"]) == 1
+    assert f"timerctl: {data}/raft: remove failed: EIO" in capsys.readouterr().err
+    assert timerctl(["recover", "epoch", "--data", data, "--yes"]) == 0
 
 
 def _sure(client: TimerClient, name: str) -> Callable[[], bool]:
