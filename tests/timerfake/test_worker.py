@@ -1,6 +1,7 @@
 """Handlers of timers on an in-memory cluster: what runs when, and what becomes of failures."""
 
 import asyncio
+import math
 import socket
 import struct
 import threading
@@ -15,6 +16,7 @@ import pytest
 from tests.timerfake.shop import MINUTE, Run, Shop
 from timerclient import (
     Backoff,
+    ClientSettings,
     InvalidRequest,
     TimerApp,
     Worker,
@@ -25,7 +27,7 @@ from timerclient.values.results import AckResult
 from timerclient.worker import handler_arguments
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.worker_metrics import Outcome
-from timerclient.worker.worker_port import CONNECTIONS_MAX, WorkerPort
+from timerclient.worker.worker_port import CONNECTIONS_MAX, WorkerPort, _answer
 from timerfake import AsyncFakeApp, AsyncFakeCluster
 
 
@@ -446,12 +448,12 @@ async def test_ack_of_a_worker_stays_without_the_parts_of_a_future(
 async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_the_message(
     async_timer_app: type[AsyncFakeApp], caplog: pytest.LogCaptureFixture
 ) -> None:
-    app, seen, go = TimerApp(), [], asyncio.Event()
+    app, seen, go = TimerApp(), [], threading.Event()
 
     @app.timer("orders", group="billing", hold_max=MINUTE)
-    async def slow() -> None:
+    def slow() -> None:
         seen.append(app.context)
-        await go.wait()
+        go.wait(60)
 
     async with async_timer_app(app) as timers, timers.cluster.client() as client:
         timers.cluster.works.clear()  # time passes while the handler runs
@@ -465,7 +467,6 @@ async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_t
             assert (seen[0].failures, seen[0].attempt) == (0, 1)
             _ = message.ack()
             go.set()
-            await timers.settle()
         timers.cluster.works.append(timers._until_idle)
         await timers.settle()
         assert timers._worker is not None
@@ -478,12 +479,12 @@ async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_t
 async def test_message_that_ends_under_a_handler_is_lost_for_it_and_a_warning(
     async_timer_app: type[AsyncFakeApp], caplog: pytest.LogCaptureFixture, end: str
 ) -> None:
-    app, seen, go = TimerApp(), [], asyncio.Event()
+    app, seen, go = TimerApp(), [], threading.Event()
 
     @app.timer("orders", group="billing", hold_max=MINUTE, retry=Backoff(1, attempts=1))
-    async def slow() -> None:
+    def slow() -> None:
         seen.append(app.context)
-        await go.wait()
+        go.wait(60)
 
     async with async_timer_app(app) as timers, timers.cluster.client() as client:
         if end == "expired":
@@ -496,7 +497,6 @@ async def test_message_that_ends_under_a_handler_is_lost_for_it_and_a_warning(
         await timers.advance(2 * MINUTE)
         assert (was_lost, seen[0].is_lost) == (False, True)
         go.set()
-        await timers.settle()
         timers.cluster.works.append(timers._until_idle)
         await timers.settle()
         assert timers._worker is not None
@@ -505,6 +505,92 @@ async def test_message_that_ends_under_a_handler_is_lost_for_it_and_a_warning(
     result = {"dead letter": "DEAD_LETTERED", "expired": "EXPIRED"}[end]
     assert f"ack too late: handler={slow.name}" in caplog.text
     assert f"result={result}" in caplog.text
+
+
+async def test_handler_that_hangs_ends_with_hold_max_and_others_take_its_place(
+    async_timer_app: type[AsyncFakeApp], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, runs = TimerApp(), list[tuple[int, int]]()
+    retry = Backoff(30, max=30, attempts=2)
+
+    @app.timer("orders", group="billing", concurrency=1, hold_max=MINUTE, retry=retry)
+    async def bill(order: int) -> None:
+        runs.append((order, app.context.failures))
+        if order == 0:
+            await asyncio.Event().wait()
+
+    async with async_timer_app(app) as timers, timers.cluster.client() as client:
+        timers.cluster.works.clear()  # time passes while the handler runs
+        for order in (0, 1):
+            await bill.schedule(order=order)
+        await timers.advance(59)
+        assert runs == [(0, 0)]
+        await timers.advance(1)
+        assert runs == [(0, 0), (1, 0)]
+        await timers.advance(29)
+        assert len(runs) == 2
+        await timers.advance(1 + 60)
+        assert runs == [(0, 0), (1, 0), (0, 1)]
+        [letter] = (await client.peek("orders.billing.dead")).messages
+        worker = timers._worker
+        assert worker is not None
+        metrics = worker.runners[0].metrics
+        assert (metrics.outcomes[Outcome.TIMEOUT], metrics.outcomes[Outcome.DONE]) == (2, 1)
+        assert (metrics.running, metrics.overdue, worker.problem) == (0, 0, None)
+        timers.cluster.works.append(timers._until_idle)
+    text = "TimeoutError: the handler ran for longer than hold_max (60 s)"
+    assert letter.headers["dead-letter-detail"] == text
+    assert f"timer timeout: handler={bill.name}" in caplog.text
+
+
+async def test_handler_without_a_longest_time_runs(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    app, runs = TimerApp(settings=ClientSettings(hold_s_max=math.inf)), list[str]()
+
+    @app.timer("orders", group="billing")
+    async def bill() -> None:
+        runs.append(app.context.id)
+
+    async with async_timer_app(app) as timers:
+        timer = await bill.schedule()
+        await timers.settle()
+    assert runs == [timer.id]
+
+
+async def test_worker_with_threads_that_all_exceed_hold_max_is_not_healthy(
+    async_timer_app: type[AsyncFakeApp], caplog: pytest.LogCaptureFixture
+) -> None:
+    app, runs, go = TimerApp(), list[int](), threading.Event()
+
+    @app.timer("orders", group="billing", concurrency=2, hold_max=MINUTE)
+    def bill() -> None:
+        runs.append(app.context.failures)
+        go.wait(60)
+
+    async def begun(count: int) -> None:
+        while len(runs) < count:
+            await timers.settle()
+
+    async with async_timer_app(app) as timers:
+        timers.cluster.works.clear()  # time passes while the handler runs
+        worker = timers._worker
+        assert worker is not None
+        [runner] = worker.runners
+        await bill.schedule()
+        await begun(1)
+        await timers.advance(2 * MINUTE)  # the message is delivered again
+        await begun(2)
+        assert (runs, runner.metrics.overdue, worker.is_alive) == ([0, 1], 1, True)
+        await timers.advance(MINUTE)
+        problem = f"all 2 calls of {bill.name} exceed hold_max"
+        assert _answer(worker, "/healthz")[::2] == (503, f"{problem}\n")
+        assert (runner.metrics.running, runner.metrics.overdue) == (2, 2)
+        go.set()
+        timers.cluster.works.append(timers._until_idle)
+        await timers.settle()
+        assert (runner.metrics.overdue, worker.is_alive) == (0, True)
+    assert "in a thread runs for longer than hold_max, without a lease: handler=" in caplog.text
 
 
 async def test_lease_is_lost_for_a_handler_when_another_node_becomes_leader(

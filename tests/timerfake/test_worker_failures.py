@@ -22,6 +22,7 @@ from timerclient import (
 from timerclient.worker import rejected_letters
 from timerclient.worker.handler_runner import HandlerRunner
 from timerclient.worker.rejected_letters import detail_of, letter_headers
+from timerclient.worker.worker_metrics import Outcome
 from timerfake import AsyncFakeApp
 
 
@@ -362,6 +363,60 @@ def test_exception_beside_exception_is_a_failure_like_others(
     assert timers.errors == [stop] * 4
     with timers.cluster.client() as client:
         assert len(client.peek(LETTERS).messages) == 1
+
+
+async def test_cancellation_that_is_not_the_workers_is_a_failure_like_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app, runs = TimerApp(), list[int]()
+
+    @app.timer("orders", group="billing", retry=Backoff(30, max=100, attempts=4))
+    async def bill() -> None:
+        runs.append(app.context.failures)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        if len(runs) == 1:
+            raise Reject  # the cancellation comes while the worker writes the letter
+        await asyncio.sleep(0)
+
+    async with AsyncFakeApp(app) as timers:
+        await bill.schedule()
+        for pause_s, attempts in ((0, 1), (29, 1), (1, 2), (59, 2), (1, 3)):
+            await timers.advance(pause_s)
+            assert len(runs) == attempts
+        assert runs == [0, 1, 2]
+        assert [type(each) for each in timers.errors] == [asyncio.CancelledError] * 3
+    assert caplog.text.count("timer failed: handler=") == 3
+
+
+def test_exception_that_breaks_its_own_description_is_a_failure_like_others(
+    timer_app: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Busy(Retry):
+        def __init__(self) -> None:
+            """Leave out the base class, as applications do."""
+
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise SystemExit
+
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.cancel_unpaid.schedule_sync(order_id=1, delay=1)
+    soon = Retry(delay=1)
+    soon.delay_s = -1
+    for fails, pause_s in ((Busy(), 1), (Silent(), 30), (soon, 60)):
+        shop.fails = fails
+        timers.advance(pause_s)
+    assert [each.failures for each in shop.contexts] == [0, 1, 2]
+    shop.fails = None
+    timers.advance(100)
+    assert len(shop.calls) == 4
+    worker = timers._inner._worker
+    assert worker is not None
+    assert worker.runners[0].metrics.outcomes[Outcome.FAILED] == 3
+    assert caplog.text.count("timer failed: handler=") == 3
 
 
 @pytest.mark.parametrize("payload", [b"\xff", b"[]", b"{}", b'{"order_id":"1"}', b'{"x":1}'])

@@ -4,11 +4,14 @@
                   │             ├──────► raised: nack with the backoff, one line of log
                   │             ├──────► raised Reject: a dead letter, then the ack
                   │             ├──────► raised TargetUnreached: back to the group, not failed
+                  │             ├──────► runs for longer than `hold_max`: cancelled, nack with the
+                  │             │        backoff; in a thread it runs on, and keeps its place
                   │             └──────► cut off by the drain: nack without a delay
                   └──► no arguments of the function: nack with the backoff
 
 The consumer reconnects through failovers and renews the leases. If a lease ends while the function
-runs, the ack fails with a warning, and the message is delivered again.
+runs, the ack fails with a warning, and the message is delivered again. A cancellation that is not
+the worker's own is a failure as any exception.
 """
 
 import asyncio
@@ -21,13 +24,15 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any, Final
 
-from timerclient.client.consumers import AsyncConsumer
+from timerclient.client.consumers import AsyncConsumer, hold_max_s
 from timerclient.client.group_calls import GroupOptions, encode_options
 from timerclient.rows.messages import Message
 from timerclient.values.codecs import reason_of
 from timerclient.values.errors import LeaseLost, PermissionDenied, TimerError
+from timerclient.values.lease_clock import MONOTONIC, ClockAlarm, LeaseClock
 from timerclient.worker.rejected_letters import (
     failure_text,
     first_failure,
@@ -44,8 +49,28 @@ PAUSE_S_MAX: Final = 30.0
 """Longest pause before a consumer that ended with an error is opened again."""
 INTERRUPTED: Final = "the worker stopped before the handler ended"
 """Detail of the nack of a message whose handler the drain cut off."""
+HOLD_S_MAX: Final = 3_650 * 86_400.0
+"""Longest time of a call in seconds, in place of an endless `hold_max`."""
+NACK_S: Final = 2.0
+"""Seconds for which leases are renewed beyond `hold_max`: the nack of a handler that is cancelled
+then comes before the end of its lease."""
 UNSET: Final = Backoff(1, max=60, attempts=0)
 """Pauses for a group without a backoff: what always fails must not loop at full speed."""
+
+
+@dataclass(slots=True, eq=False)
+class HandlerRun:
+    """One call of a handler, for one message."""
+
+    message: Message
+    cut: Outcome | None = None
+    """TIMEOUT or INTERRUPTED: why the worker has cancelled the call. None: it has not."""
+    in_thread: bool = False
+    """The function runs in a thread, where it can't be cancelled."""
+    is_overdue: bool = False
+    """The call runs for longer than `hold_max`."""
+    alarm: ClockAlarm | None = None
+    """Rings when the time of the call is up."""
 
 
 class HandlerRunner:
@@ -56,11 +81,15 @@ class HandlerRunner:
     ) -> None:
         self.handler = handler
         self.metrics = HandlerMetrics(handler.options.topic, handler.options.group)
-        self.running: dict[asyncio.Task[None], Message] = {}
+        self.running: dict[asyncio.Task[None], HandlerRun] = {}
         self.ended = 0
         """Handlers that have ended."""
         self._executor = executor
-        self._concurrency = concurrency or handler.options.concurrency
+        self.concurrency = concurrency or handler.options.concurrency
+        """Calls at a time."""
+        self._hold_s = self._nack_s = 0.0
+        """Longest time of a call, and the time for its nack, in seconds. 0: the lease alone."""
+        self._clock: LeaseClock = MONOTONIC
         self._slot = asyncio.Event()
         """Set when a handler ends."""
         self._consumer: AsyncConsumer | None = None
@@ -98,11 +127,14 @@ class HandlerRunner:
         await self._prepare_group()
         await self.close()
         options, client = self.handler.options, self.handler.app.client
+        self._clock = client.nodes().clock
+        self._hold_s = min(hold_max_s(options.hold_max, client.settings), HOLD_S_MAX)
+        self._nack_s = NACK_S if self._hold_s else 0.0
         consumer = client.consumer(
             options.topic,
             options.group,
             lease=options.lease,
-            hold_max=options.hold_max,
+            hold_max=self._hold_s + self._nack_s,
             start=options.start,
             name=self.handler.name,
         )
@@ -152,10 +184,33 @@ class HandlerRunner:
             for message in messages[free:]:
                 self._hand_back(message)
             for message in messages[:free]:
-                task = asyncio.create_task(self._handle(message))
-                self.running[task] = message
-                task.add_done_callback(self._ended)
+                self._begin(HandlerRun(message))
             self.metrics.running = len(self.running)
+
+    def _begin(self, run: HandlerRun) -> None:
+        task = asyncio.create_task(self._handle(run))
+        self.running[task] = run
+        task.add_done_callback(self._ended)
+        self._limit(task, run)
+
+    def _limit(self, task: asyncio.Task[None], run: HandlerRun) -> None:
+        """End a call if its time is up; otherwise look again when it will be.
+
+        An extension by the handler gives it more time, as it does for the lease.
+        """
+        hold = run.message.batch.hold
+        end_s = max(hold.given_s + self._hold_s, hold.ends_s - self._nack_s)
+        if self._clock.now_s() < end_s:
+            run.alarm = self._clock.call_at(end_s, functools.partial(self._limit, task, run))
+            return
+        run.is_overdue = True
+        self.metrics.overdue += 1
+        if run.in_thread:
+            text = "handler in a thread runs for longer than hold_max, without a lease: %s"
+            LOG.warning(text, self._fields(run.message))
+        elif run.cut is None:
+            run.cut = Outcome.TIMEOUT
+            task.cancel()
 
     async def _room(self) -> int:
         """Wait until further messages may run; return their number."""
@@ -169,13 +224,16 @@ class HandlerRunner:
 
     def _free(self, now_s: float) -> int:
         """Return the number of further messages that may run now."""
-        most, brake = self._concurrency, self.handler.brake
+        most, brake = self.concurrency, self.handler.brake
         if brake is not None:
             most = 0 if brake.left_s(now_s) else brake.most(most)
         return max(0, most - len(self.running))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self.running[task]
+        run = self.running.pop(task)
+        if run.alarm is not None:
+            run.alarm.cancel()
+        self.metrics.overdue -= run.is_overdue
         self.ended += 1
         self.metrics.running = len(self.running)
         self.metrics.is_braked = self.handler.brake is not None and self.handler.brake.is_on
@@ -185,58 +243,67 @@ class HandlerRunner:
 
     # ---- one message
 
-    async def _handle(self, message: Message) -> None:
+    async def _handle(self, run: HandlerRun) -> None:
         began_s = time.monotonic()
         try:
-            outcome = await self._outcome(message)
-        except asyncio.CancelledError:
-            raise
+            outcome = await self._outcome(run)
         except BaseException as error:  # noqa: BLE001 -- an edge: any code of a user
-            outcome = self._return(message, error, Outcome.FAILED)
+            outcome = self._fail(run, error)
         self.metrics.add(outcome, time.monotonic() - began_s)
 
-    async def _outcome(self, message: Message) -> Outcome:
+    async def _outcome(self, run: HandlerRun) -> Outcome:
+        message = run.message
         try:
             arguments = self.handler.arguments_of(message)
         except (TimerError, ValueError) as error:
             return self._return(message, error, Outcome.UNREADABLE)
         CONTEXT.set(TimerContext(message, self.handler.options.group))
         try:
-            await self._call(arguments)
+            await self._call(run, arguments)
         except Reject as error:
             return await self._reject(message, error)
         except TargetUnreached as error:
             return self._give_back(message, error)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                self._nack(message, 0, INTERRUPTED)
-                return Outcome.INTERRUPTED
-            return self._return(message, error, Outcome.FAILED)  # the function's own
         returned = message.batch.hold.returned.get(message.queue_offset)
         if returned is not None:  # by the handler
             return Outcome.RETURNED if returned else Outcome.FAILED
         self._ack(message)
         return Outcome.DONE
 
-    async def _call(self, arguments: dict[str, Any]) -> None:
+    async def _call(self, run: HandlerRun, arguments: dict[str, Any]) -> None:
         if self.handler.is_async:
             await self.handler.function(**arguments)
             return
         work = functools.partial(copy_context().run, _run, self.handler.function, arguments)
+        run.in_thread = True
         result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        run.in_thread = False
         if inspect.iscoroutine(result):  # a decorator that is not async wraps an async function
             await result
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise TypeError("the handler returned a generator, which has not run")
 
+    def _fail(self, run: HandlerRun, error: BaseException) -> Outcome:
+        """Return the message of a call that ended with an error, by the cause of its end."""
+        if not isinstance(error, asyncio.CancelledError) or run.cut is None:
+            return self._return(run.message, error, Outcome.FAILED)
+        if run.cut is Outcome.INTERRUPTED:
+            self._nack(run.message, 0, INTERRUPTED)
+            return Outcome.INTERRUPTED
+        late = TimeoutError(f"the handler ran for longer than hold_max ({self._hold_s:g} s)")
+        return self._return(run.message, late.with_traceback(error.__traceback__), Outcome.TIMEOUT)
+
     def _return(self, message: Message, error: BaseException, outcome: Outcome) -> Outcome:
         """Nack a message with the backoff, and log the error."""
         pause_s = None if self._paces is None else self._paces.delay_s(message.failures)
-        if isinstance(error, Retry):
-            pause_s = error.delay_s
-        self._nack(message, pause_s, failure_text(error, with_text=self.handler.app.send_errors))
-        self._log(outcome, message, error)
+        try:
+            own_s = error.delay_s if isinstance(error, Retry) else None
+            text = failure_text(error, with_text=self.handler.app.send_errors)
+            self._nack(message, pause_s if own_s is None else own_s, text)
+            self._log(outcome, message, error)
+        except BaseException:  # an edge: code of the application's own exceptions
+            LOG.exception("timer %s: %s", outcome, self._fields(message))
+            self._nack(message, pause_s, type(error).__name__)
         return outcome
 
     def _give_back(self, message: Message, error: BaseException) -> Outcome:
@@ -252,7 +319,7 @@ class HandlerRunner:
 
     @staticmethod
     def _nack(message: Message, pause_s: float | None, detail: str) -> None:
-        with contextlib.suppress(TimerError):  # the lease is lost: the message comes again
+        with contextlib.suppress(LeaseLost):  # the lease is lost: the message comes again
             _ = message.nack(pause_s, detail=detail)
 
     async def _reject(self, message: Message, error: Reject) -> Outcome:
@@ -293,13 +360,15 @@ class HandlerRunner:
             self._consumer.begin_leaving()
 
     def cut_off(self) -> int:
-        """Cancel the handlers that run, and return their messages; return their number.
+        """Cancel the calls that run, and return their messages; return the number of calls.
 
         A function in a thread runs on: its message is returned nonetheless.
         """
-        for task in self.running:
+        cut = [each for each in self.running.items() if each[1].cut is not Outcome.INTERRUPTED]
+        for task, run in cut:
+            run.cut = Outcome.INTERRUPTED
             task.cancel()
-        return len(self.running)
+        return len(cut)
 
     async def close(self) -> None:
         """Wait for the acks and leave the group."""

@@ -67,7 +67,10 @@ class Retry(Exception):
         InvalidRequest: `delay` is negative, or longer than 30 days.
     """
 
+    delay_s: float | None = None
+    """Pause in place of the backoff, in seconds. None: the backoff, as for a subclass that does not
+    call `Retry.__init__`."""
+
     def __init__(self, *reason: object, delay: float | timedelta) -> None:
         super().__init__(*reason)
         self.delay_s = rows.span_ms("delay", delay, rows.PAUSE_MS_MAX) / 1000
-        """Pause in place of the backoff, in seconds."""

@@ -302,8 +302,10 @@ class TimerApp:
             retry: Pauses and number of attempts, set in the group when a worker starts. None: the
                 group keeps its own.
             lease: As for a consumer. The worker renews leases while a handler runs.
-            hold_max: Time after which the lease of a running handler is no longer renewed, and
-                another worker gets the message. None: ten minutes.
+            hold_max: Longest time of a call, in which its lease is renewed. An `async` function is
+                then cancelled, which is a failure. A function in a thread runs on without its
+                lease, and the message is delivered again. None: the clients' `hold_s_max`, ten
+                minutes.
             start: First message of a group that the worker creates.
 
         Raises:

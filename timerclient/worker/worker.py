@@ -86,8 +86,18 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """The event loop runs, and no handler blocks it."""
-        return time.monotonic() - self._beat_s < STUCK_S
+        """The worker needs no restart: it has no `problem`."""
+        return self.problem is None
+
+    @property
+    def problem(self) -> str | None:
+        """Why the worker needs a restart. None: the event loop runs, and no handler is stuck."""
+        if time.monotonic() - self._beat_s >= STUCK_S:
+            return "event loop blocked"
+        for each in self.runners:
+            if each.metrics.overdue >= each.concurrency:
+                return f"all {each.concurrency} calls of {each.handler.name} exceed hold_max"
+        return None
 
     @property
     def is_ready(self) -> bool:

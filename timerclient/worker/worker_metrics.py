@@ -3,6 +3,7 @@
     timers_worker_handled_total{topic,group,outcome}   outcome: see `Outcome`
     timers_worker_handler_seconds{topic,group}         histogram of the handler's time
     timers_worker_running{topic,group}                 handlers that run now
+    timers_worker_overdue{topic,group}                 of these, for longer than `hold_max`
     timers_worker_connected{topic,group}               1: its consumer is connected
     timers_worker_braked{topic,group}                  1: its push target is unavailable
 
@@ -30,6 +31,8 @@ class Outcome(StrEnum):
     """The handler raised Reject; the message is a dead letter."""
     UNREADABLE = "unreadable"
     """The payload has no arguments of the handler; as FAILED."""
+    TIMEOUT = "timeout"
+    """The handler ran for longer than `hold_max` and was cancelled; as FAILED."""
     INTERRUPTED = "interrupted"
     """The worker stopped before the handler ended; another worker tries it at once."""
     RETURNED = "returned"
@@ -47,6 +50,7 @@ class HandlerMetrics:
     topic: str
     group: str
     running: int = 0
+    overdue: int = 0
     is_connected: bool = False
     is_braked: bool = False
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
@@ -84,6 +88,7 @@ def _lines(handlers: list[HandlerMetrics]) -> Iterator[str]:
         yield f"timers_worker_handler_seconds_count{{{label}}} {total}"
     for name, text, read in (
         ("running", "Handlers that run.", attrgetter("running")),
+        ("overdue", "Handlers that run for longer than hold_max.", attrgetter("overdue")),
         ("connected", "1: the consumer is connected.", attrgetter("is_connected")),
         ("braked", "1: the target of a push is unavailable.", attrgetter("is_braked")),
     ):

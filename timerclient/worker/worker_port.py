@@ -1,6 +1,7 @@
 """The HTTP port of a worker, on a thread of its own: it answers while the event loop is blocked.
 
-/healthz   200: the event loop runs. 503: a handler blocks it; restart the worker
+/healthz   200: the worker works. 503: a handler blocks the event loop, or all calls of a handler
+           exceed `hold_max`; restart the worker
 /readyz    200: all consumers are connected. 503: they are not yet, or the worker drains
 /metrics   the counters, for Prometheus
 """
@@ -112,7 +113,8 @@ def _answer(worker: Worker, path: str) -> tuple[int, str, str]:
         text = exposition(each.metrics for each in worker.runners)
         return 200, "text/plain; version=0.0.4; charset=utf-8", text
     if path == "/healthz":
-        return (200, plain, "ok\n") if worker.is_alive else (503, plain, "event loop blocked\n")
+        problem = worker.problem
+        return (200, plain, "ok\n") if problem is None else (503, plain, f"{problem}\n")
     if path == "/readyz":
         return (200, plain, "ready\n") if worker.is_ready else (503, plain, "not ready\n")
     return 404, plain, "paths: /healthz /readyz /metrics\n"
