@@ -1,16 +1,20 @@
 """timerctl worker: its errors, and its life as a process."""
 
+import asyncio
 import sys
+import threading
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from tests.timerclient.conftest import Ctl
 from timerclient import InvalidRequest, TimerApp, Worker
-from timerclient.cli import timerctl
+from timerclient.cli import cli_worker, timerctl
 from timerclient.cli.cli_args import UsageError
 from timerclient.cli.cli_errors import USAGE
-from timerclient.cli.cli_worker import chosen_handlers
+from timerclient.cli.cli_worker import CUT_OFF, chosen_handlers
+from timerfake import AsyncFakeApp
 
 APP = """
 from timerclient import TimerApp
@@ -103,3 +107,31 @@ def test_worker_runs_the_handlers_of_the_topics_and_groups_that_are_named() -> N
     for wrong in ([], [foreign]):
         with pytest.raises(InvalidRequest, match="must be handlers of the app, at least one"):
             Worker(app, handlers=wrong)
+
+
+async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app, begun, go = TimerApp(), asyncio.Event(), threading.Event()
+
+    @app.timer("orders", group="billing")
+    async def bill() -> None:
+        begun.set()
+        await asyncio.to_thread(go.wait, 60)
+
+    exits = list[tuple[int, bool]]()
+    monkeypatch.setattr("os._exit", lambda code: exits.append((code, go.is_set())))
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    async with AsyncFakeApp(app) as timers:
+        timers.cluster.works.clear()
+        timers._worker.stop()  # type: ignore[union-attr]  # another worker takes its place
+        await timers._running  # type: ignore[misc]
+        worker = Worker(app, drain=0)
+        serving = asyncio.create_task(cli_worker._serve(worker, Namespace(port=None)))
+        await bill.schedule()
+        await begun.wait()
+        worker.stop()
+        await serving
+        assert exits == [(CUT_OFF, False)]
+        go.set()
+        timers.cluster.works.append(timers._until_idle)

@@ -7,7 +7,7 @@ import struct
 import threading
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -282,6 +282,40 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
             assert {each.json()["number"]: each.failures for each in rest} == {1: 1, 2: 0}
             for each in rest:
                 _ = each.ack()
+        timers.cluster.works.append(timers._until_idle)
+
+
+async def test_second_stop_ends_the_wait_for_a_handler_that_ignores_its_cancellation(
+    async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, begun, go = TimerApp(), asyncio.Event(), asyncio.Event()
+
+    @app.timer("jobs", group="g")
+    async def job() -> None:
+        begun.set()
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+
+    def on_info(text: str, *_: object) -> None:
+        if text.startswith("draining"):
+            asyncio.get_running_loop().call_soon(worker.stop)
+
+    monkeypatch.setattr("timerclient.worker.worker.CANCEL_S", 0.01)
+    async with async_timer_app(app) as timers:
+        timers.cluster.works.clear()
+        timers._worker.stop()  # type: ignore[union-attr]  # another worker takes its place
+        await timers._running  # type: ignore[misc]
+        worker = Worker(app, drain=3_600)
+        running = asyncio.create_task(worker.run())
+        await job.schedule()
+        await begun.wait()
+        monkeypatch.setattr(LOG, "info", on_info)
+        worker.stop()
+        async with asyncio.timeout(20):
+            await running
+        assert (worker.left_running, worker.has_cut) == (1, True)
+        go.set()
         timers.cluster.works.append(timers._until_idle)
 
 

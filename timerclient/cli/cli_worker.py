@@ -126,13 +126,20 @@ def run_worker(worker: "Worker", args: argparse.Namespace) -> int:
     import asyncio
 
     asyncio.run(_serve(worker, args))
+    return 0
+
+
+def _leave(worker: "Worker") -> None:
+    """Close the client of threads. If calls were cut off, end the process with what they left.
+
+    The end of an event loop waits for tasks and threads, so this comes before it.
+    """
     with suppress(TimerError):
         worker.app.close_sync()
-    if worker.left_running:
+    if worker.has_cut:
         sys.stdout.flush()
         logging.shutdown()
-        os._exit(CUT_OFF)  # threads of handlers that were cut off would hold the process
-    return 0
+        os._exit(CUT_OFF if worker.left_running else 0)
 
 
 def _listed(variables: Iterable[str]) -> str:
@@ -160,6 +167,10 @@ async def _serve(worker: "Worker", args: argparse.Namespace) -> None:
         LOG.info("worker started: %s", names)
         await worker.run()
         LOG.info("worker stopped")
+    _leave(worker)
+    for number in (signal.SIGTERM, signal.SIGINT):  # from here on, they end the process
+        with suppress(NotImplementedError):
+            get_running_loop().remove_signal_handler(number)
 
 
 def _connect(app: "TimerApp", args: argparse.Namespace) -> None:

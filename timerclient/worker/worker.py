@@ -17,6 +17,7 @@ from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest, TimerError
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.timer_app import CONCURRENCY_MAX, TimerApp, TimerHandler
+from timerclient.worker.worker_metrics import Outcome
 
 DRAIN_S: Final = 25.0
 """Default of the drain: Kubernetes kills a pod 30 seconds after SIGTERM."""
@@ -73,6 +74,8 @@ class Worker:
         """Handlers that had ended at the last `until_idle`."""
         self._stopped = asyncio.Event()
         self._beat_s = time.monotonic()
+        self._waiting: asyncio.Future[Any] | None = None
+        """The drain's wait for handlers."""
         self.left_running = 0
         """Handlers that the drain did not wait for. Those in threads may still run."""
 
@@ -98,6 +101,12 @@ class Worker:
             if each.metrics.overdue >= each.concurrency:
                 return f"all {each.concurrency} calls of {each.handler.name} exceed hold_max"
         return None
+
+    @property
+    def has_cut(self) -> bool:
+        """Calls were cancelled, so threads that they began may still run, and hold the process."""
+        late = (each.metrics.outcomes[Outcome.TIMEOUT] for each in self.runners)
+        return self.left_running > 0 or any(late)
 
     @property
     def is_ready(self) -> bool:
@@ -134,6 +143,8 @@ class Worker:
         self._stopped.set()
         if self._stops > 1:
             self._cut_off()
+            if self._waiting is not None:
+                self._waiting.cancel()
 
     async def _drain(self) -> None:
         for each in self.runners:
@@ -141,7 +152,8 @@ class Worker:
         until_s = time.monotonic() + self._drain_s + CANCEL_S + CLOSE_S
         if running := self._running():
             LOG.info("draining: %d handlers run, at most %g s", len(running), self._drain_s)
-            await asyncio.wait(running, timeout=self._drain_s)
+            self._waiting = asyncio.ensure_future(asyncio.wait(running, timeout=self._drain_s))
+            await asyncio.wait([self._waiting])
         self._cut_off()
         if running := self._running():
             await asyncio.wait(running, timeout=CANCEL_S)
