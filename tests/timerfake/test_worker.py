@@ -627,6 +627,23 @@ async def test_worker_with_threads_that_all_exceed_hold_max_is_not_healthy(
     assert "in a thread runs for longer than hold_max, without a lease: handler=" in caplog.text
 
 
+async def test_lease_is_lost_for_a_handler_that_blocks_the_event_loop_beyond_its_end(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    app, seen = TimerApp(), list[bool]()
+
+    @app.timer("orders", group="billing", lease=30)
+    async def slow() -> None:
+        for seconds in (29, 1):
+            timers.cluster._clock.pass_by(1000 * seconds)  # and nothing else happens
+            seen.append(app.context.is_lost)
+
+    async with async_timer_app(app) as timers:
+        await slow.schedule()
+        await timers.settle()
+        assert seen[:2] == [False, True]
+
+
 async def test_lease_is_lost_for_a_handler_when_another_node_becomes_leader(
     async_timer_app: type[AsyncFakeApp],
 ) -> None:

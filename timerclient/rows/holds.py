@@ -72,9 +72,11 @@ class Hold:
         """No message of the batch is held."""
         return self._left is not None and not self._left
 
-    def has_ended(self, offset: int) -> bool:
-        """Return whether the lease of a message is known to have ended before its ack."""
-        return self.broken or offset in self.lost or offset in self.finished
+    def has_ended(self, offset: int, now_s: float) -> bool:
+        """Return whether the lease of a message may have ended by `now_s`, before its ack."""
+        if self.broken or offset in self.lost or offset in self.finished:
+            return True
+        return now_s >= self.ends_s and (self._left is None or offset in self._left)
 
     def settle(self, offsets: Sequence[int]) -> None:
         """Mark messages as acked or returned."""

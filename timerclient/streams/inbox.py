@@ -158,7 +158,7 @@ class Inbox:
             if hold.lost or hold.finished:
                 came, out = (
                     len(out),
-                    [each for each in out if not hold.has_ended(each.queue_offset)],
+                    [each for each in out if not hold.has_ended(each.queue_offset, now_s)],
                 )
                 self._drop(came - len(out))
             if out:

@@ -257,7 +257,7 @@ class HandlerRunner:
             arguments = self.handler.arguments_of(message)
         except (TimerError, ValueError) as error:
             return self._return(message, error, Outcome.UNREADABLE)
-        CONTEXT.set(TimerContext(message, self.handler.options.group))
+        CONTEXT.set(self._context(message))
         try:
             await self._call(run, arguments)
         except Reject as error:
@@ -269,6 +269,9 @@ class HandlerRunner:
             return Outcome.RETURNED if returned else Outcome.FAILED
         self._ack(message)
         return Outcome.DONE
+
+    def _context(self, message: Message) -> TimerContext:
+        return TimerContext(message, self.handler.options.group, self._clock)
 
     async def _call(self, run: HandlerRun, arguments: dict[str, Any]) -> None:
         if self.handler.is_async:
@@ -382,7 +385,7 @@ class HandlerRunner:
     def _log(self, outcome: Outcome, message: Message, error: BaseException) -> None:
         if (on_error := self.handler.app.on_error) is not None:
             try:
-                on_error(TimerContext(message, self.handler.options.group), error)
+                on_error(self._context(message), error)
             except BaseException:
                 LOG.exception("on_error failed: %s", self._fields(message))
         count, first = first_failure(error)

@@ -35,6 +35,7 @@ from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.values.cluster_url import VARIABLE
 from timerclient.values.codecs import JSON, Codec, EncodedValue
 from timerclient.values.errors import Closed, InvalidRequest
+from timerclient.values.lease_clock import MONOTONIC, LeaseClock
 from timerclient.worker.handler_arguments import OPTIONS, HandlerArguments
 from timerclient.worker.http_target import HttpTarget
 from timerclient.worker.retry_policy import Backoff
@@ -57,6 +58,8 @@ class TimerContext:
 
     message: Message
     group: str
+    clock: LeaseClock = MONOTONIC
+    """The clock of the message's lease."""
 
     @property
     def id(self) -> str:
@@ -75,11 +78,12 @@ class TimerContext:
 
     @property
     def is_lost(self) -> bool:
-        """The lease has ended: another worker may have the message, and an ack may come too late.
+        """The lease may have ended: another worker may have the message, and an ack come too late.
 
         The message may also be a dead letter by now, or have expired.
         """
-        return self.message.batch.hold.has_ended(self.message.queue_offset)
+        message = self.message
+        return message.batch.hold.has_ended(message.queue_offset, self.clock.now_s())
 
 
 CONTEXT: Final[ContextVar[TimerContext]] = ContextVar("timer_context")
