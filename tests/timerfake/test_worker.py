@@ -216,8 +216,9 @@ def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
         with pytest.raises(InvalidRequest, match=text):
             app.timer("t", group="g")(function)
     app.timer("t", group="g")(fine)
-    with pytest.raises(InvalidRequest, match=r"group = 'g': .*fine has it in 't'"):
-        app.timer("t", group="g")(fine)
+    for same in ("t", "default/t"):
+        with pytest.raises(InvalidRequest, match=rf"group = 'g': .*fine has it in '{same}'"):
+            app.timer(same, group="g")(fine)
     for wrong in ({"concurrency": 0}, {"retry": Backoff(1)} | {"group": ""}):
         with pytest.raises(InvalidRequest):
             app.timer("t", **{"group": "h", **wrong})(fine)  # type: ignore[arg-type]

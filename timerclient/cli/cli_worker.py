@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
 from timerclient.cli.contexts import SETTINGS, apply_context
+from timerclient.rows import rows
 from timerclient.values import cluster_url
 from timerclient.values.errors import TimerError
 
@@ -206,8 +207,8 @@ def chosen_handlers(
 
 
 def _has(handler: "TimerHandler[..., Any]", option: str, wanted: Sequence[str]) -> bool:
-    name: str = getattr(handler.options, option)
-    return any(name.removeprefix("default/") == each.removeprefix("default/") for each in wanted)
+    topic, group = handler.options.place
+    return group in wanted if option == "group" else topic in map(rows.short_topic, wanted)
 
 
 def load_app(place: str) -> "TimerApp":

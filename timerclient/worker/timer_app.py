@@ -112,6 +112,11 @@ class HandlerOptions:
     hold_max: float | timedelta | None
     start: Start
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The topic and the group; two handlers with the same would share the messages."""
+        return rows.short_topic(self.topic), self.group
+
     def __post_init__(self) -> None:
         rows.name("topic", self.topic, rows.TOPIC_NAME)
         rows.name("group", self.group, rows.GROUP_NAME)
@@ -372,7 +377,7 @@ class TimerApp:
     def _add(self, handler: TimerHandler[..., Any]) -> None:
         of = handler.options
         for other in self.handlers:
-            if (other.options.topic, other.options.group) == (of.topic, of.group):
+            if other.options.place == of.place:
                 raise InvalidRequest.of("group", of.group, f"{other.name} has it in {of.topic!r}")
         self.handlers.append(handler)
 
