@@ -68,6 +68,15 @@ client.close()
 node_channel.time.sleep = slept.append
 print(forked(int), len(slept))
 """
+WITHIN = """
+with TimerClient(sys.argv[1], timeout=5) as client:
+    client.schedule_batch("orders", [b"p"])
+    with client.consumer("orders", "g"):
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(0)
+        print(os.waitpid(pid, 0)[1])
+"""
 LOCKED = """
 import os, sys
 
@@ -93,6 +102,12 @@ def run(threaded: Threaded, program: str) -> str:
 
 def test_process_forked_off_one_with_an_open_client_does_not_crash(threaded: Threaded) -> None:
     assert run(threaded, PARENT + OPEN) == "{0}\n"
+
+
+def test_process_forked_within_the_blocks_of_a_client_leaves_them_without_a_close(
+    threaded: Threaded,
+) -> None:
+    assert run(threaded, PARENT + WITHIN) == "0\n"
 
 
 def test_process_forked_after_a_client_was_closed_has_its_own(threaded: Threaded) -> None:

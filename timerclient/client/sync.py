@@ -202,7 +202,9 @@ class ThreadClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Close the client; after an error, within two seconds."""
+        """Close the client; after an error, within two seconds. In a fork: do nothing."""
+        if self._background.is_forked:
+            return
         if error is None:
             self.close()
             return
@@ -339,7 +341,9 @@ class Consumer(AnyConsumer[Subscription]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Wait for all acks and leave the group; after an error, within two seconds."""
+        """Wait for all acks and leave the group; as `TimerClient.__exit__`."""
+        if self._background.is_forked:
+            return
         if error is None:
             self.close()
             return

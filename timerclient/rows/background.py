@@ -144,6 +144,11 @@ class Background:
         self.loop = _loop_of_process()
         self.stopped = False
 
+    @property
+    def is_forked(self) -> bool:
+        """This process is a fork of the process that made the client."""
+        return self._pid != os.getpid()
+
     def check_process(self) -> None:
         """Check that this process made the client.
 
