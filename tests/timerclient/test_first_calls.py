@@ -142,6 +142,18 @@ async def test_wait_for_a_first_call_is_part_of_the_timeout(
         cluster.on_schedule = lambda _: None
 
 
+async def test_call_on_another_event_loop_during_a_first_call_is_refused(cluster: Cluster) -> None:
+    sent = refused(cluster, times=3)
+    async with AsyncTimerClient(cluster.address, settings=QUICK, timeout=60) as client:
+        first = asyncio.ensure_future(client.schedule("orders", b"1"))
+        second = asyncio.ensure_future(client.schedule("orders", b"2"))
+        await until(lambda: sent and client._first_calls._ahead == 2)
+        with pytest.raises(RuntimeError, match="this client belongs to another event loop"):
+            await asyncio.to_thread(asyncio.run, client.schedule("orders", b"3"))
+        await asyncio.gather(first, second)
+    assert payloads(cluster) == [b"1", b"2"]
+
+
 async def test_closing_waits_for_the_first_call(cluster: Cluster) -> None:
     sent = refused(cluster, times=3)
     client = AsyncTimerClient(cluster.address, settings=QUICK, timeout=60)

@@ -263,7 +263,7 @@ class AsyncTimerClient(SeriesCalls):
             with contextlib.suppress(Overloaded):  # too many request ids are kept: use a producer
                 return (await self._schedule_first(row, timeout)).timer(key or "")
         else:
-            await self._first_calls.wait(call.within_s)
+            await self._after_first_calls(call)
         self.producer().submit_row(row, call)
         return await self._answered(future, call)
 
@@ -271,6 +271,10 @@ class AsyncTimerClient(SeriesCalls):
     def is_new(self) -> bool:
         """Whether the next single call sends a request id, and needs no producer."""
         return self._producer is None and self._first_calls.is_one
+
+    async def _after_first_calls(self, call: WaitingCall) -> None:
+        self.nodes().loop()  # checked before the wait, which is for one event loop
+        await self._first_calls.wait(call.within_s)
 
     async def _schedule_first(
         self,
@@ -318,7 +322,7 @@ class AsyncTimerClient(SeriesCalls):
             return make(await self._schedule_named(body, request_id, timeout))
         future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
         call = WaitingCall(future, n, make, self.within_s(timeout))
-        await self._first_calls.wait(call.within_s)
+        await self._after_first_calls(call)
         self.producer().submit(body, call)
         return await self._answered(future, call)
 
@@ -348,7 +352,7 @@ class AsyncTimerClient(SeriesCalls):
                 return make(await self._schedule_named(body, request_id, timeout))
             future: asyncio.Future[Timers] = asyncio.get_running_loop().create_future()
             call = WaitingCall(future, len(order), make, self.within_s(timeout))
-            await self._first_calls.wait(call.within_s)
+            await self._after_first_calls(call)
             self.producer().submit(body, call)
             return await self._answered(future, call)
         except InvalidRequest as refused:
