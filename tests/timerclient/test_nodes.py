@@ -211,6 +211,19 @@ async def test_request_on_the_wire_of_a_client_that_connects_no_more_is_unknown(
         await late
 
 
+async def test_error_names_the_nodes_that_accept_a_connection_and_do_not_answer() -> None:
+    async def frozen(*_: object, **__: object) -> pb.GetStatusResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    nodes = Nodes(["a:1", "b:1"], ClientSettings(probe_s=0.01), tcp(None))
+    for address in ("a:1", "b:1"):
+        nodes.node(address).admin = SimpleNamespace(GetStatus=frozen)  # type: ignore[assignment]
+    assert await nodes._probe_all() is None
+    assert str(nodes.last_error) == "a:1, b:1: no answer within 0.01 s"
+    await nodes.close()
+
+
 async def test_error_names_the_leader_that_can_not_be_reached() -> None:
     async def follower(*_: object, **__: object) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(leader_address="inside:1", nodes=[pb.NodeStatus()])

@@ -343,6 +343,9 @@ class Nodes:
                     pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
+                    if len(pending) == len(probes):
+                        silent = f"{', '.join(addresses)}: no answer within {wait_s:g} s"
+                        self.last_error = Unreachable(silent)
                     break
                 # All nodes had the same time; a paused node must not delay every round.
                 wait_s = max(self.settings.probe_s / 5, self._patience_s)
