@@ -82,11 +82,15 @@ import os, sys
 
 def hold():  # as another thread may do after the package's own hook
     sys.modules["timerclient.streams.node_channel"]._channels_lock.acquire()
+    sys.modules["timerclient.rows.background"]._loop_lock.acquire()
+    sys.modules["timerclient.worker.timer_app"]._clients_lock.acquire()
 
 os.register_at_fork(before=hold)
 """
 IN_TIME = """
-print(forked(lambda: (signal.alarm(5), TimerClient("127.0.0.1:1").close())))
+from timerclient import TimerApp
+app = TimerApp("timers://127.0.0.1:1")
+print(forked(lambda: (signal.alarm(5), app.thread_client.close())))
 """
 
 

@@ -30,6 +30,15 @@ late events of a closed client would disturb the others.
 """
 
 
+def _renew_lock() -> None:
+    global _loop_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
+    _loop_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def _loop_of_process() -> asyncio.AbstractEventLoop:
     """Return the running loop that this process's clients share, on its own daemon thread."""
     with _loop_lock:

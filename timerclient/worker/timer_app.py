@@ -52,6 +52,19 @@ HOLD_MARGIN_S: Final = 60.0
 """Seconds by which it exceeds the time of one request."""
 
 
+_clients_lock = threading.Lock()
+"""Held while any app looks for its client or makes it."""
+
+
+def _renew_lock() -> None:
+    global _clients_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
+    _clients_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 @dataclass(frozen=True, slots=True)
 class TimerContext:
     """The delivery that a handler works on."""
@@ -279,7 +292,6 @@ class TimerApp:
         self.on_error = on_error
         self.send_errors = send_errors
         self.handlers: list[TimerHandler[..., Any]] = []
-        self._lock = threading.Lock()
         self._clients: dict[asyncio.AbstractEventLoop, AsyncTimerClient] = {}
         self._thread_client: tuple[int, TimerClient] | None = None
 
@@ -404,7 +416,7 @@ class TimerApp:
 
         `timerctl worker --endpoints` and the fixtures of `timerfake` do so.
         """
-        with self._lock:
+        with _clients_lock:
             former, self.connection = self.connection, to
             self._clients.clear()
             self._thread_client = None
@@ -423,7 +435,7 @@ class TimerApp:
         except RuntimeError:
             msg = "app.client is for code on an event loop; in other threads use app.thread_client"
             raise RuntimeError(msg) from None
-        with self._lock:
+        with _clients_lock:
             if loop not in self._clients:
                 self._abandon_ended()
                 self._clients[loop] = AsyncTimerClient(self._where(), **self.connection.options)
@@ -442,7 +454,7 @@ class TimerApp:
     @property
     def thread_client(self) -> TimerClient:
         """The client of all threads of this process; as `client`."""
-        with self._lock:
+        with _clients_lock:
             if self._thread_client is None or self._thread_client[0] != os.getpid():
                 client = TimerClient(self._where(), **self.connection.options)
                 self._thread_client = os.getpid(), client
@@ -457,14 +469,14 @@ class TimerApp:
 
     async def close(self) -> None:
         """Close the client of the running event loop."""
-        with self._lock:
+        with _clients_lock:
             client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
 
     def close_sync(self) -> None:
         """Close the client of this process's threads."""
-        with self._lock:
+        with _clients_lock:
             found, self._thread_client = self._thread_client, None
         if found is not None and found[0] == os.getpid():
             found[1].close()
