@@ -5,7 +5,7 @@ All client input about series is checked here and at the leader
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ from timer.model import timer_id
 from timer.model.columns import decode_headers
 from timer.model.recurrence import (
     TIMES_MAX,
+    TIMES_PORTION,
     Misfire,
     SeriesSpec,
     check_end,
@@ -34,7 +35,7 @@ from timer.model.timer_errors import (
     NotFoundError,
     TopicDeletedError,
 )
-from timer.model.units import DUE_MS_MAX, TopicId
+from timer.model.units import DUE_MS_MAX, TopicId, UnixMs
 from timer.ready.topic import Topic
 from timer.state.apply_results import SeriesApplied
 from timer.state.machine import Machine
@@ -107,7 +108,8 @@ class SeriesDesk:
         key, said = self._key(request.key), changes_of(request.fields, self._limits)
         spec = SeriesSpec(**said)
         if request.preview:
-            return pb.CreateSeriesResponse(next_ms=self._preview(spec, request.preview))
+            times = self._preview(spec, request.preview)
+            return pb.CreateSeriesResponse(next_ms=await _in_portions(times))
         begun = self._begun(spec)
         begun.check_size(key)  # before a topic is created
         if request.alter and (caller := CALLER.get()) is not None:
@@ -176,7 +178,7 @@ class SeriesDesk:
         _check(applied, request.topic)
         return pb.DeleteSeriesResponse()
 
-    def get(self, request: pb.GetSeriesRequest) -> pb.GetSeriesResponse:
+    async def get(self, request: pb.GetSeriesRequest) -> pb.GetSeriesResponse:
         """Return one series and its next times.
 
         Raises:
@@ -186,7 +188,8 @@ class SeriesDesk:
         leader, series_id = self._found(request.topic, request.key)
         _check_times("next_times", request.next_times)
         times = self._next_times(leader.series.find(series_id), request.next_times)
-        return pb.GetSeriesResponse(series=self._shown(leader.machine, series_id), next_ms=times)
+        shown = self._shown(leader.machine, series_id)
+        return pb.GetSeriesResponse(series=shown, next_ms=await _in_portions(times))
 
     async def list(self, request: pb.ListSeriesRequest) -> pb.ListSeriesResponse:
         """Return a page of series, in the order of their ids.
@@ -233,7 +236,7 @@ class SeriesDesk:
             self._calendar.check(spec.cron, spec.zone)
         return spec
 
-    def _preview(self, spec: SeriesSpec, count: int) -> Sequence[int]:
+    def _preview(self, spec: SeriesSpec, count: int) -> Iterator[UnixMs]:
         _check_times("preview", count)
         spec, now_ms = self._begun(spec), self._host.now().clock_ms
         check_end(spec, spec.begins_after(now_ms), self._calendar)
@@ -246,23 +249,23 @@ class SeriesDesk:
             raise NotFoundError("series", series_id)
         shown = self._message(machine, view)
         if not (view.seq or view.spec.paused):  # it is planned, or finished, in a moment
-            times = self._next_times(view, 1)
-            shown.planned_ms, shown.finished = sum(times), not times
+            planned_ms = next(self._next_times(view, 1), None)
+            shown.planned_ms, shown.finished = planned_ms or 0, planned_ms is None
         return shown
 
-    def _next_times(self, view: SeriesView, count: int) -> Sequence[int]:
-        """Return up to `count` next planned times, the pending occurrence first.
+    def _next_times(self, view: SeriesView, count: int) -> Iterator[UnixMs]:
+        """Yield up to `count` next planned times, the pending occurrence first.
 
         Those of a paused series are the times that it would have if it were resumed now.
         """
-        now_ms, last_ms, times = self._host.now().clock_ms, view.last_ms, list[int]()
+        now_ms, last_ms = self._host.now().clock_ms, view.last_ms
         if view.spec.max_count:
             count = min(count, view.spec.max_count - view.number)
         if view.seq and count > 0:
-            now_ms, last_ms = max(now_ms, view.due_ms), view.planned_ms
-            times.append(last_ms)
-        more = 0 if view.finished else count - len(times)
-        return [*times, *planned_times(view.spec, last_ms, now_ms, more, self._calendar)]
+            now_ms, last_ms, count = max(now_ms, view.due_ms), view.planned_ms, count - 1
+            yield last_ms
+        if not view.finished:
+            yield from planned_times(view.spec, last_ms, now_ms, count, self._calendar)
 
     def _message(self, machine: Machine, view: SeriesView) -> pb.Series:
         spec = view.spec
@@ -280,6 +283,16 @@ class SeriesDesk:
             row = np.array([view.due_ms], np.int64), np.array([view.seq], np.uint64)
             out.timer_id, out.planned_ms = timer_id.encode(*row, self._salt), view.planned_ms
         return out
+
+
+async def _in_portions(times: Iterable[UnixMs]) -> list[UnixMs]:
+    """Return all times. Other work of the event loop goes on after each portion."""
+    found: list[UnixMs] = []
+    for each in times:
+        found.append(each)
+        if len(found) % TIMES_PORTION == 0:
+            await asyncio.sleep(0)
+    return found
 
 
 def _check_times(field: str, count: int) -> None:

@@ -387,7 +387,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     ) -> pb.GetSeriesResponse:
         """Return one series."""
         del context
-        return self._series.get(request)
+        return await self._series.get(request)
 
     @answered
     async def ListSeries(  # noqa: N802

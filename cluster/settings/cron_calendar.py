@@ -15,10 +15,14 @@ The leader alone asks for times. They are in the log, so replicas need not agree
 """
 
 import logging
+from bisect import bisect_left
+from calendar import monthrange
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
+from copy import copy
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
-from itertools import islice
+from itertools import product
+from math import ceil
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -31,14 +35,12 @@ from timer.state.series_table import SeriesView
 logger = logging.getLogger(__name__)
 
 TIMES_KEPT: Final = 16_384
+CLOCKS_KEPT: Final = 1_024
 YEARS: Final = 50
 """A time is searched for so many years ahead, as in the library."""
 LAST_YEAR: Final = 9_000
 """No time is later. datetime ends with the year 9999."""
 LAST_MS: Final = int(datetime(LAST_YEAR, 1, 1, tzinfo=UTC).timestamp() * 1000)
-STEPS_MAX: Final = 10_000
-"""Times of an expression that one look passes, because they lie before `after_ms`: those of the
-doubled hour."""
 NAMED: Final = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
@@ -105,12 +107,72 @@ def _next(cron: str, zone: str, after_ms: int) -> UnixMs | None:
     tzinfo = _zone(zone)
     if not 0 <= after_ms < min(LAST_MS, DUE_MS_MAX):
         return None
-    after = datetime.fromtimestamp(after_ms / 1000, tzinfo)
+    clock, after = _clock(cron), datetime.fromtimestamp(after_ms / 1000, tzinfo)
+    if clock.fixed:
+        return _first(_fixed_times(clock, after), after_ms)
+    found_ms = _first(_clock_times(clock, after), after_ms)
+    again_s = -_moved_s(after) if not after.fold else 0
+    if again_s > 0 and (found_ms is None or found_ms - after_ms > again_s * 1000):
+        # The first of two equal hours has no further time. The second shows the earlier ones again.
+        begin = after - timedelta(seconds=again_s)
+        begin += timedelta(seconds=_unchanged_s(begin, again_s) - 1)
+        found_ms = _first(_clock_times(clock, begin), after_ms)
+    return found_ms
+
+
+class _Clock(CronSim):
+    """An expression, and its times on a clock that is never moved.
+
+    The library tests each day of a search. Here the matching days of a month are computed once for
+    each first weekday and length, so a search of fifty years looks at some months only.
+    """
+
+    def __init__(self, cron: str) -> None:
+        super().__init__(cron, datetime.fromtimestamp(0, UTC))
+        _, minute, hour, *_ = self.parts
+        self.fixed = len(cron.split()) < len(self.parts) and "*" not in {minute[0], hour[0]}
+        """Whether a time in a moved hour occurs once; see the module."""
+        self._months = sorted(self.months)
+        self._days: dict[tuple[int, int], list[int]] = {}
+        """First weekday and length of a month -> its matching days, ascending."""
+
+    def next_after(self, local: datetime) -> datetime | None:
+        """Return the first time after `local`, without zone; None: not in the next fifty years."""
+        search = copy(self)
+        search.dt = local.replace(microsecond=0, tzinfo=None, fold=0)
+        return next(search, None)
+
+    def advance_month(self) -> None:
+        """Move to the next matching day, at most just beyond the last year.
+
+        The library's search begins with it.
+        """
+        now = self.dt.date()
+        for year, month in product(range(now.year, now.year + YEARS + 1), self._months):
+            this = (year, month) == (now.year, now.month)
+            if this or (year, month) > (now.year, now.month):
+                days = self._days_of(year, month)
+                place = bisect_left(days, now.day) if this else 0
+                if place < len(days):
+                    found = date(year, month, days[place])
+                    break
+        else:
+            found = date(now.year + YEARS + 1, 1, 1)
+        if found != now:
+            self.dt = datetime.combine(found, time())
+
+    def _days_of(self, year: int, month: int) -> list[int]:
+        form = monthrange(year, month)
+        if form not in self._days:
+            days = range(1, form[1] + 1)
+            self._days[form] = [day for day in days if self.match_day(date(year, month, day))]
+        return self._days[form]
+
+
+@lru_cache(CLOCKS_KEPT)
+def _clock(cron: str) -> _Clock:
     try:
-        fixed = CronSim(cron, after)
-        if fixed.fixup_tz is None:
-            return _next_on_clock(cron, after, after_ms)
-        return _first(map(_ms, fixed), after_ms)
+        return _Clock(cron)
     except (CronSimError, AssertionError, TypeError, ValueError, RecursionError) as error:
         # The library asserts on some combinations that it does not parse, such as "5L/2".
         limit = _FORMS
@@ -121,34 +183,53 @@ def _next(cron: str, zone: str, after_ms: int) -> UnixMs | None:
         raise InvalidRequestError("cron", cron, limit) from None
 
 
-def _next_on_clock(cron: str, after: datetime, after_ms: int) -> UnixMs | None:
-    """Return the first time after `after` of an expression that follows the clock.
-
-    The library steps in elapsed hours, which are wrong where the clock moves by half of one. So it
-    gets the local time without its zone.
-    """
-    found_ms = _first(_clock_times(cron, after), after_ms)
-    again_ms = _ms(after.replace(fold=1)) - _ms(after)
-    if again_ms and (found_ms is None or found_ms - after_ms > again_ms):
-        # The first of two equal hours has no further time. The second shows the earlier ones again.
-        found_ms = _first(_clock_times(cron, after - timedelta(milliseconds=again_ms)), after_ms)
-    return found_ms
+def _fixed_times(clock: _Clock, begin: datetime) -> Iterator[int]:
+    """Yield the times after `begin` on the clock. A skipped one occurs after the skipped hour."""
+    local = begin
+    while (later := clock.next_after(local)) is not None:
+        local, found = later, later.replace(tzinfo=begin.tzinfo)
+        yield _ms(found + timedelta(minutes=ceil(_skipped_s(found) / 60)))
 
 
-def _clock_times(cron: str, begin: datetime) -> Iterator[int]:
+def _clock_times(clock: _Clock, begin: datetime) -> Iterator[int]:
     """Yield the times after `begin` on the clock. A skipped one does not occur."""
-    for local in CronSim(cron, begin.replace(tzinfo=None)):
-        if local.year > begin.year + YEARS:
-            return
-        for fold in (0, 1):  # a doubled one occurs twice; of any other, both are the same
-            time = local.replace(tzinfo=begin.tzinfo, fold=fold)
-            if time.astimezone(UTC).astimezone(begin.tzinfo) == time:
-                yield _ms(time)
+    local = begin
+    while (later := clock.next_after(local)) is not None and later.year <= begin.year + YEARS:
+        local, found = later, later.replace(tzinfo=begin.tzinfo)
+        if skipped_s := _skipped_s(found):
+            local += timedelta(seconds=skipped_s - 1)
+            continue
+        yield _ms(found)
+        yield _ms(found.replace(fold=1))  # a doubled one occurs twice; else both are equal
+
+
+def _moved_s(local: datetime) -> int:
+    """Return by how much the clock is moved ahead at `local`; negative: back; 0: it is not moved.
+
+    A time in a skipped or a doubled hour has two offsets from UTC (PEP 495).
+    """
+    first, second = local.replace(fold=0).utcoffset(), local.replace(fold=1).utcoffset()
+    assert first is not None, local
+    assert second is not None, local
+    return (second - first) // timedelta(seconds=1)
+
+
+def _skipped_s(local: datetime) -> int:
+    """Return the seconds from a time in a skipped hour to the end of this hour; else 0."""
+    return _unchanged_s(local, max(_moved_s(local), 0))
+
+
+def _unchanged_s(local: datetime, most_s: int) -> int:
+    """Return the seconds from `local` to the first time with another `_moved_s`, at most most_s."""
+    moved_s = _moved_s(local)
+    return bisect_left(
+        range(most_s), 1, key=lambda each: _moved_s(local + timedelta(seconds=each)) != moved_s
+    )
 
 
 def _first(times_ms: Iterable[int], after_ms: int) -> UnixMs | None:
-    return next((UnixMs(ms) for ms in islice(times_ms, STEPS_MAX) if ms > after_ms), None)
+    return next((UnixMs(ms) for ms in times_ms if ms > after_ms), None)
 
 
-def _ms(time: datetime) -> int:
-    return round(time.timestamp() * 1000)
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)

@@ -1,20 +1,27 @@
 """Cron expressions: fields, time zones, and the hours that a change of the clock moves."""
 
+import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from cronsim import CronSim
 
+from cluster.api.series_desk import SeriesDesk
+from cluster.api.wire_rows import RequestLimits
 from cluster.files.storage import leader_config
 from cluster.settings.config import NodeConfig
 from cluster.settings.cron_calendar import CronCalendar
 from cluster.settings.log_format import LineFormatter
-from timer.model.recurrence import Misfire, SeriesSpec, planned_time
+from timer.model.recurrence import TIMES_MAX, TIMES_PORTION, Misfire, SeriesSpec, planned_time
 from timer.model.timer_errors import InvalidRequestError
-from timer.model.units import TopicId, UnixMs
+from timer.model.units import MonoMs, Now, TopicId, UnixMs
 from timer.state.series_table import SeriesTable
+from timerclient.proto import timer_pb2 as pb
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -106,6 +113,36 @@ def test_latest_missed_time_is_found_by_halves() -> None:
     skip = SeriesSpec(cron=spec.cron, zone=spec.zone, misfire=Misfire.SKIP)
     planned = planned_time(skip, at("2026-01-01"), at("2026-11-26T16:00"), CronCalendar())
     assert planned == at("2026-11-30T09:00")
+
+
+async def test_a_preview_of_rare_times_tests_few_days_and_lets_other_work_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tested, match_day = list[date](), CronSim.match_day
+
+    def counted(expression: CronSim, day: date) -> bool:
+        tested.append(day)
+        return match_day(expression, day)
+
+    monkeypatch.setattr(CronSim, "match_day", counted)
+    now = Now(MonoMs(0), at("2026-03-01"))
+    host: Any = SimpleNamespace(require_leader=lambda: None, now=lambda: now)
+    limits = RequestLimits(
+        key_bytes_max=100, headers_bytes_max=100, request_rows_max=100, request_bytes_max=1_000
+    )
+    request = pb.CreateSeriesRequest(topic="t", key="k", preview=TIMES_MAX)
+    request.fields.cron = "17 5 * 2 SUN#5"
+    unused: Any = None
+    task = asyncio.create_task(SeriesDesk(host, unused, limits, salt=0).create(request))
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    answer = task.result()
+    assert len(answer.next_ms) == TIMES_MAX
+    assert answer.next_ms[0] == datetime(2032, 2, 29, 5, 17, tzinfo=UTC).timestamp() * 1000
+    assert len(tested) < 10 * TIMES_MAX
+    assert turns > TIMES_MAX / TIMES_PORTION
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ entry (timer/leader/intake/occurrence_planner.py).
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Protocol
 
@@ -29,7 +29,9 @@ SERIES_BYTES_MAX: Final = 16_384
 in memory."""
 COUNT_MAX: Final = (1 << 48) - 1
 TIMES_MAX: Final = 100
-"""Next times of a series in one answer. The calendar takes up to ten milliseconds for them."""
+"""Next times of a series in one answer."""
+TIMES_PORTION: Final = 20
+"""Next times that one step of the event loop computes: up to two milliseconds of the calendar."""
 STARTED_MS: Final = 60_000
 """A start up to this long before the creation is no past start: its occurrence is due at once."""
 
@@ -218,20 +220,18 @@ def check_end(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> None:
 
 def planned_times(
     spec: SeriesSpec, last_ms: int, now_ms: int, count: int, calendar: Calendar
-) -> list[UnixMs]:
-    """Return the times of the next `count` occurrences after `last_ms`, fewer if the series ends.
+) -> Iterator[UnixMs]:
+    """Yield the times of the next `count` occurrences after `last_ms`, fewer if the series ends.
 
     Raises:
         InvalidRequestError: as `planned_time`.
     """
-    found: list[UnixMs] = []
-    while len(found) < count:
+    for _ in range(count):
         time_ms = planned_time(spec, last_ms, now_ms, calendar)
         if time_ms is None:
-            break
-        found.append(time_ms)
+            return
+        yield time_ms
         last_ms = time_ms
-    return found
 
 
 def planned_time(spec: SeriesSpec, last_ms: int, now_ms: int, calendar: Calendar) -> UnixMs | None:

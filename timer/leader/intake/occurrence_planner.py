@@ -3,8 +3,9 @@
     waiting series --at most 1,024--> planned times --tick of the topic--> OCCURRENCES entry
 
 Intervals are computed in columns. Cron expressions are computed one by one by the calendar. An
-entry begins none after CALLS_MAX calls of the calendar: each takes some 50 µs, and the latest of
-many missed times takes some thirty. Series of equal expressions share the result.
+entry begins none after CALLS_MAX calls of the calendar. A call takes some 50 µs, and up to 0.4 ms
+for a new expression with rare times. The latest of many missed times takes some thirty calls.
+Series of equal expressions share the result.
 """
 
 from collections import Counter
@@ -24,7 +25,7 @@ from timer.model.units import DUE_MS_MAX, Now, UnixMs
 from timer.state.machine import Machine
 from timer.state.series_table import MISFIRE, SeriesView
 
-CALLS_MAX: Final = 128
+CALLS_MAX: Final = 32
 """Calls of the calendar in one entry, about."""
 
 NoteUnplanned: TypeAlias = Callable[[SeriesView, InvalidRequestError], object]
