@@ -131,8 +131,7 @@ class SeriesDesk:
             known = applied.series
         # An earlier declaration may still be on its way to the log: its effect counts.
         async with self._declaring.setdefault(known, asyncio.Lock()):
-            now = self._host.now()
-            changes = leader.series.find(known).spec.changes_to(spec, now.clock_ms)
+            changes = leader.series.find(known).spec.changes_to(said)
             if changes and not request.alter:
                 limit = f"it differs in {', '.join(sorted(changes))}"
                 limit += "; on_conflict = alter gives it this definition"

@@ -552,10 +552,10 @@ def test_follower_creates_changes_and_deletes_series(
     moved = send(cluster, node, "PATCH", f"{at}/a%2Fb", change).body
     assert (moved["paused"], moved["every_ms"], moved["max_count"]) == (False, 60_000, None)
     assert (moved["start_ms"], moved["payload"], moved["headers"]) == (first, "y", {"b": "c"})
-    declared = {"every": 60, "payload": "z", "on_conflict": "alter"}
+    declared = {"every": 60, "payload": "z", "paused": True, "on_conflict": "alter"}
     again = send(cluster, node, "PUT", f"{at}/a%2Fb", declared).body
     assert (again["existed"], again["id"], again["start_ms"]) == (True, moved["id"], first)
-    assert (again["payload"], again["headers"]) == ("z", {})
+    assert (again["payload"], again["headers"], again["paused"]) == ("z", {}, True)
     page = send(cluster, node, "GET", f"{at}?page_size=1").body
     assert [each["key"] for each in page["series"]] == ["preview"]
     rest = send(cluster, node, "GET", f"{at}?page_token={page['next_page_token']}").body
@@ -565,7 +565,7 @@ def test_follower_creates_changes_and_deletes_series(
     times = send(cluster, node, "POST", f"{at}/preview", hourly | {"next_times": 2}).body
     assert times["next_times_ms"][1] - times["next_times_ms"][0] == 3_600_000
     for verb, path, body, status, detail in (
-        ("PUT", f"{at}/preview", daily | {"cron": "0 8 * * *"}, 409, "differs"),
+        ("PUT", f"{at}/preview", daily | {"zone": "UTC", "paused": True}, 409, "in paused, zone"),
         ("PUT", f"{at}/c", {"every": 60, "on_conflict": "keep"}, 400, "one of reject, alter"),
         ("PUT", f"{at}/c", {"every": -1}, 400, "every = -1: must be 1 to 316224000 s"),
         ("PUT", f"{at}/c", {}, 400, "every, cron = 'neither'"),

@@ -158,24 +158,21 @@ class SeriesSpec:
         """Return the fields for the log."""
         return {**asdict(self), "misfire": int(self.misfire)}
 
-    def changes_to(self, wanted: "SeriesSpec", now_ms: int) -> dict[str, Any]:
+    def changes_to(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the changes that make this definition the one of a creation; empty: it is that.
 
-        `paused` stays. If `wanted` names no start, the start stays, too, except if other times are
-        wanted and it has not passed: they then begin as those of a series that is created now.
+        `given`: the fields that the creation names. Others get their defaults, except that
+        `paused` and the start stay.
         """
+        wanted = SeriesSpec(**{"paused": self.paused, **given})
+        wanted = replace(wanted, start_ms=wanted.start_ms or self.start_ms)
         found = {
             each.name: value
             for each in fields(self)
             if (value := getattr(wanted, each.name)) != getattr(self, each.name)
         }
-        found.pop("paused", None)
         if decode_headers(self.headers) == decode_headers(wanted.headers):  # in another order
             found.pop("headers", None)
-        if not wanted.start_ms:
-            found.pop("start_ms", None)
-            if TIMING & found.keys() and self.start_ms > now_ms:
-                found["start_ms"] = 0
         return found
 
 

@@ -33,7 +33,7 @@ class SeriesCalls(TopicCalls):
         If a series of another definition has the key, `on_conflict` decides: "reject" raises
         AlreadyExists, "alter" gives it this definition. So an application can declare its series at
         each start. Options that are not given get their defaults, except that a paused series stays
-        paused, and without `start` a start that has passed stays.
+        paused, and without `start` the start stays.
 
         Args:
             topic: The topic of the occurrences. It is created if the cluster allows that.

@@ -1922,7 +1922,7 @@ class CreateSeriesRequest(_message.Message):
     """1 to 100: returns so many next times, and creates nothing"""
     alter: _builtins.bool
     """A series of another definition with the key gets this one: fields that are absent get their
-    defaults, except `paused`. Without `start_ms`, a start that has passed stays. Needs `cancel`, too.
+    defaults, except that `paused` and `start_ms` stay. Needs `cancel`, too.
     """
     @_builtins.property
     def fields(self) -> Global___SeriesFields: ...
