@@ -240,7 +240,8 @@ class TimerQueries:
             token = request.page_token
             seen, _ = wire_timers.read_page_token(token, request.filter, self._salt)
         page = await self.page(what, seen, size)
-        answer = pb.ListTimersResponse(timers=wire_timers.pending_of(page.timers, self._salt))
+        timers = wire_timers.pending_of(page.timers, self._salt)
+        answer = pb.ListTimersResponse(timers=timers, held=page.held)
         if page.next is not None:
             token = wire_timers.page_token(request.filter, page.next, SEQ_MAX, self._salt)
             answer.next_page_token = token

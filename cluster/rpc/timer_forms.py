@@ -163,7 +163,7 @@ def _page(fields: Fields) -> pb.ListTimersRequest:
 
 
 def _listed(request: pb.ListTimersRequest, answer: pb.ListTimersResponse) -> Mapping[str, Any]:
-    found = pending_timers.infos(request.filter.topic, answer.timers)
+    found = pending_timers.infos(request.filter.topic, answer.timers, answer.held)
     token = token_text(answer.next_page_token)
     return {"timers": [_document(each) for each in found], "next_page_token": token}
 

@@ -66,6 +66,8 @@ class ViewPage(NamedTuple):
     """In (due, seq) order. Without bytes if only ids were requested."""
     next: Position | None
     """Continue after it. None: there are no more."""
+    held: int = 0
+    """So many of the first timers are held."""
 
 
 class ViewTally(NamedTuple):
@@ -291,11 +293,12 @@ class Cut:
             return ViewPage(_packed([]), None)
         if seen < self._position and self._holds:
             page = self._page(self._held(what), aside(seen), rows_max, whole=whole)
-            plain(page.timers.rows)
+            held = len(plain(page.timers.rows))
             if page.next is not None:
-                return page._replace(next=Position(page.next.due_ms - ASIDE, page.next.seq))
-            if len(page.timers.rows):
-                return page._replace(next=max(self._position, what.start))
+                following = Position(page.next.due_ms - ASIDE, page.next.seq)
+                return page._replace(next=following, held=held)
+            if held:
+                return page._replace(next=max(self._position, what.start), held=held)
         return self._page(what, max(seen, self._position), rows_max, whole=whole)
 
     def _held(self, what: Filter) -> Filter:

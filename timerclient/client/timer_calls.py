@@ -467,7 +467,7 @@ class Existing:
         answer = await self._call(
             lambda node, left_s: node.timers.ListTimers(request, timeout=left_s), timeout
         )
-        return [*pending_timers.infos(topic, answer.timers)], answer.next_page_token
+        return [*pending_timers.infos(topic, answer.timers, answer.held)], answer.next_page_token
 
     async def count_timers(
         self,

@@ -1405,8 +1405,11 @@ class ListTimersResponse(_message.Message):
 
     TIMERS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.bytes
     """empty: there are no more"""
+    held: _builtins.int
+    """so many of the first timers are held; see GetTimerResponse"""
     @_builtins.property
     def timers(self) -> Global___PendingTimers:
         """may be fewer than page_size, or none, if few match"""
@@ -1416,10 +1419,11 @@ class ListTimersResponse(_message.Message):
         *,
         timers: Global___PendingTimers | None = ...,
         next_page_token: _builtins.bytes = ...,
+        held: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timers", b"timers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "timers", b"timers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "next_page_token", b"next_page_token", "timers", b"timers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,7 +10,7 @@ results. The client (timerclient/client/aio.py) sends them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self, TypedDict
@@ -55,7 +55,7 @@ class TimerInfo(PayloadReader):
     key: str | None = None
     headers: Mapping[str, str] | None = None
     held: bool = False
-    """The timer is overdue because its topic is paused, or was just resumed. False in lists."""
+    """The timer is overdue because its topic is paused, or was just resumed."""
     replaced_by: str | None = None
     """Of a CANCELLED timer that was rescheduled: id of the timer that fires instead. None: not
     known. After more than 1,024 reschedules, that timer may have been rescheduled, too."""
@@ -229,8 +229,8 @@ def only(one: Rescheduled, name: str) -> Timer:
     return one.timer
 
 
-def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
-    """Yield the timers of a page."""
+def infos(topic: str, timers: pb.PendingTimers, held: int) -> Iterator[TimerInfo]:
+    """Yield the timers of a page. The first `held` of them are held."""
     raw = pieces(timers.timer_ids)
     payloads = rows.slices(timers.payload_sizes, timers.payloads)
     keys = rows.slices(timers.key_sizes, timers.keys) or [b""] * len(raw)
@@ -238,7 +238,7 @@ def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
     orders = rows.slices(timers.ordering_key_sizes, timers.ordering_keys) or [b""] * len(raw)
     levels = timers.priorities or [rows.PRIORITY_DEFAULT] * len(raw)
     columns = raw, timers.due_ms, payloads, keys, headers, orders, levels
-    for row in zip(*columns, strict=True):
+    for at, row in enumerate(zip(*columns, strict=True)):
         one, due_ms, payload, key, texts, ordering_key, priority = row
         yield TimerInfo(
             one,
@@ -248,6 +248,7 @@ def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
             payload,
             key.decode() or None,
             rows.decode_headers(texts),
+            held=at < held,
             ordering_key=ordering_key.decode() or None,
             priority=priority,
         )
@@ -256,7 +257,7 @@ def infos(topic: str, timers: pb.PendingTimers) -> Iterator[TimerInfo]:
 def info(answer: pb.GetTimerResponse, raw: bytes) -> TimerInfo:
     """Return one timer; `raw` is the id in the request."""
     if answer.state == pb.TIMER_STATE_PENDING:
-        return replace(next(infos(answer.topic, answer.timer)), held=answer.held)
+        return next(infos(answer.topic, answer.timer, int(answer.held)))
     replaced_by = ids.to_text(answer.successor_id) if answer.successor_id else None
     return TimerInfo(raw, TimerState(answer.state), replaced_by=replaced_by)
 
