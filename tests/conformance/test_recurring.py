@@ -227,6 +227,7 @@ def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str
     for options, text in (
         ({}, "every, cron = 'neither'"),
         ({"every": 0.5}, "every = 0.5: must be 1 to 316224000 s"),
+        ({"every": -1}, "every = -1: must be 1 to 316224000 s"),
         ({"every": 60, "cron": "* * * * *"}, "every, cron = 'both'"),
         ({"cron": "61 * * * *"}, "cron = '61 "),
         ({"cron": "* * * * *", "zone": "Mars"}, "zone = 'Mars'"),

@@ -29,7 +29,6 @@ EVERY_S_MIN: Final = 1
 EVERY_S_MAX: Final = 366 * 24 * 3_600 * 10
 _TIME: Final = re.compile(r"\b((?:start_ms|end_ms|first time) = )([1-9]\d*)")
 """A time in a node's error, in Unix milliseconds."""
-EVERY_LIMIT: Final = f"must be {EVERY_S_MIN} to {EVERY_S_MAX} s"
 
 
 class SeriesOptions(TypedDict, total=False):
@@ -111,9 +110,7 @@ def fields_of(
 def _put(out: pb.SeriesFields, name: str, value: Any) -> None:
     match name:
         case "every":
-            out.every_ms = rows.span_ms("every", value)
-            if not EVERY_S_MIN <= out.every_ms / 1000 <= EVERY_S_MAX:
-                raise InvalidRequest.of("every", value, EVERY_LIMIT)
+            out.every_ms = rows.span_ms("every", value, EVERY_S_MAX * 1000, EVERY_S_MIN * 1000)
         case "start":
             out.start_ms = rows.bound_ms(name, value)
         case "end":
