@@ -49,6 +49,10 @@ NAMED: Final = {
     "@yearly": "0 0 1 1 *",
 }
 """Names of expressions -> their five fields."""
+OF_MACHINE: Final = frozenset({"localtime", "posixrules", "posix", "right"})
+"""Files and directories beside the zones in a machine's time zone data. Other machines have others,
+or lack them."""
+_ZONES: Final = 'must be an IANA time zone, such as "Europe/Berlin"'
 _FORMS: Final = (
     "must have five fields (minute hour day month weekday), six with seconds first, or be "
     + ", ".join(NAMED)
@@ -68,11 +72,13 @@ class CronCalendar:
     """Computes the times of cron expressions; see the module."""
 
     def check(self, cron: str, zone: str) -> None:
-        """Check an expression and a zone.
+        """Check an expression and a zone of a request.
 
         Raises:
             InvalidRequestError: names field, value and limit.
         """
+        if zone.partition("/")[0] in OF_MACHINE:
+            raise InvalidRequestError("zone", zone, _ZONES)
         if _next(cron, zone, 0) is None:
             raise InvalidRequestError("cron", cron, "must occur at least once in fifty years")
 
@@ -98,8 +104,7 @@ def _zone(name: str) -> ZoneInfo:
     try:
         return ZoneInfo(name or "UTC")
     except (KeyError, OSError, ValueError):
-        limit = 'must be an IANA time zone, such as "Europe/Berlin"'
-        raise InvalidRequestError("zone", name, limit) from None
+        raise InvalidRequestError("zone", name, _ZONES) from None
 
 
 @lru_cache(TIMES_KEPT)

@@ -160,6 +160,8 @@ async def test_a_preview_of_rare_times_tests_few_days_and_lets_other_work_go_on(
         ("* * */20 * 1L", "", "cron = ", "must occur at least once in fifty years"),
         ("* * * * *", "Mars/Olympus", "zone = 'Mars/Olympus': must be an IANA time zone", ""),
         ("* * * * *", "../../etc/passwd", "zone = ", ""),
+        ("* * * * *", "localtime", "zone = 'localtime': must be an IANA time zone", ""),
+        ("* * * * *", "posix/Europe/Berlin", "zone = 'posix/Europe/Berlin': must be an IANA", ""),
     ],
 )
 def test_unknown_expression_or_zone_names_field_value_and_limit(

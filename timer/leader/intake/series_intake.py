@@ -90,7 +90,7 @@ class SeriesIntake:
         check_series(self._limits, self._machine, self._creating)
         last_ms = spec.begins_after(now.clock_ms)
         spec = spec.started(now.clock_ms)
-        self._check(topic, key, spec)
+        self._check(topic, key, spec, new_times=True)
         self._creating += 1
 
         def answer(applied: object) -> None:
@@ -121,7 +121,7 @@ class SeriesIntake:
         spec = spec.started(now.clock_ms)
         if spec.start_ms != view.spec.start_ms:
             changes = {**changes, "start_ms": spec.start_ms}
-        self._check(view.topic, view.key, spec)
+        self._check(view.topic, view.key, spec, new_times=anew)
         if anew:
             check_end(spec, anew_ms, self._calendar)
         last_ms = anew_ms if anew or view.finished else UnixMs(0)
@@ -158,9 +158,9 @@ class SeriesIntake:
             raise NotFoundError("series", series_id)
         return view
 
-    def _check(self, topic: TopicId, key: bytes, spec: SeriesSpec) -> None:
+    def _check(self, topic: TopicId, key: bytes, spec: SeriesSpec, *, new_times: bool) -> None:
         spec.check()
-        if spec.cron:
+        if spec.cron and new_times:
             self._calendar.check(spec.cron, spec.zone)
         limit, whose = self._admission.rules(topic).payload_limit
         if len(spec.payload) > limit:
