@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timer.model.units import DUE_MS_MAX
+from timerclient.rows import rows
 
 T = TypeVar("T")
 Fields = Mapping[str, Any]
@@ -181,7 +182,7 @@ def element(
 
 
 def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX, least_ms: int = 0) -> int | None:
-    """Return a duration in milliseconds; absent: None.
+    """Return a duration in milliseconds, rounded up; absent: None.
 
     Raises:
         InvalidRequestError: it is none, or not `least_ms` to `most_ms`.
@@ -198,7 +199,7 @@ def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX, least_ms: int 
     if seconds is None:
         limit = "must be seconds as a number, or a duration of weeks to seconds such as PT1H30M"
         raise refused(name, value, limit)
-    ms = round(max(-1.0, min(seconds, DUE_MS_MAX)) * 1000)
+    ms = rows.ms_of(seconds)
     if not least_ms <= ms <= most_ms:
         limit = f"must be {least_ms / 1000:g} to {most_ms / 1000:.15g} s"
         raise refused(name, value, limit)

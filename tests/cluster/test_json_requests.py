@@ -69,6 +69,7 @@ def test_timer_of_each_kind_of_payload_and_time() -> None:
         ("P1W", 604_800_000),
         ("P1DT0.25S", 86_400_250),
         ("PT1.001S", 1_001),
+        ("PT1.0004S", 1_001),
         ("PT0S", 0),
     ],
 )

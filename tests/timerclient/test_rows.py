@@ -36,6 +36,9 @@ def batch(payloads: Any, **more: Any) -> pb.TimerColumns:
         ({"delay": timedelta(microseconds=1)}, "delay_ms", 1),
         ({"delay": 2}, "delay_ms", 2_000),
         ({"delay": 0.3}, "delay_ms", 300),
+        ({"delay": 1.0004}, "delay_ms", 1_001),
+        ({"delay": 0.1 + 0.2}, "delay_ms", 300),
+        ({"delay": rows.DUE_MS_MAX / 1000}, "delay_ms", rows.DUE_MS_MAX),
         ({"delay": np.timedelta64(1, "m")}, "delay_ms", 60_000),
         ({"delay": np.timedelta64(5_000_000_001, "ns")}, "delay_ms", 5_001),
         ({"delay_level": 3}, "delay_level", 3),
@@ -61,6 +64,8 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"due": datetime(2030, 1, 1)}, "naive"),  # noqa: DTZ001
         ({"delay": 1, "due_ms": 1}, "only one"),
         ({"delay": -1}, "must be 0 to"),
+        ({"delay": -0.0001}, "must be 0 to"),
+        ({"delay": timedelta(microseconds=-1)}, "must be 0 to"),
         ({"delay": float("nan")}, "must be 0 to"),
         ({"delay": "1s"}, "number of seconds"),
         ({"delay": b"5"}, "number of seconds"),

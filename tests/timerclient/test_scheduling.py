@@ -486,7 +486,7 @@ async def test_client_that_closes_waits_for_nobody_who_was_cancelled(
         await closing
 
 
-@pytest.mark.parametrize("within", [0, -1.0, float("nan"), "soon"])
+@pytest.mark.parametrize("within", [0, -1.0, float("nan"), "soon", True])
 async def test_close_refuses_what_is_no_timeout_and_closes_nothing(
     cluster: Cluster, client: AsyncTimerClient, within: Any
 ) -> None:

@@ -43,7 +43,7 @@ def timeout_s(timeout: Seconds, *, zero: bool = False) -> float:
     Raises:
         InvalidRequest: The timeout is not positive, or not a duration.
     """
-    if not isinstance(timeout, int | float | timedelta):
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float | timedelta):
         raise InvalidRequest.of("timeout", timeout, "must be a timedelta or a number of seconds")
     within_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if not (within_s > 0 or (zero and within_s == 0)):

@@ -15,12 +15,14 @@ headers of a row are encoded as (u16 size, UTF-8) of name, value, name, value, â
 
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import accumulate, pairwise
+from math import ceil, floor
 from typing import Any, Final, Literal, NamedTuple, TypedDict, TypeVar, cast
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -65,6 +67,8 @@ OnConflict = Literal["reject", "replace", "keep", "update"]
 """Treatment of a new timer with the key of a pending timer; see `TimerClient.schedule`."""
 T = TypeVar("T")
 _MS: Final = timedelta(milliseconds=1)
+_NOISE: Final = 4 * sys.float_info.epsilon
+"""Relative error of a float that is the result of some additions or products."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MS
 """The end of the year 9999, the latest datetime."""
@@ -219,21 +223,31 @@ def _all_in_range(values: Any) -> bool:
 
 
 def span_ms(field: str, value: Any, most_ms: int = DUE_MS_MAX, least_ms: int = 0) -> int:
-    """Return a timedelta, or a number of seconds, in milliseconds.
+    """Return a timedelta, or a number of seconds, in milliseconds. A fraction of one is rounded up.
 
     Raises:
-        InvalidRequest: It is neither, or not `least_ms` to `most_ms`; names `field`.
+        InvalidRequest: It is neither, or negative, or not `least_ms` to `most_ms`; names `field`.
     """
     if isinstance(value, timedelta):
-        ms = -(-max(-_MS, min(value, timedelta(milliseconds=most_ms + 1))) // _MS)
+        within = max(-_MS, min(value, timedelta(milliseconds=most_ms + 1)))
+        ms = -(-within // _MS) or within // _MS
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        ms = round(max(-1.0, min(value, DUE_MS_MAX)) * 1000)  # NaN becomes -1
+        ms = ms_of(value)
     else:
         raise InvalidRequest.of(field, value, "must be a timedelta or a number of seconds")
     if not least_ms <= ms <= most_ms:
         limit = f"must be {least_ms / 1000:g} to {most_ms / 1000:.15g} s"
         raise InvalidRequest.of(field, value, limit)
     return ms
+
+
+def ms_of(seconds: float) -> int:
+    """Return seconds in milliseconds, rounded up. A negative fraction and NaN are negative.
+
+    A float such as 0.1 + 0.2 is 300 ms: its last digits are not rounded up.
+    """
+    ms = max(-1.0, min(seconds, DUE_MS_MAX)) * 1000
+    return ceil(ms * (1 - _NOISE)) or floor(ms)
 
 
 def lease_ms(lease: Any) -> int:
