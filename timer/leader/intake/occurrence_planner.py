@@ -25,7 +25,7 @@ from timer.model.units import DUE_MS_MAX, Now, UnixMs
 from timer.state.machine import Machine
 from timer.state.series_table import MISFIRE, SeriesView
 
-CALLS_MAX: Final = 32
+CALLS_MAX: Final = 64
 """Calls of the calendar in one entry, about."""
 
 NoteUnplanned: TypeAlias = Callable[[SeriesView, InvalidRequestError], object]
