@@ -89,6 +89,25 @@ def test_message_whose_lease_ended_waits_again_and_one_that_is_put_off_does_not(
     assert waits == unacked == 61_000 + 1, "the one that was put off waits: the other is held"
 
 
+def test_messages_that_were_put_off_by_the_last_consumer_wait_once_their_time_has_come() -> None:
+    play = Play()
+    group = play.make_group()
+    consumer = play.join(group, 2)
+    play.schedule("s", 0, 0)
+    play.settle()
+    play.nack("nack", play.deliveries[0], [0, 1], delay_ms=1_000)
+    play.settle()
+    play.leader.groups.leave(group, consumer)
+    play.wait(999)
+    assert lags(play, group) == (0, 999)
+    play.wait(1)
+    assert lags(play, group) == (1_000, 1_000)
+    play.join(group, 2)
+    play.settle()
+    assert play.deliveries[-1].lease.offsets.tolist() == [0, 1]
+    assert lags(play, group) == (0, 1_000)
+
+
 def test_new_leader_knows_the_lag_of_a_group_that_nobody_consumes() -> None:
     play = Play()
     group = play.make_group()

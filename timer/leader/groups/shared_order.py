@@ -259,8 +259,11 @@ class SharedOrder:
     # ---- the rest
 
     def waiting_from(self, queue_end: QueueOffset, clock_ms: UnixMs) -> int | None:
-        """See Order. Delayed messages are in no list of returned ones."""
-        del clock_ms
+        """See Order. Delayed messages are in no list of returned ones before their time.
+
+        A group without consumers has no turn in which they would be freed.
+        """
+        self._release(clock_ms)
         fresh = self._group.unacked_from(max(self._table.fresh, int(self._group.cursor)))
         found = [fresh] if fresh < queue_end else []
         for offsets in (*self._back, *self._shelf.levels):
