@@ -51,7 +51,8 @@ class ReplicaReport:
     commit_ms: int = 0
     """On a leader: duration of the last commit, or of the present one if that is longer."""
     accepts: bool = True
-    """The node can take connections and open files, and is not drained."""
+    """The node can take connections and open files, is not drained, and its certificate is valid
+    for a while."""
 
     def is_urgent_after(self, earlier: "ReplicaReport | None") -> bool:
         """Return whether the report has changes that the controller should learn at once."""

@@ -27,7 +27,7 @@ def report_of(
     """Return the report of the node `name`.
 
     `applied_index`: the last applied entry. `accepts`: the node can take connections and open
-    files, and is not drained.
+    files, and neither a drain nor the end of its certificate forbids it to lead.
     """
     return ReplicaReport(
         replica_id=report.replica,
@@ -56,14 +56,14 @@ class ReportSource:
         name: str,
         status: Callable[[], driver.LogStatus],
         applied_index: Callable[[], LogIndex],
-        drained: Callable[[], bool],
+        closed: Callable[[], bool],
     ) -> None:
         """`status`: returns the driver's report. `applied_index`: of this node's state.
 
-        `drained`: whether an operator wants the node not to lead.
+        `closed`: whether the node is drained, or its certificate expires.
         """
         self._name, self._status, self._applied_index = name, status, applied_index
-        self._drained = drained
+        self._closed = closed
         self._stranded: set[ReplicaId] = set()
 
     def report(self) -> ReplicaReport:
@@ -80,5 +80,5 @@ class ReportSource:
             status,
             name=self._name,
             applied_index=self._applied_index(),
-            accepts=has_spare() and not self._drained(),
+            accepts=has_spare() and not self._closed(),
         )

@@ -51,7 +51,7 @@ class CandidateReport(LogReport, Protocol):
 
     @property
     def accepts(self) -> bool:
-        """Whether the node can take connections and open files, and is not drained."""
+        """Whether the node can take connections and open files, and may lead: see ReplicaReport."""
 
 
 class SuccessionLimits(Protocol):
@@ -109,7 +109,7 @@ class Rank(NamedTuple):
     """Entries that it has yet to apply, in seconds of the last leader's load. A node that serves
     poorly is better than one that does not serve; it is relieved when another has caught up."""
     is_closed: bool
-    """It takes no connections, or is drained."""
+    """It takes no connections, is drained, or its certificate expires."""
     led_poorly: bool
     """It served poorly in the last minutes."""
     is_slow: bool

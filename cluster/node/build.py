@@ -266,8 +266,13 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     def leader_address() -> str | None:
         return planes.view.leader_address()
 
+    tls = basis.endpoints.tls
+
     def drained() -> bool:
         return planes.commands.drained
+
+    def closed() -> bool:
+        return drained() or (tls is not None and tls.expires_soon())
 
     async def hand_over(target: str) -> bool:
         if leads := planes.leads():
@@ -296,7 +301,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         leader_address=leader_address,
         damaged=scrubber.found if len(config.peers) > 1 else None,
     )
-    control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
+    control = _control_plane(basis, replica, raft_lost=raft_lost, closed=closed)
     backups = _backup_desk(basis, host, scrubber)
     view = NodeState(
         config,
@@ -310,7 +315,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         drained=drained,
         not_after_s=basis.telemetry.certificates.not_after_s,
     )
-    if (tls := basis.endpoints.tls) is not None:
+    if tls is not None:
         view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
     planes = _Planes(
         replica=replica,
@@ -442,7 +447,7 @@ def _host(
 
 
 def _control_plane(
-    basis: _Basis, replica: Replica, *, raft_lost: bool, drained: Callable[[], bool]
+    basis: _Basis, replica: Replica, *, raft_lost: bool, closed: Callable[[], bool]
 ) -> ControlPlane:
     config, identity = basis.config, basis.files.directory.identity
     engine, fatal = basis.files.engine, basis.node.fatal
@@ -466,7 +471,7 @@ def _control_plane(
         channel_for=lambda name: basis.endpoints.channel(name, CHANNEL_OPTIONS),
         clock=mono_ms,
         report=ReportSource(
-            config.name, replica.report, lambda: engine.machine.applied_index, drained
+            config.name, replica.report, lambda: engine.machine.applied_index, closed
         ).report,
         on_state=basis.node.on_control_state,
         config=ControllerConfig.of_lease(config.leadership.lease_ms),

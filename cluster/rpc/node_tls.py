@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
 """Interval in which the files are read again."""
+EXPIRY_S: Final = 60.0
+"""A node whose certificate expires this soon does not lead if another can."""
 ANSWER_S: Final = 1.0
 """Time for the answer of a reload before the connections of withdrawn authorities end."""
 _FILES: Final = ("ca", "client_ca", "certificate", "key")
@@ -115,6 +117,13 @@ class NodeTls:
         tokens = self.tokens.complaint if self.tokens is not None else ""
         kept = filter(None, (self._complaint, self.access.complaint, tokens))
         return [*kept, *self._expired()]
+
+    def expires_soon(self) -> bool:
+        """Return whether the node's certificate has expired, or will within EXPIRY_S.
+
+        Then new connections to the node fail, while those between nodes may stay.
+        """
+        return self.certificate.not_after_s["certificate"] <= time.time() + EXPIRY_S
 
     def _expired(self) -> list[str]:
         """Return the certificates in use that have expired, with file and date."""

@@ -218,8 +218,10 @@ async def test_the_end_of_a_certificate_in_use_is_a_complaint_and_one_line_of_th
     monkeypatch.setattr(node_tls, "time", clock)
     found: list[str] = []
     first_s, last_s = end_s["certificate"], max(end_s.values())
-    for now_s, count in ((first_s - 1, 0), (first_s, 1), (last_s, 3)):
+    own_s = end_s["certificate"] - node_tls.EXPIRY_S
+    for now_s, count in ((own_s - 1, 0), (first_s - 1, 0), (first_s, 1), (last_s, 3)):
         clock.time.return_value = now_s
+        assert tls.expires_soon() == (now_s >= own_s)
         for _ in range(2):
             await tls.renew()
         found = tls.complaints()

@@ -16,6 +16,7 @@ from typing import Any, Final
 import grpc
 import pytest
 
+from cluster.rpc.node_tls import EXPIRY_S
 from cluster.security.identities import IdentityKind
 from deploy.certificate_store import CertificateStore
 from deploy.local_tls import FOLDER
@@ -84,6 +85,19 @@ def test_streams_of_an_expired_certificate_end(cluster: Running, store: Certific
             assert code_of(error) is grpc.StatusCode.UNAVAILABLE
             assert "your certificate expired at" in error.details()
         assert SHORT_S - 1 < time.time() - began_s < SHORT_S + BOUND_S
+
+
+def test_a_leader_whose_certificate_is_about_to_expire_gives_way(
+    cluster: Running, store: CertificateStore
+) -> None:
+    leader = cluster.wait_for_leader()
+    store.issue(IdentityKind.NODE, leader, days=EXPIRY_S / 86_400)
+    cluster.kill(leader, signal.SIGHUP)
+    until(lambda: cluster.wait_for_leader() != leader)
+    store.issue(IdentityKind.NODE, leader)
+    count = cluster.log(leader).count("new certificate in use")
+    cluster.kill(leader, signal.SIGHUP)
+    until(lambda: cluster.log(leader).count("new certificate in use") > count)
 
 
 def append_authorities(cluster: Running, to: CertificateStore, made: CertificateStore) -> None:
