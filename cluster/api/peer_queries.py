@@ -1,6 +1,7 @@
 """Queries to the other nodes. The answer for an unreachable node says so."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeAlias, TypeVar
 
@@ -18,6 +19,9 @@ node would make all nodes look silent. A leader that queries the others' disk sp
 before a repair, waits as long, too, and then repeats the query."""
 DIGEST_S: Final = 1.5
 """Limit for another node's digest. No client waits for it; a late answer does not count."""
+
+_CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:\]]+)")
+"""The reason of OpenSSL for which a node's certificate is invalid, in gRPC's text."""
 
 Peers: TypeAlias = "Mapping[str, tuple[str, Stub]]"
 """The other nodes: name -> (address, stub)."""
@@ -101,6 +105,8 @@ def why(failed: grpc.aio.AioRpcError) -> str:
     if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
         return "its release does not serve this call"
     if failed.code() is grpc.StatusCode.UNAVAILABLE:  # the cause is last, after all addresses
+        if (found := _CERTIFICATE.search(details)) is not None:
+            return f"its certificate: {found[1]}"
         return details.rpartition(": ")[2].rstrip("]").lower() or "not reachable"
     return f"{failed.code().name}: {details}"
 

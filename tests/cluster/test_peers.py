@@ -1,14 +1,34 @@
 """Who is waited for how long; P6: who goes on when replicas hold different states at one index."""
 
+import grpc
 import pytest
 
-from cluster.api.peer_queries import PART_S, agreement_of, judge
+from cluster.api.peer_queries import PART_S, agreement_of, judge, why
 from timerclient import ClientSettings
 from timerclient.proto import timer_pb2 as pb
 
 
 def test_silent_node_is_given_up_before_a_client_gives_up_the_node_that_it_asks() -> None:
     assert ClientSettings().stall_s - 0.5 >= PART_S
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (
+            "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED: certificate has expired: OK",
+            "its certificate: certificate has expired",
+        ),
+        ("Failed to connect to remote host: Connection refused]", "connection refused"),
+    ],
+)
+def test_reason_of_a_node_that_does_not_answer_is_the_cause_in_the_text_of_grpc(
+    cause: str, reason: str
+) -> None:
+    none = grpc.aio.Metadata()
+    details = f"failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: {cause}"
+    failed = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, none, none, details)
+    assert why(failed) == reason
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,14 @@ def test_a_healthy_cluster_is_ok() -> None:
         ),
         (lambda n, _: setattr(n[1], "tls_not_after_ms", 14 * DAY_MS), 0, "certificate", "14.0"),
         (lambda n, _: setattr(n[1], "tls_not_after_ms", -1), 2, "certificate", "first at 1969"),
+        (
+            lambda n, _: n[1].CopyFrom(
+                pb.NodeStatus(name="n2", error="its certificate: certificate has expired")
+            ),
+            2,
+            "certificate",
+            "has expired",
+        ),
         (lambda n, _: setattr(n[1], "unsure", True), 1, "files", "does not vote"),
         (lambda _, c: setattr(c[1], "lag_entries", 101), 1, "behind", "101 entries behind"),
         (lambda _, c: setattr(c[1], "digest", "bb"), 2, "state", "at the checkpoint 7"),

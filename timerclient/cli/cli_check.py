@@ -120,6 +120,9 @@ def findings_of_nodes(
             yield Finding("files", node.name, Level.WARNING, text)
         for text in node.warnings:
             yield Finding("node", node.name, Level.WARNING, text)
+    for node in absent:
+        if "certificate has expired" in node.error:
+            yield Finding("certificate", node.name, Level.CRITICAL, node.error)
     for at in checkpoint.nodes:
         if at.reachable:
             level = Level.WARNING if at.lag_entries > behind_max else Level.OK
