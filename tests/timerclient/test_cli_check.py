@@ -4,9 +4,11 @@ import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from cluster.rpc.memory import MemoryGuard
 from tests.timerclient.conftest import Answering, Ctl
 from timerclient.cli import cli_nodes, timerctl
 from timerclient.cli.cli_check import (
@@ -57,6 +59,12 @@ def low(nodes: list[pb.NodeStatus], reserves: float = 0.5) -> int:
     for node in nodes:
         node.disk_low, node.disk_free_bytes = True, int(reserves * (1 << 30))
     return len(nodes)
+
+
+def no_memory() -> list[str]:
+    guard = MemoryGuard(1, Mock())
+    guard.high = True
+    return guard.complaints()
 
 
 def full_and_away(full: pb.NodeStatus, away: pb.NodeStatus) -> None:
@@ -110,6 +118,8 @@ def test_a_healthy_cluster_is_ok() -> None:
             "no answer: n3 (waiting for room: 7 bytes)",
         ),
         (lambda n, _: n[1].warnings.append("not ready: x"), 1, "node", "not ready: x"),
+        (lambda n, _: n[1].warnings.extend(no_memory()), 1, "node", "memory_bytes_max"),
+        (lambda n, _: n[0].warnings.extend(no_memory()), 2, "node", "memory_bytes_max"),
         (lambda n, _: low(n[1:2]), 1, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[:1]), 2, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[1:]), 2, "disk", "reserve 1024 MiB"),
@@ -261,6 +271,9 @@ def test_lag_of_a_topic_and_of_its_groups() -> None:
         Level.OK,
         Level.OK,
     ]
+    topic.held = 3
+    [paused, _] = findings_of_topic(topic, *limits)
+    assert (paused.level, paused.text) == (Level.WARNING, "paused: 3 overdue timers wait")
 
 
 def test_an_unknown_outweighs_a_warning_and_not_an_outage() -> None:

@@ -119,7 +119,9 @@ def findings_of_nodes(
             text = "may have forgotten what it promised, and does not vote"
             yield Finding("files", node.name, Level.WARNING, text)
         for text in node.warnings:
-            yield Finding("node", node.name, Level.WARNING, text)
+            rejects_work = node.serving and text.endswith(": new work is rejected")
+            level = Level.CRITICAL if rejects_work else Level.WARNING
+            yield Finding("node", node.name, level, text)
     for node in absent:
         if "certificate has expired" in node.error:
             yield Finding("certificate", node.name, Level.CRITICAL, node.error)
@@ -208,7 +210,10 @@ def findings_of_topic(
         return Finding(check, of, level, text, ms / 1000)
 
     if topic.paused:
-        yield Finding("overdue", topic.name, Level.OK, "paused: nothing fires")
+        text = (
+            f"paused: {topic.held} overdue timers wait" if topic.held else "paused: nothing fires"
+        )
+        yield Finding("overdue", topic.name, Level.WARNING if topic.held else Level.OK, text)
     else:
         yield late("overdue", topic.name, topic.lag_ms, "overdue timer")
     for group in topic.groups:
