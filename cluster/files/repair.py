@@ -10,7 +10,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from cluster.files.storage import Damaged, leader_config
+from cluster.files.storage import Damaged, leader_config, note_repair
 from cluster.rpc.endpoints import Endpoints
 from cluster.rpc.standby_ports import WAITING, Standby, Wait
 from cluster.settings.config import NodeConfig
@@ -51,6 +51,7 @@ async def repair(disk: Disk, config: NodeConfig, damaged: Damaged) -> None:
         dials=Endpoints(config).dials(),
         check=functools.partial(check_state, config, disk),
     )
+    note_repair(disk, config, str(damaged))
     logger.warning("%s; fetching state and log from the leader", damaged)
     standby = Standby(config, functools.partial(_wait, damaged, refetch))
     await standby.start()

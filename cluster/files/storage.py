@@ -15,11 +15,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from cluster.api.backup_desk import pin_directories
 from cluster.settings.config import NodeConfig
 from cluster.settings.cron_calendar import CronCalendar, warn_of_unplanned
+from cluster.settings.wall_clock import wall_clock
 from replication.core.promise import PromiseFile
 from replication.shell.snapshot_install import install_if_ready
 from timer.entries.entry_frame import Entry
@@ -31,6 +32,7 @@ from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import LeaderConfig
 from timer.model import timer_id
 from timer.model.timer_errors import CorruptFileError, StorageError
+from timer.model.units import UnixMs
 from timer.pending.memory.key_index import SECRET_SIZE
 from timer.recovery.engine import Engine
 from timer.recovery.snapshot import Snapshot, remove_files, remove_unnamed
@@ -38,6 +40,8 @@ from timer.recovery.snapshot_source import OfferedSnapshot
 from timer.state.apply_results import Applied
 
 SEGMENT_SIZE_MIN: Final = 1 << 20
+REPAIRED_NAME: Final = "repaired"
+"""The file with the last repair. It stays for the metrics and the status."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,14 @@ class Damaged(Exception):
     def __init__(self, why: CorruptFileError) -> None:
         super().__init__(str(why))
         self.why = why
+
+
+class LastRepair(NamedTuple):
+    """The last time that the node fetched state and log again."""
+
+    began_ms: UnixMs
+    why: str
+    """The damage, or the divergence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,3 +222,21 @@ def note_damage(disk: Disk, config: NodeConfig, error: BaseException) -> None:
         DiskFailedError: the note may be missing, and the next start may not notice the damage.
     """
     disk.write_atomic(config.data / "damaged", str(error).encode())
+
+
+def note_repair(disk: Disk, config: NodeConfig, why: str) -> None:
+    """Write down, for later processes, that a repair begins. A failure is logged."""
+    text = f"{wall_clock(config.test_clock)()} {why}"
+    try:
+        disk.write_atomic(config.data / REPAIRED_NAME, text.encode())
+    except StorageError as error:
+        logger.warning("the repair was not written down", extra={"error": error})
+
+
+def last_repair(disk: Disk, config: NodeConfig) -> LastRepair | None:
+    """Return the last repair. None: there was none, or its file is unreadable."""
+    try:
+        began_ms, _, why = disk.read(config.data / REPAIRED_NAME).decode().partition(" ")
+        return LastRepair(UnixMs(int(began_ms)), why)
+    except (FileNotFoundError, StorageError, ValueError):
+        return None

@@ -34,7 +34,7 @@ from cluster.control.replica_report import ReportSource
 from cluster.files.disk_room import Space
 from cluster.files.repair import check_state
 from cluster.files.scrubber import Scrubber
-from cluster.files.storage import NodeFiles, open_storage
+from cluster.files.storage import NodeFiles, last_repair, open_storage
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
 from cluster.node.operator_commands import OperatorCommands
@@ -266,13 +266,8 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     def leader_address() -> str | None:
         return planes.view.leader_address()
 
-    tls = basis.endpoints.tls
-
     def drained() -> bool:
         return planes.commands.drained
-
-    def closed() -> bool:
-        return drained() or (tls is not None and tls.expires_soon())
 
     async def hand_over(target: str) -> bool:
         if leads := planes.leads():
@@ -301,7 +296,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         leader_address=leader_address,
         damaged=scrubber.found if len(config.peers) > 1 else None,
     )
-    control = _control_plane(basis, replica, raft_lost=raft_lost, closed=closed)
+    control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
     backups = _backup_desk(basis, host, scrubber)
     view = NodeState(
         config,
@@ -314,9 +309,8 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         backups,
         drained=drained,
         not_after_s=basis.telemetry.certificates.not_after_s,
+        last_repair=last_repair(basis.disk, config),
     )
-    if tls is not None:
-        view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
     planes = _Planes(
         replica=replica,
         host=host,
@@ -447,10 +441,13 @@ def _host(
 
 
 def _control_plane(
-    basis: _Basis, replica: Replica, *, raft_lost: bool, closed: Callable[[], bool]
+    basis: _Basis, replica: Replica, *, raft_lost: bool, drained: Callable[[], bool]
 ) -> ControlPlane:
     config, identity = basis.config, basis.files.directory.identity
-    engine, fatal = basis.files.engine, basis.node.fatal
+    engine, fatal, tls = basis.files.engine, basis.node.fatal, basis.endpoints.tls
+
+    def closed() -> bool:
+        return drained() or (tls is not None and tls.expires_soon())
 
     def failed(code: Exit, why: str) -> NoReturn:
         error = sys.exception()
@@ -497,6 +494,8 @@ def _services(
     port_guard = PortGuard(connections, connections_limits(config)["grpc"], on_end)
     telemetry.memory_limit_bytes.set(memory.bytes_max)
     telemetry.memory_high.set_function(lambda: memory.high)
+    if (tls := basis.endpoints.tls) is not None:
+        planes.view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
     planes.view.concerns.append(memory.complaints)
     telemetry.requests_waiting.set_function(lambda: basis.queue.waiting)
     telemetry.outbox_bytes.set_function(lambda: outboxes.total)

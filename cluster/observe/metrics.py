@@ -187,6 +187,8 @@ class Levels:
     scrub_passes: int = 0
     damaged: bool = False
     """The node has found a damaged file, and is not healed yet."""
+    last_repair_ms: int = 0
+    """When the node last began to fetch state and log again; 0: never."""
     concerns: int = 0
     """States of this node that an operator has to end."""
     backup_completed_ms: int = 0
@@ -223,6 +225,11 @@ _GAUGES: Final = {
     "concerns": "States of this node that an operator has to end; its status names them",
     "unplanned_series": "Series whose cron expression or time zone this leader does not know",
     "refusing": "1: this leader rejects new timers because disks have too little free space",
+}
+_TIMES: Final = {
+    "last_repair": "Unix time at which this node last began to fetch state and log; 0: never",
+    "backup_completed": "Unix time of the last complete backup since this node's start; 0: none",
+    "backup_log": "Unix time at which a continuous backup last stored entries; 0: none did",
 }
 _COUNTERS: Final = {
     "scheduled": "Timers scheduled",
@@ -316,16 +323,9 @@ class _LevelsCollector(Collector):
         yield GaugeMetricFamily(
             "timer_serving", "1: this node leads and holds its lease", value=int(levels.serving)
         )
-        yield GaugeMetricFamily(
-            "timer_backup_completed_seconds",
-            "Unix time of the last complete backup that this node sent since its start; 0: none",
-            value=levels.backup_completed_ms / 1000,
-        )
-        yield GaugeMetricFamily(
-            "timer_backup_log_seconds",
-            "Unix time at which a continuous backup of this node last stored entries; 0: none did",
-            value=levels.backup_log_ms / 1000,
-        )
+        for name, text in _TIMES.items():
+            value = getattr(levels, f"{name}_ms") / 1000
+            yield GaugeMetricFamily(f"timer_{name}_seconds", text, value=value)
         yield GaugeMetricFamily(
             "timer_read_time_lag_seconds",
             "How long the oldest overdue timer has been due; 0: none is overdue",

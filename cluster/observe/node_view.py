@@ -13,6 +13,7 @@ from cluster.api.policy_admin import description
 from cluster.control.control_plane import ControlPlane
 from cluster.control.control_state import ControlState
 from cluster.files.scrubber import Scrubber
+from cluster.files.storage import LastRepair
 from cluster.observe import lag, quota_view
 from cluster.observe.busiest_topics import BusiestTopics, TopicFigures
 from cluster.observe.clock_watch import ClockWatch, warnings_of
@@ -23,6 +24,7 @@ from cluster.rpc.connections import connections_of
 from cluster.rpc.http import LocalState, why_not_ready
 from cluster.rpc.memory import resident_bytes
 from cluster.rpc.open_files import connections_max, has_spare
+from cluster.security.certificate_dates import utc_text
 from cluster.settings.config import NodeConfig, parse_address
 from cluster.settings.release import RELEASE
 from cluster.state.host import Host
@@ -34,6 +36,8 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 
 _WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
+REPAIR_SHOWN_MS: Final = 86_400_000
+"""Time for which the status shows a repair."""
 MEASURE_S: Final = 0.5
 """Seconds that a scrape waits for measurements."""
 
@@ -54,10 +58,12 @@ class NodeState(TopicView):
         *,
         drained: Callable[[], bool] = lambda: False,
         not_after_s: Callable[[], Mapping[str, float]] = dict,
+        last_repair: LastRepair | None = None,
     ) -> None:
         """`drained` returns whether an operator wants this node not to lead.
 
         `not_after_s` returns certificate or authority -> Unix time of its end.
+        `last_repair`: None if this node was never repaired.
         """
         super().__init__(host, config)
         self.name = config.name
@@ -71,6 +77,7 @@ class NodeState(TopicView):
         self.history = LeaderHistory()
         """The leaders that the control plane appointed."""
         self._drained, self._not_after_s, self._backups = drained, not_after_s, backups
+        self._last_repair = last_repair
         self._to_apply: LogIndex | None = None
         """The log's end when a scrape first found this node ready. None: none did."""
         self._current = False
@@ -313,6 +320,7 @@ class NodeState(TopicView):
             scrubbed_bytes=self._scrubber.bytes_read,
             scrub_passes=self._scrubber.passes,
             damaged=bool(self._scrubber.damage),
+            last_repair_ms=self._last_repair.began_ms if self._last_repair is not None else 0,
             concerns=sum(1 for concern in self.concerns for _ in concern()),
             backup_completed_ms=backups.completed_ms if backups is not None else 0,
             backup_log_index=backups.log.stored_index if backups is not None else 0,
@@ -403,6 +411,9 @@ class NodeState(TopicView):
         if not has_spare():
             yield "its limit of open files is reached: it takes no connections"
         yield from warnings_of(self._host.clock_report(), self.voter_name)
+        repair = self._last_repair
+        if repair is not None and self._host.now().clock_ms - repair.began_ms < REPAIR_SHOWN_MS:
+            yield f"repaired at {utc_text(repair.began_ms / 1000)}: {repair.why}"
         if why := why_not_ready(self.local()):
             yield f"not ready: {why}"
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,11 +196,13 @@ def test_damaged_node_heals_by_itself(cluster: Running, what: str) -> None:
             "manifest": lambda: data / "state" / "manifest",
         }[what]()
         flip(path, 60 if what == "log" else -1)
-        before = installs(cluster, damaged)
+        before, began_s = installs(cluster, damaged), int(time.time())
         cluster.start(damaged, timeout_s=WAIT_S)
         until(lambda: installs(cluster, damaged) > before, WAIT_S)
         assert f"{path.name}: corrupt at byte" in cluster.log(damaged)
         client.schedule("far", b"after", delay=3600)
+        until(lambda: cluster.metric(damaged, "timer_last_repair_seconds") >= began_s)
+        until(lambda: f"{path.name}: corrupt at byte" in str(client.status()))
     cluster.digests_agree()
     until(lambda: not (data / "damaged").exists())
 
