@@ -25,7 +25,7 @@ from cluster.rpc.http import LocalState, why_not_ready
 from cluster.rpc.memory import resident_bytes
 from cluster.rpc.open_files import connections_max, has_spare
 from cluster.security.certificate_dates import utc_text
-from cluster.settings.config import NodeConfig, parse_address
+from cluster.settings.config import NodeConfig, parse_address, shared_settings
 from cluster.settings.release import RELEASE
 from cluster.state.host import Host
 from replication.shell.replica import Replica
@@ -400,6 +400,7 @@ class NodeState(TopicView):
             drained=self._drained(),
             tls_not_after_ms=int(1000 * min(self._not_after_s().values(), default=0)),
             warnings=self._warnings(),
+            settings=shared_settings(self._config),
         )
         status.MergeFrom(self.node_leadership())
         return status

@@ -754,6 +754,16 @@ def print_config(config: NodeConfig) -> str:
     return "\n".join(_lines(config, config.section)) + "\n"
 
 
+def shared_settings(config: NodeConfig) -> dict[str, str]:
+    """Return the settings of the tables that must be the same on all nodes, as in TOML."""
+    parts = config.timing, config.leadership, config.limits, config.groups, config.storage
+    return {
+        f"{part.section}.{each.name}": _toml(getattr(part, each.name))
+        for part in parts
+        for each in fields(part)
+    }
+
+
 def _lines(part: _Part, section: str) -> Iterator[str]:
     if section:
         yield f"\n[{section}]"

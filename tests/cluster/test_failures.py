@@ -229,7 +229,8 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
         assert roles == {leader: True, first: False, second: False}
     assert cluster.get(leader, "/healthz")[0] == 200
     assert cluster.get(leader, "/readyz")[0] == 503
-    assert cluster.json(leader, "/v1/status")["nodes"][0]["serving"] is False
+    [node] = cluster.json(leader, "/v1/status")["nodes"]
+    assert (node["serving"], node["settings"]["leadership.lease_ms"]) == (False, "3000")
     assert cluster.json(leader, "/v1/members")["leader"] == ""
     assert cluster.json(leader, "/v1/checkpoint?scope=cluster")["shared"]
     assert cluster.metric(leader, "timer_serving") == 0

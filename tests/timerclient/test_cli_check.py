@@ -67,6 +67,12 @@ def no_memory() -> list[str]:
     return guard.complaints()
 
 
+def unlike(nodes: list[pb.NodeStatus]) -> None:
+    """Give n2 another lease; n3 has a release that reports no settings."""
+    for node, lease in zip(nodes, ("500", "2000"), strict=False):
+        node.settings.update({"leadership.lease_ms": lease, "limits.key_bytes_max": "64"})
+
+
 def full_and_away(full: pb.NodeStatus, away: pb.NodeStatus) -> None:
     low([full])
     away.reachable = False
@@ -145,6 +151,7 @@ def test_a_healthy_cluster_is_ok() -> None:
             "has expired",
         ),
         (lambda n, _: setattr(n[1], "unsure", True), 1, "files", "does not vote"),
+        (lambda n, _: unlike(n), 1, "settings", "lease_ms must be the same on all nodes"),
         (lambda _, c: setattr(c[1], "lag_entries", 101), 1, "behind", "101 entries behind"),
         (lambda _, c: setattr(c[1], "digest", "bb"), 2, "state", "at the checkpoint 7"),
     ],

@@ -28,6 +28,7 @@ from timerclient.cli.cli_nodes import (
     rejects_new_timers,
     too_old,
     trouble_of_leader,
+    unlike_settings,
     why_absent,
     why_low,
 )
@@ -108,6 +109,8 @@ def findings_of_nodes(
     old, feature_level = too_old(status), max(1, status.feature_level)
     text = "; ".join(old.values()) or f"feature level {feature_level}"
     yield Finding("level", "", Level.WARNING if old else Level.OK, text, feature_level)
+    for text in unlike_settings(status):
+        yield Finding("settings", "", Level.WARNING, text)
     rejects = rejects_new_timers(status, members)
     for node in there:
         yield _of_disk(node, rejects=rejects)

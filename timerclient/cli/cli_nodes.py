@@ -119,6 +119,18 @@ def too_old(status: pb.GetStatusResponse) -> dict[int, str]:
     }
 
 
+def unlike_settings(status: pb.GetStatusResponse) -> Iterator[str]:
+    """Yield a note for each setting that differs between nodes. Old releases report none."""
+    values = dict[str, dict[str, list[str]]]()
+    for node in status.nodes:
+        for setting, value in node.settings.items():
+            values.setdefault(setting, {}).setdefault(value, []).append(node.name)
+    for setting, names in sorted(values.items()):
+        if len(names) > 1:
+            shown = "; ".join(f"{value} on {', '.join(on)}" for value, on in names.items())
+            yield f"{setting} must be the same on all nodes: {shown}"
+
+
 def _serving(node: pb.NodeStatus) -> bool | None:
     """Return whether a leader serves. None: the node does not lead."""
     return node.serving if node.role == "leader" else None
@@ -133,7 +145,7 @@ def _leader(client: TimerClient) -> str:
 
 
 def _versions(status: pb.GetStatusResponse) -> str:
-    """Return the feature level, and the versions of the nodes if they differ."""
+    """Return the feature level, and the versions and settings of the nodes if they differ."""
     nodes = [node for node in status.nodes if node.reachable]
     level, most = max(1, status.feature_level), [node.feature_level_max or 1 for node in nodes]
     text = f"  feature level {level}"
@@ -141,7 +153,7 @@ def _versions(status: pb.GetStatusResponse) -> str:
         text += f", all nodes support {min(most)}"
     if len({node.version for node in nodes}) > 1:
         text += "\nversions " + ", ".join(f"{node.name} {node.version}" for node in nodes)
-    return text
+    return "\n".join([text, *unlike_settings(status)])
 
 
 class NodeCommands(Commands):
