@@ -139,7 +139,7 @@ def _put(to: pb.TimerColumns, part: pa.RecordBatch) -> None:
     names = part.schema.names
     if "due" in names:
         stamps = part["due"].cast(pa.timestamp("us", part["due"].type.tz)).cast(pa.int64())
-        to.due_ms.extend(_checked("due", -(-_numbers(stamps) // 1000)))
+        to.due_ms.extend(_checked("due", -(-_numbers(stamps) // 1000), rows.DUE_MS_MIN))
     else:
         to.delay_ms.extend(_checked("delay", _delays_ms(part["delay"])))
     sizes, to.payloads = _bytes_of(part["payload"])
@@ -196,10 +196,11 @@ def _delays_ms(column: pa.Array) -> Any:
         return np.ceil(_numbers(column.cast(pa.float64(), safe=False)) * 1000)
 
 
-def _checked(field: str, ms: Any) -> list[int]:
-    wrong = ms[~((ms >= 0) & (ms <= rows.DUE_MS_MAX))]
+def _checked(field: str, ms: Any, least: int = 0) -> list[int]:
+    wrong = ms[~((ms >= least) & (ms <= rows.DUE_MS_MAX))]
     if len(wrong):
-        raise InvalidRequest.of(field, f"{wrong[0]:.17g} ms", f"must be 0 to {rows.DUE_MS_MAX} ms")
+        limit = rows.DUE_LIMIT if least else f"must be 0 to {rows.DUE_MS_MAX} ms"
+        raise InvalidRequest.of(field, f"{wrong[0]:.17g} ms", limit)
     found: list[int] = ms.astype(np.int64).tolist()
     return found
 

@@ -43,9 +43,9 @@ from timer.state.key_conflicts import Verdict
 from timer.state.producers import RequestAnswer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import (
+    DUE_LIMIT,
+    DUE_MS_MIN,
     NAME_SIZE_MAX,
-    SECONDS,
-    SECONDS_LIMIT,
     TOPIC_NAME,
     name_limit,
 )
@@ -348,18 +348,16 @@ def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> Wante
     """Return the times that a request gives for its timers.
 
     Raises:
-        InvalidRequestError: none or several ways are given, a wrong number of values, or Unix
-            seconds in place of milliseconds.
+        InvalidRequestError: none or several ways are given, a wrong number of values, or a due
+            time below DUE_MS_MIN.
     """
     given: dict[str, Sequence[int]] = {way: getattr(request, way) for way in WAYS}
     when = when_of_ways(given, rows)
     values = when.values
-    if when.way == "due_ms" and int(values.min()) < SECONDS.stop:
-        wrong = np.flatnonzero((values >= SECONDS.start) & (values < SECONDS.stop))
-        if len(wrong):
-            row = int(wrong[0])
-            place = row if len(values) == rows else None
-            raise InvalidRequestError("due_ms", int(values[row]), SECONDS_LIMIT, row=place)
+    if when.way == "due_ms" and int(values.min()) < DUE_MS_MIN:
+        row = int((values < DUE_MS_MIN).argmax())
+        place = row if len(values) == rows else None
+        raise InvalidRequestError("due_ms", int(values[row]), DUE_LIMIT, row=place)
     return when
 
 

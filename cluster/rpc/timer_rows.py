@@ -19,12 +19,12 @@ from cluster.rpc.schemas import HEADERS, MOMENT, MS, SPAN, TEXT, WHOLE, Schema, 
 from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import (
+    DUE_LIMIT,
+    DUE_MS_MIN,
     LEVEL_MAX,
     MODES,
     PRIORITY_DEFAULT,
     PRIORITY_MAX,
-    SECONDS,
-    SECONDS_LIMIT,
     TEXT_SIZE_MAX,
     Columns,
     Way,
@@ -165,8 +165,8 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
     if given[0] == "delay_level":
         return "delay_level", json_fields.whole(fields, "delay_level", 0, LEVEL_MAX)
     due_ms = json_fields.instant_ms(fields, "due") or 0
-    if due_ms in SECONDS:
-        raise refused(given[0], fields[given[0]], SECONDS_LIMIT)
+    if due_ms < DUE_MS_MIN:
+        raise refused(given[0], fields[given[0]], DUE_LIMIT)
     return "due_ms", due_ms
 
 

@@ -84,7 +84,7 @@ def test_cluster_restored_from_a_backup_under_load_fires_every_pending_timer_onc
                     return ctl(capsys, "backup", "--into", store, *where), required
 
                 first, _ = in_time(backed_up, LEAD_MS)
-                client.schedule_batch("t", [b"late %d" % at for at in range(50)], due_ms=1)
+                client.schedule_batch("t", [b"late %d" % at for at in range(50)], delay=0)
                 due.extend(b"late %d" % at for at in range(50))
                 required = len(load.acknowledged)
                 second = ctl(capsys, "backup", "--into", store, *where)

@@ -450,7 +450,7 @@ def test_error_of_a_batch_names_the_timer_and_its_field_as_sent(
     assert send(cluster, node, "PATCH", f"{at}/policies", {"set": limits}).status == 200
     first = {"payload": "a", "delay": 60, "key": "k"}
     made = send(cluster, node, "POST", f"{at}/timers", first).body["id"]
-    fine, late = {"payload": "b", "due_ms": 0}, {"key": "k", "delay": 61}
+    fine, late = {"payload": "b", "delay": 0}, {"key": "k", "delay": 61}
     for path, timers, field in (
         ("timers/batch", [fine, {"payload": "x" * 11}], "timers[1].payload"),
         ("timers/batch", [{"json": "x" * 11}], "timers[0].payload"),
@@ -734,17 +734,16 @@ def test_changes_without_a_body_need_no_content_type(cluster: Running, topic: st
         assert send(cluster, node, "POST", f"{at}/timers", body, {}).status == 415
 
 
-def test_due_time_in_seconds_is_refused_and_whole_numbers_have_any_form(
+def test_due_time_of_zero_or_seconds_is_refused_and_whole_numbers_have_any_form(
     cluster: Running, topic: str
 ) -> None:
     node, at = cluster.followers()[0], f"/v1/topics/{topic}/timers"
-    for due_ms in (1_893_456_000, 10**9, 10**10 - 1):
+    for due_ms in (0, 1, 1_893_456_000, 10**10 - 1):
         found = send(cluster, node, "POST", at, {"due_ms": due_ms}).body
-        assert (found["field"], "Unix seconds" in found["limit"]) == ("due_ms", True), due_ms
+        assert (found["field"], "not seconds" in found["limit"]) == ("due_ms", True), due_ms
     for number, due in (("1.893456e12", 1_893_456_000_000), ("253402300799999.0", 253402300799999)):
         assert send(cluster, node, "POST", at, f'{{"due_ms": {number}}}').body["due_ms"] == due
-    for at_once in (0, 1, 10**10):
-        assert send(cluster, node, "POST", at, {"due_ms": at_once}).status == 200
+    assert send(cluster, node, "POST", at, {"due_ms": 10**10}).status == 200
     # as generated clients for Java send them
     body = {"json": None, "payload": "a", "payload_base64": None, "delay": 60}
     made = send(cluster, node, "POST", at, body).body

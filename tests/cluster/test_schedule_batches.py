@@ -68,14 +68,14 @@ async def test_those_of_one_turn_are_one_request_in_their_order() -> None:
     timers: list[dict[str, Any]] = [
         {"payload": "a", "delay": 1, "key": "k", "headers": {"h": "v"}},
         {"payload": "b", "delay": 2, "ordering_key": "o", "priority": 9},
-        {"payload": "c", "due_ms": 3},
+        {"payload": "c", "due_ms": 10**12},
         {"topic": "other", "delay": 0},
         {"key": "k", "on_conflict": "keep", "delay": 0},
     ]
     assert await scheduled(calls, *timers) == [1, 2, 3, 4, 5]
     first, second, third = calls.requests
     assert [rows_of(each) for each in calls.requests] == [3, 1, 1]
-    assert [[*each.delay_ms, *each.due_ms] for each in first.timers] == [[1_000, 2_000], [3]]
+    assert [[*each.delay_ms, *each.due_ms] for each in first.timers] == [[1_000, 2_000], [10**12]]
     assert [each.payloads for each in first.timers] == [b"ab", b"c"]
     assert ([*first.timers[0].ordering_key_sizes], [*first.timers[0].priorities]) == (
         [0, 1],

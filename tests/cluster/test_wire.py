@@ -116,12 +116,12 @@ def test_request_of_too_many_columns_is_refused_by_field_value_and_limit() -> No
     assert f"{COLUMNS_MAX + 1} columns" in str(refused.value)
 
 
-@pytest.mark.parametrize("seconds", [10**9, 1_795_824_060, 10**10 - 1])
-def test_unix_seconds_are_not_taken_for_milliseconds(seconds: int) -> None:
+@pytest.mark.parametrize("seconds", [0, 1, 1_795_824_060, 10**10 - 1])
+def test_due_times_of_no_time_or_unix_seconds_are_refused(seconds: int) -> None:
     one = pb.TimerColumns(due_ms=[seconds], payload_sizes=[0])
-    with pytest.raises(InvalidRequestError, match=f"due_ms = {seconds}: .* Unix seconds"):
+    with pytest.raises(InvalidRequestError, match=f"due_ms = {seconds}: .* a delay of 0 means"):
         when_of(one, 1)
-    many = pb.RescheduleRequest(due_ms=[0, 10**10, seconds])
+    many = pb.RescheduleRequest(due_ms=[10**12, 10**10, seconds])
     with pytest.raises(InvalidRequestError) as refused:
         when_of(many, 3)
     assert refused.value.row == 2

@@ -156,7 +156,7 @@ def test_reschedule_gives_a_new_id_and_keeps_all_else(world: World, topic: str) 
 
 def test_reschedule_to_the_past_delivers_at_once(world: World, topic: str) -> None:
     timer = world.client.schedule(topic, b"p", delay=HOUR)
-    world.client.reschedule(timer, due_ms=0)
+    world.client.reschedule(timer, due_ms=10**10)
     with world.client.consumer(topic, "g") as consumer:
         assert world.take(consumer, 1)[0].payload == b"p"
 

@@ -121,7 +121,7 @@ def test_consumers_that_never_read_have_one_limit(town: Victim, client: TimerCli
     """Forty streams on one connection are given 8 MiB each by right; in all 64 MiB are allowed."""
     leader, groups = town.wait_for_leader(), GROUPS_MAX
     payloads = [bytes(MIB)] * 12
-    client.schedule_batch("unread", payloads, due_ms=[1] * len(payloads))
+    client.schedule_batch("unread", payloads, delay=0)
     with contextlib.ExitStack() as stack:
         options = [("grpc.http2.lookahead_bytes", 65_535), ("grpc.http2.bdp_probe", 0)]
         channel = grpc.insecure_channel(town.node(leader).grpc, options=options)

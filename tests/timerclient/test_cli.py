@@ -157,12 +157,12 @@ def test_schedule_prints_the_id_that_cancel_takes(ctl: Ctl, threaded: Threaded) 
 def test_schedule_takes_instants_and_standard_input(
     ctl: Ctl, threaded: Threaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ctl("schedule", "orders", "a", "--due", "1970-01-01T01:00:01+01:00")[0] == 0
-    assert ctl("schedule", "orders", "b", "--due-ms", "17")[0] == 0
+    assert ctl("schedule", "orders", "a", "--due", "2001-09-09T02:46:40+01:00")[0] == 0
+    assert ctl("schedule", "orders", "b", "--due-ms", "10000000000")[0] == 0
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\0raw")))
     assert ctl("schedule", "orders", "-")[0] == 0
     rows = threaded.cluster.rows
-    assert [row.due_ms for row in rows[:2]] == [1_000, 17]
+    assert [row.due_ms for row in rows[:2]] == [10**12, 10**10]
     assert rows[2].payload == b"\0raw"
 
 

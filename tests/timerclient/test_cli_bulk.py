@@ -31,20 +31,22 @@ def lines(tmp_path: Path) -> Any:
 
 def test_each_line_is_a_timer_with_its_own_fields(ctl: Ctl, threaded: Threaded, lines: Any) -> None:
     path = lines(
-        {"payload": "é", "due": "1970-01-01T01:00:01+01:00", "key": "k", "headers": {"a": "b"}},
+        {"payload": "é", "due": "2001-09-09T02:46:40+01:00", "key": "k", "headers": {"a": "b"}},
         "",
-        {"payload_base64": "AP8=", "due_ms": 17},
+        {"payload_base64": "AP8=", "due_ms": 10**10},
         {"payload": "own id", "request_id": "mail-17", "delay": "1h"},
         {"payload": "default"},
     )
-    code, out, err = ctl("schedule", "orders", "--from", path, "--due-ms", "99", "-o", "json")
+    code, out, err = ctl(
+        "schedule", "orders", "--from", path, "--due-ms", f"{10**11}", "-o", "json"
+    )
     assert (code, err) == (0, "")
     made = [json.loads(line) for line in out.splitlines()]
     assert [(one["line"], one["result"]) for one in made] == [
         (number, "SCHEDULED") for number in (1, 3, 4, 5)
     ]
     rows = {row.payload: row for row in threaded.cluster.rows}
-    assert {row.due_ms for row in rows.values()} == {1_000, 17, 99, made[2]["due_ms"]}
+    assert {row.due_ms for row in rows.values()} == {10**12, 10**10, 10**11, made[2]["due_ms"]}
     assert (rows["é".encode()].key, rows["é".encode()].headers) == (b"k", b"\1\0a\1\0b")
     assert b"\0\xff" in rows
     assert "mail-17" in threaded.cluster.named

@@ -136,7 +136,7 @@ async def test_cancel_and_reschedule_by_key(client: AsyncTimerClient) -> None:
     assert await client.cancel(key="k", topic="t") == CancelResult.CANCELLED
     assert await client.cancel(key="k", topic="t") == CancelResult.NOT_FOUND
     with pytest.raises(NotPending) as ended:
-        await client.reschedule(new, due_ms=5)
+        await client.reschedule(new, due_ms=NOW_MS)
     assert ended.value.result is RescheduleResult.ALREADY_CANCELLED
     with pytest.raises(NotFound):
         await client.reschedule(key="k", topic="t", delay=1)

@@ -18,6 +18,8 @@ from timerclient.rows import rows
 from timerclient.values import ids
 from timerclient.values.errors import InvalidRequest
 
+THREE_MS = [10**12 + 5, 10**12 + 6, 10**12 + 7]
+
 
 def batch(payloads: Any, **more: Any) -> pb.TimerColumns:
     keys, headers = more.pop("keys", None), more.pop("headers", None)
@@ -43,12 +45,16 @@ def batch(payloads: Any, **more: Any) -> pb.TimerColumns:
         ({"delay": np.timedelta64(5_000_000_001, "ns")}, "delay_ms", 5_001),
         ({"delay_level": 3}, "delay_level", 3),
         ({"delay_level": np.int64(0)}, "delay_level", 0),
-        ({"due_ms": 17}, "due_ms", 17),
-        ({"due_ms": np.int64(17)}, "due_ms", 17),
+        ({"due_ms": 10**10}, "due_ms", 10**10),
+        ({"due_ms": np.int64(10**12)}, "due_ms", 10**12),
         ({"due_ms": rows.DUE_MS_MAX}, "due_ms", rows.DUE_MS_MAX),
-        ({"due": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)}, "due_ms", 1_000),
+        ({"due": datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)}, "due_ms", 10**12),
         ({"due": datetime(1971, 2, 1, tzinfo=UTC)}, "due_ms", 396 * 86_400_000),
-        ({"due": datetime(1970, 1, 1, 1, 0, 1, 1, timezone(timedelta(hours=1)))}, "due_ms", 1_001),
+        (
+            {"due": datetime(2001, 9, 9, 2, 46, 40, 1, timezone(timedelta(hours=1)))},
+            "due_ms",
+            10**12 + 1,
+        ),
     ],
 )
 def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
@@ -74,13 +80,16 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"due_ms": True}, "whole number"),
         ({"delay": [1]}, "number of seconds"),
         ({"due_ms": 1.5}, "whole number"),
-        ({"due_ms": -1}, "must be 0 to"),
-        ({"due": datetime(1960, 1, 1, tzinfo=UTC)}, "^due = 1960-01-01T00:00:00.00:00: must be in"),
+        ({"due_ms": -1}, "must be 10000000000"),
+        ({"due_ms": 0}, "^due_ms = 0: must be 10000000000 to .* a delay of 0 means at once"),
+        ({"due_ms": 10**10 - 1}, "in Unix milliseconds, not seconds"),
+        ({"due": datetime(1960, 1, 1, tzinfo=UTC)}, "^due = 1960-01-01T00:00:00.00:00: must be 1"),
+        ({"due": datetime(1970, 1, 1, tzinfo=UTC)}, "a delay of 0 means at once"),
         ({"delay_level": 10**5_000}, "^delay_level = <int>: must be 0 to"),
-        ({"due_ms": rows.DUE_MS_MAX + 1}, "must be 0 to"),
-        ({"due_ms": 1_795_824_060}, "must be Unix milliseconds; 2026-11-28 is 1795824060000"),
+        ({"due_ms": rows.DUE_MS_MAX + 1}, f"to {rows.DUE_MS_MAX}"),
+        ({"due_ms": 1_795_824_060}, "in Unix milliseconds, not seconds"),
         ({"due": 17}, "aware datetime"),
-        ({"due": datetime(1970, 1, 21, tzinfo=UTC)}, "Unix seconds in place of milliseconds"),
+        ({"due": datetime(1970, 1, 21, tzinfo=UTC)}, "in Unix milliseconds, not seconds"),
         ({"delay": np.timedelta64(1, "M")}, r"delay = 1 of timedelta64\[M\]: must be a timedelta"),
         ({"delay": np.timedelta64(5)}, "delay = 5 of timedelta64: must be a timedelta"),
         ({"delay": np.timedelta64("NaT")}, "delay = NaT: must be a timedelta"),
@@ -107,15 +116,15 @@ def test_misspelt_when_is_a_type_error() -> None:
 @pytest.mark.parametrize(
     "due",
     [
-        [5, 6, 7],
-        (5, 6, 7),
-        array.array("q", [5, 6, 7]),
-        np.array([5, 6, 7]),
-        np.array([5, 6, 7], np.uint32),
+        THREE_MS,
+        (*THREE_MS,),
+        array.array("q", THREE_MS),
+        np.array(THREE_MS),
+        np.array(THREE_MS, np.uint64),
     ],
 )
 def test_batch_takes_due_times_as_list_tuple_or_array(due: Any) -> None:
-    assert list(batch([b"a", b"bb", b""], due_ms=due).due_ms) == [5, 6, 7]
+    assert list(batch([b"a", b"bb", b""], due_ms=due).due_ms) == THREE_MS
 
 
 def test_batch_takes_delays_of_numpy_and_pandas_in_any_unit() -> None:
@@ -146,13 +155,13 @@ def test_batch_takes_a_table_of_bytes_and_wide_views() -> None:
         ([], {}, "at least one"),
         (b"abc", {}, "sequence of bytes"),
         (["text"], {}, "must be bytes"),
-        ([b"a", b"b"], {"due_ms": [1, 2, 3]}, "a list of 3"),
+        ([b"a", b"b"], {"due_ms": THREE_MS}, "a list of 3"),
         ([b"a", b"b"], {"delay": [1]}, "delay = 'a list of 1': must have 2, one for each"),
         ([b"a", b"b"], {"delay": b"12"}, "number of seconds"),
         ([b"a", b"b"], {"delay": {1: 2, 3: 4}}, "number of seconds"),
         ([b"a", b"b"], {"delay": {1, 3}}, "number of seconds"),
-        ([b"a", b"b"], {"due_ms": [1, -1]}, "must be 0 to"),
-        ([b"a", b"b"], {"due_ms": [1, 1.5]}, "whole number"),
+        ([b"a", b"b"], {"due_ms": [10**12, 0]}, r"^due_ms\[1\] = 0: must be 1"),
+        ([b"a", b"b"], {"due_ms": [10**12, 1.5]}, "whole number"),
         ([b"a", b"b"], {"due_ms": [1_795_824_060_000, 1_795_824_060]}, "Unix milliseconds"),
         ([b"a", b"b"], {"keys": ["k"]}, "keys"),
         ([b"a", b"b"], {"headers": [{}]}, "headers"),
@@ -174,7 +183,7 @@ def test_batch_of_unequal_or_wrong_columns_is_refused(
     [
         ({"payloads": [b"a", b"b", "c"]}, "payload[2] = str of 1: must be bytes"),
         ({"delay": [1, 2, -3]}, "delay[2] = -3: must be 0 to"),
-        ({"due_ms": [10**12, 10**12, 10**9]}, "due_ms[2] = 1000000000: must be Unix milliseconds"),
+        ({"due_ms": [10**12, 10**12, 10**9]}, "due_ms[2] = 1000000000: must be 1000000000"),
         ({"delay": np.array([1, 2, "NaT"], "m8[ns]")}, "delay[2] = NaT: must be a timedelta"),
         ({"due": [*[datetime.now(UTC)] * 2, pd.NaT]}, "due[2] = NaT: must be an aware datetime"),
         ({"keys": ["a", None, 5]}, "keys[2] = 5: must be str"),

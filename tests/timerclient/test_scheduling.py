@@ -92,12 +92,13 @@ async def test_schedule_without_a_time_is_at_once(
 
 
 async def test_batch_returns_lazy_ids_in_order(cluster: Cluster, client: AsyncTimerClient) -> None:
-    timers = await client.schedule_batch("orders", [b"a", b"b", b"c"], due_ms=[30, 10, 20])
+    due_ms = [NOW_MS - 10, NOW_MS - 30, NOW_MS - 20]
+    timers = await client.schedule_batch("orders", [b"a", b"b", b"c"], due_ms=due_ms)
     assert len(cluster.requests) == 1
-    assert timers.due_ms == [30, 10, 20]
+    assert timers.due_ms == due_ms
     assert timers.ids == [id_text(row.raw) for row in cluster.rows]
-    assert timers[-1].due_ms == 20
-    assert [timer.due_ms for timer in timers[1:]] == [10, 20]
+    assert timers[-1].due_ms == due_ms[-1]
+    assert [timer.due_ms for timer in timers[1:]] == due_ms[1:]
     with pytest.raises(IndexError):
         timers[3]
 
@@ -130,8 +131,8 @@ async def test_columns_of_one_topic_hold_delays_or_due_times(
 ) -> None:
     await asyncio.gather(
         client.schedule("orders", b"a", delay=1),
-        client.schedule("orders", b"b", due_ms=5),
-        client.schedule("orders", b"c", due_ms=6),
+        client.schedule("orders", b"b", due_ms=NOW_MS + 5),
+        client.schedule("orders", b"c", due_ms=NOW_MS + 6),
     )
     for request in cluster.requests:
         topics = [columns.topic for columns in request.timers]

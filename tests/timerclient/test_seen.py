@@ -56,7 +56,7 @@ async def test_timers_of_several_topics_are_one_request_and_come_back_in_order(
     assert [by_id[timer.raw].topic for timer in timers] == ["a", "b", "a", "a", "b"]
     assert [due - NOW_MS for due in timers.due_ms] == [1_000, 7, 3_000, 2_000, 0]
     again = await client.schedule_all(
-        [NewTimer("b", b"x"), NewTimer("a", b"y", key="k"), NewTimer("b", b"z", due_ms=1)]
+        [NewTimer("b", b"x"), NewTimer("a", b"y", key="k"), NewTimer("b", b"z", due_ms=NOW_MS)]
     )
     assert [result.name for result in again.results] == ["SCHEDULED", "REJECTED", "SCHEDULED"]
     assert again.existing == [None, timers.ids[3], None]

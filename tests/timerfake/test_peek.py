@@ -30,7 +30,7 @@ def states(client: TimerClient, group: str = "g") -> dict[bytes, PeekState]:
 
 def test_peek_shows_each_state_and_changes_nothing(client: TimerClient) -> None:
     client.create_group("orders", "g")
-    _ = client.schedule("orders", b"0", key="k", headers={"a": "b"}, due_ms=17)
+    _ = client.schedule("orders", b"0", key="k", headers={"a": "b"}, due_ms=10**10)
     client.schedule_batch("orders", [b"1", b"2", b"3"])
     assert states(client) == dict.fromkeys((b"0", b"1", b"2", b"3"), PeekState.READY)
     with client.consumer("orders", "g", window=3) as consumer:
@@ -48,7 +48,7 @@ def test_peek_shows_each_state_and_changes_nothing(client: TimerClient) -> None:
         first, second, *_ = client.peek("orders", "g").messages
         assert client.describe_topic("orders").groups[0].leased == before.leased
         messages[b"0"].ack().result()  # its lease is as before
-    assert (first.key, first.headers, first.requested_ms) == ("k", {"a": "b"}, 17)
+    assert (first.key, first.headers, first.requested_ms) == ("k", {"a": "b"}, 10**10)
     assert (first.id, first.failures, second.failures) == (messages[b"0"].id, 0, 1)
     assert states(client) == {b"1": PeekState.DELAYED, b"3": PeekState.READY}
 

@@ -357,7 +357,7 @@ def test_messages_are_read_in_ranges_of_offsets(
         headers=headers,
         ordering_keys=["o" if n == 3 else None for n in range(1_000)],
         priorities=[9 if n == 4 else None for n in range(1_000)],
-        due_ms=1_000,
+        due_ms=10**12,
     )
     until(lambda: client.describe_topic(topic).queue_end == 1_000)
     found = all_columns(cluster, topic, rows_per_partition=300)
@@ -367,7 +367,7 @@ def test_messages_are_read_in_ranges_of_offsets(
     assert (found[3]["headers"], found[4]["headers"]) == ([("a", "b"), ("c", "")], [])
     assert [each["ordering_key"] for each in found[2:5]] == [None, "o", None]
     assert [each["priority"] for each in found[2:5]] == [4, 4, 9]
-    assert found[0]["requested"] == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert found[0]["requested"] == datetime(2001, 9, 9, 1, 46, 40, tzinfo=UTC)
     assert found[0]["due"] == timers[0].due
     assert found[0]["due"] <= found[0]["fired_at"]
     some = all_columns(cluster, topic, start_offset=10, end_offset=12, columns="offset, topic")
@@ -409,12 +409,12 @@ def test_messages_are_read_in_ranges_of_offsets(
     ending.prepareForTriggerAvailableNow()
     client.delete_topic(topic)
     client.create_topic(topic)
-    client.schedule(topic, b"", due_ms=1_000)
+    client.schedule(topic, b"", due_ms=10**12)
     until(lambda: client.describe_topic(topic).queue_end == 1)
     anew = left.latestOffset(third, ReadMaxRows(400))
     assert (anew["topic_id"] != third["topic_id"], anew["offset"]) == (True, 1)
     assert ending.latestOffset(third, ReadAllAvailable()) == anew
-    client.schedule(topic, b"", due_ms=1_000)
+    client.schedule(topic, b"", due_ms=10**12)
     until(lambda: client.describe_topic(topic).queue_end == 2)
     assert ending.latestOffset(anew, ReadAllAvailable()) == anew, "it ends"
     assert [(each.start, each.end) for each in left.partitions(third, anew)] == [(0, 1)]
@@ -424,7 +424,7 @@ def test_messages_are_read_in_ranges_of_offsets(
 
 
 def test_position_in_another_queue_is_lost(cluster: str, client: TimerClient, topic: str) -> None:
-    client.schedule_batch(topic, [b""] * 5, due_ms=1_000)
+    client.schedule_batch(topic, [b""] * 5, due_ms=10**12)
     until(lambda: client.describe_topic(topic).queue_end == 5)
 
     def reader(**options: Any) -> Any:

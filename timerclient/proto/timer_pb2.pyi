@@ -756,11 +756,13 @@ class ScheduleTimerRequest(_message.Message):
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def due(self) -> _timestamp_pb2.Timestamp:
-        """parts of a millisecond are rounded up"""
+        """parts of a millisecond are rounded up. Before"""
 
     @_builtins.property
     def delay(self) -> _duration_pb2.Duration:
-        """from the time at which the leader accepts the request"""
+        """26 April 1970 is rejected: the default is no time
+        from the time at which the leader accepts the request
+        """
 
     def __init__(
         self,
@@ -867,11 +869,11 @@ class TimerColumns(_message.Message):
     """UTF-8"""
     @_builtins.property
     def due_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Unix milliseconds; in the past = at once. Not 1e9 to 1e10,"""
+        """Unix milliseconds; in the past = at once. Below 1e10 is"""
 
     @_builtins.property
     def delay_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """which are Unix seconds
+        """rejected: 0 is no time, and Unix seconds are less
         from the time at which the leader accepts the request
         """
 

@@ -5,7 +5,7 @@ The due time is given in one of four ways, for one row or for many:
     delay        timedelta, or seconds as int or float; from the time the leader accepts the request
     delay_level  n: the topic's nth delay; beyond the last = the last; 0 = at once
     due          an aware datetime
-    due_ms       Unix milliseconds; not 1e9 to 1e10, which are the seconds of the years 2001 to 2286
+    due_ms       Unix milliseconds, from 1e10 on: 0 is no time, and Unix seconds are below 1e10
 
 Without any of them, the timer fires at once. In a batch of n rows each may be one value for all, or
 n values: a list, a tuple, or an object with `tolist()` (array.array, a numpy array). A delay may be
@@ -33,11 +33,14 @@ from timerclient.values.codecs import NO_VALUE, Payload
 from timerclient.values.errors import Described, InvalidRequest
 
 DUE_MS_MAX: Final = (1 << 48) - 1
-SECONDS: Final = range(10**9, 10**10)
-"""Unix seconds from 2001 to 2286. As milliseconds they are times of early 1970: a mistake."""
-SECONDS_LIMIT: Final = (
-    "is a time of early 1970: Unix seconds in place of milliseconds? A delay of 0 means at once"
+DUE_MS_MIN: Final = 10**10
+"""Smaller due times are mistakes: a field without a value is 0, and others are Unix seconds."""
+DUE_LIMIT: Final = (
+    f"must be {DUE_MS_MIN} to {DUE_MS_MAX}, in Unix milliseconds, not seconds; "
+    "a delay of 0 means at once"
 )
+_SECONDS: Final = range(10**9, 10**10)
+"""Unix seconds from 2001 to 2286. As milliseconds they are times of early 1970: a mistake."""
 LEASE_MS_MAX: Final = 43_200_000
 """Longest lease that the settings of a node can allow."""
 PAUSE_MS_MAX: Final = 30 * 86_400_000
@@ -217,7 +220,7 @@ def _all_in_range(values: Any) -> bool:
     return (
         isinstance(values, list)
         and set(map(type, values)) == {int}
-        and min(values) >= SECONDS.stop
+        and min(values) >= DUE_MS_MIN
         and max(values) <= DUE_MS_MAX
     )
 
@@ -264,37 +267,35 @@ def _of_delay(value: Any) -> int:
 
 
 def _of_due(value: Any) -> int:
-    if not isinstance(value, datetime):
-        raise InvalidRequest.of("due", value, "must be an aware datetime")
-    try:
-        offset = value.utcoffset()
-    except ValueError:  # pandas.NaT is a datetime
-        raise InvalidRequest.of("due", value, "must be an aware datetime") from None
-    if offset is None:
-        limit = "must not be naive; give the datetime a tzinfo, such as datetime.UTC"
-        raise InvalidRequest.of("due", value, limit)
-    unix_ms = -(-(value - _EPOCH) // _MS)
-    if unix_ms < 0:  # the last year of a datetime is below DUE_MS_MAX
-        raise InvalidRequest.of("due", value, "must be in 1970 or later")
-    if unix_ms in SECONDS:
-        raise InvalidRequest.of("due", value, SECONDS_LIMIT)
+    unix_ms = _of_datetime("due", value)
+    if unix_ms < DUE_MS_MIN:  # the last year of a datetime is below DUE_MS_MAX
+        raise InvalidRequest.of("due", value, DUE_LIMIT)
     return unix_ms
 
 
 def _of_due_ms(value: Any) -> int:
-    unix_ms = whole("due_ms", value, 0, DUE_MS_MAX)
-    if unix_ms in SECONDS:
-        limit = f"must be Unix milliseconds; {moment_of(1000 * unix_ms):%Y-%m-%d} is {unix_ms}000"
-        raise InvalidRequest.of("due_ms", value, limit)
-    return unix_ms
+    return whole("due_ms", value, DUE_MS_MIN, DUE_MS_MAX, DUE_LIMIT)
+
+
+def _of_datetime(field: str, value: Any) -> int:
+    if not isinstance(value, datetime):
+        raise InvalidRequest.of(field, value, "must be an aware datetime")
+    try:
+        offset = value.utcoffset()
+    except ValueError:  # pandas.NaT is a datetime
+        raise InvalidRequest.of(field, value, "must be an aware datetime") from None
+    if offset is None:
+        limit = "must not be naive; give the datetime a tzinfo, such as datetime.UTC"
+        raise InvalidRequest.of(field, value, limit)
+    return -(-(value - _EPOCH) // _MS)
 
 
 def _of_level(value: Any) -> int:
     return whole("delay_level", value, 0, LEVEL_MAX)
 
 
-def whole(field: str, value: Any, least: int, most: int) -> int:
-    """Return a whole number.
+def whole(field: str, value: Any, least: int, most: int, limit: str = "") -> int:
+    """Return a whole number. `limit`: of the error, in place of "must be `least` to `most`".
 
     Raises:
         InvalidRequest: It is not a whole number, or not in least .. most; names `field`.
@@ -306,10 +307,10 @@ def whole(field: str, value: Any, least: int, most: int) -> int:
     if number is None or isinstance(value, bool):
         raise InvalidRequest.of(field, value, "must be a whole number")
     if not least <= number <= most:
-        limit = f"must be {least} to {most}"
+        between = f"must be {least} to {most}"
         if most >= UINT63_MAX:  # the bound of the contract's type; no caller comes near it
-            limit = f"must be {least} or more" if number < least else f"must be at most {most}"
-        raise InvalidRequest.of(field, value, limit)
+            between = f"must be {least} or more" if number < least else f"must be at most {most}"
+        raise InvalidRequest.of(field, value, limit or between)
     return number
 
 
@@ -452,10 +453,14 @@ def instant_ms(field: str, value: datetime | int) -> int:
     """
     if not isinstance(value, datetime) and not hasattr(value, "__index__"):
         raise InvalidRequest.of(field, value, "must be an aware datetime, or Unix milliseconds")
-    try:
-        return _of_due(value) if isinstance(value, datetime) else _of_due_ms(value)
-    except InvalidRequest as refused:
-        raise InvalidRequest.of(field, value, refused.limit) from None
+    if not isinstance(value, datetime):
+        unix_ms = whole(field, value, 0, DUE_MS_MAX)
+    elif (unix_ms := _of_datetime(field, value)) < 0:
+        raise InvalidRequest.of(field, value, "must be in 1970 or later")
+    if unix_ms in _SECONDS:
+        limit = f"must be Unix milliseconds; {moment_of(1000 * unix_ms):%Y-%m-%d} is {unix_ms}000"
+        raise InvalidRequest.of(field, value, limit)
+    return unix_ms
 
 
 def bound_ms(field: str, value: datetime | int | None) -> int:
