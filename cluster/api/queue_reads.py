@@ -21,6 +21,9 @@ MESSAGES_MAX: Final = 16_384
 """Messages of one read, at most. The leader's event loop encodes them in some 10 ms."""
 BYTES_MAX: Final = 4 << 20
 """Bytes of payloads, keys and headers of one read, at most."""
+BYTES_DEFAULT: Final = 3 << 20
+"""Of a read without `max_bytes`. gRPC clients accept 4 MiB by default, and the columns of numbers
+of MESSAGES_MAX messages have nearly one more."""
 
 
 async def read_messages(
@@ -46,7 +49,7 @@ async def read_messages(
             return _answer(leader, topic, start)
         offsets = np.arange(start, stop, dtype=np.uint64)
         if there := topic.queue.at_hand(offsets):
-            bytes_max = request.max_bytes or BYTES_MAX
+            bytes_max = request.max_bytes or BYTES_DEFAULT
             offsets = offsets[: topic.queue.fitting(offsets[:there], bytes_max)]
             answer = _answer(leader, topic, int(offsets[-1]) + 1)
             answer.messages.queue_offsets.extend(offsets.tolist())

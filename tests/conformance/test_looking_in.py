@@ -175,6 +175,28 @@ def test_status_names_the_leader_and_adds_up(world: World, topic: str) -> None:
     assert {each.name for each in members.members if each.voter} == {n.name for n in status.nodes}
 
 
+def test_page_of_several_rows_has_no_more_than_grpc_clients_accept(
+    world: World, topic: str
+) -> None:
+    """They accept 4 MiB by default. A row of more than 3 MiB comes alone."""
+    client, most, sizes = world.client, 4 << 20, [3 << 19, 3 << 20, (4 << 20) - 500, 1]
+    client.schedule_batch(topic, [bytes(size) for size in sizes], delay=HOUR)
+    listed: list[list[int]] = []
+    token = b""
+    while token or not listed:
+        filter_ = pb.TimerFilter(topic=topic)
+        page = world.unary("ListTimers", pb.ListTimersRequest(filter=filter_, page_token=token))
+        listed.append([*page.timers.payload_sizes])
+        token = page.next_page_token
+    assert listed == [[size] for size in sizes]
+    client.create_group(f"{topic}/now", "g")
+    for _ in range(2):
+        client.schedule_batch(f"{topic}/now", [bytes(300)] * 8_192, headers=[{"a": ""}] * 8_192)
+    world.until(lambda: client.describe_topic(f"{topic}/now").queue_end == 16_384)
+    read = world.unary("ReadMessages", pb.ReadMessagesRequest(topic=f"{topic}/now"))
+    assert (3 << 20) < read.ByteSize() <= most
+
+
 def test_messages_are_read_by_their_offsets_without_a_lease(world: World, topic: str) -> None:
     client = world.client
     client.create_group(topic, "g")

@@ -39,8 +39,11 @@ PART_ROWS: Final = 4_096
 NO_TOPICS: Final = np.empty(0, np.uint32)
 ORDERS_MAX: Final = 4
 """Topics per memtable whose rows stay sorted for the next page: 24 bytes a row."""
-PAGE_BYTES_MAX: Final = 4 << 20
-"""Bytes of payloads, keys and headers in a page. At least one row is returned."""
+PAGE_BYTES_MAX: Final = 3 << 20
+"""Bytes of payloads, keys and headers in a page of several rows.
+
+gRPC clients accept 4 MiB by default, and the columns of numbers come on top.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,11 +320,12 @@ class Cut:
         for step in self._steps(what, seen):
             for part, at in step.rows():
                 row, bufs = part.lane.take(part, at) if whole else part.lane.name(part, at)
-                found.append((row, bufs))
                 size += int(row["payload_size"]) + int(row["key_size"]) + int(row["headers_size"])
-                if len(found) >= rows_max or size >= PAGE_BYTES_MAX:
-                    last = Position(int(row["due_ms"]), int(row["seq"]))
-                    return ViewPage(_packed(found), last)
+                if found and size > PAGE_BYTES_MAX:
+                    return _page_to_here(found)
+                found.append((row, bufs))
+                if len(found) >= rows_max:
+                    return _page_to_here(found)
             following = step.next
         return ViewPage(_packed(found), following)
 
@@ -345,6 +349,12 @@ class Cut:
             yield _Step(parts, horizon, dead, what.seq_end, following)
             if stuck:
                 break
+
+
+def _page_to_here(found: list[tuple[np.void, Buffers]]) -> ViewPage:
+    """Return a page that the next one continues after its last row."""
+    row, _ = found[-1]
+    return ViewPage(_packed(found), Position(int(row["due_ms"]), int(row["seq"])))
 
 
 def _packed(found: list[tuple[np.void, Buffers]]) -> Whole:

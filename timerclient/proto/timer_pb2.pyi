@@ -1409,12 +1409,14 @@ class ListTimersResponse(_message.Message):
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.bytes
-    """empty: there are no more"""
+    """at most 3 MiB of payloads, keys and headers
+    empty: there are no more
+    """
     held: _builtins.int
     """so many of the first timers are held; see GetTimerResponse"""
     @_builtins.property
     def timers(self) -> Global___PendingTimers:
-        """may be fewer than page_size, or none, if few match"""
+        """may be fewer than page_size, or none, if few match. Several have"""
 
     def __init__(
         self,
@@ -2184,7 +2186,7 @@ class ReadMessagesRequest(_message.Message):
     max_messages: _builtins.int
     """1 to 16384; 0: 16384"""
     max_bytes: _builtins.int
-    """1 to 4194304; 0: 4194304. At least one message. Counts payloads, keys and"""
+    """1 to 4194304; 0: 3145728. At least one message. Counts payloads, keys and"""
     omit_payloads: _builtins.bool
     """headers, also omitted ones
     payload_sizes are there, payloads are not
