@@ -63,10 +63,12 @@ def hoisted(schema: Schema, components: dict[str, Schema]) -> Schema:
     title = out.pop("title", None)
     if title is None:
         return out
-    more = {name: out.pop(name) for name in ("nullable",) if name in out}
+    null = out.pop("nullable", False)
     assert components.setdefault(title, out) == out, f"two schemas have the name {title}"
     reference = {"$ref": f"#/components/schemas/{title}"}
-    return {**more, "allOf": [reference]} if more else reference
+    if not null:
+        return reference
+    return {"type": out["type"], "nullable": True, "allOf": [reference]}  # only a type can be null
 
 
 def _inner(name: str, value: Any, components: dict[str, Schema]) -> Any:

@@ -354,6 +354,20 @@ def test_document_declares_the_errors_of_schedules_and_the_limits_of_lists() -> 
     assert keys["maxItems"] == KEYS_MAX
 
 
+def test_each_nullable_schema_has_a_type() -> None:
+    """In OpenAPI 3.0.3 `nullable` has no effect without a `type` beside it."""
+
+    def typeless(schema: Any) -> list[Any]:
+        if isinstance(schema, list):
+            return [found for each in schema for found in typeless(each)]
+        if not isinstance(schema, dict):
+            return []
+        mine = [schema] if schema.get("nullable") is True and "type" not in schema else []
+        return mine + typeless([*schema.values()])
+
+    assert typeless(openapi.document()) == []
+
+
 def test_numbers_in_an_error_get_the_unit_of_the_field_and_names_stay() -> None:
     limit = "must be at most 2500 (of topic orders-2024-7)"
     said = pb.Error(field="delay_ms", message=f"delay_ms = -5: {limit}", limit=limit)
