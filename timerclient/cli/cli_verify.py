@@ -120,7 +120,7 @@ def _read_stopped(args: argparse.Namespace) -> int:
 
     if args.node or args.wait is not None:
         raise UsageError("--data goes without NODE and --wait", "timerctl verify")
-    why = f"needs the distribution {DISTRIBUTION}, with its extra `server`"
+    why = f"needs the distribution {DISTRIBUTION}"
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name="verify"):
         try:
             run = entry.load()
