@@ -13,11 +13,16 @@ from tests.timer.machines import Timer, catch_up, engine_on, flush, part_of
 from tests.timer.test_policies import engine_with
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import Ids, Op
-from timer.entries.policies import CLUSTER, QUOTA_MAX, QUOTAS, Scope, ScopePolicy
+from timer.entries.policies import CLUSTER, NEW_QUOTA_MAX, QUOTA_MAX, QUOTAS, Scope, ScopePolicy
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.intake.quotas import USED
 from timer.model.columns import RequestId
-from timer.model.timer_errors import NotLeaderError, OverloadedError, QuotaReachedError
+from timer.model.timer_errors import (
+    InvalidRequestError,
+    NotLeaderError,
+    OverloadedError,
+    QuotaReachedError,
+)
 from timer.model.units import ProducerId, TopicId
 from timer.ready.topic import Topic
 from timer.state.apply_results import RESCHEDULED, Accepted, Repeated
@@ -496,6 +501,11 @@ def test_no_more_is_ever_there_than_a_quota_says_however_far_each_request_has_co
     assert taken(play, "the rest", *[delay] * max(1, room)) == (room > 0)
 
 
-def test_greatest_quota_is_a_quota() -> None:
-    play = play_with(**dict.fromkeys(QUOTAS, QUOTA_MAX))
+def test_greatest_quota_is_a_quota_and_no_request_sets_one_that_json_readers_round() -> None:
+    play = play_with(**dict.fromkeys(QUOTAS, NEW_QUOTA_MAX))
     assert taken(play, "s", 0, 100)
+    for name in QUOTAS:
+        with pytest.raises(InvalidRequestError, match=f"^{name} = 9007199254740992: must be"):
+            limited(play, CLUSTER, **{name: NEW_QUOTA_MAX + 1})
+    _, engine, _ = engine_with(a=dict.fromkeys(QUOTAS, QUOTA_MAX))  # of an earlier release
+    assert engine.machine.policies.of(Scope("", TopicId(1))).ready_max == QUOTA_MAX

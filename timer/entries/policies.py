@@ -166,6 +166,9 @@ class ScopePolicy:
 FIELDS: Final = tuple(each.name for each in fields(ScopePolicy))
 QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
 QUOTA_MAX: Final = (1 << 63) - 1
+"""Greatest quota of an entry."""
+NEW_QUOTA_MAX: Final = (1 << 53) - 1
+"""Greatest quota that a request may set: the greatest number that every reader of JSON keeps."""
 RATES: Final = ("topic_rate_max", "group_rate_max")
 RATE_MAX: Final = 1_000_000_000
 JITTER_MS_MAX: Final = 86_400_000

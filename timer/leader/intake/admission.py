@@ -18,6 +18,7 @@ from timer.entries.policies import (
     DEFAULTS,
     FIELDS,
     NAMESPACES_MAX,
+    NEW_QUOTA_MAX,
     NODE_BOUNDS,
     QUOTAS,
     RATES,
@@ -305,6 +306,10 @@ class Admission:
                     name, getattr(said, name), "must not be both set and unset"
                 )
         said.check()
+        for name in QUOTAS:
+            value = getattr(said, name)
+            if value is not None and value > NEW_QUOTA_MAX:
+                raise InvalidRequestError(name, value, f"must be at most {NEW_QUOTA_MAX}")
         for name in NODE_BOUNDS:
             value, most = getattr(said, name), getattr(self._node, name)
             if value is not None and value > most:
