@@ -507,11 +507,6 @@ def _services(
             named = caller.identity.uri(config.cluster_id)
             basis.endpoints.audit.denied(method, named, caller.address, error)
 
-    def answered(method: str, code: str, relayed: str, seconds: float) -> None:
-        telemetry.rpcs.answered(method, code, relayed, seconds)
-        if (method, code, relayed) == ("Cancel", "OK", "no"):
-            telemetry.cancel_seconds.observe(seconds)
-
     def taken(request: Any, context: Any) -> None:
         if not isinstance(context, HttpContext):  # it may have a connection for each request
             connections.take(request, context)
@@ -526,7 +521,7 @@ def _services(
         admit=memory.admit,
         taken=taken,
         answering=answering,
-        on_answer=answered,
+        on_answer=telemetry.rpcs.answered,
         on_stream=telemetry.rpcs.stream_began,
         on_stream_end=telemetry.rpcs.stream_ended,
         relay=relay,

@@ -474,11 +474,6 @@ class Telemetry:
             buckets=_HOLD_S,
             registry=self.registry,
         )
-        self.cancel_seconds = self._histogram(
-            "cancel_seconds",
-            "Time from a cancel request to its answer, within this node",
-            _LATENCY_S,
-        )
         text = "Timers per log entry that schedules timers"
         self.append_rows = self._histogram("append_rows", text, _ROWS)
         self.fsync_seconds = self._histogram(
