@@ -397,9 +397,7 @@ class Message(PayloadReader):
         The result is EXPIRED if the time to live was over before. The future raises LeaseLost if
         the lease had ended, and NotDelivered if the message was never delivered.
         """
-        acking: Acking[AckResult] = Acking()
-        self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK)
-        return acking
+        return self._say(ACK)
 
     def ack_up_to(self) -> Acking[AckResult]:
         """Acknowledge this message and all before it. Return the future at once.
@@ -407,9 +405,7 @@ class Message(PayloadReader):
         This is for exclusive and failover groups; in others the future raises InvalidRequest. If
         some leases have ended, no message is acked, and the future raises LeaseLost.
         """
-        acking: Acking[AckResult] = Acking()
-        self._batch.send_ack(self._batch, (self.queue_offset,), acking, ACK_UP_TO)
-        return acking
+        return self._say(ACK_UP_TO)
 
     def nack(
         self, delay: float | timedelta | None = None, *, detail: str = ""
@@ -423,10 +419,7 @@ class Message(PayloadReader):
         `detail`: the reason, for people. If this nack makes the message a dead letter, the header
         `dead-letter-detail` has up to 1,024 bytes of it.
         """
-        acking: Acking[NackResult] = Acking()
-        word = nack_after(delay, detail)
-        self._batch.send_ack(self._batch, (self.queue_offset,), acking, word)
-        return acking
+        return self._say(nack_after(delay, detail))
 
     def give_back(self) -> Acking[NackResult]:
         """Return the message as unseen: it is delivered again at once, and has not failed.
@@ -434,9 +427,7 @@ class Message(PayloadReader):
         A consumer that closes returns the messages that it has fetched ahead in this way.
         Otherwise as `nack`.
         """
-        acking: Acking[NackResult] = Acking()
-        self._batch.send_ack(self._batch, (self.queue_offset,), acking, UNSEEN)
-        return acking
+        return self._say(UNSEEN)
 
     def extend(self, lease: float | timedelta | None = None) -> Acking[ExtendResult]:
         """Extend the lease to `lease` (a timedelta, or seconds) from now; None: the group's lease.
@@ -444,8 +435,10 @@ class Message(PayloadReader):
         The call extends all messages of the batch that are neither acked nor nacked. The future
         raises LeaseLost if the lease had ended. A failover ends the extension.
         """
-        acking: Acking[ExtendResult] = Acking()
-        word = extend_by(lease)
+        return self._say(extend_by(lease))
+
+    def _say(self, word: Word) -> Acking[Any]:
+        acking: Acking[Any] = Acking()
         self._batch.send_ack(self._batch, (self.queue_offset,), acking, word)
         return acking
 
@@ -591,10 +584,7 @@ class Batch(Sequence[Message]):
         Its result is the number of messages, without those that had expired or are dead letters.
         If some leases have ended, it raises LeaseLost with their offsets; the others are acked.
         """
-        acking: Acking[int] = Acking()
-        acking.counts = True
-        self.send_ack(self, self.queue_offsets, acking, ACK)
-        return acking
+        return self._say(ACK)
 
     def nack(self, delay: float | timedelta | None = None, *, detail: str = "") -> Acking[int]:
         """Return all messages to the group; see `Message.nack`.
