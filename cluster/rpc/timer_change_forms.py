@@ -29,6 +29,7 @@ from timer.model.timer_errors import UNSHOWN, InvalidRequestError, NotFoundError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import pending_timers
 from timerclient.rows.rows import Way
+from timerclient.values import ids
 from timerclient.values.results import CancelResult, RescheduleResult
 
 IDS_MAX: Final = CANCEL_ROWS_MAX
@@ -166,7 +167,7 @@ def _all_cancelled(request: pb.CancelRequest, answer: pb.CancelResponse) -> list
     """Return the outcome of each timer."""
     raw = answer.timer_ids if request.HasField("keys") else request.timer_ids
     successors = pending_timers.successors(answer.successor_ids, len(answer.results))
-    each = zip(answer.results, pending_timers.pieces(raw), successors, strict=True)
+    each = zip(answer.results, ids.split(raw), successors, strict=True)
     return [
         {
             "result": CancelResult(result).name,

@@ -314,7 +314,7 @@ class Existing:
         `delay`, `delay_level`, `due` or `due_ms` is one value for all, or one for each timer. A
         timer that is not pending is an outcome, not a NotPending error.
         """
-        raw = pending_timers.pieces(timers.raw if isinstance(timers, Timers) else raw_ids(timers))
+        raw = ids.split(timers.raw if isinstance(timers, Timers) else raw_ids(timers))
         times = pending_timers.times(when, len(raw))
         return await self._reschedule(pending_timers.by_ids, raw, times, CANCEL_IDS_MAX, timeout)
 

@@ -185,16 +185,11 @@ def named(topic: str | None, keys: Sequence[str]) -> pb.TimerKeys:
     return pb.TimerKeys(topic=topic, key_sizes=map(len, encoded), keys=b"".join(encoded))
 
 
-def pieces(raw: bytes) -> list[bytes]:
-    """Return raw ids, one by one."""
-    return [raw[at : at + ids.SIZE] for at in range(0, len(raw), ids.SIZE)]
-
-
 def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
     """Return the outcome of each timer of a request. None: unchanged; send the timer again."""
     out: list[Rescheduled | None] = []
     others = successors(answer.successor_ids, len(answer.results))
-    for result, raw, other in zip(answer.results, pieces(answer.timer_ids), others, strict=True):
+    for result, raw, other in zip(answer.results, ids.split(answer.timer_ids), others, strict=True):
         if result == pb.RESCHEDULE_RESULT_LEFT:
             out.append(None)
             continue
@@ -206,7 +201,7 @@ def rescheduled(answer: pb.RescheduleResponse) -> list[Rescheduled | None]:
 
 def successors(raw: bytes, n: int) -> list[str | None]:
     """Return the ids of the timers that fire instead of n rescheduled ones; None: none is known."""
-    return [ids.to_text(one) if any(one) else None for one in pieces(raw)] or [None] * n
+    return [ids.to_text(one) if any(one) else None for one in ids.split(raw)] or [None] * n
 
 
 def cancelled(answer: pb.CancelResponse) -> list[CancelResult]:
@@ -231,7 +226,7 @@ def only(one: Rescheduled, name: str) -> Timer:
 
 def infos(topic: str, timers: pb.PendingTimers, held: int) -> Iterator[TimerInfo]:
     """Yield the timers of a page. The first `held` of them are held."""
-    raw = pieces(timers.timer_ids)
+    raw = ids.split(timers.timer_ids)
     payloads = rows.slices(timers.payload_sizes, timers.payloads)
     keys = rows.slices(timers.key_sizes, timers.keys) or [b""] * len(raw)
     headers = rows.slices(timers.headers_sizes, timers.headers) or [b""] * len(raw)

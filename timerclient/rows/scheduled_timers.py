@@ -31,7 +31,7 @@ class RequestOutcome(NamedTuple):
     def ordered(self, order: Sequence[int]) -> "RequestOutcome":
         """Return the outcome in the caller's order; row i here is row `order[i]` there."""
         places = sorted(range(len(order)), key=order.__getitem__)
-        raw, others = _pieces(self.raw), _pieces(self.others)
+        raw, others = ids.split(self.raw), ids.split(self.others)
         return RequestOutcome(
             b"".join(raw[at] for at in places),
             self.duplicate,
@@ -135,23 +135,17 @@ class Timers(Sequence[Timer]):
     def existing(self) -> list[str | None]:
         """Per row, the id of the timer that it replaced or that has its key; or None."""
         others = self._outcome.others or bytes(len(self.raw))
-        return [
-            ids.to_text(raw) if any(raw) else None
-            for raw in (others[i : i + ids.SIZE] for i in range(0, len(others), ids.SIZE))
-        ]
+        return [ids.to_text(raw) if any(raw) else None for raw in ids.split(others)]
 
     @property
     def ids(self) -> list[str]:
         """All ids as text."""
-        return [ids.to_text(raw) for raw in self._pieces()]
+        return [ids.to_text(raw) for raw in ids.split(self.raw)]
 
     @property
     def due_ms(self) -> list[int]:
         """All effective due times, Unix milliseconds."""
-        return [ids.due_ms_of(raw) for raw in self._pieces()]
-
-    def _pieces(self) -> list[bytes]:
-        return _pieces(self.raw)
+        return [ids.due_ms_of(raw) for raw in ids.split(self.raw)]
 
     def __len__(self) -> int:
         return len(self.raw) // ids.SIZE
@@ -164,9 +158,9 @@ class Timers(Sequence[Timer]):
         if isinstance(index, slice):
             o, others = self._outcome, self._outcome.others
             results = o.results[index] if o.results else ()
-            rest = b"".join(_pieces(others)[index])
+            rest = b"".join(ids.split(others)[index])
             return Timers(
-                RequestOutcome(b"".join(self._pieces()[index]), o.duplicate, results, rest),
+                RequestOutcome(b"".join(ids.split(self.raw)[index]), o.duplicate, results, rest),
                 self._keys[index],
             )
         key = self._keys[index] if self._keys else None
@@ -174,7 +168,3 @@ class Timers(Sequence[Timer]):
 
     def __repr__(self) -> str:
         return f"Timers({len(self)})"
-
-
-def _pieces(raw: bytes) -> list[bytes]:
-    return [raw[i : i + ids.SIZE] for i in range(0, len(raw), ids.SIZE)]

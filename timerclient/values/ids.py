@@ -34,6 +34,11 @@ def from_text(text: str) -> bytes:
     return raw
 
 
+def split(raw: bytes) -> list[bytes]:
+    """Return raw ids that stand one after the other, one by one."""
+    return [raw[at : at + SIZE] for at in range(0, len(raw), SIZE)]
+
+
 def due_ms_of(raw: bytes) -> int:
     """Return the effective due time, Unix milliseconds, that a raw id carries."""
     return int.from_bytes(raw[:6], "big")
