@@ -21,7 +21,7 @@ from cluster.api.policy_admin import PolicyDesk
 from cluster.api.timer_service import TimerService
 from cluster.api.topic_filter import TopicFilter, filter_of_caller
 from cluster.control.membership import Change
-from cluster.rpc.handlers import NO_HOOKS, Context, Service, ServiceHooks, answered, within
+from cluster.rpc.handlers import Context, Service, ServiceHooks, answered, within
 from cluster.rpc.relay import DIRECT
 from cluster.security.reread_files import RereadFile
 from cluster.settings.log_format import set_level
@@ -213,24 +213,25 @@ class AdminService(Service, rpc.AdminServiceServicer):
 
     def __init__(  # noqa: PLR0913 - the parts that carry its requests out
         self,
+        *,
         view: View,
         commands: OperatorActions,
         timers: TimerService,
         policies: PolicyDesk,
         groups: GroupDesk,
         require_leader: Callable[[], Any],
-        hooks: ServiceHooks = NO_HOOKS,
-        backups: BackupDesk | None = None,
-        reload: Reload = no_files,
-        hops: HopRecorder | None = None,
-        scrub: Scrub | None = None,
+        hooks: ServiceHooks,
+        backups: BackupDesk | None,
+        reload: Reload,
+        hops: HopRecorder,
+        scrub: Scrub | None,
     ) -> None:
         """`backups`, `scrub`: None: this node has no files. `reload`: reads files of TLS again.
 
-        `hops`: the record of this node's hops. None: nothing is recorded.
+        `hops`: the record of this node's hops.
         """
         super().__init__(hooks)
-        self._hops = hops or HopRecorder()
+        self._hops = hops
         self._reload = reload
         self._backups = backups
         self._scrub = scrub

@@ -72,9 +72,17 @@ def services_of(  # noqa: PLR0913 - the parts of the services
     view.late_topics = timers.queries.late_topics
     desk = GroupDesk(host, timers, config.groups, limits.group_name_bytes_max)
     consumers = ConsumeService(host, desk, outboxes, salt=salt, hooks=hooks)
-    policies = PolicyDesk(host, timers)
     admin = AdminService(
-        *(view, commands, timers, policies, desk, host.require_leader, hooks, backups, reload),
-        *(host.hops, scrub),
+        view=view,
+        commands=commands,
+        timers=timers,
+        policies=PolicyDesk(host, timers),
+        groups=desk,
+        require_leader=host.require_leader,
+        hooks=hooks,
+        backups=backups,
+        reload=reload,
+        hops=host.hops,
+        scrub=scrub,
     )
     return Services(timers, consumers, admin)

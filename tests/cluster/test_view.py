@@ -19,6 +19,7 @@ from cluster.observe import node_view as view
 from cluster.observe.busiest_topics import BusiestTopics
 from cluster.observe.clock_watch import ClockWatch
 from cluster.observe.node_view import NodeState
+from cluster.rpc.handlers import NO_HOOKS
 from cluster.rpc.http import why_not_ready
 from cluster.settings.config import build_config
 from replication.core.core_events import Role
@@ -40,6 +41,13 @@ ENGINE: Any = SimpleNamespace(machine=None)
 """Of a node whose topics may not be looked at."""
 HOST: Any = SimpleNamespace(engine=ENGINE)
 LIMITS: Any = SimpleNamespace(metric_topics_max=0)
+
+
+def admin_of(view: Any, scrub: Any = None) -> AdminService:
+    """The service over a view; its other parts are missing."""
+    names = ("commands", "timers", "policies", "groups", "require_leader", "backups", "reload")
+    none: Any = dict.fromkeys((*names, "hops"))
+    return AdminService(view=view, scrub=scrub, hooks=NO_HOOKS, **none)
 
 
 def commands_with(outcome: CommandOutcome) -> OperatorCommands:
@@ -146,7 +154,7 @@ async def test_asked_who_leads_a_node_tells_that_of_itself_and_asks_no_other() -
         hears_leader=lambda: False,
     )
     none = cast("Any", None)
-    admin = AdminService(view, none, none, none, none, none)
+    admin = admin_of(view)
     told = await admin.GetStatus(pb.GetStatusRequest(leadership=True), none)
     assert ([*told.nodes], told.leader, told.epoch) == ([leads], "n1", 3)
 
@@ -169,7 +177,7 @@ async def test_digests_are_compared_only_at_an_index_that_the_asked_node_knows()
     )
     scrub: Any = SimpleNamespace(last_pass=lambda: pb.NodeVerification(node="n1", reachable=True))
     none = cast("Any", None)
-    admin = AdminService(view, none, none, none, none, none, scrub=scrub)
+    admin = admin_of(view, scrub)
     all_nodes = await admin.GetVerification(pb.GetVerificationRequest(), none)
     assert [(node.node, node.digest) for node in all_nodes.nodes] == [
         *(("n1", ""), ("n2", ""), ("n3", "")),
@@ -216,7 +224,7 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
         node_checkpoint=lambda index=0: pb.NodeCheckpoint(node="n1", reachable=True, digest="a"),
     )
     scrub: Any = SimpleNamespace(last_pass=lambda: pb.NodeVerification(node="n1", reachable=True))
-    admin = AdminService(view, none, none, none, none, none, scrub=scrub)
+    admin = admin_of(view, scrub)
     request = pb.GetVerificationRequest(at_index=9)
     found = await admin.GetVerification(request, none)
     names = ["n1", "n2", *["n3"] * votes]
