@@ -1,16 +1,33 @@
 """Fixtures of several files: the audit runs once for all planted cases, the workloads play once."""
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
 
 from chaos.history.history import RunFolder
+from tests.chaos.world import Log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tests.chaos.test_audit import Case
     from tests.chaos.told_lies import Audited
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """A seeded source of random numbers."""
+    return random.Random(1)
+
+
+@pytest.fixture
+def log() -> Log:
+    """A log with an epoch and the topic `t`, which has the id 1."""
+    log = Log()
+    log.epoch(1)
+    log.topic("t")
+    return log
 
 
 @pytest.fixture(scope="session")

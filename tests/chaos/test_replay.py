@@ -96,14 +96,6 @@ class Notes(StoryBook):
         return table
 
 
-@pytest.fixture
-def log() -> Log:
-    log = Log()
-    log.epoch(1)
-    log.topic("t")
-    return log
-
-
 T = TopicId(1)
 
 

@@ -14,14 +14,6 @@ from timer.model.units import LogIndex
 from timerspark.log.segment_files import Piece, segments
 
 
-@pytest.fixture
-def log() -> Log:
-    log = Log()
-    log.epoch(1)
-    log.topic("t")
-    return log
-
-
 @pytest.mark.parametrize(
     ("policy", "refused"),
     [

@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from chaos.history.history import RunFolder, read
+from chaos.history.history import RunFolder
 from chaos.suite.nemeses import file_damage
 from chaos.suite.nemeses.disk_failures import (
     bad_sector,
@@ -37,7 +36,7 @@ from chaos.suite.nemeses.file_damage import (
     hurt_running,
 )
 from chaos.suite.nemeses.links import cut_clients, near_lease
-from chaos.suite.nemeses.nemesis import ALL, Nemesis
+from chaos.suite.nemeses.nemesis import ALL
 from chaos.suite.nemeses.voter_damage import (
     RAFT,
     forget,
@@ -48,7 +47,7 @@ from chaos.suite.nemeses.voter_damage import (
 from chaos.suite.stage.disk_faults import FOLDER, Calls, DiskFaults, Kind
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.settings.exit_codes import EXIT_DISK
-from tests.chaos.blows import Blow, Undo
+from tests.chaos.blows import Blow, Undo, needs, recorded
 from tests.cluster.running import Forking, kept_runs, until
 from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
 from timerclient import TimerClient
@@ -100,16 +99,6 @@ def whole(request: pytest.FixtureRequest) -> Iterator[None]:
         stage.wait_until_sure()
 
 
-@pytest.fixture
-def chance() -> random.Random:
-    return random.Random(1)
-
-
-def needs(stage: Stage, nemesis: Nemesis) -> None:
-    for need in nemesis.needs & stage.missing.keys():
-        pytest.skip(f"{nemesis.strike.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
-
-
 @contextlib.contextmanager
 def undone(undo: Undo) -> Iterator[None]:
     """Undo a strike, also after a failure: the next test needs the links."""
@@ -134,11 +123,6 @@ def is_whole(stage: Stage) -> None:
     stage.wait_until_sure()
     with TimerClient(stage.cluster.endpoints, timeout=WAIT_S) as client:
         assert sum(each.voter for each in client.members().members) == len(stage.names)
-
-
-def recorded(stage: Stage, event: str) -> dict[str, Any]:
-    """Return the last line of the timeline of that kind."""
-    return [line for line in read(stage.run.faults) if line["event"] == event][-1]
 
 
 # ---- disks

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -24,7 +24,7 @@ from chaos.suite.nemeses import nemesis as nemeses
 from chaos.suite.nemeses.crowd import flood, kill_consumer
 from chaos.suite.nemeses.file_damage import CUT, REMOVED, damage, fill, wipe
 from chaos.suite.nemeses.links import bridge, flap, isolate, one_way, slow
-from chaos.suite.nemeses.nemesis import Fizzled, Nemesis
+from chaos.suite.nemeses.nemesis import Fizzled
 from chaos.suite.nemeses.processes import (
     clock_jump,
     kill,
@@ -36,8 +36,8 @@ from chaos.suite.nemeses.processes import (
 )
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
 from cluster.rpc.standby_ports import WAITING
-from tests.chaos.blows import Blow
-from tests.cluster.running import Forking
+from tests.chaos.blows import Blow, needs, recorded
+from tests.cluster.running import Forking, until
 from timer.files.disk import RealDisk
 from timer.model.units import LogIndex
 from timer.recovery import manifest
@@ -80,24 +80,6 @@ def whole(stage: Stage) -> Iterator[None]:
         stage.restart(name)
 
 
-@pytest.fixture
-def chance() -> random.Random:
-    return random.Random(1)
-
-
-def needs(stage: Stage, nemesis: Nemesis) -> None:
-    for need in nemesis.needs & stage.missing.keys():
-        pytest.skip(f"{nemesis.strike.__name__} WAS NOT TESTED: {need}: {stage.missing[need]}")
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WAIT_S
-    while not (value := condition()):
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.05)
-    return value
-
-
 def pids(stage: Stage) -> dict[str, int]:
     return {name: node.pid for name, node in stage.cluster.nodes.items()}
 
@@ -119,11 +101,6 @@ def schedules(stage: Stage) -> None:
         client.schedule("t", b"payload", delay=timedelta(hours=1))
     assert not stage.away
     assert all(map(stage.cluster.is_running, stage.names))
-
-
-def recorded(stage: Stage, event: str) -> dict[str, Any]:
-    """Return the last line of the timeline of that kind."""
-    return [line for line in read(stage.run.faults) if line["event"] == event][-1]
 
 
 def metric(stage: Stage, name: str, metric: str) -> float:

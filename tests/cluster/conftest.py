@@ -1,11 +1,14 @@
 """One cluster of real processes per module."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.cluster.running import Running
 from timerclient import TimerClient
+from timerclient.cli import timerctl
+
+Ctl = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +26,16 @@ def client(cluster: Running) -> Iterator[TimerClient]:
     """A client of the cluster."""
     with cluster.client() as client:
         yield client
+
+
+@pytest.fixture
+def ctl(cluster: Running, capsys: pytest.CaptureFixture[str]) -> Ctl:
+    """Run timerctl on the cluster; return its output. It succeeds and has no complaint."""
+
+    def run(*argv: str) -> str:
+        code = timerctl.main(["--endpoints", ",".join(cluster.endpoints), *argv])
+        out, err = capsys.readouterr()
+        assert (code, err) == (0, ""), argv
+        return out
+
+    return run

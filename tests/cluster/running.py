@@ -270,6 +270,13 @@ def kept_runs(data: Path) -> list[Path]:
     return sorted(data / "state" / name for name in names if name.endswith(".arrow"))
 
 
+def flip(path: Path, at: int = -1) -> None:
+    """Damage a byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 

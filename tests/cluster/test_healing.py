@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.load import loaded
-from tests.cluster.running import RPC_S, Running, kept_runs, until
+from tests.cluster.running import RPC_S, Running, flip, kept_runs, until
 from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
@@ -37,12 +37,6 @@ class Rotting(Running):
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with Rotting(tmp_path_factory.mktemp("healing"), SETTINGS).cleaned() as cluster:
         yield cluster
-
-
-def flip(path: Path, at: int = -1) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0x10
-    path.write_bytes(data)
 
 
 def rot(path: Path) -> None:

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from tests.cluster.conftest import Ctl
 from tests.cluster.running import Running, now_ms, take, until
 from tests.cluster.test_changes import flushed
 from timerclient import CancelResult, TimerClient, TimerState
-from timerclient.cli import timerctl
 
 pytestmark = pytest.mark.slow
 
@@ -16,19 +16,12 @@ COUNT = 9_000
 """So many are released in more than one step."""
 
 
-def ctl(cluster: Running, capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    code = timerctl.main(["--endpoints", ",".join(cluster.endpoints), *argv])
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, ""), argv
-    return out
-
-
 @pytest.mark.long  # all nodes are killed, and then the leader
 def test_what_is_held_outlives_the_death_of_all_nodes_and_is_released(
-    cluster: Running, client: TimerClient, topic: str, capsys: pytest.CaptureFixture[str]
+    cluster: Running, client: TimerClient, topic: str, ctl: Ctl
 ) -> None:
     client.create_topic(topic)
-    ctl(cluster, capsys, "topics", "pause", topic)
+    ctl("topics", "pause", topic)
     first_ms = now_ms() // 10 * 10 + 1_000
     bodies = [b"%d" % at for at in range(COUNT)]
     dues = [first_ms + at // 100 * 10 for at in range(COUNT)]
@@ -40,9 +33,9 @@ def test_what_is_held_outlives_the_death_of_all_nodes_and_is_released(
     cluster.up()
     shown = client.describe_topic(topic)
     assert (shown.paused, shown.held, shown.pending) == (True, COUNT - 1, COUNT - 1)
-    assert f"paused, {COUNT - 1} held" in ctl(cluster, capsys, "topics", "describe", topic)
+    assert f"paused, {COUNT - 1} held" in ctl("topics", "describe", topic)
     assert client.get_timer(timers[1]).held
-    said = json.loads(ctl(cluster, capsys, "topics", "resume", topic, "-o", "json"))
+    said = json.loads(ctl("topics", "resume", topic, "-o", "json"))
     assert said == {"topic": topic, "paused": False, "catch_up": "all"}
     cluster.kill(cluster.wait_for_leader())
     with client.consumer(topic, group="g") as consumer:
@@ -58,19 +51,19 @@ def test_what_is_held_outlives_the_death_of_all_nodes_and_is_released(
 
 
 def test_what_was_dropped_is_told_by_all_leaders(
-    cluster: Running, client: TimerClient, topic: str, capsys: pytest.CaptureFixture[str]
+    cluster: Running, client: TimerClient, topic: str, ctl: Ctl
 ) -> None:
     client.schedule(topic, b"far", delay=3600)  # else there is nothing to be flushed
     client.pause_topic(topic)
     timers = client.schedule_batch(topic, [b"1", b"2", b"3"])
     until(lambda: client.describe_topic(topic).held == 3)
-    ctl(cluster, capsys, "topics", "resume", topic, "--catch-up", "latest", "--yes")
+    ctl("topics", "resume", topic, "--catch-up", "latest", "--yes")
     until(lambda: client.describe_topic(topic).fired == 1)
     flushed(cluster)
     cluster.kill_together(*cluster.nodes)
     cluster.up()
     states = [client.get_timer(timer).state for timer in timers]
     assert states == [TimerState.DROPPED, TimerState.DROPPED, TimerState.FIRED]
-    assert "DROPPED" in ctl(cluster, capsys, "timers", "story", timers[0].id)
+    assert "DROPPED" in ctl("timers", "story", timers[0].id)
     assert cluster.metric(cluster.wait_for_leader(), "timer_held") == 0
     cluster.digests_agree()

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.cluster.conftest import Ctl
 from tests.cluster.running import (
     Running,
     code_of,
@@ -25,7 +26,6 @@ from tests.cluster.running import (
 )
 from tests.cluster.test_changes import flushed
 from timerclient import InvalidRequest, NotFound, Timer, TimerClient, TimerState
-from timerclient.cli import timerctl
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields
 
@@ -199,15 +199,7 @@ def test_topic_that_does_not_exist_is_made_by_setting_its_policy_only(
     assert hours_away(client.schedule(f"{ns}/t", b"").due_ms, 1)
 
 
-def test_timerctl_and_http_show_what_was_set(
-    cluster: Running, ns: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def ctl(*argv: str) -> str:
-        code = timerctl.main(["--endpoints", ",".join(cluster.endpoints), *argv])
-        out, err = capsys.readouterr()
-        assert (code, err) == (0, ""), argv
-        return out
-
+def test_timerctl_and_http_show_what_was_set(cluster: Running, ns: str, ctl: Ctl) -> None:
     ctl(
         *("policies", "set", "--namespace", ns, "delay_ms_max=1h", "delay_levels_ms=1s,90s"),
         "payload_bytes_max=1KiB",

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +13,7 @@ from cluster.control import raft, raft_files, raft_journal
 from cluster.control.raft import STALL_MS_MAX, Exit, Raft, checked_conf
 from cluster.control.raft_codec import RaftMessage
 from cluster.control.raft_files import RaftFiles, open_files
+from tests.cluster.running import until
 from timer.model.timer_errors import ConfigError
 
 DEADLINE_S = 60.0
@@ -75,13 +76,6 @@ def running(path: Path) -> Iterator[tuple[Raft, Machine, list[Exit]]]:
     finally:
         machine.gate.set()
         node.stop()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def no_failure(_certain: bool) -> None:

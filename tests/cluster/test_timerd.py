@@ -20,7 +20,7 @@ import pytest
 
 from deploy.local import free_ports
 from tests.cluster import template
-from tests.cluster.running import CALL_S, RPC_S, Running, in_time, take, until
+from tests.cluster.running import CALL_S, RPC_S, Running, flip, in_time, take, until
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
 
@@ -239,12 +239,6 @@ def test_a_directory_that_is_absent_empty_or_anothers_is_refused(
 
 
 # ---- damage
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0xFF
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.6])

@@ -1,27 +1,13 @@
 """Peek: messages are shown with their states, and nothing changes."""
 
 import json
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from cluster.api import message_peek
+from tests.timerfake.conftest import Ctl
 from timer.ready.queue import Queue
 from timerclient import InvalidRequest, NotFound, PeekState, TimerClient, Unavailable
-from timerclient.cli import timerctl
-from timerfake import FakeCluster
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeCluster]:
-    with FakeCluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def client(fake: FakeCluster) -> Iterator[TimerClient]:
-    with fake.client() as client:
-        yield client
 
 
 def states(client: TimerClient, group: str = "g") -> dict[bytes, PeekState]:
@@ -93,26 +79,13 @@ def test_peek_waits_for_the_disk_and_not_for_ever(
         client.read_messages("orders", timeout=0.3)
 
 
-@pytest.fixture
-def ctl(
-    fake: FakeCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str]]:
-    """Return a function that runs timerctl on the fake cluster; it returns exit code and output."""
-    monkeypatch.setattr(timerctl, "_client", lambda _: fake.client())
-
-    def run(*words: str) -> tuple[int, str]:
-        return timerctl.main([*words]), capsys.readouterr().out
-
-    return run
-
-
-def test_timerctl_peek(client: TimerClient, ctl: Callable[..., tuple[int, str]]) -> None:
+def test_timerctl_peek(client: TimerClient, ctl: Ctl) -> None:
     client.create_group("orders", "g")
     client.schedule_batch("orders", [b"a\x1b[2J", b"b"])
-    code, out = ctl("peek", "orders", "--group", "g", "--limit", "1")
+    code, out, _ = ctl("peek", "orders", "--group", "g", "--limit", "1")
     assert (code, "ready" in out, "\x1b" in out) == (0, True, False)
     assert out.endswith("… and more: --offset 1\n")
-    code, out = ctl("peek", "orders", "-o", "json")
+    code, out, _ = ctl("peek", "orders", "-o", "json")
     assert code == 0
     assert [each["state"] for each in json.loads(out)["messages"]] == [None, None]
     for wrong in (("--limit", "101"), ("--offset", "-1"), ("--group", "")):
@@ -121,7 +94,7 @@ def test_timerctl_peek(client: TimerClient, ctl: Callable[..., tuple[int, str]])
 
 @pytest.mark.parametrize("words", ["peek orders", "timers list later", "recurring list"])
 def test_payloads_are_cut_except_with_wide_and_binary_ones_are_marked(
-    words: str, client: TimerClient, ctl: Callable[..., tuple[int, str]]
+    words: str, client: TimerClient, ctl: Ctl
 ) -> None:
     for number, payload in enumerate((b"c" * 41, b"\0\xff")):
         client.schedule("orders", payload)
@@ -129,7 +102,7 @@ def test_payloads_are_cut_except_with_wide_and_binary_ones_are_marked(
         client.create_series("orders", f"k{number}", payload, every=60)
     cells = []
     for output in ("table", "wide"):
-        code, out = ctl(*words.split(), "-o", output)
+        code, out, _ = ctl(*words.split(), "-o", output)
         assert code == 0
         cells += [line.split()[-1] for line in out.splitlines()[1:]]
     assert cells[2:] == ["c" * 41, "base64:AP8="]

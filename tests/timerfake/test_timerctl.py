@@ -2,34 +2,17 @@
 
 import io
 import json
-from collections.abc import Callable
 
 import pytest
 
+from tests.timerfake.conftest import Ctl
 from timerclient import TimerClient
-from timerclient.cli import timerctl
 from timerclient.client.topic_calls import ROUNDS_MAX, TopicCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotReady
 from timerfake import FakeCluster
 
-Ctl = Callable[..., tuple[int, str, str]]
 HOUR = 3600.0
-
-
-@pytest.fixture
-def ctl(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Ctl:
-    """Run timerctl without a terminal; return (exit code, stdout, stderr)."""
-    monkeypatch.setattr(timerctl, "_client", lambda _: cluster.client())
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        code = timerctl.main(argv)
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_namespaces_are_listed_described_and_deleted(ctl: Ctl, client: TimerClient) -> None:
