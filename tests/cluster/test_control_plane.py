@@ -254,17 +254,10 @@ async def running(
         await cluster.stop()
 
 
-def run(
-    scenario: Callable[[Cluster], object],
-    directory: Path,
-    *,
-    log_ends: Mapping[str, LogIndex] | None = None,
-) -> None:
-    async def main() -> None:
-        async with running(directory, log_ends=log_ends) as cluster:
-            await scenario(cluster)  # type: ignore[misc]
-
-    asyncio.run(main())
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with running(tmp_path) as cluster:
+        yield cluster
 
 
 def checkpoint(epoch: Epoch, index: int, **offsets: int) -> SharedCheckpoint:
@@ -278,38 +271,30 @@ def checkpoint(epoch: Epoch, index: int, **offsets: int) -> SharedCheckpoint:
     )
 
 
-def test_founders_elect_a_controller_that_appoints_another_node(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        def another_controls() -> bool:
-            return len(cluster.controllers) == 1 and cluster.controllers != [cluster.leader]
+async def test_founders_elect_a_controller_that_appoints_another_node(cluster: Cluster) -> None:
+    def another_controls() -> bool:
+        return len(cluster.controllers) == 1 and cluster.controllers != [cluster.leader]
 
-        await until(another_controls, "another node as controller")  # it hands over, if it must
-        assert cluster.nodes["a"].plane.state.voters == VOTERS
-        state = cluster.nodes[cluster.controllers[0]].plane.state
-        assert state.leader == VOTERS[cluster.leader]
-
-    run(scenario, tmp_path)
+    await until(another_controls, "another node as controller")  # it hands over, if it must
+    assert cluster.nodes["a"].plane.state.voters == VOTERS
+    state = cluster.nodes[cluster.controllers[0]].plane.state
+    assert state.leader == VOTERS[cluster.leader]
 
 
-def test_checkpoint_is_published_from_any_node_to_all(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        wide = {f"topic-{n:04}": n for n in range(600)}  # several pages
-        *others, last = cluster.nodes.values()
-        for index, node in enumerate(others, start=1):
-            published = await publish(cluster, node, index, **wide, own=index)
-            assert node.plane.state.checkpoint == published
-        published = await publish(cluster, last, len(VOTERS), **wide, own=len(VOTERS))
-        await until(
-            lambda: all(n.plane.state.checkpoint == published for n in cluster.nodes.values()),
-            "all",
-        )
-        stale = checkpoint(cluster.epoch, 1, own=9)
-        await comes(
-            lambda: cluster.nodes["a"].plane.publish_checkpoint(stale), CommandOutcome.FAILED
-        )
-        assert all(n.plane.state.checkpoint == published for n in cluster.nodes.values())
-
-    run(scenario, tmp_path)
+async def test_checkpoint_is_published_from_any_node_to_all(cluster: Cluster) -> None:
+    wide = {f"topic-{n:04}": n for n in range(600)}  # several pages
+    *others, last = cluster.nodes.values()
+    for index, node in enumerate(others, start=1):
+        published = await publish(cluster, node, index, **wide, own=index)
+        assert node.plane.state.checkpoint == published
+    published = await publish(cluster, last, len(VOTERS), **wide, own=len(VOTERS))
+    await until(
+        lambda: all(n.plane.state.checkpoint == published for n in cluster.nodes.values()),
+        "all",
+    )
+    stale = checkpoint(cluster.epoch, 1, own=9)
+    await comes(lambda: cluster.nodes["a"].plane.publish_checkpoint(stale), CommandOutcome.FAILED)
+    assert all(n.plane.state.checkpoint == published for n in cluster.nodes.values())
 
 
 async def move(cluster: Cluster) -> None:
@@ -326,68 +311,58 @@ async def apart(cluster: Cluster) -> str:
 
 
 @pytest.mark.parametrize("role", ["leader", "controller"])
-def test_cluster_survives_loss_of(role: str, tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        controller = await apart(cluster)
-        epoch, leader = cluster.epoch, cluster.leader
-        lost = leader if role == "leader" else controller
-        await cluster.stop(lost)
-        await cluster.controller()
-        if role == "leader":
-            await until(lambda: cluster.serves(above=epoch), "a leader")
-            assert cluster.leader != lost
-        else:
-            await publish(cluster, cluster.nodes[cluster.leader], 1)
-            assert cluster.epoch == epoch, "the leader lived, and must not be replaced"
-        await cluster.start(lost)
-        await until(lambda: cluster.serves(above=epoch - 1), "rejoined")
-
-    run(scenario, tmp_path)
+async def test_cluster_survives_loss_of(role: str, cluster: Cluster) -> None:
+    controller = await apart(cluster)
+    epoch, leader = cluster.epoch, cluster.leader
+    lost = leader if role == "leader" else controller
+    await cluster.stop(lost)
+    await cluster.controller()
+    if role == "leader":
+        await until(lambda: cluster.serves(above=epoch), "a leader")
+        assert cluster.leader != lost
+    else:
+        await publish(cluster, cluster.nodes[cluster.leader], 1)
+        assert cluster.epoch == epoch, "the leader lived, and must not be replaced"
+    await cluster.start(lost)
+    await until(lambda: cluster.serves(above=epoch - 1), "rejoined")
 
 
-def test_transfer_asked_of_a_node_that_is_not_the_controller(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        epoch, leader = cluster.epoch, cluster.leader
-        plane = cluster.nodes[leader].plane
+async def test_transfer_asked_of_a_node_that_is_not_the_controller(cluster: Cluster) -> None:
+    epoch, leader = cluster.epoch, cluster.leader
+    plane = cluster.nodes[leader].plane
 
-        async def asked(target: ReplicaId | None) -> CommandOutcome:
-            return (await plane.request_transfer(target)).outcome
+    async def asked(target: ReplicaId | None) -> CommandOutcome:
+        return (await plane.request_transfer(target)).outcome
 
-        await comes(lambda: asked(None), CommandOutcome.OK)
-        await until(lambda: cluster.serves(above=epoch), "transferred")
-        # A machine that stops for longer than the lease may have moved the leader back since.
-        others = [each.led for name, each in cluster.nodes.items() if name != leader]
-        assert any(led and led[-1] > epoch for led in others)
-        await comes(lambda: asked(ReplicaId(99)), CommandOutcome.NOT_NOW)
-
-    run(scenario, tmp_path)
+    await comes(lambda: asked(None), CommandOutcome.OK)
+    await until(lambda: cluster.serves(above=epoch), "transferred")
+    # A machine that stops for longer than the lease may have moved the leader back since.
+    others = [each.led for name, each in cluster.nodes.items() if name != leader]
+    assert any(led and led[-1] > epoch for led in others)
+    await comes(lambda: asked(ReplicaId(99)), CommandOutcome.NOT_NOW)
 
 
-def test_transfer_asked_while_there_is_no_controller_waits_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_transfer_asked_while_there_is_no_controller_waits_for_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_plane, "ELECTION_DEADLINE_S", DEADLINE_S)
-
-    async def scenario(cluster: Cluster) -> None:
-        lost = await apart(cluster)
-        others = [name for name in cluster.nodes if name != cluster.leader]
-        plane = cluster.nodes[cluster.leader].plane
-        await cluster.stop(*others)
-        await until(lambda: not plane._link.is_up(lost), "link down")
-        asking = asyncio.ensure_future(plane.request_transfer(None))
-        await cluster.start(*others)
-        assert (await asking).why != "no controller is known"
-
-    run(scenario, tmp_path)
+    lost = await apart(cluster)
+    others = [name for name in cluster.nodes if name != cluster.leader]
+    plane = cluster.nodes[cluster.leader].plane
+    await cluster.stop(*others)
+    await until(lambda: not plane._link.is_up(lost), "link down")
+    asking = asyncio.ensure_future(plane.request_transfer(None))
+    await cluster.start(*others)
+    assert (await asking).why != "no controller is known"
 
 
-def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up(
+async def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up(
     tmp_path: Path,
 ) -> None:
     # It lags from the start: a controller that was elected meanwhile has no other report of it.
     beyond_close = ControllerConfig().close_entries + 1
-
-    async def scenario(cluster: Cluster) -> None:
+    ends = dict.fromkeys(("a", "b"), LogIndex(beyond_close))
+    async with running(tmp_path, log_ends=ends) as cluster:
         epoch, leader = cluster.epoch, cluster.nodes[cluster.leader]
         await until(lambda: leader.plane.controller_name not in (None, leader.name), "another")
         lagging = cluster.nodes["c"]
@@ -418,9 +393,6 @@ def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up
             answer = await answered(asked, CommandOutcome.OK)
         assert f"{lagging.name} leads already" in answer.why
 
-    ends = dict.fromkeys(("a", "b"), LogIndex(beyond_close))
-    run(scenario, tmp_path, log_ends=ends)
-
 
 @pytest.mark.parametrize(
     ("names_target", "is_drained", "wanted"),
@@ -430,257 +402,224 @@ def test_transfer_to_a_node_that_lags_times_out_then_works_when_it_has_caught_up
         (False, True, CommandOutcome.OK),  # another node leads: that is what was requested
     ],
 )
-def test_transfer_whose_appointee_ends_before_it_serves_is_not_told_as_done(
+async def test_transfer_whose_appointee_ends_before_it_serves_is_not_told_as_done(
     names_target: bool,
     is_drained: bool,
     wanted: CommandOutcome,
-    tmp_path: Path,
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(control_plane, "SERVE_DEADLINE_S", DEADLINE_S)
+    controller, leader = await apart(cluster), cluster.leader
+    [other] = VOTERS.keys() - {controller, leader}
+    plane = cluster.nodes[controller].plane
+    old, appointee = cluster.nodes[leader], cluster.nodes[other]
+    old.report = replace(old.report, accepts=not is_drained)
+    old.plane.report_now()
+    known = plane._controller._nodes
+    await until(
+        lambda: all(known[each.name].report == each.report for each in (old, appointee)),
+        "known",
+    )
+    ending: list[asyncio.Task[None]] = []
 
-    async def scenario(cluster: Cluster) -> None:
-        controller, leader = await apart(cluster), cluster.leader
-        [other] = VOTERS.keys() - {controller, leader}
-        plane = cluster.nodes[controller].plane
-        old, appointee = cluster.nodes[leader], cluster.nodes[other]
-        old.report = replace(old.report, accepts=not is_drained)
-        old.plane.report_now()
-        known = plane._controller._nodes
-        await until(
-            lambda: all(known[each.name].report == each.report for each in (old, appointee)),
-            "known",
-        )
-        ending: list[asyncio.Task[None]] = []
+    def end_if_appointed(state: ControlState) -> None:
+        if state.leader == VOTERS[other] and not ending:
+            ending.append(asyncio.create_task(cluster.stop(other)))
 
-        def end_if_appointed(state: ControlState) -> None:
-            if state.leader == VOTERS[other] and not ending:
-                ending.append(asyncio.create_task(cluster.stop(other)))
-
-        monkeypatch.setattr(appointee.plane, "_on_state", end_if_appointed)
-        answer = await plane.request_transfer(VOTERS[other] if names_target else None)
-        assert answer.outcome is wanted
-        assert ending
-        now = plane.state.name_of(plane.state.leader)
-        assert now == (controller if is_drained else leader)
-        if wanted is CommandOutcome.OK:
-            assert cluster.nodes[controller].report.serving
-        else:
-            assert answer.why == f"{leader} was appointed instead ({other}: its link broke)"
-        await ending[0]
-
-    run(scenario, tmp_path)
+    monkeypatch.setattr(appointee.plane, "_on_state", end_if_appointed)
+    answer = await plane.request_transfer(VOTERS[other] if names_target else None)
+    assert answer.outcome is wanted
+    assert ending
+    now = plane.state.name_of(plane.state.leader)
+    assert now == (controller if is_drained else leader)
+    if wanted is CommandOutcome.OK:
+        assert cluster.nodes[controller].report.serving
+    else:
+        assert answer.why == f"{leader} was appointed instead ({other}: its link broke)"
+    await ending[0]
 
 
-def test_asking_a_controller_that_ends_says_so_when_its_link_breaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_asking_a_controller_that_ends_says_so_when_its_link_breaks(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        plane = cluster.nodes[cluster.leader].plane
-        await until(lambda: plane.controller_name not in (None, cluster.leader), "a controller")
-        controller = plane.controller_name
-        assert controller is not None
-        monkeypatch.setattr(control_plane, "COMMAND_DEADLINE_S", 600)  # only the link can tell
-        silent = cluster.nodes[controller].plane
-        monkeypatch.setattr(silent, "_answer", AsyncMock())
-        asked = asyncio.ensure_future(plane.request_transfer(None))
-        await asyncio.sleep(0)
-        assert not asked.done()
-        await cluster.stop(controller)
-        answer = await asyncio.wait_for(asked, 60)
-        assert answer.outcome is CommandOutcome.UNKNOWN
-        assert f"the connection to {controller} was lost" in answer.why
-
-    run(scenario, tmp_path)
+    plane = cluster.nodes[cluster.leader].plane
+    await until(lambda: plane.controller_name not in (None, cluster.leader), "a controller")
+    controller = plane.controller_name
+    assert controller is not None
+    monkeypatch.setattr(control_plane, "COMMAND_DEADLINE_S", 600)  # only the link can tell
+    silent = cluster.nodes[controller].plane
+    monkeypatch.setattr(silent, "_answer", AsyncMock())
+    asked = asyncio.ensure_future(plane.request_transfer(None))
+    await asyncio.sleep(0)
+    assert not asked.done()
+    await cluster.stop(controller)
+    answer = await asyncio.wait_for(asked, 60)
+    assert answer.outcome is CommandOutcome.UNKNOWN
+    assert f"the connection to {controller} was lost" in answer.why
 
 
-def test_change_says_whether_it_was_refused_is_not_possible_now_or_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_change_says_whether_it_was_refused_is_not_possible_now_or_failed(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        plane = cluster.nodes[cluster.leader].plane  # it asks the controller, another node
-        await until(lambda: plane.controller_name not in (None, cluster.leader), "a controller")
+    plane = cluster.nodes[cluster.leader].plane  # it asks the controller, another node
+    await until(lambda: plane.controller_name not in (None, cluster.leader), "a controller")
 
-        async def outcome(change: Change, name: str) -> CommandOutcome:
-            return (await plane.request_change(change, name)).outcome
+    async def outcome(change: Change, name: str) -> CommandOutcome:
+        return (await plane.request_change(change, name)).outcome
 
-        await comes(lambda: outcome(Change.ADD, cluster.leader), CommandOutcome.REFUSED)
-        with monkeypatch.context() as patch:
-            patch.setattr(control_plane, "COMMANDS_IN_FLIGHT_MAX", 0)
-            await comes(lambda: outcome(Change.REMOVE, cluster.leader), CommandOutcome.FAILED)
-        await cluster.stop(*(name for name in VOTERS if name != plane.name))
-        links = plane._link
-        await until(lambda: not any(map(links.is_up, VOTERS.keys() - {plane.name})), "alone")
-        await comes(lambda: outcome(Change.REMOVE, plane.name), CommandOutcome.NOT_NOW)
-
-    run(scenario, tmp_path)
+    await comes(lambda: outcome(Change.ADD, cluster.leader), CommandOutcome.REFUSED)
+    with monkeypatch.context() as patch:
+        patch.setattr(control_plane, "COMMANDS_IN_FLIGHT_MAX", 0)
+        await comes(lambda: outcome(Change.REMOVE, cluster.leader), CommandOutcome.FAILED)
+    await cluster.stop(*(name for name in VOTERS if name != plane.name))
+    links = plane._link
+    await until(lambda: not any(map(links.is_up, VOTERS.keys() - {plane.name})), "alone")
+    await comes(lambda: outcome(Change.REMOVE, plane.name), CommandOutcome.NOT_NOW)
 
 
-def test_restart_of_all_keeps_the_state(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        epoch = cluster.epoch
-        await publish(cluster, cluster.nodes["a"], 7, t=3)
-        promise = cluster.nodes["a"].report.highest_promise
-        await cluster.stop()
-        cluster.promises = dict.fromkeys(VOTERS, promise)
-        await cluster.start(*VOTERS)
-        await until(lambda: cluster.serves(above=epoch), "restarted")
-        kept = cluster.nodes["c"].plane.state.checkpoint
-        assert kept is not None
-        assert (kept.index, dict(kept.queue_offsets)) == (7, {"t": 3})
-
-    run(scenario, tmp_path)
+async def test_restart_of_all_keeps_the_state(cluster: Cluster) -> None:
+    epoch = cluster.epoch
+    await publish(cluster, cluster.nodes["a"], 7, t=3)
+    promise = cluster.nodes["a"].report.highest_promise
+    await cluster.stop()
+    cluster.promises = dict.fromkeys(VOTERS, promise)
+    await cluster.start(*VOTERS)
+    await until(lambda: cluster.serves(above=epoch), "restarted")
+    kept = cluster.nodes["c"].plane.state.checkpoint
+    assert kept is not None
+    assert (kept.index, dict(kept.queue_offsets)) == (7, {"t": 3})
 
 
-def test_appointments_of_before_a_start_have_no_time(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        away = next(name for name in VOTERS if name != cluster.leader)
-        last, others = cluster.epoch, [name for name in VOTERS if name != away]
+async def test_appointments_of_before_a_start_have_no_time(cluster: Cluster) -> None:
+    away = next(name for name in VOTERS if name != cluster.leader)
+    last, others = cluster.epoch, [name for name in VOTERS if name != away]
 
-        async def transfer() -> Epoch:
-            to = next(name for name in others if name != cluster.leader)
-            plane = cluster.nodes[to].plane
-            asked = partial(plane.request_transfer, VOTERS[to])
-            await answered(asked, CommandOutcome.OK)
-            await until(lambda: cluster.serves(above=last), "transferred")
-            return cluster.epoch
+    async def transfer() -> Epoch:
+        to = next(name for name in others if name != cluster.leader)
+        plane = cluster.nodes[to].plane
+        asked = partial(plane.request_transfer, VOTERS[to])
+        await answered(asked, CommandOutcome.OK)
+        await until(lambda: cluster.serves(above=last), "transferred")
+        return cluster.epoch
 
-        last = await transfer()
-        await cluster.stop(away)
-        cluster.promises[away] = last
-        last = await transfer()
-        await cluster.start(away)
-        await until(lambda: cluster.nodes[away].plane.is_current, "caught up")
-        last = await transfer()
-        found = {each.epoch: each.earlier for each in cluster.nodes[away].history.newest_first()}
-        assert not found.pop(last)
-        assert found
-        assert all(found.values())
-
-    run(scenario, tmp_path)
+    last = await transfer()
+    await cluster.stop(away)
+    cluster.promises[away] = last
+    last = await transfer()
+    await cluster.start(away)
+    await until(lambda: cluster.nodes[away].plane.is_current, "caught up")
+    last = await transfer()
+    found = {each.epoch: each.earlier for each in cluster.nodes[away].history.newest_first()}
+    assert not found.pop(last)
+    assert found
+    assert all(found.values())
 
 
-def test_wiped_node_votes_only_when_brought_up_to_date(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster) -> None:
-        controller = await cluster.controller()
-        wiped, other = (name for name in VOTERS if name != controller)
-        await cluster.stop(*VOTERS)
-        shutil.rmtree(tmp_path / wiped / "raft")
+async def test_wiped_node_votes_only_when_brought_up_to_date(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    controller = await cluster.controller()
+    wiped, other = (name for name in VOTERS if name != controller)
+    await cluster.stop(*VOTERS)
+    shutil.rmtree(tmp_path / wiped / "raft")
 
-        # Alone with one other, it may not help to elect: what it forgot may matter.
-        await cluster.start(other)
-        await cluster.start(wiped)
-        of_other = cluster.nodes[other].plane._raft
-        assert of_other is not None
-        term = of_other.view.term
-        await until(lambda: of_other.view.term >= term + 3, "the other stands for election in vain")
-        assert cluster.controllers == []
-        assert cluster.nodes[wiped].plane.withholds_votes
+    # Alone with one other, it may not help to elect: what it forgot may matter.
+    await cluster.start(other)
+    await cluster.start(wiped)
+    of_other = cluster.nodes[other].plane._raft
+    assert of_other is not None
+    term = of_other.view.term
+    await until(lambda: of_other.view.term >= term + 3, "the other stands for election in vain")
+    assert cluster.controllers == []
+    assert cluster.nodes[wiped].plane.withholds_votes
 
-        await cluster.start(controller)
-        await until(lambda: not cluster.nodes[wiped].plane.withholds_votes, "up to date")
-        await until(cluster.serves, "in service")
-        await cluster.stop(wiped)
-        await cluster.start(wiped)
-        assert not cluster.nodes[wiped].plane.withholds_votes
-        await until(cluster.serves, "in service")
-
-    run(scenario, tmp_path)
+    await cluster.start(controller)
+    await until(lambda: not cluster.nodes[wiped].plane.withholds_votes, "up to date")
+    await until(cluster.serves, "in service")
+    await cluster.stop(wiped)
+    await cluster.start(wiped)
+    assert not cluster.nodes[wiped].plane.withholds_votes
+    await until(cluster.serves, "in service")
 
 
-def test_epoch_survives_loss_of_all_raft_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_epoch_survives_loss_of_all_raft_files(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raft, "RECALL_S", 1.0)
-
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.stop()
-        for name in VOTERS:
-            shutil.rmtree(tmp_path / name / "raft")
-        cluster.promises = {"a": Epoch(40), "b": Epoch(41), "c": Epoch(7)}
-        await cluster.start(*VOTERS)
-        await until(cluster.serves, "founded anew")
-        assert cluster.epoch >= 42
-
-    run(scenario, tmp_path)
+    await cluster.stop()
+    for name in VOTERS:
+        shutil.rmtree(tmp_path / name / "raft")
+    cluster.promises = {"a": Epoch(40), "b": Epoch(41), "c": Epoch(7)}
+    await cluster.start(*VOTERS)
+    await until(cluster.serves, "founded anew")
+    assert cluster.epoch >= 42
 
 
-def test_node_that_has_forgotten_nothing_leads_those_that_did(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_node_that_has_forgotten_nothing_leads_those_that_did(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raft, "RECALL_S", 1.0)
-
-    async def scenario(cluster: Cluster) -> None:
-        published = await publish(cluster, cluster.nodes["b"], 7, t=3)
-        promise = cluster.nodes["a"].report.highest_promise
-        await cluster.stop()
-        cluster.promises = dict.fromkeys(VOTERS, promise)
-        for name in "ac":
-            (tmp_path / name / "raft" / "journal").write_bytes(b"damaged")
-        await cluster.start(*VOTERS)
-        await until(lambda: cluster.serves(above=promise), "in service")
-        assert cluster.nodes["a"].plane.state.checkpoint == published
-        assert not any(node.plane.withholds_votes for node in cluster.nodes.values())
-
-    run(scenario, tmp_path)
+    published = await publish(cluster, cluster.nodes["b"], 7, t=3)
+    promise = cluster.nodes["a"].report.highest_promise
+    await cluster.stop()
+    cluster.promises = dict.fromkeys(VOTERS, promise)
+    for name in "ac":
+        (tmp_path / name / "raft" / "journal").write_bytes(b"damaged")
+    await cluster.start(*VOTERS)
+    await until(lambda: cluster.serves(above=promise), "in service")
+    assert cluster.nodes["a"].plane.state.checkpoint == published
+    assert not any(node.plane.withholds_votes for node in cluster.nodes.values())
 
 
-def test_majority_without_raft_files_goes_on_without_the_third_node_if_an_operator_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_majority_without_raft_files_goes_on_without_the_third_node_if_an_operator_says_so(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raft, "RECALL_S", 1.0)
-
-    async def scenario(cluster: Cluster) -> None:
-        await cluster.stop()
-        cluster.promises = dict.fromkeys(VOTERS, Epoch(40))
-        shutil.rmtree(tmp_path / "a" / "raft")
-        await cluster.start("a", "b")  # the third may know more
-        raft_of_b = cluster.nodes["b"].plane._raft
-        assert raft_of_b is not None
-        term = raft_of_b.view.term
-        await until(lambda: raft_of_b.view.term >= term + 5, "b stands for election in vain")
-        assert cluster.controllers == []
-        await cluster.stop("a")
-        await cluster.start("a", raft_lost=True)
-        await until(lambda: cluster.serves(above=40), "in service")
-
-    run(scenario, tmp_path)
+    await cluster.stop()
+    cluster.promises = dict.fromkeys(VOTERS, Epoch(40))
+    shutil.rmtree(tmp_path / "a" / "raft")
+    await cluster.start("a", "b")  # the third may know more
+    raft_of_b = cluster.nodes["b"].plane._raft
+    assert raft_of_b is not None
+    term = raft_of_b.view.term
+    await until(lambda: raft_of_b.view.term >= term + 5, "b stands for election in vain")
+    assert cluster.controllers == []
+    await cluster.stop("a")
+    await cluster.start("a", raft_lost=True)
+    await until(lambda: cluster.serves(above=40), "in service")
 
 
 # pysyncobj leaves the closing of a sent snapshot to the garbage collector.
 @pytest.mark.filterwarnings("ignore:.*raft/snapshot:pytest.PytestUnraisableExceptionWarning")
-def test_lagging_node_gets_a_snapshot_and_restarts_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_lagging_node_gets_a_snapshot_and_restarts_from_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raft_journal, "TRAILING_RECORDS", 0)
-
-    async def scenario(cluster: Cluster) -> None:
-        controller = await cluster.controller()
-        lagging = next(name for name in VOTERS if name not in {controller, cluster.leader})
+    controller = await cluster.controller()
+    lagging = next(name for name in VOTERS if name not in {controller, cluster.leader})
+    await cluster.stop(lagging)
+    for index in range(1, 30):
+        await publish(cluster, cluster.nodes[controller], index, t=index)
+    published = await publish(cluster, cluster.nodes[controller], 30, t=30)
+    for name, node in cluster.nodes.items():
+        assert node.plane._raft is not None
+        node.plane._raft._core.forceLogCompaction()  # type: ignore[union-attr]
+        journal = node.plane._raft._files.journal
+        await until(lambda journal=journal: len(journal) < 10, f"{name} compacts")  # type: ignore[misc]
+    for _ in range(2):
+        await cluster.start(lagging)
+        plane = cluster.nodes[lagging].plane
+        await until(lambda plane=plane: plane.state.checkpoint == published, "caught up")  # type: ignore[misc]
+        assert (tmp_path / lagging / "raft" / "snapshot").exists()
         await cluster.stop(lagging)
-        for index in range(1, 30):
-            await publish(cluster, cluster.nodes[controller], index, t=index)
-        published = await publish(cluster, cluster.nodes[controller], 30, t=30)
-        for name, node in cluster.nodes.items():
-            assert node.plane._raft is not None
-            node.plane._raft._core.forceLogCompaction()  # type: ignore[union-attr]
-            journal = node.plane._raft._files.journal
-            await until(lambda journal=journal: len(journal) < 10, f"{name} compacts")  # type: ignore[misc]
-        for _ in range(2):
-            await cluster.start(lagging)
-            plane = cluster.nodes[lagging].plane
-            await until(lambda plane=plane: plane.state.checkpoint == published, "caught up")  # type: ignore[misc]
-            assert (tmp_path / lagging / "raft" / "snapshot").exists()
-            await cluster.stop(lagging)
-        epoch = cluster.epoch
-        await cluster.stop()
-        gc.collect()  # here, not in a test that does not know of it
-        cluster.promises = dict.fromkeys(VOTERS, epoch)
-        await cluster.start(*VOTERS)
-        await until(lambda: cluster.serves(above=epoch), "restarted")
-        assert all(n.plane.state.checkpoint == published for n in cluster.nodes.values())
-
-    run(scenario, tmp_path)
+    epoch = cluster.epoch
+    await cluster.stop()
+    gc.collect()  # here, not in a test that does not know of it
+    cluster.promises = dict.fromkeys(VOTERS, epoch)
+    await cluster.start(*VOTERS)
+    await until(lambda: cluster.serves(above=epoch), "restarted")
+    assert all(n.plane.state.checkpoint == published for n in cluster.nodes.values())
 
 
 @pytest.mark.parametrize(

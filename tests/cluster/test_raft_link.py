@@ -201,190 +201,157 @@ async def linked(
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-def test_frames_arrive_in_order_and_lazy_ones_ride_along(*, tcp: bool) -> None:
-    async def scenario() -> None:
-        async with linked(tcp=tcp) as (a, b):
-            await until(lambda: a.link.is_up("b"))
-            a.link.send("b", FrameKind.REPORT, (1,), lazily=True)
-            for term in range(100):
-                a.link.send_raft("b", encode({"type": "timeout_now", "term": term}))
-            await until(lambda: len(b.raft) == 100 and len(b.frames) == 1)
-            assert [message["term"] for _, message in b.raft] == list(range(100))
-            assert b.frames == [("a", FrameKind.REPORT, (1,))]
-            # Alone, a lazy frame goes when the next one of its kind comes, which replaces it.
-            a.link.send("b", FrameKind.REPORT, (2,), lazily=True)
-            a.link.send("b", FrameKind.REPORT, (3,), lazily=True)
-            await until(lambda: len(b.frames) == 2)
-            assert b.frames[1] == ("a", FrameKind.REPORT, (3,))
-            a.link.send("b", FrameKind.REPORT, (4,), lazily=True)
-            a.link.send("b", FrameKind.REPORT, (5,))
-            a.link.send("b", FrameKind.ASK, (6,))
-            await until(lambda: ("a", FrameKind.ASK, (6,)) in b.frames)
-            assert b.frames[2:] == [("a", FrameKind.REPORT, (5,)), ("a", FrameKind.ASK, (6,))]
-
-    asyncio.run(scenario())
+async def test_frames_arrive_in_order_and_lazy_ones_ride_along(*, tcp: bool) -> None:
+    async with linked(tcp=tcp) as (a, b):
+        await until(lambda: a.link.is_up("b"))
+        a.link.send("b", FrameKind.REPORT, (1,), lazily=True)
+        for term in range(100):
+            a.link.send_raft("b", encode({"type": "timeout_now", "term": term}))
+        await until(lambda: len(b.raft) == 100 and len(b.frames) == 1)
+        assert [message["term"] for _, message in b.raft] == list(range(100))
+        assert b.frames == [("a", FrameKind.REPORT, (1,))]
+        # Alone, a lazy frame goes when the next one of its kind comes, which replaces it.
+        a.link.send("b", FrameKind.REPORT, (2,), lazily=True)
+        a.link.send("b", FrameKind.REPORT, (3,), lazily=True)
+        await until(lambda: len(b.frames) == 2)
+        assert b.frames[1] == ("a", FrameKind.REPORT, (3,))
+        a.link.send("b", FrameKind.REPORT, (4,), lazily=True)
+        a.link.send("b", FrameKind.REPORT, (5,))
+        a.link.send("b", FrameKind.ASK, (6,))
+        await until(lambda: ("a", FrameKind.ASK, (6,)) in b.frames)
+        assert b.frames[2:] == [("a", FrameKind.REPORT, (5,)), ("a", FrameKind.ASK, (6,))]
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-def test_more_than_one_message_holds_goes_in_several(*, tcp: bool) -> None:
-    async def scenario() -> None:
-        async with linked(tcp=tcp) as (a, b):
-            await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
-            entries = [(REGULAR + b"x" * 3_000, number, 1) for number in range(1, 1_001)]
-            first = {"type": "append_entries", "term": 1, "commit_index": 1}
-            for start in range(0, 1_000, 20):  # a follower that lacks three megabytes
-                before = {"prevLogIdx": start, "prevLogTerm": 1}
-                some = entries[start : start + 20]
-                a.link.send_raft("b", encode({**first, **before, "entries": some}))
-            a.link.send("b", FrameKind.REPORT, ("rides along",), lazily=True)
-            await until(lambda: len(b.raft) == 50 and len(b.frames) == 1)
-            assert [m["prevLogIdx"] for _, m in b.raft] == [20 * n for n in range(50)]
-            assert (a.ups, b.ups) == ([True], [True]), "no stream broke"
-
-    asyncio.run(scenario())
+async def test_more_than_one_message_holds_goes_in_several(*, tcp: bool) -> None:
+    async with linked(tcp=tcp) as (a, b):
+        await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
+        entries = [(REGULAR + b"x" * 3_000, number, 1) for number in range(1, 1_001)]
+        first = {"type": "append_entries", "term": 1, "commit_index": 1}
+        for start in range(0, 1_000, 20):  # a follower that lacks three megabytes
+            before = {"prevLogIdx": start, "prevLogTerm": 1}
+            some = entries[start : start + 20]
+            a.link.send_raft("b", encode({**first, **before, "entries": some}))
+        a.link.send("b", FrameKind.REPORT, ("rides along",), lazily=True)
+        await until(lambda: len(b.raft) == 50 and len(b.frames) == 1)
+        assert [m["prevLogIdx"] for _, m in b.raft] == [20 * n for n in range(50)]
+        assert (a.ups, b.ups) == ([True], [True]), "no stream broke"
 
 
 @pytest.mark.parametrize("tcp", [False, True])
-def test_link_breaks_at_once_with_its_peer_and_is_rebuilt(*, tcp: bool) -> None:
-    async def scenario() -> None:
-        async with linked(tcp=tcp) as (a, b):
-            await until(lambda: a.link.is_up("b"))
-            await b.stop()
-            await until(lambda: not a.link.is_up("b"))
-            b.__post_init__()
-            await b.start()
-            await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
-            assert a.ups == [True, False, True]
-            a.link.send("b", FrameKind.ASK, ("again",))
-            await until(lambda: b.frames == [("a", FrameKind.ASK, ("again",))])
-
-    asyncio.run(scenario())
+async def test_link_breaks_at_once_with_its_peer_and_is_rebuilt(*, tcp: bool) -> None:
+    async with linked(tcp=tcp) as (a, b):
+        await until(lambda: a.link.is_up("b"))
+        await b.stop()
+        await until(lambda: not a.link.is_up("b"))
+        b.__post_init__()
+        await b.start()
+        await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
+        assert a.ups == [True, False, True]
+        a.link.send("b", FrameKind.ASK, ("again",))
+        await until(lambda: b.frames == [("a", FrameKind.ASK, ("again",))])
 
 
-def test_peer_that_ends_each_stream_is_dialled_again_after_a_pause(
+async def test_peer_that_ends_each_stream_is_dialled_again_after_a_pause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dials = list[float]()
+    async with linked(only_b=True) as (a, _):
 
-    async def scenario() -> None:
-        async with linked(only_b=True) as (a, _):
+        async def end_soon(peer: Any, *_: Any) -> None:
+            dials.append(asyncio.get_running_loop().time())
+            a.link._set_up(peer, up=True)
 
-            async def end_soon(peer: Any, *_: Any) -> None:
-                dials.append(asyncio.get_running_loop().time())
-                a.link._set_up(peer, up=True)
-
-            monkeypatch.setattr(a.link, "_pump", end_soon)
-            a.link.start()
-            await until(lambda: len(dials) == 4)
-            await a.link.stop()
-
-    asyncio.run(scenario())
+        monkeypatch.setattr(a.link, "_pump", end_soon)
+        a.link.start()
+        await until(lambda: len(dials) == 4)
+        await a.link.stop()
     assert dials[3] - dials[0] >= 3 * raft_link.RETRY_S
 
 
-def test_frames_leave_grpc_if_the_peers_port_can_be_reached(
+async def test_frames_leave_grpc_if_the_peers_port_can_be_reached(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with linked(tcp=True) as (a, b):
-            await until(lambda: a.link.is_up("b") and len(a.dialled) == 1)
-            a.dialled[0].transport.abort()
-            await until(lambda: a.ups == [True, False, True])
-            a.no_tcp.append(ConnectionRefusedError("no such port"))
-            a.dialled[1].transport.abort()
-            await until(lambda: a.ups == [True, False] * 2 + [True])
-            a.link.send("b", FrameKind.ASK, ("over gRPC",))
-            await until(lambda: b.frames == [("a", FrameKind.ASK, ("over gRPC",))])
-            a.link._put(a.link._peers["b"], FrameKind.RAFT, b"no message")
-            await until(lambda: a.ups == [True, False] * 3 + [True])
-            assert len(a.dialled) == 2, "no attempt delays the next stream"
-
-    asyncio.run(scenario())
+    async with linked(tcp=True) as (a, b):
+        await until(lambda: a.link.is_up("b") and len(a.dialled) == 1)
+        a.dialled[0].transport.abort()
+        await until(lambda: a.ups == [True, False, True])
+        a.no_tcp.append(ConnectionRefusedError("no such port"))
+        a.dialled[1].transport.abort()
+        await until(lambda: a.ups == [True, False] * 2 + [True])
+        a.link.send("b", FrameKind.ASK, ("over gRPC",))
+        await until(lambda: b.frames == [("a", FrameKind.ASK, ("over gRPC",))])
+        a.link._put(a.link._peers["b"], FrameKind.RAFT, b"no message")
+        await until(lambda: a.ups == [True, False] * 3 + [True])
+        assert len(a.dialled) == 2, "no attempt delays the next stream"
     [told] = [each for each in caplog.records if "no TCP to a peer" in each.message]
     assert told.__dict__["error"] == "no such port"
 
 
-def test_port_that_a_firewall_hides_does_not_look_like_silence(
+async def test_port_that_a_firewall_hides_does_not_look_like_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(raft_link, "CONNECT_S", 3600)
-
-    async def scenario() -> None:
-        async with linked(only_b=True, tcp=True) as (a, b):
-            a.tcp_hangs, a.silence_s = True, 1.0
-            a.__post_init__()
-            a.link.start()
-            heard = b.link._peers["a"]
-            await until(lambda: heard.heard_at_s > 0)
-            assert a.ups == [], "the hello was heard, before any frame"
-            await until(lambda: a.ups == [True])
-            await a.link.stop()
-
-    asyncio.run(scenario())
+    async with linked(only_b=True, tcp=True) as (a, b):
+        a.tcp_hangs, a.silence_s = True, 1.0
+        a.__post_init__()
+        a.link.start()
+        heard = b.link._peers["a"]
+        await until(lambda: heard.heard_at_s > 0)
+        assert a.ups == [], "the hello was heard, before any frame"
+        await until(lambda: a.ups == [True])
+        await a.link.stop()
 
 
-def test_bad_message_over_tcp_breaks_the_link(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with linked(tcp=True) as (a, b):
-            await until(lambda: a.link.is_up("b"))
-            a.link._put(a.link._peers["b"], FrameKind.RAFT, b"no message")
-            a.link._put(a.link._peers["b"], FrameKind.ASK, msgpack.packb("behind it"))
-            await until(lambda: a.ups == [True, False, True])
-            assert (b.raft, b.frames) == ([], [])
-
-    asyncio.run(scenario())
+async def test_bad_message_over_tcp_breaks_the_link(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked(tcp=True) as (a, b):
+        await until(lambda: a.link.is_up("b"))
+        a.link._put(a.link._peers["b"], FrameKind.RAFT, b"no message")
+        a.link._put(a.link._peers["b"], FrameKind.ASK, msgpack.packb("behind it"))
+        await until(lambda: a.ups == [True, False, True])
+        assert (b.raft, b.frames) == ([], [])
     assert [each for each in caplog.records if each.message == "broke off the link"]
 
 
-def test_connection_of_an_older_stream_is_refused_its_frames() -> None:
-    async def scenario() -> None:
-        async with linked(only_b=True, tcp=True) as (a, b), channel_to(b.address) as channel:
-            older, old_stream, old_receive = await way_to(b, a, channel)
-            await old_stream.write(frame(FrameKind.ASK, 1))
-            await until(lambda: len(b.frames) == 1)
-            _, stream, receive = await way_to(b, a, channel)
-            assert not old_receive(frame(FrameKind.ASK, "of the older"))
-            assert await older.code() is grpc.StatusCode.ABORTED
-            await stream.write(frame(FrameKind.ASK, 2))
-            await until(lambda: len(b.frames) == 2)
-            stopping = asyncio.ensure_future(b.link.stop())
-            await asyncio.sleep(0)
-            assert not receive(frame(FrameKind.ASK, "to a node that stops"))
-            await stopping
-            assert [body for _, _, body in b.frames] == [1, 2]
-
-    asyncio.run(scenario())
+async def test_connection_of_an_older_stream_is_refused_its_frames() -> None:
+    async with linked(only_b=True, tcp=True) as (a, b), channel_to(b.address) as channel:
+        older, old_stream, old_receive = await way_to(b, a, channel)
+        await old_stream.write(frame(FrameKind.ASK, 1))
+        await until(lambda: len(b.frames) == 1)
+        _, stream, receive = await way_to(b, a, channel)
+        assert not old_receive(frame(FrameKind.ASK, "of the older"))
+        assert await older.code() is grpc.StatusCode.ABORTED
+        await stream.write(frame(FrameKind.ASK, 2))
+        await until(lambda: len(b.frames) == 2)
+        stopping = asyncio.ensure_future(b.link.stop())
+        await asyncio.sleep(0)
+        assert not receive(frame(FrameKind.ASK, "to a node that stops"))
+        await stopping
+        assert [body for _, _, body in b.frames] == [1, 2]
 
 
-def test_stream_and_its_connection_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_and_its_connection_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raft_link, "KEEPALIVE_S", 3600.0)  # no write fails
-
-    async def scenario() -> None:
-        async with linked(tcp=True) as (a, b):
-            await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
-            a.dialled[0].transport.abort()
-            await until(lambda: a.ups == [True, False, True])
-        async with linked(only_b=True, tcp=True) as (a, b), channel_to(b.address) as channel:
-            ended = asyncio.Event()
-            call, _, _ = await way_to(b, a, channel, ended.set)
-            call.cancel()
-            async with asyncio.timeout(DEADLINE_S):
-                await ended.wait()
-
-    asyncio.run(scenario())
+    async with linked(tcp=True) as (a, b):
+        await until(lambda: a.link.is_up("b") and b.link.is_up("a"))
+        a.dialled[0].transport.abort()
+        await until(lambda: a.ups == [True, False, True])
+    async with linked(only_b=True, tcp=True) as (a, b), channel_to(b.address) as channel:
+        ended = asyncio.Event()
+        call, _, _ = await way_to(b, a, channel, ended.set)
+        call.cancel()
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
 
 
-def test_write_to_a_connection_that_has_ended_breaks_the_link(
+async def test_write_to_a_connection_that_has_ended_breaks_the_link(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with linked(tcp=True) as (a, _):
-            await until(lambda: a.link.is_up("b"))
-            a.dialled[0].on_lost = lambda: None  # as if it had ended before the link was up
-            a.dialled[0].transport.abort()
-            await until(lambda: a.ups == [True, False, True])
-
-    asyncio.run(scenario())
+    async with linked(tcp=True) as (a, _):
+        await until(lambda: a.link.is_up("b"))
+        a.dialled[0].on_lost = lambda: None  # as if it had ended before the link was up
+        a.dialled[0].transport.abort()
+        await until(lambda: a.ups == [True, False, True])
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
@@ -408,7 +375,7 @@ def frame(kind: FrameKind, body: object) -> bytes:
     return data
 
 
-def test_peer_that_does_not_read_is_cut_off() -> None:
+async def test_peer_that_does_not_read_is_cut_off() -> None:
     async def greet(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         await context.read()
         await context.write(raft_link._hello("b", "a", "test"))
@@ -418,27 +385,24 @@ def test_peer_that_does_not_read_is_cut_off() -> None:
         def service(self, _: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[Any, Any]":
             return grpc.stream_stream_rpc_method_handler(greet)
 
-    async def scenario() -> None:
-        a, b = (f"127.0.0.1:{port}" for port in free_ports(2))
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers([Deaf()])
-        server.add_insecure_port(b)
-        await server.start()
-        end = End("a", a, {"b": b}, silence_s=1.0)
-        await end.start()
-        peer = end.link._peers["b"]
-        try:
-            await until(lambda: end.ups == [True])
-            peer.heard_at_s += DEADLINE_S  # it speaks all the time
-            for _ in range(1_000):
-                end.link.send("b", FrameKind.REPORT, (b"x" * 60_000,))
-            await until(lambda: end.ups[:2] == [True, False])
-            assert not peer.frames
-        finally:
-            await end.stop()
-            await server.stop(None)
-
-    asyncio.run(scenario())
+    a, b = (f"127.0.0.1:{port}" for port in free_ports(2))
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([Deaf()])
+    server.add_insecure_port(b)
+    await server.start()
+    end = End("a", a, {"b": b}, silence_s=1.0)
+    await end.start()
+    peer = end.link._peers["b"]
+    try:
+        await until(lambda: end.ups == [True])
+        peer.heard_at_s += DEADLINE_S  # it speaks all the time
+        for _ in range(1_000):
+            end.link.send("b", FrameKind.REPORT, (b"x" * 60_000,))
+        await until(lambda: end.ups[:2] == [True, False])
+        assert not peer.frames
+    finally:
+        await end.stop()
+        await server.stop(None)
 
 
 def test_peer_that_is_only_reached_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -462,16 +426,13 @@ def test_peer_that_is_only_reached_is_told_once(caplog: pytest.LogCaptureFixture
     assert told.__dict__["error"] in {"silence", "the peer does not read"}
 
 
-def test_node_of_another_cluster_is_refused() -> None:
-    async def scenario() -> None:
-        async with linked(b_cluster="other") as (a, b):
-            for end, peer in ((a, b), (b, a)):
-                call: Call = channel_to(peer.address).stream_stream(METHOD)()
-                await call.write(msgpack.packb([1, end.name, peer.name, end.cluster_id]))
-                assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
-            assert (a.ups, b.ups) == ([], [])
-
-    asyncio.run(scenario())
+async def test_node_of_another_cluster_is_refused() -> None:
+    async with linked(b_cluster="other") as (a, b):
+        for end, peer in ((a, b), (b, a)):
+            call: Call = channel_to(peer.address).stream_stream(METHOD)()
+            await call.write(msgpack.packb([1, end.name, peer.name, end.cluster_id]))
+            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert (a.ups, b.ups) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -480,123 +441,101 @@ def test_node_of_another_cluster_is_refused() -> None:
      [VERSION, "a", "c", "test"], [VERSION + 1, "a", "b", "test"]],
     ids=str,
 )  # fmt: skip
-def test_stranger_is_refused(hello: bytes | list[object]) -> None:
-    async def scenario() -> None:
-        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
-            call: Call = channel.stream_stream(METHOD)()
-            await call.write(hello if isinstance(hello, bytes) else msgpack.packb(hello))
-            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
-
-    asyncio.run(scenario())
+async def test_stranger_is_refused(hello: bytes | list[object]) -> None:
+    async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+        call: Call = channel.stream_stream(METHOD)()
+        await call.write(hello if isinstance(hello, bytes) else msgpack.packb(hello))
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_who_says_nothing_is_refused_and_that_is_no_error(
+async def test_who_says_nothing_is_refused_and_that_is_no_error(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(raft_link, "HELLO_S", 0.05)
-
-    async def scenario() -> None:
-        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
-            call: Call = channel.stream_stream(METHOD)()
-            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
-
-    asyncio.run(scenario())
+    async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+        call: Call = channel.stream_stream(METHOD)()
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
     # grpc.aio hands late events of an earlier test's loop to this one's, and asyncio logs that.
     ours = [record for record in caplog.records if record.name == raft_link.__name__]
     assert [record.levelname for record in ours] == ["WARNING"]
 
 
-def test_junk_on_a_stream_breaks_it_off() -> None:
-    async def scenario() -> None:
-        async with linked(only_b=True) as (_, b):
-            for junk in (b"\xc1", msgpack.packb([[0, b"no message"]]), msgpack.packb([7])):
-                async with channel_to(b.address) as channel:
-                    call: Call = channel.stream_stream(METHOD)()
-                    await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
-                    await call.read()
-                    await call.write(junk)
-                    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert b.raft == []
-
-    asyncio.run(scenario())
-
-
-def test_peer_that_announces_nothing_is_of_the_first_release_until_it_does() -> None:
-    async def scenario() -> None:
-        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
-            seen: list[tuple[str, ProgramRelease]] = []
-            b.link._on_release = lambda peer, release: seen.append((peer, release))
-            call: Call = channel.stream_stream(METHOD)()
-            await call.write(msgpack.packb([VERSION, "a", "b", "test", "of a later release"]))
-            await call.read()
-            release = msgpack.packb(["0.9.0", 1, 7, "of a later release"])
-            await call.write(msgpack.packb([[FrameKind.RELEASE, release]]))
-            await until(lambda: len(seen) == 2)
-            assert seen == [("a", FIRST_RELEASE), ("a", ProgramRelease("0.9.0", 1, 7))]
-            for bad in (["0.9.0", 0, 1], ["0.9.0", 2, 1], [1, 1, 2], ["0.9.0", 1], 5):
-                frame = msgpack.packb([[FrameKind.RELEASE, msgpack.packb(bad)]])
-                async with channel_to(b.address) as other:
-                    broken: Call = other.stream_stream(METHOD)()
-                    await broken.write(msgpack.packb([VERSION, "a", "b", "test"]))
-                    await broken.read()
-                    await broken.write(frame)
-                    assert await broken.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(scenario())
-
-
-def test_unknown_kind_of_frame_is_skipped() -> None:
-    async def scenario() -> None:
-        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
-            call: Call = channel.stream_stream(METHOD)()
-            await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
-            await call.read()
-            await call.write(msgpack.packb([[99, b""], [FrameKind.ASK, msgpack.packb(1)]]))
-            await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
-
-    asyncio.run(scenario())
-
-
-def test_newer_stream_of_a_peer_ends_the_older(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
-            calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(2)]
-            for call in calls:
+async def test_junk_on_a_stream_breaks_it_off() -> None:
+    async with linked(only_b=True) as (_, b):
+        for junk in (b"\xc1", msgpack.packb([[0, b"no message"]]), msgpack.packb([7])):
+            async with channel_to(b.address) as channel:
+                call: Call = channel.stream_stream(METHOD)()
                 await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
                 await call.read()
-            assert await calls[0].code() is grpc.StatusCode.ABORTED
-            await calls[1].write(msgpack.packb([[FrameKind.ASK, msgpack.packb(1)]]))
-            await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
+                await call.write(junk)
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert b.raft == []
 
-    asyncio.run(scenario())
+
+async def test_peer_that_announces_nothing_is_of_the_first_release_until_it_does() -> None:
+    async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+        seen: list[tuple[str, ProgramRelease]] = []
+        b.link._on_release = lambda peer, release: seen.append((peer, release))
+        call: Call = channel.stream_stream(METHOD)()
+        await call.write(msgpack.packb([VERSION, "a", "b", "test", "of a later release"]))
+        await call.read()
+        release = msgpack.packb(["0.9.0", 1, 7, "of a later release"])
+        await call.write(msgpack.packb([[FrameKind.RELEASE, release]]))
+        await until(lambda: len(seen) == 2)
+        assert seen == [("a", FIRST_RELEASE), ("a", ProgramRelease("0.9.0", 1, 7))]
+        for bad in (["0.9.0", 0, 1], ["0.9.0", 2, 1], [1, 1, 2], ["0.9.0", 1], 5):
+            frame = msgpack.packb([[FrameKind.RELEASE, msgpack.packb(bad)]])
+            async with channel_to(b.address) as other:
+                broken: Call = other.stream_stream(METHOD)()
+                await broken.write(msgpack.packb([VERSION, "a", "b", "test"]))
+                await broken.read()
+                await broken.write(frame)
+                assert await broken.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_unknown_kind_of_frame_is_skipped() -> None:
+    async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+        call: Call = channel.stream_stream(METHOD)()
+        await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
+        await call.read()
+        await call.write(msgpack.packb([[99, b""], [FrameKind.ASK, msgpack.packb(1)]]))
+        await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
+
+
+async def test_newer_stream_of_a_peer_ends_the_older(caplog: pytest.LogCaptureFixture) -> None:
+    async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+        calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(2)]
+        for call in calls:
+            await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
+            await call.read()
+        assert await calls[0].code() is grpc.StatusCode.ABORTED
+        await calls[1].write(msgpack.packb([[FrameKind.ASK, msgpack.packb(1)]]))
+        await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
     [told] = [each for each in caplog.records if "ended its first" in each.message]
     assert told.__dict__["first"].startswith("link from a at ipv4:127.0.0.1:")
 
 
-def test_streams_opened_at_once_end_but_for_one() -> None:
+async def test_streams_opened_at_once_end_but_for_one() -> None:
     async def end(call: Call) -> grpc.StatusCode:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             while await call.read() is not grpc.aio.EOF:
                 pass
         return await call.code()
 
-    async def scenario() -> None:
-        async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
-            for _ in range(50):
-                calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(4)]
-                for call in calls:
-                    await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
-                ends = {asyncio.create_task(end(call)) for call in calls}
-                async with asyncio.timeout(DEADLINE_S):
-                    for done in asyncio.as_completed([*ends]):
-                        assert await done is grpc.StatusCode.ABORTED
-                        if sum(task.done() for task in ends) == len(calls) - 1:
-                            break
-                for call in calls:
-                    call.cancel()
-                await asyncio.gather(*ends)
-
-    asyncio.run(scenario())
+    async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
+        for _ in range(50):
+            calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(4)]
+            for call in calls:
+                await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
+            ends = {asyncio.create_task(end(call)) for call in calls}
+            async with asyncio.timeout(DEADLINE_S):
+                for done in asyncio.as_completed([*ends]):
+                    assert await done is grpc.StatusCode.ABORTED
+                    if sum(task.done() for task in ends) == len(calls) - 1:
+                        break
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*ends)
 
 
 class SlowAbort:
@@ -623,18 +562,15 @@ class SlowAbort:
         self.aborted = code
 
 
-def test_newer_stream_does_not_cancel_the_abort_of_the_older() -> None:
-    async def scenario() -> None:
-        async with linked(only_b=True) as (_, b):
-            wrong, newer = SlowAbort(b"\xc1"), SlowAbort()
-            serving: list[asyncio.Task[None]] = []
-            for context in (wrong, newer):
-                context_: Any = context
-                serving.append(asyncio.create_task(b.link._serve(None, context_)))
-                async with asyncio.timeout(DEADLINE_S):
-                    await (wrong.aborting if context is wrong else newer.greeted).wait()
-            wrong.sent.set()
-            await asyncio.gather(*serving)
-            assert wrong.aborted is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(scenario())
+async def test_newer_stream_does_not_cancel_the_abort_of_the_older() -> None:
+    async with linked(only_b=True) as (_, b):
+        wrong, newer = SlowAbort(b"\xc1"), SlowAbort()
+        serving: list[asyncio.Task[None]] = []
+        for context in (wrong, newer):
+            context_: Any = context
+            serving.append(asyncio.create_task(b.link._serve(None, context_)))
+            async with asyncio.timeout(DEADLINE_S):
+                await (wrong.aborting if context is wrong else newer.greeted).wait()
+        wrong.sent.set()
+        await asyncio.gather(*serving)
+        assert wrong.aborted is grpc.StatusCode.INVALID_ARGUMENT

@@ -40,37 +40,35 @@ class Caller:
         raise ConnectionAbortedError(f"{code.name} {details}")
 
 
-def test_caller_has_as_many_receives_as_it_leaves_free(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caller_has_as_many_receives_as_it_leaves_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(consume_service, "RECEIVES_MAX", 6)
     desk: Any = Desk()
     host: Any = SimpleNamespace()
     service = ConsumeService(host, desk, Outboxes(1 << 20), salt=0)
+    waiting: list[asyncio.Task[Any]] = []
 
-    async def run() -> None:
-        waiting: list[asyncio.Task[Any]] = []
+    async def receive(address: str) -> None:
+        context: Any = Caller(address)
+        call = service.Receive(pb.ReceiveRequest(topic="t", group="g"), context)
+        waiting.append(asyncio.ensure_future(call))
+        await asyncio.wait(waiting[-1:], timeout=0)
+        while waiting and waiting[-1].done():
+            await waiting.pop()
 
-        async def receive(address: str) -> None:
-            context: Any = Caller(address)
-            call = service.Receive(pb.ReceiveRequest(topic="t", group="g"), context)
-            waiting.append(asyncio.ensure_future(call))
-            await asyncio.wait(waiting[-1:], timeout=0)
-            while waiting and waiting[-1].done():
-                await waiting.pop()
-
-        for address in ("10.0.0.1",) * 3 + ("10.0.0.2",):
+    for address in ("10.0.0.1",) * 3 + ("10.0.0.2",):
+        await receive(address)
+    assert desk.opened == 4
+    for address in ("10.0.0.1", "10.0.0.2"):
+        with pytest.raises(ConnectionAbortedError, match="RESOURCE_EXHAUSTED"):
             await receive(address)
-        assert desk.opened == 4
-        for address in ("10.0.0.1", "10.0.0.2"):
-            with pytest.raises(ConnectionAbortedError, match="RESOURCE_EXHAUSTED"):
-                await receive(address)
-        assert desk.opened == 4, "a rejected Receive opened its group"
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        del waiting[:]
-        await receive("10.0.0.1")
-        assert desk.opened == 5
-        waiting[0].cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-    asyncio.run(run())
+    assert desk.opened == 4, "a rejected Receive opened its group"
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    del waiting[:]
+    await receive("10.0.0.1")
+    assert desk.opened == 5
+    waiting[0].cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)

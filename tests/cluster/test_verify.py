@@ -314,7 +314,7 @@ def test_result_of_a_pass_that_was_asked_for_stays_before_the_next_that_is_due(
 
 
 @pytest.mark.parametrize("rate", [0, MIB])
-def test_pass_that_is_asked_for_begins_at_once_and_one_that_runs_is_joined(
+async def test_pass_that_is_asked_for_begins_at_once_and_one_that_runs_is_joined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int
 ) -> None:
     config, ended, damaged = formatted(tmp_path), list[BaseException](), "log/0.log"
@@ -329,29 +329,26 @@ def test_pass_that_is_asked_for_begins_at_once_and_one_that_runs_is_joined(
             Path(damaged), 0, CorruptFileError(damaged, 9, "why") if passes[0] > 1 else None
         )
 
-    async def ask() -> None:
-        work = asyncio.create_task(asked.run())
-        assert asked.last_pass() == pb.NodeVerification(node="n2", reachable=True)
-        for number in (1, 2):
-            go.clear()
-            asked.begin()
-            assert asked.last_pass().began_at_ms, "it is known before its thread runs"
-            await waiting.until(lambda: asked.last_pass().files == 1)
-            asked.begin()
-            go.set()
-            await waiting.until(lambda: asked.last_pass().ended_at_ms)
-            assert (passes[0], asked.last_pass().files, asked.last_pass().bytes) == (number, 2, 7)
-        (found,) = asked.last_pass().damages
-        assert (found.file, found.byte) == (damaged, 9)
-        assert asked.last_pass().repair == "the node fetches its state and its log from the leader"
-        asked.begin()  # it would hide the damage
-        assert asked.last_pass().damages
-        await waiting.until(lambda: ended)
-        work.cancel()
-
     monkeypatch.setattr(scrubbing, "TELL_S", 0.1)
     monkeypatch.setattr(scrubbing, "scrub", scrub)
-    asyncio.run(ask())
+    work = asyncio.create_task(asked.run())
+    assert asked.last_pass() == pb.NodeVerification(node="n2", reachable=True)
+    for number in (1, 2):
+        go.clear()
+        asked.begin()
+        assert asked.last_pass().began_at_ms, "it is known before its thread runs"
+        await waiting.until(lambda: asked.last_pass().files == 1)
+        asked.begin()
+        go.set()
+        await waiting.until(lambda: asked.last_pass().ended_at_ms)
+        assert (passes[0], asked.last_pass().files, asked.last_pass().bytes) == (number, 2, 7)
+    (found,) = asked.last_pass().damages
+    assert (found.file, found.byte) == (damaged, 9)
+    assert asked.last_pass().repair == "the node fetches its state and its log from the leader"
+    asked.begin()  # it would hide the damage
+    assert asked.last_pass().damages
+    await waiting.until(lambda: ended)
+    work.cancel()
     asked.stop()
     assert len(ended) == 1
 
@@ -420,7 +417,7 @@ def test_transfers_that_fail_or_do_not_last_are_asked_for_at_growing_intervals(
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
+async def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, runs: bool
 ) -> None:
     """A follower that fetches a snapshot lets the leader meet its damage again and again."""
@@ -438,37 +435,32 @@ def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
         targets.append(target)
         return True
 
-    async def meet() -> None:
-        work = asyncio.create_task(damaged.run())
-        if runs:
-            damaged.begin()
-            await waiting.until(lambda: damaged.bytes_read)
-        for _ in range(2):
-            damaged.found(error)
-            assert damaged.damage == str(error)
-        await waiting.until(
-            lambda: damaged.last_pass().repair == "waits: 1 of 3 voters would be left"
-        )
-        damaged.found(error)
-        damaged.found(CorruptFileError("another", 0, "why"))
-        (shown,) = damaged.last_pass().damages
-        assert (shown.file, shown.byte, shown.what) == ("state/runs/1", 7, str(error))
-        assert (targets[:1], ended) == (["n3"], [])
-        others.append(status(1))
-        await waiting.until(lambda: ended)
-        assert not damaged._asked.is_set()
-        work.cancel()
-
     monkeypatch.setattr(scrubbing, "ASK_AGAIN_S", 0.01)
     monkeypatch.setattr(scrubbing, "TELL_S", 0.0)
     monkeypatch.setattr(scrubbing, "scrub", scrub)
     monkeypatch.setattr(damaged, "_hand_over", hand_over)
-    asyncio.run(meet())
+    work = asyncio.create_task(damaged.run())
+    if runs:
+        damaged.begin()
+        await waiting.until(lambda: damaged.bytes_read)
+    for _ in range(2):
+        damaged.found(error)
+        assert damaged.damage == str(error)
+    await waiting.until(lambda: damaged.last_pass().repair == "waits: 1 of 3 voters would be left")
+    damaged.found(error)
+    damaged.found(CorruptFileError("another", 0, "why"))
+    (shown,) = damaged.last_pass().damages
+    assert (shown.file, shown.byte, shown.what) == ("state/runs/1", 7, str(error))
+    assert (targets[:1], ended) == (["n3"], [])
+    others.append(status(1))
+    await waiting.until(lambda: ended)
+    assert not damaged._asked.is_set()
+    work.cancel()
     damaged.stop()
     assert ended == [error]
 
 
-def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
+async def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = formatted(tmp_path)
@@ -477,20 +469,16 @@ def test_alone_node_reads_on_after_damage_and_says_that_nothing_heals_it(
     found = [Checked(Path(n), 0, CorruptFileError(n, 1, "why")) for n in ("a", "b")]
     monkeypatch.setattr(scrubbing, "scrub", lambda *_, **__: iter(found))
     monkeypatch.setattr(scrubbing, "TELL_S", 0.0)
-
-    async def ask() -> None:
-        work = asyncio.create_task(alone.run())
-        alone.begin()
-        await waiting.until(lambda: alone.last_pass().ended_at_ms)
-        assert [each.file for each in alone.last_pass().damages] == ["a", "b"]
-        assert alone.last_pass().repair.startswith("none")
-        work.cancel()
-
-    asyncio.run(ask())
+    work = asyncio.create_task(alone.run())
+    alone.begin()
+    await waiting.until(lambda: alone.last_pass().ended_at_ms)
+    assert [each.file for each in alone.last_pass().damages] == ["a", "b"]
+    assert alone.last_pass().repair.startswith("none")
+    work.cancel()
     alone.stop()
 
 
-def test_alone_node_reads_all_files_after_damage_that_a_backup_met_and_goes_on(
+async def test_alone_node_reads_all_files_after_damage_that_a_backup_met_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, ended, passes = formatted(tmp_path), list[BaseException](), [0]
@@ -502,17 +490,14 @@ def test_alone_node_reads_all_files_after_damage_that_a_backup_met_and_goes_on(
         passes[0] += 1
         yield from (Checked(Path(name), 0, error) for name, error in errors.items())
 
-    async def ask() -> None:
-        work = asyncio.create_task(alone.run())
-        for _ in range(2):
-            alone.found(errors["b"])
-            await waiting.until(lambda: alone.last_pass().repair.startswith("none"))
-            assert sorted(each.file for each in alone.last_pass().damages) == ["a", "b"]
-            assert not alone._asked.is_set(), "the damage is known"
-        work.cancel()
-
     monkeypatch.setattr(scrubbing, "scrub", scrub)
-    asyncio.run(ask())
+    work = asyncio.create_task(alone.run())
+    for _ in range(2):
+        alone.found(errors["b"])
+        await waiting.until(lambda: alone.last_pass().repair.startswith("none"))
+        assert sorted(each.file for each in alone.last_pass().damages) == ["a", "b"]
+        assert not alone._asked.is_set(), "the damage is known"
+    work.cancel()
     alone.stop()
     assert (passes, ended) == ([1], [])
 

@@ -67,23 +67,19 @@ def test_client_needs_threads_that_gevent_has_not_replaced(monkeypatch: pytest.M
         TimerClient("127.0.0.1:1")
 
 
-def test_asyncio_client_refuses_calls_on_another_event_loop(threaded: Threaded) -> None:
+async def test_asyncio_client_refuses_calls_on_another_event_loop(threaded: Threaded) -> None:
     client = AsyncTimerClient(threaded.cluster.address, settings=QUICK)
-
-    async def calls() -> None:
-        await client.count_timers("orders")  # makes no producer, which the wrong loop could make
-        for call in (
-            lambda: client.schedule_batch("orders", [b"p"]),
-            lambda: client.schedule("orders", b"p"),
-            lambda: client.count_timers("orders"),
-            lambda: client.consumer("orders", "g").receive(),
-        ):
-            with pytest.raises(RuntimeError, match="another event loop"):
-                await asyncio.to_thread(asyncio.run, call())
-        assert await client.schedule_batch("orders", [b"p"]), "here it still works"
-        await client.close()
-
-    asyncio.run(calls())
+    await client.count_timers("orders")  # makes no producer, which the wrong loop could make
+    for call in (
+        lambda: client.schedule_batch("orders", [b"p"]),
+        lambda: client.schedule("orders", b"p"),
+        lambda: client.count_timers("orders"),
+        lambda: client.consumer("orders", "g").receive(),
+    ):
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await asyncio.to_thread(asyncio.run, call())
+    assert await client.schedule_batch("orders", [b"p"]), "here it still works"
+    await client.close()
 
 
 def test_naive_datetime_is_refused(threaded: Threaded) -> None:

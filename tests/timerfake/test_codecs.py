@@ -1,6 +1,5 @@
 """Values as payloads: JSON and other codecs, and the errors of what they can't convert."""
 
-import asyncio
 import struct
 from typing import Any
 
@@ -81,15 +80,12 @@ def test_values_of_pending_timers_peeked_messages_and_series_are_read_as_those_o
         )
 
 
-def test_client_for_asyncio_takes_the_same() -> None:
-    async def run() -> None:
-        async with AsyncFakeCluster() as cluster, cluster.client() as client:
-            await client.schedule("orders", json=ORDER)
-            async with client.consumer("orders", group="billing") as consumer:
-                [message] = await consumer.receive(1, timeout=5)
-                assert message.json() == ORDER
-
-    asyncio.run(run())
+async def test_client_for_asyncio_takes_the_same() -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.schedule("orders", json=ORDER)
+        async with client.consumer("orders", group="billing") as consumer:
+            [message] = await consumer.receive(1, timeout=5)
+            assert message.json() == ORDER
 
 
 CIRCLE: list[Any] = []
