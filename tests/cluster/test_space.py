@@ -235,20 +235,15 @@ async def _status_of(config: NodeConfig) -> pb.NodeStatus:
     return answer.nodes[0]
 
 
-def test_node_without_room_waits_for_it_and_says_so(tmp_path: Path) -> None:
+async def test_node_without_room_waits_for_it_and_says_so(tmp_path: Path) -> None:
     config, disk = _config(tmp_path), _SmallDisk()
     disk.free = START_BYTES - 1
-
-    async def run() -> pb.NodeStatus:
-        waiting = asyncio.ensure_future(wait_for_room(disk, config))
-        status = await _status_of(config)
-        assert not waiting.done()
-        disk.free = START_BYTES
-        await asyncio.wait_for(waiting, 60)
-        await asyncio.wait_for(wait_for_room(disk, config), 60)  # at once
-        return status
-
-    status = asyncio.run(run())
+    waiting = asyncio.ensure_future(wait_for_room(disk, config))
+    status = await _status_of(config)
+    assert not waiting.done()
+    disk.free = START_BYTES
+    await asyncio.wait_for(waiting, 60)
+    await asyncio.wait_for(wait_for_room(disk, config), 60)  # at once
     assert (status.role, status.disk_low, status.reachable) == (WAITING, True, False)
     assert "the disk has 15 MiB free; 16 MiB are needed" in status.error
 
@@ -272,7 +267,7 @@ class _StuckFetch:
         await asyncio.Event().wait()
 
 
-def test_damaged_node_waits_for_the_room_of_a_snapshot_without_a_timeout(
+async def test_damaged_node_waits_for_the_room_of_a_snapshot_without_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config, fetch = _config(tmp_path), _StuckFetch()
@@ -288,22 +283,17 @@ def test_damaged_node_waits_for_the_room_of_a_snapshot_without_a_timeout(
         promise=NEVER_GIVEN,
     )
     damaged = Damaged(CorruptFileError("manifest", 5, "checksum mismatch"))
-
-    async def run() -> pb.NodeStatus:
-        healing = asyncio.ensure_future(repair.repair(RealDisk(), config, damaged))
-        status = await _status_of(config)
-        async with asyncio.timeout(60):
-            while fetch.looks < 20 and not healing.done():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        assert not healing.done()
-        fetch.error = None
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "time", lambda time=loop.time: time() + 301)
-        with pytest.raises(CorruptFileError, match=r"not healed within 300 s: the last obstacle$"):
-            await asyncio.wait_for(healing, 60)
-        return status
-
-    status = asyncio.run(run())
+    healing = asyncio.ensure_future(repair.repair(RealDisk(), config, damaged))
+    status = await _status_of(config)
+    async with asyncio.timeout(60):
+        while fetch.looks < 20 and not healing.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert not healing.done()
+    fetch.error = None
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda time=loop.time: time() + 301)
+    with pytest.raises(CorruptFileError, match=r"not healed within 300 s: the last obstacle$"):
+        await asyncio.wait_for(healing, 60)
     assert (status.role, status.disk_low, status.disk_free_bytes) == (WAITING, True, 7)
     assert status.error == f"{damaged}: the last obstacle"
     assert caplog.messages.count(f"{WAITING}: {status.error}") == 1

@@ -2,7 +2,9 @@
 
 import asyncio
 import pickle
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -13,7 +15,7 @@ from tests.timerclient.fake_cluster import NOW_MS, Cluster, deliveries, id_text,
 from tests.waiting import until
 from timerclient import AckResult, AsyncTimerClient, ClientSettings, ExtendResult, NackResult
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.messages import Batch
+from timerclient.rows.messages import Batch, Message
 from timerclient.streams import subscription
 from timerclient.streams.credit import (
     FIRST,
@@ -289,19 +291,6 @@ async def test_what_a_broken_stream_brought_is_dropped_unseen_and_comes_again_in
                 await anext(consumer)
 
 
-async def test_acks_that_wait_share_a_request(cluster: Cluster) -> None:
-    cluster.seed("orders", numbers(100))
-    settings = ClientSettings(ack_requests_max=1)
-    async with (
-        AsyncTimerClient(cluster.address, settings=settings) as client,
-        client.consumer("orders", "g") as consumer,
-    ):
-        ackings = [message.ack() for message in await consumer.receive(100)]
-        for acking in ackings:
-            await acking
-    assert len(cluster.acks) <= 2
-
-
 async def test_nacked_message_comes_again_and_a_delay_is_sent_along(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
@@ -338,16 +327,21 @@ async def test_batch_is_nacked_and_extended_as_a_whole(
     assert leases == [60_000, 0, 0]
 
 
-async def test_nacks_of_one_delay_share_a_request(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("send", "result"),
+    [(Message.ack, AckResult.ACKED), (partial(Message.nack, delay=5), NackResult.NACKED)],
+)
+async def test_acks_and_nacks_of_one_delay_that_wait_share_a_request(
+    cluster: Cluster, send: Callable[[Message], Awaitable[object]], result: object
+) -> None:
     cluster.seed("orders", numbers(100))
     settings = ClientSettings(ack_requests_max=1)
     async with (
         AsyncTimerClient(cluster.address, settings=settings) as client,
         client.consumer("orders", "g", window=100) as consumer,
     ):
-        nackings = [message.nack(delay=5) for message in await consumer.receive(100)]
-        for nacking in nackings:
-            assert await nacking == NackResult.NACKED
+        for sending in [send(message) for message in await consumer.receive(100)]:
+            assert await sending == result
     assert len(cluster.acks) <= 2
 
 
