@@ -12,11 +12,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from cluster.api import wire_rows, wire_timers
+from cluster.api.cron_calendar import NAMED, CronCalendar
 from cluster.api.topic_filter import filter_of_caller
 from cluster.api.wire_rows import RequestLimits
 from cluster.rpc.rpc_caller import CALLER
 from cluster.security.access_rules import AccessTarget, Permission
-from cluster.settings.cron_calendar import NAMED, CronCalendar
 from cluster.state.host import Host
 from timer.leader.leader import Leader
 from timer.model import timer_id

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cluster.api.backup_desk import pin_directories
+from cluster.api.cron_calendar import CronCalendar, warn_of_unplanned
 from cluster.settings.config import NodeConfig
-from cluster.settings.cron_calendar import CronCalendar, warn_of_unplanned
 from cluster.settings.wall_clock import wall_clock
 from replication.core.promise import PromiseFile
 from replication.shell.snapshot_install import install_if_ready

@@ -7,7 +7,7 @@ import pytest
 
 from chaos.history.history import OpOutcome, payload_of
 from chaos.oracle.series_story import OneSeries, is_next
-from cluster.settings.cron_calendar import CronCalendar
+from cluster.api.cron_calendar import CronCalendar
 from tests.chaos.told_history import ToldHistory
 from tests.chaos.told_lies import Audited
 from tests.chaos.world import Story, id_of

@@ -11,11 +11,11 @@ from zoneinfo import ZoneInfo
 import pytest
 from cronsim import CronSim
 
+from cluster.api.cron_calendar import CronCalendar
 from cluster.api.series_desk import SeriesDesk
 from cluster.api.wire_rows import RequestLimits
 from cluster.files.storage import leader_config
 from cluster.settings.config import NodeConfig
-from cluster.settings.cron_calendar import CronCalendar
 from cluster.settings.log_format import LineFormatter
 from timer.model.recurrence import TIMES_MAX, TIMES_PORTION, Misfire, SeriesSpec, planned_time
 from timer.model.timer_errors import InvalidRequestError
