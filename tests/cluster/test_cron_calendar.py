@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from cluster.api.wire_rows import RequestLimits
 from cluster.files.storage import leader_config
 from cluster.settings.config import NodeConfig
 from cluster.settings.log_format import LineFormatter
+from tests.calls import calls_of
 from timer.model.recurrence import TIMES_MAX, TIMES_PORTION, Misfire, SeriesSpec, planned_time
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import MonoMs, Now, TopicId, UnixMs
@@ -118,13 +119,7 @@ def test_latest_missed_time_is_found_by_halves() -> None:
 async def test_a_preview_of_rare_times_tests_few_days_and_lets_other_work_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tested, match_day = list[date](), CronSim.match_day
-
-    def counted(expression: CronSim, day: date) -> bool:
-        tested.append(day)
-        return match_day(expression, day)
-
-    monkeypatch.setattr(CronSim, "match_day", counted)
+    tested = calls_of(monkeypatch, CronSim, "match_day")
     now = Now(MonoMs(0), at("2026-03-01"))
     host: Any = SimpleNamespace(require_leader=lambda: None, now=lambda: now)
     limits = RequestLimits(

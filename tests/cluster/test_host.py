@@ -13,6 +13,7 @@ import pytest
 from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE, FlushLimits, ThreadWork
+from tests.calls import calls_of
 from tests.timer.machines import START_MS, Log, engine_on, part_of
 from tests.waiting import until
 from timer.entries.entry_frame import Entry, EntryKind
@@ -283,13 +284,7 @@ async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
     draw = iter(shares).__next__
     limits = replace(NO_FLUSH, log_entries=2 * entries)
     host = host_on(tmp_path, follower, errors, limits=limits, draw_share=draw)
-    steps, prepare = list[int](), host.engine.prepare_flush
-
-    def prepared(topics_max: int) -> bool:
-        steps.append(topics_max)
-        return prepare(topics_max)
-
-    monkeypatch.setattr(host.engine, "prepare_flush", prepared)
+    steps = calls_of(monkeypatch, host.engine, "prepare_flush")
     host.on_commit(LogIndex(entries - 1))
     await folded(host)
     host.kick()
@@ -298,7 +293,7 @@ async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
     host.on_commit(LogIndex(entries))
     await until(lambda: host.engine.manifest_index and not host.engine.flushing)
     assert host.engine.manifest_index == entries
-    assert steps == [TOPICS_AT_ONCE] * 3
+    assert steps == [(TOPICS_AT_ONCE,)] * 3
     for _ in range(entries):
         log.cancel([(START_MS, 1)])
     host.on_commit(LogIndex(2 * entries))

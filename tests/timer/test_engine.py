@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from tests.calls import calls_of
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flush, part_of, state_of
 from timer.entries.entry_frame import Entry, EntryKind
-from timer.entries.payloads import Ids, Keys
 from timer.files.disk_reserve import Room
 from timer.leader.leader import LeaderConfig
-from timer.model.columns import I64, U64
 from timer.model.timer_errors import NotLeaderError, ShuttingDownError
 from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
 from timer.pending.prefetch import Prefetch
-from timer.pending.runs.run import Finder, Run
+from timer.pending.runs.run import Finder
 from timer.recovery import engine as engine_module
 from timer.recovery.engine import CHECKPOINTS_KEPT, FLUSH_ROOM, FOLD_BYTES, Engine
 
@@ -123,14 +122,7 @@ def test_what_is_folded_later_is_not_looked_up_twice(monkeypatch: pytest.MonkeyP
         names = [f"{entry}-{key}".encode() for key in range(keys)]
         log.schedule(part_of([(1, START_MS + 1, b"")] * keys, keys=names))
     engine.committed(LogIndex(len(log.entries)))
-    asked = []
-    ask_keys = Prefetch._ask_keys
-
-    def count(self: Prefetch, names: Keys) -> Ids:
-        asked.append(len(names))
-        return ask_keys(self, names)
-
-    monkeypatch.setattr(Prefetch, "_ask_keys", count)
+    asked = calls_of(monkeypatch, Prefetch, "_ask_keys")
     while engine.behind:
         chunk = log.cached(*engine.next_chunk())
         prefetch = engine.begin_prefetch(chunk)
@@ -138,7 +130,7 @@ def test_what_is_folded_later_is_not_looked_up_twice(monkeypatch: pytest.MonkeyP
             prefetch.read()
             engine.use_prefetch(prefetch)
         assert engine.fold(chunk) < entries
-    assert sum(asked) == entries * keys
+    assert sum(len(names) for _, names in asked) == entries * keys
     assert engine.machine.store.pending == entries * keys + 1
 
 
@@ -147,18 +139,12 @@ def test_taken_keys_are_found_without_the_rows_that_have_them(
 ) -> None:
     # A follower that restarts applies them again, and can't lead before.
     engine, log = begun()
-    names, asked = [b"%d" % key for key in range(200)], list[int]()
+    names = [b"%d" % key for key in range(200)]
     rows = [(1, START_MS + 60_000, b"")] * len(names)
-    find = Finder.find
-
-    def count(self: Finder, run: Run, due_ms: I64, seq: U64) -> object:
-        asked.append(len(seq))
-        return find(self, run, due_ms, seq)
-
     log.schedule(part_of(rows, keys=names))
     catch_up(engine, log)
     flush(engine)
-    monkeypatch.setattr(Finder, "find", count)
+    asked = calls_of(monkeypatch, Finder, "find")
     for dead, expected in ((0, 0), (50, 1)):
         if dead:
             log.cancel_keys([(1, name) for name in names[:dead]])
@@ -176,7 +162,7 @@ def test_taken_keys_are_found_without_the_rows_that_have_them(
         engine.fold(chunk)
         assert len(asked) == expected
         assert engine.machine.store.pending == len(names)
-    assert asked == [len(names)]
+    assert [len(seq) for *_, seq in asked] == [len(names)]
 
 
 def test_timers_that_are_cancelled_in_the_chunk_that_has_their_keys_are_read_by_the_thread(

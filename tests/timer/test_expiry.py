@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.sim.world.simdisk import SimDisk
+from tests.calls import calls_of
 from tests.timer.leading import Play, delivered
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, state_of, u64
 from timer.entries.entry_frame import EntryKind
@@ -592,13 +593,7 @@ def test_groups_that_wait_for_a_policy_are_looked_at_a_few_at_a_time(
     fired(play, 0)
     play.wait(TTL_MS)
     LONGER["for ever"](play)
-    looked, busy = list[object](), play.leader.groups.expiry.busy
-
-    def counted(topic: Topic) -> bool:
-        looked.append(topic)
-        return busy(topic)
-
-    monkeypatch.setattr(play.leader.groups.expiry, "busy", counted)
+    looked = calls_of(monkeypatch, play.leader.groups.expiry, "busy")
     play.leader.groups.feed([play.topic_id])
     assert play.hand_out() == []
     assert len(looked) == 3

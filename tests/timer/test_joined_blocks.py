@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from tests.calls import calls_of
 from tests.timer.machines import (
     START_MS,
     STATE,
@@ -460,14 +461,7 @@ def test_joins_and_copies_share_the_room(monkeypatch: pytest.MonkeyPatch, spare:
 def test_many_small_blocks_are_looked_at_in_part_and_the_oldest_are_joined_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looked: list[Block] = []
-    weight = spill_module._weight
-
-    def counted(block: Block) -> int:
-        looked.append(block)
-        return weight(block)
-
-    monkeypatch.setattr(spill_module, "_weight", counted)
+    looked = calls_of(monkeypatch, spill_module, "_weight")
     monkeypatch.setattr(spill_module, "JOINED_MAX", 2 * JOINED_MIN)
     queue = cold_queue(1_000, 100)
     assert spans_of(spills_of(TopicId(1), queue)) == [(0, 2 * JOINED_MIN)]

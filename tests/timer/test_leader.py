@@ -2,11 +2,11 @@
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from tests.calls import calls_of
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import machine_on, part_of
 from timer.entries.entry_frame import EntryKind
@@ -35,7 +35,7 @@ from timer.model.timer_errors import (
     ShuttingDownError,
     UnknownProducerError,
 )
-from timer.model.units import GroupId, LeaseId, LogIndex, MonoMs, ProducerId, TopicId
+from timer.model.units import LeaseId, LogIndex, MonoMs, ProducerId, TopicId
 from timer.state.apply_results import CANCELLED, Accepted, Repeated
 
 
@@ -625,14 +625,7 @@ def test_hand_out_is_bounded_and_groups_take_turns(monkeypatch: pytest.MonkeyPat
 
 def test_groups_that_get_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "WORK_MAX", 2)
-    looked: list[GroupId] = []
-    look = Leases.hand_out
-
-    def note(leases: Leases, *args: Any) -> Any:
-        looked.append(leases.group.group_id)
-        return look(leases, *args)
-
-    monkeypatch.setattr(Leases, "hand_out", note)
+    looked = calls_of(monkeypatch, Leases, "hand_out")
     play = Play()
     groups = [play.make_group(name) for name in ("g", "h", "i", "j")]
     for group in groups:
@@ -641,9 +634,10 @@ def test_groups_that_get_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch)
     looked.clear()
     play.leader.groups.feed([play.topic_id])
     assert play.hand_out() == []
-    assert len({*looked}) == 2
+    assert len({leases.group.group_id for leases, *_ in looked}) == 2
     assert play.hand_out() == []
-    assert sorted(looked) == sorted(group.group_id for group in groups)
+    found = sorted(leases.group.group_id for leases, *_ in looked)
+    assert found == sorted(group.group_id for group in groups)
     assert play.leader.wake_at_ms(play.now) > play.mono_ms + 1
 
 

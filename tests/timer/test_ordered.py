@@ -1,7 +1,6 @@
 """Leases of ordered groups: random histories against a model of the order, then single cases."""
 
 from dataclasses import dataclass, field
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.calls import calls_of
 from tests.timer.machines import leases_of
 from tests.timer.test_leases import (
     LEASE_MS,
@@ -392,22 +392,15 @@ def test_look_at_a_full_window_counts_as_the_work_of_a_whole_step() -> None:
 
 
 def test_look_tries_only_consumers_that_may_get_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[ConsumerStream] = []
-    of = KeyOrder._of
-
-    def counted(order: KeyOrder, consumer: ConsumerStream, *args: Any) -> Any:
-        tried.append(consumer)
-        return of(order, consumer, *args)
-
     play = ordered(1)
     assert play.hand_out() == [0]
     play.fire(1, keys=play.keys[0])
     play.consumers[0].credit = 0
     for _ in range(10):
         play.join(credit=1)
-    monkeypatch.setattr(KeyOrder, "_of", counted)
+    tried = calls_of(monkeypatch, KeyOrder, "_of")
     assert play.hand_out() == [], "an earlier message of the key is leased to another consumer"
     assert tried == []
     play.consumers[0].credit = 1
     assert play.hand_out() == [1]
-    assert tried == play.consumers[:1]
+    assert [consumer for _, consumer, *_ in tried] == play.consumers[:1]

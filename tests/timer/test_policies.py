@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaos.sim.world.simdisk import SimDisk
+from tests.calls import calls_of
 from tests.timer.machines import STATE, Log, catch_up, engine_on, flush
 from timer.entries.policies import (
     CLUSTER,
@@ -251,13 +252,7 @@ def test_change_packs_what_it_changes_and_nothing_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     policies = Policies({Scope("", TopicId(topic)): ALL for topic in range(1, 1_001)})
-    packed, pack = list[ScopePolicy](), ScopePolicy.pack
-
-    def counted(policy: ScopePolicy) -> dict[str, Any]:
-        packed.append(policy)
-        return pack(policy)
-
-    monkeypatch.setattr(ScopePolicy, "pack", counted)
+    packed = calls_of(monkeypatch, ScopePolicy, "pack")
     changed = policies.changed(Scope("", TopicId(500)), ScopePolicy(tick_ms=20))
     assert changed.packed != policies.packed
     assert changed.limited
@@ -272,13 +267,7 @@ def test_flush_takes_the_policies_as_they_were_packed(monkeypatch: pytest.Monkey
     log, engine, disk = engine_with(a={"delay_ms_max": 5}, b={"tick_ms": 20})
     log.policy(NS, delay_levels_ms=(1, 2))
     catch_up(engine, log)
-    packed, pack = list[ScopePolicy](), ScopePolicy.pack
-
-    def counted(policy: ScopePolicy) -> dict[str, Any]:
-        packed.append(policy)
-        return pack(policy)
-
-    monkeypatch.setattr(ScopePolicy, "pack", counted)
+    packed = calls_of(monkeypatch, ScopePolicy, "pack")
     flush(engine)
     assert packed == []
     state = manifest.read(disk, STATE)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.calls import calls_of
 from timer.model.timer_errors import (
     EngineError,
     InvalidRequestError,
@@ -181,20 +182,15 @@ def test_digest_has_the_same_of_producers_whatever_changed_since_the_last(
 def test_digest_hashes_the_producers_that_changed_and_no_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    producers, hashed, plain = Producers(), list[int](), producers_module._hash
+    producers = Producers()
     for producer_id in range(1_000, 0, -1):
         producers.restore(ProducerId(producer_id), ProducerState(b"%d" % producer_id, UnixMs(1)))
     before = producers.sum()
-
-    def counted(producer_id: ProducerId, producer: ProducerState) -> int:
-        hashed.append(producer_id)
-        return plain(producer_id, producer)
-
-    monkeypatch.setattr(producers_module, "_hash", counted)
+    hashed = calls_of(monkeypatch, producers_module, "_hash")
     producers.accept(ProducerId(500), answer(1), UnixMs(2))
     registered(producers, b"7", 8, at_ms=2)
     assert producers.sum() == producers.sum() != before
-    assert sorted(hashed) == [7, 500]
+    assert sorted(producer_id for producer_id, _ in hashed) == [7, 500]
     monkeypatch.undo()
     assert producers.sum() == producers.sum_anew()
 

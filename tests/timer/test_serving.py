@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.calls import calls_of
 from tests.timer.leading import LEASE_MS, Play, delivered
 from tests.timer.machines import u64
 from tests.timer.test_priority import schedule
@@ -22,7 +23,7 @@ from timer.leader.groups.nack_details import NackDetails
 from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import LeaderConfig
 from timer.model import timer_id
-from timer.model.columns import ROW, U64
+from timer.model.columns import ROW
 from timer.model.timer_errors import DiskFullError, NotReadyError
 from timer.model.units import QueueOffset
 from timer.ready.group import Group
@@ -604,14 +605,7 @@ def test_raised_limit_delivers_again_what_waits_for_a_dead_letter_topic(
 def test_alteration_of_a_group_looks_at_its_dying_messages_in_portions_after_a_raise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks: list[int] = []
-    still_dying = exits.Exits._still_dying
-
-    def look(self: exits.Exits, offsets: U64) -> U64:
-        looks.append(len(offsets))
-        return still_dying(self, offsets)
-
-    monkeypatch.setattr(exits.Exits, "_still_dying", look)
+    looks = calls_of(monkeypatch, exits.Exits, "_still_dying")
     monkeypatch.setattr(exits, "SPARE_MAX", 3)
     play = Play(config=LeaderConfig(limits=CountLimits(topics_max=1)))
     group = play.make_group(max_attempts=1)
@@ -627,7 +621,7 @@ def test_alteration_of_a_group_looks_at_its_dying_messages_in_portions_after_a_r
     while len(looks) < 4 and play.leader.wake_at_ms(play.now) <= play.mono_ms + 1:
         play.wait(1)
         play.settle()
-    assert looks == [3, 3, 3, 1]
+    assert [len(offsets) for _, offsets in looks] == [3, 3, 3, 1]
     play.leader.groups.credit(group, consumer, 10)
     play.settle()
     again = np.concatenate([each.lease.offsets for each in play.deliveries[1:]])

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.calls import calls_of
 from tests.seeds import seeds
 from tests.timer.stores import (
     ALL,
@@ -224,14 +225,7 @@ def test_next_due_is_exact_in_memory_and_at_the_front_of_a_run(store: Store) -> 
 def test_runs_are_asked_for_the_next_due_once_until_it_has_passed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[ReadWindow] = []
-    next_due = ReadWindow.next_due
-
-    def counted(window: ReadWindow) -> int | None:
-        asked.append(window)
-        return next_due(window)
-
-    monkeypatch.setattr(ReadWindow, "next_due", counted)
+    asked = calls_of(monkeypatch, ReadWindow, "next_due")
     for first_seq, due in ((1, NOW + 50), (2, NOW + 70), (3, NOW + 60)):
         store.insert(*batch(first_seq, [due]))
         flush(store)

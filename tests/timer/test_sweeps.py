@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.calls import calls_of
 from tests.timer.machines import START_MS, flush, part_of
 from tests.timer.test_pauses import Paused, settle
 from timer.entries.policies import CATCH_UPS, Scope
@@ -257,14 +258,7 @@ def test_a_fire_reads_nothing_however_much_of_what_was_held_is_gone(
     for _ in late:
         paused.log.fire(paused.log.now_ms)
     paused.engine.committed(LogIndex(len(paused.log.entries)))
-    reads: list[Cursor] = []
-    read = Cursor.read
-
-    def counted(cursor: Cursor, *limits: int) -> Any:
-        reads.append(cursor)
-        return read(cursor, *limits)
-
-    monkeypatch.setattr(Cursor, "read", counted)
+    reads = calls_of(monkeypatch, Cursor, "read")
     while paused.engine.behind:
         first, last = paused.engine.next_chunk()
         entries = paused.log.entries[first - 1 : last]
