@@ -65,28 +65,15 @@ def test_follower_knows_when_it_last_had_all_that_is_committed() -> None:
 
 
 def test_leader_of_before_has_all_up_to_its_end() -> None:
-    player = Player()
-    for line in (
-        "new log=1@1..5 promise=1:2:20",
-        "at 600 appointed 2 1",
-        "at 601 from 2 fence-answer 2:1:7 end=1:5",
-        "at 9000 from 2 append 3:2:20 prev=2:7 commit=7",  # and this log ends at 6
-    ):
-        player.play(line)
+    player = appointed("at 9000 from 2 append 3:2:20 prev=2:7 commit=7")  # and this log ends at 6
     assert player.core.leader == ReplicaId(2)
     assert player.core.caught_up_ms == 9_000
 
 
 def test_entries_stay_in_memory_for_a_while_and_no_longer() -> None:
-    player, keep_ms = Player(), ReplicationConfig().cache_ms
-    for line in (
-        "new log=1@1..5 promise=1:2:20",
-        "at 600 appointed 2 1",
-        "at 601 from 2 fence-answer 2:1:7 end=1:5",
-        "at 601 durable 6",
-        "at 602 from 2 answer 2:1:7 prev=5 durable=6 echo=601",
-    ):
-        player.play(line)
+    keep_ms = ReplicationConfig().cache_ms
+    durable = ("at 601 durable 6", "at 602 from 2 answer 2:1:7 prev=5 durable=6 echo=601")
+    player = appointed(*durable)
     kept = []
     for now_ms in (603, 599 + keep_ms, 601 + keep_ms, 599 + 2 * keep_ms, 602 + 2 * keep_ms):
         player.play(f"at {now_ms} tick")
@@ -95,14 +82,7 @@ def test_entries_stay_in_memory_for_a_while_and_no_longer() -> None:
 
 
 def test_entries_that_are_not_committed_stay_in_memory_and_count() -> None:
-    player, keep_ms = Player(), ReplicationConfig().cache_ms
-    for line in (
-        "new log=1@1..5 promise=1:2:20",
-        "at 600 appointed 2 1",
-        "at 601 from 2 fence-answer 2:1:7 end=1:5",
-        "at 601 durable 6",
-    ):
-        player.play(line)
+    player, keep_ms = appointed("at 601 durable 6"), ReplicationConfig().cache_ms
     for now_ms in range(700, 3 * keep_ms, 90):
         player.play(f"at {now_ms} from 2 answer 2:1:7 prev=5 durable=5 echo={now_ms}")
     assert len(player.core.tail) == 1
@@ -167,15 +147,8 @@ class ThinLink:
 
 def thin_link(bytes_per_ms: int, travel_ms: int) -> ThinLink:
     """Return the link of a leader that serves since 601."""
-    player = Player()
-    for line in (
-        "new log=1@1..5 promise=1:2:20",
-        "at 600 appointed 2 1",
-        "at 601 from 2 fence-answer 2:1:7 end=1:5",
-        "at 601 durable 6",
-        f"at {601 + travel_ms} from 2 answer 2:1:7 prev=5 durable=6 echo=601",
-    ):
-        player.play(line)
+    answer = f"at {601 + travel_ms} from 2 answer 2:1:7 prev=5 durable=6 echo=601"
+    player = appointed("at 601 durable 6", answer)
     return ThinLink(player.core, bytes_per_ms, travel_ms)
 
 
@@ -330,6 +303,19 @@ class Player:
         out += ["behind: fetch a snapshot"] if effects.behind else []
         out += ["forgotten: take no part"] if effects.forgotten else []
         return out + [f"-> {to} {_brief(message)}" for to, message in effects.send]
+
+
+def appointed(*lines: str) -> Player:
+    """Return a player whose node is appointed at 600, fences node 2 at 601, and sees the lines."""
+    player = Player()
+    for line in (
+        "new log=1@1..5 promise=1:2:20",
+        "at 600 appointed 2 1",
+        "at 601 from 2 fence-answer 2:1:7 end=1:5",
+        *lines,
+    ):
+        player.play(line)
+    return player
 
 
 def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Message:

@@ -20,6 +20,7 @@ from replication.shell import snapshot_fetch as receiving
 from replication.shell.send_rate import SendRate
 from replication.shell.snapshot_fetch import SnapshotFetch, UnusableAnswer, decode_offer
 from replication.shell.snapshot_service import FETCH, Snapshots, encode_offer
+from tests.calls import calls_of
 from tests.timer.machines import START_MS, catch_up, engine_on, flush, part_of, state_of
 from tests.timer.test_manifest import busy_log
 from tests.waiting import until
@@ -287,16 +288,9 @@ async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part
     The source learns of the damaged part, although the receiver asks another node first.
     """
     monkeypatch.setattr(receiving, "AGAIN_S", 0.01)
-    sent: list[str] = []
-
-    def reading(part: SnapshotPart, offset: int, size: int) -> bytes | None:
-        sent.append(part.path)
-        return read(part, offset, size)
-
     async with Source(tmp_path / "a").served() as source, Source(tmp_path / "b").served() as other:
         other.leads = False
-        read = source.outgoing.read
-        monkeypatch.setattr(source.outgoing, "read", reading)
+        reads = calls_of(monkeypatch, source.outgoing, "read")
         there = source.outgoing.offer()
         run = next(part for part in there.parts if part.path.startswith("runs/"))
         path = source.directory / "state" / run.path
@@ -314,7 +308,7 @@ async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part
     assert {str(found) for found in source.damages} == {
         f"{path}: corrupt at byte 0: checksum mismatch"
     }
-    assert (sent.count(run.path), source.fatal) == (1, [])
+    assert ([part.path for part, *_ in reads].count(run.path), source.fatal) == (1, [])
 
 
 async def test_refused_request_does_not_end_the_suspicion_of_a_part(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from tests.calls import calls_of
 from tests.timer.leading import LEASE_MS, Play
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of, u64
 from timer.entries.entry_frame import Entry, EntryKind
@@ -20,7 +21,6 @@ from timer.leader.groups.group_dispatch import STEP_GROUPS
 from timer.leader.groups.group_leases import ACCEPT, Leases
 from timer.leader.intake.count_limits import TOPIC_IDS_MAX
 from timer.leader.leader import ENTRY_TOPICS_MAX
-from timer.model import firing_order as order_module
 from timer.model.columns import decode_schedule
 from timer.model.feature_level import LEVEL_OF_BOUNDED_SWEEPS
 from timer.model.firing_order import Position
@@ -368,15 +368,7 @@ def test_pages_of_what_lies_in_memory_sort_it_once(monkeypatch: pytest.MonkeyPat
     count = 500
     log.schedule(part_of([(1, DUE + number * 7 % 100, b"") for number in range(count)]))
     catch_up(engine, log)
-    sorted_rows = 0
-    merge_order = order_module.merge_order
-
-    def counted(due: Any, seq: Any) -> Any:
-        nonlocal sorted_rows
-        sorted_rows += len(due)
-        return merge_order(due, seq)
-
-    monkeypatch.setattr(cut_module, "merge_order", counted)
+    sorts = calls_of(monkeypatch, cut_module, "merge_order")
     what = Filter(topic=1, due_from_ms=0, due_to_ms=1 << 47)
     seen: Position | None = what.start
     found: list[tuple[int, int]] = []
@@ -386,7 +378,7 @@ def test_pages_of_what_lies_in_memory_sort_it_once(monkeypatch: pytest.MonkeyPat
         found += zip(rows["due_ms"].tolist(), rows["seq"].tolist(), strict=True)
         seen = page.next
     assert found == sorted((DUE + number * 7 % 100, 1 + number) for number in range(count))
-    assert sorted_rows == count
+    assert sum(len(due) for due, _ in sorts) == count
 
 
 def test_search_for_a_prefix_of_keys_handles_only_matching_rows_of_runs_one_by_one(
