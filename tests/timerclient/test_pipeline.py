@@ -57,6 +57,15 @@ def sent(pipeline: Pipeline[Item]) -> list[tuple[int, int, int]]:
     return out
 
 
+def sending(*items: Item) -> Pipeline[Item]:
+    """Return a pipeline that has sent the items, and has no answer yet."""
+    pipeline = make()
+    for item in items:
+        pipeline.add(item)
+    sent(pipeline)
+    return pipeline
+
+
 def test_requests_are_numbered_when_sent_and_stop_at_the_window() -> None:
     pipeline = make(window=2)
     for name in range(3):
@@ -103,20 +112,14 @@ def test_nothing_is_sent_before_a_producer_is_registered() -> None:
 
 
 def test_broken_stream_resends_in_order_with_the_same_sequences() -> None:
-    pipeline = make()
-    for name in range(3):
-        pipeline.add(Item(name))
-    sent(pipeline)
+    pipeline = sending(*map(Item, range(3)))
     pipeline.answer(2, None)
     assert pipeline.broken(taken=True).settled == []
     assert sent(pipeline) == [(4, 0, 1), (5, 2, 3)]
 
 
 def test_overload_drains_then_resends_with_the_same_sequences() -> None:
-    pipeline = make()
-    for name in range(3):
-        pipeline.add(Item(name))
-    sent(pipeline)
+    pipeline = sending(*map(Item, range(3)))
     assert pipeline.answer(1, Overloaded("full")).pause_ms == 0
     assert sent(pipeline) == []
     pipeline.answer(2, SequenceGap("gap"))
@@ -126,10 +129,7 @@ def test_overload_drains_then_resends_with_the_same_sequences() -> None:
 
 
 def test_refusal_fails_one_and_renumbers_those_behind_it() -> None:
-    pipeline = make()
-    for name in range(3):
-        pipeline.add(Item(name))
-    sent(pipeline)
+    pipeline = sending(*map(Item, range(3)))
     [(item, error)] = pipeline.answer(1, InvalidRequest("too large")).settled
     assert item.name == 0
     assert isinstance(error, InvalidRequest)
@@ -139,10 +139,7 @@ def test_refusal_fails_one_and_renumbers_those_behind_it() -> None:
 
 
 def test_refusal_in_doubt_surfaces_what_lies_behind_it_in_doubt_and_spares_the_rest() -> None:
-    pipeline = make()
-    pipeline.add(Item(0))
-    pipeline.add(Item(1))
-    sent(pipeline)
+    pipeline = sending(Item(0), Item(1))
     pipeline.broken(taken=True)
     pipeline.add(Item(2))
     sent(pipeline)
@@ -160,11 +157,8 @@ def test_refusal_in_doubt_surfaces_what_lies_behind_it_in_doubt_and_spares_the_r
 
 
 def test_broken_behind_a_certain_refusal_takes_a_new_producer_and_leaves_no_doubt() -> None:
-    pipeline = make()
     items = [Item(0), Item(1)]
-    for item in items:
-        pipeline.add(item)
-    sent(pipeline)
+    pipeline = sending(*items)
     pipeline.answer(1, InvalidRequest("too large"))
     pipeline.broken(taken=True)
     assert not pipeline.may_be_applied(items[1])
@@ -175,11 +169,9 @@ def test_broken_behind_a_certain_refusal_takes_a_new_producer_and_leaves_no_doub
 
 
 def test_refused_request_of_many_calls_is_split_into_its_calls() -> None:
-    pipeline = make()
     whole = Item(0)
     whole.parts = [Item(10), Item(11, bad=True), Item(12)]
-    pipeline.add(whole)
-    sent(pipeline)
+    pipeline = sending(whole)
     assert pipeline.answer(1, InvalidRequest("row 1")).settled == []
     assert sent(pipeline) == [(2, 10, 1), (3, 11, 2), (4, 12, 3)]
 
@@ -202,11 +194,9 @@ def test_quota_that_is_reached_refuses_at_once_what_asks_for_as_much_behind_it()
 
 
 def test_calls_of_one_request_are_taken_until_a_quota_is_reached() -> None:
-    pipeline = make()
     whole = Item(0)
     whole.parts = [Item(name) for name in (10, 12, 14, 16)]
-    pipeline.add(whole)
-    sent(pipeline)
+    pipeline = sending(whole)
     full = QuotaReached("even: 2 of 2")
     full.field = "pending_max"
     assert pipeline.answer(1, full).settled == []
@@ -237,10 +227,7 @@ def test_what_lies_behind_a_quota_of_what_is_ready_is_asked_for_by_itself(field:
 
 
 def test_what_is_in_doubt_behind_a_quota_is_asked_again() -> None:
-    pipeline = make()
-    pipeline.add(Item(0))
-    pipeline.add(Item(2))
-    sent(pipeline)
+    pipeline = sending(Item(0), Item(2))
     assert pipeline.answer(2, CommitTimeout("slow")).settled == []
     settled = pipeline.answer(1, QuotaReached("even")).settled
     assert [item.name for item, _ in settled] == [0]
@@ -248,10 +235,7 @@ def test_what_is_in_doubt_behind_a_quota_is_asked_again() -> None:
 
 
 def test_unknown_producer_registers_again_for_what_was_certainly_not_applied() -> None:
-    pipeline = make()
-    pipeline.add(Item(0))
-    pipeline.add(Item(1))
-    sent(pipeline)
+    pipeline = sending(Item(0), Item(1))
     pipeline.answer(1, UnknownProducer("expired"))
     pipeline.answer(2, UnknownProducer("expired"))
     assert sent(pipeline) == []
@@ -261,9 +245,7 @@ def test_unknown_producer_registers_again_for_what_was_certainly_not_applied() -
 
 
 def test_unknown_producer_surfaces_for_what_is_in_doubt() -> None:
-    pipeline = make()
-    pipeline.add(Item(0))
-    sent(pipeline)
+    pipeline = sending(Item(0))
     pipeline.broken(taken=True)
     sent(pipeline)
     [(_, error)] = pipeline.answer(2, UnknownProducer("expired")).settled
@@ -272,10 +254,7 @@ def test_unknown_producer_surfaces_for_what_is_in_doubt() -> None:
 
 
 def test_forgotten_outcome_surfaces_and_those_behind_go_on() -> None:
-    pipeline = make()
-    pipeline.add(Item(0))
-    pipeline.add(Item(1))
-    sent(pipeline)
+    pipeline = sending(Item(0), Item(1))
     [(_, error)] = pipeline.answer(1, OutcomeForgotten("long ago")).settled
     assert isinstance(error, OutcomeForgotten)
     assert pipeline.answer(2, None).settled[0][1] is None
@@ -294,21 +273,16 @@ def test_withdrawn_before_it_was_sent_leaves_no_gap() -> None:
 
 
 def test_withdrawn_on_the_wire_is_resent_for_those_behind_it() -> None:
-    pipeline = make()
     items = [Item(0), Item(1)]
-    for item in items:
-        pipeline.add(item)
-    sent(pipeline)
+    pipeline = sending(*items)
     assert not pipeline.withdraw(items[0])
     pipeline.broken(taken=True)
     assert [name for _, name, _ in sent(pipeline)] == [0, 1]
 
 
 def test_withdrawn_alone_dies_with_its_stream_and_its_producer() -> None:
-    pipeline = make()
     item = Item(0)
-    pipeline.add(item)
-    sent(pipeline)
+    pipeline = sending(item)
     pipeline.withdraw(item)
     pipeline.broken(taken=True)
     assert pipeline.idle
@@ -496,10 +470,8 @@ def live_through_faults(seed: int) -> None:
 
 
 def test_stream_that_is_refused_as_a_whole_leaves_no_doubt() -> None:
-    pipeline = make()
     item = Item(0)
-    pipeline.add(item)
-    sent(pipeline)
+    pipeline = sending(item)
     pipeline.broken(taken=False)
     assert not pipeline.may_be_applied(item)
     sent(pipeline)
