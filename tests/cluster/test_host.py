@@ -14,7 +14,7 @@ from cluster.rpc.rpc_caller import CALLER
 from cluster.state.host import Host
 from cluster.state.state_plane import LOW_FLUSH_MS, TOPICS_AT_ONCE, FlushLimits, ThreadWork
 from tests.calls import calls_of
-from tests.timer.machines import START_MS, Log, engine_on, part_of
+from tests.timer.machines import START_MS, Log, engine_on, log_of, part_of
 from tests.waiting import until
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk import RealDisk
@@ -110,11 +110,7 @@ async def folded(host: Host) -> None:
 async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_in(
     tmp_path: Path,
 ) -> None:
-    log, errors = Log(), list[BaseException]()
-    log.begin_epoch()
-    log.topic("a")
-    for _ in range(1_500):  # a portion is some 30
-        log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    log, errors = log_of(1_500), list[BaseException]()  # a portion is some 30
     follower = Follower(log)
     follower.cached_from = len(log.entries) + 1
     host = host_on(tmp_path, follower, errors)
@@ -129,10 +125,7 @@ async def test_log_on_the_disk_is_read_once_however_many_portions_it_is_folded_i
 async def test_what_a_leader_appends_is_timed_until_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, errors, told = Log(), list[BaseException](), list[tuple[EntryKind, float]]()
-    log.begin_epoch()
-    log.topic("a")
-    log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    log, errors, told = log_of(1), list[BaseException](), list[tuple[EntryKind, float]]()
     follower = Follower(log)
     host = host_on(
         tmp_path,
@@ -201,10 +194,7 @@ async def test_entry_of_a_change_is_known_though_its_answer_never_comes(
 async def test_flush_ends_though_whoever_asked_gave_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, errors = Log(), list[BaseException]()
-    log.begin_epoch()
-    log.topic("a")
-    log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    log, errors = log_of(1), list[BaseException]()
     follower, going, may_go = Follower(log), threading.Event(), threading.Event()
     write = Flush.write
 
@@ -232,9 +222,7 @@ async def test_flush_ends_though_whoever_asked_gave_up(
 async def test_flush_that_fails_ends_the_process_and_its_caller_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, errors = Log(), list[BaseException]()
-    log.begin_epoch()
-    log.topic("a")
+    log, errors = log_of(0), list[BaseException]()
 
     def fail(self: Flush, pace: Pace = unpaced) -> None:
         raise DiskFailedError("broken")
@@ -250,10 +238,7 @@ async def test_flush_that_fails_ends_the_process_and_its_caller_does_not_wait(
 
 
 async def test_no_manifest_goes_beyond_the_log_on_the_same_disk(tmp_path: Path) -> None:
-    log, errors = Log(), list[BaseException]()
-    log.begin_epoch()
-    log.topic("a")
-    log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    log, errors = log_of(1), list[BaseException]()
     follower = Follower(log)
     follower.on_disk.clear()  # the others have committed it, and this disk is slow
     host = host_on(tmp_path, follower, errors)
@@ -307,10 +292,7 @@ async def test_flush_comes_at_the_drawn_share_and_takes_a_few_topics_at_a_time(
 async def test_disk_with_little_room_is_flushed_often_to_give_back_what_is_of_no_use(
     tmp_path: Path,
 ) -> None:
-    log, errors, clock = Log(), list[BaseException](), [0]
-    log.begin_epoch()
-    log.topic("a")
-    log.schedule(part_of([(1, START_MS + 10**9, b"x")]))
+    log, errors, clock = log_of(1), list[BaseException](), [0]
     follower = Follower(log)
     follower.plenty = False
     host = host_on(
@@ -336,9 +318,7 @@ async def test_disk_with_little_room_is_flushed_often_to_give_back_what_is_of_no
 
 
 async def test_memtable_whose_rows_are_mostly_dead_is_flushed_soon(tmp_path: Path) -> None:
-    log, errors, clock, count = Log(), list[BaseException](), [0], 100
-    log.begin_epoch()
-    log.topic("a")
+    log, errors, clock, count = log_of(0), list[BaseException](), [0], 100
     dues = [START_MS + 10**9 + number for number in range(count)]
     log.schedule(part_of([(1, due, bytes(100)) for due in dues]))
     host = host_on(

@@ -16,7 +16,7 @@ from cluster.state.state_plane import (
     StatePlane,
     ThreadWork,
 )
-from tests.timer.machines import START_MS, STATE, Log, engine_on, part_of
+from tests.timer.machines import START_MS, STATE, Log, engine_on, log_of, part_of
 from tests.timer.test_lookup import flip
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk_reserve import Room
@@ -148,15 +148,6 @@ def plane_of(log: Log, disk: SimDisk | None = None, **limits: int) -> tuple[Stat
     io = Turns(log)
     given = dict.fromkeys(("memtable_bytes", "log_bytes", "log_entries", "interval_ms"), NEVER)
     return StatePlane(engine_on(disk or SimDisk()), FlushLimits(**given | limits), io), io
-
-
-def log_of(timers: int, size: int = 1, delay_ms: int = 10**9) -> Log:
-    log = Log()
-    log.begin_epoch()
-    log.topic("a")
-    for _ in range(timers):
-        log.schedule(part_of([(1, START_MS + delay_ms, bytes(size))]))
-    return log
 
 
 def last_kind(log: Log) -> EntryKind:

@@ -225,6 +225,16 @@ class Log:
         return self.append(EntryKind.EPOCH, [payloads.encode_epoch(start)])
 
 
+def log_of(timers: int, size: int = 1, delay_ms: int = 10**9) -> Log:
+    """Return the log of a leader with the topic `a`, and an entry for each of so many timers."""
+    log = Log()
+    log.begin_epoch()
+    log.topic("a")
+    for _ in range(timers):
+        log.schedule(part_of([(1, START_MS + delay_ms, bytes(size))]))
+    return log
+
+
 def machine_on(disk: SimDisk, *, leads: bool) -> Machine:
     store = Store(disk, STATE)
     if leads:
