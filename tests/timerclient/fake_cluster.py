@@ -226,6 +226,20 @@ async def refuse(context: Any, error: pb.Error, code: grpc.StatusCode) -> None:
     await context.abort(code, error.message, trailing_metadata=trailer)
 
 
+async def not_found(context: Any, text: str) -> None:
+    await refuse(context, wire_error(pb.REASON_NOT_FOUND, text), grpc.StatusCode.NOT_FOUND)
+
+
+async def ordered(context: Any, order: Any, change: Callable[[Any], Any], request: Any) -> Any:
+    """Return the answer of a change, or end its RPC before or after it, as a test has ordered."""
+    if isinstance(order, pb.Error):
+        await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
+    answer = change(request)
+    if order == "lose":
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
+    return answer
+
+
 class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServiceServicer):
     def __init__(self, cluster: Cluster, index: int) -> None:
         self.cluster = cluster
@@ -325,41 +339,25 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def Schedule(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
-        order = self.cluster.on_schedule(request)
-        if isinstance(order, pb.Error):
-            await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
-        answer = self.cluster.schedule(request)
-        if order == "lose":
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
-        return answer
+        cluster = self.cluster
+        return await ordered(context, cluster.on_schedule(request), cluster.schedule, request)
 
     async def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         self.cluster.deadlines_s.append(context.time_remaining())
-        order = self.cluster.on_cancel()
-        if isinstance(order, pb.Error):
-            await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
-        answer = self.cluster.timers.cancel(request)
-        if order == "lose":
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
-        return answer
+        cluster = self.cluster
+        return await ordered(context, cluster.on_cancel(), cluster.timers.cancel, request)
 
     async def Reschedule(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
-        order = self.cluster.on_cancel()
-        if isinstance(order, pb.Error):
-            await refuse(context, order, grpc.StatusCode.UNAVAILABLE)
-        answer = self.cluster.timers.reschedule(request)
-        if order == "lose":
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
-        return answer
+        cluster = self.cluster
+        return await ordered(context, cluster.on_cancel(), cluster.timers.reschedule, request)
 
     async def GetTimer(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._must_lead(context)
         answer = self.cluster.timers.get(request)
         if answer is None:
-            missing = wire_error(pb.REASON_NOT_FOUND, "no such timer")
-            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+            await not_found(context, "no such timer")
         return answer
 
     async def ListTimers(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -483,8 +481,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         wanted = request.topic.removeprefix("default/")
         found = [topic for topic in topics if wanted in ("", topic.name)]
         if not found:
-            missing = wire_error(pb.REASON_NOT_FOUND, f"no such topic: {wanted!r}")
-            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+            await not_found(context, f"no such topic: {wanted!r}")
         return pb.ListTopicsResponse(topics=found)
 
     async def CreateTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -493,8 +490,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def DeleteTopic(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.topic == "nothing" or request.topic in self.cluster.deleted:
-            missing = wire_error(pb.REASON_NOT_FOUND, f"no such topic: {request.topic!r}")
-            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+            await not_found(context, f"no such topic: {request.topic!r}")
         self.cluster.deleted.append(request.topic)
         if self.cluster.lose_alters:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
@@ -508,8 +504,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def AlterGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.group == "nobody":
-            missing = wire_error(pb.REASON_NOT_FOUND, "no such group: 'nobody'")
-            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+            await not_found(context, "no such group: 'nobody'")
         return await self.CreateGroup(request, context)
 
     async def SeekGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -519,8 +514,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
 
     async def DeleteGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
         if request.group == "nobody" or request.group in self.cluster.deleted:
-            missing = wire_error(pb.REASON_NOT_FOUND, f"no such group: {request.group!r}")
-            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+            await not_found(context, f"no such group: {request.group!r}")
         self.cluster.deleted.append(request.group)
         if self.cluster.lose_alters:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "connection reset")
@@ -547,8 +541,7 @@ class Node(rpc.TimerServiceServicer, rpc.ConsumeServiceServicer, rpc.AdminServic
         await self._must_lead(context)
         self.cluster.transfers.append(request.target)
         if request.target == "nobody":
-            missing = wire_error(pb.REASON_NOT_FOUND, "no such node: 'nobody'")
-            await refuse(context, missing, grpc.StatusCode.NOT_FOUND)
+            await not_found(context, "no such node: 'nobody'")
         return pb.TransferLeadershipResponse(unchanged=request.target == "n1")
 
     async def ListMembers(self, _: Any, __: Any) -> Any:  # noqa: N802
