@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
 from timerclient.cli.contexts import SETTINGS, apply_context
-from timerclient.rows import rows
 from timerclient.values import cluster_url
 from timerclient.values.errors import TimerError
 
@@ -208,7 +207,9 @@ def chosen_handlers(
 
 def _has(handler: "TimerHandler[..., Any]", option: str, wanted: Sequence[str]) -> bool:
     topic, group = handler.options.place
-    return group in wanted if option == "group" else topic in map(rows.short_topic, wanted)
+    if option == "group":
+        return group in wanted
+    return topic in (each.removeprefix("default/") for each in wanted)
 
 
 def load_app(place: str) -> "TimerApp":

@@ -371,11 +371,6 @@ def utf8(field: str, text: Any) -> bytes:
         raise InvalidRequest.of(field, text, "must have a form in UTF-8") from None
 
 
-def short_topic(topic: str) -> str:
-    """Return the name of a topic without the namespace that names without one have."""
-    return topic.removeprefix("default/")
-
-
 def name(field: str, text: Any, pattern: re.Pattern[str] | None = None) -> str:
     """Return a name, checked. `pattern`: TOPIC_NAME or GROUP_NAME; None: the cluster checks it.
 

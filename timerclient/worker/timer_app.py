@@ -128,7 +128,7 @@ class HandlerOptions:
     @property
     def place(self) -> tuple[str, str]:
         """The topic and the group; two handlers with the same would share the messages."""
-        return rows.short_topic(self.topic), self.group
+        return self.topic.removeprefix("default/"), self.group
 
     def __post_init__(self) -> None:
         rows.name("topic", self.topic, rows.TOPIC_NAME)
