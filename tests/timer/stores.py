@@ -21,7 +21,7 @@ from timer.model.units import Epoch, LogIndex, UnixMs
 from timer.pending import prefetch
 from timer.pending import store as store_module
 from timer.pending.memory import tiers, wheel
-from timer.pending.runs import frozen_memtable, merge_plan, read_window, run_writer
+from timer.pending.runs import frozen_memtable, merge_plan, read_window, run_index, run_writer
 from timer.pending.runs import merge as merge_module
 from timer.pending.runs import run_set as runs
 from timer.pending.runs.frozen_memtable import Frozen
@@ -359,6 +359,7 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
         (store_module, "DEAD_MAX", 3),
         (run_writer, "BATCH_ROWS_MAX", 4),
         (run_writer, "BATCH_SIZE_MAX", 250),
+        (run_index, "TOPIC_ROWS_MAX", 8),
         (merge_module, "SLICE_ROWS", 3),
         (read_window, "SLICE_ROWS_MIN", 2),
         (read_window, "SLICE_SIZE_MAX", 60),

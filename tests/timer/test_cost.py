@@ -31,6 +31,8 @@ from timer.pending import read_view as cut_module
 from timer.pending import store as store_module
 from timer.pending.memory.memtable import PORTION_SIZE, ROOM_ROWS, Memtable
 from timer.pending.read_view import Filter, ViewTally
+from timer.pending.runs import run_writer
+from timer.pending.runs.run import Run
 from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.recovery.engine import Engine
@@ -405,6 +407,32 @@ def test_search_for_a_prefix_of_keys_handles_only_matching_rows_of_runs_one_by_o
         assert page.timers.rows["seq"].tolist() == wanted
         assert engine.machine.store.cut().tally(what, what.start) == ViewTally(len(wanted), None)
         assert handled == len(wanted)
+
+
+def test_pages_of_a_topic_read_only_batches_of_runs_with_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_writer, "BATCH_ROWS_MAX", 4)
+    engine, log = begun(3)
+    log.schedule(
+        part_of([(2 if number in (50, 51) else 1, DUE + number, b"") for number in range(100)])
+    )
+    catch_up(engine, log)
+    flush(engine)
+    log.cancel([(DUE + number, 1 + number) for number in (7, 50)])
+    catch_up(engine, log)
+    flush(engine)
+    assert [len(run) for run in engine.machine.store._runs.runs] == [25, 1]
+    for topic, seqs, batches in (
+        (1, [seq for seq in range(1, 101) if seq not in (8, 51, 52)], 26),
+        (2, [52], 2),
+        (3, [], 0),
+    ):
+        what = Filter(topic=topic, due_from_ms=0, due_to_ms=1 << 47)
+        with mock.patch.object(Run, "head", autospec=True, side_effect=Run.head) as head:
+            page = engine.machine.store.cut().page(what, what.start, 100)
+            assert (page.timers.rows["seq"].tolist(), page.next) == (seqs, None)
+            assert head.call_count == batches
 
 
 def test_count_by_a_prefix_of_keys_reads_a_bounded_number_of_rows(

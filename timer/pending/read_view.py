@@ -11,8 +11,9 @@ Pages are in (due, seq) order, which never changes. The end of a page is a Posit
 page begins after it, in any later cut. Held rows (timer/pending/memory/held_rows.py) come first:
 their plain dues lie at or before the fire position, all others after it. This stays so if rows
 become held between two pages. The work of a page is bounded: if few rows match, the page is short
-and has the position to continue from. A memtable's rows of a topic are sorted for the first page.
-The next page, of another cut, only sorts the rows that were added since.
+and has the position to continue from. Stripes of a run without rows of the topic are not read. A
+memtable's rows of a topic are sorted for the first page. The next page, of another cut, only sorts
+the rows that were added since.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ from timer.pending.memory.deleted_topics import DeletedTopics
 from timer.pending.memory.held_rows import ASIDE, BEGIN, MASK, aside, plain
 from timer.pending.memory.memtable import Graves, Left, Memtable, TopicOrder
 from timer.pending.runs.row_reader import Packer, Whole
-from timer.pending.runs.run import TOPIC_ROWS, BatchColumns, Run, is_tombstone
+from timer.pending.runs.run import BatchColumns, Run
 from timer.pending.runs.run_totals import RunTotals
 
 SCAN_ROWS_MAX: Final = 65_536
@@ -486,37 +487,44 @@ class _RunLane:
 
     def __init__(self, run: Run, what: Filter) -> None:
         self._run, self._what = run, what
-        self._batch = -1
+        self._stripes = run.stripes_of(what.topic)["stripe"].astype(np.int64)
         self._head: BatchColumns | None = None
-        self._matching = np.empty(0, np.intp)
-        """Places in the batch of rows of the topic whose keys have the prefix."""
+        self._matching = self._graves = np.empty(0, np.intp)
+        """Places in the batch: of timers whose keys have the prefix, of the topic's tombstones."""
 
     def part(self, seen: Position) -> _Part | None:
         """Return the rest of one batch after `seen`; None if the range has no more rows."""
-        batch, until_ms = self._run.batch_after(seen), self._what.due_to_ms - 1
+        batch, until_ms = self._next_batch(self._run.batch_after(seen)), self._what.due_to_ms - 1
         if batch == len(self._run) or self._run.first_due(batch) > until_ms:
             return None
-        if batch != self._batch or self._head is None:
-            self._batch, self._head = batch, self._run.head(batch)
-            self._matching = self._matches(self._head)
-        head = self._head
+        if (head := self._head) is None or head.batch != batch:
+            head = self._head = self._run.head(batch)
+            self._matching = self._matches(head)
+            mine = (head.topic == TOMBSTONE) & (head.requested_ms == self._what.topic)
+            self._graves = np.flatnonzero(mine)
         start = rank(head.due_ms, head.seq, seen)
         stop = max(start, int(head.due_ms.searchsorted(until_ms, "right")))
-        more = stop == len(head.seq) and batch + 1 < len(self._run)
+        more = stop == len(head.seq) and self._next_batch(batch + 1) < len(self._run)
         last = Position(int(head.due_ms[-1]), int(head.seq[-1])) if more else None
-        first, end = self._matching.searchsorted((start, stop)).tolist()
-        place = self._matching[first:end]
-        grave = head.rows(slice(start, stop))
-        grave = grave[is_tombstone(grave) & (grave["requested_ms"] == self._what.topic)]
+        place, graves = (
+            places[slice(*places.searchsorted((start, stop)))]
+            for places in (self._matching, self._graves)
+        )
         return _Part(
             self,
             head.due_ms[place],
             head.seq[place],
             place,
-            grave["seq"].copy(),
+            head.seq[graves],
             last,
             stop - start,
         )
+
+    def _next_batch(self, batch: int) -> int:
+        """Return the first batch from `batch` in a stripe with rows of the topic; or `len(run)`."""
+        size = self._run.meta.stripe
+        following = self._stripes[self._stripes.searchsorted(batch // size) :]
+        return max(batch, int(following[0]) * size) if len(following) else len(self._run)
 
     def _matches(self, head: BatchColumns) -> npt.NDArray[np.intp]:
         prefix, place = self._what.key_prefix, np.flatnonzero(head.topic == self._what.topic)
@@ -549,8 +557,7 @@ class _RunCounter:
 
     def __init__(self, run: Run, topic: int) -> None:
         self._run, self._topic = run, topic
-        table = np.frombuffer(run.meta.topics, TOPIC_ROWS)
-        table = table[table["topic"] == topic]
+        table = run.stripes_of(topic)
         self._stripes = table["stripe"].astype(np.int64)
         signed = table["timers"].astype(np.int64) - table["tombstones"]
         self._sums = np.concatenate([[0], np.cumsum(signed)])

@@ -247,6 +247,12 @@ class Run:
         """Return the first batch with a row after `position`; `len(self)` if there is none."""
         return rank(self._last_due, self._last_seq, position)
 
+    def stripes_of(self, topic: int) -> npt.NDArray[np.void]:
+        """Return the elements of `meta.topics` for one topic, by stripe (dtype TOPIC_ROWS)."""
+        table = np.frombuffer(self.meta.topics, TOPIC_ROWS)
+        found: npt.NDArray[np.void] = table[table["topic"] == topic]
+        return found
+
     def first_due(self, batch: int) -> int:
         """Return the due of a batch's first row."""
         return int(self._batches["first_due"][batch])
