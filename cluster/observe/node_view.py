@@ -248,7 +248,7 @@ class NodeState(TopicView):
             return
         unacked = self._host.totals.unacked()
         self._lags = await lag.of_groups(leader, self._host.now().clock_ms, unacked)
-        self._quotas = await quota_view.fullest(engine.machine, engine.node_policy, WORST_SHOWN)
+        self._quotas = await quota_view.fullest(engine.machine, WORST_SHOWN)
         await self.late_soon()  # last: it waits behind queries; `levels` shows what it found
 
     def levels(self) -> Levels:

@@ -4,8 +4,7 @@ import asyncio
 import heapq
 from typing import Final, TypeAlias
 
-from timer.entries.policies import ScopePolicy, namespace_of
-from timer.leader.intake.admission import Rules
+from timer.entries.policies import QUOTAS
 from timer.leader.intake.quotas import USED
 from timer.ready.topic import Topic
 from timer.state.machine import Machine
@@ -17,23 +16,18 @@ TOPICS_AT_ONCE: Final = 256
 """Topics whose quotas are read without a pause: some milliseconds of work."""
 
 
-def of_topic(machine: Machine, node: ScopePolicy, topic: Topic) -> list[pb.QuotaStatus]:
-    """Return a topic's quotas and their use on this node; `node`: the node's own policy."""
-    if not machine.policies.limited:
-        return []
-    rules = Rules(machine.policies.effective(node, namespace_of(topic.name), topic.topic_id))
+def of_topic(machine: Machine, topic: Topic) -> list[pb.QuotaStatus]:
+    """Return a topic's quotas and their use on this node. Nodes' settings have no quotas."""
+    said = machine.policies.said_by
+    found = ((field, *said(field, topic.name, topic.topic_id)) for field in QUOTAS)
     return [
-        pb.QuotaStatus(
-            field=quota.field,
-            used=USED[quota.field](topic),
-            limit=quota.limit,
-            source=quota.source,
-        )
-        for quota in rules.quotas
+        pb.QuotaStatus(field=field, used=USED[field](topic), limit=limit, source=source)
+        for field, limit, source in found
+        if limit is not None
     ]
 
 
-async def fullest(machine: Machine, node: ScopePolicy, count: int) -> tuple[Use, ...]:
+async def fullest(machine: Machine, count: int) -> tuple[Use, ...]:
     """Return the `count` quotas of all topics with the greatest share used.
 
     Quotas of 0 are left out: they close a topic and have no share. The event loop serves others
@@ -44,7 +38,7 @@ async def fullest(machine: Machine, node: ScopePolicy, count: int) -> tuple[Use,
     for number, topic in enumerate(topics, 1):
         found += (
             ((topic.name, quota.field), (quota.used, quota.limit))
-            for quota in of_topic(machine, node, topic)
+            for quota in of_topic(machine, topic)
             if quota.limit
         )
         if not number % TOPICS_AT_ONCE:

@@ -229,7 +229,7 @@ class TopicView:
             expired=topic.expired,
             groups=[self._group(topic, group, clock_ms) for group in topic.groups.values()],
             lag_ms=max(0, late.get(topic.topic_id, 0)),
-            quotas=quota_view.of_topic(self._machine, self._host.engine.node_policy, topic),
+            quotas=quota_view.of_topic(self._machine, topic),
         )
 
     def _group(self, topic: Topic, group: Group, clock_ms: UnixMs) -> pb.GroupStatus:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
+from unittest import mock
 
 import grpc
 import pytest
@@ -25,7 +26,7 @@ from cluster.settings.config import build_config
 from replication.core.core_events import Role
 from tests.cluster.test_config import BASE
 from tests.timer.leading import Play
-from timer.entries.policies import Scope, ScopePolicy
+from timer.entries.policies import Policies, Scope, ScopePolicy
 from timer.leader.intake.cluster_clock import ClockReport
 from timer.model.timer_errors import (
     AlreadyExistsError,
@@ -334,8 +335,32 @@ async def test_closed_topics_take_no_place_of_quotas_that_are_used() -> None:
         policy = ScopePolicy(pending_max=limit)
         play.leader.alter(scope, policy, [], play.now, lambda _: None)
     play.settle()
-    found = await quota_view.fullest(play.machine, play.config.policy, 1)
+    found = await quota_view.fullest(play.machine, 1)
     assert found == ((("used", "pending_max"), (0, 4)),)
+
+
+async def test_quotas_of_all_topics_are_found_without_their_effective_policies() -> None:
+    play = Play()
+    for name in ("a", "ns/a", "ns/b"):
+        play.make_topic(name)
+    policies = {Scope("ns"): ScopePolicy(ready_max=9)}
+    policies[Scope("", play.machine.topic_by_name["ns/b"].topic_id)] = ScopePolicy(ready_max=5)
+    for scope, policy in policies.items():
+        play.leader.alter(scope, policy, [], play.now, lambda _: None)
+    play.settle()
+    with mock.patch.object(Policies, "effective") as effective:
+        found = await quota_view.fullest(play.machine, 9)
+        topics = {
+            name: quota_view.of_topic(play.machine, topic)
+            for name, topic in play.machine.topic_by_name.items()
+        }
+    assert not effective.call_count
+    assert sorted(found) == [(("ns/a", "ready_max"), (0, 9)), (("ns/b", "ready_max"), (0, 5))]
+    assert {name: [quota.source for quota in quotas] for name, quotas in topics.items()} == {
+        "a": [],
+        "ns/a": ["namespace"],
+        "ns/b": ["topic"],
+    }
 
 
 def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

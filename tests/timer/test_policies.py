@@ -237,10 +237,11 @@ def test_policies_changed_one_by_one_are_those_made_at_once(
         spoken = {name for said in plain.values() for name in said.pack()}
         assert policies.limited == bool(spoken & {*QUOTAS})
         for name in FIELDS:
-            wanted = getattr(plain.get(Scope("", TopicId(1)), ScopePolicy()), name)
-            for wider in (Scope("ns"), CLUSTER):
-                value = getattr(plain.get(wider, ScopePolicy()), name)
-                wanted = value if wanted is None else wanted
+            wanted, source, first = None, "", Scope("", TopicId(1))
+            for of, at in (CLUSTER, "cluster"), (Scope("ns"), "namespace"), (first, "topic"):
+                value = getattr(plain.get(of, ScopePolicy()), name)
+                wanted, source = (wanted, source) if value is None else (value, at)
+            assert policies.said_by(name, "ns/a", TopicId(1)) == (wanted, source)
             assert policies.said(name, "ns/a", TopicId(1)) == wanted
         seen.append((policies, packed, plain))
     for before, packed, records in seen:  # policies of an earlier point stay unchanged

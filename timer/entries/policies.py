@@ -163,6 +163,7 @@ class ScopePolicy:
         return replace(wider, **self.pack())
 
 
+NO_POLICY: Final = ScopePolicy()
 FIELDS: Final = tuple(each.name for each in fields(ScopePolicy))
 QUOTAS: Final = ("pending_max", "pending_bytes_max", "ready_max", "ready_bytes_max")
 QUOTA_MAX: Final = (1 << 63) - 1
@@ -237,7 +238,7 @@ class Policies:
     def of(self, scope: Scope) -> ScopePolicy:
         """Return the policy of a scope itself."""
         said = self._records.get(scope)
-        return ScopePolicy() if said is None else said.policy
+        return NO_POLICY if said is None else said.policy
 
     def changed(self, scope: Scope, policy: ScopePolicy) -> "Policies":
         """Return the policies after that of `scope` is replaced by `policy`."""
@@ -306,13 +307,17 @@ class Policies:
 
         The node's settings do not count.
         """
-        if not self._counts[field]:
-            return None
-        for scope in (Scope("", topic), Scope(namespace_of(name)), CLUSTER):
-            value = getattr(self.of(scope), field)
-            if value is not None:
-                return value
-        return None
+        return self.said_by(field, name, topic)[0]
+
+    def said_by(self, field: str, name: str, topic: TopicId) -> tuple[Any, str]:
+        """Return the value that `said` returns, and its source: topic, namespace or cluster."""
+        if self._counts[field]:
+            narrower = {"topic": Scope("", topic), "namespace": Scope(namespace_of(name))}
+            for source, scope in (*narrower.items(), ("cluster", CLUSTER)):
+                value = getattr(self.of(scope), field)
+                if value is not None:
+                    return value, source
+        return None, ""
 
     def firing(self, namespace: str, topic: TopicId) -> tuple[bool, str]:
         """Return whether a topic is paused, and the fate of its overdue timers at the resume."""
