@@ -45,6 +45,8 @@ class TopicView:
         self._config = config
         self._fired_late, self._handed_out_late = Lateness(), Lateness()
         """Lateness by topic since this node began to lead."""
+        self._listing = asyncio.Lock()
+        """Held while a page is made: the pauses of many pages end in the same turn of the loop."""
         self._names: tuple[tuple[int, int], list[str]] = ((0, 0), [])
         """((next topic id, number of topics), their sorted names)."""
         self.late_topics: Callable[[], Awaitable[Mapping[TopicId, int]]] = _no_lags
@@ -95,8 +97,9 @@ class TopicView:
 
         `page_size`: 0 means PAGE_SIZE_MAX. `shown`: only these topics, and no count; None: all.
 
-        The work pauses after TOPICS_AT_ONCE, so that the loop serves others meanwhile. Lags are
-        those of `late_soon`: without a lease, or if many queries wait, they may be missing.
+        Pages are made one after the other. The work pauses after TOPICS_AT_ONCE, so that the loop
+        serves others meanwhile. Lags are those of `late_soon`: without a lease, or if many queries
+        wait, they may be missing.
 
         Raises:
             InvalidRequestError: the page is too large.
@@ -104,8 +107,19 @@ class TopicView:
         if page_size > PAGE_SIZE_MAX:
             raise InvalidRequestError("page_size", page_size, f"must be at most {PAGE_SIZE_MAX}")
         late = await self.late_soon()
+        async with self._listing:
+            return await self._page(late, after, page_size or PAGE_SIZE_MAX, prefix, shown)
+
+    async def _page(
+        self,
+        late: Mapping[TopicId, int],
+        after: str,
+        size: int,
+        prefix: str,
+        shown: TopicFilter | None,
+    ) -> pb.ListTopicsResponse:
+        """Return a page of topics with these lags; see `topics`."""
         machine, clock_ms = self._machine, self._host.now().clock_ms
-        size = page_size or PAGE_SIZE_MAX
         begin, end = span_of(all_names := self._sorted_names(), prefix)
         names = all_names[begin:end] if prefix else all_names
         count = len(names)

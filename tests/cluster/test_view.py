@@ -20,6 +20,7 @@ from cluster.observe import node_view as view
 from cluster.observe.busiest_topics import BusiestTopics
 from cluster.observe.clock_watch import ClockWatch
 from cluster.observe.node_view import NodeState
+from cluster.observe.topic_view import TopicView
 from cluster.rpc.handlers import NO_HOOKS
 from cluster.rpc.http import why_not_ready
 from cluster.settings.config import build_config
@@ -361,6 +362,30 @@ async def test_quotas_of_all_topics_are_found_without_their_effective_policies()
         "ns/a": ["namespace"],
         "ns/b": ["topic"],
     }
+
+
+async def test_lists_of_topics_at_the_same_time_take_turns_of_the_loop_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_view, "TOPICS_AT_ONCE", 2)
+    play, turns, shown = Play(), list[int](), TopicView._topic
+    for number in range(8):
+        play.make_topic(f"t{number}")
+    engine: Any = SimpleNamespace(machine=play.machine)
+    host: Any = SimpleNamespace(engine=engine, leader=None, now=lambda: play.now)
+    topics = TopicView(host, cast("Any", None))
+
+    def counted(*given: Any) -> pb.TopicStatus:
+        turns[-1] += 1
+        return shown(*given)
+
+    monkeypatch.setattr(TopicView, "_topic", counted)
+    lists = [asyncio.create_task(topics.topics("", 0)) for _ in range(4)]
+    while not all(each.done() for each in lists):
+        turns.append(0)
+        await asyncio.sleep(0)
+    assert [each.result().count for each in lists] == [9] * 4
+    assert (sum(turns), max(turns)) == (4 * 9, 2)
 
 
 def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
