@@ -85,9 +85,12 @@ class View(Protocol):
     """Returns topic -> age of its oldest overdue timer in ms, on a leader with a lease."""
 
     async def topics(
-        self, after: str, page_size: int, *, shown: TopicFilter | None = None
+        self, after: str, page_size: int, prefix: str = "", shown: TopicFilter | None = None
     ) -> pb.ListTopicsResponse:
-        """Return a page of topics from the state applied on this node. `shown`: only these."""
+        """Return a page of the topics with a prefix from the state applied on this node.
+
+        `shown`: only these.
+        """
 
     def topic(self, name: str, *, lateness: bool = False) -> pb.TopicStatus:
         """Return a topic from the state applied on this node, without its lag.
@@ -272,8 +275,9 @@ class AdminService(Service, rpc.AdminServiceServicer):
         if not request.topic:
             if request.lateness:
                 raise InvalidRequestError("lateness", "true", "needs a topic: give `topic`, too")
-            shown = filter_of_caller()
-            return await self._view.topics(request.after, request.page_size, shown=shown)
+            return await self._view.topics(
+                request.after, request.page_size, request.prefix, filter_of_caller()
+            )
         topic = self._view.topic(wire_rows.topic_name(request.topic), lateness=request.lateness)
         topic.lag_ms = await self._timers.lag_ms(topic.topic_id)
         return pb.ListTopicsResponse(topics=[topic], count=1)

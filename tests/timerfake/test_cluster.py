@@ -275,6 +275,34 @@ def test_topics_are_listed_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None
         assert [topic.name for topic in client.describe_namespace("ns").topics] == ["ns/f"]
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_namespace_is_described_without_a_look_at_other_topics_except_by_old_servers(
+    monkeypatch: pytest.MonkeyPatch, *, ignored: bool
+) -> None:
+    shown, topics = list[str](), listing.TopicView.topics
+
+    async def noted(
+        view: listing.TopicView, after: str, page_size: int, prefix: str, *more: Any
+    ) -> pb.ListTopicsResponse:
+        found = await topics(view, after, page_size, "" if ignored else prefix, *more)
+        shown.extend(topic.name for topic in found.topics)
+        return found
+
+    monkeypatch.setattr(listing.TopicView, "topics", noted)
+    names = ["a", "default-a", "ns/f", "ns/g", "ns2/f"]
+    with FakeCluster() as cluster, TimerClient(cluster.address, dial=cluster.dial) as client:
+        for name in names:
+            client.create_topic(name)
+        for namespace, mine, listed in (
+            ("ns", ["ns/f", "ns/g"], ["ns/f", "ns/g"]),
+            ("default", ["a", "default-a"], names),
+        ):
+            shown.clear()
+            found = client.describe_namespace(namespace)
+            assert [topic.name for topic in found.topics] == mine
+            assert shown == (names if ignored else listed)
+
+
 def test_two_fronts_offer_the_same() -> None:
     def public(of: type) -> dict[str, list[str]]:
         return {

@@ -124,12 +124,12 @@ class TopicCalls(SeenCalls):
         return gone
 
     async def _topics_in(self, namespace: str) -> list[pb.TopicStatus]:
-        all_topics = self._all_topics()
-        return [topic async for topic in all_topics if namespace_of(topic.name) == namespace]
+        found = self._all_topics("" if namespace == DEFAULT else f"{namespace}/")
+        return [topic async for topic in found if namespace_of(topic.name) == namespace]
 
-    async def _all_topics(self) -> AsyncIterator[pb.TopicStatus]:
-        """Yield all topics, by name."""
-        request = pb.ListTopicsRequest()
+    async def _all_topics(self, prefix: str = "") -> AsyncIterator[pb.TopicStatus]:
+        """Yield all topics with the prefix, by name. A server of an older release yields others."""
+        request = pb.ListTopicsRequest(prefix=prefix)
         while True:
             answer = await self._call(
                 lambda node, left_s: node.admin.ListTopics(request, timeout=left_s)

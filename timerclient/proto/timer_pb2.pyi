@@ -3513,6 +3513,7 @@ class ListTopicsRequest(_message.Message):
     LATENESS_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """only this topic; empty: all"""
     lateness: _builtins.bool
@@ -3521,6 +3522,8 @@ class ListTopicsRequest(_message.Message):
     """at most 1,000; 0: 1,000"""
     after: _builtins.str
     """only topics with names after this one: next_after of the page before"""
+    prefix: _builtins.str
+    """only topics whose listed names begin with this; older servers list all"""
     def __init__(
         self,
         *,
@@ -3528,10 +3531,11 @@ class ListTopicsRequest(_message.Message):
         lateness: _builtins.bool = ...,
         page_size: _builtins.int = ...,
         after: _builtins.str = ...,
+        prefix: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "lateness", b"lateness", "page_size", b"page_size", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "lateness", b"lateness", "page_size", b"page_size", "prefix", b"prefix", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3547,7 +3551,7 @@ class ListTopicsResponse(_message.Message):
     next_after: _builtins.str
     """empty: this is the last page"""
     count: _builtins.int
-    """of all topics; 0 for a caller with rules for some topics"""
+    """of all topics with the prefix; 0 for a caller with rules for some topics"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicStatus]:
         """by name"""
