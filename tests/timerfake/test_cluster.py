@@ -435,12 +435,12 @@ def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself() -> None:
         consumer = client.consumer("t", "g")
         cluster.disconnect()
         with pytest.raises(Unreachable):  # it is sent once, and was not sent
-            client.cancel(key="k", topic="t", timeout=0.1)
+            client.cancel(key="k", topic="t", timeout=0.5)
         with pytest.raises(Unreachable) as refused:
-            client.schedule("t", b"q", timeout=0.1)
+            client.schedule("t", b"q", timeout=0.5)
         assert refused.value.outcome_known
         with pytest.raises(Unreachable):
-            client.count_timers("t", timeout=0.1)
+            client.count_timers("t", timeout=0.5)
         cluster.advance(HOUR)
         assert consumer.receive(timeout=0) == []
         cluster.reconnect()
