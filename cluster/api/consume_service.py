@@ -39,9 +39,11 @@ from cluster.rpc.handlers import (
 )
 from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
+from timer.entries.payloads import SHARED
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import UNBOUNDED, ConsumerStream
 from timer.leader.leader import Leader
+from timer.model.columns import U64
 from timer.model.timer_errors import (
     OVERLOAD_RETRY_MS,
     EngineError,
@@ -160,7 +162,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         stream = _Stream(
             self._host, leader, group, self._desk, self._salt, ids, self.outboxes, peer, self.hooks
         )
-        stream.takes_rows = opening.rows
+        stream.takes_rows, stream.takes_recalls = opening.rows, opening.recalls
         stream.note_window(first)
         stream.join(opening.consumer, opening.lease_ms or group.settings.lease_ms)
         stream.credit(opening.credit)
@@ -356,7 +358,7 @@ class _Outgoing(NamedTuple):
     size: int = 0
     """Its bytes."""
     acks: int = 0
-    """Weight of the acks that it answers."""
+    """Weight of the acks that it answers, or of the messages that it takes back."""
     lease: LeaseId = LeaseId(0)
     """0: the response delivers nothing."""
     messages: int = 0
@@ -410,6 +412,7 @@ class _Stream:
         """The client takes no more messages."""
         self.takes_rows = False
         """The client takes messages in place of columns."""
+        self.takes_recalls = False
         self._last_lease = self._credit_ended = self._sent_lease = LeaseId(0)
         """The last lease delivered, the last one before the client ended its credit, and the last
         one that was taken from the outbox."""
@@ -422,11 +425,14 @@ class _Stream:
             lease_ms=lease_ms,
             topic_id=self._group.topic,
             group_id=self._group.group_id,
+            ordered=self._group.settings.type != SHARED,
         )
         self._put(_Outgoing(pb.ConsumeResponse(opened=opened)))
         consumer = ConsumerStream(
             name, lease_ms, self._deliver, end=self.end, withdraw=self._withdraw
         )
+        if self.takes_recalls:
+            consumer.recall = self._recall
         self._limit(consumer)
         self._leader.groups.join(self._group, consumer)
         self._consumer = consumer
@@ -574,6 +580,13 @@ class _Stream:
         self._consumer.credit += sum(counts)
         self._consumer.paused = True
         return [each.lease for each in dropped]
+
+    def _recall(self, offsets: U64 | None) -> None:
+        """Tell the client of messages that were taken back; see ConsumerStream."""
+        recalled = pb.Recalled(offsets=() if offsets is None else offsets.tolist())
+        weight = ANSWER_OFFSETS + len(recalled.offsets)
+        self._unread_acks += weight
+        self._put(_Outgoing(pb.ConsumeResponse(recalled=recalled), acks=weight))
 
     def _put(self, outgoing: _Outgoing) -> None:
         self._outbox.append(outgoing)

@@ -46,6 +46,21 @@ def test_exclusive_group_keeps_its_order_through_a_nack_and_a_failover(
         pass
 
 
+@pytest.mark.parametrize("kind", ["exclusive", "failover", "key_shared"])
+def test_messages_that_wait_in_the_client_come_after_an_earlier_one_that_returns(
+    world: World, topic: str, kind: Any
+) -> None:
+    world.client.create_group(topic, "g", type=kind)
+    filled(world.client, topic, ordering_keys=["k"] * 6)
+    with world.client.consumer(topic, "g") as consumer:
+        [first] = world.receive(consumer, 1)
+        world.until(lambda: world.leased(topic, "g") == 6)
+        _ = first.nack()
+        got = world.take(consumer, 6)
+    assert [message.payload for message in got] == numbers(0, 6)
+    assert {message.attempt for message in got} == {2}
+
+
 def test_next_consumer_of_a_failover_group_goes_on_where_the_first_one_left(
     world: World, topic: str
 ) -> None:

@@ -138,6 +138,15 @@ def test_seek_that_waits_for_a_page_is_rejected_when_the_leader_drains() -> None
     assert play.leader.idle
 
 
+def test_consumer_learns_that_a_seek_takes_all_its_messages_back() -> None:
+    play = Play()
+    group, consumer = delivered(play, 0, 0)
+    told: list[object] = []
+    consumer.recall = told.append
+    seek(play, group, 1)
+    assert told == [None]
+
+
 def test_deleted_group_sends_its_consumers_away_and_tells_their_acks() -> None:
     play = Play()
     kept, _ = delivered(play, 0, 0)

@@ -29,7 +29,7 @@ from timer.leader.groups.group_leases import (
 from timer.leader.groups.key_order import ORDER_WINDOW, KeyOrder
 from timer.leader.groups.lease_table import ConsumerStream, Lease
 from timer.leader.groups.turns import LEASE_WORK, WORK_MAX
-from timer.model.columns import ROW, Buffers
+from timer.model.columns import ROW, U64, Buffers
 from timer.model.units import Epoch, UnixMs
 
 KEYS = b"abc"
@@ -185,9 +185,11 @@ def test_messages_without_a_key_wait_for_nobody() -> None:
 
 
 def test_nack_with_a_delay_holds_back_its_key_alone_and_takes_back_what_was_behind() -> None:
-    play = ordered(6, keys=b"ababab")
+    play, told = ordered(6, keys=b"ababab"), list[U64 | None]()
+    play.consumers[0].recall = told.append
     assert play.hand_out() == [0, 1, 2, 3, 4, 5]
     play.nack(1, 1, delay_ms=50)
+    assert [each.tolist() for each in told if each is not None] == [[2, 4]]
     assert [op.op for op in play.log[-2:]] == [Op.RECALL, Op.NACK]
     assert play.log[-2].offsets.tolist() == [2, 4]
     assert play.leases.in_flight == 3

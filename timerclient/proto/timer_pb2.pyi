@@ -2418,6 +2418,7 @@ class OpenConsumer(_message.Message):
     CREDIT_FIELD_NUMBER: _builtins.int
     EXISTING_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    RECALLS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     group: _builtins.str
     lease_ms: _builtins.int
@@ -2431,6 +2432,8 @@ class OpenConsumer(_message.Message):
     """true: a missing group is not created; the call fails with NOT_FOUND"""
     rows: _builtins.bool
     """true: deliveries have `messages` in place of columns"""
+    recalls: _builtins.bool
+    """true: the stream also has `recalled`"""
     def __init__(
         self,
         *,
@@ -2442,10 +2445,11 @@ class OpenConsumer(_message.Message):
         credit: _builtins.int = ...,
         existing: _builtins.bool = ...,
         rows: _builtins.bool = ...,
+        recalls: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "credit", b"credit", "existing", b"existing", "group", b"group", "lease_ms", b"lease_ms", "rows", b"rows", "start", b"start", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer", b"consumer", "credit", b"credit", "existing", b"existing", "group", b"group", "lease_ms", b"lease_ms", "recalls", b"recalls", "rows", b"rows", "start", b"start", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2624,6 +2628,7 @@ class ConsumeResponse(_message.Message):
     DELIVERIES_FIELD_NUMBER: _builtins.int
     ACKED_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    RECALLED_FIELD_NUMBER: _builtins.int
     leaving: _builtins.bool
     """no more deliveries follow on this stream"""
     @_builtins.property
@@ -2632,6 +2637,8 @@ class ConsumeResponse(_message.Message):
     def deliveries(self) -> Global___Deliveries: ...
     @_builtins.property
     def acked(self) -> Global___AckResponse: ...
+    @_builtins.property
+    def recalled(self) -> Global___Recalled: ...
     def __init__(
         self,
         *,
@@ -2639,12 +2646,13 @@ class ConsumeResponse(_message.Message):
         deliveries: Global___Deliveries | None = ...,
         acked: Global___AckResponse | None = ...,
         leaving: _builtins.bool = ...,
+        recalled: Global___Recalled | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "kind", b"kind", "leaving", b"leaving", "opened", b"opened"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "kind", b"kind", "leaving", b"leaving", "opened", b"opened", "recalled", b"recalled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "kind", b"kind", "leaving", b"leaving", "opened", b"opened"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked", b"acked", "deliveries", b"deliveries", "kind", b"kind", "leaving", b"leaving", "opened", b"opened", "recalled", b"recalled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "deliveries", "acked", "leaving"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["opened", "deliveries", "acked", "leaving", "recalled"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -2658,10 +2666,13 @@ class ConsumerOpened(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
+    ORDERED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     lease_ms: _builtins.int
     topic_id: _builtins.int
     group_id: _builtins.int
+    ordered: _builtins.bool
+    """a returned message recalls the later ones of its key, or of the group"""
     def __init__(
         self,
         *,
@@ -2669,14 +2680,42 @@ class ConsumerOpened(_message.Message):
         lease_ms: _builtins.int = ...,
         topic_id: _builtins.int = ...,
         group_id: _builtins.int = ...,
+        ordered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_id", b"group_id", "lease_ms", b"lease_ms", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_id", b"group_id", "lease_ms", b"lease_ms", "ordered", b"ordered", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConsumerOpened: _TypeAlias = ConsumerOpened  # noqa: Y015
+
+@_typing.final
+class Recalled(_message.Message):
+    """The leases of messages that were delivered before on this stream ended: an earlier message of their key
+    or group returned, or the group was sought. They are delivered again. It comes before the answer to a
+    nack that caused it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """none: all messages"""
+
+    def __init__(
+        self,
+        *,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recalled: _TypeAlias = Recalled  # noqa: Y015
 
 @_typing.final
 class Deliveries(_message.Message):

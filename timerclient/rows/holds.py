@@ -43,7 +43,8 @@ class Hold:
     lost: set[int] = field(default_factory=set)
     """Queue offsets of messages whose leases have ended."""
     finished: set[int] = field(default_factory=set)
-    """Queue offsets of messages that became dead letters or expired while they were held."""
+    """Queue offsets of messages that became dead letters, expired, or were recalled by the leader
+    while they were held."""
     broken: bool = False
     """The stream of the lease broke, and the lease ended with it."""
     returned: dict[int, bool] = field(default_factory=dict[int, bool])
@@ -95,6 +96,12 @@ class Hold:
         """Mark the leases of messages as ended."""
         self.lost.update(offsets)
         self.settle([*self.lost])
+
+    def finish(self, offsets: Iterable[int]) -> None:
+        """Mark messages that the leader recalled."""
+        recalled = {*self.left}.intersection(offsets)
+        self.finished |= recalled
+        self.settle([*recalled])
 
     def extended(self, asked_s: float, lease_s: float) -> None:
         """Extend the lease to `lease_s` after the request, sent at `asked_s` or later."""

@@ -1,8 +1,9 @@
 """The inbox of a consumer: delivered messages that the application has not taken, and the credit.
 
 An inbox has its own lock, so any thread may use it. It returns messages in their order of arrival,
-and none after the end of its lease. When a lease ends while its renewal is on its way, the batch
-waits for the answer. Later batches wait behind it.
+and none after the end of its lease. It returns none while a nack in an ordered group is unanswered:
+the leader recalls later messages before it answers. When a lease ends while its renewal is on its
+way, the batch waits for the answer. Later batches wait behind it.
 """
 
 import math
@@ -64,6 +65,8 @@ class Inbox:
         self._batches: deque[Batch] = deque()
         self._rest: list[Message] = []
         """Messages not taken yet of the batch that the application reads, in reverse."""
+        self._pauses = 0
+        """Calls of `pause` without their `resume`."""
         self._slow_since_s = math.inf
         """Since when more messages wait than the application will reach. Infinite: not now."""
         self._quick_s = 0.0
@@ -139,7 +142,7 @@ class Inbox:
 
     def _pop(self, most: int, now_s: float) -> list[Message]:
         """Return up to `most` messages of one batch; an empty list if none may be taken."""
-        while True:
+        while not self._pauses:
             if not self._rest:
                 batch = self._pop_batch(now_s)
                 if batch is None:
@@ -165,14 +168,15 @@ class Inbox:
                 self._credit.taken(len(out))
                 hold.given_s = now_s
                 return out
+        return []
 
     def _pop_batch(self, now_s: float) -> Batch | None:
-        while self._batches:
+        while self._batches and not self._pauses:
             batch = self._batches[0]
             if self._over(batch, now_s):
                 if not self._stale(batch) and batch.hold.asked:
                     return None
-            elif not batch.hold.lost:
+            elif not (batch.hold.lost or batch.hold.over):
                 return self._batches.popleft()
             # What is left of one that was lost in part ends with its lease, and comes again.
             self._drop(len(self._batches.popleft()))
@@ -200,6 +204,17 @@ class Inbox:
     def ended(self) -> bool:
         """Whether all requested messages have come and were taken."""
         return self._credit.exhausted
+
+    def pause(self) -> None:
+        """Return no message until `resume` was called as often as this."""
+        with self._lock:
+            self._pauses += 1
+            self._quick_s = 0.0
+
+    def resume(self) -> None:
+        """See `pause`."""
+        with self._lock:
+            self._pauses -= 1
 
     def look_again(self) -> None:
         """Check the lease of the next message before it is returned: some may be lost."""

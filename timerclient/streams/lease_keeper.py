@@ -95,6 +95,15 @@ class LeaseKeeper:
             hold.extended(sent_s, word.ms / 1000)
             self._look.set()
 
+    def recalled(self, offsets: Sequence[int]) -> None:
+        """End the leases of messages that the leader took back; of all if there are no offsets."""
+        for hold in [*self._holds.values()]:
+            hold.finish(offsets or hold.left)
+            if hold.over:
+                self._let_go(hold)
+        self._inbox.look_again()
+        self._arrived()  # the application drops what waits, and so requests more
+
     def stream_broke(self) -> None:
         """Forget all leases: they ended with their stream."""
         for hold in self._holds.values():

@@ -15,6 +15,8 @@
 - **Acks** outlive their stream (timerclient/streams/ack_pipeline.py).
 - **Epochs**: messages of an older epoch than one seen by this client are dropped and counted. A
   deposed leader delivered them, and the new leader delivers them again.
+- **Order**: in an ordered group, a message that returns recalls the later ones of its key. The
+  application receives none of these before it: the inbox gives nothing until a nack is answered.
 - **Streams**: when a stream breaks, the leader ends its leases. Its messages that the application
   has not received are dropped and counted. The group receives them again, in order.
 - **Leaving**: the consumer requests no more messages, and returns those that the application has
@@ -133,7 +135,7 @@ class Subscription:
             settings.ack_offsets_max, settings.ack_requests_max, self._leases.settle
         )
         self._phase = ConsumerPhase.OPENING
-        self._has_stream = False
+        self._has_stream = self._ordered = False
         self._to_send = asyncio.Event()
         """Set: the sender looks for something to send."""
         self._moved = asyncio.Event()
@@ -180,11 +182,18 @@ class Subscription:
             hold.given_s = self._nodes.clock.now_s()
         elif word.kind == "nack":
             hold.returned |= dict.fromkeys(offsets, word.unseen)
+            if self._ordered:
+                self._inbox.pause()
+                acking.add_done_callback(self._resume)
         if self._acks.put(batch, offsets, acking, word):
             self._wake()
         else:
             gone = self.error if isinstance(self.error, NotFound) else None
             acking.set_exception(gone or Closed("the consumer is closed"))
+
+    def _resume(self, _: object) -> None:
+        self._inbox.resume()
+        self._arrived()
 
     def _say(self, entry: QueuedAck) -> bool:
         """Send a request of the consumer itself soon. False: the subscription is over."""
@@ -368,6 +377,7 @@ class Subscription:
             opening.CopyFrom(self._opening)
             # A deleted group is not created again.
             opening.existing = self._phase > ConsumerPhase.OPENING
+            opening.recalls = True
             leaving = self._phase >= ConsumerPhase.LEAVING
             resends = self._acks.begin_stream()
             self._moved.set()
@@ -406,7 +416,10 @@ class Subscription:
                 self._deliver(answer.deliveries)
             elif kind == "acked":
                 self._acked(answer.acked)
+            elif kind == "recalled":
+                self._leases.recalled(answer.recalled.offsets)
             elif kind == "opened":
+                self._ordered = answer.opened.ordered
                 self._accepted(answer.opened.epoch)
             elif kind == "leaving" and self._phase is ConsumerPhase.LEAVING:
                 self._enter(ConsumerPhase.LEFT)

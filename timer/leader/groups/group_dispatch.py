@@ -761,6 +761,7 @@ class GroupDispatch:
         self._rates.forget_group(result.op.topic, result.op.group, deleted)
         for consumer in self._forget(result.op.group):
             if isinstance(result, SeekApplied):
+                consumer.recall(None)
                 self._leases_of(result.group).join(consumer)
                 self._turns.want(result.group.group_id)
             else:
@@ -781,8 +782,7 @@ class GroupDispatch:
         self._turns.drop(group)
         for alarms in (self._ends, self._returns, self._rates.alarms):
             alarms.forget(group)
-        consumers = [*old.consumers] if old is not None else []
-        for consumer in consumers:
+        for consumer in (consumers := [*old.consumers] if old is not None else []):
             consumer.leases.clear()
         return consumers
 

@@ -461,7 +461,7 @@ class Leases:
         Its leases may outlive it by hours, so it keeps no callback: one may hold an answer.
         """
         self._roster.remove(consumer)
-        consumer.sink = consumer.end = _unused
+        consumer.sink = consumer.end = consumer.recall = _unused
 
     def expire(self, now_ms: MonoMs, room: int) -> tuple[GroupOp | None, int]:
         """End leases of gone consumers, and those whose deadline has passed.

@@ -135,7 +135,8 @@ class KeyOrder:
         walls = ~(free | held | states.acking)
         mine = keys[free]
         wall_at = _first_of(keys[walls], offsets[walls].astype(np.int64), mine, _NO_WALL)
-        owner = _first_of(keys[held], self._owners(states.values[held]), mine, ANYBODY)
+        _, owners = self._holders(states.values[held])
+        owner = _first_of(keys[held], owners, mine, ANYBODY)
         offsets = offsets[free]
         before = offsets.astype(np.int64) < wall_at
         return _Open(offsets[before], owner[before], len(keys))
@@ -158,12 +159,12 @@ class KeyOrder:
             keys = keys[: int(np.searchsorted(offsets, unknown[there]))]
         return keys
 
-    def _owners(self, lease_ids: U64) -> I64:
-        """Return the number of the consumer that holds each lease, (n, int64)."""
+    def _holders(self, lease_ids: U64) -> tuple[dict[int, ConsumerStream], I64]:
+        """Return the consumers that hold leases, and the number of each lease's, (n, int64)."""
         ids, places = np.unique(lease_ids, return_inverse=True)
-        leases = [self._table[LeaseId(each)] for each in ids.tolist()]
-        numbers = np.array([lease.consumer.number for lease in leases], np.int64)
-        return numbers[places.ravel()]
+        consumers = [self._table[LeaseId(each)].consumer for each in ids.tolist()]
+        numbers = np.array([each.number for each in consumers], np.int64)
+        return {each.number: each for each in consumers}, numbers[places.ravel()]
 
     def returns_at_ms(self) -> UnixMs | None:
         """See Order."""
@@ -199,6 +200,9 @@ class KeyOrder:
         self._table.free_unsent(map(LeaseId, np.unique(self._table.of(behind).values).tolist()))
         behind = behind[self._table.of(behind).leased]
         if len(behind):
+            holders, owner = self._holders(self._table.of(behind).values)
+            for number, consumer in holders.items():
+                consumer.recall(behind[owner == number])
             self._table.take(behind, ENDING)
             self._recalled.append(behind)
 

@@ -62,6 +62,8 @@ class ConsumerStream:
     withdraw: Callable[[LeaseId], Sequence[LeaseId]] = lambda _: ()
     """Called when a lease ends early or reaches its deadline. If its delivery was not sent yet, the
     shell drops this delivery and all later ones, and returns their leases. Empty: it was sent."""
+    recall: Callable[[U64 | None], None] = lambda _: None
+    """Called with messages, sent before, that are taken back and come again. None: all of them."""
     once: bool = False
     """The consumer takes one lease and nothing after it."""
     paused: bool = False
