@@ -1,6 +1,7 @@
 """timerctl worker: its errors, and its life as a process."""
 
 import asyncio
+import signal
 import sys
 import threading
 from argparse import Namespace
@@ -109,19 +110,35 @@ def test_worker_runs_the_handlers_of_the_topics_and_groups_that_are_named() -> N
             Worker(app, handlers=wrong)
 
 
+@pytest.mark.parametrize(("limit_s", "code"), [(0.0, 0), (None, CUT_OFF)])
 async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
-    monkeypatch: pytest.MonkeyPatch,
+    limit_s: float | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, begun, go = TimerApp(), asyncio.Event(), threading.Event()
 
     @app.timer("orders", group="billing")
     async def bill() -> None:
-        begun.set()
-        await asyncio.to_thread(go.wait, 60)
+        try:
+            async with asyncio.timeout(limit_s):  # 0: the handler's own timeout leaves the thread
+                waiting = asyncio.to_thread(go.wait, 60)
+                asyncio.get_running_loop().call_soon(begun.set)
+                await waiting
+        finally:
+            ended.set()
 
-    exits = list[tuple[int, bool]]()
-    monkeypatch.setattr("os._exit", lambda code: exits.append((code, go.is_set())))
-    monkeypatch.setattr("logging.shutdown", lambda: None)
+    ended, exits = asyncio.Event(), list[tuple[object, bool]]()
+
+    def leave(code: int) -> None:
+        exits.append((code, go.is_set()))
+        raise SystemExit
+
+    monkeypatch.setattr("os._exit", leave)
+    monkeypatch.setattr("atexit._run_exitfuncs", lambda: exits.append(("atexit", go.is_set())))
+
+    def close_sync() -> None:
+        exits.append((signal.getsignal(signal.SIGTERM), go.is_set()))
+
+    monkeypatch.setattr(app, "close_sync", close_sync)
     async with AsyncFakeApp(app) as timers:
         timers.cluster.works.clear()
         timers._worker.stop()  # type: ignore[union-attr]  # another worker takes its place
@@ -130,8 +147,13 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
         serving = asyncio.create_task(cli_worker._serve(worker, Namespace(port=None)))
         await bill.schedule()
         await begun.wait()
+        if limit_s is not None:
+            await ended.wait()
+            await timers.settle()
         worker.stop()
         await serving
-        assert exits == [(CUT_OFF, False)]
+        with pytest.raises(SystemExit):
+            cli_worker._leave(worker)
+        assert exits == [(signal.SIG_DFL, False), ("atexit", False), (code, False)]
         go.set()
         timers.cluster.works.append(timers._until_idle)

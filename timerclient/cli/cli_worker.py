@@ -6,6 +6,7 @@ timerctl's variables and context.
 """
 
 import argparse
+import atexit
 import importlib
 import logging
 import os
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
 from timerclient.cli.contexts import SETTINGS, apply_context
@@ -121,24 +122,28 @@ def begin_log(args: argparse.Namespace) -> None:
     )
 
 
-def run_worker(worker: "Worker", args: argparse.Namespace) -> int:
-    """Run a worker until a signal ends it; return the exit code."""
+def run_worker(worker: "Worker", args: argparse.Namespace) -> NoReturn:
+    """Run a worker until a signal ends it, and end the process."""
     import asyncio
 
-    asyncio.run(_serve(worker, args))
-    return 0
+    with asyncio.Runner() as runner:
+        runner.run(_serve(worker, args))
+        _leave(worker)
 
 
-def _leave(worker: "Worker") -> None:
-    """Close the client of threads. If calls were cut off, end the process with what they left.
+def _leave(worker: "Worker") -> NoReturn:
+    """Close the client of threads, run the exit handlers, and end the process.
 
-    The end of an event loop waits for tasks and threads, so this comes before it.
+    Handlers may have left tasks and threads. The ends of an event loop and of the interpreter wait
+    for these, so the process ends before.
     """
-    with suppress(TimerError):
-        worker.app.close_sync()
-    if worker.has_cut:
+    try:
+        with suppress(TimerError):
+            worker.app.close_sync()
+        atexit._run_exitfuncs()  # noqa: SLF001 -- those of logging, too
         sys.stdout.flush()
-        logging.shutdown()
+        sys.stderr.flush()
+    finally:
         os._exit(CUT_OFF if worker.left_running else 0)
 
 
@@ -167,7 +172,6 @@ async def _serve(worker: "Worker", args: argparse.Namespace) -> None:
         LOG.info("worker started: %s", names)
         await worker.run()
         LOG.info("worker stopped")
-    _leave(worker)
     for number in (signal.SIGTERM, signal.SIGINT):  # from here on, they end the process
         with suppress(NotImplementedError):
             get_running_loop().remove_signal_handler(number)

@@ -17,7 +17,6 @@ from timerclient.rows import rows
 from timerclient.values.errors import InvalidRequest, TimerError
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.timer_app import CONCURRENCY_MAX, TimerApp, TimerHandler
-from timerclient.worker.worker_metrics import Outcome
 
 DRAIN_S: Final = 25.0
 """Default of the drain: Kubernetes kills a pod 30 seconds after SIGTERM."""
@@ -101,12 +100,6 @@ class Worker:
             if each.metrics.overdue >= each.concurrency:
                 return f"all {each.concurrency} calls of {each.handler.name} exceed hold_max"
         return None
-
-    @property
-    def has_cut(self) -> bool:
-        """Calls were cancelled, so threads that they began may still run, and hold the process."""
-        late = (each.metrics.outcomes[Outcome.TIMEOUT] for each in self.runners)
-        return self.left_running > 0 or any(late)
 
     @property
     def is_ready(self) -> bool:
