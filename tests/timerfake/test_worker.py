@@ -286,8 +286,9 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(
         timers.cluster.works.append(timers._until_idle)
 
 
+@pytest.mark.parametrize("stops", [1, 2])
 async def test_second_stop_ends_the_wait_for_a_handler_that_ignores_its_cancellation(
-    async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
+    stops: int, async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, begun, go = TimerApp(), asyncio.Event(), asyncio.Event()
 
@@ -311,8 +312,10 @@ async def test_second_stop_ends_the_wait_for_a_handler_that_ignores_its_cancella
         running = asyncio.create_task(worker.run())
         await job.schedule()
         await begun.wait()
-        monkeypatch.setattr(LOG, "info", on_info)
-        worker.stop()
+        if stops == 1:
+            monkeypatch.setattr(LOG, "info", on_info)
+        for _ in range(stops):  # 2: both before the drain begins
+            worker.stop()
         async with asyncio.timeout(20):
             await running
         assert worker.left_running == 1

@@ -143,7 +143,7 @@ class Worker:
         for each in self.runners:
             each.give_back_unseen()
         until_s = time.monotonic() + self._drain_s + CANCEL_S + CLOSE_S
-        if running := self._running():
+        if self._stops < 2 and (running := self._running()):
             LOG.info("draining: %d handlers run, at most %g s", len(running), self._drain_s)
             self._waiting = asyncio.ensure_future(asyncio.wait(running, timeout=self._drain_s))
             await asyncio.wait([self._waiting])
