@@ -81,6 +81,7 @@ def test_handler_runs_when_its_timer_is_due_with_its_arguments(timer_app: Run) -
     timers.advance(MINUTE)
     assert shop.calls == [(4711, "unpaid")]
     [context] = shop.contexts
+    timers.advance(MINUTE)  # a lease that an ack has ended is not lost
     assert (context.attempt, context.message.key, context.is_lost) == (1, "order-4711", False)
     with timers.cluster.client() as client:
         [group] = next(each for each in client.topics() if each.name == "orders").groups
@@ -316,10 +317,12 @@ async def test_second_stop_ends_the_wait_for_a_handler_that_ignores_its_cancella
             monkeypatch.setattr(LOG, "info", on_info)
         for _ in range(stops):  # 2: both before the drain begins
             worker.stop()
-        async with asyncio.timeout(20):
-            await running
+        try:
+            async with asyncio.timeout(20):
+                await running
+        finally:
+            go.set()
         assert worker.left_running == 1
-        go.set()
         timers.cluster.works.append(timers._until_idle)
 
 

@@ -73,11 +73,14 @@ class Hold:
         """No message of the batch is held."""
         return self._left is not None and not self._left
 
-    def has_ended(self, offset: int, now_s: float) -> bool:
-        """Return whether the lease of a message may have ended by `now_s`, before its ack."""
-        if self.broken or offset in self.lost or offset in self.finished:
-            return True
-        return now_s >= self.ends_s and (self._left is None or offset in self._left)
+    def has_ended(self, offset: int) -> bool:
+        """Return whether the lease of a message is known to have ended, before its ack."""
+        return self.broken or offset in self.lost or offset in self.finished
+
+    def may_have_ended(self, offset: int, now_s: float) -> bool:
+        """Return whether the lease has ended, or may have by the clock, before the ack."""
+        is_held = self._left is None or offset in self._left
+        return self.has_ended(offset) or (is_held and now_s >= self.ends_s)
 
     def settle(self, offsets: Sequence[int]) -> None:
         """Mark messages as acked or returned."""

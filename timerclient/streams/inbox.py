@@ -159,10 +159,8 @@ class Inbox:
             del self._rest[len(self._rest) - len(out) :]
             hold = batch.hold
             if hold.lost or hold.finished:
-                came, out = (
-                    len(out),
-                    [each for each in out if not hold.has_ended(each.queue_offset, now_s)],
-                )
+                came = len(out)
+                out = [each for each in out if not hold.has_ended(each.queue_offset)]
                 self._drop(came - len(out))
             if out:
                 self._credit.taken(len(out))

@@ -96,7 +96,7 @@ class TimerContext:
         The message may also be a dead letter by now, or have expired.
         """
         message = self.message
-        return message.batch.hold.has_ended(message.queue_offset, self.clock.now_s())
+        return message.batch.hold.may_have_ended(message.queue_offset, self.clock.now_s())
 
 
 CONTEXT: Final[ContextVar[TimerContext]] = ContextVar("timer_context")
