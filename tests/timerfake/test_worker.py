@@ -584,6 +584,104 @@ async def test_handler_that_hangs_ends_with_hold_max_and_others_take_its_place(
     assert f"timer timeout: handler={bill.name}" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("lease", "hold_max", "cut_s"), [(30, 0, 28), (4, 0, 3), (30, 20, 28), (30, 60, 60)]
+)
+async def test_call_ends_in_time_for_its_nack(
+    lease: int, hold_max: int, cut_s: int, async_timer_app: type[AsyncFakeApp]
+) -> None:
+    app, begun, ended = TimerApp(), list[int](), list[int]()
+    retry = Backoff(100, max=100, attempts=2)
+
+    @app.timer("orders", group="billing", lease=lease, hold_max=hold_max, retry=retry)
+    async def bill() -> None:
+        begun.append(app.context.failures)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(app.context.failures)
+
+    async with async_timer_app(app) as timers, timers.cluster.client() as client:
+        timers.cluster.works.clear()  # time passes while the handler runs
+        await bill.schedule()
+        await timers.advance(cut_s - 0.1)
+        assert (begun, ended) == ([0], [])
+        await timers.advance(0.2)
+        assert ended == [0]
+        await timers.advance(99)
+        assert begun == [0]  # the backoff of the nack
+        await timers.advance(1 + cut_s)
+        [letter] = (await client.peek("orders.billing.dead")).messages
+        timers.cluster.works.append(timers._until_idle)
+    assert begun == ended == [0, 1]
+    assert letter.headers["dead-letter-detail"].startswith("TimeoutError: ")
+
+
+async def test_extension_gives_more_time_to_its_own_message_alone(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    app, messages, ended = TimerApp(), dict[int, Message](), list[int]()
+
+    @app.timer("orders", group="billing", hold_max=MINUTE, retry=Backoff(3_600))
+    async def bill(order: int) -> None:
+        messages[order] = app.context.message
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(order)
+
+    async with async_timer_app(app) as timers:
+        timers.cluster.works.clear()  # time passes while the handler runs
+        for order in (0, 1):
+            await bill.schedule(order=order, delay=10)
+        await timers.advance(10)
+        assert messages[0].batch is messages[1].batch
+        await timers.advance(40)
+        _ = messages[1].extend()
+        await timers.advance(21)
+        assert ended == [0]
+        await timers.advance(38)
+        assert ended == [0]
+        await timers.advance(2)
+        assert ended == [0, 1]
+        timers.cluster.works.append(timers._until_idle)
+
+
+@pytest.mark.parametrize("first", [Outcome.TIMEOUT, Outcome.INTERRUPTED])
+async def test_drain_ends_a_call_that_outlived_its_time_and_no_time_ends_one_that_was_drained(
+    first: Outcome, async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, cuts, go = TimerApp(), list[str](), asyncio.Event()
+
+    @app.timer("orders", group="billing", hold_max=MINUTE)
+    async def bill() -> None:
+        while not go.is_set():
+            try:
+                await go.wait()
+            except asyncio.CancelledError:
+                cuts.append(str(runner.running[task].cut))
+
+    monkeypatch.setattr("timerclient.worker.worker.CANCEL_S", 0.01)
+    async with async_timer_app(app, handler_s=0.01) as timers:
+        timers.cluster.works.clear()  # time passes while the handler runs
+        worker, running = timers._worker, timers._running
+        assert worker is not None
+        assert running is not None
+        [runner] = worker.runners
+        await bill.schedule()
+        await timers.settle()
+        [task] = runner.running
+        if first is Outcome.TIMEOUT:
+            await timers.advance(MINUTE)
+        worker.stop()
+        await running
+        await timers.advance(MINUTE)
+        go.set()
+        timers.cluster.works.append(timers._until_idle)
+    assert cuts == [*dict.fromkeys([str(first), str(Outcome.INTERRUPTED)])]
+    assert worker.left_running == 1
+
+
 async def test_handler_without_a_longest_time_runs(
     async_timer_app: type[AsyncFakeApp],
 ) -> None:

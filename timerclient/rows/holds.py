@@ -36,6 +36,10 @@ class Hold:
     lease_s: float
     given_s: float = 0.0
     """When the application last received a message of the batch."""
+    extensions: dict[int, tuple[float, float]] = field(
+        default_factory=dict[int, tuple[float, float]]
+    )
+    """Queue offset -> (time, lease in seconds) of the application's own last extension."""
     asked: bool = False
     """An extension was requested and is not answered."""
     probed: bool = False

@@ -179,7 +179,9 @@ class Subscription:
         if hold.lost and hold.lost.issuperset(offsets):
             raise LeaseLost.of(offsets, len(offsets))
         if word.kind == "extend":
-            hold.given_s = self._nodes.clock.now_s()
+            hold.given_s = now_s = self._nodes.clock.now_s()
+            lease_s = hold.lease_s if word.ms is None else word.ms / 1000
+            hold.extensions |= dict.fromkeys(offsets, (now_s, lease_s))
         elif word.kind == "nack":
             hold.returned |= dict.fromkeys(offsets, word.unseen)
             if self._ordered:

@@ -53,7 +53,8 @@ HOLD_S_MAX: Final = 3_650 * 86_400.0
 """Longest time of a call in seconds, in place of an endless `hold_max`."""
 NACK_S: Final = 2.0
 """Seconds for which leases are renewed beyond `hold_max`: the nack of a handler that is cancelled
-then comes before the end of its lease."""
+then comes before the end of its lease. A call for which no lease is renewed ends so long before the
+lease, or a quarter of the lease before if that is less."""
 UNSET: Final = Backoff(1, max=60, attempts=0)
 """Pauses for a group without a backoff: what always fails must not loop at full speed."""
 
@@ -63,6 +64,10 @@ class HandlerRun:
     """One call of a handler, for one message."""
 
     message: Message
+    began_s: float
+    """On the clock of leases."""
+    lease_s: float
+    """What was left of the lease then."""
     cut: Outcome | None = None
     """TIMEOUT or INTERRUPTED: why the worker has cancelled the call. None: it has not."""
     in_thread: bool = False
@@ -87,8 +92,8 @@ class HandlerRunner:
         self._executor = executor
         self.concurrency = concurrency or handler.options.concurrency
         """Calls at a time."""
-        self._hold_s = self._nack_s = 0.0
-        """Longest time of a call, and the time for its nack, in seconds. 0: the lease alone."""
+        self._hold_s = 0.0
+        """Longest time of a call in seconds. 0: the lease alone."""
         self._clock: LeaseClock = MONOTONIC
         self._slot = asyncio.Event()
         """Set when a handler ends."""
@@ -129,12 +134,11 @@ class HandlerRunner:
         options, client = self.handler.options, self.handler.app.client
         self._clock = client.nodes().clock
         self._hold_s = min(hold_max_s(options.hold_max, client.settings), HOLD_S_MAX)
-        self._nack_s = NACK_S if self._hold_s else 0.0
         consumer = client.consumer(
             options.topic,
             options.group,
             lease=options.lease,
-            hold_max=self._hold_s + self._nack_s,
+            hold_max=self._hold_s and self._hold_s + NACK_S,
             start=options.start,
             name=self.handler.name,
         )
@@ -184,10 +188,12 @@ class HandlerRunner:
             for message in messages[free:]:
                 self._hand_back(message)
             for message in messages[:free]:
-                self._begin(HandlerRun(message))
+                self._begin(message)
             self.metrics.running = len(self.running)
 
-    def _begin(self, run: HandlerRun) -> None:
+    def _begin(self, message: Message) -> None:
+        now_s = self._clock.now_s()
+        run = HandlerRun(message, now_s, message.batch.hold.ends_s - now_s)
         task = asyncio.create_task(self._handle(run))
         self.running[task] = run
         task.add_done_callback(self._ended)
@@ -196,10 +202,13 @@ class HandlerRunner:
     def _limit(self, task: asyncio.Task[None], run: HandlerRun) -> None:
         """End a call if its time is up; otherwise look again when it will be.
 
-        An extension by the handler gives it more time, as it does for the lease.
+        An extension by the handler begins its time again. Those of other messages of the batch do
+        not, although they extend the lease.
         """
-        hold = run.message.batch.hold
-        end_s = max(hold.given_s + self._hold_s, hold.ends_s - self._nack_s)
+        extensions = run.message.batch.hold.extensions
+        began = (run.began_s, run.lease_s)
+        since_s, lease_s = extensions.get(run.message.queue_offset, began)
+        end_s = since_s + max(self._hold_s, lease_s - min(NACK_S, lease_s / 4))
         if self._clock.now_s() < end_s:
             run.alarm = self._clock.call_at(end_s, functools.partial(self._limit, task, run))
             return
