@@ -682,6 +682,35 @@ async def test_drain_ends_a_call_that_outlived_its_time_and_no_time_ends_one_tha
     assert worker.left_running == 1
 
 
+async def test_coroutine_that_a_thread_returns_too_late_does_not_run(
+    async_timer_app: type[AsyncFakeApp],
+) -> None:
+    app, begun, go, runs = TimerApp(), asyncio.Event(), threading.Event(), list[str]()
+
+    async def late() -> None:
+        runs.append(app.context.id)
+
+    @app.timer("orders", group="billing", hold_max=MINUTE)
+    def bill() -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        go.wait(60)
+        return late()
+
+    loop = asyncio.get_running_loop()
+    async with async_timer_app(app) as timers:
+        timers.cluster.works.clear()  # time passes while the handler runs
+        assert timers._worker is not None
+        [runner] = timers._worker.runners
+        await bill.schedule()
+        await begun.wait()
+        await timers.advance(MINUTE)
+        [task] = runner.running
+        go.set()
+        await task
+        assert (runs, runner.metrics.outcomes[Outcome.TIMEOUT]) == ([], 1)
+        timers.cluster.works.append(timers._until_idle)
+
+
 async def test_handler_without_a_longest_time_runs(
     async_timer_app: type[AsyncFakeApp],
 ) -> None:

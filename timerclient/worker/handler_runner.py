@@ -288,9 +288,15 @@ class HandlerRunner:
             return
         work = functools.partial(copy_context().run, _run, self.handler.function, arguments)
         run.in_thread = True
-        result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        run.in_thread = False
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        finally:
+            run.in_thread = False
         if inspect.iscoroutine(result):  # a decorator that is not async wraps an async function
+            if run.is_overdue:  # no alarm would end it
+                result.close()
+                run.cut = Outcome.TIMEOUT
+                raise asyncio.CancelledError
             await result
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
             raise TypeError("the handler returned a generator, which has not run")
