@@ -127,9 +127,9 @@ class BackupStore:
     def writing(self, name: str) -> Iterator[Any]:
         """Give a pyarrow stream to write a file. It is complete and durable at the end, or absent.
 
-        In an object store, or if the last sync of the folder fails, a writer that fails deletes the
-        file of an earlier writer of the name. So writers that may run at the same time need
-        different names.
+        In a directory, the file of an earlier writer of the name stays after an error; if the last
+        sync of the folder fails, it has the new bytes. In an object store, a writer that fails
+        deletes it. So writers that may run at the same time need different names.
 
         Raises:
             StoreUnavailable: it can't be written.
@@ -148,8 +148,9 @@ class BackupStore:
                     yield out
                 if self._is_local:
                     _sync(there)
+                    is_new = not Path(path).exists()
                     self._fs.move(there, path)
-                    there = path
+                    there = path if is_new else there
                     _sync(path.rpartition("/")[0])
             except BaseException:
                 with suppress(OSError):  # the end of the stream has made an object of its part

@@ -39,7 +39,7 @@ def files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("failing", [".tmp", "parts"])
-def test_file_whose_sync_fails_is_deleted(
+def test_file_whose_sync_fails_is_deleted_and_one_that_was_there_stays(
     store: BackupStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     store.put("parts/a", [b"a"], 1)
@@ -51,6 +51,8 @@ def test_file_whose_sync_fails_is_deleted(
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(StoreUnavailable, match="planted"):
         store.put("parts/b", [b"b"], 1)
+    with pytest.raises(StoreUnavailable, match="planted"):
+        store.put("parts/a", [b"a"], 1)  # as a second node that stores the same part of the log
     assert files(tmp_path) == ["a"]
 
 
