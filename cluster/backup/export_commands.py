@@ -72,8 +72,12 @@ def _temporary() -> Iterator[Path]:
             made = tempfile.TemporaryDirectory(
                 prefix="timerctl-export-", ignore_cleanup_errors=True
             )
-        path = Path(stack.enter_context(made))
-        yield path
+        path = Path(made.name)
+        stack.callback(_tell_left, path)
+        yield Path(stack.enter_context(made))
+
+
+def _tell_left(path: Path) -> None:
     if path.exists():
         tell(f"{path} could not be removed, and has readable payloads: remove it")
 
@@ -94,7 +98,12 @@ def _written(
     with _temporary() as folder:
         state = folder / "state"
         found, _ = receive(disk, store, found, state, until)
-        tables = ParquetExport(disk, state, found).write(target)
+        export = ParquetExport(disk, state, found)
+        try:
+            tables = export.write(target)
+        finally:
+            if export.left:
+                tell(f"{target.root}: could not delete {', '.join(export.left)}: delete them")
     document = {
         "schema_version": SCHEMA_VERSION,
         "cluster_id": found.cluster_id,

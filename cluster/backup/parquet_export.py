@@ -28,7 +28,7 @@ the meaning or type of a column, and its removal, need another version. New colu
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -103,18 +103,20 @@ class ParquetExport:
         self._catalogue = catalogue
         self._salt = timer_id.salt_of(catalogue.cluster_id)
         self._topics = {topic["id"]: topic["name"] for topic in state["topics"]}
+        self.left: list[str] = []
+        """Names of files that should be deleted from the target, and could not be."""
 
     def write(self, target: BackupStore) -> dict[str, ExportedTable]:
         """Write both tables, then `export.json`; return the tables by name.
 
-        After an error, the files that this call wrote are deleted.
+        After an error, the files that this call wrote are deleted, except those in `left`.
 
         Raises:
             BackupError: the target has files already, another export writes into it, or the state
                 does not hold what it should.
             StoreUnavailable: the target can't be written.
         """
-        with _claimed(target) as undo:
+        with _claimed(target, self.left) as undo:
             try:
                 tables = {
                     "pending": self._table(target, undo, "pending", PENDING, self._pending()),
@@ -129,7 +131,7 @@ class ParquetExport:
                 )
             index = self._facts() | {name: table._asdict() for name, table in tables.items()}
             data = json.dumps(index, indent=1).encode() + b"\n"
-            undo.callback(_delete, target, INDEX_NAME)
+            undo.callback(_delete, target, INDEX_NAME, self.left)
             target.put(INDEX_NAME, [data], len(data))
         return tables
 
@@ -164,7 +166,7 @@ class ParquetExport:
                 if left <= 0:
                     stack.close()
                     files.append(f"{name}-{len(files):05d}.parquet")
-                    undo.callback(_delete, target, files[-1])
+                    undo.callback(_delete, target, files[-1], self.left)
                     out = stack.enter_context(target.writing(files[-1]))
                     writer = stack.enter_context(
                         parquet.ParquetWriter(out, schema, compression="zstd")
@@ -219,12 +221,12 @@ class ParquetExport:
 
 
 @contextmanager
-def _claimed(target: BackupStore) -> Iterator[ExitStack]:
+def _claimed(target: BackupStore, left: list[str]) -> Iterator[ExitStack]:
     """Keep other exports out of an empty place during the block.
 
     A claim is a file in the place. Each export writes its own and then lists the place, so of two
     exports one at least sees the claim of the other. Yield the callbacks that run after an error in
-    the block.
+    the block. `left`: gets the claim if it can't be deleted.
 
     Raises:
         BackupError: the place has files, or another claim.
@@ -233,7 +235,7 @@ def _claimed(target: BackupStore) -> Iterator[ExitStack]:
     claim = f"{CLAIM}{secrets.token_hex(8)}"
     _check_empty(target)
     with ExitStack() as held, ExitStack() as undo:
-        held.callback(_delete, target, claim)
+        held.callback(_delete, target, claim, left)
         target.put(claim, [], 0)
         _check_empty(target, claim)
         yield undo
@@ -250,10 +252,12 @@ def _check_empty(target: BackupStore, claim: str = "") -> None:
         raise BackupError(f"{why}: export into an empty place")
 
 
-def _delete(target: BackupStore, name: str) -> None:
-    """Delete a file, as far as the store allows it."""
-    with suppress(StoreUnavailable):
+def _delete(target: BackupStore, name: str, left: list[str]) -> None:
+    """Delete a file. If the store does not allow it, add its name to `left`."""
+    try:
         target.delete(name)
+    except StoreUnavailable:
+        left.append(name)
 
 
 def _grouped(batches: Iterator[Any], schema: Any) -> Iterator[Any]:

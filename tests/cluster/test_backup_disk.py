@@ -98,6 +98,38 @@ def test_export_that_ends_before_its_end_deletes_its_files(
     assert export.write(target)
 
 
+@pytest.mark.parametrize("failing", ["", "export.json"])
+def test_files_of_an_export_that_can_not_be_deleted_are_named(
+    store: BackupStore,
+    found: Catalogue,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failing: str,
+) -> None:
+    def denied(store: BackupStore, name: str) -> None:
+        raise StoreUnavailable(f"{store.root}: {name}: denied")
+
+    put, place = BackupStore.put, tmp_path / "export"
+
+    def fails(store: BackupStore, name: str, *more: Any) -> None:
+        if name == failing:
+            denied(store, name)
+        put(store, name, *more)
+
+    monkeypatch.setattr(BackupStore, "delete", denied)
+    monkeypatch.setattr(BackupStore, "put", fails)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "_rmtree", lambda *_, **__: None)
+    code = timerctl(["export", "--from", store.root, "--into", str(place)])
+    told = capsys.readouterr().err
+    [claim] = place.glob("_exporting.*")
+    tables = "export.json, messages-00000.parquet, pending-00000.parquet, " if failing else ""
+    assert (code == 0) is (failing == "")
+    assert f"{place}: could not delete {tables}{claim.name}: delete them\n" in told
+    assert "has readable payloads: remove it" in told
+
+
 @pytest.mark.parametrize("last", ["restoring", "b", "b/log", "b/identity.json"])
 def test_restore_that_a_signal_ends_leaves_nothing(
     store: BackupStore,
