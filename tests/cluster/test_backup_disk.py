@@ -72,6 +72,11 @@ def test_of_two_exports_into_one_place_one_is_refused(
 
     monkeypatch.setattr(name, meanwhile)
     tables = export.write(BackupStore(str(place)))
+    # Between the check of a place and the claim, another export begins.
+    sizes = iter([{}, {"/_exporting.a": 0, "/_exporting.b": 0}])
+    monkeypatch.setattr(BackupStore, "sizes", lambda *_: next(sizes))
+    with pytest.raises(BackupError, match="is of an export that runs"):
+        export.write(BackupStore(str(tmp_path / "other")))
     assert ["is of an export that runs or was killed" in each for each in refused] == [True]
     assert files(place) == [
         "export.json",
@@ -157,6 +162,22 @@ def test_restore_that_a_signal_ends_leaves_nothing(
     with pytest.raises(SystemExit):
         restored(store, found, target)
     assert not target.exists()
+
+
+def test_restore_that_fails_keeps_the_files_of_another_program(
+    store: BackupStore, found: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "new", Path.rename
+
+    def foreign(path: Path, to: Path) -> Path:
+        if to == target / "b" / "log":  # made just before the move
+            (to / "foreign").mkdir(parents=True)
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", foreign)
+    with pytest.raises(BackupError, match="log: Directory not empty"):
+        restored(store, found, target)
+    assert [*(target / "b").rglob("*")] == [target / "b" / "log", target / "b" / "log" / "foreign"]
 
 
 def test_restore_whose_temporary_files_stay_is_complete_and_names_them(
