@@ -493,7 +493,8 @@ def _services(
     memory = MemoryGuard(config.limits.memory_bytes_max, connections, on_end)
     port_guard = PortGuard(connections, connections_limits(config)["grpc"], on_end)
     telemetry.memory_limit_bytes.set(memory.bytes_max)
-    telemetry.memory_high.set_function(lambda: memory.high)
+    planes.view.memory_high = lambda: memory.high
+    telemetry.memory_high.set_function(planes.view.memory_high)
     if (tls := basis.endpoints.tls) is not None:
         planes.view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
     planes.view.concerns.append(memory.complaints)

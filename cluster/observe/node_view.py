@@ -88,6 +88,8 @@ class NodeState(TopicView):
         """The stop of the node has begun."""
         self.concerns: list[Callable[[], Iterable[str]]] = []
         """Each returns states that an operator has to end; empty: there are none."""
+        self.memory_high: Callable[[], bool] = lambda: False
+        """Returns whether new work is rejected for lack of memory."""
         self._lags: list[lag.GroupLag] = []
         self._quotas: tuple[NamedFigures, ...] = ()
         self._topics = BusiestTopics(
@@ -401,6 +403,7 @@ class NodeState(TopicView):
             tls_not_after_ms=int(1000 * min(self._not_after_s().values(), default=0)),
             warnings=self._warnings(),
             settings=shared_settings(self._config),
+            memory_high=self.memory_high(),
         )
         status.MergeFrom(self.node_leadership())
         return status

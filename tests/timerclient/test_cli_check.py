@@ -4,11 +4,9 @@ import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
-from cluster.rpc.memory import MemoryGuard
 from tests.timerclient.conftest import Answering, Ctl
 from timerclient.cli import cli_nodes, timerctl
 from timerclient.cli.cli_check import (
@@ -61,10 +59,9 @@ def low(nodes: list[pb.NodeStatus], reserves: float = 0.5) -> int:
     return len(nodes)
 
 
-def no_memory() -> list[str]:
-    guard = MemoryGuard(1, Mock())
-    guard.high = True
-    return guard.complaints()
+def no_memory(node: pb.NodeStatus) -> None:
+    node.memory_high = True
+    node.warnings.append("more memory than limits.memory_bytes_max = 1")
 
 
 def unlike(nodes: list[pb.NodeStatus]) -> None:
@@ -124,8 +121,8 @@ def test_a_healthy_cluster_is_ok() -> None:
             "no answer: n3 (waiting for room: 7 bytes)",
         ),
         (lambda n, _: n[1].warnings.append("not ready: x"), 1, "node", "not ready: x"),
-        (lambda n, _: n[1].warnings.extend(no_memory()), 1, "node", "memory_bytes_max"),
-        (lambda n, _: n[0].warnings.extend(no_memory()), 2, "node", "memory_bytes_max"),
+        (lambda n, _: no_memory(n[1]), 1, "node", "memory_bytes_max"),
+        (lambda n, _: no_memory(n[0]), 2, "memory", "memory_bytes_max: new timers are rejected"),
         (lambda n, _: low(n[1:2]), 1, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[:1]), 2, "disk", "reserve 1024 MiB"),
         (lambda n, _: low(n[1:]), 2, "disk", "reserve 1024 MiB"),

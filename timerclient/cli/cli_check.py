@@ -121,10 +121,11 @@ def findings_of_nodes(
         elif node.unsure:
             text = "may have forgotten what it promised, and does not vote"
             yield Finding("files", node.name, Level.WARNING, text)
+        if node.memory_high and node.serving:
+            text = "more memory than limits.memory_bytes_max: new timers are rejected"
+            yield Finding("memory", node.name, Level.CRITICAL, text)
         for text in node.warnings:
-            rejects_work = node.serving and text.endswith(": new work is rejected")
-            level = Level.CRITICAL if rejects_work else Level.WARNING
-            yield Finding("node", node.name, level, text)
+            yield Finding("node", node.name, Level.WARNING, text)
     for node in absent:
         if "certificate has expired" in node.error:
             yield Finding("certificate", node.name, Level.CRITICAL, node.error)

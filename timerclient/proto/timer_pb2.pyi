@@ -3232,6 +3232,7 @@ class NodeStatus(_message.Message):
     TLS_NOT_AFTER_MS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    MEMORY_HIGH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     reachable: _builtins.bool
@@ -3283,6 +3284,10 @@ class NodeStatus(_message.Message):
     """the highest that its program supports; 0: version 0.1"""
     tls_not_after_ms: _builtins.int
     """when the first of its certificates and authorities expires; 0: no"""
+    memory_high: _builtins.bool
+    """all nodes: "leadership.lease_ms" -> "500"
+    it rejects new work, as its memory is above limits.memory_bytes_max
+    """
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """TLS, or version 0.1
@@ -3333,10 +3338,11 @@ class NodeStatus(_message.Message):
         tls_not_after_ms: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        memory_high: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "drained", b"drained", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "feature_level", b"feature_level", "feature_level_max", b"feature_level_max", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "settings", b"settings", "tls_not_after_ms", b"tls_not_after_ms", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "warnings", b"warnings", "withholds_votes", b"withholds_votes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "applied_index", b"applied_index", "cancelled", b"cancelled", "clock_ms", b"clock_ms", "commit_index", b"commit_index", "damage", b"damage", "disk_bytes", b"disk_bytes", "disk_free_bytes", b"disk_free_bytes", "disk_low", b"disk_low", "disk_reserve_bytes", b"disk_reserve_bytes", "drained", b"drained", "dropped", b"dropped", "epoch", b"epoch", "error", b"error", "feature_level", b"feature_level", "feature_level_max", b"feature_level_max", "fired", b"fired", "http_address", b"http_address", "log_end", b"log_end", "memory_high", b"memory_high", "name", b"name", "pending", b"pending", "reachable", b"reachable", "ready", b"ready", "replica_id", b"replica_id", "role", b"role", "rss_bytes", b"rss_bytes", "scheduled", b"scheduled", "scrubbed_at_ms", b"scrubbed_at_ms", "scrubbed_bytes", b"scrubbed_bytes", "serving", b"serving", "settings", b"settings", "tls_not_after_ms", b"tls_not_after_ms", "unsure", b"unsure", "uptime_ms", b"uptime_ms", "version", b"version", "warnings", b"warnings", "withholds_votes", b"withholds_votes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
