@@ -61,6 +61,19 @@ def test_consumers_of_a_group_share_its_messages(world: World, topic: str) -> No
     assert world.unacked(topic, "g") == 0
 
 
+def test_burst_leaves_no_consumer_of_a_group_idle(world: World, topic: str) -> None:
+    client = world.client
+    with (
+        client.consumer(topic, "g") as one,
+        client.consumer(topic, "g") as two,
+        client.consumer(topic, "g") as three,
+    ):
+        world.until(lambda: (found := world.group(topic, "g")) and found.consumers == 3)
+        client.schedule_batch(topic, [b""] * 30)
+        came = [world.take(consumer, 10) for consumer in (one, two, three)]
+    assert len({m.id for messages in came for m in messages}) == 30
+
+
 def test_consumer_gets_no_more_than_its_window(world: World, topic: str) -> None:
     client = world.client
     client.schedule_batch(topic, [b""] * 100)

@@ -131,7 +131,7 @@ class Leases:
         self._table = LeaseTable(int(group.cursor))
         self._gone: list[ConsumerStream] = []
         """Consumers that left and whose leases `expire` ends."""
-        self._roster = Roster(group)
+        self._roster = Roster(group, self._table)
         self._exits = Exits(group, self._table)
         kind = SharedOrder if group.settings.type == SHARED else KeyOrder
         self._order: Order = kind(group, self._table, self._roster, self._exits)
@@ -245,21 +245,17 @@ class Leases:
         self._exits.outlived_ms = outlived_ms
         self._order.unfinished = False
         self._order.freed(self._exits.spare())
-        limit = self._room(limit)
+        limit = self._roster.room(limit)
         if self.handing_over or limit <= 0 or len(self._table) >= self._leases_max:
             return None
         found = self._order.next(clock_ms, queue, limit)
         if found is None:
+            self._roster.end_round()
             return None
         consumer, offsets = found
         if consumer.room < UNBOUNDED:
             consumer.room -= queue.bytes_of(offsets)
         return self._lease(consumer, offsets, now_ms)
-
-    def _room(self, limit: int) -> int:
-        """Return how many of `limit` messages max_in_flight still allows the group."""
-        most = self.group.settings.max_in_flight
-        return min(limit, most - self.in_flight) if most else limit
 
     def _lease(self, consumer: ConsumerStream, offsets: U64, now_ms: MonoMs) -> Lease:
         deadline_ms = MonoMs(now_ms + consumer.lease_ms)

@@ -56,8 +56,22 @@ class _Open(NamedTuple):
     offsets: U64
     owner: I64
     """Number of the consumer that holds messages of the same key. 0: none does."""
+    behind: int
+    """Number of the queue's offsets behind those that were looked at."""
     looked: int
     """Number of unacked messages that were looked at."""
+
+    @property
+    def unowned(self) -> int:
+        """Number of messages whose keys no consumer holds, and of all that are behind."""
+        return int(np.count_nonzero(self.owner == ANYBODY)) + self.behind
+
+    def of(self, consumer: ConsumerStream, share: int) -> U64:
+        """Return the messages for a consumer: `share` at most of those whose keys none holds."""
+        anybody = self.owner == ANYBODY
+        anybody &= np.cumsum(anybody) <= share
+        offsets: U64 = self.offsets[anybody | (self.owner == consumer.number)]
+        return offsets
 
 
 class KeyOrder:
@@ -97,7 +111,9 @@ class KeyOrder:
             open_ = self._look(clock_ms, queue, size)
             self.work += open_.looked // OFFSETS_A_UNIT
             for consumer in _able(ready, open_):
-                offsets = self._of(consumer, open_, queue, min(limit, roster.allowed(consumer)))
+                share = roster.share(consumer, open_.unowned) if self._by_key else limit
+                most = min(limit, roster.allowed(consumer))
+                offsets = self._of(consumer, open_.of(consumer, share)[:most], queue)
                 if len(offsets):
                     if self._by_key:
                         roster.served(consumer)
@@ -107,9 +123,8 @@ class KeyOrder:
                 return None
             size = min(4 * size, ORDER_WINDOW)
 
-    def _of(self, consumer: ConsumerStream, open_: _Open, queue: Queue, limit: int) -> U64:
-        mine = (open_.owner == ANYBODY) | (open_.owner == consumer.number)
-        offsets: U64 = open_.offsets[mine][:limit]
+    def _of(self, consumer: ConsumerStream, offsets: U64, queue: Queue) -> U64:
+        """Return the first ones of open messages that may be delivered together now."""
         if len(offsets):
             offsets = self._exits.alive(offsets[: queue.at_hand(offsets)], queue)
             # Messages behind the first expired one wait until that one is gone.
@@ -125,6 +140,7 @@ class KeyOrder:
         offsets = group.first_unacked(min(int(queue.end), int(group.reserved)), size)
         keys = self._keys_of(offsets, queue)
         offsets = offsets[: len(keys)]
+        behind = int(queue.end) - int(offsets[-1]) - 1 if len(offsets) else 0
         if group.settings.max_attempts:
             self._exits.mark_dying(offsets[self._table.of(offsets).free])
         states = self._table.of(offsets)
@@ -139,7 +155,7 @@ class KeyOrder:
         owner = _first_of(keys[held], owners, mine, ANYBODY)
         offsets = offsets[free]
         before = offsets.astype(np.int64) < wall_at
-        return _Open(offsets[before], owner[before], len(keys))
+        return _Open(offsets[before], owner[before], behind, len(keys))
 
     def _keys_of(self, offsets: U64, queue: Queue) -> U64:
         """Return the keys, (n, uint64); fewer if the next messages must first be read from disk."""

@@ -3,30 +3,43 @@
 A silent consumer let a lease end and has sent no request since: it may be frozen. It gets nothing
 while another consumer is not silent. If all are silent and the group bounds failures, each gets one
 message at a time.
+
+A round gives each consumer with room one lease. A lease has at most the consumer's share of the
+messages that are free, so that none is idle while others hold a whole burst:
+
+    10 free, 3 consumers:  4 of 10 --> 3 of 6 --> 3 of 3
+
+A consumer with much credit works fast. Single messages would cost it more than their work. So a
+lease may have SHARE_MIN of the credit, even if it is more than the share.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from timer.leader.groups.lease_table import ConsumerStream
+from timer.leader.groups.lease_table import ConsumerStream, LeaseTable
 from timer.ready.group import Group
 
 CONSUMERS_A_UNIT: Final = 128
 """Consumers that a look passes in the time of one work unit (timer/leader/groups/turns.py)."""
 
+SHARE_MIN: Final = 1 / 64
+"""The client grants what it works off in half a lease, so this is 0.25 s of work in one of 30 s."""
+
 
 class Roster:
     """See the module."""
 
-    __slots__ = ("_group", "_joined", "consumers", "silent")
+    __slots__ = ("_group", "_joined", "_table", "_turns", "consumers", "silent")
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, table: LeaseTable) -> None:
+        self._group, self._table = group, table
         self.consumers: list[ConsumerStream] = []
         """In the order in which they are served next."""
         self.silent = 0
         """Number of silent consumers."""
         self._joined = 0
+        self._turns = 0
+        """Leases that are left in the round. 0: the next lease begins a round."""
 
     def join(self, consumer: ConsumerStream) -> None:
         """Add a consumer behind the others."""
@@ -71,6 +84,24 @@ class Roster:
                 return consumer
         return None
 
+    def room(self, limit: int) -> int:
+        """Return how many of `limit` messages max_in_flight still allows the group."""
+        most = self._group.settings.max_in_flight
+        return min(limit, most - self._table.in_flight) if most else limit
+
+    def share(self, consumer: ConsumerStream, free: int) -> int:
+        """Return the most messages of the next lease of the round, if this consumer gets it.
+
+        `free`: messages that the group could deliver now. The consumer has room.
+        """
+        if not self._turns:
+            self._turns = sum(self.allowed(each) > 0 for each in self.consumers)
+        return max(1, -(-self.room(free) // self._turns), int(consumer.credit * SHARE_MIN))
+
+    def end_round(self) -> None:
+        """Begin a new round with the next lease: no message is free, or no consumer has room."""
+        self._turns = 0
+
     @property
     def work(self) -> int:
         """Work units of a look at all consumers."""
@@ -85,6 +116,7 @@ class Roster:
         return [heard] if heard is not None else self.consumers[:1]
 
     def served(self, consumer: ConsumerStream) -> None:
-        """Put a consumer behind the others."""
+        """Put a consumer behind the others: its turn of the round is over."""
+        self._turns = max(0, self._turns - 1)
         self.consumers.remove(consumer)
         self.consumers.append(consumer)

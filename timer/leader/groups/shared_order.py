@@ -63,7 +63,8 @@ class SharedOrder:
         if consumer is None:
             return None
         self._release(clock_ms)
-        limit = min(limit, self._roster.allowed(consumer))
+        share = self._roster.share(consumer, self._ready(queue.end))
+        limit = min(limit, share, self._roster.allowed(consumer))
         if queue.prioritizes or self._shelf.count:
             offsets = self._take_by_priority(clock_ms, queue, limit, consumer.bytes_max)
             if len(offsets):
@@ -80,6 +81,15 @@ class SharedOrder:
         offsets = self._at_most(offsets, queue.fitting(offsets, consumer.bytes_max))
         self._roster.served(consumer)
         return consumer, offsets
+
+    def _ready(self, queue_end: QueueOffset) -> int:
+        """Return how many messages wait for nothing except a consumer.
+
+        Acked ones among them count, too, until they are looked at.
+        """
+        fresh = max(self._table.fresh, int(self._group.cursor))
+        returned = sum(map(len, self._back))
+        return max(0, int(queue_end) - fresh) + returned + self._shelf.count
 
     def _at_most(self, offsets: U64, count: int) -> U64:
         """Return the first `count` messages; the others are delivered next."""
