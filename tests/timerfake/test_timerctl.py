@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +38,20 @@ def test_namespaces_are_listed_described_and_deleted(ctl: Ctl, client: TimerClie
     assert [each.name for each in client.namespaces()] == ["default"]
     code, _, err = ctl("namespaces", "delete", "default", "--yes")
     assert (code, "NAMESPACE = 'default': must not be" in err) == (2, True)
+
+
+def test_policies_are_exported_to_and_applied_from_a_pipe(
+    ctl: Ctl, client: TimerClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    client.alter_policies({"tick_ms": 50}, cluster=True)
+    code, exported, _ = ctl("policies", "export", "-")
+    assert (code, exported) == (0, ctl("policies", "export")[1])
+    client.alter_policies({"tick_ms": 60}, cluster=True)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(exported.encode())))
+    assert ctl("policies", "apply", "-", "--yes")[0] == 0
+    assert client.describe_policies().own.tick_ms == 50
+    assert not [*tmp_path.iterdir()]
 
 
 def test_group_and_its_dead_letters_are_named_as_the_command_line_has_them(ctl: Ctl) -> None:

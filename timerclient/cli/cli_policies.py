@@ -72,10 +72,12 @@ class PolicyCommands(Commands):
         """Add `export` and `apply`. Their module is loaded when one of them runs."""
         export = add("export", self._export, "print the policies of all scopes, or write them")
         export.add_argument(
-            "file", metavar="FILE", nargs="?", help="TOML, or JSON if it ends in .json"
+            "file", metavar="FILE", nargs="?", help="TOML, or JSON if it ends in .json; - prints"
         )
         apply = add("apply", self._apply, "make the policies those of a file, after a diff")
-        apply.add_argument("file", metavar="FILE", help="as `export` writes it")
+        apply.add_argument(
+            "file", metavar="FILE", help="as `export` writes it; - reads standard input"
+        )
         apply.add_argument(
             "--prune", action="store_true", help="unset all fields of scopes that FILE leaves out"
         )

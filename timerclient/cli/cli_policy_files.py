@@ -130,13 +130,14 @@ def from_document(document: Mapping[str, Any]) -> PolicySet:
 
 
 def read_file(path: str) -> PolicySet:
-    """Return the policies in a file.
+    """Return the policies in a file; -: TOML from the standard input.
 
     Raises:
         UsageError: It can't be read, or is no such file, or a field or its value is not allowed.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        is_piped = path == "-"
+        text = (cli_args.standard_input().read() if is_piped else Path(path).read_bytes()).decode()
         document = json.loads(text) if path.endswith(".json") else tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
@@ -186,7 +187,7 @@ class PolicyFileCommands(Commands):
         with self._connect(args) as client:
             policies = read_cluster(client)
         document = to_document(policies)
-        if not args.file:
+        if args.file in (None, "-"):
             self._put(args, document, to_toml(policies).rstrip("\n"))
             return 0
         is_json = args.file.endswith(".json")
