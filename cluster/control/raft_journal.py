@@ -207,6 +207,7 @@ class Journal:
         if position >= len(self._records):
             return
         del self._records[position:]
+        self._covered = min(self._covered, position)
         self._dirty = True
         if self._replaced:
             return

@@ -257,6 +257,24 @@ def test_compaction_keeps_trailing_records(
     assert Journal(directory).records == RECORDS[2:]
 
 
+def test_size_without_a_snapshot_follows_each_change_of_the_journal(directory: Path) -> None:
+    journal = Journal(directory)
+    sizes = [RECORD_HEAD_SIZE + len(command) for command, _, _ in RECORDS]
+    assert journal.uncovered_size == sum(sizes)
+    journal.deleteEntriesTo(3)
+    assert journal.records == RECORDS
+    assert journal.uncovered_size == sizes[3]
+    journal.deleteEntriesFrom(2)
+    assert journal.uncovered_size == 0
+    journal.add(*RECORDS[2])
+    assert journal.uncovered_size == sizes[2]
+    journal.clear()
+    for record in RECORDS:
+        journal.add(*record)
+    journal.flush()
+    assert journal.uncovered_size == sum(sizes)
+
+
 def snapshot_at(position: int) -> RaftSnapshot:
     return RaftSnapshot(state=b"state", previous=RECORDS[position - 1], last=RECORDS[position])
 
