@@ -77,6 +77,9 @@ RECALL_LATER_S: Final = 3.0
 UNCOVERED_SIZE_MAX: Final = 8 << 20
 """Bytes of the journal after its snapshot that start a compaction: a checkpoint of many topics has
 many long records. Raft keeps the journal in memory, too."""
+UNCOVERED_PARTS_MAX: Final = 8
+"""The limit is this many times the state of the last snapshot if that is more, so snapshots add at
+most an eighth to the bytes written."""
 STALL_MS_MAX: Final = 10_000
 """A tick thread without a tick for this long is stuck, and the process ends."""
 
@@ -337,6 +340,8 @@ class _Core(SyncObj):  # type: ignore[misc]
         self.links_wanted = len(peers)
         """Peers that must be linked before this node votes again without a leader."""
         self._leaderless_at = monotonic()
+        self._snapshot_size = 0
+        """Bytes of the state in the last snapshot that this process wrote or read."""
         conf = checked_conf(files, serializer=self._write_dump, deserializer=self._read_dump)
         with _journal_given(files.journal):
             super().__init__(
@@ -481,7 +486,10 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._SyncObj__raftElectionDeadline = monotonic() + 1e6
             self._propose_barrier()
             self._recall_votes()
-        if self._journal.uncovered_size > UNCOVERED_SIZE_MAX:
+        limit = max(UNCOVERED_SIZE_MAX, UNCOVERED_PARTS_MAX * self._snapshot_size)
+        # A tick writes a snapshot, and the next one deletes the records before it.
+        is_written = self._SyncObj__serializer._Serializer__pid != 0  # noqa: SLF001
+        if self._journal.uncovered_size > limit and not is_written:
             self.forceLogCompaction()
         super()._onTick(timeToWait)
 
@@ -505,6 +513,7 @@ class _Core(SyncObj):  # type: ignore[misc]
     def _write_dump(self, path: str, parts: tuple[Record, Record, object]) -> None:
         last, previous, _ = parts
         snapshot = RaftSnapshot(state=self._machine.dump(), last=last, previous=previous)
+        self._snapshot_size = len(snapshot.state)
         try:
             raft_files.write_snapshot(Path(path), snapshot)
         except BaseException as error:  # noqa: BLE001
@@ -537,6 +546,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             # A leader's snapshot was only renamed so far, and pysyncobj drops the journal next.
             DISK.sync_dir(Path(path).parent)
             snapshot = raft_files.read_snapshot(Path(path))
+            self._snapshot_size = len(snapshot.state)
             self._machine.load(snapshot.state)
         except BaseException as error:  # noqa: BLE001
             self._fail(Exit.SNAPSHOT_FAILED, repr(error))

@@ -13,6 +13,7 @@ from cluster.control import raft, raft_files, raft_journal
 from cluster.control.raft import STALL_MS_MAX, Exit, Raft, checked_conf
 from cluster.control.raft_codec import RaftMessage
 from cluster.control.raft_files import RaftFiles, open_files
+from tests.calls import calls_of
 from tests.cluster.running import until
 from timer.model.timer_errors import ConfigError
 
@@ -96,17 +97,22 @@ def test_commands_survive_a_restart_with_and_without_compaction(tmp_path: Path) 
             until((tmp_path / "raft" / "snapshot").exists)
 
 
+@pytest.mark.parametrize(("state_size", "snapshots"), [(10, range(6, 10)), (30_000, range(2, 4))])
 def test_journal_of_large_commands_is_compacted_by_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_size: int, snapshots: range
 ) -> None:
-    size, command = 100_000, bytes(10_000)
+    size, command, trailing = 100_000, bytes(10_000), 20
     monkeypatch.setattr(raft, "UNCOVERED_SIZE_MAX", size)
-    monkeypatch.setattr(raft_journal, "TRAILING_RECORDS", 2)
+    monkeypatch.setattr(raft_journal, "TRAILING_RECORDS", trailing)
+    written = calls_of(monkeypatch, raft_files, "write_snapshot")
     with running(tmp_path) as (node, machine, _):
-        for number in range(1, 40):
+        machine.dump = lambda: bytes(state_size)  # type: ignore[method-assign]
+        for number in range(1, 70):
             node.submit(command, no_failure)
             until(lambda number=number: len(machine.applied) == number)  # type: ignore[misc]
-        until(lambda: (tmp_path / "raft" / "journal").stat().st_size < size + 5 * len(command))
+        assert len(written) in snapshots, "a tenth of the commands; less if the state is larger"
+        most = max(size, raft.UNCOVERED_PARTS_MAX * state_size) + (trailing + 5) * len(command)
+        until(lambda: (tmp_path / "raft" / "journal").stat().st_size < most)
 
 
 def test_damaged_snapshot_from_a_leader_replaces_nothing(tmp_path: Path) -> None:
