@@ -6,6 +6,7 @@ All client input about series is checked here and at the leader
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -116,7 +117,7 @@ class SeriesDesk:
             caller.require(Permission.CANCEL, AccessTarget(name))
         found = leader.machine.topic_by_name.get(name)
         if found is None or not leader.machine.series.find(found.topic_id, key):
-            check_end(begun, begun.begins_after(self._host.now().clock_ms), self._calendar)
+            self._check_calendar(begun)
         topic = await self._topic(leader, name)
         known = leader.machine.series.find(topic.topic_id, key)
         if not known:
@@ -229,16 +230,19 @@ class SeriesDesk:
         return data
 
     def _begun(self, spec: SeriesSpec) -> SeriesSpec:
-        """Return the definition of a series that is created now, checked."""
-        spec = spec.started(self._host.now().clock_ms)
-        if spec.check().cron:
+        """Return the definition of a series that is created now. The calendar is not asked."""
+        return spec.started(self._host.now().clock_ms).check()
+
+    def _check_calendar(self, spec: SeriesSpec) -> None:
+        """Check the expression, the zone and the end of a series that is created now."""
+        if spec.cron:
             self._calendar.check(spec.cron, spec.zone)
-        return spec
+        check_end(spec, spec.begins_after(self._host.now().clock_ms), self._calendar)
 
     def _preview(self, spec: SeriesSpec, count: int) -> Iterator[UnixMs]:
         _check_times("preview", count)
         spec, now_ms = self._begun(spec), self._host.now().clock_ms
-        check_end(spec, spec.begins_after(now_ms), self._calendar)
+        self._check_calendar(spec)
         count = min(count, spec.max_count or count)
         return planned_times(spec, spec.begins_after(now_ms), now_ms, count, self._calendar)
 
@@ -248,8 +252,9 @@ class SeriesDesk:
             raise NotFoundError("series", series_id)
         shown = self._message(machine, view)
         if not (view.seq or view.spec.paused):  # it is planned, or finished, in a moment
-            planned_ms = next(self._next_times(view, 1), None)
-            shown.planned_ms, shown.finished = planned_ms or 0, planned_ms is None
+            with suppress(InvalidRequestError):  # or waits for a leader that knows its zone
+                planned_ms = next(self._next_times(view, 1), None)
+                shown.planned_ms, shown.finished = planned_ms or 0, planned_ms is None
         return shown
 
     def _next_times(self, view: SeriesView, count: int) -> Iterator[UnixMs]:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 import cluster.observe.topic_view as listing
+from cluster.api import cron_calendar
 from cluster.api.consume_service import _Stream
 from cluster.state.alarm import KernelAlarm
 from tests.cluster.running import WAIT_S, until
 from tests.parsing import parsed
-from timer.model.timer_errors import ConfigError
+from timer.model.timer_errors import ConfigError, InvalidRequestError
 from timer.model.units import DUE_MS_MAX
 from timerclient import (
     AsyncTimerClient,
@@ -29,6 +30,7 @@ from timerclient import (
 )
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.series_fields import SeriesOptions
 from timerclient.streams.credit import LINK_BYTES_MIN
 from timerclient.values.errors import RpcFailed
 from timerfake import AsyncFakeCluster, FakeCluster
@@ -44,6 +46,27 @@ def test_fake_cluster_needs_no_timer_of_linux(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(KernelAlarm, "__init__", absent)
     with FakeCluster(start=START) as cluster, cluster.client() as client:
         client.schedule("t", b"x", delay=60)
+
+
+def test_series_whose_zone_the_leader_does_not_know_is_declared_again_and_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(_cron: str, zone: str, _after_ms: int) -> None:
+        raise InvalidRequestError("zone", zone, "unknown here")
+
+    daily: SeriesOptions = {"cron": "0 7 * * *", "zone": "Europe/Berlin"}
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        first = client.create_series("t", "k", b"a", **daily)
+        monkeypatch.setattr(cron_calendar, "_next", unknown)
+        for _ in range(2):  # with a pending occurrence, and without
+            assert client.create_series("t", "k", b"a", **daily).id == first.id
+            cluster.advance(timedelta(days=1))
+        changed = client.create_series("t", "k", b"b", on_conflict="alter", **daily)
+        assert (changed.payload, changed.next, changed.finished) == (b"b", None, False)
+        at_eight: SeriesOptions = {**daily, "cron": "0 8 * * *"}
+        for key, options in (("k", at_eight), ("new", daily)):
+            with pytest.raises(InvalidRequest, match="unknown here"):
+                client.create_series("t", key, on_conflict="alter", **options)
 
 
 # ---- time
