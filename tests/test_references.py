@@ -23,7 +23,7 @@ from cluster.observe.busiest_topics import COUNTERS, GAUGES, TopicFigures
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.rpc import openapi
 from cluster.rpc.http_routes import ROUTES
-from cluster.settings.config import TYPES, NodeConfig, build_config, flatten
+from cluster.settings.config import TYPES, NodeConfig, build_config, flatten, shared_settings
 from tests.parsing import parsed, statements
 from tests.test_house import product
 from timer.entries import policies
@@ -90,6 +90,11 @@ def test_page_of_settings_names_those_of_a_single_node() -> None:
     meanings = {key: cells[-1] for key, cells in rows(text.partition("## The node")[2]).items()}
     own = re.compile("address to bind |(name|PEM file) of this node|directory used by this node ")
     assert {*re.findall(r"`(\S+)`", same)} == {key for key in meanings if own.match(meanings[key])}
+    unlike = others.partition("need other values of these:")[2].partition("\n\n")[0]
+    node = {"name": "n", "cluster_id": "c", "data": "d", "peers.n": "127.0.0.1:1"}
+    compared = shared_settings(build_config(node))
+    in_tables = {key for key in meanings if re.match(r"(timing|leadership|limits|groups)\.", key)}
+    assert compared.keys() == in_tables - {*re.findall(r"`(\w+\.\w+)`", unlike)}
 
 
 def test_page_of_settings_has_the_rules_of_names() -> None:

@@ -57,9 +57,12 @@ _SERVICE_LINK: Final = re.compile(r"TIMERD_(SERVICE|PORT)(_[A-Z0-9_]+)?")
 _FLAGS: Final = ("name", "data", "grpc", "http")
 
 
-def _int(default: int, low: int, high: int) -> int:
-    """Declare a whole number with its default and its range, both ends inclusive."""
-    declared: Any = field(default=default, metadata={"range": (low, high)})
+def _int(default: int, low: int, high: int, *, own: bool = False) -> int:
+    """Declare a whole number with its default and its range, both ends inclusive.
+
+    `own`: each node may have another value, as for the memory and the pace of its machine.
+    """
+    declared: Any = field(default=default, metadata={"range": (low, high), "own": own})
     return declared  # type: ignore[no-any-return]  # dataclass takes it apart
 
 
@@ -96,11 +99,11 @@ class TimingConfig(_Part):
 
     tick_ms: int = _int(1, 1, 1_000)
     """Step to which due times are rounded up. Larger: timers of a step fire together."""
-    fold_interval_ms: int = _int(50, 10, 5_000)
+    fold_interval_ms: int = _int(50, 10, 5_000, own=True)
     """A follower applies committed entries at least so often; a promotion applies the rest."""
     checkpoint_interval_ms: int = _int(3_000, 100, 60_000)
     """Interval in which replicas compare digests and the shared checkpoint moves."""
-    drain_timeout_ms: int = _int(10_000, 0, 600_000)
+    drain_timeout_ms: int = _int(10_000, 0, 600_000, own=True)
     """A stopping node waits this long for a successor and for its requests under way."""
 
     def __post_init__(self) -> None:
@@ -176,22 +179,22 @@ class LimitsConfig(_Part):
     series_max: int = _int(200_000, 0, 1_000_000)
     """Series of recurring timers, at most. Every replica has each in memory, about 500 bytes and
     its payload."""
-    connections_max: int = _int(8_192, 16, 1_000_000)
+    connections_max: int = _int(8_192, 16, 1_000_000, own=True)
     """Connections of clients and peers to the gRPC port; fewer if the open-file limit is low."""
-    http_connections_max: int = _int(256, 16, 65_536)
+    http_connections_max: int = _int(256, 16, 65_536, own=True)
     """Connections to the HTTP port. With one more the one without a request for longest is closed.
     One in 16 takes no request except a probe."""
-    streams_max: int = _int(1_024, 8, 1_000_000)
+    streams_max: int = _int(1_024, 8, 1_000_000, own=True)
     """RPCs at a time on one connection; further ones wait in the client."""
-    memory_bytes_max: int = _int(0, 0, 1 << 50)
+    memory_bytes_max: int = _int(0, 0, 1 << 50, own=True)
     """Above this resident memory new work is refused, and the heaviest connections are ended. 0:
     three quarters of the memory of the machine or of the process's cgroup."""
-    outbox_bytes_max: int = _int(256 * MIB, 16 * MIB, 1 << 40)
+    outbox_bytes_max: int = _int(256 * MIB, 16 * MIB, 1 << 40, own=True)
     """Deliveries that consumers have not read, of all consumers together; of each at most 8 MiB.
     At most a quarter of the memory limit."""
     metric_topics_max: int = _int(100, 0, 10_000)
     """Topics with figures of their own in the metrics: the busiest. 0: none."""
-    inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB)
+    inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB, own=True)
     """Bytes at the leader that are not on a majority yet, queued or sent; further requests get
     RESOURCE_EXHAUSTED."""
 
@@ -755,12 +758,13 @@ def print_config(config: NodeConfig) -> str:
 
 
 def shared_settings(config: NodeConfig) -> dict[str, str]:
-    """Return the settings of the tables that must be the same on all nodes, as in TOML."""
-    parts = config.timing, config.leadership, config.limits, config.groups, config.storage
+    """Return the settings in tables that must be the same on all nodes, as in TOML."""
+    parts = config.timing, config.leadership, config.limits, config.groups  # not [storage]
     return {
         f"{part.section}.{each.name}": _toml(getattr(part, each.name))
         for part in parts
         for each in fields(part)
+        if not each.metadata["own"]
     }
 
 
