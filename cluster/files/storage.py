@@ -42,6 +42,8 @@ from timer.state.apply_results import Applied
 SEGMENT_SIZE_MIN: Final = 1 << 20
 REPAIRED_NAME: Final = "repaired"
 """The file with the last repair. It stays for the metrics and the status."""
+CLOCK_ERROR_MS_MAX: Final = 86_400_000
+"""The last repair may be later than the present clock by this, if the clock was wrong then."""
 
 logger = logging.getLogger(__name__)
 
@@ -236,7 +238,9 @@ def note_repair(disk: Disk, config: NodeConfig, why: str) -> None:
 def last_repair(disk: Disk, config: NodeConfig) -> LastRepair | None:
     """Return the last repair. None: there was none, or its file is unreadable."""
     try:
-        began_ms, _, why = disk.read(config.data / REPAIRED_NAME).decode().partition(" ")
-        return LastRepair(UnixMs(int(began_ms)), why)
+        text, _, why = disk.read(config.data / REPAIRED_NAME).decode().partition(" ")
+        began_ms = int(text)
     except (FileNotFoundError, StorageError, ValueError):
         return None
+    is_time = 0 <= began_ms <= wall_clock(config.test_clock)() + CLOCK_ERROR_MS_MAX
+    return LastRepair(UnixMs(began_ms), why) if is_time else None

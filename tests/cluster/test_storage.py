@@ -11,9 +11,18 @@ from chaos.sim.world.simdisk import SimDisk
 from cluster.files import verify
 from cluster.files.disk_room import wait_for_room
 from cluster.files.recover import stopped
-from cluster.files.storage import Damaged, NodeFiles, give_back, open_storage
+from cluster.files.storage import (
+    REPAIRED_NAME,
+    Damaged,
+    NodeFiles,
+    give_back,
+    last_repair,
+    note_repair,
+    open_storage,
+)
 from cluster.node import process
 from cluster.settings.config import NodeConfig, build_config
+from cluster.settings.wall_clock import machine_ms
 from replication.core.promise import NEVER_GIVEN, Promise
 from tests.timer.machines import Log, catch_up, flush
 from tests.timer.test_manifest import busy_log
@@ -240,6 +249,20 @@ def test_node_does_not_wait_for_room_that_it_takes_itself() -> None:
     disk.capacity_bytes = disk.used_bytes() + START_BYTES - 1
     asyncio.run(asyncio.wait_for(wait_for_room(disk, node()), 60))
     assert disk.free_bytes(DATA) >= START_BYTES
+
+
+def test_last_repair_is_read_only_if_its_time_is_possible() -> None:
+    disk, later_ms = SimDisk(), machine_ms() + 2 * 86_400_000
+    formatted(disk)
+    assert last_repair(disk, node()) is None
+    for text in (b"", b"x y", b"\xff 1", b"-5 x", b"%d x" % later_ms, b"9" * 20 + b" x"):
+        disk.write_atomic(DATA / REPAIRED_NAME, text)
+        assert last_repair(disk, node()) is None, text
+    note_repair(disk, node(), "a flipped bit")
+    noted = last_repair(disk, node())
+    assert noted is not None
+    assert noted.why == "a flipped bit"
+    assert later_ms - 2 * 86_400_000 <= noted.began_ms <= machine_ms()
 
 
 def test_nothing_is_taken_from_a_process_that_runs(caplog: pytest.LogCaptureFixture) -> None:
