@@ -120,6 +120,7 @@ def _next(cron: str, zone: str, after_ms: int) -> UnixMs | None:
     if again_s > 0 and (found_ms is None or found_ms - after_ms > again_s * 1000):
         # The first of two equal hours has no further time. The second shows the earlier ones again.
         begin = after - timedelta(seconds=again_s)
+        # For speed, to just before the first equal hour: the time before may have many times.
         begin += timedelta(seconds=_unchanged_s(begin, again_s) - 1)
         found_ms = _first(_clock_times(clock, begin), after_ms)
     return found_ms

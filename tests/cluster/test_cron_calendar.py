@@ -47,6 +47,7 @@ def test_five_fields_have_minutes_and_six_have_seconds_first() -> None:
     assert times("30 9 * * *", "2026-01-01", 2) == ["01 09:30:00+0100", "02 09:30:00+0100"]
     assert times("*/20 * * * * *", "2026-01-01", 2) == ["01 00:00:20+0100", "01 00:00:40+0100"]
     assert times("0 0 L * *", "2026-01-01", 1) == ["31 00:00:00+0100"]
+    assert times("0 0 5 * *", "2026-01-20", 1) == ["05 00:00:00+0100"]
     assert times("0 0 * * *", "2026-01-01", 1, zone="") == ["01 01:00:00+0100"]
 
 
@@ -65,6 +66,8 @@ def test_repeated_times_and_six_fields_follow_the_clock() -> None:
     assert times("*/30 * * * *", "2026-03-29T01:40", 1) == ["29 03:00:00+0200"]
     assert times("0 30 2 * * *", "2026-03-28T12:00", 1) == ["30 02:30:00+0200"]
     assert times("0 30 2 * * *", "2026-10-24T12:00", 2) == ["25 02:30:00+0200", "25 02:30:00+0100"]
+    each_skipped = "0 30 2 * 3 7L"  # the last Sunday of March
+    assert CronCalendar().next_after(each_skipped, "Europe/Berlin", at("2026-01-01")) is None
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,12 @@ def test_held_timers_are_listed_counted_cancelled_and_rescheduled(world: World, 
     keyed = client.schedule(topic, b"4", key="k")
     far = client.schedule(topic, b"5", delay=HOUR)
     until_held(world, keyed)
-    listed = [(each.payload, each.held) for each in client.list_timers(topic)]
-    assert listed == [*((b"%d" % number, True) for number in range(1, 5)), (b"5", False)]
+    for page_size in (1, 3, 100):
+        listed = client.list_timers(topic, page_size=page_size)
+        assert [(each.payload, each.held) for each in listed] == [
+            *((b"%d" % number, True) for number in range(1, 5)),
+            (b"5", False),
+        ]
     counts = client.count_timers(topic)
     assert (counts.pending, min(counts.within.values())) == (5, 4)
     assert client.get_timer(key="k", topic=topic).held

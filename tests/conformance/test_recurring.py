@@ -124,6 +124,7 @@ def test_declaration_alters_a_series_that_differs_and_keeps_an_equal_one(
     assert declare(every=3600).start == hourly.start
     late: SeriesOptions = {**daily, "start": now + timedelta(days=9)}
     start = declare(**late).start
+    assert start == late["start"]
     assert [declare(cron=cron).start for cron in ("0 7 * * *", "0 8 * * *")] == [start, start]
     assert client.alter_series(topic, "k", cron="0 9 * * *").start == start
 

@@ -43,3 +43,12 @@ def test_far_alarm_that_nearer_ones_replace_again_and_again_is_kept_once() -> No
         alarms.set("g", now_ms + 50)
         assert [*alarms.due(now_ms + 99, STALE_MAX + 2)] == ["g"]
     assert len(alarms._heap) <= STALE_MAX + 2
+
+
+def test_forgotten_alarms_take_no_memory() -> None:
+    alarms = Alarms[int]()
+    for key in range(200):
+        alarms.set(key, key)
+    for key in range(200):
+        alarms.forget(key)
+    assert len(alarms._heap) <= STALE_MAX

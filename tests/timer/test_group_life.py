@@ -53,9 +53,10 @@ def test_sought_group_gets_again_what_it_had_acked_marked_by_the_same_stream() -
 
 def test_lease_from_before_a_seek_acks_nothing_after_it_nor_after_a_failover() -> None:
     play = Play()
-    group, _ = delivered(play, 0, 0)
+    group, consumer = delivered(play, 0, 0)
     before = play.deliveries[-1]
     seek(play, group, 0)
+    assert [*consumer.leases] == [play.deliveries[-1].lease.lease_id]
     for say in (play.ack, play.nack):
         say("late", before)
         assert play.answers.pop("late").tolist() == [LEASE_LOST] * 2
