@@ -98,8 +98,7 @@ class ServiceRecord:
         if self._leaseless.value >= LEASELESS:
             return f"it has no lease for {self._leaseless.value:.0%} of the time"
         if self._deaf.value >= DEAF:
-            why = "its limit of open files is reached, its certificate expires, or it is drained"
-            return f"it can't take connections: {why}"
+            return "it can't take connections: timerctl status and timerctl check name the cause"
         if self._slow.value >= SLOW:
             took = f"its log takes {self._took_ms} ms to become durable"
             return f"{took}, another disk {self._best_ms} ms"
