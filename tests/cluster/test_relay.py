@@ -33,7 +33,7 @@ from timerclient.values.errors import Unreachable
 from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import TRAILER
 
-NOW = 1  # a due time that has passed
+NOW = 10**10  # a due time that has passed
 
 
 def one_timer(topic: str, payload: bytes = b"x") -> pb.ScheduleRequest:
