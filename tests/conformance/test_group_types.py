@@ -61,6 +61,25 @@ def test_messages_that_wait_in_the_client_come_after_an_earlier_one_that_returns
     assert {message.attempt for message in got} == {2}
 
 
+def test_batch_that_was_recalled_as_a_whole_comes_once_more_and_not_before(
+    world: World, topic: str
+) -> None:
+    world.client.create_group(topic, "g", type="exclusive")
+    filled(world.client, topic)
+    with world.client.consumer(topic, "g", window=1) as consumer:
+        offsets = list[int]()
+        for batch in consumer.batches():
+            if not offsets:
+                world.until(lambda: world.leased(topic, "g") >= 2)
+                _ = batch.nack()
+            else:
+                _ = batch.ack()
+            offsets += batch.queue_offsets
+            if offsets[-1] == 5:
+                break
+    assert offsets == [0, 0, 1, 2, 3, 4, 5]
+
+
 def test_next_consumer_of_a_failover_group_goes_on_where_the_first_one_left(
     world: World, topic: str
 ) -> None:

@@ -31,7 +31,7 @@ from timer.pending import read_view as cut_module
 from timer.pending import store as store_module
 from timer.pending.memory.memtable import PORTION_SIZE, ROOM_ROWS, Memtable
 from timer.pending.read_view import Filter, ViewTally
-from timer.pending.runs import run_writer
+from timer.pending.runs import run_index, run_writer
 from timer.pending.runs.run import Run
 from timer.ready.group import Group
 from timer.ready.topic import Topic
@@ -433,6 +433,33 @@ def test_pages_of_a_topic_read_only_batches_of_runs_with_its_rows(
             page = engine.machine.store.cut().page(what, what.start, 100)
             assert (page.timers.rows["seq"].tolist(), page.next) == (seqs, None)
             assert head.call_count == batches
+
+
+@pytest.mark.parametrize("page_rows", [1, 3, 100])
+def test_pages_go_on_within_a_stripe_of_several_batches(
+    monkeypatch: pytest.MonkeyPatch, page_rows: int
+) -> None:
+    monkeypatch.setattr(run_writer, "BATCH_ROWS_MAX", 4)
+    monkeypatch.setattr(run_index, "TOPIC_ROWS_MAX", 8)
+    engine, log = begun(3)
+    topics = [1 + number // 20 % 3 for number in range(100)]
+    log.schedule(part_of([(topic, DUE + number, b"") for number, topic in enumerate(topics)]))
+    catch_up(engine, log)
+    flush(engine)
+    store = engine.machine.store
+    assert store._runs.runs[0].meta.stripe > 1
+    for topic in (1, 2, 3):
+        what = Filter(topic=topic, due_from_ms=0, due_to_ms=1 << 47)
+        found, at = list[int](), what.start
+        for _ in topics:
+            page = store.cut().page(what, at, page_rows)
+            found += page.timers.rows["seq"].tolist()
+            if page.next is None:
+                break
+            at = page.next
+        else:
+            raise AssertionError(f"the list of topic {topic} does not end")
+        assert found == [1 + number for number, each in enumerate(topics) if each == topic]
 
 
 def test_count_by_a_prefix_of_keys_reads_a_bounded_number_of_rows(

@@ -312,21 +312,21 @@ def test_messages_go_out_in_order_one_consumer_after_the_other_within_credit() -
 
 
 def test_burst_is_shared_by_all_consumers_with_room() -> None:
-    play = ready(10, credit=100)
-    consumers = [*play.consumers, *(play.join(credit=100) for _ in range(2))]
+    play = ready(10, credit=24)
+    consumers = [*play.consumers, *(play.join(credit=24) for _ in range(2))]
     idle = play.join(credit=0)
     assert play.hand_out() == [0, 1, 2, 3]
     play.fire(5)
     assert [len(play.hand_out()) for _ in range(4)] == [6, 5, 0, 0]
     play.fire(1000)
-    assert [len(play.hand_out()) for _ in range(4)] == [96, 94, 95, 0], "their whole credit"
+    assert [len(play.hand_out()) for _ in range(4)] == [20, 18, 19, 0], "their whole credit"
     idle.credit = 1000
-    assert len(play.hand_out()) == 715, "all that are left to a single consumer"
+    assert len(play.hand_out()) == 943, "all that are left to a single consumer"
     assert not any(each.credit for each in consumers)
 
 
 def test_consumer_with_much_credit_gets_more_than_its_share() -> None:
-    play = ready(12, credit=640)
+    play = ready(12, credit=120)
     play.join(credit=60)
     assert [len(play.hand_out()) for _ in range(3)] == [10, 2, 0]
 
@@ -336,7 +336,7 @@ def test_share_of_a_burst_is_of_what_the_group_may_hold() -> None:
     play.group.settings = GroupSettings(lease_ms=LEASE_MS, type="shared", max_in_flight=6)
     play.leases = play.make_leases()
     for _ in range(3):
-        play.join(credit=100)
+        play.join(credit=24)
     play.fire(100)
     play.apply()
     assert [len(play.hand_out()) for _ in range(4)] == [2, 2, 2, 0]

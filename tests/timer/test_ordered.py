@@ -177,13 +177,13 @@ def test_key_stays_with_its_consumer_while_anything_of_it_is_in_flight() -> None
 def test_burst_of_many_keys_is_shared_and_what_a_consumer_owns_is_not() -> None:
     play = ordered(7, keys=b"abcdefa")
     (first,) = play.consumers
-    first.credit = 60
+    first.credit = 20
     for _ in range(2):
-        play.join(credit=60)
+        play.join(credit=20)
     assert [play.hand_out() for _ in range(4)] == [[0, 1, 2], [3, 4], [5], [6]]
     play.fire(5, keys=b"aaaax")
     assert sorted(play.hand_out() for _ in range(2)) == [[7, 8, 9, 10], [11]]
-    assert first.credit == 60 - 8
+    assert first.credit == 20 - 8
 
 
 def test_messages_without_a_key_wait_for_nobody() -> None:

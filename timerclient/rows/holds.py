@@ -104,9 +104,12 @@ class Hold:
         self.lost.update(offsets)
         self.settle([*self.lost])
 
-    def finish(self, offsets: Iterable[int]) -> None:
-        """Mark messages that the leader recalled."""
-        recalled = {*self.left}.intersection(offsets)
+    def finish(self, offsets: Sequence[int]) -> None:
+        """Mark the messages among these, ascending, that the leader recalled. None given: all."""
+        batch = self.batch.queue_offsets
+        if offsets and (offsets[0] > batch[-1] or offsets[-1] < batch[0]):
+            return
+        recalled = {*self.left}.intersection(offsets or batch)
         self.finished |= recalled
         self.settle([*recalled])
 

@@ -65,6 +65,8 @@ class Inbox:
         self._batches: deque[Batch] = deque()
         self._rest: list[Message] = []
         """Messages not taken yet of the batch that the application reads, in reverse."""
+        self.ordered = False
+        """The group keeps an order."""
         self._pauses = 0
         """Calls of `pause` without their `resume`."""
         self._slow_since_s = math.inf
@@ -142,7 +144,7 @@ class Inbox:
 
     def _pop(self, most: int, now_s: float) -> list[Message]:
         """Return up to `most` messages of one batch; an empty list if none may be taken."""
-        while not self._pauses:
+        while not self._is_paused:
             if not self._rest:
                 batch = self._pop_batch(now_s)
                 if batch is None:
@@ -169,7 +171,7 @@ class Inbox:
         return []
 
     def _pop_batch(self, now_s: float) -> Batch | None:
-        while self._batches and not self._pauses:
+        while self._batches and not self._is_paused:
             batch = self._batches[0]
             if self._over(batch, now_s):
                 if not self._stale(batch) and batch.hold.asked:
@@ -179,6 +181,10 @@ class Inbox:
             # What is left of one that was lost in part ends with its lease, and comes again.
             self._drop(len(self._batches.popleft()))
         return None
+
+    @property
+    def _is_paused(self) -> bool:
+        return self.ordered and self._pauses > 0
 
     def _over(self, batch: Batch, now_s: float) -> bool:
         return now_s >= batch.hold.ends_s or self._stale(batch)
@@ -204,7 +210,7 @@ class Inbox:
         return self._credit.exhausted
 
     def pause(self) -> None:
-        """Return no message until `resume` was called as often as this."""
+        """Return no message of an ordered group until `resume` was called as often as this."""
         with self._lock:
             self._pauses += 1
             self._quick_s = 0.0
@@ -216,7 +222,8 @@ class Inbox:
 
     def look_again(self) -> None:
         """Check the lease of the next message before it is returned: some may be lost."""
-        self._quick_s = 0.0
+        with self._lock:
+            self._quick_s = 0.0
 
     def arrived(self, batch: Batch) -> None:
         """Append a batch."""

@@ -98,7 +98,7 @@ class LeaseKeeper:
     def recalled(self, offsets: Sequence[int]) -> None:
         """End the leases of messages that the leader took back; of all if there are no offsets."""
         for hold in [*self._holds.values()]:
-            hold.finish(offsets or hold.left)
+            hold.finish(offsets)
             if hold.over:
                 self._let_go(hold)
         self._inbox.look_again()

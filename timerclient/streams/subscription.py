@@ -120,7 +120,7 @@ class Subscription:
         credit.bytes_max = nodes.settings.window_bytes_max
         self._inbox = Inbox(credit, lambda: nodes.epoch, nodes.clock.now_s, self._wake)
         self._link = LinkWindow(nodes.clock.now_s())
-        self._returns = UnseenReturns(self._inbox, self._say)
+        self._returns = UnseenReturns(self._inbox, self._say, arrived)
         self._leases = LeaseKeeper(
             nodes.clock,
             self._inbox,
@@ -135,7 +135,7 @@ class Subscription:
             settings.ack_offsets_max, settings.ack_requests_max, self._leases.settle
         )
         self._phase = ConsumerPhase.OPENING
-        self._has_stream = self._ordered = False
+        self._has_stream = False
         self._to_send = asyncio.Event()
         """Set: the sender looks for something to send."""
         self._moved = asyncio.Event()
@@ -184,7 +184,7 @@ class Subscription:
             hold.extensions |= dict.fromkeys(offsets, (now_s, lease_s))
         elif word.kind == "nack":
             hold.returned |= dict.fromkeys(offsets, word.unseen)
-            if self._ordered:
+            if self._inbox.ordered:
                 self._inbox.pause()
                 acking.add_done_callback(self._resume)
         if self._acks.put(batch, offsets, acking, word):
@@ -421,7 +421,7 @@ class Subscription:
             elif kind == "recalled":
                 self._leases.recalled(answer.recalled.offsets)
             elif kind == "opened":
-                self._ordered = answer.opened.ordered
+                self._inbox.ordered = answer.opened.ordered
                 self._accepted(answer.opened.epoch)
             elif kind == "leaving" and self._phase is ConsumerPhase.LEAVING:
                 self._enter(ConsumerPhase.LEFT)

@@ -2,7 +2,8 @@
 
 A return counts as no failure. It also ends the credit that was granted before. The client grants no
 more until the leader has answered all returns. With the old credit the leader would deliver the
-same messages here again.
+same messages here again. In an ordered group the leader also recalls later messages before it
+answers, so the inbox is paused until then.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,13 +14,18 @@ from timerclient.streams.inbox import Inbox, Part
 
 
 class UnseenReturns:
-    """See the module. `say` sends a request soon; False: the consumer is over."""
+    """See the module.
 
-    def __init__(self, inbox: Inbox, say: Callable[[QueuedAck], bool]) -> None:
+    `say` sends a request soon; False: the consumer is over. `arrived` is called after a pause.
+    """
+
+    def __init__(
+        self, inbox: Inbox, say: Callable[[QueuedAck], bool], arrived: Callable[[], None]
+    ) -> None:
         self.unanswered = 0
         """Returns that the leader has not answered."""
         self._inbox = inbox
-        self._say = say
+        self._say, self._arrived = say, arrived
 
     def shed(self, *, at_once: bool = False) -> None:
         """Return the messages that the application will not reach in time; see Inbox."""
@@ -29,6 +35,7 @@ class UnseenReturns:
         """Return messages that are no longer in the inbox."""
         for batch, offsets in parts:
             self.unanswered += 1
+            self._inbox.pause()
             batch.hold.settle(offsets)
             heard = Heard(lambda *_: self._answered(), self._answered)
             if not self._say(QueuedAck(batch, offsets, heard, SHED)):
@@ -36,5 +43,7 @@ class UnseenReturns:
 
     def _answered(self) -> None:
         self.unanswered -= 1
+        self._inbox.resume()
+        self._arrived()
         if not self.unanswered:
             self._inbox.credit_ended()

@@ -246,9 +246,8 @@ class Leases:
         self._order.unfinished = False
         self._order.freed(self._exits.spare())
         limit = self._roster.room(limit)
-        if self.handing_over or limit <= 0 or len(self._table) >= self._leases_max:
-            return None
-        found = self._order.next(clock_ms, queue, limit)
+        closed = self.handing_over or limit <= 0 or len(self._table) >= self._leases_max
+        found = None if closed else self._order.next(clock_ms, queue, limit)
         if found is None:
             self._roster.end_round()
             return None

@@ -45,6 +45,8 @@ LOOK_WORK: Final = 4
 """Work units of a look beside those of its offsets (timer/leader/groups/turns.py)."""
 TRIES_MAX: Final = 16
 """Consumers with open messages that one look tries, if those are on disk or have expired."""
+SHARES_MAX: Final = 64
+"""Consumers among which a burst is divided, about: each of them costs a look."""
 ANYBODY: Final = 0
 MOVES_KEPT: Final = 1024
 _NO_WALL: Final = (1 << 63) - 1
@@ -111,7 +113,9 @@ class KeyOrder:
             open_ = self._look(clock_ms, queue, size)
             self.work += open_.looked // OFFSETS_A_UNIT
             for consumer in _able(ready, open_):
-                share = roster.share(consumer, open_.unowned) if self._by_key else limit
+                share = limit
+                if self._by_key:
+                    share = max(open_.unowned // SHARES_MAX, roster.share(consumer, open_.unowned))
                 most = min(limit, roster.allowed(consumer))
                 offsets = self._of(consumer, open_.of(consumer, share)[:most], queue)
                 if len(offsets):

@@ -9,8 +9,9 @@ messages that are free, so that none is idle while others hold a whole burst:
 
     10 free, 3 consumers:  4 of 10 --> 3 of 6 --> 3 of 3
 
-A consumer with much credit works fast. Single messages would cost it more than their work. So a
-lease may have SHARE_MIN of the credit, even if it is more than the share.
+A consumer with much credit works fast. Single messages would cost it more than their work, and many
+small leases would reach the most that a group may have. So a lease may have SHARE_MIN of the
+credit, even if it is more than the share.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,9 @@ from timer.ready.group import Group
 CONSUMERS_A_UNIT: Final = 128
 """Consumers that a look passes in the time of one work unit (timer/leader/groups/turns.py)."""
 
-SHARE_MIN: Final = 1 / 64
-"""The client grants what it works off in half a lease, so this is 0.25 s of work in one of 30 s."""
+SHARE_MIN: Final = 1 / 12
+"""The client grants what it works off in half a lease, so this is 1.25 s of work in one of 30 s; or
+eight messages, as long as it does not know its pace."""
 
 
 class Roster:
@@ -52,6 +54,7 @@ class Roster:
         """Remove a consumer. Its leases stay."""
         self.consumers.remove(consumer)
         self.silent -= consumer.silent
+        self.end_round()
 
     def heard(self, consumer: ConsumerStream) -> bool:
         """Note a request from a consumer; return whether the consumer was silent."""
