@@ -90,7 +90,7 @@ def test_page_of_settings_names_those_of_a_single_node() -> None:
     meanings = {key: cells[-1] for key, cells in rows(text.partition("## The node")[2]).items()}
     own = re.compile("address to bind |(name|PEM file) of this node|directory used by this node ")
     assert {*re.findall(r"`(\S+)`", same)} == {key for key in meanings if own.match(meanings[key])}
-    unlike = others.partition("need other values of these:")[2].partition("\n\n")[0]
+    unlike = others.partition("between machines of different sizes:")[2].partition("\n\n")[0]
     node = {"name": "n", "cluster_id": "c", "data": "d", "peers.n": "127.0.0.1:1"}
     compared = shared_settings(build_config(node))
     in_tables = {key for key in meanings if re.match(r"(timing|leadership|limits|groups)\.", key)}
