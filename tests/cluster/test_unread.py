@@ -13,6 +13,7 @@ from cluster.api import consume_service, settlements, wire_rows
 from cluster.api.consume_service import ANSWER_OFFSETS, UNREAD_ACKS_MAX, _Stream
 from cluster.api.lease_ids import LeaseIds
 from cluster.rpc.outboxes import Outboxes
+from timer.entries.payloads import KEY_SHARED, SHARED
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.timer_errors import GroupDeletedError, NotLeaderError
 from timer.model.units import Epoch, LeaseId
@@ -223,3 +224,31 @@ async def test_consumer_that_reads_again_gets_messages_again_though_its_outbox_i
     await asyncio.sleep(0)
     assert not consumer.paused
     reading.cancel()
+
+
+async def test_recalls_count_as_unread_until_the_client_has_read_them() -> None:
+    stream = stream_of(ConsumerStream("c", 1_000, lambda _: None))
+    stream._recall(np.array([4, 7], np.uint64))
+    stream._recall(None)
+    assert stream._unread_acks == 2 * ANSWER_OFFSETS + 2
+    responses = [await stream.next() for _ in range(2)]
+    assert [[*each.recalled.offsets] for each in responses if each is not None] == [[4, 7], []]
+    assert not stream._unread_acks
+
+
+@pytest.mark.parametrize("recalls", [False, True])
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
+async def test_only_clients_that_ask_get_recalls_and_all_learn_whether_the_group_is_ordered(
+    kind: str, recalls: bool
+) -> None:
+    joined: list[ConsumerStream] = []
+    stream = stream_of(join=lambda _, consumer: joined.append(consumer))
+    leader: Any = stream._leader
+    leader.epoch = 1
+    group: Any = SimpleNamespace(topic=1, group_id=2, settings=SimpleNamespace(type=kind))
+    stream._group, stream.takes_recalls = group, recalls
+    stream.join("c", 1_000)
+    response = await stream.next()
+    assert response is not None
+    assert response.opened.ordered == (kind == KEY_SHARED)
+    assert (joined[0].recall == stream._recall) == recalls

@@ -61,6 +61,18 @@ def test_messages_that_wait_in_the_client_come_after_an_earlier_one_that_returns
     assert {message.attempt for message in got} == {2}
 
 
+def test_message_of_another_key_that_waits_in_the_client_follows_a_nack(
+    world: World, topic: str
+) -> None:
+    world.client.create_group(topic, "g", type="key_shared")
+    filled(world.client, topic, 2, keys=["a", "b"])
+    with world.client.consumer(topic, "g") as consumer:
+        [first] = world.receive(consumer, 1)
+        world.until(lambda: world.leased(topic, "g") == 2)
+        _ = first.nack(delay=3600)
+        assert [message.payload for message in world.take(consumer, 1)] == [b"1"]
+
+
 def test_batch_that_was_recalled_as_a_whole_comes_once_more_and_not_before(
     world: World, topic: str
 ) -> None:
