@@ -13,22 +13,22 @@ from timerclient.proto import timer_pb2 as pb
 Use: TypeAlias = tuple[tuple[str, str], tuple[int, int]]
 """((topic, field), (used, limit))."""
 TOPICS_AT_ONCE: Final = 256
-"""Topics whose quotas are read without a pause: some milliseconds of work."""
+"""Number of topics read without a pause: some milliseconds of work."""
 
 
 def of_topic(machine: Machine, topic: Topic) -> list[pb.QuotaStatus]:
     """Return a topic's quotas and their use on this node. Nodes' settings have no quotas."""
-    said = machine.policies.said_by
-    found = ((field, *said(field, topic.name, topic.topic_id)) for field in QUOTAS)
-    return [
-        pb.QuotaStatus(field=field, used=USED[field](topic), limit=limit, source=source)
-        for field, limit, source in found
-        if limit is not None
-    ]
+    found: list[pb.QuotaStatus] = []
+    for field in QUOTAS:
+        limit, source = machine.policies.said_by(field, topic.name, topic.topic_id)
+        if limit is not None:
+            used = USED[field](topic)
+            found.append(pb.QuotaStatus(field=field, used=used, limit=limit, source=source))
+    return found
 
 
 async def fullest(machine: Machine, count: int) -> tuple[Use, ...]:
-    """Return the `count` quotas of all topics with the greatest share used.
+    """Return the `count` fullest quotas of all topics, those of the greatest used / limit first.
 
     Quotas of 0 are left out: they close a topic and have no share. The event loop serves others
     after each TOPICS_AT_ONCE.

@@ -312,8 +312,11 @@ class Policies:
     def said_by(self, field: str, name: str, topic: TopicId) -> tuple[Any, str]:
         """Return the value that `said` returns, and its source: topic, namespace or cluster."""
         if self._counts[field]:
-            narrower = {"topic": Scope("", topic), "namespace": Scope(namespace_of(name))}
-            for source, scope in (*narrower.items(), ("cluster", CLUSTER)):
+            for source, scope in (
+                ("topic", Scope("", topic)),
+                ("namespace", Scope(namespace_of(name))),
+                ("cluster", CLUSTER),
+            ):
                 value = getattr(self.of(scope), field)
                 if value is not None:
                     return value, source

@@ -873,7 +873,7 @@ class TimerColumns(_message.Message):
 
     @_builtins.property
     def delay_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """rejected: 0 is no time, and Unix seconds are less
+        """rejected: it is the 0 of an unset field, or Unix seconds
         from the time at which the leader accepts the request
         """
 
@@ -1413,7 +1413,7 @@ class ListTimersResponse(_message.Message):
     empty: there are no more
     """
     held: _builtins.int
-    """so many of the first timers are held; see GetTimerResponse"""
+    """the first `held` timers of the page are held: GetTimerResponse"""
     @_builtins.property
     def timers(self) -> Global___PendingTimers:
         """may be fewer than page_size, or none, if few match. Several have"""

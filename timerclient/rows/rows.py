@@ -5,7 +5,7 @@ The due time is given in one of four ways, for one row or for many:
     delay        timedelta, or seconds as int or float; from the time the leader accepts the request
     delay_level  n: the topic's nth delay; beyond the last = the last; 0 = at once
     due          an aware datetime
-    due_ms       Unix milliseconds, from 1e10 on: 0 is no time, and Unix seconds are below 1e10
+    due_ms       Unix milliseconds, from 1e10 on: less is the 0 of an unset field, or Unix seconds
 
 Without any of them, the timer fires at once. In a batch of n rows each may be one value for all, or
 n values: a list, a tuple, or an object with `tolist()` (array.array, a numpy array). A delay may be
