@@ -45,6 +45,8 @@ REPAIRED_NAME: Final = "repaired"
 CLOCK_ERROR_MS_MAX: Final = 86_400_000
 """The last repair may be later than the present clock by this, if the clock was wrong then."""
 
+_NOTED: Final = "noted by an earlier process: "
+
 logger = logging.getLogger(__name__)
 
 
@@ -213,8 +215,7 @@ def _open(
 def _check_note(disk: Disk, damaged: Path) -> None:
     """Raise CorruptFileError if an earlier process has noted damage."""
     if disk.exists(damaged):
-        noted = disk.read(damaged).decode(errors="replace")
-        raise CorruptFileError(damaged, 0, f"noted by an earlier process: {noted}")
+        raise CorruptFileError(damaged, 0, f"{_NOTED}{disk.read(damaged).decode(errors='replace')}")
 
 
 def note_damage(disk: Disk, config: NodeConfig, error: BaseException) -> None:
@@ -227,8 +228,11 @@ def note_damage(disk: Disk, config: NodeConfig, error: BaseException) -> None:
 
 
 def note_repair(disk: Disk, config: NodeConfig, why: str) -> None:
-    """Write down, for later processes, that a repair begins. A failure is logged."""
-    text = f"{wall_clock(config.test_clock)()} {why}"
+    """Write down, for later processes, that a repair begins. A failure is logged.
+
+    `why`: the damage. Of one that an earlier process has noted, its own words count.
+    """
+    text = f"{wall_clock(config.test_clock)()} {why.rpartition(_NOTED)[2]}"
     try:
         disk.write_atomic(config.data / REPAIRED_NAME, text.encode())
     except StorageError as error:

@@ -258,7 +258,9 @@ def test_last_repair_is_read_only_if_its_time_is_possible() -> None:
     for text in (b"", b"x y", b"\xff 1", b"-5 x", b"%d x" % later_ms, b"9" * 20 + b" x"):
         disk.write_atomic(DATA / REPAIRED_NAME, text)
         assert last_repair(disk, node()) is None, text
-    note_repair(disk, node(), "a flipped bit")
+    note_repair(
+        disk, node(), "damaged: corrupt at byte 0: noted by an earlier process: a flipped bit"
+    )
     noted = last_repair(disk, node())
     assert noted is not None
     assert noted.why == "a flipped bit"
