@@ -411,6 +411,17 @@ def test_volumes_of_the_size_of_the_reserve_are_refused(size: str) -> None:
     assert chart(f"--set-string=storage.size={size}", settings)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    ["[timing]\ndrain_timeout_ms = 30_000", "timing.drain_timeout_ms=40000 # long"],
+)
+def test_a_stop_that_kubernetes_would_cut_short_is_refused(settings: str) -> None:
+    with pytest.raises(AssertionError, match="terminationGracePeriodSeconds: 30 is too short"):
+        chart(f"--set=settings={settings}")
+    assert chart(f"--set=settings={settings},terminationGracePeriodSeconds=41")
+    assert chart(f"--set=settings=#{settings.replace(chr(10), chr(10) + '#')}")
+
+
 @pytest.mark.parametrize("size", ["20m", "20k", "20Ki", "1.2.3Gi", ".Gi"])
 def test_sizes_of_volumes_that_are_none_are_refused(size: str) -> None:
     with pytest.raises(AssertionError, match="pattern"):
