@@ -79,8 +79,8 @@ class CronCalendar:
         """
         if zone.partition("/")[0] in OF_MACHINE:
             raise InvalidRequestError("zone", zone, _ZONES)
-        if _next(cron, zone, 0) is None:
-            raise InvalidRequestError("cron", cron, "must occur at least once in fifty years")
+        _zone(zone)
+        _clock(cron)
 
     def next_after(self, cron: str, zone: str, after_ms: UnixMs) -> UnixMs | None:
         """Return the first time after `after_ms`; None: there is none in the next fifty years.

@@ -27,7 +27,7 @@ from timer.model.recurrence import (
     TIMES_PORTION,
     Misfire,
     SeriesSpec,
-    check_end,
+    check_first,
     planned_times,
 )
 from timer.model.timer_errors import (
@@ -234,10 +234,10 @@ class SeriesDesk:
         return spec.started(self._host.now().clock_ms).check()
 
     def _check_calendar(self, spec: SeriesSpec) -> None:
-        """Check the expression, the zone and the end of a series that is created now."""
+        """Check the expression, zone and first time of a series that is created now."""
         if spec.cron:
             self._calendar.check(spec.cron, spec.zone)
-        check_end(spec, spec.begins_after(self._host.now().clock_ms), self._calendar)
+        check_first(spec, spec.begins_after(self._host.now().clock_ms), self._calendar)
 
     def _preview(self, spec: SeriesSpec, count: int) -> Iterator[UnixMs]:
         _check_times("preview", count)

@@ -144,31 +144,29 @@ async def test_a_preview_of_rare_times_tests_few_days_and_lets_other_work_go_on(
 
 
 @pytest.mark.parametrize(
-    ("cron", "zone", "begin", "end"),
+    ("cron", "zone", "begin"),
     [
-        ("* * * *", "", "cron = '* * * *': Wrong number of fields; it must have five fields", ""),
-        ("61 * * * *", "", "cron = '61 * * * *': Bad minute; it must be 0 to 59; ", ""),
-        ("60 * * * * *", "", "cron = '60 * * * * *': Bad second; it must be 0 to 59; ", ""),
-        ("0 24 * * *", "", "cron = '0 24 * * *': Bad hour; it must be 0 to 23; ", ""),
-        ("0 7 31 2 *", "", "cron = '0 7 31 2 *': Bad day-of-month; it must be 1 to 31, in a ", ""),
-        ("0 7 * 13 *", "", "cron = '0 7 * 13 *': Bad month; it must be 1 to 12, or JAN to ", ""),
-        ("0 7 * * FUN", "", "cron = '0 7 * * FUN': Bad day-of-week; it must be 0 to 7, or ", ""),
-        ("* * * * 5L/2", "", "cron = '* * * * 5L/2': Bad day-of-week; ", ""),
-        ("²,1 * * * *", "", "cron = '²,1 * * * *': Bad minute; ", ""),
-        ("* * */20 * 1L", "", "cron = ", "must occur at least once in fifty years"),
-        ("* * * * *", "Mars/Olympus", "zone = 'Mars/Olympus': must be an IANA time zone", ""),
-        ("* * * * *", "../../etc/passwd", "zone = ", ""),
-        ("* * * * *", "localtime", "zone = 'localtime': must be an IANA time zone", ""),
-        ("* * * * *", "posix/Europe/Berlin", "zone = 'posix/Europe/Berlin': must be an IANA", ""),
+        ("* * * *", "", "cron = '* * * *': Wrong number of fields; it must have five fields"),
+        ("61 * * * *", "", "cron = '61 * * * *': Bad minute; it must be 0 to 59; "),
+        ("60 * * * * *", "", "cron = '60 * * * * *': Bad second; it must be 0 to 59; "),
+        ("0 24 * * *", "", "cron = '0 24 * * *': Bad hour; it must be 0 to 23; "),
+        ("0 7 31 2 *", "", "cron = '0 7 31 2 *': Bad day-of-month; it must be 1 to 31, in a "),
+        ("0 7 * 13 *", "", "cron = '0 7 * 13 *': Bad month; it must be 1 to 12, or JAN to "),
+        ("0 7 * * FUN", "", "cron = '0 7 * * FUN': Bad day-of-week; it must be 0 to 7, or "),
+        ("* * * * 5L/2", "", "cron = '* * * * 5L/2': Bad day-of-week; "),
+        ("²,1 * * * *", "", "cron = '²,1 * * * *': Bad minute; "),
+        ("* * * * *", "Mars/Olympus", "zone = 'Mars/Olympus': must be an IANA time zone"),
+        ("* * * * *", "../../etc/passwd", "zone = "),
+        ("* * * * *", "localtime", "zone = 'localtime': must be an IANA time zone"),
+        ("* * * * *", "posix/Europe/Berlin", "zone = 'posix/Europe/Berlin': must be an IANA"),
     ],
 )
 def test_unknown_expression_or_zone_names_field_value_and_limit(
-    cron: str, zone: str, begin: str, end: str
+    cron: str, zone: str, begin: str
 ) -> None:
     with pytest.raises(InvalidRequestError) as why:
         CronCalendar().check(cron, zone)
     assert str(why.value).startswith(begin)
-    assert str(why.value).endswith(end)
 
 
 def test_series_that_a_leader_cannot_plan_has_a_line_in_its_log(

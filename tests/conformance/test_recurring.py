@@ -232,6 +232,11 @@ def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str
         ({"every": 60, "cron": "* * * * *"}, "every, cron = 'both'"),
         ({"cron": "61 * * * *"}, "cron = '61 "),
         ({"cron": "* * * * *", "zone": "Mars"}, "zone = 'Mars'"),
+        (  # the clock skips each of its times since 1980
+            {"cron": "0 30 2 * 3 7L", "zone": "Europe/Berlin"},
+            "in the fifty years after its start, in the zone Europe/Berlin",
+        ),
+        ({"cron": "* * */20 * 1L"}, "cron = '* * */20 * 1L': must occur at least once in the "),
         ({"every": 60, "misfire": "twice"}, "misfire = 'twice'"),
         ({"every": 60, "max_count": 0}, "max_count = 0"),
         ({"every": 60, "nothing": 1}, "option = 'nothing'"),

@@ -201,16 +201,20 @@ def next_time(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> UnixMs | N
     return calendar.next_after(spec.cron, spec.zone, UnixMs(max(after_ms, spec.start_ms - 1)))
 
 
-def check_end(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> None:
-    """Check that a series does not end before its first time, the one after `after_ms`.
+def check_first(spec: SeriesSpec, after_ms: int, calendar: Calendar) -> None:
+    """Check that a series has a time after `after_ms`, and does not end before the first of these.
 
-    Only for requests: a log of an earlier release may have such series. They are finished.
+    Only for requests: a log of an earlier release may have other series. They are finished.
 
     Raises:
         InvalidRequestError: names field, value and limit; or as `planned_time`.
     """
-    first_ms = next_time(spec, after_ms, calendar) if spec.end_ms else None
-    if first_ms is not None and first_ms > spec.end_ms:
+    first_ms = next_time(spec, after_ms, calendar)
+    if first_ms is None:
+        limit = "must occur at least once in the fifty years after its start"
+        limit += f", in the zone {spec.zone or 'UTC'}"
+        raise InvalidRequestError("cron", spec.cron, limit)
+    if spec.end_ms and first_ms > spec.end_ms:
         limit = f"must be at least the first time = {first_ms}"
         raise InvalidRequestError("end_ms", spec.end_ms, limit)
 

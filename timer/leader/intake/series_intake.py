@@ -21,7 +21,7 @@ from timer.leader.intake.admission import Admission
 from timer.leader.intake.count_limits import CountLimits, check_series
 from timer.leader.intake.occurrence_planner import NoteUnplanned, OccurrencePlanner
 from timer.model.feature_level import LEVEL_OF_SERIES
-from timer.model.recurrence import Calendar, SeriesSpec, check_end
+from timer.model.recurrence import Calendar, SeriesSpec, check_first
 from timer.model.timer_errors import EngineError, InvalidRequestError, NotFoundError
 from timer.model.units import Now, TopicId, UnixMs
 from timer.state.machine import Machine
@@ -123,7 +123,7 @@ class SeriesIntake:
             changes = {**changes, "start_ms": spec.start_ms}
         self._check(view.topic, view.key, spec, new_times=anew)
         if anew:
-            check_end(spec, anew_ms, self._calendar)
+            check_first(spec, anew_ms, self._calendar)
         last_ms = anew_ms if anew or view.finished else UnixMs(0)
         changing = self._planner.changing
         changing[series_id] += 1
