@@ -8,6 +8,8 @@ Other checks find a dead, cut off or stuck leader within a second. This one find
 serves poorly. Older time counts less, so a single pause is soon forgotten, also if several reports
 show it. A replica that led poorly is unfit for UNFIT_MS. If all nodes are equally poor, each leads
 at most once in that time, so leadership does not move to and fro.
+
+Each node judges its own disk likewise, for its operator: a slow follower costs redundancy unseen.
 """
 
 import math
@@ -103,6 +105,34 @@ class ServiceRecord:
             took = f"its log takes {self._took_ms} ms to become durable"
             return f"{took}, another disk {self._best_ms} ms"
         return None
+
+
+@dataclass(slots=True)
+class DiskRecord:
+    """The speed of this node's disk, whatever its role. A sync that hangs counts as well."""
+
+    _slow: TimeShare = field(default_factory=TimeShare)
+    _took_ms: int = 0
+    _limit_ms: int = 0
+
+    def note(self, now_ms: MonoMs, *, disk_ms: int, lease_ms: int) -> None:
+        """Take note of the duration of the last sync, or of the present one if that is longer.
+
+        `lease_ms`: the lease. A sync of a fifth of it is slow.
+        """
+        self._limit_ms = lease_ms // SLOW_PARTS
+        is_slow = disk_ms >= self._limit_ms
+        self._slow.note(now_ms, is_so=is_slow)
+        if is_slow:
+            self._took_ms = disk_ms
+
+    def complaints(self) -> list[str]:
+        """Return how slow the disk is; empty: it is fast for most of the time."""
+        if self._slow.value < SLOW:
+            return []
+        limit = f"{self._limit_ms} ms, a fifth of leadership.lease_ms, are slow"
+        text = f"slow disk: the log takes {self._took_ms} ms to become durable; {limit}"
+        return [f"{text}: check the disk, and replace it if it fails"]
 
 
 @dataclass(slots=True)

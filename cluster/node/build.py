@@ -28,6 +28,7 @@ from cluster.api.public_services import Services, services_of
 from cluster.control.control_plane import ControlPlane
 from cluster.control.control_state import ControlState
 from cluster.control.controller import ControllerConfig
+from cluster.control.leader_fitness import DiskRecord
 from cluster.control.raft import Exit, exit_process
 from cluster.control.raft_link import CHANNEL_OPTIONS
 from cluster.control.replica_report import ReportSource
@@ -68,7 +69,7 @@ from cluster.state.host import Host
 from cluster.state.loop_watch import LoopWatch, Steps
 from cluster.state.state_plane import FlushLimits
 from cluster.state.voter_clocks import VoterClocks
-from replication.driver.driver import Listener
+from replication.driver.driver import Listener, LogStatus
 from replication.shell.hop_recorder import HopRecorder
 from replication.shell.replica import Replica
 from replication.shell.snapshot_fetch import SnapshotFetch
@@ -142,6 +143,7 @@ class _Basis:
     wall_ms: Callable[[], UnixMs]
     hops: HopRecorder = field(default_factory=HopRecorder)
     queue: FairQueue = field(default_factory=FairQueue)
+    disk_record: DiskRecord = field(default_factory=DiskRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,6 +451,12 @@ def _control_plane(
     def closed() -> bool:
         return drained() or (tls is not None and tls.expires_soon())
 
+    def status() -> LogStatus:
+        found = replica.report()
+        lease_ms = config.leadership.lease_ms
+        basis.disk_record.note(mono_ms(), disk_ms=found.disk_ms, lease_ms=lease_ms)
+        return found
+
     def failed(code: Exit, why: str) -> NoReturn:
         error = sys.exception()
         if is_full(error):
@@ -468,7 +476,7 @@ def _control_plane(
         channel_for=lambda name: basis.endpoints.channel(name, CHANNEL_OPTIONS),
         clock=mono_ms,
         report=ReportSource(
-            config.name, replica.report, lambda: engine.machine.applied_index, closed
+            config.name, status, lambda: engine.machine.applied_index, closed
         ).report,
         on_state=basis.node.on_control_state,
         config=ControllerConfig.of_lease(config.leadership.lease_ms),
@@ -497,7 +505,7 @@ def _services(
     telemetry.memory_high.set_function(planes.view.memory_high)
     if (tls := basis.endpoints.tls) is not None:
         planes.view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
-    planes.view.concerns.append(memory.complaints)
+    planes.view.concerns += [memory.complaints, basis.disk_record.complaints]
     telemetry.requests_waiting.set_function(lambda: basis.queue.waiting)
     telemetry.outbox_bytes.set_function(lambda: outboxes.total)
 

@@ -17,7 +17,7 @@ from cluster.control.controller_events import (
     ReportedRole,
     TransferAsked,
 )
-from cluster.control.leader_fitness import UNFIT_MS
+from cluster.control.leader_fitness import UNFIT_MS, DiskRecord
 from cluster.rpc import open_files
 from tests.cluster.test_controller import CONFIG, STEP_MS, VOTERS, Play, follower, in_service
 from timer.model.units import LogIndex, MonoMs
@@ -99,6 +99,27 @@ def test_leader_with_a_slow_disk_is_relieved_by_one_with_a_fast_one_and_for_good
     assert play.appointed == [(6, "a")]
     assert f"its log takes {disk_ms} ms to become durable, another disk 1 ms" in play.reason
     assert play.live(A_WHILE_MS) is None
+
+
+def test_node_whose_disk_is_slow_for_seconds_names_figure_limit_and_remedy() -> None:
+    record, now_ms = DiskRecord(), MonoMs(0)
+
+    def complaints(disk_ms: int, for_ms: int) -> list[str]:
+        nonlocal now_ms
+        for _ in range(0, for_ms, STEP_MS):
+            record.note(now_ms, disk_ms=disk_ms, lease_ms=500)
+            now_ms = MonoMs(now_ms + STEP_MS)
+        return record.complaints()
+
+    assert not complaints(99, A_WHILE_MS)
+    assert not complaints(3_000, 3_000)  # a single sync, until that of the next CHECKPOINT
+    assert not complaints(1, 3_000)
+    [text] = complaints(240, 10_000)
+    assert text == (
+        "slow disk: the log takes 240 ms to become durable; 100 ms, a fifth of "
+        "leadership.lease_ms, are slow: check the disk, and replace it if it fails"
+    )
+    assert not complaints(1, 3_000)
 
 
 def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
