@@ -6,14 +6,15 @@ import sys
 import threading
 from argparse import Namespace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.timerclient.conftest import Ctl
-from timerclient import InvalidRequest, TimerApp, Worker
+from timerclient import GroupHeld, InvalidRequest, TimerApp, Worker
 from timerclient.cli import cli_worker, timerctl
 from timerclient.cli.cli_args import UsageError
-from timerclient.cli.cli_errors import USAGE
+from timerclient.cli.cli_errors import FAILED, USAGE
 from timerclient.cli.cli_worker import CUT_OFF, chosen_handlers
 from timerfake import AsyncFakeApp
 
@@ -151,9 +152,30 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
             await ended.wait()
             await timers.settle()
         worker.stop()
-        await serving
         with pytest.raises(SystemExit):
-            cli_worker._leave(worker)
+            cli_worker._leave(worker, await serving)
         assert exits == [(signal.SIG_DFL, False), ("atexit", False), (code, False)]
         go.set()
         timers.cluster.works.append(timers._until_idle)
+
+
+def test_process_of_a_rejected_consumer_waits_for_no_thread_of_a_handler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = TimerApp("timers://127.0.0.1:1")
+    app.timer("orders", group="billing")(lambda: None)
+    worker = Worker(app)
+
+    async def fetch() -> None:
+        raise GroupHeld("consumer 'first' has it")
+
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(worker.runners[0], "fetch", fetch)
+    monkeypatch.setattr("os._exit", leave)
+    monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        cli_worker.run_worker(worker, Namespace(port=None))
+    assert ended.value.code == FAILED
+    assert capsys.readouterr().err == "timerctl: consumer 'first' has it\n"

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
+from timerclient.cli.cli_errors import OK, exit_code, print_error
 from timerclient.cli.contexts import SETTINGS, apply_context
 from timerclient.values import cluster_url
 from timerclient.values.errors import TimerError
@@ -123,16 +124,19 @@ def begin_log(args: argparse.Namespace) -> None:
 
 
 def run_worker(worker: "Worker", args: argparse.Namespace) -> NoReturn:
-    """Run a worker until a signal ends it, and end the process."""
+    """Run a worker until a signal ends it or a consumer is rejected, and end the process.
+
+    Raises:
+        TimerError, UsageError: It can't start.
+    """
     import asyncio
 
     with asyncio.Runner() as runner:
-        runner.run(_serve(worker, args))
-        _leave(worker)
+        _leave(worker, runner.run(_serve(worker, args)))
 
 
-def _leave(worker: "Worker") -> NoReturn:
-    """Close the client of threads, run the exit handlers, and end the process.
+def _leave(worker: "Worker", code: int) -> NoReturn:
+    """Close the client of threads, run the exit handlers, and end the process with `code`.
 
     Handlers may have left tasks and threads. The ends of an event loop and of the interpreter wait
     for these, so the process ends before.
@@ -144,7 +148,7 @@ def _leave(worker: "Worker") -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(CUT_OFF if worker.left_running else 0)
+        os._exit(code)
 
 
 def _listed(variables: Iterable[str]) -> str:
@@ -152,7 +156,8 @@ def _listed(variables: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}"
 
 
-async def _serve(worker: "Worker", args: argparse.Namespace) -> None:
+async def _serve(worker: "Worker", args: argparse.Namespace) -> int:
+    """Run the worker; return the exit code."""
     from asyncio import get_running_loop
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -170,11 +175,17 @@ async def _serve(worker: "Worker", args: argparse.Namespace) -> None:
         _ = worker.app.client  # a wrong URL ends the worker here
         names = ", ".join(each.handler.name for each in worker.runners)
         LOG.info("worker started: %s", names)
-        await worker.run()
+        try:
+            await worker.run()
+            code = CUT_OFF if worker.left_running else OK
+        except TimerError as error:
+            print_error(error, [], args)
+            code = exit_code(error)
         LOG.info("worker stopped")
     for number in (signal.SIGTERM, signal.SIGINT):  # from here on, they end the process
         with suppress(NotImplementedError):
             get_running_loop().remove_signal_handler(number)
+    return code
 
 
 def _connect(app: "TimerApp", args: argparse.Namespace) -> None:
