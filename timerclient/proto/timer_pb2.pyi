@@ -3140,9 +3140,11 @@ class GetStatusResponse(_message.Message):
     cluster_id: _builtins.str
     epoch: _builtins.int
     leader: _builtins.str
-    """name; empty: none"""
+    """name of the appointed node, which may not serve yet: NodeStatus.serving;"""
     controller: _builtins.str
-    """name; empty: none"""
+    """empty: none
+    name; empty: none
+    """
     leader_address: _builtins.str
     """host:port, if another node is known to lead"""
     feature_level: _builtins.int
