@@ -169,4 +169,8 @@ class OperatorCommands:
                 return True
             await asyncio.sleep(CHANGE_POLL_S)
         why = node.error or f"{node.role}, log end {node.log_end}, {self._replica.last_index} here"
+        level = self._replica.level
+        if node.version and max(1, node.feature_level_max) < level:
+            why = f"its version {node.version} does not support feature level {level}: install a"
+            why += " newer release"
         raise NotReadyError(f"{name} was formatted as a learner and still catches up: {why}")

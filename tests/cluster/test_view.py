@@ -90,6 +90,23 @@ async def test_change_that_raft_refused_may_be_asked_again_and_a_senseless_one_n
         await commands_with(outcome).change_members(Change.REMOVE, "n1")
 
 
+async def test_replacement_whose_program_is_too_old_is_named_with_its_version() -> None:
+    async def get_status(*_: object, **__: object) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(nodes=[pb.NodeStatus(role="learner", version="0.1.0")])
+
+    peers = {"n3": ("n3:7401", SimpleNamespace(GetStatus=get_status))}
+    view: Any = SimpleNamespace(peers=lambda: peers)
+    replica: Any = SimpleNamespace(last_index=500_000, level=2)
+    times = iter((0, 0, operator_commands.CHANGE_TIMEOUT_MS))
+    none = cast("Any", None)
+    commands = OperatorCommands(view, replica, HOST, none, lambda: MonoMs(next(times)))
+    commands._remade.add("n3")
+    with pytest.raises(
+        NotReadyError, match=r"its version 0\.1\.0 does not support feature level 2"
+    ):
+        await commands.change_members(Change.REPLACE, "n3")
+
+
 @pytest.mark.parametrize(
     ("outcome", "error"),
     [
