@@ -18,12 +18,12 @@ class VoterClocks:
 
     def samples(self) -> list[Sample]:
         """Return this node's reading, made now, and the last reading of each other node."""
-        now = self._mono_ms()
-        own = Sample(
+        sent_ms, wall_ms = self._mono_ms(), self._wall_ms()
+        own = Sample(  # this thread may have lost its processor between the clocks
             voter=self._replica.replica_id,
-            wall_ms=self._wall_ms(),
-            sent_ms=now,
-            received_ms=now,
+            wall_ms=wall_ms,
+            sent_ms=sent_ms,
+            received_ms=self._mono_ms(),
         )
         others = self._replica.clock_samples.items()
         return [own, *(Sample.at(voter, s.wall_ms, s.at_ms, s.error_ms) for voter, s in others)]

@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
 from cluster.settings import wall_clock as wallclock
 from cluster.settings.config import build_config
 from cluster.settings.wall_clock import machine_ms, wall_clock
+from cluster.state.voter_clocks import VoterClocks
+from replication.shell.replica import Replica
 from tests.cluster.test_config import BASE
-from timer.model.units import UnixMs
+from timer.leader.intake.cluster_clock import Sample
+from timer.model.units import MonoMs, ReplicaId, UnixMs
 
 
 def put(path: Path, *, offset_ms: int = 0, drift_ppm: int = 0, from_ms: int = 0) -> None:
@@ -43,3 +47,23 @@ def test_clock_jumps_drifts_and_is_right_again(
 def test_only_a_test_cluster_takes_it() -> None:
     config = build_config(BASE, {"cluster_id": "test-1", "test_clock": "clock.json"})
     assert config.test_clock == "clock.json"
+
+
+def test_thread_that_loses_its_processor_between_two_clocks_makes_an_inexact_reading() -> None:
+    replica = create_autospec(Replica, instance=True, replica_id=ReplicaId(1), clock_samples={})
+    now_ms = 100
+
+    def wall_ms() -> UnixMs:
+        nonlocal now_ms
+        now_ms += 5
+        return UnixMs(now_ms + 1_000_000)
+
+    clocks = VoterClocks(replica, lambda: MonoMs(now_ms), wall_ms)
+    assert clocks.samples() == [
+        Sample(
+            voter=ReplicaId(1),
+            wall_ms=UnixMs(1_000_105),
+            sent_ms=MonoMs(100),
+            received_ms=MonoMs(105),
+        )
+    ]
