@@ -278,3 +278,18 @@ async def test_receive_without_a_wait_returns_while_other_tasks_never_rest() -> 
                 assert cluster._clock.settle is not None
                 await cluster._clock.settle()
             producing.cancel()
+
+
+async def test_recalled_message_is_dropped_behind_another_of_its_batch() -> None:
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.create_group("orders", "g", type="key_shared")
+        await client.schedule_batch("orders", [b"a1", b"b1", b"a2"], ordering_keys=["a", "b", "a"])
+        async with client.consumer("orders", "g") as consumer:
+            await cluster.settle()
+            [first] = await consumer.receive()
+            assert len(first.batch) == 3
+            _ = first.nack()
+            await cluster.settle()
+            assert consumer._subscription is not None
+            got = [each.payload for each in iter(consumer._subscription.next, None)]
+            assert got == [b"b1", b"a1", b"a2"]

@@ -72,7 +72,7 @@ class Inbox:
         self._slow_since_s = math.inf
         """Since when more messages wait than the application will reach. Infinite: not now."""
         self._quick_s = 0.0
-        """Until then the next message is returned without a check of its lease."""
+        """Until then the next message is returned without a check: its batch has lost none."""
 
     # ---- the application's side
 
@@ -91,7 +91,9 @@ class Inbox:
                 self._credit.wanted = 1
             else:
                 self._given(1, now_s)
-                self._quick_s = min(now_s + QUICK_S, message.batch.hold.ends_s)
+                hold = message.batch.hold
+                is_whole = not (hold.lost or hold.finished)
+                self._quick_s = min(now_s + QUICK_S, hold.ends_s) if is_whole else 0.0
             due = self._is_due(now_s)
         if due:
             self._due()
