@@ -39,7 +39,7 @@ from cluster.rpc.handlers import (
 )
 from cluster.rpc.outboxes import Outboxes
 from cluster.state.host import Host
-from timer.entries.payloads import SHARED
+from timer.entries.payloads import KEY_SHARED, SHARED
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import UNBOUNDED, ConsumerStream
 from timer.leader.leader import Leader
@@ -426,6 +426,7 @@ class _Stream:
             topic_id=self._group.topic,
             group_id=self._group.group_id,
             ordered=self._group.settings.type != SHARED,
+            by_key=self._group.settings.type == KEY_SHARED,
         )
         self._put(_Outgoing(pb.ConsumeResponse(opened=opened)))
         consumer = ConsumerStream(

@@ -250,5 +250,6 @@ async def test_only_clients_that_ask_get_recalls_and_all_learn_whether_the_group
     stream.join("c", 1_000)
     response = await stream.next()
     assert response is not None
-    assert response.opened.ordered == (kind == KEY_SHARED)
+    keyed = kind == KEY_SHARED
+    assert (response.opened.ordered, response.opened.by_key) == (keyed, keyed)
     assert (joined[0].recall == stream._recall) == recalls

@@ -66,18 +66,20 @@ def test_message_of_another_key_that_waits_in_the_client_follows_a_nack(
 ) -> None:
     world.client.create_group(topic, "g", type="key_shared")
     filled(world.client, topic, 2, keys=["a", "b"])
-    with world.client.consumer(topic, "g") as consumer:
-        [first] = world.receive(consumer, 1)
+    with world.client.consumer(topic, "g", window=1) as consumer:
+        batches = consumer.batches()
+        first = next(batches)
         world.until(lambda: world.leased(topic, "g") == 2)
         _ = first.nack(delay=3600)
-        assert [message.payload for message in world.take(consumer, 1)] == [b"1"]
+        assert next(batches).payloads == [b"1"]
 
 
+@pytest.mark.parametrize("kind", ["exclusive", "key_shared"])
 def test_batch_that_was_recalled_as_a_whole_comes_once_more_and_not_before(
-    world: World, topic: str
+    world: World, topic: str, kind: Any
 ) -> None:
-    world.client.create_group(topic, "g", type="exclusive")
-    filled(world.client, topic)
+    world.client.create_group(topic, "g", type=kind)
+    filled(world.client, topic, ordering_keys=["k"] * 6)
     with world.client.consumer(topic, "g", window=1) as consumer:
         offsets = list[int]()
         for batch in consumer.batches():

@@ -166,9 +166,9 @@ async def test_credit_is_over_when_the_last_returned_part_is_answered(
         assert subscription is not None
         monkeypatch.setattr(subscription._inbox, "credit_ended", lambda: ended.append(True))
         subscription._returns.unanswered = 2
-        subscription._returns._answered()
+        subscription._returns._answered(set())
         assert ended == []
-        subscription._returns._answered()
+        subscription._returns._answered(set())
         assert ended == [True]
 
 

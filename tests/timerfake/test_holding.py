@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,11 @@ from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.holds import Hold
 from timerclient.rows.messages import Batch, Message
+from timerclient.streams.acks import QueuedAck
+from timerclient.streams.credit import Credit
+from timerclient.streams.inbox import Inbox
+from timerclient.streams.key_lines import GroupOrder
+from timerclient.streams.unseen_returns import UnseenReturns
 from timerfake import AsyncFakeCluster, FakeCluster
 
 JOBS = [b"%d" % number for number in range(100)]
@@ -293,3 +299,49 @@ async def test_recalled_message_is_dropped_behind_another_of_its_batch() -> None
             assert consumer._subscription is not None
             got = [each.payload for each in iter(consumer._subscription.next, None)]
             assert got == [b"b1", b"a1", b"a2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "passes"), [("key_shared", ["b1", "-1", "b2"]), ("exclusive", [])]
+)
+async def test_nack_holds_up_later_messages_of_its_own_key_until_its_answer(
+    kind: Any, passes: Any
+) -> None:
+    names = ["a1", "b1", "a2", "-1", "a3", "b2"]
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.create_group("orders", "g", type=kind)
+        await client.schedule_batch(
+            "orders",
+            [name.encode() for name in names],
+            ordering_keys=[None if name[0] == "-" else name[0] for name in names],
+        )
+        async with client.consumer("orders", "g") as consumer:
+            await cluster.settle()
+            [first] = await consumer.receive()
+            subscription = consumer._subscription
+            assert subscription is not None
+            _ = first.nack()
+            got = [each.payload.decode() for each in iter(subscription.next, None)]
+            assert got == passes
+            await cluster.settle()
+            late = [each.payload.decode() for each in iter(subscription.next, None)]
+            assert late == [name for name in names if name not in got]
+
+
+def test_messages_that_the_consumer_returns_unseen_hold_up_later_ones_until_the_answer() -> None:
+    said = list[QueuedAck]()
+
+    def say(entry: QueuedAck) -> bool:
+        said.append(entry)
+        return True
+
+    inbox = Inbox(Credit(10), lambda: 0, lambda: 0.0, lambda: None)
+    inbox.order = GroupOrder.QUEUE
+    returns = UnseenReturns(inbox, say, lambda: None)
+    first, later = (Batch(pb.Deliveries(queue_offsets=[at]), lambda *_: None) for at in (5, 6))
+    later.hold, first.hold = Hold(later, 30, 30), Hold(first, 30, 30)
+    inbox.arrived(later)
+    returns.send([(first, [5])])
+    assert inbox.next() is None
+    said[0].waits.answered([5], [pb.ACK_RESULT_UNSPECIFIED])
+    assert inbox.next() == later[0]

@@ -2667,12 +2667,15 @@ class ConsumerOpened(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     GROUP_ID_FIELD_NUMBER: _builtins.int
     ORDERED_FIELD_NUMBER: _builtins.int
+    BY_KEY_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     lease_ms: _builtins.int
     topic_id: _builtins.int
     group_id: _builtins.int
     ordered: _builtins.bool
     """a returned message recalls the later ones of its key, or of the group"""
+    by_key: _builtins.bool
+    """ordered within each ordering key, or key; else as a whole"""
     def __init__(
         self,
         *,
@@ -2681,10 +2684,11 @@ class ConsumerOpened(_message.Message):
         topic_id: _builtins.int = ...,
         group_id: _builtins.int = ...,
         ordered: _builtins.bool = ...,
+        by_key: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_id", b"group_id", "lease_ms", b"lease_ms", "ordered", b"ordered", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_key", b"by_key", "epoch", b"epoch", "group_id", b"group_id", "lease_ms", b"lease_ms", "ordered", b"ordered", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,13 +1,15 @@
 """The inbox of a consumer: delivered messages that the application has not taken, and the credit.
 
 An inbox has its own lock, so any thread may use it. It returns messages in their order of arrival,
-and none after the end of its lease. It returns none while a nack in an ordered group is unanswered:
-the leader recalls later messages before it answers. When a lease ends while its renewal is on its
-way, the batch waits for the answer. Later batches wait behind it.
+and none after the end of its lease. While a nack in an ordered group is unanswered, later messages
+of its key wait: the leader recalls them before it answers. Messages of other keys pass them
+(timerclient/streams/key_lines.py). Whole batches wait for all nacks. When a lease ends while its
+renewal is on its way, the batch waits for the answer. Later batches wait behind it.
 """
 
 import math
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -15,6 +17,7 @@ from typing import Final
 
 from timerclient.rows.messages import Batch, Message
 from timerclient.streams.credit import FIRST, Credit, WorkPace
+from timerclient.streams.key_lines import GroupOrder, KeyLines, key_of
 
 Part = tuple[Batch, Sequence[int]]
 """Some messages of a batch, by their queue offsets."""
@@ -25,6 +28,8 @@ HICCUP: Final = 1 / 16
 its machine, or of the call that it waits for, is no pace."""
 LEASE_S: Final = 30.0
 """Assumed length of a lease, in seconds, until the first batch arrives."""
+QUEUE_KEY: Final = ""
+"""The key of all messages of a group that is ordered as a whole. No message has it."""
 
 
 class Taking(Enum):
@@ -63,12 +68,11 @@ class Inbox:
         self._lease_s = LEASE_S
         self._stream_no = 0
         self._batches: deque[Batch] = deque()
-        self._rest: list[Message] = []
-        """Messages not taken yet of the batch that the application reads, in reverse."""
-        self.ordered = False
-        """The group keeps an order."""
-        self._pauses = 0
-        """Calls of `pause` without their `resume`."""
+        self._rest: deque[Message] = deque()
+        """Messages not taken yet of the batch that the application reads."""
+        self.order = GroupOrder.NONE
+        """The order of the group."""
+        self._lines = KeyLines()
         self._slow_since_s = math.inf
         """Since when more messages wait than the application will reach. Infinite: not now."""
         self._quick_s = 0.0
@@ -83,7 +87,7 @@ class Inbox:
             if now_s < self._quick_s and self._rest:
                 self._pace.given += 1
                 self._credit.waiting -= 1
-                return self._rest.pop()
+                return self._rest.popleft()
             self._asked(now_s)
             out = self._pop(1, now_s)
             message = out[0] if out else None
@@ -92,8 +96,8 @@ class Inbox:
             else:
                 self._given(1, now_s)
                 hold = message.batch.hold
-                is_whole = not (hold.lost or hold.finished)
-                self._quick_s = min(now_s + QUICK_S, hold.ends_s) if is_whole else 0.0
+                is_free = not (hold.lost or hold.finished or self._lines.is_active)
+                self._quick_s = min(now_s + QUICK_S, hold.ends_s) if is_free else 0.0
             due = self._is_due(now_s)
         if due:
             self._due()
@@ -147,30 +151,41 @@ class Inbox:
     def _pop(self, most: int, now_s: float) -> list[Message]:
         """Return up to `most` messages of one batch; an empty list if none may be taken."""
         while not self._is_paused:
-            if not self._rest:
+            line = self._lines.first()
+            waiting = self._rest if line is None else line
+            if not waiting:
                 batch = self._pop_batch(now_s)
                 if batch is None:
                     return []
-                self._rest = [*batch][::-1]
-            batch = self._rest[-1].batch
+                waiting.extend(batch)
+            batch = waiting[0].batch
             if self._over(batch, now_s):
                 if not self._stale(batch) and batch.hold.asked:
                     return []
-                self._drop(len(self._rest))
-                self._rest = []
+                while waiting and waiting[0].batch is batch:
+                    waiting.popleft()
+                    self._drop(1)
                 continue
-            out = self._rest[: -most - 1 : -1]
-            del self._rest[len(self._rest) - len(out) :]
-            hold = batch.hold
-            if hold.lost or hold.finished:
-                came = len(out)
-                out = [each for each in out if not hold.has_ended(each.queue_offset)]
-                self._drop(came - len(out))
+            out = self._take_from(waiting, 1 if line else most)
             if out:
                 self._credit.taken(len(out))
-                hold.given_s = now_s
+                batch.hold.given_s = now_s
                 return out
         return []
+
+    def _take_from(self, waiting: deque[Message], most: int) -> list[Message]:
+        """Remove up to `most` messages of one batch; return those that may be taken now."""
+        hold = waiting[0].batch.hold
+        took = [waiting.popleft() for _ in range(min(most, len(waiting)))]
+        if not (hold.lost or hold.finished or self._lines.is_active):
+            return took
+        out = list[Message]()
+        for message in took:
+            if hold.has_ended(message.queue_offset):
+                self._drop(1)
+            elif waiting is not self._rest or not self._lines.joined(message):
+                out.append(message)
+        return out
 
     def _pop_batch(self, now_s: float) -> Batch | None:
         while self._batches and not self._is_paused:
@@ -186,7 +201,8 @@ class Inbox:
 
     @property
     def _is_paused(self) -> bool:
-        return self.ordered and self._pauses > 0
+        whole = self.order is GroupOrder.QUEUE or self._taking is Taking.BATCHES
+        return whole and self._lines.is_blocked
 
     def _over(self, batch: Batch, now_s: float) -> bool:
         return now_s >= batch.hold.ends_s or self._stale(batch)
@@ -211,16 +227,26 @@ class Inbox:
         """Whether all requested messages have come and were taken."""
         return self._credit.exhausted
 
-    def pause(self) -> None:
-        """Return no message of an ordered group until `resume` was called as often as this."""
-        with self._lock:
-            self._pauses += 1
-            self._quick_s = 0.0
+    def block(self, batch: Batch, offsets: Sequence[int]) -> set[str]:
+        """Return no message of the keys of these until `release`; return the keys.
 
-    def resume(self) -> None:
-        """See `pause`."""
+        In a group that is ordered as a whole, all messages wait; in one without an order, none.
+        """
+        if self.order is GroupOrder.NONE:
+            return set()
+        keys = {QUEUE_KEY}
+        if self.order is GroupOrder.KEY:
+            places = [bisect_left(batch.queue_offsets, offset) for offset in offsets]
+            keys = {key for at in places if (key := key_of(batch[at]))}
         with self._lock:
-            self._pauses -= 1
+            self._lines.block(keys)
+            self._quick_s = 0.0
+        return keys
+
+    def release(self, keys: set[str]) -> None:
+        """See `block`."""
+        with self._lock:
+            self._lines.release(keys)
 
     def look_again(self) -> None:
         """Check the lease of the next message before it is returned: some may be lost."""
@@ -261,22 +287,30 @@ class Inbox:
         with self._lock:
             self._stream_no += 1
             # Before the messages go: an empty inbox means that all were taken.
-            self._drop(sum(map(len, self._batches)) + len(self._rest))
-            self._batches.clear()
-            self._rest = []
+            self._drop(sum(map(len, self._batches)) + len(self._rest) + len(self._lines))
+            self._clear()
 
     def clear(self) -> None:
         """Empty the inbox for good."""
         with self._lock:
-            self._batches.clear()
-            self._rest = []
+            self._clear()
+
+    def _clear(self) -> None:
+        self._batches.clear()
+        self._rest.clear()
+        self._lines.clear()
 
     def waits(self, batch: Batch) -> Sequence[int]:
         """Return the queue offsets of a batch that the application has not taken."""
         with self._lock:
-            if self._rest and self._rest[-1].batch is batch:
-                return [message.queue_offset for message in reversed(self._rest)]
-            return batch.queue_offsets if batch in self._batches else ()
+            if batch in self._batches:
+                return batch.queue_offsets
+            return [message.queue_offset for message in self._begun(batch)]
+
+    def _begun(self, batch: Batch) -> list[Message]:
+        """Return the messages not taken of a batch of which the application has taken some."""
+        rest = self._rest if self._rest and self._rest[0].batch is batch else ()
+        return [*self._lines.of(batch), *rest]
 
     # ---- going back unseen
 
@@ -284,7 +318,8 @@ class Inbox:
         """Remove and return the messages that the application will not reach in time, at its pace.
 
         These are the last ones, so that the remaining ones have no gap; in their order, in which
-        they are then delivered again. `at_once`: even if it may be a hiccup.
+        they are then delivered again. Messages that wait for earlier ones of their keys stay.
+        `at_once`: even if it may be a hiccup.
         """
         now_s, out = self._now_s(), list[Part]()
         with self._lock:
@@ -295,9 +330,8 @@ class Inbox:
                 excess -= len(self._batches[-1])
                 out.append(self._forget(self._batches.pop()))
             if excess and self._rest and not self._batches:
-                going = self._rest[:excess]
-                del self._rest[:excess]
-                out.append(self._forget(going))
+                most = min(excess, len(self._rest))
+                out.append(self._forget([self._rest.pop() for _ in range(most)]))
         return out[::-1]
 
     def give_up(self, batch: Batch) -> list[Part]:
@@ -305,21 +339,23 @@ class Inbox:
         with self._lock:
             self._taking = Taking.NOTHING
             self._credit.limit = self._credit.wanted = 0
-            if self._rest and self._rest[-1].batch is batch:
-                going, self._rest = self._rest, []
-                return [self._forget(going)]
             if batch in self._batches:
                 self._batches.remove(batch)
                 return [self._forget(batch)]
-        return []
+            if not (going := self._begun(batch)):
+                return []
+            self._lines.remove(batch)
+            if self._rest and self._rest[0].batch is batch:
+                self._rest.clear()
+            return [self._forget(going)]
 
     def drain(self) -> list[Part]:
         """Remove and return all messages."""
         with self._lock:
-            parts = [self._forget(self._rest)] if self._rest else []
+            begun = dict.fromkeys(message.batch for message in (*self._lines, *self._rest))
+            parts = [self._forget(self._begun(batch)) for batch in begun]
             parts += [self._forget(batch) for batch in self._batches]
-            self._rest = []
-            self._batches.clear()
+            self._clear()
         return [part for part in parts if not self._stale(part[0])]
 
     def _is_due(self, now_s: float) -> bool:

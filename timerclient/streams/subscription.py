@@ -16,7 +16,7 @@
 - **Epochs**: messages of an older epoch than one seen by this client are dropped and counted. A
   deposed leader delivered them, and the new leader delivers them again.
 - **Order**: in an ordered group, a message that returns recalls the later ones of its key. The
-  application receives none of these before it: the inbox gives nothing until a nack is answered.
+  application receives none of these before it: they wait in the inbox until a nack is answered.
 - **Streams**: when a stream breaks, the leader ends its leases. Its messages that the application
   has not received are dropped and counted. The group receives them again, in order.
 - **Leaving**: the consumer requests no more messages, and returns those that the application has
@@ -39,6 +39,7 @@ from timerclient.streams.acks import QueuedAck
 from timerclient.streams.consumer_phase import WITHOUT_STREAM, ConsumerPhase, entered
 from timerclient.streams.credit import Credit, LinkWindow
 from timerclient.streams.inbox import Inbox, Part
+from timerclient.streams.key_lines import order_of
 from timerclient.streams.lease_keeper import LeaseKeeper
 from timerclient.streams.node_channel import NodeChannel
 from timerclient.streams.nodes import (
@@ -184,17 +185,16 @@ class Subscription:
             hold.extensions |= dict.fromkeys(offsets, (now_s, lease_s))
         elif word.kind == "nack":
             hold.returned |= dict.fromkeys(offsets, word.unseen)
-            if self._inbox.ordered:
-                self._inbox.pause()
-                acking.add_done_callback(self._resume)
+            if keys := self._inbox.block(batch, offsets):
+                acking.add_done_callback(lambda _: self._release(keys))
         if self._acks.put(batch, offsets, acking, word):
             self._wake()
         else:
             gone = self.error if isinstance(self.error, NotFound) else None
             acking.set_exception(gone or Closed("the consumer is closed"))
 
-    def _resume(self, _: object) -> None:
-        self._inbox.resume()
+    def _release(self, keys: set[str]) -> None:
+        self._inbox.release(keys)
         self._arrived()
 
     def _say(self, entry: QueuedAck) -> bool:
@@ -421,7 +421,7 @@ class Subscription:
             elif kind == "recalled":
                 self._leases.recalled(answer.recalled.offsets)
             elif kind == "opened":
-                self._inbox.ordered = answer.opened.ordered
+                self._inbox.order = order_of(answer.opened)
                 self._accepted(answer.opened.epoch)
             elif kind == "leaving" and self._phase is ConsumerPhase.LEAVING:
                 self._enter(ConsumerPhase.LEFT)

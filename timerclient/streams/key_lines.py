@@ -1,0 +1,107 @@
+"""Messages that wait in an inbox for earlier ones of their keys: one line for each key.
+
+    block(key) ──► messages of the key queue up in its line ──► release(key) ──► the line moves on
+
+A key is blocked while nacks of its messages are unanswered. The inbox that owns the lines has the
+lock.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from enum import Enum
+
+from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.messages import Batch, Message
+
+
+class GroupOrder(Enum):
+    """The order in which a group delivers."""
+
+    NONE = "none"
+    KEY = "of each ordering key"
+    QUEUE = "of the whole queue"
+
+
+def order_of(opened: pb.ConsumerOpened) -> GroupOrder:
+    """Return the order of a group by the leader's first answer."""
+    if not opened.ordered:
+        return GroupOrder.NONE
+    return GroupOrder.KEY if opened.by_key else GroupOrder.QUEUE
+
+
+def key_of(message: Message) -> str | None:
+    """Return the key by which a message is ordered. None: it has no order."""
+    return message.ordering_key or message.key
+
+
+class KeyLines:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._blocks = Counter[str]()
+        self._lines: dict[str, deque[Message]] = {}
+        self._free: dict[str, None] = {}
+        """Keys of lines that are not blocked, in the order of their release."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether any key is blocked."""
+        return bool(self._blocks)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a key is blocked, or has a line."""
+        return bool(self._blocks or self._lines)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[Message]:
+        """Iterate over the messages of all lines; in order within each."""
+        return (message for line in self._lines.values() for message in line)
+
+    def block(self, keys: Iterable[str]) -> None:
+        """Let messages of these keys wait until `release` was called as often as this."""
+        for key in keys:
+            self._blocks[key] += 1
+            self._free.pop(key, None)
+
+    def release(self, keys: Iterable[str]) -> None:
+        """See `block`."""
+        for key in keys:
+            self._blocks[key] -= 1
+            if not self._blocks[key]:
+                del self._blocks[key]
+                if key in self._lines:
+                    self._free[key] = None
+
+    def first(self) -> deque[Message] | None:
+        """Return a line that may move on; the caller removes messages. None: there is none."""
+        while self._free:
+            key = next(iter(self._free))
+            if line := self._lines[key]:
+                return line
+            del self._lines[key], self._free[key]
+        return None
+
+    def joined(self, message: Message) -> bool:
+        """Append a message to the line of its key if it must wait; return whether it must."""
+        key = key_of(message)
+        if key is None or key not in self._blocks:
+            return False  # and its line is empty: lines that may move on are read first
+        self._lines.setdefault(key, deque()).append(message)
+        return True
+
+    def of(self, batch: Batch) -> list[Message]:
+        """Return the messages of a batch that wait."""
+        return [message for message in self if message.batch is batch] if self._lines else []
+
+    def remove(self, batch: Batch) -> None:
+        """Remove the messages of a batch."""
+        for message in self.of(batch):
+            self._lines[key_of(message) or ""].remove(message)
+
+    def clear(self) -> None:
+        """Remove all messages. Blocked keys stay blocked."""
+        self._lines.clear()
+        self._free.clear()
