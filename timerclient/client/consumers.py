@@ -14,6 +14,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.messages import Batch, Message
 from timerclient.streams.credit import Credit
+from timerclient.streams.key_lines import GroupOrder
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import Closed, TimerError
@@ -262,6 +263,23 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         """
         if self._subscription is not None:
             self._subscription.begin_leaving()
+
+    def take_turns(self) -> None:
+        """Return a message of an ordering key only after `end_turn` of the one before.
+
+        For the worker, which opens the consumer before. Without a keyed order, it has no effect.
+        """
+        self._open().take_turns()
+
+    def end_turn(self, message: Message) -> None:
+        """See `take_turns`; does nothing for a message without a turn."""
+        if self._subscription is not None:
+            self._subscription.end_turn(message)
+
+    @property
+    def is_ordered_as_a_whole(self) -> bool:
+        """The group's type is `exclusive` or `failover`, or the leader's version tells no more."""
+        return self._subscription is not None and self._subscription.order is GroupOrder.QUEUE
 
     async def _leave(self, within_s: float) -> None:
         with contextlib.suppress(TimerError):  # the error that ends the block matters more

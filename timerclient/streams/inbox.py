@@ -72,6 +72,10 @@ class Inbox:
         """Messages not taken yet of the batch that the application reads."""
         self.order = GroupOrder.NONE
         """The order of the group."""
+        self.takes_turns = False
+        """The application takes one message of an ordering key at a time; see `end_turn`."""
+        self._turns: dict[Message, str] = {}
+        """The messages that it works on, and their keys."""
         self._lines = KeyLines()
         self._slow_since_s = math.inf
         """Since when more messages wait than the application will reach. Infinite: not now."""
@@ -96,7 +100,7 @@ class Inbox:
             else:
                 self._given(1, now_s)
                 hold = message.batch.hold
-                is_free = not (hold.lost or hold.finished or self._lines.is_active)
+                is_free = not (hold.lost or hold.finished or self._may_queue_up)
                 self._quick_s = min(now_s + QUICK_S, hold.ends_s) if is_free else 0.0
             due = self._is_due(now_s)
         if due:
@@ -177,7 +181,7 @@ class Inbox:
         """Remove up to `most` messages of one batch; return those that may be taken now."""
         hold = waiting[0].batch.hold
         took = [waiting.popleft() for _ in range(min(most, len(waiting)))]
-        if not (hold.lost or hold.finished or self._lines.is_active):
+        if not (hold.lost or hold.finished or self._may_queue_up):
             return took
         out = list[Message]()
         for message in took:
@@ -185,6 +189,9 @@ class Inbox:
                 self._drop(1)
             elif waiting is not self._rest or not self._lines.joined(message):
                 out.append(message)
+                if self._has_turns and (key := key_of(message)):
+                    self._turns[message] = key
+                    self._lines.block([key])
         return out
 
     def _pop_batch(self, now_s: float) -> Batch | None:
@@ -203,6 +210,15 @@ class Inbox:
     def _is_paused(self) -> bool:
         whole = self.order is GroupOrder.QUEUE or self._taking is Taking.BATCHES
         return whole and self._lines.is_blocked
+
+    @property
+    def _has_turns(self) -> bool:
+        return self.takes_turns and self.order is GroupOrder.KEY
+
+    @property
+    def _may_queue_up(self) -> bool:
+        """Whether a message may have to wait for others of its key."""
+        return self._lines.is_active or self._has_turns
 
     def _over(self, batch: Batch, now_s: float) -> bool:
         return now_s >= batch.hold.ends_s or self._stale(batch)
@@ -247,6 +263,13 @@ class Inbox:
         """See `block`."""
         with self._lock:
             self._lines.release(keys)
+
+    def end_turn(self, message: Message) -> None:
+        """Let the next message of a key follow: the application's work on this one is done."""
+        with self._lock:
+            key = self._turns.pop(message, None)
+            if key is not None:
+                self._lines.release([key])
 
     def look_again(self) -> None:
         """Check the lease of the next message before it is returned: some may be lost."""
@@ -306,6 +329,11 @@ class Inbox:
             if batch in self._batches:
                 return batch.queue_offsets
             return [message.queue_offset for message in self._begun(batch)]
+
+    def waits_for_key(self, batch: Batch) -> bool:
+        """Return whether messages of a batch wait for earlier ones of their keys."""
+        with self._lock:
+            return bool(self._lines.of(batch))
 
     def _begun(self, batch: Batch) -> list[Message]:
         """Return the messages not taken of a batch of which the application has taken some."""

@@ -2,8 +2,8 @@
 
     block(key) ──► messages of the key queue up in its line ──► release(key) ──► the line moves on
 
-A key is blocked while nacks of its messages are unanswered. The inbox that owns the lines has the
-lock.
+A key may be blocked several times: while a nack of one of its messages is unanswered, and while the
+application works on one, if it takes one at a time. The inbox that owns the lines has the lock.
 """
 
 from collections import Counter, deque

@@ -144,7 +144,8 @@ class LeaseKeeper:
         if span_s >= SPAN_S_MIN and now_s + span_s > hold.ends_s + MARGIN_S:
             self._ask(hold, now_s, span_s)
             return math.inf
-        if waits and self._hold_max_s:
+        # A lease that is not extended would end, and count as a failure, while its message waits.
+        if waits and (self._hold_max_s or self._inbox.waits_for_key(hold.batch)):
             self._returns.send(self._inbox.give_up(hold.batch))
             return now_s + LOOK_S_MIN
         if now_s < hold.probe_at_s:

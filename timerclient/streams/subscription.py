@@ -39,7 +39,7 @@ from timerclient.streams.acks import QueuedAck
 from timerclient.streams.consumer_phase import WITHOUT_STREAM, ConsumerPhase, entered
 from timerclient.streams.credit import Credit, LinkWindow
 from timerclient.streams.inbox import Inbox, Part
-from timerclient.streams.key_lines import order_of
+from timerclient.streams.key_lines import GroupOrder, order_of
 from timerclient.streams.lease_keeper import LeaseKeeper
 from timerclient.streams.node_channel import NodeChannel
 from timerclient.streams.nodes import (
@@ -196,6 +196,20 @@ class Subscription:
     def _release(self, keys: set[str]) -> None:
         self._inbox.release(keys)
         self._arrived()
+
+    def take_turns(self) -> None:
+        """Return a message of an ordering key only after `end_turn` of the one before."""
+        self._inbox.takes_turns = True
+
+    def end_turn(self, message: Message) -> None:
+        """See `take_turns`; does nothing for a message without a turn."""
+        self._inbox.end_turn(message)
+        self._arrived()
+
+    @property
+    def order(self) -> GroupOrder:
+        """The order of the group, as the last leader has told it."""
+        return self._inbox.order
 
     def _say(self, entry: QueuedAck) -> bool:
         """Send a request of the consumer itself soon. False: the subscription is over."""

@@ -12,6 +12,10 @@
 The consumer reconnects through failovers and renews the leases. If a lease ends while the function
 runs, the ack fails with a warning, and the message is delivered again. A cancellation that is not
 the worker's own is a failure as any exception.
+
+In ordered groups the calls keep the order: one call at a time for each ordering key, or one in all
+if the whole group is ordered. Messages that wait for their key are in the consumer's inbox, which
+renews, drops and returns them as others.
 """
 
 import asyncio
@@ -90,8 +94,7 @@ class HandlerRunner:
         self.ended = 0
         """Handlers that have ended."""
         self._executor = executor
-        self.concurrency = concurrency or handler.options.concurrency
-        """Calls at a time."""
+        self._concurrency = concurrency or handler.options.concurrency
         self._hold_s = 0.0
         """Longest time of a call in seconds. 0: the lease alone."""
         self._clock: LeaseClock = MONOTONIC
@@ -104,6 +107,12 @@ class HandlerRunner:
         """Topic of the dead letters."""
         self._attempts = 0
         """Failures of a message in the group at most. 0: no limit, or not known."""
+
+    @property
+    def concurrency(self) -> int:
+        """Calls at a time: one in a group that is ordered as a whole."""
+        consumer = self._consumer
+        return 1 if consumer is not None and consumer.is_ordered_as_a_whole else self._concurrency
 
     # ---- fetching
 
@@ -143,6 +152,7 @@ class HandlerRunner:
             name=self.handler.name,
         )
         await consumer.__aenter__()  # `close` leaves it, after the handlers have ended
+        consumer.take_turns()
         self._consumer = consumer
         self.metrics.is_connected = True
 
@@ -187,6 +197,7 @@ class HandlerRunner:
             free = self._free(time.monotonic())
             for message in messages[free:]:
                 self._hand_back(message)
+                self._consumer.end_turn(message)
             for message in messages[:free]:
                 self._begin(message)
             self.metrics.running = len(self.running)
@@ -246,6 +257,8 @@ class HandlerRunner:
         self.ended += 1
         self.metrics.running = len(self.running)
         self.metrics.is_braked = self.handler.brake is not None and self.handler.brake.is_on
+        if self._consumer is not None:
+            self._consumer.end_turn(run.message)
         self._slot.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("worker's own error: %s", self._fields(), exc_info=error)

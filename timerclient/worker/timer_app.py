@@ -319,7 +319,8 @@ class TimerApp:
         Args:
             topic: Of the timers.
             group: The group of consumers that all workers of this handler form.
-            concurrency: Calls at a time in one worker, 1 to 10,000.
+            concurrency: Calls at a time in one worker, 1 to 10,000. In an ordered group, one at a
+                time for each ordering key, or in all.
             retry: Pauses and number of attempts, set in the group when a worker starts. None: the
                 group keeps its own.
             lease: As for a consumer. The worker renews leases while a handler runs.

@@ -1,0 +1,156 @@
+"""Handlers of ordered groups: one call at a time for each key, and messages that wait for it."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from timerclient import Backoff, TimerApp
+from timerfake import AsyncFakeApp, AsyncFakeCluster
+
+
+class Calls:
+    """The calls of one handler, which run until the test ends them."""
+
+    def __init__(self, app: TimerApp) -> None:
+        self.app = app
+        self.running: list[str] = []
+        self.failures: list[int] = []
+        self._ends: dict[str, asyncio.Future[None]] = {}
+
+    async def handle(self, name: str) -> None:
+        self.running.append(name)
+        self.failures.append(self.app.context.failures)
+        self._ends[name] = asyncio.get_running_loop().create_future()
+        try:
+            await self._ends[name]
+        finally:
+            self.running.remove(name)
+
+    def end(self, name: str, error: Exception | None = None) -> None:
+        if error is None:
+            self._ends[name].set_result(None)
+        else:
+            self._ends[name].set_exception(error)
+
+
+@asynccontextmanager
+async def made(kind: Any, app: TimerApp, *names: str) -> AsyncIterator[AsyncFakeApp]:
+    """Run an app; its group has a message for each name, whose first character is its key."""
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.create_group("orders", "g", type=kind)
+        async with AsyncFakeApp(app, cluster=cluster) as timers:
+            cluster.works.clear()  # the test ends the calls
+            await client.schedule_batch(
+                "orders",
+                [b'{"name": "%s"}' % name.encode() for name in names],
+                ordering_keys=[None if name[0] == "-" else name[0] for name in names],
+            )
+            await cluster.settle()
+            yield timers
+            cluster.works.append(timers._until_idle)
+
+
+def handled(**options: Any) -> Calls:
+    """Return the calls of a handler with these options."""
+    calls = Calls(TimerApp())
+    retry = Backoff(30, attempts=9)
+    calls.app.timer("orders", group="g", retry=retry, **options)(calls.handle)
+    return calls
+
+
+async def test_calls_of_a_key_run_one_after_the_other_and_those_of_other_keys_beside_them() -> None:
+    calls = handled(concurrency=4)
+    names = ("a1", "a2", "a3", "b1", "-1", "-2", "c1")
+    async with made("key_shared", calls.app, *names) as timers:
+        assert calls.running == ["a1", "b1", "-1", "-2"]
+        for name, running in (
+            ("b1", ["a1", "-1", "-2", "c1"]),
+            ("c1", ["a1", "-1", "-2"]),
+            ("a1", ["-1", "-2", "a2"]),
+        ):
+            calls.end(name)
+            await timers.settle()
+            assert calls.running == running
+        calls.end("a2", ValueError("no"))
+        await timers.advance(29)
+        assert calls.running == ["-1", "-2"]
+        await timers.advance(1)
+        for name in ("a2", "a3"):
+            assert calls.running == ["-1", "-2", name]
+            calls.end(name)
+            await timers.settle()
+        calls.end("-1")
+        calls.end("-2")
+    assert calls.failures == [0, 0, 0, 0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["exclusive", "failover"])
+async def test_calls_of_a_group_that_is_ordered_as_a_whole_run_one_after_the_other(
+    kind: str,
+) -> None:
+    calls = handled()
+    async with made(kind, calls.app, "a1", "b1", "-1") as timers:
+        for name in ("a1", "b1", "-1"):
+            assert calls.running == [name]
+            calls.end(name)
+            await timers.settle()
+
+
+@pytest.mark.parametrize(("hold_max", "call_s"), [(None, 400), (0, 40)])
+async def test_message_that_waits_for_its_key_has_not_failed(
+    hold_max: int | None, call_s: int
+) -> None:
+    calls = handled(lease=100, hold_max=hold_max)
+    async with made("key_shared", calls.app, "a1", "a2", "a3", "a4") as timers:
+        for name in ("a1", "a2", "a3", "a4"):
+            await timers.advance(call_s)
+            assert calls.running == [name]
+            calls.end(name)
+            await timers.settle()
+    assert calls.failures == [0] * 4
+
+
+async def test_message_that_waits_for_its_key_returns_when_the_drain_begins() -> None:
+    calls = handled()
+    async with made("key_shared", calls.app, "a1", "a2") as timers:
+        worker, running = timers._worker, timers._running
+        assert worker is not None
+        assert running is not None
+        worker.stop()
+        async with timers.cluster.client() as client:
+            [topic] = [each for each in await client.topics() if each.name == "orders"]
+            assert (calls.running, topic.groups[0].leased) == (["a1"], 1)
+            calls.end("a1")
+            await running
+            async with client.consumer("orders", "g") as consumer:
+                [message] = await consumer.receive()
+                assert (message.json(), message.failures) == ({"name": "a2"}, 0)
+
+
+async def test_functions_in_threads_keep_the_order_of_each_key() -> None:
+    app, lock, begun = TimerApp(), threading.Lock(), list[str]()
+    at_work = dict.fromkeys("ab", 0)
+
+    @app.timer("orders", group="g", retry=Backoff(1, attempts=3))
+    def handle(name: str) -> None:
+        with lock:
+            begun.append(name)
+            at_work[name[0]] += 1
+            assert at_work[name[0]] == 1
+        with lock:
+            at_work[name[0]] -= 1
+        if name == "a3" and app.context.failures == 0:
+            raise ValueError(name)
+
+    names = [f"{'ba'[number % 2]}{number}" for number in range(40)]
+    async with made("key_shared", app, *names) as timers:
+        timers.cluster.works.append(timers._until_idle)
+        await timers.advance(10)
+        timers.cluster.works.clear()
+    assert [name for name in begun if name[0] == "b"] == names[::2]
+    assert [name for name in begun if name[0] == "a"] == ["a1", "a3", *names[3::2]]
+    assert [str(error) for error in timers.errors] == ["a3"]
