@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from timer.entries.entry_frame import frames
 from timer.model.timer_errors import (
     CorruptFileError,
     FileDamage,
@@ -29,6 +30,10 @@ CHUNK_SIZE: Final = 1 << 20
 
 class LogSource(Protocol):
     """The log of a node. Safe on any thread."""
+
+    @property
+    def first_index(self) -> LogIndex:
+        """The first entry that is kept."""
 
     @property
     def last_index(self) -> LogIndex:
@@ -60,7 +65,7 @@ class _Asker:
     stored: LogIndex
     asked_ms: MonoMs
     moved_ms: UnixMs
-    """When its store got further, or had all."""
+    """When its store got further, or had all; of a new shipper: until when its store had all."""
 
 
 class LogShipping:
@@ -93,22 +98,25 @@ class LogShipping:
         Raises:
             NotReadyError: the log is damaged.
         """
+        moved_ms = self._wall_ms()
         async with self._reads:
             try:
                 found = await asyncio.to_thread(self._fetch, after)
+                applied = found.applied[0]
+                if 0 < stored < applied and shipper_id not in self._askers:
+                    moved_ms = await asyncio.to_thread(self._had_all_ms, stored, moved_ms)
             except (CorruptFileError, UnknownVersionError) as error:
                 self._damaged(error)
                 raise NotReadyError(f"this node has damaged files: {error}") from error
-        if 0 < stored <= found.applied[0]:
-            self._note(shipper_id, stored, is_all=stored == found.applied[0])
+        if 0 < stored <= applied:
+            last = self._askers.pop(shipper_id, None)
+            if last is not None and last.stored == stored < applied:
+                moved_ms = last.moved_ms  # the store does not answer, as it seems
+            self._note(shipper_id, _Asker(stored, self._mono_ms(), moved_ms))
         return found
 
-    def _note(self, shipper_id: int, stored: LogIndex, *, is_all: bool) -> None:
-        last = self._askers.pop(shipper_id, None)
-        moved_ms = self._wall_ms()
-        if last is not None and last.stored == stored and not is_all:
-            moved_ms = last.moved_ms  # the store does not answer, as it seems
-        self._askers[shipper_id] = _Asker(stored, self._mono_ms(), moved_ms)
+    def _note(self, shipper_id: int, asker: _Asker) -> None:
+        self._askers[shipper_id] = asker
         while len(self._askers) > ASKERS_MAX:
             del self._askers[next(iter(self._askers))]
 
@@ -121,10 +129,19 @@ class LogShipping:
         if after > last:
             return ShippedEntries(Epoch(0), end, b"")
         epoch = self._log.epoch_at(after)
-        frames = self._log.read(LogIndex(after + 1), CHUNK_SIZE, last) if after < last else []
-        if epoch is None or (after < last and not frames):
+        found = self._log.read(LogIndex(after + 1), CHUNK_SIZE, last) if after < last else []
+        if epoch is None or (after < last and not found):
             return ShippedEntries(Epoch(0), end, b"", is_gone=True)
-        return ShippedEntries(epoch, end, b"".join(frames))
+        return ShippedEntries(epoch, end, b"".join(found))
+
+    def _had_all_ms(self, stored: LogIndex, now_ms: UnixMs) -> UnixMs:
+        """Return the time of the first entry that a store lacks; if it is gone, of the first kept.
+
+        At most `now_ms`: the entry has the cluster's time.
+        """
+        first = LogIndex(max(stored + 1, self._log.first_index))
+        lacking = [each for frame in self._log.read(first, 1, first) for each in frames(frame)]
+        return min([now_ms, *(entry.time_ms for entry in lacking)])
 
     def _present(self) -> list[_Asker]:
         """Return the shippers that asked within the last minute."""

@@ -12,6 +12,9 @@ from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailab
 from cluster.backup.roll_forward import Until
 from cluster.backup.store_care import gaps_of
 from tests.cluster.test_log_shipping import Shipped, Shipper, at, first, state_at, stored
+from tests.timer.machines import START_MS
+from timer.model.units import LogIndex
+from timer.recovery.snapshot_source import PINNED_MS
 from timerclient.cli.timerctl import main as timerctl
 from timerclient.values.errors import Unavailable
 
@@ -38,6 +41,25 @@ def test_silent_node_is_not_waited_for_and_is_told_again_later(
     assert asked() == {"n1"}
     node.absent = set()
     assert asked() == {"n1", "n2"}
+
+
+async def test_shipper_that_begins_is_no_progress_of_its_store(tmp_path: Path) -> None:
+    node = Shipped(tmp_path, applied=37)
+    node.wall_ms = START_MS + 60_000
+    ids = iter(range(1, 9))
+
+    async def stored_ms(stored: int) -> int:
+        node.mono_ms += PINNED_MS
+        await node.shipping.fetch(LogIndex(1 << 40), LogIndex(stored), next(ids))
+        return node.shipping.stored_ms
+
+    lacking_ms = node.log.entries[33].time_ms
+    assert START_MS < lacking_ms < node.wall_ms
+    assert [await stored_ms(33), await stored_ms(33)] == [lacking_ms, lacking_ms]
+    assert await stored_ms(37) == node.wall_ms, "the store has all"
+    node.files.drop_before(LogIndex(30))
+    assert node.files.first_index > 11, "the entry that the store lacks is gone"
+    assert await stored_ms(10) == node.log.entries[node.files.first_index - 1].time_ms == START_MS
 
 
 def test_nodes_keep_the_log_while_the_store_is_away(
