@@ -1,6 +1,7 @@
-"""Figures of single topics for the metrics: of the busiest ones, and of all others together.
+"""Figures of single topics for the metrics: of some topics, and of all others together.
 
-    activity of a topic = timers scheduled + fired + cancelled + dropped; an hour ago counts half
+    busiest    activity = timers scheduled + fired + cancelled + dropped; an hour ago counts half
+    holding    topics that hold timers in a pause: those that have held some for the longest time
 
 There may be 100,000 topics, and a label for each would cost more than it is worth. A measurement
 looks only at the topics that changed since the last one. A topic keeps its place until another one
@@ -9,13 +10,14 @@ is twice as busy, so that few series end.
 The counters of the other topics together start at zero, and rise by the cluster's totals minus
 those of the shown topics. So rates add up to the cluster's rate, over restarts too: a scraper takes
 a fall for a new start at zero. The values themselves do not add up: a topic that becomes one of the
-busiest brings its whole life along.
+shown ones brings its whole life along.
 """
 
 import asyncio
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from timer.model.units import MonoMs, TopicId
@@ -53,7 +55,7 @@ class BusiestTopics:
         mono_ms: Callable[[], MonoMs],
         totals: Callable[[], TopicFigures],
     ) -> None:
-        """`topics_max`: topics that are shown, at most; 0: no topic is ever looked at.
+        """`topics_max`: topics of each kind that are shown, at most; 0: none is ever looked at.
 
         `totals`: returns the sums over all topics.
         """
@@ -66,6 +68,8 @@ class BusiestTopics:
         self._activity: dict[TopicId, tuple[float, int]] = {}
         """(score, activity at the last look). Recent activity has a greater weight, so that old
         scores need no decay."""
+        self._holding: dict[TopicId, None] = {}
+        """Topics that hold timers, in the order in which they were first seen to."""
         self._shown: dict[TopicId, tuple[int, ...]] = {}
         """Shown topics -> their counters at the last `figures`."""
         self._before: tuple[int, ...] | None = None
@@ -100,6 +104,10 @@ class BusiestTopics:
 
     def _look(self, topic_id: TopicId, weight: float) -> None:
         topic = self._machine.topics.get(topic_id)
+        if topic is None or not topic.held:
+            self._holding.pop(topic_id, None)
+        else:
+            self._holding.setdefault(topic_id)
         if topic is None:
             self._activity.pop(topic_id, None)
             return
@@ -109,7 +117,10 @@ class BusiestTopics:
         self._activity[topic_id] = score + (activity - before) * weight, activity
 
     def _choose(self, looked_at: Iterable[TopicId]) -> None:
-        """Choose among the shown topics and some others: the score of no other one has risen."""
+        """Choose among the shown topics, some others, and all that hold timers.
+
+        The score of no other topic has risen.
+        """
         scores, shown, topics = self._activity, self._shown, self._machine.topics
 
         def score_of(topic_id: TopicId) -> float:
@@ -117,7 +128,9 @@ class BusiestTopics:
             return 2 * score if topic_id in shown else score
 
         candidates = (each for each in {*shown, *looked_at} if each in scores and each in topics)
-        chosen = heapq.nlargest(self._topics_max, candidates, key=score_of)
+        busiest = heapq.nlargest(self._topics_max, candidates, key=score_of)
+        holding = (each for each in self._holding if each in topics)
+        chosen = {*busiest, *islice(holding, self._topics_max)}
         self._shown = {each: shown.get(each) or _counters(topics[each]) for each in chosen}
 
     def figures(self) -> Sequence[TopicFigures]:

@@ -193,7 +193,8 @@ class LimitsConfig(_Part):
     """Deliveries that consumers have not read, of all consumers together; of each at most 8 MiB.
     At most a quarter of the memory limit."""
     metric_topics_max: int = _int(100, 0, 10_000)
-    """Topics with figures of their own in the metrics: the busiest. 0: none."""
+    """Topics with figures of their own in the metrics: so many of the busiest, and as many that
+    hold timers. 0: none."""
     inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB, own=True)
     """Bytes at the leader that are not on a majority yet, queued or sent; further requests get
     RESOURCE_EXHAUSTED."""

@@ -2,7 +2,8 @@
 
 from chaos.sim.world.simdisk import SimDisk
 from cluster.observe.busiest_topics import HALF_LIFE_MS, OTHERS, BusiestTopics, TopicFigures
-from tests.timer.machines import START_MS, Log, machine_on, part_of
+from tests.timer.machines import Log, machine_on, part_of
+from timer.entries.policies import Scope
 from timer.model.units import MonoMs
 
 
@@ -29,7 +30,7 @@ class Shop:
         if known is None:
             self.machine.apply(self.log.topic(name))
             known = self.machine.topic_by_name[name]
-        part = part_of([(known.topic_id, START_MS + 10_000, b"x")] * timers)
+        part = part_of([(known.topic_id, self.log.now_ms + 10_000, b"x")] * timers)
         self.machine.apply(self.log.schedule(part))
 
     async def scheduled(self) -> dict[str, int]:
@@ -71,6 +72,27 @@ async def test_recent_activity_counts_most_and_a_place_is_kept_until_another_is_
     after = await shop.scheduled()
     assert {*after} == {"a", "c", OTHERS}
     assert after[OTHERS] == before[OTHERS] + 10, "a counter never falls"
+
+
+async def test_topics_that_hold_timers_are_shown_until_they_hold_none() -> None:
+    shop = Shop()
+    for name, timers in (("a", 50), ("b", 40), ("c", 1), ("d", 1), ("e", 9)):
+        shop.topic(name, timers)
+
+    async def held(*paused: str) -> dict[str, int]:
+        for name in set("acde"):
+            scope = Scope("", shop.machine.topic_by_name[name].topic_id)
+            shop.machine.apply(shop.log.policy(scope, paused=name in paused))
+        shop.log.now_ms += 10_000
+        shop.machine.apply(shop.log.fire(shop.log.now_ms))
+        await shop.busiest.measure()
+        return {each.name: each.gauges[1] for each in shop.busiest.figures()}
+
+    assert await held("a", "c") == {"a": 50, "b": 0, "c": 1, OTHERS: 0}
+    shop.topic("d", 3)
+    shop.topic("e", 3)
+    assert await held("a", "c", "d", "e") == {"a": 50, "b": 0, "c": 1, OTHERS: 0}, "they stay"
+    assert await held("d", "e") == {"a": 0, "b": 0, "d": 3, "e": 3, OTHERS: 0}
 
 
 async def test_deleted_topics_leave() -> None:
