@@ -61,6 +61,15 @@ def test_dashboard_names_metrics_of_a_node() -> None:
     assert all('namespace=~"$namespace",job=~"$job"' in each for each in named)
 
 
+def test_dashboard_shows_one_cluster() -> None:
+    variables = {
+        each["name"]: each for each in json.loads(DASHBOARD.read_text())["templating"]["list"]
+    }
+    job = variables["job"]
+    assert (job["includeAll"], job["multi"], job["current"]) == (False, False, {})
+    assert not [each for each in expressions() if "scalar" in each], "the same job elsewhere"
+
+
 def test_dashboard_has_panels_that_do_not_overlap() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     panels: list[dict[str, Any]] = dashboard["panels"]
