@@ -362,6 +362,22 @@ class CallGuard(grpc.aio.ServerInterceptor):
         return stream if inspect.isasyncgenfunction(serve) else answer
 
     @contextmanager
+    def receiving(self, method: str, context: Any) -> Iterator[None]:
+        """Count an RPC as open while its request arrives. A request that fails is charged.
+
+        Raises:
+            EngineError: the gate denies the RPC, or its caller is over a limit.
+        """
+        caller, _ = self._admit(method, context)
+        assert caller is not None
+        with caller.counted():
+            try:
+                yield
+            except BaseException:
+                caller.usages.pace_s(caller.identity, None)
+                raise
+
+    @contextmanager
     def _admitted(self, method: str, request: Any, context: _Context) -> Iterator[_OpenRpc]:
         """Admit the caller of the RPC that this task handles; audit a change at the end.
 

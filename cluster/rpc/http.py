@@ -166,8 +166,8 @@ _unix_s: Final = functools.lru_cache(maxsize=1_024)(ssl.cert_time_to_seconds)
 
 @dataclass(frozen=True, slots=True)
 class HttpTls:
-    """TLS of the HTTP port. Probes need no certificate. RPC routes need one or a token before their
-    body is read, and check the rules of their methods. A list of topics needs one that may observe
+    """TLS of the HTTP port. Probes need no certificate. RPC routes need one or a token, and check
+    the rules of their methods before they read a body. A list of topics needs one that may observe
     some topic, and the other pages one that may observe the cluster. All count for the caller's
     limits, except for probes."""
 

@@ -2,6 +2,8 @@
 
     path, query, body --checked, by form--> request --LocalCalls--> answer, or problem+json
 
+A caller without the permission, or with too many open calls, is refused before its body is read.
+
 A web page of another origin must not change a cluster through the browser of an operator, nor read
 payloads and stacks. Browsers send PUT, PATCH, DELETE and the content type application/json to
 another origin only after a preflight, and the port answers no preflight. So a POST, and each body,
@@ -119,7 +121,8 @@ class HttpApi:
     async def _answer(
         self, route: HttpRoute, form: HttpForm | None, request: web.Request, charge: BodyCharge
     ) -> web.Response:
-        message, moments = await _message(route, form, request, charge)
+        with self._calls.receiving(route.rpc, context_of(request, None)):
+            message, moments = await _message(route, form, request, charge)
         try:
             made = await self._text(route, form, message, request)
         except ProblemError as refusal:

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -137,6 +137,12 @@ class LocalCalls:
         if self._guard is None:
             return True
         return identity is not None and self._guard.limits(identity) == CallerLimits()
+
+    def receiving(self, method: str, context: HttpContext) -> AbstractContextManager[None]:
+        """Return a context for the arrival of a call's request; see `CallGuard.receiving`."""
+        if self._guard is None:
+            return nullcontext()
+        return self._guard.receiving(PATHS[method], context)
 
     async def unary(self, method: str, request: Message, context: HttpContext) -> Any:
         """Return the answer of a method with one request and one answer.

@@ -30,6 +30,8 @@ from cluster.rpc.http import (
     LocalState,
     why_not_ready,
 )
+from cluster.rpc.http_api import HttpApi
+from cluster.rpc.http_call import LocalCalls
 from cluster.rpc.http_connections import HttpConnection
 from cluster.rpc.metrics_pages import APART_S
 from cluster.rpc.node_tls import Withdrawn
@@ -37,6 +39,7 @@ from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig, TlsConfig
 from deploy.certificate_store import CertificateStore
 from deploy.local import free_ports
+from tests.waiting import until
 from timer.model.timer_errors import CallerLimitError, ConfigError, NotReadyError
 
 FOLLOWER = LocalState(role="follower", serving=False, leader="n1", silent_ms=90, silent_ms_max=550)
@@ -378,6 +381,57 @@ async def test_pages_count_for_the_limits_of_their_caller(
         code, text = await get("/")
         assert (code, text[:53]) == (429, "rate.requests of client/a: must be at most 2 a second")
         assert [(await get(path))[0] for path in ("/healthz", "/readyz", "/v1/timer")] == [200] * 3
+    await http.stop()
+
+
+@pytest.mark.filterwarnings("ignore::aiohttp.web.NotAppKeyWarning")  # as aiohttp itself does
+async def test_call_is_admitted_and_counted_before_its_body_arrives(
+    context: ssl.SSLContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller_usages, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    rule = 'who = ["client/a"]\nmay = ["produce", "observe"]\nrate = { requests = 1 }\n'
+    (tmp_path / "access.toml").write_text(f"[[rule]]\n{rule}most = {{ streams = 1 }}")
+    store, clients = CertificateStore(tmp_path), {}
+    for name in ("a", "denied"):
+        client = clients[name] = ssl.create_default_context(cafile=tmp_path / "ca.pem")
+        files = store.issue(IdentityKind.CLIENT, name), store.path(f"client-{name}", key=True)
+        client.load_cert_chain(*files)
+    endpoints: Any = Endpoints(config_with_tls(tmp_path))
+    api = HttpApi(LocalCalls([], endpoints.http_guard()), [], secure=True)
+    pages = Mock(routes=api.routes, close=AsyncMock())
+    http = endpoints.http_server(FakeNode(), CollectorRegistry(), pages)
+    url = f"https://127.0.0.1:{await http.start()}/v1"
+    released = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"{"
+        await released.wait()
+
+    async with asyncio.timeout(30), aiohttp.ClientSession() as session:
+
+        async def post(name: str) -> tuple[int, str]:
+            sent = session.post(
+                f"{url}/topics/t/timers/batch",
+                data=body(),
+                headers={"Content-Type": "application/json"},
+                ssl=clients[name],
+                server_hostname="n1.nodes.c.timer",
+            )
+            async with sent as answer:
+                return answer.status, (await answer.json())["detail"]
+
+        assert (await post("denied"))[0] == 403
+        first = asyncio.create_task(post("a"))
+        await until(lambda: any(usages.addresses for usages in endpoints._usages._of.values()))
+        code, detail = await post("a")
+        assert (code, detail[:38]) == (429, "most.streams of client/a: 1 are open o")
+        released.set()
+        assert (await first)[0] == 400  # the body ends early
+        read = session.get(
+            f"{url}/openapi.json", ssl=clients["a"], server_hostname="n1.nodes.c.timer"
+        )
+        async with read as answer:
+            assert (answer.status, "rate.requests" in await answer.text()) == (429, True)
     await http.stop()
 
 

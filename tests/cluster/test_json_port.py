@@ -49,6 +49,9 @@ class Calls:
     def is_unlimited(self, _: object) -> bool:
         return True
 
+    def receiving(self, *_: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     async def unary(self, method: str, request: Any, context: HttpContext) -> Any:
         await asyncio.Event().wait()
 
