@@ -94,8 +94,9 @@ class TimerQueries:
         if whole.rows["seq"][0]:
             topic = machine.topics[TopicId(int(whole.rows["topic"][0]))]
             caller = CALLER.get()
-            if caller is not None and not caller.allows(AccessTarget(topic.name)):
-                raise NotFoundError("timer", timer_id.to_text(request.timer_id))
+            where = AccessTarget(topic.name)
+            if caller is not None and not caller.allows(where):
+                raise caller.hidden("timer", timer_id.to_text(request.timer_id), where)
             timer = wire_timers.pending_of(whole, self._salt)
             return pb.GetTimerResponse(
                 state=pb.TIMER_STATE_PENDING,
@@ -110,22 +111,28 @@ class TimerQueries:
             if last.seq[0]:
                 state = pb.TIMER_STATE_CANCELLED
                 successor = timer_id.encode(last.due_ms, last.seq, self._salt)
-        if state is None or not (successor or await self._may_see_ended(machine, target)):
+        if state is None:
             raise NotFoundError("timer", timer_id.to_text(request.timer_id))
+        if not successor:
+            await self._check_ended(machine, target, timer_id.to_text(request.timer_id))
         return pb.GetTimerResponse(state=state, successor_id=successor)
 
-    async def _may_see_ended(self, machine: Machine, timer: Ids) -> bool:
-        """Return whether the caller may see how a timer ended: if its topic is known and covered.
+    async def _check_ended(self, machine: Machine, timer: Ids, name: str) -> None:
+        """Check that the caller may see how a timer ended.
 
         Raises:
+            NotFoundError: its topic is not known, or not covered.
             OverloadedError: too many queries wait already.
         """
         caller = CALLER.get()
         if caller is None or caller.allows(CLUSTER):
-            return True
+            return
         topic = await topic_of_ended(machine, self._host.log, timer, self.in_thread)
         there = machine.topics.get(topic) if topic is not None else None
-        return there is not None and caller.allows(AccessTarget(there.name))
+        if there is None:
+            raise NotFoundError("timer", name)
+        if not caller.allows(where := AccessTarget(there.name)):
+            raise caller.hidden("timer", name, where)
 
     async def successors(self, machine: Machine, seq: U64) -> Ids:
         """Return the last timers known to go on for rescheduled ones, (n,); seq = 0: none.

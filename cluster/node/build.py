@@ -60,7 +60,7 @@ from cluster.rpc.memory import MemoryGuard, limit_of
 from cluster.rpc.outboxes import MEMORY_PART, Outboxes
 from cluster.rpc.port_guard import PortGuard
 from cluster.rpc.relay import Relay
-from cluster.rpc.rpc_caller import CALLER, check_request
+from cluster.rpc.rpc_caller import CALLER, check_request, denial_in
 from cluster.settings.config import NodeConfig, parse_address
 from cluster.settings.release import RELEASE
 from cluster.settings.wall_clock import wall_clock
@@ -80,7 +80,7 @@ from timer.files.disk import Disk, FreshDisk, RealDisk, is_full
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport
 from timer.model import timer_id
-from timer.model.timer_errors import EngineError, FileDamage, PermissionDeniedError
+from timer.model.timer_errors import EngineError, FileDamage
 from timer.model.units import LogIndex, MonoMs, Nonce, UnixMs
 from timer.recovery.engine import Engine
 from timer.state.apply_results import Applied, Checkpoint
@@ -511,10 +511,9 @@ def _services(
 
     def on_error(method: str, error: EngineError) -> None:
         telemetry.error(method, reason_of(error))
-        caller = CALLER.get()
-        if caller is not None and isinstance(error, PermissionDeniedError):
-            named = caller.identity.uri(config.cluster_id)
-            basis.endpoints.audit.denied(method, named, caller.address, error)
+        caller, denial = CALLER.get(), denial_in(error)
+        if caller is not None and denial is not None:
+            basis.endpoints.audit.denied(method, str(caller.identity), caller.address, denial)
 
     def taken(request: Any, context: Any) -> None:
         if not isinstance(context, HttpContext):  # it may have a connection for each request

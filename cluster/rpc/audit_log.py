@@ -122,7 +122,7 @@ class AuditLog:
         audit.info("%s", line)
 
     def denied(self, method: str, identity: str, address: str, error: EngineError) -> None:
-        """Note a denied call. `identity`: as the certificate or the token has it; empty: none."""
+        """Note a denied call. `identity`: see `Gate.shown`."""
         self._on_denied()
         if self._floods(identity or f"address {address.rpartition(':')[0]}"):
             return

@@ -37,6 +37,7 @@ from cluster.security.identities import (
     IdentityKind,
     UntrustedIdentityError,
     identity_of,
+    shown_identity,
 )
 from cluster.security.method_rules import METHOD_RULES
 from cluster.security.token_hashes import hash_in
@@ -71,7 +72,10 @@ class Gate(Protocol):
         """
 
     def shown(self, context: _Context) -> str:
-        """Return the identity that a caller shows, for the line of a denied call; empty: none."""
+        """Return the identity that a caller shows, for the line of a denied call.
+
+        The URIs of a certificate without one. Empty: the caller shows nothing.
+        """
 
 
 class PublicGate:
@@ -89,7 +93,7 @@ class PublicGate:
 
     def shown(self, context: _Context) -> str:
         """See Gate."""
-        return _certified(context)
+        return shown_identity(_uris_of(context), self._cluster_id)
 
 
 class LinkGate:
@@ -117,7 +121,7 @@ class LinkGate:
 
     def shown(self, context: _Context) -> str:
         """See Gate."""
-        return _certified(context)
+        return shown_identity(_uris_of(context), self._cluster_id)
 
 
 class TokenGate:
@@ -175,15 +179,14 @@ class HttpGate:
 
     def _gate_of(self, context: _Context) -> PublicGate | TokenGate:
         sent = authorization_in(context.invocation_metadata())
-        if self._by_token and (sent or not _certified(context)):
+        if self._by_token and (sent or not _uris_of(context)):
             return self._by_token
         return self._by_certificate
 
 
-def _certified(context: _Context) -> str:
-    """Return the identities in a caller's certificate; empty: there is none."""
-    uris = context.auth_context().get("peer_uri", ())
-    return ", ".join(str(uri, errors="replace") for uri in uris)
+def _uris_of(context: _Context) -> list[str]:
+    """Return the URIs in a caller's certificate."""
+    return [str(uri, errors="replace") for uri in context.auth_context().get("peer_uri", ())]
 
 
 def authorization_in(metadata: Metadata) -> list[str]:

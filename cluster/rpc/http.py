@@ -58,6 +58,7 @@ from cluster.security.identities import (
     IdentityKind,
     UntrustedIdentityError,
     identity_of,
+    shown_identity,
 )
 from cluster.security.token_hashes import hash_in
 from cluster.settings.config import parse_address
@@ -220,12 +221,12 @@ class HttpTls:
             )
 
     def _shown(self, request: web.Request) -> str:
-        """Return the identity that a denied caller shows; empty: none."""
+        """Return the identity that a denied caller shows; see `Gate.shown`."""
         with suppress(EngineError):
             if (caller := self._caller(request)).kind is IdentityKind.TOKEN:
                 return str(caller)
         by_token = self.tokens is not None and "Authorization" in request.headers
-        return "" if by_token else ", ".join(certificate_uris(request))
+        return "" if by_token else shown_identity(certificate_uris(request), self.cluster_id)
 
     def _caller(self, request: web.Request) -> CallerIdentity:
         uris, sent = certificate_uris(request), request.headers.getall("Authorization", ())

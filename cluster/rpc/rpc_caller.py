@@ -98,8 +98,14 @@ class Caller:
         if self.allows(target):
             return
         if self.rule.look_up and target.topic is not None:
-            raise NotFoundError("topic", target.topic)
+            raise self.hidden("topic", target.topic, target)
         raise self._denial(target)
+
+    def hidden(self, kind: str, name: str, target: AccessTarget) -> NotFoundError:
+        """Return the error of a denied look-up: the object seems not to exist."""
+        error = NotFoundError(kind, name)
+        error.denial = self._denial(target)
+        return error
 
     def allows(self, target: AccessTarget) -> bool:
         """Return whether the caller has the method's permission for a target."""
@@ -160,6 +166,12 @@ class Caller:
 
 CALLER: ContextVar[Caller | None] = ContextVar("caller", default=None)
 """The caller of the RPC of this task. None: there is no TLS, or a node asks for itself."""
+
+
+def denial_in(error: EngineError) -> PermissionDeniedError | None:
+    """Return the denial that an error of a call stands for. None: the call was not denied."""
+    found = error.denial if isinstance(error, NotFoundError) else error
+    return found if isinstance(found, PermissionDeniedError) else None
 
 
 def check_request(request: Any) -> None:

@@ -77,6 +77,18 @@ def identity_of(
     return CallerIdentity(IdentityKind(kind), name)
 
 
+def shown_identity(uris: Iterable[str], cluster_id: str) -> str:
+    """Return the identity in the URIs of a denied caller's certificate, for records.
+
+    Without an identity of this cluster: the URIs. Empty: there is none.
+    """
+    found = list(uris)
+    try:
+        return str(identity_of(found, cluster_id))
+    except UntrustedIdentityError:
+        return ", ".join(found)
+
+
 def node_host(name: str, cluster_id: str) -> str:
     """Return the DNS name in a node's certificate. Other nodes require it; it is in no DNS."""
     return f"{name}.{nodes_host(cluster_id)}"

@@ -131,7 +131,8 @@ def test_over_http_a_token_counts_before_a_certificate_if_the_node_has_tokens(
         gate.admit(LIST, call())
     certified = call(uri="timer://c/admin/a")
     assert str(gate.admit(LIST, certified).identity) == "admin/a"
-    assert gate.shown(certified) == "timer://c/admin/a"
+    assert gate.shown(certified) == "admin/a"
+    assert gate.shown(call(uri="timer://other/admin/a")) == "timer://other/admin/a"
     assert gate.shown(call(authorization=f"Bearer {SECRET}")) == "token/ci"
     with pytest.raises(PermissionDeniedError):  # no certificate gives the identity of a token
         gate.admit(SCHEDULE, call(uri="timer://c/token/ci"))

@@ -104,6 +104,9 @@ class InvalidRequestError(EngineError):
 class NotFoundError(EngineError):
     """The named topic, group, timer or other object does not exist."""
 
+    denial: "PermissionDeniedError | None" = None
+    """Why the caller may not know whether it exists. Only the node's own records have it."""
+
     def __init__(self, kind: str, name: object) -> None:
         name = _short(name)
         super().__init__(f"no such {kind}: {name!r}")
