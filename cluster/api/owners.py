@@ -14,9 +14,11 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from cluster.rpc.rpc_caller import CALLER
+from cluster.security.access_rules import AccessTarget
 from timer.entries.payloads import CreateGroup
 from timer.leader.leader import Leader
 from timer.model.feature_level import LEVEL_OF_CREATORS
+from timer.model.recurrence import SeriesSpec
 from timer.model.timer_errors import (
     CallerLimitError,
     EngineError,
@@ -24,7 +26,8 @@ from timer.model.timer_errors import (
     LimitReachedError,
     UnknownProducerError,
 )
-from timer.model.units import Now, ProducerId
+from timer.model.units import Now, ProducerId, TopicId
+from timer.state.machine import Machine
 from timer.state.producers import owner_of
 
 FULL_RETRY_MS: Final = 10_000
@@ -67,10 +70,10 @@ def owned_token(token: bytes) -> bytes:
 
 
 class CreationLimits:
-    """The limits `most.producers`, `most.topics` and `most.groups` of the rules of access.
+    """The limits of the rules of access on what there may be in the cluster; the leader counts.
 
-    The leader counts. A topic or group counts for the identity that created it
-    (timer/state/creators.py).
+    A topic or group counts for the identity that created it (timer/state/creators.py). A series has
+    no creator: it counts for each identity that may produce to its topic.
     """
 
     def __init__(self) -> None:
@@ -89,7 +92,7 @@ class CreationLimits:
         producers = leader.machine.producers
         propose = functools.partial(leader.register, token, drawn, now)
         new = None if producers.knows(token) else token
-        self._propose("producers", new, producers.owned(owner_of(token)), propose, done)
+        self._propose("producers", new, lambda: producers.owned(owner_of(token)), propose, done)
 
     def topic(self, leader: Leader, name: str, now: Now, done: Done) -> None:
         """Create a topic for the present caller, if it does not exist; see Leader.
@@ -100,7 +103,8 @@ class CreationLimits:
         creator = _creator(leader)
         propose = functools.partial(leader.topic, name, now, creator=creator)
         new = None if leader.topic_named(name) is not None else name
-        self._propose("topics", new, leader.machine.creators.topics[creator], propose, done)
+        there = leader.machine.creators.topics
+        self._propose("topics", new, lambda: there[creator], propose, done)
 
     def group(self, leader: Leader, create: CreateGroup, done: Done) -> None:
         """Create a group for the present caller, if it does not exist; see GroupDispatch.
@@ -112,12 +116,34 @@ class CreationLimits:
         propose = functools.partial(leader.groups.create, replace(create, creator=creator))
         is_known = topic is None or create.name in topic.groups
         new = None if is_known else (create.topic, create.name)
-        self._propose("groups", new, leader.machine.creators.groups[creator], propose, done)
+        there = leader.machine.creators.groups
+        self._propose("groups", new, lambda: there[creator], propose, done)
+
+    def series(
+        self, leader: Leader, topic: TopicId, key: bytes, spec: SeriesSpec, now: Now, done: Done
+    ) -> None:
+        """Create a series for the present caller; see SeriesIntake.
+
+        Raises:
+            EngineError: see SeriesIntake; LimitReachedError: the topics to which the caller may
+                produce have as many as it may create.
+        """
+        propose = functools.partial(leader.series.create, topic, key, spec, now)
+        new = None if leader.machine.series.find(topic, key) else (topic, key)
+        self._propose("series", new, lambda: _series_of_caller(leader.machine), propose, done)
 
     def _propose(
-        self, kind: str, new: object, there: int, propose: Callable[[Done], None], done: Done
+        self,
+        kind: str,
+        new: object,
+        count: Callable[[], int],
+        propose: Callable[[Done], None],
+        done: Done,
     ) -> None:
-        """Propose an object of the present caller. `new`: None: it exists already."""
+        """Propose an object of the present caller. `new`: None: it exists already.
+
+        `count` returns the number of its objects. It is called if the caller has a limit.
+        """
         caller = CALLER.get()
         key = kind, _identity()
         under_way = self._under_way.get(key, set())
@@ -127,8 +153,8 @@ class CreationLimits:
         if most is None or new is None or new in under_way:
             propose(done)
             return
-        if there + len(under_way) >= most:
-            raise _limit_error(kind, most, key[1], there + len(under_way))
+        if (there := count() + len(under_way)) >= most:
+            raise _limit_error(kind, most, key[1], there)
 
         def answered(result: object) -> None:
             self._end(key, new)
@@ -145,6 +171,21 @@ class CreationLimits:
         self._under_way[key].discard(new)
         if not self._under_way[key]:
             del self._under_way[key]
+
+
+def _series_of_caller(machine: Machine) -> int:
+    """Return the number of series in the topics for which the present caller may call its method.
+
+    Topics of other prefixes are left out at once: the rules cost more.
+    """
+    caller = CALLER.get()
+    assert caller is not None
+    prefixes, found = caller.topic_prefixes(), 0
+    for topic, series in machine.series.by_topic.items():
+        name = machine.topics[TopicId(topic)].name
+        if name.startswith(prefixes) and caller.allows(AccessTarget(name)):
+            found += series
+    return found
 
 
 def _creator(leader: Leader) -> str:

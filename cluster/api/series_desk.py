@@ -14,6 +14,7 @@ import numpy as np
 
 from cluster.api import wire_rows, wire_timers
 from cluster.api.cron_calendar import NAMED, CronCalendar
+from cluster.api.owners import CreationLimits
 from cluster.api.topic_filter import filter_of_caller
 from cluster.api.wire_rows import RequestLimits
 from cluster.rpc.rpc_caller import CALLER
@@ -91,9 +92,18 @@ def changes_of(fields: pb.SeriesFields, limits: RequestLimits) -> dict[str, Any]
 class SeriesDesk:
     """Creates, changes and shows series, on the leader."""
 
-    def __init__(self, host: Host, topic: CalledTopic, limits: RequestLimits, *, salt: int) -> None:
+    def __init__(
+        self,
+        host: Host,
+        topic: CalledTopic,
+        creations: CreationLimits,
+        limits: RequestLimits,
+        *,
+        salt: int,
+    ) -> None:
         """`topic`: returns a topic by its name, and creates it if the settings allow that."""
         self._host, self._topic, self._limits, self._salt = host, topic, limits, salt
+        self._creations = creations
         self._calendar = CronCalendar()
         self._declaring = WeakValueDictionary[int, asyncio.Lock]()
 
@@ -103,6 +113,7 @@ class SeriesDesk:
         Raises:
             AlreadyExistsError: a series of another definition has the key.
             InvalidRequestError: names field, value and limit.
+            LimitReachedError: the cluster or the caller has the most series that it may have.
             PermissionDeniedError: the caller may not alter series.
         """
         leader, name = self._host.require_leader(), wire_rows.topic_name(request.topic)
@@ -123,7 +134,7 @@ class SeriesDesk:
         if not known:
             now = self._host.now()
             applied = await self._host.ask(
-                lambda done: leader.series.create(topic.topic_id, key, spec, now, done)
+                lambda done: self._creations.series(leader, topic.topic_id, key, spec, now, done)
             )
             assert isinstance(applied, SeriesApplied)
             if not isinstance(applied.refused, AlreadyExistsError):

@@ -81,7 +81,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self.creations = CreationLimits()
         self.queries = TimerQueries(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
         self.stories = Stories(host, self.queries, salt=salt)
-        self._series = SeriesDesk(host, self.topic, limits, salt=salt)
+        self._series = SeriesDesk(host, self.topic, self.creations, limits, salt=salt)
         self._changes = TimerChanges(host, self.queries, salt=salt, key_bytes_max=key_bytes_max)
 
     @answered

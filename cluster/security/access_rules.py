@@ -6,7 +6,7 @@ may = ["produce", "cancel", "consume"]
 topics = ["payments/*", "orders"]       # default: ["*"]
 groups = ["billing*"]                   # default: ["*"]; of these topics
 rate = { requests = 500, rows = 50_000, bytes = 20_971_520 }    # a second; default: no limit
-most = { connections = 16, streams = 200, producers = 100, topics = 20, groups = 50 }   # likewise
+most = { connections = 16, streams = 200, topics = 20, series = 1_000 }         # likewise
 
 If several rules name an identity, the least of their limits counts, for all of its calls.
 

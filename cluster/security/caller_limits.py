@@ -14,7 +14,7 @@ from timer.model.timer_errors import CallerLimitError, ConfigError
 LIMIT_MAX: Final = 1_000_000_000_000
 RATES: Final = ("requests", "rows", "bytes")
 """Keys of `rate`: requests a second, timers scheduled by them, and bytes of them."""
-COUNTS: Final = ("connections", "streams", "producers", "topics", "groups")
+COUNTS: Final = ("connections", "streams", "producers", "topics", "groups", "series")
 """Keys of `most`: connections with open calls, and open calls, on each node; what there is of the
 identity in the cluster."""
 OPEN_RETRY_MS: Final = 1_000
@@ -35,6 +35,8 @@ class CallerLimits:
     """Topics of the cluster that the identity created."""
     groups: int | None = None
     """Groups of the cluster that it created."""
+    series: int | None = None
+    """Series of the cluster in all topics to which the identity may produce."""
 
     def lesser(self, other: "CallerLimits") -> "CallerLimits":
         """Return the lesser of both limits, for each."""

@@ -177,7 +177,7 @@ async def test_a_series_is_altered_by_its_creation_only_with_the_permission_of_a
     limits = RequestLimits(
         key_bytes_max=100, headers_bytes_max=100, request_rows_max=100, request_bytes_max=1_000
     )
-    desk = SeriesDesk(host, unused, limits, salt=0)
+    desk = SeriesDesk(host, unused, unused, limits, salt=0)
     request = pb.CreateSeriesRequest(topic="orders", key="k", alter=True)
     request.fields.every_ms = 1_000
     token = CALLER.set(Caller(BILLING, method, METHOD_RULES[method], lambda: rules, "", unused))

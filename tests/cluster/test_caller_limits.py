@@ -23,7 +23,8 @@ from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
 from tests.timer.leading import Play
 from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
-from timer.model.feature_level import LEVEL_OF_CREATORS
+from timer.model.feature_level import LEVEL_OF_CREATORS, LEVEL_OF_SERIES
+from timer.model.recurrence import SeriesSpec
 from timer.model.timer_errors import (
     CallerLimitError,
     ConfigError,
@@ -31,12 +32,15 @@ from timer.model.timer_errors import (
     OverloadedError,
 )
 from timer.model.units import MonoMs, Now, ProducerId, UnixMs
+from timer.ready.topic import Topic
 from timer.state.producers import Producers
+from timer.state.series_table import SeriesTable
 from timerclient.proto import timer_pb2 as pb
 
 CONSUME = "/timer.v1.ConsumeService/Consume"
 CREATE = "/timer.v1.AdminService/CreateTopic"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+SERIES = "/timer.v1.TimerService/CreateSeries"
 REGISTER = "/timer.v1.TimerService/RegisterProducer"
 
 BEGIN = '[[rule]]\nwho = ["client/*"]\nmay = ["produce"]\n'
@@ -242,3 +246,49 @@ def test_topics_and_groups_count_for_their_creator_with_those_under_way(tmp_path
     play.full = OverloadedError("the log is full", retry_after_ms=1)
     topic("b", "five")
     assert limits._under_way == {}, "nothing was appended"
+
+
+def test_series_count_for_each_identity_that_may_produce_to_their_topics(tmp_path: Path) -> None:
+    rule = f'{BEGIN}topics = ["mine/*"]\nmost = {{ series = 3 }}\n'
+    (tmp_path / "access.toml").write_text(rule)
+    access, limits, play = AccessFile(str(tmp_path / "access.toml")), CreationLimits(), Play()
+    play.machine.level = LEVEL_OF_SERIES
+    usages, table = CallerUsages(access), play.machine.series
+    mine, more, other = (play.make_topic(name) for name in ("mine/x", "mine/y", "other"))
+
+    def series(name: str, topic: Topic, key: bytes) -> None:
+        identity = CallerIdentity(IdentityKind.CLIENT, name)
+        rule = METHOD_RULES[SERIES]
+        called = CALLER.set(Caller(identity, SERIES, rule, lambda: access.rules, "", usages))
+        spec = SeriesSpec(every_ms=1_000)
+        try:
+            limits.series(play.leader, topic.topic_id, key, spec, play.now, lambda _: None)
+        finally:
+            CALLER.reset(called)
+
+    full = r"most.series: client/a has 3: must be at most 3"
+    spec = SeriesSpec(every_ms=1_000)
+    for topic in (mine, other):  # without TLS
+        play.leader.series.create(topic.topic_id, b"plain", spec, play.now, lambda _: None)
+    play.commit()
+    series("a", mine, b"1")
+    series("a", mine, b"2")
+    with pytest.raises(LimitReachedError, match=full):  # both are under way
+        series("a", more, b"3")
+    play.commit()
+    with pytest.raises(LimitReachedError, match=r"client/b has 3"):
+        series("b", more, b"3")
+    series("a", mine, b"1")  # is there: the state refuses it
+    play.leader.series.delete(table.find(mine.topic_id, b"1"), play.now, lambda _: None)
+    play.commit()
+    series("b", more, b"3")
+    play.commit()
+    assert limits._under_way == {}
+    assert table.by_topic == {mine.topic_id: 2, more.topic_id: 1, other.topic_id: 1}
+    restored = SeriesTable()
+    restored.restore(table.pack())
+    assert restored.by_topic == table.by_topic
+    play.leader.delete_topic(mine.topic_id, play.now, lambda _: None)
+    play.commit()
+    assert table.by_topic == {more.topic_id: 1, other.topic_id: 1}
+    series("a", more, b"4")

@@ -131,7 +131,7 @@ async def test_a_preview_of_rare_times_tests_few_days_and_lets_other_work_go_on(
     request = pb.CreateSeriesRequest(topic="t", key="k", preview=TIMES_MAX)
     request.fields.cron = "17 5 * 2 SUN#5"
     unused: Any = None
-    task = asyncio.create_task(SeriesDesk(host, unused, limits, salt=0).create(request))
+    task = asyncio.create_task(SeriesDesk(host, unused, unused, limits, salt=0).create(request))
     turns = 0
     while not task.done():
         await asyncio.sleep(0)

@@ -681,7 +681,7 @@ def test_limits_of_the_rules_slow_or_reject_their_client_and_are_named(
     cluster: Running, store: CertificateStore, shop: ClientTls
 ) -> None:
     rules = store.access.read_text()
-    limits = "rate = { requests = 5 }\nmost = { streams = 4, topics = 1, groups = 1 }\n"
+    limits = "rate = { requests = 5 }\nmost = { streams = 4, topics = 1, groups = 1, series = 1 }\n"
     take_rules(cluster, store, rules + limits)  # of the last rule
     topic, made = "payments/rate", credentials(shop, Path(shop.ca))
     with (
@@ -715,6 +715,9 @@ def test_limits_of_the_rules_slow_or_reject_their_client_and_are_named(
                 next(iter(client.consumer("payments/own", "h")))
             admin.delete_topic("payments/own")
             client.schedule("payments/more", b"x", delay=3_600)
+            client.create_series("payments/more", "s", every=3_600)
+            with pytest.raises(QuotaReached, match=r"most.series: client/shop has 1: must be"):
+                client.create_series("payments/more", "t", every=3_600)
         consume = rpc.ConsumeServiceStub(channel).Consume
         queue: SimpleQueue[Any] = SimpleQueue()
         calls: list[Any] = [consume(iter(queue.get, None)) for _ in range(5)]

@@ -15,6 +15,7 @@ Memory: some 450 bytes for each series, besides key and payload.
 """
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import compress
@@ -92,6 +93,8 @@ class SeriesTable:
         self.deferred: dict[int, None] = {}
         """Ids of those that this node cannot plan, so they are not in `waiting`. Derived: `defer`
         adds them, and they leave with the next change of the series."""
+        self.by_topic: Counter[int] = Counter()
+        """Number of series of each topic that has some. Derived."""
         self._rows = np.zeros(_CAPACITY, SERIES)
         self._ids = np.zeros(_CAPACITY, np.uint64)
         """The ids, ascending; those of deleted series stay until `_squeeze`."""
@@ -136,9 +139,7 @@ class SeriesTable:
 
     def topics(self) -> list[int]:
         """Return the ids of the topics that have series, ascending."""
-        rows = self._rows[: len(self._bodies)]
-        topics: list[int] = np.unique(rows["topic"][rows["id"] > 0]).tolist()
-        return topics
+        return sorted(self.by_topic)
 
     def ids_of(self, topics: Sequence[int] | None, after: int, count: int) -> list[int]:
         """Return ids above `after`, ascending, at most `count`. `topics`: None for all topics."""
@@ -210,6 +211,7 @@ class SeriesTable:
         self._reserve(place + 1)
         self.next_id += 1
         self._live += 1
+        self.by_topic[topic] += 1
         self._bodies.append(b"")
         self._ids[place] = series_id
         row = np.zeros(1, SERIES)
@@ -303,6 +305,9 @@ class SeriesTable:
             self.deferred.pop(series_id, None)
             self._by_seq.pop(seq, None)
             del self._by_key[_KEY.pack(topic) + self._bodies[place][:size]]
+            self.by_topic[topic] -= 1
+            if not self.by_topic[topic]:
+                del self.by_topic[topic]
             self._bodies[place] = b""
         self._sum = self._sum - int(np.add.reduce(self._hashes[places])) & _MASK
         self._hashes[places] = 0
@@ -406,6 +411,7 @@ class SeriesTable:
         named = zip(topics, self._bodies, sizes, strict=True)
         keys = [_KEY.pack(topic) + body[:size] for topic, body, size in named]
         self._by_key = dict(zip(keys, ids, strict=True))
+        self.by_topic = Counter(topics)
         self._by_seq = {seq: each for seq, each in zip(seqs, ids, strict=True) if seq}
         state = zip(ids, seqs, flags, strict=True)
         self.waiting = {
