@@ -215,6 +215,7 @@ class Node:
         parts = self._parts
         await parts.ports.health.shut_down()
         parts.consumers.end_streams()
+        parts.ports.end_waiting()
         for task in list(self._tasks):
             task.cancel()
         parts.scrubber.stop()

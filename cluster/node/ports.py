@@ -103,6 +103,10 @@ class Ports:
             logger.warning("insecure = true: any host that reaches the ports can read and write")
             await asyncio.sleep(WARN_S)
 
+    def end_waiting(self) -> None:
+        """Give up the relayed calls that wait for messages, and refuse further ones."""
+        self._relay.end_waiting()
+
     async def close_grpc(self, grace_s: float | None) -> None:
         """Close the gRPC ports. Open RPCs may still take `grace_s` seconds; None: no time."""
         for server in self._grpc:

@@ -10,7 +10,7 @@ DIRECT, too. They get NOT_LEADER with the leader's address.
 The leader's errors are passed on as they are, except NOT_LEADER: the leadership is moving, and the
 caller should repeat the request after a pause (NOT_READY). So it is if this node knows no leader. A
 leader that falls silent without closing its connections is given up as soon as this node knows
-another leader.
+another leader. A node that stops gives up the calls that wait for messages.
 """
 
 import asyncio
@@ -54,6 +54,8 @@ CONNECT_S: Final = 2.0
 not sent."""
 WATCH_S: Final = 0.5
 """Interval in which open calls are compared with the present leader."""
+WAITING: Final = frozenset({"Consume", "Receive"})
+"""Methods whose calls wait for messages."""
 MOVING: Final = "the leadership is moving to another node: retry"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -111,10 +113,11 @@ class Relay:
         self._name, self._leader, self._channel, self._relayed = name, leader, channel, relayed
         self._cluster_id = cluster_id
         self._lines: list[_Line] = []
-        self._open: dict[Any, str | None] = {}
-        """Open call -> its target. None: the call is not for the leader."""
-        self._left: set[Any] = set()
-        """Open calls that were cancelled because another node leads."""
+        self._open: dict[Any, tuple[str, str]] = {}
+        """Open call -> its method and its target."""
+        self._left: dict[Any, str] = {}
+        """Open calls that were cancelled -> why."""
+        self._stops = False
         self._watching: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -125,6 +128,13 @@ class Relay:
         for line in self._lines:
             self._shut(line)
         await asyncio.gather(*self._closing)
+
+    def end_waiting(self) -> None:
+        """Give up the calls that wait for messages, and refuse further ones: this node stops."""
+        self._stops = True
+        for call, (method, _) in self._open.items():
+            if method in WAITING:
+                self._leave(call, "this node stops")
 
     def renew(self) -> None:
         """Send further requests on new connections. Calls on the old ones may finish."""
@@ -148,14 +158,14 @@ class Relay:
             grpc.aio.AbortError: the leader refused the request. The RPC has ended.
         """
         with self._line(target) as line:
-            await line.connect(_left_s(context))
+            await self._connect(line, method, context)
             repeatable = is_repeatable(method, request)
             call: Any = line.channel.unary_unary(PATHS[method])
             sent = call(
                 request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
             )
             del request
-            with self._opened(sent, None if CONTRACT_RULES[method].here else target):
+            with self._opened(sent, method, target):
                 try:
                     answer: bytes = await sent
                 except grpc.aio.AioRpcError as failed:
@@ -163,7 +173,7 @@ class Relay:
                 except asyncio.CancelledError:
                     if sent not in self._left:
                         raise
-                    refused = _Refused(target, method)
+                    refused = _Refused(target, method, self._left[sent])
                 else:
                     return answer
         return await refused.end(context)
@@ -181,7 +191,7 @@ class Relay:
         pump: asyncio.Task[None] | None = None
         refused: _Refused | None = None
         with self._line(target) as line:
-            await line.connect(_left_s(context))
+            await self._connect(line, method, context)
             options: Any = {"metadata": self._metadata(), "timeout": _left_s(context)}
             if hasattr(requests, "SerializeToString"):
                 one: Any = line.channel.unary_stream(PATHS[method])
@@ -191,7 +201,7 @@ class Relay:
                 call = many(**options)
                 pump = asyncio.create_task(_pump(requests, call, unread))
             del requests
-            with self._opened(call, target):
+            with self._opened(call, method, target):
                 try:
                     async for answer in call:
                         yield answer
@@ -200,7 +210,7 @@ class Relay:
                 except asyncio.CancelledError:
                     if call not in self._left:
                         raise
-                    refused = _Refused(target, method)
+                    refused = _Refused(target, method, self._left[call])
                 finally:
                     if pump is not None:
                         pump.cancel()
@@ -242,28 +252,42 @@ class Relay:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
+    async def _connect(self, line: _Line, method: str, context: Context) -> None:
+        """Wait until a call of a method may begin.
+
+        Raises:
+            NotReadyError: see `_Line.connect`; or this node stops, and the call would wait.
+        """
+        await line.connect(_left_s(context))
+        if self._stops and method in WAITING:
+            raise NotReadyError("this node stops: retry at another one")
+
     @contextlib.contextmanager
-    def _opened(self, call: Any, target: str | None) -> Iterator[None]:
-        """Watch a call: it is cancelled once another node than `target` leads."""
-        self._open[call] = target
+    def _opened(self, call: Any, method: str, target: str) -> Iterator[None]:
+        """Watch a call of a method: see `_watch`."""
+        self._open[call] = method, target
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
         try:
             yield
         finally:
             del self._open[call]
-            self._left.discard(call)
+            self._left.pop(call, None)
+
+    def _leave(self, call: Any, why: str) -> None:
+        self._left[call] = why
+        call.cancel()
 
     async def _watch(self) -> None:
+        """Cancel each call for the leader once another node than its target leads."""
         while self._open:
             await asyncio.sleep(WATCH_S)
             leader = self._leader()
             if leader is None:
                 continue  # the target may lead on
-            for call, target in [*self._open.items()]:
-                if target not in (leader, None):
-                    self._left.add(call)
-                    call.cancel()
+            for call, (method, target) in self._open.items():
+                if target != leader and not CONTRACT_RULES[method].here:
+                    self._leave(call, "another node leads now")
 
 
 async def _pump(requests: Any, call: Any, unread: list[EngineError]) -> None:
@@ -288,18 +312,17 @@ class _Refused:
         self,
         target: str,
         method: str,
-        failed: grpc.aio.AioRpcError | None = None,
+        failed: grpc.aio.AioRpcError | str,
         *,
         is_repeatable: bool = False,
     ) -> None:
-        """`failed`: the leader's error. None: another node leads now.
+        """`failed`: the leader's error, or why this node cancelled the call.
 
         `is_repeatable`: the request may be applied twice without harm.
         """
         self._is_repeatable = is_repeatable
-        self._code, self._details = grpc.StatusCode.CANCELLED, "another node leads now"
-        trailer = None
-        if failed is not None:
+        self._code, self._details, trailer = grpc.StatusCode.CANCELLED, str(failed), None
+        if isinstance(failed, grpc.aio.AioRpcError):
             self._code, self._details = failed.code(), failed.details() or ""
             trailer = dict(failed.trailing_metadata() or ()).get(grpc_errors.TRAILER)
         self._trailer = trailer if isinstance(trailer, bytes) else None

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from cluster.rpc.relay import DIRECT, PATHS, Relay, is_repeatable
 from cluster.security.access_rules import Permission
 from cluster.security.method_rules import CONTRACT_RULES, Repeat
 from tests.cluster.running import RPC_S, Running, error_of, streamed, until
+from tests.cluster.test_http_api import send
 from timer.model.timer_errors import (
     LeadershipLostError,
     NotLeaderError,
@@ -585,6 +587,23 @@ async def test_renewal_ends_no_open_call_and_gives_old_connections_no_further_on
     finally:
         await relay.close()
         await server.stop(None)
+
+
+def test_receive_that_waits_at_a_stopping_follower_gets_an_answer(
+    cluster: Running, client: TimerClient, topic: str
+) -> None:
+    node, at = cluster.followers()[0], f"/v1/topics/{topic}/groups/g"
+    send(cluster, node, "PUT", at, {})
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(send, cluster, node, "POST", f"{at}/receive", {"wait": 20})
+        until(lambda: client.describe_topic(topic).groups[0].consumers == 1)
+        cluster.stop(node)
+        try:
+            refused = waiting.result()
+            assert (refused.status, refused.body["retryable"]) == (504, True), refused
+            assert "this node stops" in refused.body["detail"]
+        finally:
+            cluster.up()
 
 
 def test_client_that_reaches_one_node_only_can_do_everything(cluster: Running, topic: str) -> None:
