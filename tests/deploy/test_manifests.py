@@ -21,6 +21,7 @@ from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig, build_config, from_env, parse_address
 from deploy.certificate_store import CertificateStore
 from tests.distributions import project_version
+from timerclient.cli import timerctl
 
 ROOT: Final = Path(__file__).parents[2]
 CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -191,6 +192,7 @@ def test_pod_of_timerctl_is_admitted_and_has_a_certificate() -> None:
     found = objects((ROOT / "deploy/kubernetes/timerctl.yaml").read_text())["Pod timerctl"]
     tried = chart("--set=tls.enabled=true")["Pod timerd-status"]
     [container], [other] = found["spec"]["containers"], tried["spec"]["containers"]
+    assert timerctl.own_parser().parse_args(other["command"][1:]).wait, "nodes may start meanwhile"
     assert container["env"] == other["env"]
     assert container["securityContext"] == other["securityContext"]
     assert found["metadata"]["labels"].items() >= {"timer-client": "true"}.items()

@@ -20,6 +20,7 @@ from timerclient.cli.cli_check import (
 )
 from timerclient.cli.cli_nodes import rejects_new_timers, too_old
 from timerclient.proto import timer_pb2 as pb
+from timerclient.values import errors
 
 DAY_MS = 86_400_000
 Change = Callable[[list[pb.NodeStatus], list[pb.NodeCheckpoint]], Any]
@@ -157,6 +158,28 @@ def test_each_trouble_has_its_level(change: Change, level: int, check: str, text
     findings = judged(change)
     assert any(each.check == check and text in each.text for each in findings), findings
     assert worst(findings) == level
+
+
+def test_status_waits_until_the_cluster_serves(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[pb.GetStatusResponse | None] = []
+
+    def status() -> pb.GetStatusResponse:
+        if (answer := answers.pop(0)) is None:
+            raise errors.Unreachable("no node answers")
+        return answer
+
+    client = Answering()
+    monkeypatch.setattr(client, "status", status)
+    monkeypatch.setattr(timerctl, "_client", lambda _: client)
+    monkeypatch.setattr(cli_nodes, "POLL_S", 0)
+    leads = pb.NodeStatus(name="n1", reachable=True, role="leader", serving=True, epoch=1)
+    serves = pb.GetStatusResponse(cluster_id="c", epoch=1, leader="n1", nodes=[leads])
+    answers[:] = [None, pb.GetStatusResponse(), serves]
+    assert ctl("status", "--wait", "1h")[0] == 0
+    assert not answers
+    for answer in (None, pb.GetStatusResponse()):
+        answers[:] = [answer]
+        assert ctl("status")[0] == 3
 
 
 def test_status_says_that_new_timers_are_rejected(

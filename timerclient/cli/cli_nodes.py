@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Container, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from timerclient.cli import cli_args, output
@@ -20,7 +21,7 @@ from timerclient.cli.cli_args import Commands
 from timerclient.cli.cli_errors import FAILED, OK, UNREACHABLE
 from timerclient.cli.cli_watch import add_watch
 from timerclient.rows.message_json import as_dict
-from timerclient.values.errors import TimerError, Unreachable
+from timerclient.values.errors import TimerError, Unavailable, Unreachable
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
     from timerclient.client.timer_client import TimerClient
@@ -30,7 +31,7 @@ CLOSE: Final = 100
 """Log entries that a node which has caught up may be behind: the log grows meanwhile."""
 HOW_TO_VOTE: Final = "see timerctl members"
 POLL_S: Final = 0.25
-"""Seconds between two looks at the members."""
+"""Seconds between two looks at the cluster."""
 
 _STATUS: Final = (
     *("NODE", "ADDRESS", "ROLE", "SERVING", "EPOCH", "LOG END", "COMMIT", "APPLIED"),
@@ -131,6 +132,21 @@ def unlike_settings(status: pb.GetStatusResponse) -> Iterator[str]:
             yield f"{setting} must be the same on all nodes: {shown}"
 
 
+def _awaited_status(client: TimerClient, wait: timedelta) -> pb.GetStatusResponse:
+    """Return the status once the cluster serves. It may not serve in the first one after `wait`.
+
+    Raises:
+        TimerError: There is no status.
+    """
+    until_s = time.monotonic() + wait.total_seconds()
+    while time.monotonic() < until_s:
+        with suppress(Unavailable):
+            if not trouble_of_leader(status := client.status()):
+                return status
+        time.sleep(POLL_S)
+    return client.status()
+
+
 def _serving(node: pb.NodeStatus) -> bool | None:
     """Return whether a leader serves. None: the node does not lead."""
     return node.serving if node.role == "leader" else None
@@ -179,6 +195,13 @@ class NodeCommands(Commands):
     def register_status(self, status: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `status`."""
         status.set_defaults(run=self.status)
+        status.add_argument(
+            "--wait",
+            metavar="DURATION",
+            type=cli_args.duration,
+            default=timedelta(),
+            help="longest wait until the cluster serves; default: 0s",
+        )
         add_watch(status)
 
     def register_checkpoint(self, checkpoint: argparse.ArgumentParser, _: object) -> None:
@@ -224,9 +247,9 @@ class NodeCommands(Commands):
         drain.add_argument("--undo", action="store_true", help="the node may lead again")
 
     def status(self, args: argparse.Namespace) -> int:
-        """Show the nodes, the leader and the counters."""
+        """Show the nodes, the leader and the counters; with --wait once the cluster serves."""
         with self._connect(args) as client:
-            status = client.status()
+            status = _awaited_status(client, args.wait)
             trouble = trouble_of_leader(status)
             low = not trouble and any(node.disk_low for node in status.nodes)
             rejects = low and rejects_new_timers(status, client.members())
