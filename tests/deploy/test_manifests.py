@@ -450,6 +450,40 @@ def test_settings_may_begin_with_an_indented_line(settings: str) -> None:
     assert config["data"]["timerd.toml"] == settings
 
 
+def notes(path: Path, values: str) -> str:
+    """Return the text that `helm install` shows at its end."""
+    shutil.copytree(CHART, path)
+    text = (path / "templates/NOTES.txt").read_text()
+    shown = '\nnotes: {{ include "notes" . | toJson }}'
+    defined = f'{{{{- define "notes" }}}}{text}{{{{ end -}}}}'
+    (path / "templates/notes.yaml").write_text(defined + shown)
+    made = call("helm", *HELM, "r", str(path), f"--set={values}", "-s=templates/notes.yaml")
+    return str(json.loads(made.partition("notes: ")[2]))
+
+
+def test_notes_name_only_commands_that_work(tmp_path: Path) -> None:
+    plain = notes(tmp_path / "plain", "replicas=3")
+    assert "kubectl -n timers exec r-0 -- timerctl status" in plain
+    assert "secret" not in plain
+    values = f"tls.enabled=true,tls.tokens=true,{MONITORS},{BACKUPS}"
+    secured = notes(tmp_path / "secured", values)
+    assert "exec timerctl -- timerctl status" in secured, (
+        "nodes have no administrator's certificate"
+    )
+    assert "exec r-0" not in secured
+    needed = {
+        f"{name}-tls" for name in ("r-0", "r-1", "r-2", "r-admin", "r-backup", "r-monitoring")
+    }
+    needed |= {"r-client-ca", "r-tokens"}
+    assert {*re.findall(r"secret ([\w-]+)", secured)} == needed
+    rendered = json.dumps(chart(f"--set={values}", release="r"))
+    assert {*re.findall(r"ConfigMap (r-\S+)", secured)} == {"r-access"}
+    assert [name for name in (*needed, "r-access") if f'"{name}"' not in rendered] == []
+    maintained = notes(tmp_path / "maintained", "maintenance=true,tls.enabled=true")
+    assert "timerctl" not in maintained, "no node runs"
+    assert "#repair-and-restore" in maintained
+
+
 def test_chart_is_clean() -> None:
     call("helm", "lint", "--strict", str(CHART))
 
