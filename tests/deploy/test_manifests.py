@@ -333,6 +333,38 @@ def test_chart_is_valid_with_other_values(values: tuple[str, ...]) -> None:
     assert "StatefulSet timerd" in rendered
 
 
+def pods_of(rendered: dict[str, Any]) -> dict[str, Any]:
+    """Return the specifications of all pods by the name of their object."""
+    found = {}
+    for name, each in rendered.items():
+        spec = each.get("spec", {})
+        template = spec.get("jobTemplate", each)["spec"].get("template") if spec else None
+        if template or each["kind"] == "Pod":
+            found[name] = (template or each)["spec"]
+    return found
+
+
+def test_all_pods_have_the_image_and_the_place_of_the_values() -> None:
+    values = "image.pullPolicy=Always,image.pullSecrets={hub},priorityClassName=high"
+    place = "nodeSelector.disk=ssd,tolerations[0].key=timers"
+    pods = [
+        pod
+        for follow in ("true", "false")
+        for pod in pods_of(
+            chart(f"--set={values},{place},{BACKUPS},backup.follow={follow}")
+        ).items()
+    ]
+    assert {name.partition(" ")[0] for name, _ in pods} == {
+        *("StatefulSet", "CronJob", "Deployment", "Pod")
+    }
+    for name, pod in pods:
+        assert pod["imagePullSecrets"] == [{"name": "hub"}], name
+        chosen = [pod["nodeSelector"], pod["tolerations"], pod["priorityClassName"]]
+        assert chosen == [{"disk": "ssd"}, [{"key": "timers"}], "high"], name
+        containers = [*pod["containers"], *pod.get("initContainers", ())]
+        assert {each["imagePullPolicy"] for each in containers} == {"Always"}, name
+
+
 def test_a_node_is_added_without_a_rolling_update() -> None:
     """It is not ready before the others know it, and a rolling update would wait for it first."""
     workload = chart("--set=replicas=4,updateStrategy=OnDelete")["StatefulSet timerd"]["spec"]

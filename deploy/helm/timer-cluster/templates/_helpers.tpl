@@ -10,8 +10,42 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{/* Of each container. */}}
 {{- define "timerd.image" -}}
-{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end }}
+
+{{/* Settings of each pod: where its image comes from, and where it runs. */}}
+{{- define "timerd.pod" -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - {name: {{ . | quote }}}
+  {{- end }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Settings of a pod that runs timerctl, beside its containers, volumes and restarts. */}}
+{{- define "timerd.clientPod" -}}
+{{ include "timerd.pod" . }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
 {{/* name=address of every node, as TIMERD_PEERS has it. */}}
@@ -90,32 +124,18 @@ volumes:
 {{- end }}
 {{- end }}
 
-{{/* Settings of a pod of the backup, beside its containers, volumes and restarts. */}}
+{{/* Likewise of a pod of the backup. */}}
 {{- define "timerd.backupPod" -}}
-automountServiceAccountToken: false
+{{ include "timerd.clientPod" . }}
 {{- with .Values.backup.serviceAccountName }}
 serviceAccountName: {{ . | quote }}
 {{- end }}
-enableServiceLinks: false
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - {name: {{ . | quote }}}
-  {{- end }}
-{{- end }}
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
-  seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
 {{/* A container of the backup. root: the chart's scope; args: of timerctl; store: without nodes. */}}
 {{- define "timerd.backup" -}}
 {{- with .root -}}
-image: {{ include "timerd.image" . }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{ include "timerd.image" . }}
 command: [timerctl]
 args: {{ toJson $.args }}
 env:
