@@ -365,10 +365,33 @@ def test_all_pods_have_the_image_and_the_place_of_the_values() -> None:
         assert {each["imagePullPolicy"] for each in containers} == {"Always"}, name
 
 
-def test_a_node_is_added_without_a_rolling_update() -> None:
+def test_a_node_is_added_without_a_rolling_update(tmp_path: Path) -> None:
     """It is not ready before the others know it, and a rolling update would wait for it first."""
-    workload = chart("--set=replicas=4,updateStrategy=OnDelete")["StatefulSet timerd"]["spec"]
-    assert (workload["replicas"], workload["updateStrategy"]) == (4, {"type": "OnDelete"})
+    values = "--set=replicas=4,updateStrategy=OnDelete,tls.enabled=true"
+    charted = comparable(chart("--no-hooks", values))
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    [patches] = re.findall(r"```yaml\n(patches:\n.*?)```", page, re.DOTALL)
+    base, tls = (
+        os.path.relpath(ROOT / "deploy/kubernetes" / each, tmp_path)
+        for each in ("base", "components/tls")
+    )
+    text = f"resources: [{base}]\ncomponents: [{tls}]\n{patches}"
+    (tmp_path / "kustomization.yaml").write_text(text)
+    found = comparable(objects(call("kustomize", "build", str(tmp_path))))
+    assert found.keys() == charted.keys()
+    config = found["ConfigMap timerd-config"]
+    for pod in ("timerd-0", "timerd-3"):
+        settings = [
+            node_config(each["StatefulSet timerd"], config, pod) for each in (charted, found)
+        ]
+        assert settings[0] == settings[1]
+    text = json.dumps(found["StatefulSet timerd"])
+    assert text.count("timerd-2.timerd-nodes.timers.svc:7401") == 2, "in both containers"
+    places = [each["StatefulSet timerd"]["spec"]["template"]["spec"] for each in (charted, found)]
+    assert places[0]["volumes"] == places[1]["volumes"]
+    for rendered in (charted, found):
+        workload = rendered["StatefulSet timerd"]["spec"]
+        assert (workload["replicas"], workload["updateStrategy"]) == (4, {"type": "OnDelete"})
     usual = chart("--no-hooks")["StatefulSet timerd"]["spec"]
     assert usual.get("updateStrategy", {}).get("type") != "OnDelete"
     with pytest.raises(AssertionError, match="updateStrategy"):
