@@ -33,6 +33,7 @@ for each in etc var/lib; do
     -o "lowerdir=/$each,upperdir=$HOST_DIR/$each/upper,workdir=$HOST_DIR/$each/work"
 done
 mount --bind "$HOST_DIR/../opt" /opt
+umask 027  # of root on a hardened host
 export PATH="$HOST_DIR/../bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 exec sh -eu -c "$COMMANDS"
 """
