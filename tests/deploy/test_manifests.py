@@ -410,6 +410,26 @@ def test_values_of_the_previous_chart_render() -> None:
         chart("--set=backup.keep=null,backup.enabled=true,backup.store=s3://b/p")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("settings", "replicas", "founders", "storage.size", "image.repository", "tls"),
+        *("antiAffinity", "terminationGracePeriodSeconds", "image.pullPolicy"),
+        *("networkPolicy.clientLabels", "networkPolicy.monitoringNamespace"),
+        *("serviceMonitor", "prometheusRule", "image", "storage", "networkPolicy"),
+    ],
+)
+def test_values_that_the_templates_need_may_not_be_null(name: str) -> None:
+    with pytest.raises(AssertionError, match="missing property '" + name.rpartition(".")[2]):
+        chart(f"--set={name}=null")
+
+
+def test_image_has_a_tag_or_a_digest() -> None:
+    for tag, image in (("1.2", "timer-cluster:1.2"), ("sha256:ab", "timer-cluster@sha256:ab")):
+        pod = chart(f"--set-string=image.tag={tag}")["Pod timerd-status"]["spec"]
+        assert pod["containers"][0]["image"] == image
+
+
 def test_names_of_digits_are_strings() -> None:
     policy = chart("--set-string=networkPolicy.monitoringNamespace=1234")["NetworkPolicy timerd"]
     labels = [

@@ -12,7 +12,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 
 {{/* Of each container. */}}
 {{- define "timerd.image" -}}
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+{{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
+image: {{ print .Values.image.repository (ternary "@" ":" (hasPrefix "sha256:" $tag)) $tag | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 {{- end }}
 
