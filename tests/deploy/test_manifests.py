@@ -315,7 +315,8 @@ def test_pods_of_the_chart_have_settings_that_timerd_takes() -> None:
         assert parse_address("http", settings.http).port == ports["http"]
         assert {"timerd.timers.svc", "timers.lan"} <= {*settings.http_names.split(",")}
         stop_s = pod["terminationGracePeriodSeconds"]
-        assert stop_s * 1_000 >= 2 * settings.timing.drain_timeout_ms
+        [_, wait_s] = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert (stop_s - int(wait_s)) * 1_000 >= 2 * settings.timing.drain_timeout_ms
         mounts = [each["mountPath"] for each in container["volumeMounts"]]
         assert any(settings.data.is_relative_to(mount) for mount in mounts)
 
@@ -490,12 +491,12 @@ def test_volumes_of_the_size_of_the_reserve_are_refused(size: str) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    ["[timing]\ndrain_timeout_ms = 30_000", "timing.drain_timeout_ms=40000 # long"],
+    ["[timing]\ndrain_timeout_ms = 25_000", "timing.drain_timeout_ms=40000 # long"],
 )
 def test_a_stop_that_kubernetes_would_cut_short_is_refused(settings: str) -> None:
     with pytest.raises(AssertionError, match="terminationGracePeriodSeconds: 30 is too short"):
         chart(f"--set=settings={settings}")
-    assert chart(f"--set=settings={settings},terminationGracePeriodSeconds=41")
+    assert chart(f"--set=settings={settings},terminationGracePeriodSeconds=46")
     assert chart(f"--set=settings=#{settings.replace(chr(10), chr(10) + '#')}")
 
 
