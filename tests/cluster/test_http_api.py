@@ -135,7 +135,8 @@ def test_a_follower_takes_every_change(cluster: Running, client: TimerClient, to
     assert (at_cluster.status, at_cluster.body["scope"]) == (200, {"namespace": "", "topic": ""})
     change["scope"] = {"topic": topic}
     altered = send(cluster, node, "PATCH", "/v1/policies", change)
-    assert send(cluster, node, "GET", f"/v1/policies?topic={quote(topic, safe='')}").status == 200
+    policies = f"/v1/policies?topic={quote(topic, safe='')}"
+    until(lambda: send(cluster, node, "GET", policies).status == 200)
     assert (altered.status, altered.body["own"]["ttl_ms"]) == (200, 60_000)
     found = send(cluster, node, "GET", at).body
     assert [each["lease_ms"] for each in found["groups"]] == [5_000]

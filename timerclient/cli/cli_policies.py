@@ -37,7 +37,7 @@ _SET_HELP: Final = (
 
 _TAKE_AWAY: Final = {
     "ttl_ms": "Older messages without an ack expire at once, in all groups.",
-    "retention_ms": "Older messages that all groups have acked, or of topics without groups, are deleted.",
+    "retention_ms": "Older messages that all groups have acked, or without a group, are deleted.",
     "catch_up": "Held timers may be dropped when their topic is resumed: all, or all but the last.",
     "paused": "Held timers fire, or are dropped, depending on catch_up.",
 }
