@@ -12,9 +12,10 @@ consumer. Receive joins a group as a consumer with credit for one delivery, wait
 import asyncio
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Final, NamedTuple
 
 from cluster.api import wire_rows
@@ -38,6 +39,8 @@ from cluster.rpc.handlers import (
     within,
 )
 from cluster.rpc.outboxes import Outboxes
+from cluster.rpc.rpc_caller import caller_name
+from cluster.rpc.shares import Places
 from cluster.state.host import Host
 from timer.entries.payloads import KEY_SHARED, SHARED
 from timer.leader.groups.group_delivery import Delivery
@@ -71,7 +74,8 @@ RECEIVE_MAX: Final = 1000
 RECEIVES_MAX: Final = 2000
 """Receives that wait at the same time, at most. A caller may have as many as it leaves free."""
 PEEKS_MAX: Final = 32
-"""Peeks and reads that are open at the same time, at most: each may wait for the disk."""
+"""Peeks and reads that are open at the same time, at most: each may wait for the disk. A caller may
+have as many as it leaves free."""
 WAIT_MS_MAX: Final = 20_000
 WAIT_S_MIN: Final = 0.25
 """Seconds that a Receive waits at least: messages may have to be reserved or read from disk."""
@@ -99,9 +103,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self._streams: set[_Stream] = set()
         self._waiting: set[asyncio.Future[pb.Deliveries]] = set()
         """The results of open Receives."""
-        self._receives: Counter[str] = Counter()
-        """Open Receives by the caller's address; none has 0."""
-        self._peeks = 0
+        self._receives = Places("the leader's waiting receives", RECEIVES_MAX)
+        """Those without an identity count by the caller's address."""
+        self._peeks = Places("the leader's open peeks", PEEKS_MAX)
 
     def _ids_of(self, leader: Leader) -> LeaseIds:
         """Return the lease ids of the leader's epoch."""
@@ -186,7 +190,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             if value > most:
                 raise InvalidRequestError(field, value, f"must be at most {most}")
         self._desk.check_lease(request.lease_ms)
-        with self._place(caller_of(context)), self.hooks.queue.present(turn_of(context)):
+        with self._place(context), self.hooks.queue.present(turn_of(context)):
             leader, group = await self._open_group(
                 request.topic, request.group, request.start, request.lease_ms
             )
@@ -196,26 +200,18 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
                 found = await rows_beside(found)
             return as_type(pb.ReceiveResponse, found)
 
-    @contextmanager
-    def _place(self, caller: str) -> Iterator[None]:
-        """Count one more Receive of a caller.
+    def _place(self, context: Context) -> AbstractContextManager[None]:
+        """Return a context that counts one more Receive of a caller.
 
         Raises:
-            OverloadedError: the caller has as many as are free, or none is free; or clients do not
-                read what they have received.
+            OverloadedError: the caller has as many as are free, or none is free; or it does not
+                read what it has received.
         """
-        if self.outboxes.is_full:
+        caller = caller_name()
+        if self.outboxes.is_full(caller):
             unread = "the room for messages that clients have not read"
             raise OverloadedError(unread, retry_after_ms=OVERLOAD_RETRY_MS)
-        if self._receives[caller] + 1 >= RECEIVES_MAX - self._receives.total():
-            raise OverloadedError("the leader's waiting receives", retry_after_ms=OVERLOAD_RETRY_MS)
-        self._receives[caller] += 1
-        try:
-            yield
-        finally:
-            self._receives[caller] -= 1
-            if not self._receives[caller]:
-                del self._receives[caller]
+        return self._receives.taken(caller or caller_of(context))
 
     async def _receive(
         self, leader: Leader, group: Group, request: pb.ReceiveRequest
@@ -233,6 +229,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
 
         lease_ms = request.lease_ms or group.settings.lease_ms
         consumer = ConsumerStream("receive", lease_ms, take, end=end, once=True)
+        consumer.delivery_max = partial(self.outboxes.delivery_max, caller_name())
         leader.groups.join(group, consumer)
         reached = False
         try:
@@ -257,7 +254,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     ) -> pb.PeekResponse:
         """Return messages without delivering them."""
         del context
-        with self._peeking():
+        with self._peeks.taken(caller_name()):
             return await peek(self._host, request, self._salt)
 
     @answered
@@ -266,23 +263,8 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
     ) -> pb.ReadMessagesResponse:
         """Return messages by their offsets without delivering them."""
         del context
-        with self._peeking():
+        with self._peeks.taken(caller_name()):
             return await read_messages(self._host, request, self._salt)
-
-    @contextmanager
-    def _peeking(self) -> Iterator[None]:
-        """Count one more peek or read.
-
-        Raises:
-            OverloadedError: too many are open.
-        """
-        if self._peeks >= PEEKS_MAX:
-            raise OverloadedError("the leader's open peeks", retry_after_ms=OVERLOAD_RETRY_MS)
-        self._peeks += 1
-        try:
-            yield
-        finally:
-            self._peeks -= 1
 
     @answered
     async def Ack(  # noqa: N802
@@ -393,7 +375,7 @@ class _Stream:
         self._outbox_bytes = self._writing = 0
         """Bytes of the outbox and of the last response read from it, which gRPC may still hold;
         bytes of that response."""
-        self._outboxes, self._peer = outboxes, peer
+        self._outboxes, self._peer, self._caller = outboxes, peer, caller_name()
         self._window = 0
         """Bytes that may be on their way. 0: the client sets no limit."""
         self._received = 0
@@ -432,6 +414,7 @@ class _Stream:
         consumer = ConsumerStream(
             name, lease_ms, self._deliver, end=self.end, withdraw=self._withdraw
         )
+        consumer.delivery_max = partial(self._outboxes.delivery_max, self._caller)
         if self.takes_recalls:
             consumer.recall = self._recall
         self._limit(consumer)
@@ -549,10 +532,10 @@ class _Stream:
             self._on_way_bytes += size
         else:
             self._received += 1
-        self._outboxes.add(self._peer, size)
+        self._outboxes.add(self._peer, self._caller, size)
         was_held = self._consumer.paused or self._consumer.room <= 0
         self._limit(self._consumer)
-        is_full = self._outbox_bytes > self._outboxes.most()
+        is_full = self._outbox_bytes > self._outboxes.most(self._caller)
         self._consumer.paused = is_full or self._consumer.room <= 0
         self._last_lease = lease_id
         response = pb.ConsumeResponse(deliveries=deliveries)
@@ -595,7 +578,7 @@ class _Stream:
 
     def _let_go(self, size: int) -> None:
         self._outbox_bytes -= size
-        self._outboxes.add(self._peer, -size)
+        self._outboxes.add(self._peer, self._caller, -size)
 
     async def next(self) -> pb.ConsumeResponse | None:
         """Return the next response. None: the stream is over."""
@@ -617,7 +600,7 @@ class _Stream:
         consumer, left = self._consumer, self._outbox_bytes - self._writing
         if consumer is None or not consumer.paused or consumer.room < self._window // 2:
             return
-        if left <= self._outboxes.most() // 2:
+        if left <= self._outboxes.most(self._caller) // 2:
             self._limit(consumer)
             consumer.paused = False
             self._leader.groups.credit(self._group, consumer, 0)

@@ -2,13 +2,20 @@
 
 The bytes of a unary answer count until its RPC has ended: gRPC holds them until the client reads.
 
-A stream is paused when it holds more than all streams together have left. So n streams that do not
-read hold one part in n + 1 each. The streams with most bytes are paused first, and a stream that
-reads always has some room.
+A stream is paused when it holds more than its caller may still take: a part of the bytes that all
+streams together have left; see Shares. So streams that do not read get less and less. Those with
+most bytes are paused first, and a stream that reads always has some room.
+
+The bytes are counted after a step of the leader, which gives up to STEP_DELIVERIES. So a delivery
+has at most that part of the bytes left, and one step does not exceed them.
 """
 
 from collections import Counter
 from typing import Any, Final
+
+from cluster.rpc.rpc_caller import caller_name
+from cluster.rpc.shares import Shares
+from timer.leader.groups.turns import LEASE_WORK, WORK_MAX
 
 OUTBOX_BYTES_MAX: Final = 8 << 20
 """Of one stream, at most."""
@@ -16,21 +23,29 @@ MEMORY_PART: Final = 4
 """All streams together hold at most this part of the process's memory limit: a quarter."""
 ANSWER_BYTES: Final = 64 << 10
 """A smaller unary answer is not counted."""
+STEP_DELIVERIES: Final = WORK_MAX // LEASE_WORK
+DELIVERY_BYTES_MIN: Final = 64 << 10
+"""Bytes of a delivery even if no bytes are left: a consumer that reads goes on."""
 
 
 class Outboxes:
-    """Bytes that wait to be read, in all and by remote address."""
+    """Bytes that wait to be read, in all, by caller and by remote address."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: of all streams together; each may exceed it by one delivery."""
+        """`bytes_max`: of all streams together; each may exceed it by two small deliveries."""
         self._bytes_max = bytes_max
-        self.total = 0
+        self._shares = Shares(bytes_max)
         self.unread: Counter[str] = Counter()
         """Bytes by remote address; an address with 0 bytes is removed."""
 
-    def add(self, peer: str, size: int) -> None:
-        """Add `size` bytes of a stream; a negative size removes bytes."""
-        self.total += size
+    @property
+    def total(self) -> int:
+        """Bytes of all streams and answers."""
+        return self._shares.total
+
+    def add(self, peer: str, caller: str | None, size: int) -> None:
+        """Add `size` bytes of a stream; a negative size removes bytes. `caller`: see Shares."""
+        self._shares.add(caller, size)
         self.unread[peer] += size
         if not self.unread[peer]:
             del self.unread[peer]
@@ -38,20 +53,23 @@ class Outboxes:
     def answer(self, size: int, context: Any) -> None:
         """Add the `size` bytes of a unary answer until its RPC has ended. `context`: gRPC's."""
         if size >= ANSWER_BYTES:
-            peer = context.peer()
-            self.add(peer, size)
-            context.add_done_callback(lambda _: self.add(peer, -size))
+            peer, caller = context.peer(), caller_name()
+            self.add(peer, caller, size)
+            context.add_done_callback(lambda _: self.add(peer, caller, -size))
 
-    @property
-    def is_full(self) -> bool:
-        """Whether more bytes are unread than all streams together may hold."""
-        return self.total > self._bytes_max
+    def is_full(self, caller: str | None) -> bool:
+        """Return whether a caller has more unread bytes than its share."""
+        return self._shares.left(caller) < 0
 
     @property
     def crowded(self) -> bool:
         """Whether no stream may take all leases of one step, 32 MiB or more."""
         return self.total > self._bytes_max // 4
 
-    def most(self) -> int:
-        """Return the bytes that one stream may hold; above that it is paused."""
-        return min(OUTBOX_BYTES_MAX, max(0, self._bytes_max - self.total))
+    def most(self, caller: str | None) -> int:
+        """Return the bytes that one stream of a caller may hold; above that it is paused."""
+        return min(OUTBOX_BYTES_MAX, max(0, self._shares.left(caller)))
+
+    def delivery_max(self, caller: str | None) -> int:
+        """Return the bytes that the next delivery to a caller may have; one message may exceed."""
+        return max(DELIVERY_BYTES_MIN, self._shares.left(caller) // STEP_DELIVERIES)

@@ -174,6 +174,12 @@ def denial_in(error: EngineError) -> PermissionDeniedError | None:
     return found if isinstance(found, PermissionDeniedError) else None
 
 
+def caller_name() -> str | None:
+    """Return the identity of the present caller. None: see CALLER."""
+    caller = CALLER.get()
+    return None if caller is None else str(caller.identity)
+
+
 def check_request(request: Any) -> None:
     """Check a request of the present caller; an unreadable one is counted, and rejected elsewhere.
 

@@ -21,7 +21,12 @@ from cluster.rpc.endpoints import LINKS_MAX, Endpoints
 from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.memory import MemoryGuard
-from cluster.rpc.outboxes import OUTBOX_BYTES_MAX, Outboxes
+from cluster.rpc.outboxes import (
+    DELIVERY_BYTES_MIN,
+    OUTBOX_BYTES_MAX,
+    STEP_DELIVERIES,
+    Outboxes,
+)
 from cluster.rpc.port_guard import PortGuard
 from cluster.security.access_rules import Permission
 from cluster.security.method_rules import CONTRACT_RULES
@@ -269,13 +274,31 @@ def test_streams_that_do_not_read_share_one_limit() -> None:
     outboxes, held = Outboxes(256 * MIB), [0] * 1_000
     for _ in range(20):
         for stream in range(len(held)):
-            if held[stream] <= outboxes.most():
+            if held[stream] <= outboxes.most(None):
                 held[stream] += MIB // 8
-                outboxes.add("peer", MIB // 8)
+                outboxes.add("peer", None, MIB // 8)
     assert outboxes.total < 256 * MIB + len(held) * MIB // 8
     assert max(held) < OUTBOX_BYTES_MAX
-    outboxes.add("peer", -outboxes.total)
-    assert (outboxes.most(), dict(outboxes.unread)) == (OUTBOX_BYTES_MAX, {})
+    outboxes.add("peer", None, -outboxes.total)
+    assert (outboxes.most(None), dict(outboxes.unread)) == (OUTBOX_BYTES_MAX, {})
+
+
+def test_streams_of_one_caller_that_do_not_read_leave_as_much_as_they_hold() -> None:
+    outboxes, held = Outboxes(256 * MIB), [0] * 192
+    for _ in range(40):
+        for begin in range(0, len(held), STEP_DELIVERIES):
+            sizes = dict[int, int]()
+            for stream in range(begin, begin + STEP_DELIVERIES):
+                if held[stream] <= outboxes.most("client/evil"):
+                    sizes[stream] = min(MIB, outboxes.delivery_max("client/evil"))
+            for stream, size in sizes.items():
+                held[stream] += size
+                outboxes.add("peer", "client/evil", size)
+    assert 120 * MIB < outboxes.total <= 128 * MIB + len(held) * DELIVERY_BYTES_MIN
+    assert outboxes.is_full("client/evil")
+    assert not outboxes.is_full("client/other")
+    assert outboxes.most("client/other") == OUTBOX_BYTES_MAX
+    assert outboxes.delivery_max("client/other") >= MIB
 
 
 async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Waiting Receives are counted by caller, before anything is changed for them."""
+"""Waiting Receives are counted by caller, before anything is changed for them.
+
+So are the bytes that a caller has not read.
+"""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from cluster.api import consume_service
-from cluster.api.consume_service import ConsumeService
+from cluster.api import consume_service, wire_rows
+from cluster.api.consume_service import ConsumeService, _Stream
 from cluster.rpc.outboxes import Outboxes
+from cluster.rpc.rpc_caller import CALLER
+from timer.entries.payloads import SHARED
 from timerclient.proto import timer_pb2 as pb
 
 
@@ -72,3 +77,37 @@ async def test_caller_has_as_many_receives_as_it_leaves_free(
     assert desk.opened == 5
     waiting[0].cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_only_a_caller_that_does_not_read_gets_no_more_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire_rows, "deliveries_of", lambda *_: pb.Deliveries(payloads=bytes(600)))
+    host: Any = SimpleNamespace(kick=lambda: None)
+    desk: Any = Desk()
+    leader: Any = SimpleNamespace(groups=SimpleNamespace(join=lambda *_: None), epoch=1)
+    group: Any = SimpleNamespace(
+        topic=1, group_id=2, settings=SimpleNamespace(type=SHARED), groups=None
+    )
+    lease: Any = SimpleNamespace(lease=SimpleNamespace(lease_id=1, offsets=[0]))
+    service = ConsumeService(host, desk, Outboxes(1_000), salt=0)
+    ids: Any = None
+    paused = dict[str, bool]()
+    for name in ("evil", "other"):
+        token = CALLER.set(SimpleNamespace(identity=f"client/{name}"))  # type: ignore[arg-type]
+        stream = _Stream(host, leader, group, desk, 0, ids, service.outboxes, name)
+        stream.join("c", 1_000)
+        assert stream._consumer is not None
+        if name == "evil":
+            stream._deliver(lease)
+        context: Any = Caller("10.0.0.1")
+        call = asyncio.ensure_future(
+            service.Receive(pb.ReceiveRequest(topic="t", group="g"), context)
+        )
+        await asyncio.wait([call], timeout=0)
+        paused[name] = stream._consumer.paused
+        assert call.done() == (name == "evil")
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        CALLER.reset(token)
+    assert paused == {"evil": True, "other": False}

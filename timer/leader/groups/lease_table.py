@@ -70,6 +70,8 @@ class ConsumerStream:
     """The stream is full: the consumer gets nothing until it has drained."""
     room: int = UNBOUNDED
     """Bytes of payloads, keys and headers that it may still get. The sink sets it anew."""
+    delivery_max: Callable[[], int] = lambda: DELIVERY_BYTES
+    """Returns the bytes that its next delivery may have, for the room of all consumers."""
     one_by_one: bool = False
     """Each lease pauses the consumer; the sink resumes it when it has room for another."""
     silent: bool = False
@@ -82,7 +84,7 @@ class ConsumerStream:
     @property
     def bytes_max(self) -> int:
         """Most bytes in its next delivery."""
-        return min(self.room, DELIVERY_BYTES)
+        return min(self.room, self.delivery_max(), DELIVERY_BYTES)
 
 
 @dataclass(slots=True)
