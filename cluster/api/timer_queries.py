@@ -9,7 +9,6 @@ after a caller has given up, so that no firing waits for them. Damage that a que
 scrubber: the leader hands over, and the node heals. A node without peers ends.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,7 +20,9 @@ import numpy.typing as npt
 
 from cluster.api import wire_rows, wire_timers
 from cluster.api.ended_topics import topic_of_ended
-from cluster.rpc.rpc_caller import CALLER
+from cluster.rpc.caller_turns import CallerTurns
+from cluster.rpc.rpc_caller import CALLER, caller_name
+from cluster.rpc.shares import Places
 from cluster.security.access_rules import CLUSTER, AccessTarget
 from cluster.state.host import Host
 from cluster.state.query_threads import QueryThreads
@@ -34,7 +35,6 @@ from timer.model.timer_errors import (
     UNSHOWN,
     InvalidRequestError,
     NotFoundError,
-    OverloadedError,
     StorageError,
 )
 from timer.model.timer_id import SEQ_MAX
@@ -54,7 +54,10 @@ HORIZONS_MS: Final = tuple(
 QUERIES_MAX: Final = 2
 """Queries that run in threads at the same time."""
 QUERIES_WAITING_MAX: Final = 64
-"""Queries that run or wait, at most."""
+"""Queries that run or wait, at most. A caller may have as many as it leaves free."""
+LOOK_UPS_WAITING_MAX: Final = 512
+"""Likewise of those for changes, each of a few timers."""
+QUERIES_RETRY_MS: Final = 100
 OVERDUE_ROWS_MAX: Final = 65_536
 """Overdue timers of each run that are searched for each topic's oldest, the oldest first."""
 
@@ -70,15 +73,22 @@ class TimerQueries:
     """Answers queries on the leader; see the module."""
 
     def __init__(
-        self, host: Host, *, salt: int, key_bytes_max: int, threads: Executor | None = None
+        self,
+        host: Host,
+        *,
+        salt: int,
+        key_bytes_max: int,
+        threads: Executor | None = None,
+        waiting_max: int = QUERIES_WAITING_MAX,
     ) -> None:
-        """`threads`: None for threads of its own."""
+        """`threads`: None for threads of its own. `waiting_max`: queries that run or wait."""
         self._host = host
         self._salt = salt
         self._key_bytes_max = key_bytes_max
         self._threads = QueryThreads(host, threads or ThreadPoolExecutor(QUERIES_MAX, "queries"))
-        self._turns = asyncio.Semaphore(QUERIES_MAX)
-        self._waiting = 0
+        self._turns = CallerTurns(QUERIES_MAX)
+        name = "the leader's queue of queries"
+        self.places = Places(name, waiting_max, retry_ms=QUERIES_RETRY_MS)
 
     async def get(self, request: pb.GetTimerRequest) -> pb.GetTimerResponse:
         """Return one timer.
@@ -364,12 +374,12 @@ class TimerQueries:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait for a free thread; refuse if QUERIES_WAITING_MAX queries wait or run."""
-        if self._waiting >= QUERIES_WAITING_MAX:
-            raise OverloadedError("the leader's queue of queries", retry_after_ms=100)
-        self._waiting += 1
-        try:
-            async with self._turns:
+        """Wait for a free thread, in turn with other callers.
+
+        Raises:
+            OverloadedError: too many queries wait already, of all callers or of this one.
+        """
+        caller = caller_name()
+        with self.places.taken(caller):
+            async with self._turns.turn(caller):
                 yield
-        finally:
-            self._waiting -= 1

@@ -17,7 +17,7 @@ from cluster.api.owners import (
 )
 from cluster.api.series_desk import SeriesDesk
 from cluster.api.timer_changes import TimerChanges
-from cluster.api.timer_queries import TimerQueries
+from cluster.api.timer_queries import LOOK_UPS_WAITING_MAX, TimerQueries
 from cluster.api.timer_stories import Stories
 from cluster.api.wire_rows import AnyScheduling, RequestLimits
 from cluster.rpc import grpc_errors
@@ -79,10 +79,14 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self._topic_name_bytes_max = topic_name_bytes_max
         key_bytes_max = limits.key_bytes_max
         self.creations = CreationLimits()
-        self.queries = TimerQueries(host, salt=salt, key_bytes_max=key_bytes_max, threads=threads)
+        queries = functools.partial(
+            TimerQueries, host, salt=salt, key_bytes_max=key_bytes_max, threads=threads
+        )
+        self.queries = queries()
         self.stories = Stories(host, self.queries, salt=salt)
         self._series = SeriesDesk(host, self.topic, self.creations, limits, salt=salt)
-        self._changes = TimerChanges(host, self.queries, salt=salt, key_bytes_max=key_bytes_max)
+        look_ups = queries(waiting_max=LOOK_UPS_WAITING_MAX)  # a cancel waits for no list or count
+        self._changes = TimerChanges(host, look_ups, salt=salt, key_bytes_max=key_bytes_max)
 
     @answered
     async def RegisterProducer(  # noqa: N802

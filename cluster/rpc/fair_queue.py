@@ -13,14 +13,13 @@ client sends the next request after an answer, so less work at a time slows it d
 """
 
 import asyncio
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from heapq import heappop, heappush
 from typing import Any, Final
 
+from cluster.rpc.caller_turns import CallerTurns
 from cluster.rpc.request_bounds import size_of
 from timer.model.timer_errors import OverloadedError
 
@@ -48,25 +47,16 @@ def weight_of(request: Any) -> int:
     )
 
 
-class FairQueue:
+class FairQueue(CallerTurns):
     """See the module. For the event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` returns seconds."""
+        super().__init__(WINDOW_MAX)
         self._clock = clock
         self._window = float(WINDOW_MAX)
         self._at_s = clock()
         """The window had that size then."""
-        self._used = 0
-        """Weight of the requests that are worked on."""
-        self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
-        """A heap of (start, number, weight, turn)."""
-        self._numbers = itertools.count()
-        self._waiting_weight = 0
-        self._start = 0
-        """Start of the last request that left the queue. A caller without requests begins there."""
-        self._ends: dict[Hashable, int] = {}
-        """Caller -> end of its last request."""
         self._present: Counter[Hashable] = Counter()
         """Number of open requests and streams by caller; without those that have none."""
 
@@ -91,11 +81,6 @@ class FairQueue:
         doublings = min(32.0, max(0.0, time_s - self._at_s) / WIDEN_S)
         return min(float(WINDOW_MAX), self._window * 2**doublings)
 
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait for their turn."""
-        return len(self._waiting)
-
     async def enter(self, caller: Hashable, request: Any) -> int:
         """Return the weight of a caller's request, for `leave`, when its turn has come.
 
@@ -105,31 +90,16 @@ class FairQueue:
         weight = weight_of(request)
         self._present[caller] += 1
         try:
-            if self._waiting or not self._fits(weight):
-                await self._wait(caller, weight)
-            else:
-                self._used += weight
+            await self._begin(caller, weight)
         except BaseException:
             self._depart(caller)
             raise
         return weight
 
-    async def _wait(self, caller: Hashable, weight: int) -> None:
-        turn = self._queue_up(caller, weight)
-        self._let_in()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn came just now
-                self._used -= weight
-                self._let_in()
-            raise
-
     def leave(self, caller: Hashable, weight: int) -> None:
         """End the work on a request."""
         self._depart(caller)
-        self._used -= weight
-        self._let_in()
+        self._end(weight)
 
     @contextmanager
     def present(self, caller: Hashable) -> Iterator[None]:
@@ -148,22 +118,7 @@ class FairQueue:
     def _queue_up(self, caller: Hashable, weight: int) -> "asyncio.Future[None]":
         if self._waiting_weight + weight > WAITING_MAX and caller in self._ends:
             raise OverloadedError("the queue of requests", retry_after_ms=RETRY_MS)
-        start = max(self._start, self._ends.get(caller, 0))
-        self._ends[caller] = start + weight
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (start, next(self._numbers), weight, turn))
-        self._waiting_weight += weight
-        return turn
-
-    def _let_in(self) -> None:
-        while self._waiting and (self._waiting[0][3].done() or self._fits(self._waiting[0][2])):
-            self._start, _, weight, turn = heappop(self._waiting)
-            self._waiting_weight -= weight
-            if not turn.done():
-                self._used += weight
-                turn.set_result(None)
-        if not self._waiting:
-            self._ends.clear()
+        return super()._queue_up(caller, weight)
 
     def _fits(self, weight: int) -> bool:
         if not self._used:

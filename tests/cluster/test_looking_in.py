@@ -4,6 +4,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +14,21 @@ import pytest
 
 from chaos.sim.world.simdisk import SimDisk
 from cluster.api.message_peek import peek
+from cluster.api.public_services import services_of
 from cluster.api.queue_reads import read_messages
-from cluster.api.timer_queries import QUERIES_MAX, TimerQueries
+from cluster.api.timer_queries import QUERIES_MAX, QUERIES_WAITING_MAX, TimerQueries
+from cluster.rpc.rpc_caller import CALLER
+from cluster.settings.config import NodeConfig
+from tests.cluster.hosted import Hosted
 from tests.timer.machines import STATE, ids_of
 from tests.timer.test_lookup import FAR, PLACES, filled, flip
 from timer.model import timer_id
-from timer.model.timer_errors import CorruptFileError, NotFoundError, NotReadyError
+from timer.model.timer_errors import (
+    CorruptFileError,
+    NotFoundError,
+    NotReadyError,
+    OverloadedError,
+)
 from timer.model.units import UnixMs
 from timer.pending.read_view import Cut
 from timer.pending.runs.run import Run
@@ -159,6 +170,50 @@ async def test_looks_that_were_given_up_keep_no_thread_of_others(gate: threading
     assert not gate.is_set()
     assert all(begun.acquire(timeout=DEADLINE_S) for _ in range(QUERIES_MAX))
     assert not begun.acquire(blocking=False)
+
+
+def as_caller(name: str, look: TimerQueries, work: Callable[[], None]) -> asyncio.Task[None]:
+    """Begin a query of a caller."""
+    token = CALLER.set(SimpleNamespace(identity=f"client/{name}"))  # type: ignore[arg-type]
+    try:
+        return asyncio.create_task(look.in_thread(work))
+    finally:
+        CALLER.reset(token)
+
+
+async def test_caller_with_many_queries_leaves_places_and_turns_to_others(
+    gate: threading.Event,
+) -> None:
+    _, _, engine = filled("memtable")
+    look, _ = looking(engine)
+    done: list[str] = []
+
+    def work(name: str) -> None:
+        gate.wait(DEADLINE_S)
+        done.append(name)
+
+    many = [as_caller("many", look, partial(work, "many")) for _ in range(QUERIES_WAITING_MAX)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    few = [as_caller("few", look, partial(work, "few")) for _ in range(3)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    gate.set()
+    results = await asyncio.gather(*many, return_exceptions=True)
+    assert sum(isinstance(each, OverloadedError) for each in results) == QUERIES_WAITING_MAX // 2
+    await asyncio.gather(*few)
+    last = len(done) - 1 - done[::-1].index("few")
+    assert last <= 3 * QUERIES_MAX + len(few), done
+
+
+async def test_changes_wait_for_no_list_or_count() -> None:
+    host: Any = Hosted()
+    config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
+    timers = services_of(host, host, host, config).timers
+    timers.queries.places.add(None, QUERIES_WAITING_MAX)
+    with pytest.raises(OverloadedError):
+        await timers.queries.in_thread(list)
+    assert await timers._changes._queries.in_thread(list) == []
 
 
 async def test_damage_is_told_though_nobody_waits_for_the_look(gate: threading.Event) -> None:

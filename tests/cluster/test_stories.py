@@ -200,11 +200,11 @@ async def test_topics_are_listed_with_the_last_lags_while_new_ones_cannot_be_had
         return int((await view.topics("", 0)).topics[0].lag_ms)
 
     with monkeypatch.context() as patched:
-        patched.setattr(it.queries, "_waiting", QUERIES_WAITING_MAX)
+        patched.setattr(it.queries.places, "total", QUERIES_WAITING_MAX)
         assert await lag() == 0, "none was measured yet"
     assert await lag() == 9
     with monkeypatch.context() as patched:
-        patched.setattr(it.queries, "_waiting", QUERIES_WAITING_MAX)
+        patched.setattr(it.queries.places, "total", QUERIES_WAITING_MAX)
         assert await lag() == 9
 
     def no_lease() -> None:
