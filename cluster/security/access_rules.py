@@ -21,16 +21,20 @@ namespace `default`.
 
 import functools
 import tomllib
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cluster.security.caller_limits import CallerLimits
 from cluster.security.identities import CallerIdentity
 from timer.model.timer_errors import UNSHOWN, ConfigError
 
 RULES_MAX: Final = 1_000
+IDENTITIES_MAX: Final = 16_384
+"""Identities whose rules are remembered."""
 DEFAULT_NAMESPACE: Final = "default/"
 
 
@@ -87,14 +91,26 @@ class AccessRule:
         )
 
 
+class _Rights(NamedTuple):
+    """The permissions and limits of one identity."""
+
+    rules: Mapping[str, tuple[AccessRule, ...]]
+    """By permission; one without rules is absent."""
+    limits: CallerLimits
+
+
 class AccessRules:
     """All rules of a cluster."""
 
     def __init__(self, rules: tuple[AccessRule, ...]) -> None:
         self._rules = rules
-        self._of = functools.lru_cache(maxsize=1024)(self._rules_of)
-        self.limits = functools.lru_cache(maxsize=1024)(self._limits_of)
-        """Returns the limits of an identity."""
+        self._by_name: dict[str, list[AccessRule]] = defaultdict(list)
+        """Rules that name an identity without a wildcard."""
+        for rule in rules:
+            for who in rule.who:
+                self._by_name[who].append(rule)
+        self._wide = [rule for rule in rules if any(ALL in who for who in rule.who)]
+        self._of = functools.lru_cache(IDENTITIES_MAX)(self._rights_of)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AccessRules) and self._rules == other._rules
@@ -103,31 +119,37 @@ class AccessRules:
 
     def knows(self, caller: CallerIdentity) -> bool:
         """Return whether a rule names the caller."""
-        return any(self._of(caller, each) for each in Permission)
+        return bool(self._of(caller).rules)
 
     def may_some(self, caller: CallerIdentity, permission: Permission) -> bool:
         """Return whether the caller has the permission for some topic."""
-        return bool(self._of(caller, permission))
+        return permission in self._of(caller).rules
 
     def may(self, caller: CallerIdentity, permission: Permission, target: AccessTarget) -> bool:
         """Return whether the caller has the permission for the target."""
-        return any(rule.covers(target) for rule in self._of(caller, permission))
+        return any(rule.covers(target) for rule in self._of(caller).rules.get(permission, ()))
 
     def prefixes(self, caller: CallerIdentity, permission: Permission) -> tuple[str, ...]:
         """Return prefixes: each topic for which the caller has the permission has one of them."""
-        rules = self._of(caller, permission)
+        rules = self._of(caller).rules.get(permission, ())
         return tuple({_prefix(pattern) for rule in rules for pattern in rule.topics})
 
-    def _limits_of(self, caller: CallerIdentity) -> CallerLimits:
-        mine = (rule.limits for rule in self._rules if _matches(str(caller), rule.who))
-        return functools.reduce(CallerLimits.lesser, mine, CallerLimits())
+    def limits(self, caller: CallerIdentity) -> CallerLimits:
+        """Return the limits of an identity."""
+        return self._of(caller).limits
 
-    def _rules_of(self, caller: CallerIdentity, permission: Permission) -> tuple[AccessRule, ...]:
-        return tuple(
-            rule
-            for rule in self._rules
-            if permission in rule.may and _matches(str(caller), rule.who)
+    def _rights_of(self, caller: CallerIdentity) -> _Rights:
+        name = str(caller)
+        wide = (rule for rule in self._wide if _matches(name, rule.who))
+        mine = dict.fromkeys((*self._by_name.get(name, ()), *wide))
+        of: dict[str, tuple[AccessRule, ...]] = {
+            each: tuple(rule for rule in mine if each in rule.may)
+            for each in {each for rule in mine for each in rule.may}
+        }
+        limits = functools.reduce(
+            CallerLimits.lesser, (rule.limits for rule in mine), CallerLimits()
         )
+        return _Rights(of, limits)
 
 
 def _matches(text: str, patterns: tuple[str, ...]) -> bool:

@@ -1,5 +1,6 @@
 """Rules of access: their file, and the table of the methods' needs."""
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,8 +15,10 @@ from cluster.api.wire_rows import RequestLimits
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.relay import PATHS
 from cluster.rpc.rpc_caller import CALLER, Caller
+from cluster.security import access_rules
 from cluster.security.access_rules import (
     CLUSTER,
+    RULES_MAX,
     AccessRule,
     AccessTarget,
     Permission,
@@ -120,6 +123,36 @@ def test_a_rule_for_some_groups_allows_no_act_on_all_of_them() -> None:
     assert [each for each in targets if some.covers(each)] == []
     assert some.covers(AccessTarget("t"))
     assert all(AccessRule(who=(), may=()).covers(each) for each in targets)
+
+
+def test_a_check_compares_its_caller_with_no_rules_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_all = '[[rule]]\nwho = ["client/*"]\nmay = ["observe"]\nrate = { requests = 700 }\n'
+    rules = parse_rules(
+        of_all
+        + "".join(
+            f'[[rule]]\nwho = ["client/t{n}"]\nmay = ["produce", "consume"]\ntopics = ["t{n}/*"]\n'
+            f"rate = {{ requests = {n + 1} }}\n"
+            for n in range(RULES_MAX - 1)
+        )
+    )
+    compared = list[str]()
+
+    def noted(text: str, pattern: str) -> bool:
+        compared.append(pattern)
+        return fnmatchcase(text, pattern)
+
+    monkeypatch.setattr(access_rules, "fnmatchcase", noted)
+    for n in range(RULES_MAX - 1):
+        caller = CallerIdentity(IdentityKind.CLIENT, f"t{n}")
+        for each in (Permission.PRODUCE, Permission.CONSUME):
+            assert rules.may(caller, each, AccessTarget(f"t{n}/a"))
+            assert not rules.may(caller, each, AccessTarget(f"t{n + 1}/a"))
+        assert rules.may_some(caller, Permission.OBSERVE)
+        assert not rules.may_some(caller, Permission.CANCEL)
+        assert rules.limits(caller).requests == min(n + 1, 700)
+    assert len(compared) <= 8 * RULES_MAX
 
 
 def test_a_rule_without_topics_covers_the_cluster() -> None:
