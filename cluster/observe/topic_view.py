@@ -13,6 +13,8 @@ from cluster.api.topic_filter import TopicFilter, span_of
 from cluster.observe import lag, quota_view
 from cluster.observe import producer_view as producers
 from cluster.observe.lateness import BOUNDS_MS, Histogram, Lateness
+from cluster.rpc.caller_turns import CallerTurns
+from cluster.rpc.rpc_caller import caller_name
 from cluster.settings.config import NodeConfig
 from cluster.state.host import Host
 from timer.leader.groups.group_delivery import Delivery
@@ -45,8 +47,8 @@ class TopicView:
         self._config = config
         self._fired_late, self._handed_out_late = Lateness(), Lateness()
         """Lateness by topic since this node began to lead."""
-        self._listing = asyncio.Lock()
-        """Held while a page is made: the pauses of many pages end in the same turn of the loop."""
+        self._listing = CallerTurns(1)
+        """Pages are made one by one: the pauses of many end in the same turn of the loop."""
         self._names: tuple[tuple[int, int], list[str]] = ((0, 0), [])
         """((next topic id, number of topics), their sorted names)."""
         self.late_topics: Callable[[], Awaitable[Mapping[TopicId, int]]] = _no_lags
@@ -107,7 +109,7 @@ class TopicView:
         if page_size > PAGE_SIZE_MAX:
             raise InvalidRequestError("page_size", page_size, f"must be at most {PAGE_SIZE_MAX}")
         late = await self.late_soon()
-        async with self._listing:
+        async with self._listing.turn(caller_name()):
             return await self._page(late, after, page_size or PAGE_SIZE_MAX, prefix, shown)
 
     async def _page(

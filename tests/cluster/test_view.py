@@ -9,7 +9,9 @@ from unittest import mock
 import grpc
 import pytest
 
+from cluster.api import series_desk
 from cluster.api.admin_service import AdminService
+from cluster.api.series_desk import SeriesDesk
 from cluster.control.control_plane import CommandAnswer, CommandOutcome
 from cluster.control.membership import Change
 from cluster.node import operator_commands
@@ -29,6 +31,7 @@ from tests.cluster.test_config import BASE
 from tests.timer.leading import Play
 from timer.entries.policies import Policies, Scope, ScopePolicy
 from timer.leader.intake.cluster_clock import ClockReport
+from timer.model.recurrence import SeriesSpec
 from timer.model.timer_errors import (
     AlreadyExistsError,
     CommitTimeoutError,
@@ -37,6 +40,7 @@ from timer.model.timer_errors import (
     NotReadyError,
 )
 from timer.model.units import MonoMs, ReplicaId, TopicId
+from timer.state.series_table import SeriesTable
 from timerclient.proto import timer_pb2 as pb
 
 ENGINE: Any = SimpleNamespace(machine=None)
@@ -403,6 +407,32 @@ async def test_lists_of_topics_at_the_same_time_take_turns_of_the_loop_one_by_on
         await asyncio.sleep(0)
     assert [each.result().count for each in lists] == [9] * 4
     assert (sum(turns), max(turns)) == (4 * 9, 2)
+
+
+async def test_lists_of_series_at_the_same_time_take_turns_of_the_loop_portion_by_portion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(series_desk, "SERIES_AT_ONCE", 2)
+    table, turns, shown = SeriesTable(), list[int](), SeriesDesk._message
+    ids = [table.add(TopicId(1), b"%d" % n, SeriesSpec(every_ms=1_000), 0) for n in range(12)]
+    machine: Any = SimpleNamespace(series=table, topics={1: SimpleNamespace(name="t")})
+    host: Any = SimpleNamespace(require_lease=lambda: SimpleNamespace(machine=machine))
+    desk = SeriesDesk(host, cast("Any", None), cast("Any", None), salt=0)
+
+    def counted(*given: Any) -> pb.Series:
+        turns[-1] += 1
+        return shown(*given)
+
+    monkeypatch.setattr(SeriesDesk, "_message", counted)
+    request = pb.ListSeriesRequest(page_size=5)
+    lists = [asyncio.create_task(desk.list(request)) for _ in range(4)]
+    while not all(each.done() for each in lists):
+        turns.append(0)
+        await asyncio.sleep(0)
+    for each in lists:
+        assert [series.series_id for series in each.result().series] == ids[:5]
+        assert each.result().more
+    assert (sum(turns), max(turns)) == (4 * 5, 2)
 
 
 def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
