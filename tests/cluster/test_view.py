@@ -417,7 +417,7 @@ async def test_lists_of_series_at_the_same_time_take_turns_of_the_loop_portion_b
     ids = [table.add(TopicId(1), b"%d" % n, SeriesSpec(every_ms=1_000), 0) for n in range(12)]
     machine: Any = SimpleNamespace(series=table, topics={1: SimpleNamespace(name="t")})
     host: Any = SimpleNamespace(require_lease=lambda: SimpleNamespace(machine=machine))
-    desk = SeriesDesk(host, cast("Any", None), cast("Any", None), salt=0)
+    desk = SeriesDesk(host, *(cast("Any", None) for _ in range(3)), salt=0)
 
     def counted(*given: Any) -> pb.Series:
         turns[-1] += 1
