@@ -34,6 +34,7 @@ from cluster.backup.catalogue import (
     part_name,
     readable_catalogues,
 )
+from cluster.backup.pin_keeper import kept
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.recovery import manifest
 from timerclient import __version__
@@ -118,12 +119,22 @@ class BackupRun:
             opened = self._patiently(
                 lambda: self._client.open_backup(self._node, self._backup_id, min_index=committed)
             )
-            catalogue = self._stored(opened, before, status, begun_ms)
+            head = next(part for part in opened.parts if part.path == manifest.NAME)
+            with kept(lambda: self._fetch_last(head)):
+                catalogue = self._stored(opened, before, status, begun_ms)
             complete = True
             return catalogue
         finally:
             with suppress(TimerError):  # the node closes it after a minute
                 self._client.close_backup(self._node, self._backup_id, complete=complete)
+
+    def _fetch_last(self, part: pb.OpenBackupResponse.Part) -> None:
+        """Fetch the last byte of a part, so that the node keeps the backup open.
+
+        Raises:
+            TimerError: the node does not answer, or has closed the backup.
+        """
+        self._client.fetch_backup(self._node, self._backup_id, part.path, part.size - 1)
 
     def _look(self) -> tuple[pb.GetStatusResponse, int]:
         status = self._client.status()
@@ -253,7 +264,7 @@ class BackupRun:
             return self._patiently(lambda: self._client.fetch_backup(node, number, path, offset))
         except NotFound as error:
             raise BackupError(
-                f"node {node} closed the backup: it restarted, or nothing was fetched for a minute"
+                f"node {node} closed the backup: it restarted, or got no request for a minute"
                 f" ({error}); run the command again"
             ) from None
 

@@ -2,6 +2,7 @@
 
     this thread     FetchLog --frames--> parts in the store, each interval, until none is left
     another thread  BackupRun, when the last backup is old, and after a gap
+    a third one     tells all nodes how far the store is, also while the store does not answer
     at the end      all entries that are committed by then
 
     log      100 ======101..200====|====201..260==|=261..  shipped every few seconds
@@ -32,6 +33,7 @@ from cluster.backup.backup_run import (
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, WrongStore
 from cluster.backup.catalogue import Catalogue, readable_catalogues
 from cluster.backup.log_parts import LogEnd, StoredLog, entries_after, folder_of, write_part
+from cluster.backup.pin_keeper import kept
 from cluster.backup.store_care import prune
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.model.units import Epoch, LogIndex
@@ -41,8 +43,8 @@ from timerclient.values.errors import NotFound, Overloaded, TimerError, Unavaila
 
 PARTS_AT_ONCE: Final = 16
 """Parts that are written before a backup may begin or end."""
-SPREAD_S: Final = 20.0
-"""Interval in which all nodes are told how far the store is; each keeps its log for a minute."""
+COMPARE_S: Final = 20.0
+"""Interval in which the store is compared with the leader's log, if a node has less."""
 GAP_S: Final = 60.0
 """Time for which a node that does not answer may still have the next entry."""
 PART_BYTES: Final = 16 << 20
@@ -122,8 +124,6 @@ class LogShipper:
         """When the next entry was first missing on the nodes that answer."""
         self._compare_s = 0.0
         """When to compare the store with the leader's log next, if a node has less."""
-        self._spread_s = 0.0
-        """When all nodes were told last how far the store is."""
         self._troubles: dict[str, set[str]] = {}
         """Kind of work -> the causes of trouble that were told since it succeeded last."""
 
@@ -140,15 +140,32 @@ class LogShipper:
             BackupError, Unavailable, Overloaded: after `stop`, the store lacks entries.
             TimerError: the cluster rejects a call.
         """
-        try:
-            while not self._is_stopped:
-                if not self.step():
-                    with suppress(Empty):
-                        self._wake.get(timeout=self._plan.log_every_s)
-        finally:
-            self._is_stopped = True
-            self._thread.shutdown(wait=True, cancel_futures=True)
-        self._finish()
+        with kept(self.keep_log):
+            try:
+                while not self._is_stopped:
+                    if not self.step():
+                        with suppress(Empty):
+                            self._wake.get(timeout=self._plan.log_every_s)
+            finally:
+                self._is_stopped = True
+                self._thread.shutdown(wait=True, cancel_futures=True)
+            self._finish()
+
+    def keep_log(self) -> None:
+        """Let all nodes keep the log that the store lacks. Safe on any thread.
+
+        Raises:
+            TimerError: no node answers with a status.
+        """
+        end = self._end
+        if end is None:
+            return
+        names = [node.name for node in self._client.status().nodes if node.reachable]
+        for name in names:  # a silent one would delay the others
+            with suppress(TimerError):
+                self._client.fetch_log(
+                    name, _BEHIND_ALL.index, stored=end.index, shipper_id=self._id
+                )
 
     def _finish(self) -> None:
         """Ship the entries that are committed by now.
@@ -286,8 +303,6 @@ class LogShipper:
             answer = self._fetch(self._node, _BEHIND_ALL)
             self._end = LogEnd(LogIndex(answer.applied_index), Epoch(answer.applied_epoch))
             self._begin = self._end.index
-        if self._mono_s() - self._spread_s >= SPREAD_S and not self._is_last:
-            self._spread(self._end)  # before the parts: the store may be away
         more = True
         for _ in range(PARTS_AT_ONCE):
             more = more and self._goes_on() and self._ship_part(self._end)
@@ -331,15 +346,6 @@ class LogShipper:
         every = self._client.status().nodes
         self._nodes = [node for node in every if node.reachable]
         return [node.name for node in every if not node.reachable]
-
-    def _spread(self, end: LogEnd) -> None:
-        """Let the other nodes keep the log that the store lacks."""
-        self._spread_s = self._mono_s()
-        self._look()  # nodes come and go; a silent one delays the log
-        for node in self._nodes:
-            if node.name != self._node:
-                with suppress(TimerError):  # it keeps its log for followers, anyhow
-                    self._fetch(node.name, _BEHIND_ALL, stored=end.index)
 
     def _ship_part(self, end: LogEnd) -> bool:
         """Write the next entries as one part. Return whether there may be more."""
@@ -395,7 +401,7 @@ class LogShipper:
         now_s = self._mono_s()
         if now_s < self._compare_s and not self._is_last:
             return False
-        self._compare_s = now_s + SPREAD_S
+        self._compare_s = now_s + COMPARE_S
         try:
             self._look()
         except (Unavailable, Overloaded):

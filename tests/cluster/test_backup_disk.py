@@ -1,17 +1,21 @@
-"""Backups, restores and exports on disks that fail, and their commands when a signal ends them."""
+"""Backups, restores and exports on disks and stores that fail or are slow, or ended by a signal."""
 
 import errno
 import os
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.backup import pin_keeper
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
-from cluster.backup.catalogue import Catalogue
+from cluster.backup.catalogue import Catalogue, catalogue_name
 from cluster.backup.parquet_export import ParquetExport
 from cluster.backup.restoration import STAGE, receive
+from tests.cluster.running import WAIT_S
 from tests.cluster.test_backup_store import DISK, OneNode, backed_up, restored
 from timer.files.disk import RealDisk
 from timer.recovery.rows_at_rest import pending_rows
@@ -36,6 +40,28 @@ def export(store: BackupStore, found: Catalogue, tmp_path: Path) -> ParquetExpor
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+def test_node_keeps_a_backup_open_while_stored_parts_are_read_again(
+    store: BackupStore, found: Catalogue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, asked = OneNode(tmp_path / "again"), threading.Event()
+    read, fetch = store.read, node.fetch_backup
+
+    def slow(name: str) -> Iterator[bytes]:
+        asked.clear()
+        assert asked.wait(WAIT_S)
+        return read(name)
+
+    def fetched(*request: Any) -> bytes:
+        asked.set()
+        return fetch(*request)
+
+    store.delete(catalogue_name(found.backup))
+    monkeypatch.setattr(pin_keeper, "KEEP_S", 0.001)
+    monkeypatch.setattr(store, "read", slow)
+    monkeypatch.setattr(node, "fetch_backup", fetched)
+    assert backed_up(node, store).sent_bytes == 0
 
 
 @pytest.mark.parametrize("failing", [".tmp", "parts"])

@@ -7,10 +7,11 @@ from unittest.mock import Mock
 import pytest
 
 from cluster.api import log_shipping
-from cluster.backup import log_shipper
+from cluster.backup import log_shipper, pin_keeper
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.roll_forward import Until
 from cluster.backup.store_care import gaps_of
+from tests.cluster.running import until
 from tests.cluster.test_log_shipping import Shipped, Shipper, at, first, state_at, stored
 from tests.timer.machines import START_MS
 from timer.model.units import LogIndex
@@ -33,7 +34,7 @@ def test_silent_node_is_not_waited_for_and_is_told_again_later(
 
     def asked() -> set[str]:
         node.asked.clear()
-        shipper.step(log_shipper.SPREAD_S)
+        shipper.shipper.keep_log()
         return {name for name, *_ in node.asked}
 
     assert asked() == {"n1", "n2"}
@@ -62,23 +63,26 @@ async def test_shipper_that_begins_is_no_progress_of_its_store(tmp_path: Path) -
     assert await stored_ms(10) == node.log.entries[node.files.first_index - 1].time_ms == START_MS
 
 
-def test_nodes_keep_the_log_while_the_store_is_away(
+def test_nodes_keep_the_log_while_a_call_of_the_store_lasts(
     tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Shipped(tmp_path, applied=10)
     shipper = Shipper(node, store)
     shipper.step()
     shipper.back_up()
+    monkeypatch.setattr(pin_keeper, "KEEP_S", 0.001)
 
-    def full(*_: Any) -> None:
-        raise StoreUnavailable("no space left")
+    def hangs(*_: Any) -> None:
+        node.asked.clear()
+        wanted = {("n1", 10), ("n2", 10)}
+        until(lambda: wanted <= {(name, claimed) for name, _, claimed in node.asked})
+        shipper.shipper.stop()
+        raise StoreUnavailable("no answer")
 
-    monkeypatch.setattr(store, "put", full)
+    monkeypatch.setattr(store, "put", hangs)
     node.applied = 20
-    node.asked.clear()
-    shipper.step(log_shipper.SPREAD_S)
-    assert shipper.told == ["no space left; trying again"]
-    assert ("n2", 10) in {(name, claimed) for name, _, claimed in node.asked}
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        shipper.shipper.run()
 
 
 def test_node_that_came_back_has_the_entry_that_all_others_dropped(
@@ -256,8 +260,8 @@ def test_node_that_lags_is_no_gap_and_a_status_from_before_proves_nothing(
         shipper.step()
         node.applied = 15
         shipper.step()
-    shipper.step(log_shipper.SPREAD_S)
+    shipper.step(log_shipper.COMPARE_S)
     assert shipper.told == []
     node.committed = 15
-    shipper.step(log_shipper.SPREAD_S)
+    shipper.step(log_shipper.COMPARE_S)
     assert "entry 20 of epoch" in shipper.told[0]

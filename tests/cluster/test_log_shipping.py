@@ -582,7 +582,7 @@ def test_all_nodes_are_told_how_far_the_store_is(tmp_path: Path, store: BackupSt
     node.applied = 20
     shipper.step()
     node.asked.clear()
-    shipper.step(log_shipper.SPREAD_S)
+    shipper.shipper.keep_log()
     assert ("n2", 20) in {(name, claimed) for name, _, claimed in node.asked}
 
 
