@@ -167,11 +167,12 @@ def with_extra(run: Run) -> Run:
 
     SIGTERM ends it with SystemExit, so that it deletes its temporary files.
     """
+    from cluster.backup.store_calls import leaving_calls
 
     @functools.wraps(run)
     def checked(args: argparse.Namespace) -> int:
         try:
-            with cli_args.sigterm_exits():
+            with cli_args.sigterm_exits(), leaving_calls():
                 return run(args)
         except ModuleNotFoundError as missing:
             raise UsageError(why_missing(missing, "server")) from None

@@ -13,10 +13,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from cluster.backup.store_calls import Interruptible, interruptible
 from timerclient.values.errors import TimerError, Unavailable
 
 READ_SIZE: Final = 4 << 20
 """Bytes of one read from the store."""
+RETRY_S: Final = 60
+"""Time in which Google Cloud Storage is called again; its library's default is 15 minutes."""
 REST_AGE_S: Final = 3600.0
 """Age of a file that no writer writes any more, in seconds. Each one writes for minutes at most."""
 _TEMPORARY: Final = ".tmp"
@@ -58,22 +61,28 @@ class BackupStore:
 
         self.root: Final = root
         self._fs_module: Any = fs
+        found: Any
         try:
             if "://" in root:
-                self._fs, self._base = fs.FileSystem.from_uri(root)
+                found, self._base = interruptible(fs.FileSystem.from_uri, bounded(root))
             else:
-                self._fs, self._base = fs.LocalFileSystem(), str(Path(root).absolute())
+                found, self._base = fs.LocalFileSystem(), str(Path(root).absolute())
         except (ArrowInvalid, NotImplementedError) as error:
             raise BackupError(f"{root!r} is no directory and no URI of a store: {error}") from None
         except OSError as error:
             raise StoreUnavailable(f"{root}: {error}") from None
-        self._is_local = isinstance(self._fs, fs.LocalFileSystem)
+        self._is_local = isinstance(found, fs.LocalFileSystem)
+        self._fs = self._interruptible(found)
         if not self._base.strip("/") and not self._is_local:
             raise BackupError(f"{root!r} names no bucket: s3://BUCKET/PREFIX")
         if self._is_local and Path(self._base).is_file():
             raise BackupError(f"{root} is a file: give a directory")
         if self._is_local:
             check_link(Path(self._base))
+
+    def _interruptible(self, opened: Any) -> Any:
+        """Return a file system or a stream. Calls of a local one are short."""
+        return opened if self._is_local else Interruptible(opened)
 
     def _path(self, name: str) -> str:
         return f"{self._base.rstrip('/')}/{name}"
@@ -138,14 +147,16 @@ class BackupStore:
         # A name of its own: two backups may write the same part at the same time.
         own = f".{secrets.token_hex(8)}{_TEMPORARY}"
         there = path + own if self._is_local else path
+        out: Any = None
         with self._reported(name):
             if self._is_local:
                 _make_folder(Path(path).parent)
             try:
                 if self._is_local:
                     os.close(os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
-                with self._fs.open_output_stream(there, compression=None) as out:
-                    yield out
+                out = self._interruptible(self._fs.open_output_stream(there, compression=None))
+                yield out
+                out.close()
                 if self._is_local:
                     _sync(there)
                     is_new = not Path(path).exists()
@@ -153,6 +164,9 @@ class BackupStore:
                     there = path if is_new else there
                     _sync(path.rpartition("/")[0])
             except BaseException:
+                with suppress(OSError):
+                    if out is not None:
+                        out.close()
                 with suppress(OSError):  # the end of the stream has made an object of its part
                     self._fs.delete_file(there)
                 raise
@@ -178,12 +192,15 @@ class BackupStore:
             BackupError: the file is missing.
             StoreUnavailable: it can't be read.
         """
-        with (
-            self._reported(name),
-            self._fs.open_input_stream(self._path(name), compression=None) as source,
-        ):
-            while piece := source.read(READ_SIZE):
-                yield piece
+        with self._reported(name):
+            opened = self._fs.open_input_stream(self._path(name), compression=None)
+            source = self._interruptible(opened)
+            try:
+                while piece := source.read(READ_SIZE):
+                    yield piece
+            finally:
+                with suppress(OSError):
+                    source.close()
 
     def delete_incomplete(self, folder: str) -> None:
         """Delete the rests of files in a folder and below, whose writers were killed an hour ago.
@@ -206,6 +223,16 @@ class BackupStore:
         """
         with self._reported(name), suppress(FileNotFoundError):
             self._fs.delete_file(self._path(name))
+
+
+def bounded(uri: str) -> str:
+    """Return a URI whose file system repeats its calls for RETRY_S, if it names no other time.
+
+    S3 has a bound of its own, of about 100 seconds.
+    """
+    if not uri.startswith(("gs://", "gcs://")) or "retry_limit_seconds=" in uri:
+        return uri
+    return f"{uri}{'&' if '?' in uri else '?'}retry_limit_seconds={RETRY_S}"
 
 
 def check_link(path: Path) -> None:

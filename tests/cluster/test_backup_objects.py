@@ -1,17 +1,26 @@
 """Backups in an object store: an S3 server in this process."""
 
+import os
+import signal
+import socket
+import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from pyarrow.fs import FileSystem
 
-from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup import store_calls
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, bounded
 from cluster.backup.catalogue import Catalogue, read_catalogues
 from cluster.backup.store_care import damages_of, prune
+from tests.cluster.running import WAIT_S, until
 from tests.cluster.test_backup_store import OneNode, backed_up, restored
+from timerclient.cli.timerctl import main as timerctl
 
 MIB = 1 << 20
 
@@ -97,3 +106,45 @@ def test_object_of_many_pieces_is_whole_or_absent(server: str) -> None:
     assert store.sizes("parts") == {"parts/whole": 12 * MIB}
     with pytest.raises(StoreUnavailable, match="missing-bucket"):
         BackupStore(f"s3://missing-bucket/a?{server}").put("parts/x", [b"x"], 1)
+
+
+class Left(BaseException):
+    """The process would have ended."""
+
+
+def test_signal_ends_a_command_while_the_store_does_not_answer(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+
+    def hang() -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert released.wait(WAIT_S)
+
+    def left(code: int) -> None:
+        assert not released.is_set()
+        raise Left(code)
+
+    monkeypatch.setattr(os, "_exit", left)
+    monkeypatch.setattr(store_calls, "GRACE_S", 0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hanging = threading.Thread(target=hang)
+        hanging.start()
+        where = f"127.0.0.1:{listener.getsockname()[1]}"
+        store = f"s3://kept?scheme=http&region=us-east-1&endpoint_override={where}"
+        try:
+            with pytest.raises(Left, match="143"):
+                timerctl(["backup", "list", "--from", store])
+        finally:
+            released.set()
+            hanging.join()
+    until(store_calls.is_idle)
+
+
+def test_google_cloud_storage_is_not_called_again_for_15_minutes() -> None:
+    given = "gs://anonymous@bucket/x?retry_limit_seconds=5"
+    for uri, limit_s in (("gs://anonymous@bucket/x", 60), (given, 5)):
+        _, [options] = FileSystem.from_uri(bounded(uri))[0].__reduce__()
+        assert options["retry_time_limit"] == timedelta(seconds=limit_s)
