@@ -200,8 +200,8 @@ def _backup(args: argparse.Namespace) -> int:
     return OK
 
 
-def taken(args: argparse.Namespace, store: "BackupStore") -> "Catalogue":
-    """Take a backup of the cluster that a command line names.
+def taken(args: argparse.Namespace, store: "BackupStore", *, is_kept: bool = True) -> "Catalogue":
+    """Take a backup of the cluster that a command line names. `is_kept`: see `take`.
 
     Raises:
         TimerError: see `BackupRun.take`.
@@ -214,7 +214,7 @@ def taken(args: argparse.Namespace, store: "BackupStore") -> "Catalogue":
     patience_s = args.timeout.total_seconds()
     with TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args)) as client:
         run = BackupRun(client, store, node=args.node, patience_s=patience_s, told=tell)
-        return run.take()
+        return run.take(is_kept=is_kept)
 
 
 def tell(text: str) -> None:

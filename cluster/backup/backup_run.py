@@ -101,8 +101,10 @@ class BackupRun:
         self._backup_id = secrets.randbits(64) or 1
         self._sent = 0
 
-    def take(self) -> Catalogue:
+    def take(self, *, is_kept: bool = True) -> Catalogue:
         """Take the backup; return its catalogue.
+
+        `is_kept`: whether the store stays, so that the node counts the backup as complete.
 
         Raises:
             BackupError: the store has backups of another cluster, or bytes differ from the node's.
@@ -122,7 +124,7 @@ class BackupRun:
             head = next(part for part in opened.parts if part.path == manifest.NAME)
             with kept(lambda: self._fetch_last(head)):
                 catalogue = self._stored(opened, before, status, begun_ms)
-            complete = True
+            complete = is_kept
             return catalogue
         finally:
             with suppress(TimerError):  # the node closes it after a minute

@@ -53,7 +53,7 @@ def _export(args: argparse.Namespace) -> int:
         raise UsageError("--backup, --at-index and --at need --from STORE")
     with _temporary() as folder:
         store = BackupStore(str(folder))
-        return _written(args, target, store, taken(args, store), None)
+        return _written(args, target, store, taken(args, store, is_kept=False), None)
 
 
 @contextmanager

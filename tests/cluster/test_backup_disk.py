@@ -5,6 +5,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.cluster.test_backup_store import DISK, OneNode, backed_up, restored
 from timer.files.disk import RealDisk
 from timer.recovery.rows_at_rest import pending_rows
 from timerclient.cli.timerctl import main as timerctl
+from timerclient.client import timer_client
 
 
 @pytest.fixture
@@ -62,6 +64,16 @@ def test_node_keeps_a_backup_open_while_stored_parts_are_read_again(
     monkeypatch.setattr(store, "read", slow)
     monkeypatch.setattr(node, "fetch_backup", fetched)
     assert backed_up(node, store).sent_bytes == 0
+
+
+@pytest.mark.parametrize("command", ["backup", "export"])
+def test_node_counts_a_backup_and_not_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    node = OneNode(tmp_path / "node")
+    monkeypatch.setattr(timer_client, "TimerClient", lambda *_, **__: nullcontext(node))
+    assert timerctl([command, "--into", str(tmp_path / "place")]) == 0
+    assert node.complete is (command == "backup")
 
 
 @pytest.mark.parametrize("failing", [".tmp", "parts"])
