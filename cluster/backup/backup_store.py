@@ -5,10 +5,12 @@ when its stream is closed. pyarrow can't abort a stream: after an error, the obj
 far until it is deleted. Readers therefore compare sizes and checksums.
 """
 
+import copy
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +20,8 @@ from timerclient.values.errors import TimerError, Unavailable
 
 READ_SIZE: Final = 4 << 20
 """Bytes of one read from the store."""
+DELETIONS: Final = 8
+"""Files that are deleted at the same time."""
 RETRY_S: Final = 60
 """Time in which Google Cloud Storage is called again; its library's default is 15 minutes."""
 REST_AGE_S: Final = 3600.0
@@ -60,6 +64,7 @@ class BackupStore:
         from pyarrow import ArrowInvalid, fs
 
         self.root: Final = root
+        self._stopped: Callable[[], bool] = lambda: False
         self._fs_module: Any = fs
         found: Any
         try:
@@ -80,6 +85,12 @@ class BackupStore:
         if self._is_local:
             check_link(Path(self._base))
 
+    def until(self, stopped: Callable[[], bool]) -> "BackupStore":
+        """Return the same store, whose calls raise BackupError once `stopped` returns True."""
+        found = copy.copy(self)
+        found._stopped = stopped  # noqa: SLF001 -- a copy of this store
+        return found
+
     def _interruptible(self, opened: Any) -> Any:
         """Return a file system or a stream. Calls of a local one are short."""
         return opened if self._is_local else Interruptible(opened)
@@ -92,9 +103,11 @@ class BackupStore:
         """Convert errors of the file system.
 
         Raises:
-            BackupError: the file is missing.
+            BackupError: the file is missing; or see `until`.
             StoreUnavailable: any other error.
         """
+        if self._stopped():
+            raise BackupError(f"{self.root}: {name}: stopped; the next run continues")
         try:
             yield
         except FileNotFoundError:
@@ -223,6 +236,20 @@ class BackupStore:
         """
         with self._reported(name), suppress(FileNotFoundError):
             self._fs.delete_file(self._path(name))
+
+    def delete_all(self, names: Collection[str]) -> None:
+        """Delete files, several at a time; see `delete`.
+
+        Raises:
+            StoreUnavailable: one can't be deleted. Some of the others are.
+        """
+
+        def delete() -> None:
+            with ThreadPoolExecutor(DELETIONS) as pool:
+                for _ in pool.map(self.delete, names):  # an error cancels the rest
+                    pass
+
+        interruptible(delete)
 
 
 def bounded(uri: str) -> str:

@@ -279,7 +279,8 @@ class LogShipper:
             raise
         self._complete(found)
         if self._plan.keep is not None:
-            self._pruning = self._thread.submit(prune, self._store, self._plan.keep)
+            store = self._store.until(lambda: self._is_stopped)
+            self._pruning = self._thread.submit(prune, store, self._plan.keep)
         return False
 
     def _complete(self, found: Catalogue) -> None:

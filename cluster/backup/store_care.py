@@ -108,8 +108,8 @@ def prune(store: BackupStore, keep: int) -> Pruned:
     """
     found = read_catalogues(store)
     old: list[Catalogue] = found[:-keep]
-    for each in old:  # first: a backup without all its parts must not be listed
-        store.delete(catalogue_name(each.backup))
+    # First: a backup without all its parts must not be listed.
+    store.delete_all([catalogue_name(each.backup) for each in old])
     needed = {part.name for each in found[-keep:] for part in each.parts}
     idle = {name: size for name, size in store.sizes(PARTS).items() if name not in needed}
     if found:
@@ -117,8 +117,7 @@ def prune(store: BackupStore, keep: int) -> Pruned:
         log = StoredLog(store, found[-1].cluster_id)
         old_log = {f"{log.folder}/{part.name}" for part in log.parts if part.last <= oldest}
         idle |= {name: size for name, size in store.sizes(LOG).items() if name in old_log}
-    for name in idle:
-        store.delete(name)
+    store.delete_all(idle)
     for folder in (CATALOGUES, PARTS, LOG):
         store.delete_incomplete(folder)
     return Pruned(backups=[each.backup for each in old], parts=len(idle), size=sum(idle.values()))

@@ -9,6 +9,7 @@ import pytest
 from cluster.api import log_shipping
 from cluster.backup import log_shipper, pin_keeper
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.catalogue import read_catalogues
 from cluster.backup.roll_forward import Until
 from cluster.backup.store_care import gaps_of
 from tests.cluster.running import until
@@ -132,6 +133,32 @@ def test_stop_does_not_wait_for_entries_that_are_committed_later(
     shipper.shipper.stop()
     shipper.shipper.run()
     assert [part.last for part in stored(store).parts] == [11, 12]
+
+
+def test_stop_ends_a_prune(
+    tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Shipped(tmp_path, applied=5)
+    shipper = Shipper(node, store, keep=1)
+    shipper.step()
+    shipper.back_up()
+    node.applied = 20
+    node.grow()
+    there, delete = store.sizes("parts"), BackupStore.delete
+
+    def stopped(store: BackupStore, name: str) -> None:
+        delete(store, name)
+        shipper.shipper.stop()
+
+    monkeypatch.setattr(BackupStore, "delete", stopped)
+    shipper.back_up()
+    assert shipper.done == [5, 20]
+    assert shipper.shipper._pruning is not None
+    with pytest.raises(BackupError, match="stopped; the next run continues"):
+        shipper.shipper._pruning.result()
+    assert [each.index for each in read_catalogues(store)] == [20]
+    assert there.items() <= store.sizes("parts").items()
+    shipper.shipper.run()
 
 
 def test_stop_fails_if_the_store_lacks_entries(tmp_path: Path, store: BackupStore) -> None:

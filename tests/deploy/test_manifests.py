@@ -181,7 +181,8 @@ def test_continuous_backups_run_once_and_reach_the_nodes(tmp_path: Path) -> None
     own = {"initContainers", "restartPolicy", "containers"}
     assert job["spec"]["restartPolicy"] == "Never"
     shared = {name: value for name, value in job["spec"].items() if name not in own}
-    assert template["spec"] == shared | {"containers": [container]}
+    following = {"containers": [container], "terminationGracePeriodSeconds": 300}
+    assert template["spec"] == shared | following
 
 
 def _only(rendered: dict[str, Any], names: set[str]) -> dict[str, Any]:
