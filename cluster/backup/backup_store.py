@@ -7,6 +7,7 @@ far until it is deleted. Readers therefore compare sizes and checksums.
 
 import copy
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -26,6 +27,8 @@ RETRY_S: Final = 60
 """Time in which Google Cloud Storage is called again; its library's default is 15 minutes."""
 REST_AGE_S: Final = 3600.0
 """Age of a file that no writer writes any more, in seconds. Each one writes for minutes at most."""
+_REQUEST_ID: Final = re.compile(r" *\([^()]*Request ID:[^()]*\)")
+"""In messages of S3, another one each time."""
 _TEMPORARY: Final = ".tmp"
 _FOLDER_MODE: Final = 0o750
 _FILE_MODE: Final = 0o640
@@ -44,7 +47,7 @@ class StoreUnavailable(Unavailable):
     """The store does not answer, or rejects the access."""
 
     def __init__(self, message: str, cause: str = "") -> None:
-        """`cause`: the reason without the name of a file. Empty: the message."""
+        """`cause`: the reason without the names of a file and a request. Empty: the message."""
         super().__init__(message)
         self.cause = cause or message
 
@@ -113,7 +116,8 @@ class BackupStore:
         except FileNotFoundError:
             raise BackupError(f"{self.root}: {name} is missing") from None
         except OSError as error:
-            cause = os.strerror(error.errno) if error.errno else str(error).replace(name, "")
+            text = _REQUEST_ID.sub("", str(error).replace(name, ""))
+            cause = os.strerror(error.errno) if error.errno else text
             raise StoreUnavailable(f"{self.root}: {name}: {error}", cause) from None
 
     def check_exists(self) -> None:

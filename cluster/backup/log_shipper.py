@@ -55,6 +55,8 @@ QUIET_S: Final = 30.0
 """A node that applies nothing for this time is left: a leader appends checkpoints all the time."""
 AGAIN_S: Final = 10.0
 """Pause after a backup that failed."""
+CAUSES_MAX: Final = 10
+"""Causes of trouble that are told. Some messages have a number that is another one each time."""
 _BEHIND_ALL: Final = LogEnd(LogIndex((1 << 63) - 1), Epoch(0))
 
 
@@ -241,7 +243,7 @@ class LogShipper:
     def _attempt(self, kind: str, work: Callable[[], bool]) -> bool:
         """Return the result of some work; False after trouble.
 
-        Each cause of trouble is told once until the work succeeds again.
+        Each cause of trouble is told once until the work succeeds again, and CAUSES_MAX at most.
 
         Raises:
             WrongStore: see `run`.
@@ -258,9 +260,9 @@ class LogShipper:
             self._node = "" if kind == "log" else self._node
             cause = error.cause if isinstance(error, StoreUnavailable) else str(error)
             told = self._troubles.setdefault(kind, set())
-            if cause not in told:
+            if cause not in told and len(told) < CAUSES_MAX:
                 self._told(f"{error}; trying again")
-            told.add(cause)
+                told.add(cause)
         else:
             if self._troubles.pop(kind, None):
                 self._told(f"the {kind} goes on")

@@ -86,6 +86,28 @@ def test_nodes_keep_the_log_while_a_call_of_the_store_lasts(
         shipper.shipper.run()
 
 
+def test_trouble_of_a_store_is_told_once_though_each_message_is_another_one(
+    tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.back_up()
+    busy = "AWS Error SLOW_DOWN: Reduce it. (Request ID: A{0}, Extended Request ID: {0}=)"
+    for message, lines in ((busy, 1), ("error {}", log_shipper.CAUSES_MAX)):
+        errors = [OSError(message.format(number)) for number in range(30)]
+        files = Mock(open_output_stream=Mock(side_effect=errors))
+        node.applied += 5
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "_fs", files)
+            for _ in errors:
+                shipper.step()
+        assert len(shipper.told) == lines
+        shipper.step()
+        assert shipper.told.pop() == "the log goes on"
+        shipper.told.clear()
+
+
 def test_node_that_came_back_has_the_entry_that_all_others_dropped(
     tmp_path: Path, store: BackupStore
 ) -> None:
