@@ -107,12 +107,15 @@ class BackupRun:
         `is_kept`: whether the store stays, so that the node counts the backup as complete.
 
         Raises:
-            BackupError: the store has backups of another cluster, or bytes differ from the node's.
+            BackupError: the store has backups of another cluster or no bucket, or bytes differ from
+                the node's.
             StoreUnavailable: the store does not answer.
             TimerError: the cluster does not answer, or rejects the call.
         """
         begun_ms = _now_ms()
         before, _ = readable_catalogues(self._store)  # a damaged one must not stop new backups
+        if not before:
+            self._store.check_bucket()
         status, committed = self._patiently(self._look)
         check_cluster(self._store, before, status.cluster_id)
         self._node = self._node or chosen_node(status, before)

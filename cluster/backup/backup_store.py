@@ -130,7 +130,20 @@ class BackupStore:
         with self._reported("its root"):
             found = self._fs.get_file_info(self._base.rstrip("/") or "/")
         if found.type != self._fs_module.FileType.Directory:
+            self.check_bucket()
             raise BackupError(f"{self.root}: there is no such folder; no backup was taken into it")
+
+    def check_bucket(self) -> None:
+        """Check that the bucket of an object store exists, if the access allows to look it up.
+
+        Raises:
+            BackupError: it does not.
+        """
+        bucket = self._base.partition("/")[0]
+        with suppress(OSError):
+            found = None if self._is_local else self._fs.get_file_info(bucket)
+            if found is not None and found.type == self._fs_module.FileType.NotFound:
+                raise BackupError(f"{self.root}: there is no bucket {bucket!r}")
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return path -> bytes of the complete files in a folder and below. Absent: none.

@@ -108,6 +108,18 @@ def test_object_of_many_pieces_is_whole_or_absent(server: str) -> None:
         BackupStore(f"s3://missing-bucket/a?{server}").put("parts/x", [b"x"], 1)
 
 
+def test_missing_bucket_is_named_before_a_node_opens_a_backup(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BackupError, match="there is no such folder"):
+        BackupStore(f"s3://kept/other?{server}").check_exists()
+    store, node = BackupStore(f"s3://misspelt/a?{server}"), OneNode(tmp_path)
+    monkeypatch.setattr(node, "open_backup", None)
+    for work in (store.check_exists, lambda: backed_up(node, store)):
+        with pytest.raises(BackupError, match="there is no bucket 'misspelt'"):
+            work()
+
+
 class Left(BaseException):
     """The process would have ended."""
 
