@@ -125,10 +125,14 @@ class Catalogue:
         if format_ != FORMAT:
             raise BackupError(f"{name}: format = {format_}: this program reads {FORMAT}")
         del fields["format"]
-        fields["replica_id"] = int(fields["replica_id"], 16)
-        fields["nodes"] = tuple(fields["nodes"])
-        fields["parts"] = tuple(StoredPart(**part) for part in fields["parts"])
-        found = cls(**fields)
+        try:
+            fields["replica_id"] = int(fields["replica_id"], 16)
+            fields["nodes"] = tuple(fields["nodes"])
+            fields["parts"] = tuple(StoredPart(**part) for part in fields["parts"])
+            found = cls(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            writer = f"timerctl {fields.get('program', 'of an unknown version')}"
+            raise BackupError(f"{name}: written by {writer}, with other fields: {error}") from None
         for part in found.parts:
             if not is_part_path(part.path) or not part.name.startswith(f"{PARTS}/"):
                 raise BackupError(f"{name}: {part.path!r} is no part of a state")

@@ -10,6 +10,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -38,7 +39,7 @@ from replication.core.log_recovery import recover as shape_of
 from replication.core.promise import PromiseFile
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of, state_of
 from tests.timer.test_manifest import busy_log
-from timer.files.data_directory import read_identity
+from timer.files.data_directory import read_identity, sha256_of
 from timer.files.disk import Disk, RealDisk
 from timer.files.log import Log as TimerLog
 from timer.model.columns import Binary, encode_headers
@@ -604,25 +605,30 @@ class Source:
         self.manifest_index = self._index
 
 
-async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
-    node: OneNode, tmp_path: Path
-) -> None:
-    now, failed = [0], list[BaseException]()
-    index = engine_on(DISK, node.state).manifest_index
-    source = Source(index)
-    desk = BackupDesk(
-        DISK,
+def desk_of(
+    node: OneNode, source: Source, disk: Disk = DISK, now: Sequence[int] = (0,), **more: Any
+) -> BackupDesk:
+    return BackupDesk(
+        disk,
         node.state,
-        tmp_path / "backups",
+        node.state.parent / "backups",
         source,
         log=cast("LogShipping", None),
         replica_id=ReplicaId(7),
         bytes_per_s=1 << 30,
         mono_ms=lambda: MonoMs(now[0]),
         wall_ms=lambda: UnixMs(START_MS),
-        damaged=failed.append,
-        fatal=failed.append,
+        **more,
     )
+
+
+async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
+    node: OneNode, tmp_path: Path
+) -> None:
+    now, failed = [0], list[BaseException]()
+    index = engine_on(DISK, node.state).manifest_index
+    source = Source(index)
+    desk = desk_of(node, source, now=now, damaged=failed.append, fatal=failed.append)
     opened = await desk.open(1, index)
     assert opened.index == index
     assert await desk.open(1, index) is opened
@@ -664,19 +670,7 @@ async def test_damage_that_a_backup_meets_is_healed_by_the_node_and_refused(
     """The node may lead, or be needed by another that is being healed: it must not end at once."""
     index, damages, failed = engine_on(DISK, node.state).manifest_index, list[Any](), list[Any]()
     disk = RealDisk()
-    desk = BackupDesk(
-        disk,
-        node.state,
-        tmp_path / "backups",
-        Source(index),
-        log=cast("LogShipping", None),
-        replica_id=ReplicaId(7),
-        bytes_per_s=1 << 30,
-        mono_ms=lambda: MonoMs(0),
-        wall_ms=lambda: UnixMs(START_MS),
-        damaged=damages.append,
-        fatal=failed.append,
-    )
+    desk = desk_of(node, Source(index), disk, damaged=damages.append, fatal=failed.append)
     part = (await desk.open(1, index)).parts[0]
     unreadable = UnreadableFileError("part", 3, "EIO")
 
@@ -703,6 +697,11 @@ def test_catalogue_is_a_document_for_programs(node: OneNode, store: BackupStore)
     assert document["format"] == 1
     assert {part["name"] for part in document["parts"]} == {*store.sizes("parts")}
     assert Catalogue.decode("x", found.encode()) == found
+    del document["sha256"]
+    later = document | {"program": "9.1", "compression": "zstd"}
+    data = json.dumps(later | {"sha256": sha256_of(later)}).encode()
+    with pytest.raises(BackupError, match=r"x: written by timerctl 9\.1, .*'compression'"):
+        Catalogue.decode("x", data)
 
 
 def test_backups_need_operate_for_all_topics_and_have_audit_lines_at_their_ends() -> None:
