@@ -9,16 +9,19 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.waiting import until
 from timerclient import AsyncTimerClient, TimerApp
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.scheduled_timers import RequestOutcome
+from timerclient.streams import nodes as nodes_module
 from timerclient.streams.node_channel import NodeChannel, tcp
-from timerclient.streams.nodes import PATIENCE_S_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
+from timerclient.streams.nodes import FORGET_S, PATIENCE_S_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
 from timerclient.streams.producer import ProducerStream, WaitingCall
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import (
     Closed,
     ConnectionLost,
+    LeadershipLost,
     NotLeader,
     NotReady,
     OutcomeUnknown,
@@ -35,7 +38,7 @@ async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_
     nodes = Nodes(["127.0.0.1:1"], ClientSettings(), tcp(None))
     patience_s = []
     for _ in range(20):
-        nodes._look()
+        nodes._look(FORGET_S)
         patience_s.append(nodes._patience_s)
         for _ in ("the hinted node", "all"):
             now_s += max(nodes.settings.probe_s, nodes._patience_s)
@@ -74,7 +77,7 @@ async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
             raise ConnectionLost("it broke") if lost else NotLeader("")
 
         monkeypatch.setattr(nodes, "leader", leader)
-        monkeypatch.setattr(nodes, "moved", moved)
+        monkeypatch.setattr(nodes, "_moved", moved)
         with pytest.raises(Closed) as told:
             await nodes.call(lambda *_, answer=answer: answer(), within_s=60)
         assert told.value.outcome_known == (not lost and not silent)
@@ -295,6 +298,7 @@ async def test_node_that_knows_an_older_leader_than_another_relays_nothing() -> 
 async def test_call_leaves_a_silent_relay_that_hears_the_leader_no_more() -> None:
     nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None))
     relay, hearing = nodes._node("n1:1", relays=True), {"n1:1"}
+    nodes._leader = relay
 
     def says(address: str) -> Any:
         async def answer(*_: object, **__: object) -> pb.GetStatusResponse:
@@ -306,10 +310,48 @@ async def test_call_leaves_a_silent_relay_that_hears_the_leader_no_more() -> Non
     for address in ("n1:1", "n2:1"):
         node: Any = nodes.node(address)
         node.admin = says(address)
-    assert not await nodes.moved(relay)
-    hearing, nodes._stayed = {"n2:1"}, (None, 0.0)
-    assert await nodes.moved(relay)
+    assert not await nodes._moved(relay)
+    hearing, nodes._stayed = {"n2:1"}, None
+    assert await nodes._moved(relay)
     assert nodes._leader is nodes._node("n2:1", relays=True)
+    await nodes.close()
+
+
+async def test_client_leaves_a_leader_that_it_alone_loses_and_returns_once_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, later_s = asyncio.get_running_loop().time, 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: real() + later_s)
+    monkeypatch.setattr(nodes_module, "RETURN_S", (0.01, 0.01))
+    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(probe_s=0.02), tcp(None))
+    reached = asyncio.Event()
+
+    async def leads(*_: object, **__: object) -> pb.GetStatusResponse:
+        await reached.wait()
+        return pb.GetStatusResponse(nodes=[pb.NodeStatus(epoch=7, role="leader", serving=True)])
+
+    async def follows(*_: object, **__: object) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(epoch=7, leader_address="n1:1", hears_leader=True)
+
+    for address, answer in {"n1:1": leads, "n2:1": follows}.items():
+        node: Any = nodes.node(address)
+        node.admin = SimpleNamespace(GetStatus=answer)
+    leader = nodes._leader = nodes.node("n1:1")
+    for _ in range(3):  # silent now and then
+        await nodes.check(leader, silent=True, free=True)
+        later_s += RELAYED_SLOW_S
+    for _ in range(3):  # silent on and on
+        await nodes.check(leader, silent=True, free=True)
+        later_s += RELAYED_SLOW_S / 3
+    with pytest.raises(LeadershipLost, match="n1:1 fell silent and another node is used"):
+        await nodes.check(leader, silent=True, free=True)
+    relay = await nodes.leader()
+    assert (relay.address, relay.relays) == ("n2:1", True)
+    reached.set()
+    await until(lambda: nodes._leader is leader)
+    await nodes.check(relay, silent=True, free=False)
+    with pytest.raises(LeadershipLost, match="n2:1 relays, and the leader is in reach again"):
+        await nodes.check(relay, silent=False, free=True)
     await nodes.close()
 
 

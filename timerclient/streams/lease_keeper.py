@@ -57,6 +57,11 @@ class LeaseKeeper:
         self._look_at_s = 0.0
         """When the leases are checked next, at the latest."""
 
+    @property
+    def any(self) -> bool:
+        """Whether a message of this stream is held. Its lease ends with the stream."""
+        return bool(self._holds)
+
     def lease_of(self, batch: Batch) -> Hold:
         """Return the lease of a batch that arrives now. It is not kept yet."""
         now_s, lease_s = self._clock.now_s(), batch.lease_ms / 1000

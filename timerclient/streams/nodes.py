@@ -2,14 +2,16 @@
 
     unknown ──probe──► known ──NOT_LEADER, broken, silent──► unknown
             ──the leader is out of reach──► relayed ──error, silent──► unknown
+                                               └──the leader answers──► known
 
 A client accepts a leader only by the node's own answer. It probes a node (`GetStatus`, local)
 before it sends a request, so a request is sent only over an open connection. The leader that a
-NOT_LEADER names is probed first. If a node falls silent, the client probes the others, because a
-paused process closes no connection.
+NOT_LEADER names is probed first. If a node falls silent, the client probes all nodes, because
+neither a paused process nor a network that drops packets closes a connection.
 
 A client behind a load balancer or outside of the nodes' network may not reach the leader's
-address. Then a node that it reaches and that hears the leader relays its requests.
+address. Then a node that it reaches and that hears the leader relays its requests. Such a client
+probes the nodes again every 10 to 20 s, and returns to the leader once that answers.
 
 A round of probes is short, so that dead nodes do not delay it. The time for an answer grows with
 the duration of the search, to 5 s after 20 s. From then on, a node that drops packets delays each
@@ -71,7 +73,8 @@ RELAYED_S: Final = 1.0
 failover takes half of that."""
 RELAYED_SLOW_S: Final = 5.0
 """The same if the leader's address only did not answer in time. The leader may be busy."""
-
+RETURN_S: Final = 10.0, 20.0
+"""Least and greatest pause between two searches for the leader by a client that is relayed."""
 
 Method = Callable[[NodeChannel, float], Awaitable[T]]
 """A call of a node; its second argument is the deadline in seconds."""
@@ -168,10 +171,14 @@ class Nodes:
         self._hint = ""
         self._leader_epoch = 0
         self._looking_since: float | None = None
-        """When the search for the leader began, on the loop's clock. None: the leader is known."""
+        """When the search for the leader began, on the loop's clock. None: the leader is known, and
+        not silent."""
         self._looked_at = 0.0
-        self._stayed: tuple[NodeChannel | None, float] = None, 0.0
-        """(a silent node that no other has replaced, time of that check on the loop's clock)."""
+        """When its last round began or ended."""
+        self._stayed: NodeChannel | None = None
+        """The silent node that no other replaced in the last round."""
+        self._returning: asyncio.Task[None] | None = None
+        """Searches for the leader while this client is relayed."""
         self._finding = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the first call."""
@@ -217,8 +224,11 @@ class Nodes:
 
     async def close(self) -> None:
         """Close all channels."""
-        await asyncio.gather(*(node.close() for node in self._end()))
-        self._stayed, self.last_error = (None, 0.0), None  # tracebacks have nodes
+        nodes = self._end()
+        if self._returning is not None:
+            await cancelled([self._returning])
+        await asyncio.gather(*(node.close() for node in nodes))
+        self._stayed = self.last_error = self._returning = None  # tracebacks have nodes
         self._unreached.clear()
         self._denied.clear()
 
@@ -247,12 +257,8 @@ class Nodes:
         pauses = RetryPauses(self.settings, self.rng)
         while True:
             async with self._finding:
-                self._look()
-                leader = self._leader or await self._probe_hint() or await self._probe_all()
-                leader = leader or self._relay(self._searched_s)
-                self._leader = leader
+                leader = self._leader or await self._search(FORGET_S)
             if leader is not None:
-                self._found(leader)
                 return leader
             if denied:
                 self._check_denied()
@@ -264,8 +270,36 @@ class Nodes:
         if addresses <= self._denied.keys():
             raise copy.copy(self._denied[self._addresses[0]])
 
+    async def _search(self, forget_s: float) -> NodeChannel | None:
+        """Use the leader, else a node that relays to it; return that node. None: neither is found.
+
+        `forget_s`: a search without a round for so many seconds is over, and a new one begins.
+        """
+        self._look(forget_s)
+        leader = await self._probe_hint() or await self._probe_all()
+        leader = leader or self._relay(math.inf if self._relayed else self._searched_s)
+        self._looked_at = asyncio.get_running_loop().time()
+        if leader is not None:
+            self._leader = leader
+            self._found(leader)
+        return leader
+
+    @property
+    def _relayed(self) -> bool:
+        return self._leader is not None and self._leader.relays
+
+    async def _return(self) -> None:
+        """Search for the leader while this client is relayed."""
+        while self._relayed:
+            await asyncio.sleep(self.rng.uniform(*RETURN_S))
+            async with self._finding:
+                if self._relayed:
+                    await self._search(FORGET_S)
+
     def _found(self, leader: NodeChannel) -> None:
         self._looking_since = None
+        if leader.relays and (self._returning is None or self._returning.done()):
+            self._returning = asyncio.create_task(self._return())
         now = leader.address, self._leader_epoch
         if self._told == now and self._missing_s == MISSING_S:
             return
@@ -291,28 +325,36 @@ class Nodes:
         if isinstance(error, NotLeader) and error.leader != node.address:
             self._hint = error.leader
 
-    async def moved(self, node: NodeChannel) -> bool:
-        """Return whether another node than the silent `node` leads; if so, use that node.
+    async def check(self, node: NodeChannel, *, silent: bool, free: bool) -> None:
+        """Check that a call or a stream stays with its node.
+
+        `silent`: it has had no answer for `stall_s`. `free`: it may move at no cost.
+
+        Raises:
+            LeadershipLost: It moves: the node fell silent and another one is used, or the node
+                relays it and the leader is in reach again.
+        """
+        if node.relays and self._leader is not None and not self._leader.relays:
+            if free:
+                raise LeadershipLost(f"{node.address} relays, and the leader is in reach again")
+        elif silent and await self._moved(node):
+            raise LeadershipLost(f"{node.address} fell silent and another node is used")
+
+    async def _moved(self, node: NodeChannel) -> bool:
+        """Return whether another node than the silent `node` is used, after a search for one.
 
         The consumers of quiet topics, perhaps a thousand, call this together. One of them probes.
         """
-        now = asyncio.get_running_loop().time
+        stall_s = self.settings.stall_s
         async with self._finding:
             if self._leader is not None and self._leader is not node:
                 return True
-            same = self._stayed[0] is node
-            if same and now() - self._stayed[1] < self.settings.stall_s / 4:
+            since_s = asyncio.get_running_loop().time() - self._looked_at
+            if self._stayed is node and since_s < stall_s / 4:
                 return False
-            leader = await self._probe_all()
-            if leader is None and node.relays:
-                heard, _ = self._followers.get(node.address, ("", 0))
-                leader = node if heard else self._relay()
-            if leader is None or leader is node:
-                self._stayed = node, now()  # after the round, which may take longer than that
-                return False
-            self._leader = leader
-            self._found(leader)
-            return True
+            leader = await self._search(2 * stall_s)  # a node that was silent until now is tried on
+            self._stayed = node
+            return leader is not None and leader is not node
 
     async def _probe_hint(self) -> NodeChannel | None:
         hint, self._hint = self._hint, ""
@@ -373,6 +415,8 @@ class Nodes:
         """
         followers = [*self._followers.items()]
         self.rng.shuffle(followers)  # clients spread over the nodes
+        used = self._leader.address if self._leader is not None and self._leader.relays else ""
+        followers.sort(key=lambda each: each[0] != used)
         newest = max((epoch for _, (_, epoch) in followers), default=0)
         for address, (leader, epoch) in followers:
             if not leader or leader in self._followers or epoch < newest:  # cut off from the others
@@ -393,15 +437,15 @@ class Nodes:
             isinstance(failed, grpc.aio.AioRpcError) and failed.code() is late
         )
 
-    def _look(self) -> None:
+    def _look(self, forget_s: float) -> None:
         now = asyncio.get_running_loop().time()
-        if self._looking_since is None or now - self._looked_at > FORGET_S:
+        if self._looking_since is None or now - self._looked_at > forget_s:
             self._looking_since = now
         self._looked_at = now
 
     @property
     def _searched_s(self) -> float:
-        """Seconds since the search for the leader began; 0: the leader is known."""
+        """Seconds since the search for the leader began; 0: there is none."""
         since_s = self._looking_since
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
@@ -447,10 +491,10 @@ class Nodes:
     # ---- calls
 
     async def attempt(self, node: NodeChannel, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the response of one unary call; leave a silent node if another leads.
+        """Return the response of one unary call; leave a silent node if another is used.
 
         Raises:
-            TimerError: The call failed. LeadershipLost: the node fell silent and another leads.
+            TimerError: The call failed. LeadershipLost: see `check`.
         """
         task = asyncio.ensure_future(_awaited(call))
         try:
@@ -458,9 +502,7 @@ class Nodes:
                 done, _ = await asyncio.wait({task}, timeout=self.settings.stall_s)
                 if done:
                     return task.result()
-                if await self.moved(node):
-                    silent = f"{node.address} fell silent and another node leads"
-                    raise LeadershipLost(silent)
+                await self.check(node, silent=True, free=False)
         except asyncio.CancelledError:
             if self._leader is node:  # it was silent until the call's time was up: perhaps for good
                 self._leader = None

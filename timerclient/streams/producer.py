@@ -37,7 +37,6 @@ from timerclient.values.errors import (
     Closed,
     ConnectionLost,
     InvalidRequest,
-    LeadershipLost,
     PermissionDenied,
     TimerError,
     means_move,
@@ -523,15 +522,14 @@ class ProducerStream:
             self._changed.set()
 
     async def _guard(self, node: NodeChannel) -> None:
-        """Raise when the node is silent and another leads."""
+        """Raise when the stream moves to another node."""
         loop = asyncio.get_running_loop()
         stall_s = self._settings.stall_s
         while True:
             await asyncio.sleep(stall_s / 4)
-            if self._pipeline.wire and loop.time() - self._progress_at > stall_s:
-                if await self._nodes.moved(node):
-                    silent = f"{node.address} fell silent and another node leads"
-                    raise LeadershipLost(silent)
+            silent = bool(self._pipeline.wire) and loop.time() - self._progress_at > stall_s
+            await self._nodes.check(node, silent=silent, free=True)
+            if silent:
                 self._progress_at = loop.time() - stall_s / 2
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -59,7 +59,6 @@ from timerclient.values.errors import (
     Closed,
     ConnectionLost,
     GroupHeld,
-    LeadershipLost,
     LeaseLost,
     NotFound,
     NotReady,
@@ -535,14 +534,13 @@ class Subscription:
                 await write(stream, request)
 
     async def _guard(self, node: NodeChannel) -> None:
-        """Raise when the node is silent and another node leads. A quiet topic is silent, too."""
+        """Raise when the stream moves to another node. A quiet topic is silent, too."""
         stall_s = self._nodes.settings.stall_s
         while True:
             await asyncio.sleep(stall_s / 4)
-            if self._loop.time() - self._heard_at > stall_s:
-                if await self._nodes.moved(node):
-                    silent = f"{node.address} fell silent and another node leads"
-                    raise LeadershipLost(silent)
+            silent = self._loop.time() - self._heard_at > stall_s
+            await self._nodes.check(node, silent=silent, free=not self._leases.any)
+            if silent:
                 self._heard_at = self._loop.time()
 
 
