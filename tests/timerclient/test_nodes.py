@@ -140,6 +140,26 @@ async def test_members_are_those_that_a_node_with_a_majority_knows() -> None:
             assert await client.members() == told
 
 
+async def test_checkpoints_are_those_of_a_node_that_reaches_the_leader_and_most_nodes() -> None:
+    def says(*roles: str) -> pb.GetCheckpointResponse:
+        nodes = [pb.NodeCheckpoint(role=role, reachable=bool(role)) for role in roles]
+        return pb.GetCheckpointResponse(nodes=nodes)
+
+    cut_off, alone = says("leader", "", ""), says("follower", "", "")
+    elects, follows = says("", "follower", "follower"), says("", "leader", "follower")
+    for answers, told in (
+        ([cut_off, follows], follows),
+        ([follows, cut_off], follows),
+        ([alone, elects, cut_off], elects),
+        ([alone, None], alone),
+    ):
+        addresses = [f"127.0.0.1:{port}" for port in range(1, len(answers) + 1)]
+        async with AsyncTimerClient(addresses) as client:
+            answer_with(client, "GetCheckpoint", dict(zip(addresses, answers, strict=True)))
+            assert await client.checkpoint() == told
+            assert await client.checkpoint(local=True) == answers[0]
+
+
 async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -190,15 +190,18 @@ def _of_certificates(node: pb.NodeStatus) -> Finding:
 
 def _of_state(nodes: Sequence[pb.NodeCheckpoint]) -> Finding:
     """Compare the digests of nodes that are at the same checkpoint."""
-    digests: dict[int, set[str]] = {}
+    digests: dict[int, list[str]] = {}
     for node in nodes:
         if node.reachable and node.digest:
-            digests.setdefault(node.checkpoint_index, set()).add(node.digest)
-    split = [index for index, found in digests.items() if len(found) > 1]
+            digests.setdefault(node.checkpoint_index, []).append(node.digest)
+    split = [index for index, found in digests.items() if len({*found}) > 1]
     if split:
         text = f"nodes differ in their state at the checkpoint {split[0]}"
         return Finding("state", "", Level.CRITICAL, text)
-    return Finding("state", "", Level.OK, "nodes at the same checkpoint have the same state")
+    text = "nodes at the same checkpoint have the same state"
+    if max(map(len, digests.values()), default=0) < 2:
+        text = "not compared: no two of the nodes that answer are at the same checkpoint"
+    return Finding("state", "", Level.OK, text)
 
 
 def findings_of_topic(

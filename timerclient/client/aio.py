@@ -456,18 +456,24 @@ class AsyncTimerClient(SeriesCalls):
     async def checkpoint(
         self, *, local: bool = False, at_index: int = 0
     ) -> pb.GetCheckpointResponse:
-        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer.
+        """Return the nodes' checkpoints and the shared one, from a node that reaches most nodes.
 
         Args:
-            local: Only of the node that answers.
+            local: Only of the first node that answers.
             at_index: Index of a CHECKPOINT entry: the digests are those there, empty if a node has
                 not applied it, or has forgotten it. 0: of the last one that each node applied.
         """
         request = pb.GetCheckpointRequest(
             local=local, at_index=rows.whole("at_index", at_index, 0, (1 << 64) - 1)
         )
+
+        def rank(answer: pb.GetCheckpointResponse) -> int:
+            up = [node for node in answer.nodes if node.reachable]
+            leads = any(node.role == "leader" for node in up)
+            return RANK_MAX if local or (leads and 2 * len(up) > len(answer.nodes)) else len(up)
+
         return await self._anywhere(
-            lambda node, left_s: node.admin.GetCheckpoint(request, timeout=left_s)
+            lambda node, left_s: node.admin.GetCheckpoint(request, timeout=left_s), rank=rank
         )
 
     async def topics(self) -> list[pb.TopicStatus]:

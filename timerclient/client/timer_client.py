@@ -287,10 +287,10 @@ class TimerClient(ThreadClient):
         return self._call(self._client.status(local=local))
 
     def checkpoint(self, *, local: bool = False, at_index: int = 0) -> pb.GetCheckpointResponse:
-        """Return the nodes' checkpoints and the shared checkpoint; the first node's answer.
+        """Return the nodes' checkpoints and the shared one, from a node that reaches most nodes.
 
         Args:
-            local: Only of the node that answers.
+            local: Only of the first node that answers.
             at_index: Index of a CHECKPOINT entry: the digests are those there, empty if a node has
                 not applied it, or has forgotten it. 0: of the last one that each node applied.
         """
