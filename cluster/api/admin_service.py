@@ -136,6 +136,10 @@ async def checkpoint_answer(
     if not local:
         there = functools.partial(checkpoint_of, at_index=index)
         nodes += _members(view, await ask_all(view.peers(), there))
+        # A node that catches up knows less of the leader's log than the leader itself.
+        end = max(nodes, key=lambda node: (node.role == "leader", node.epoch, node.log_end)).log_end
+        for node in nodes:
+            node.lag_entries = max(0, end - node.applied_index) if node.reachable else 0
     return pb.GetCheckpointResponse(
         nodes=sorted(nodes, key=lambda node: node.node),
         shared=None if index else view.shared_checkpoint(),

@@ -223,7 +223,8 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
 
     async def at(request: pb.GetCheckpointRequest, **_: object) -> pb.GetCheckpointResponse:
         del request
-        found = pb.NodeCheckpoint(node="n2", reachable=True, digest="a")
+        found = pb.NodeCheckpoint(node="n2", reachable=True, digest="a", role="leader")
+        found.log_end, found.applied_index = 900, 899
         return pb.GetCheckpointResponse(nodes=[found])
 
     async def silent(*_: object, **__: object) -> NoReturn:
@@ -244,7 +245,9 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
         is_voter=node.is_voter,
         peers=lambda: {"n2": ("host:1", answers), "n3": ("host:2", gone)},
         shared_checkpoint=lambda *, offsets=True: None,
-        node_checkpoint=lambda index=0: pb.NodeCheckpoint(node="n1", reachable=True, digest="a"),
+        node_checkpoint=lambda index=0: pb.NodeCheckpoint(
+            node="n1", reachable=True, digest="a", role="follower", log_end=5, applied_index=5
+        ),
     )
     scrub: Any = SimpleNamespace(last_pass=lambda: pb.NodeVerification(node="n1", reachable=True))
     admin = admin_of(view, scrub)
@@ -256,6 +259,8 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
     assert found.agreement == agreement
     shown = await admin.GetCheckpoint(pb.GetCheckpointRequest(at_index=9), none)
     assert [each.node for each in shown.nodes] == names
+    lags = [each.lag_entries for each in shown.nodes]
+    assert lags == [895, 1, *[0] * votes], "n1 lacks most of the leader's log"
     over_http = await NodeState.checkpoint(view, cluster=True)
     assert [each["node"] for each in over_http["nodes"]] == names
     one = await admin.GetVerification(pb.GetVerificationRequest(node="n3"), none)

@@ -42,7 +42,9 @@ def cluster() -> tuple[list[pb.NodeStatus], list[pb.NodeCheckpoint]]:
         for number, name in enumerate(("n1", "n2", "n3"), 1)
     ]
     checkpoints = [
-        pb.NodeCheckpoint(node=each.name, reachable=True, digest="aa", checkpoint_index=7)
+        pb.NodeCheckpoint(
+            node=each.name, role=each.role, reachable=True, digest="aa", checkpoint_index=7
+        )
         for each in nodes
     ]
     return nodes, checkpoints
@@ -151,6 +153,7 @@ def test_a_healthy_cluster_is_ok() -> None:
         (lambda n, _: setattr(n[1], "unsure", True), 1, "files", "does not vote"),
         (lambda n, _: unlike(n), 1, "settings", "lease_ms must be the same on all nodes"),
         (lambda _, c: setattr(c[1], "lag_entries", 101), 1, "behind", "101 entries behind"),
+        (lambda _, c: setattr(c[0], "role", "follower"), 0, "behind", "unknown: no leader answers"),
         (lambda _, c: setattr(c[1], "digest", "bb"), 2, "state", "at the checkpoint 7"),
         (lambda _, c: [each.ClearField("digest") for each in c[1:]], 0, "state", "not compared"),
     ],

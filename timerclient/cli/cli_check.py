@@ -25,6 +25,7 @@ from timerclient.cli import output
 from timerclient.cli.cli_args import Commands, duration, duration_text
 from timerclient.cli.cli_nodes import (
     HOW_TO_VOTE,
+    lag_of,
     rejects_new_timers,
     too_old,
     trouble_of_leader,
@@ -131,9 +132,10 @@ def findings_of_nodes(
             yield Finding("certificate", node.name, Level.CRITICAL, node.error)
     for at in checkpoint.nodes:
         if at.reachable:
-            level = Level.WARNING if at.lag_entries > behind_max else Level.OK
-            text = f"{at.lag_entries} entries behind"
-            yield Finding("behind", at.node, level, text, at.lag_entries)
+            lag = lag_of(at, checkpoint)
+            level = Level.WARNING if (lag or 0) > behind_max else Level.OK
+            text = f"{lag} entries behind" if lag is not None else "unknown: no leader answers"
+            yield Finding("behind", at.node, level, text, lag)
     yield _of_state(checkpoint.nodes)
 
 

@@ -95,6 +95,12 @@ def _trouble(status: pb.GetStatusResponse) -> str:
     return "" if named.serving else f"{status.leader} leads and does not serve yet"
 
 
+def lag_of(node: pb.NodeCheckpoint, answer: pb.GetCheckpointResponse) -> int | None:
+    """Return the entries that a node has yet to apply. None: unknown, as no leader answers."""
+    leads = any(each.reachable and each.role == "leader" for each in answer.nodes)
+    return node.lag_entries if leads else None
+
+
 def rejects_new_timers(status: pb.GetStatusResponse, members: pb.ListMembersResponse) -> bool:
     """Return whether the leader rejects new timers, because its disk or those of others are low."""
     voters = {member.replica_id for member in members.members if member.voter}
@@ -287,7 +293,7 @@ class NodeCommands(Commands):
         rows = [
             (
                 *(n.node, n.role, n.epoch, n.log_end, n.commit_index, n.applied_index),
-                *(n.lag_entries, output.instant(n.last_read_time_ms), n.checkpoint_index),
+                *(lag_of(n, checkpoint), output.instant(n.last_read_time_ms), n.checkpoint_index),
                 *(n.digest[:12], n.age_ms, n.runs, output.instant(n.window_end_ms)),
                 *(output.pairs(n.queue_offsets), ""),
             )
@@ -309,6 +315,8 @@ class NodeCommands(Commands):
             text += "\n\nshared: none yet"
         document = as_dict(checkpoint)
         document |= {"nodes": [known_fields(node) for node in document["nodes"]]}
+        for row, n in zip(document["nodes"], checkpoint.nodes, strict=True):
+            row["lag_entries"] = lag_of(n, checkpoint) if n.reachable else None
         self._put(args, document, text)
         return OK
 

@@ -3458,7 +3458,7 @@ class NodeCheckpoint(_message.Message):
     age_ms: _builtins.int
     """time since that entry, on the cluster's clock"""
     lag_entries: _builtins.int
-    """entries behind the leader's log end, as far as this node knows it"""
+    """entries up to the log end of the leader; without one: of the newest log"""
     manifest_index: _builtins.int
     runs: _builtins.int
     reachable: _builtins.bool
