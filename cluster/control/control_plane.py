@@ -323,7 +323,7 @@ class ControlPlane:
     async def _request(self, asked: Asked, words: tuple[object, ...]) -> CommandAnswer:
         assert self._loop is not None
         until_s = self._loop.time() + ELECTION_DEADLINE_S
-        while (controller := self._reached_controller()) is None:
+        while (controller := self.reached_controller) is None:
             if self._loop.time() >= until_s:
                 return CommandAnswer(CommandOutcome.NOT_NOW, "no controller is known")
             await asyncio.sleep(HURRY_S)
@@ -342,8 +342,9 @@ class ControlPlane:
         finally:
             del self._asked[ask_id]
 
-    def _reached_controller(self) -> str | None:
-        """Return the name of the controller. None: there is none, or its link is down."""
+    @property
+    def reached_controller(self) -> str | None:
+        """The name of the controller. None: this node knows none, or has no link to it."""
         if self.is_controller:
             return self.name
         name = self.controller_name

@@ -86,8 +86,9 @@ class OperatorCommands:
         others = await ask_all(self._view.peers(), status_of)
         voters = [node for node in others if self._view.is_voter(node.name)]
         if not any(node.reachable and not node.drained for node in voters):
-            limit = "can't be drained: each other voter is drained, or does not answer"
-            raise InvalidRequestError("node", self._view.name, limit)
+            name = self._view.name
+            limit = f"can't be drained: each other voter is drained, or does not answer {name}"
+            raise InvalidRequestError("node", name, limit)
         return self._view.leader_name() == self._view.name and await self.transfer("")
 
     async def transfer(self, target: str) -> bool:

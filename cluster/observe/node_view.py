@@ -104,6 +104,8 @@ class NodeState(TopicView):
     def leadership(self) -> tuple[int, str, str]:
         """Return (epoch, leader's name, controller's name); an empty name: unknown.
 
+        The controller is named while this node has a link to it.
+
         Epoch and leader come from the same source, so that a new epoch is never shown with an old
         leader: the leader's stream to this node, or the appointment if its epoch is higher.
         """
@@ -111,7 +113,7 @@ class NodeState(TopicView):
         epoch, leader = replica.epoch, replica.leader_id
         if state.epoch > epoch or (state.epoch == epoch and leader is None):
             epoch, leader = state.epoch, state.leader
-        return epoch, self._name_of(leader) or "", self._control.controller_name or ""
+        return epoch, self._name_of(leader) or "", self._control.reached_controller or ""
 
     @property
     def log_end(self) -> LogIndex:

@@ -161,7 +161,7 @@ def test_epoch_and_leader_are_told_from_one_source(
     config: Any = SimpleNamespace(name="n9", cluster_id="c", limits=LIMITS)
     replica: Any = SimpleNamespace(replica_id=9, epoch=followed[0], leader_id=followed[1])
     state = SimpleNamespace(epoch=appointed[0], leader=appointed[1], name_of=names.get)
-    control: Any = SimpleNamespace(state=state, controller_name="n2")
+    control: Any = SimpleNamespace(state=state, reached_controller="n2")
     none = cast("Any", None)
     node = NodeState(config, replica, HOST, control, {}, lambda: MonoMs(0), none)
     assert node.leadership() == (*told, "n2")

@@ -58,7 +58,7 @@ def test_members_names_the_command_that_gives_a_learner_a_vote(
     known = ("n1", True, "leader"), ("n2", True, "unreachable"), ("n2", False, "learner")
     rows = [*known, ("n3", False, "learner"), ("n4", False, "follower")]
     members = [pb.Member(name=name, voter=voter, role=role) for name, voter, role in rows]
-    answer, status = pb.ListMembersResponse(members=members), pb.GetStatusResponse()
+    answer, status = pb.ListMembersResponse(members=members, leader="n1"), pb.GetStatusResponse()
     monkeypatch.setattr(timerctl, "_client", lambda _: Answering(members=answer, status=status))
     notes = [line.partition("  -  ")[2].strip() for line in ctl("members")[1].splitlines()[-5:]]
     ends = ["-", "-", "members replace n2", "members add n3", "format it again, as a learner"]
@@ -69,7 +69,7 @@ def test_members_names_the_command_that_gives_a_learner_a_vote(
     ("change", "trouble"),
     [
         ({"reachable": False, "role": "", "epoch": 0}, "n1 is appointed and does not answer"),
-        ({"role": "candidate"}, "n1 is appointed for epoch 1 and does not lead yet"),
+        ({"role": "candidate"}, "n1 is appointed for epoch 1 and does not lead"),
         ({"serving": False}, "n1 leads and does not serve yet"),
     ],
 )

@@ -186,6 +186,20 @@ def test_status_waits_until_the_cluster_serves(ctl: Ctl, monkeypatch: pytest.Mon
         assert ctl("status")[0] == 3
 
 
+def test_lag_of_a_member_is_unknown_without_a_leader(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: dict[str, Any] = {"status": pb.GetStatusResponse(), "members": voters(1)}
+    monkeypatch.setattr(timerctl, "_client", lambda _: Answering(**answers))
+    shown = []
+    for leader in ("n1", ""):
+        answers["members"].leader = leader
+        row = ctl("members")[1].splitlines()[-1].split()
+        [member] = json.loads(ctl("members", "-o", "json")[1])["members"]
+        shown.append((row[-3], member["lag_entries"]))
+    assert shown == [("0", 0), ("-", None)]
+
+
 def test_status_says_that_new_timers_are_rejected(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:

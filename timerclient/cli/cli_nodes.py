@@ -91,7 +91,7 @@ def _trouble(status: pb.GetStatusResponse) -> str:
     if named is None or not named.reachable:
         return f"{status.leader} is appointed and does not answer"
     if named.role != "leader" or named.epoch != status.epoch:
-        return f"{status.leader} is appointed for epoch {status.epoch} and does not lead yet"
+        return f"{status.leader} is appointed for epoch {status.epoch} and does not lead"
     return "" if named.serving else f"{status.leader} leads and does not serve yet"
 
 
@@ -462,14 +462,23 @@ class NodeCommands(Commands):
         rows = [
             (
                 *(m.name, f"{m.replica_id:016x}", m.voter, m.role),
-                *((m.log_end, m.lag_entries) if m.role != "unreachable" else (None, None)),
+                m.log_end if m.role != "unreachable" else None,
+                _lag_of_member(m, members),
                 *(m.address, ", ".join(_notes_of_member(m, voters, old.get(m.replica_id)))),
             )
             for m in members.members
         ]
         head = f"epoch {members.epoch}  leader {members.leader or 'none'}"
         table = cli_args.table(args, headings, rows)
-        self._put(args, as_dict(members), f"{head}\n\n{table}")
+        document = as_dict(members)
+        for row, m in zip(document["members"], members.members, strict=True):
+            row["lag_entries"] = _lag_of_member(m, members)
+        self._put(args, document, f"{head}\n\n{table}")
+
+
+def _lag_of_member(member: pb.Member, answer: pb.ListMembersResponse) -> int | None:
+    """Return the entries of the leader's log that a member lacks. None: unknown."""
+    return member.lag_entries if answer.leader and member.role != "unreachable" else None
 
 
 def _notes_of_member(member: pb.Member, voters: Container[str], old: str | None) -> Iterator[str]:
@@ -487,11 +496,8 @@ def _notes_of_member(member: pb.Member, voters: Container[str], old: str | None)
 
 def _has_caught_up(members: pb.ListMembersResponse, name: str) -> bool:
     """Return whether a voter answers and is close to the end of the leader's log."""
-    return any(
-        each.voter and each.role != "unreachable" and each.lag_entries <= CLOSE
-        for each in members.members
-        if each.name == name
-    )
+    lags = (_lag_of_member(m, members) for m in members.members if m.voter and m.name == name)
+    return any(lag is not None and lag <= CLOSE for lag in lags)
 
 
 def _is_learner(members: pb.ListMembersResponse, name: str) -> bool:
