@@ -46,6 +46,8 @@ VERSION: Final = 1
 """Programs with another version refuse the stream. Feature levels have fields of their own."""
 METHOD: Final = "/replication.v1.Peer/Link"
 HELLO_TIMEOUT_S: Final = 2.0
+NO_CONNECTION: Final = "no connection in time; if its address is a name, DNS may not answer"
+"""gRPC does not tell the two apart, and asks DNS also for names in /etc/hosts."""
 RECONNECT_S: Final = 0.1
 FAILING_S: Final = 10.0
 """A stream that fails for longer is logged: its peer is not just starting again."""
@@ -363,9 +365,14 @@ class _Outbound:
 
     async def _speak(self, channel: grpc.aio.Channel) -> None:
         call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)()
-        async with asyncio.timeout(HELLO_TIMEOUT_S):
-            await call.write(self._transport.hello(self._peer))
-            first = await call.read()
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await call.write(self._transport.hello(self._peer))
+                first = await call.read()
+        except TimeoutError:
+            if channel.get_state() is grpc.ChannelConnectivity.READY:
+                raise
+            raise TimeoutError(NO_CONNECTION) from None
         if first is grpc.aio.EOF:
             self._complain(f"refuses: {await call.details()}")
             return

@@ -4,6 +4,7 @@ Also the ends of a stream to a peer.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
@@ -137,6 +138,20 @@ async def test_peer_that_stays_out_of_reach_is_logged_once(
     assert lines == {("no stream to a peer", name) for name in ("n2", "n3")}
     assert len(caplog.records) == 2
     assert "refused" in caplog.records[0].error  # type: ignore[attr-defined]
+
+
+async def test_log_names_dns_if_there_is_no_connection_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shell, "FAILING_S", 0.0)
+    monkeypatch.setattr(shell, "HELLO_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        transport = transport_at(dial=lambda: grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+        transport.start()
+        await until(lambda: caplog.records)
+        await transport.stop()
+    assert caplog.records[0].error == shell.NO_CONNECTION  # type: ignore[attr-defined]
 
 
 # ---- the end of a stream
