@@ -163,14 +163,23 @@ def keep(out: Path) -> Path:
 
 
 def try_out(out: Path) -> None:
-    """Install both wheels into new venvs, and send a timer from one to the other."""
+    """Install both wheels into new venvs, and send a timer from each client to the server.
+
+    One client has the oldest packages that it allows, the other the newest.
+    """
     client, server = (_wheel(out, each) for each in (CLIENT, SERVER))
-    for each in ("client", "server"):
+    pythons: dict[str, str] = {}
+    for each in ("client", "oldest", "server"):
         shutil.rmtree(VENVS / each, ignore_errors=True)
         _run(sys.executable, "-m", "venv", str(VENVS / each), cwd=ROOT)
+        pythons[each] = str(VENVS / each / "bin/python")
+    with_server = pythons.pop("server")
     pip = ("-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    with_client, with_server = (str(VENVS / each / "bin/python") for each in ("client", "server"))
-    _run(with_client, *pip, str(client), cwd=out)
+    oldest = [
+        re.sub(r">=([^,]+),.*", r"==\1", each) for each in requirements(CLIENT)["dependencies"]
+    ]
+    _run(pythons["client"], *pip, str(client), cwd=out)
+    _run(pythons["oldest"], *pip, str(client), *oldest, cwd=out)
     locked = (*pip, "--no-deps", "--require-hashes", "--no-build-isolation", "-r")
     _run(with_server, *locked, str(BUILD_LOCK), cwd=out)
     _run(with_server, *locked, str(SERVER_LOCK), cwd=out)
@@ -184,7 +193,8 @@ def try_out(out: Path) -> None:
     shutil.rmtree(cluster.directory, ignore_errors=True)
     try:
         cluster.start()
-        print(_run(with_client, "-c", SCRIPT, ",".join(cluster.endpoints), cwd=out), end="")
+        for python in pythons.values():
+            _run(python, "-W", "error", "-c", SCRIPT, ",".join(cluster.endpoints), cwd=out)
     finally:
         cluster.stop()
     print(f"{client.name} and {server.name}: installed, and a timer was delivered")

@@ -5,7 +5,7 @@ import warnings
 
 from timerclient.proto import timer_pb2 as timerclient_dot_proto_dot_timer__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.74.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in timerclient/proto/timer_pb2_grpc.py depends on'
+        + f' but the generated code in timerclient/proto/timer_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class TimerServiceStub:
+class TimerServiceStub(object):
     """---- scheduling
 
     """
@@ -118,7 +118,7 @@ class TimerServiceStub:
                 _registered_method=True)
 
 
-class TimerServiceServicer:
+class TimerServiceServicer(object):
     """---- scheduling
 
     """
@@ -329,7 +329,7 @@ def add_TimerServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class TimerService:
+class TimerService(object):
     """---- scheduling
 
     """
@@ -767,7 +767,7 @@ class TimerService:
             _registered_method=True)
 
 
-class ConsumeServiceStub:
+class ConsumeServiceStub(object):
     """---- consuming
 
     """
@@ -815,7 +815,7 @@ class ConsumeServiceStub:
                 _registered_method=True)
 
 
-class ConsumeServiceServicer:
+class ConsumeServiceServicer(object):
     """---- consuming
 
     """
@@ -916,7 +916,7 @@ def add_ConsumeServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class ConsumeService:
+class ConsumeService(object):
     """---- consuming
 
     """
@@ -1111,7 +1111,7 @@ class ConsumeService:
             _registered_method=True)
 
 
-class AdminServiceStub:
+class AdminServiceStub(object):
     """---- administration
 
     """
@@ -1264,7 +1264,7 @@ class AdminServiceStub:
                 _registered_method=True)
 
 
-class AdminServiceServicer:
+class AdminServiceServicer(object):
     """---- administration
 
     """
@@ -1629,7 +1629,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class AdminService:
+class AdminService(object):
     """---- administration
 
     """
