@@ -53,6 +53,10 @@ BYTES_IN_FLIGHT: Final = 8 << 20
 """Unanswered requests of a partition, at most: two of the largest, if a payload is no larger."""
 KEYS_NAMED: Final = 3
 """Keys in an error, at most."""
+_OTHER_REQUESTS: Final = (
+    "an earlier write of this name had other rows, another on_conflict, or requests of other sizes:"
+    " rows_per_request, bytes_per_request or spark.sql.execution.arrow.maxRecordsPerBatch"
+)
 _NOT_SCHEDULED: Final = (int(ScheduleResult.REJECTED), int(ScheduleResult.NOT_PENDING))
 
 
@@ -175,9 +179,15 @@ class _Sender:
         """Unanswered requests in their order, with their sizes in bytes."""
         self._in_order = True
         """No unanswered request overtook another one."""
+        self._forgotten = 0
+        """The last request whose rows the cluster could not compare. 0: none."""
 
     async def run(self, requests: Iterator[pb.ScheduleRequest]) -> WrittenRows:
-        """Send all requests; return the number of their rows."""
+        """Send all requests; return the number of their rows.
+
+        Raises:
+            InvalidRequest: A value exceeds a limit, or an earlier attempt sent other rows.
+        """
         producer_id = number = 0
         previous: asyncio.Task[None] | None = None
         try:
@@ -192,6 +202,8 @@ class _Sender:
                 previous = asyncio.create_task(self._send(request, previous))
                 self._sent.append((previous, size))
             await self._answered(0)
+            with _named(number, self._partition):
+                self._check_compared(number)
         finally:
             for task, _ in self._sent:
                 task.cancel()
@@ -206,6 +218,16 @@ class _Sender:
             within_s=self._client.within_s(None),
         )
         return answer.producer_id
+
+    def _check_compared(self, number: int) -> None:
+        """Check that the cluster compared the last request's rows, or applied them just now.
+
+        The cluster keeps the answer to a producer's last request. So an attempt whose last request
+        is forgotten sent fewer requests than an earlier one.
+        """
+        if number and self._forgotten == number:
+            limit = "must be the last request of its name: an earlier write sent more of them"
+            raise InvalidRequest.of("sequence", number, limit)
 
     async def _make_room(self, size: int) -> None:
         """Wait until a request of this size may be sent."""
@@ -246,6 +268,7 @@ class _Sender:
                 within_s=self._client.within_s(None),
             )
         except OutcomeForgotten:  # applied by an earlier attempt, whose answer is no longer kept
+            self._forgotten = max(self._forgotten, request.sequence)
             self.written.rows += count
             self.written.repeated += count
             return
@@ -272,5 +295,5 @@ def _named(number: int, partition: str) -> Iterator[None]:
         if not getattr(error, "__notes__", None):
             error.add_note(f"request {number} of the partition {partition}")
             if isinstance(error, InvalidRequest) and error.field == "sequence":
-                error.add_note("an earlier attempt sent other rows, or had another on_conflict")
+                error.add_note(_OTHER_REQUESTS)
         raise

@@ -238,12 +238,17 @@ def requests(count: int, rows: int = 2) -> Iterator[pb.ScheduleRequest]:
         yield pb.ScheduleRequest(timers=[pb.TimerColumns(payload_sizes=[1] * rows)])
 
 
-async def test_request_of_a_task_whose_answer_is_forgotten_counts_as_written() -> None:
-    def schedule(_: pb.ScheduleRequest) -> None:
-        raise OutcomeForgotten("x")
+async def test_forgotten_requests_count_as_written_if_the_last_one_is_compared() -> None:
+    def schedule(request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+        if request.sequence < 3:
+            raise OutcomeForgotten("x")
+        return pb.ScheduleResponse(duplicate=True)
 
-    written = await sender(schedule).run(requests(1))
-    assert (written.rows, written.repeated) == (2, 2)
+    written = await sender(schedule).run(requests(3))
+    assert (written.rows, written.repeated) == (6, 6)
+    with pytest.raises(InvalidRequest, match="sequence = 2: must be the last request") as failed:
+        await sender(schedule).run(requests(2))  # another, shorter table with the same job_id
+    assert failed.value.__notes__[0] == "request 2 of the partition a partition"
 
 
 def test_cluster_keeps_the_answers_of_all_requests_in_flight() -> None:
