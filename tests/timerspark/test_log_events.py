@@ -257,6 +257,29 @@ def test_names_after_a_missing_segment_are_unknown(tmp_path: Path) -> None:
         said(tmp_path)
 
 
+def test_filter_skips_no_segment_that_is_damaged_and_no_missing_one(tmp_path: Path) -> None:
+    log = Log()
+    for number in range(1, 13):
+        log.epoch(number, at_ms=1_000 * number)
+    write_log(tmp_path / "log", log.frames, frames_per_segment=4)
+    first, second, _ = sorted((tmp_path / "log").iterdir())
+    late = {"time_min": "1970-01-01T00:00:08Z", "time_max": "1970-01-01T00:00:08Z"}
+    assert [row[0] for row in said(tmp_path, **late)] == [8]
+    data = second.read_bytes()
+    second.write_bytes(data.replace(log.frames[5], b"x" * len(log.frames[5])))
+    for options in ({"index_min": "8"}, late):
+        with pytest.raises(CorruptFileError, match="entry 6: "):
+            said(tmp_path, **options)
+    second.unlink()
+    with pytest.raises(CorruptFileError, match="ends before entry 5; the next segment begins at 9"):
+        said(tmp_path, index_min="8")
+    first.unlink()
+    with pytest.raises(LogGap, match="entries 3 to 8 are missing before"):
+        said(tmp_path, index_min="3")
+    for options in ({}, {"index_min": "3", "fail_on_loss": "false"}):
+        assert [row[0] for row in said(tmp_path, **options)] == [9, 10, 11, 12]
+
+
 def test_torn_payload_at_the_end_of_a_log_is_its_end(tmp_path: Path) -> None:
     log = Log()
     log.epoch(1)
@@ -287,8 +310,9 @@ def test_wrong_byte_in_a_durable_entry_is_no_torn_end(tmp_path: Path, at: int) -
     last = data.rindex(entry_frame.MAGIC) - 8
     data[last + at if at > 0 else at] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptFileError, match=f"corrupt at byte {last}: entry 4: "):
-        said(tmp_path)
+    for options in ({}, {"index_min": "5"}):
+        with pytest.raises(CorruptFileError, match=f"corrupt at byte {last}: entry 4: "):
+            said(tmp_path, **options)
     (path.parent / MARK_NAME).unlink()
     assert [row[0] for row in said(tmp_path)] == [1, 2, 3]
 

@@ -101,14 +101,22 @@ class Wanted:
         return (self.nodes is None or node in self.nodes) and self.span(part.first, part.end)
 
     def span(self, first: int, end: int | None) -> bool:
-        """Whether entries from `first` on, and before `end`, may have an index in the filter."""
+        """Whether entries from `first` on, and before `end`, may have an index in the filter.
+
+        None: the end is not known.
+        """
         return (end is None or end > self.index_min) and (
             self.index_max is None or first <= self.index_max
         )
 
-    def times(self, first: UnixMs, last: UnixMs) -> bool:
-        """Whether entries from one time to another may have a time in the filter."""
-        return last >= self.time_min_ms and (self.time_max_ms is None or first <= self.time_max_ms)
+    def times(self, first: UnixMs, last: UnixMs | None) -> bool:
+        """Whether entries from one time to another may have a time in the filter.
+
+        None: the last time is not known.
+        """
+        return (last is None or last >= self.time_min_ms) and (
+            self.time_max_ms is None or first <= self.time_max_ms
+        )
 
     def entry(self, item: Entry) -> bool:
         """Whether the filter accepts an entry, whose node it has accepted."""

@@ -187,7 +187,7 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
 
     Raises:
         FileNotFoundError: there is no segment of a log.
-        LogGap: entries are missing between its lives.
+        LogGap: entries are missing between its lives, or it begins after the first entry wanted.
         ValueError: several nodes are wanted, or an entry can't be decoded.
     """
     logs = folders.logs()
@@ -201,6 +201,8 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
         raise FileNotFoundError(f"{data}: has no segment of a log")
     state = manifest.read(RealDisk(), data / "state")
     first = lives[0][0].first
+    if fail_on_loss and first > wanted.index_min > 0:
+        raise _gap(wanted.index_min, lives[0][0])
     naming = None
     if first == 1 or (state is not None and first <= int(state["index"]) + 1):
         naming = Naming(None if first == 1 else state)
@@ -256,8 +258,7 @@ class _Scan:
                 return
             if self._last and part.first > self._last + 1:
                 if fail_on_loss and part is parts[0]:
-                    gap = f"entries {self._last + 1} to {part.first - 1} are missing before"
-                    raise LogGap(f"{gap} {part.path}: set fail_on_loss to false to read the others")
+                    raise _gap(self._last + 1, part)
                 self._naming = self._seqs.next_seq = None  # the gap may have issued numbers
             self._segment(part, until)
 
@@ -284,9 +285,17 @@ class _Scan:
                     raise undecodable(part, head.index, error) from error
             self._last = head.index
             times[1:] = [head.time_ms] if times else [head.time_ms] * 2
-        wanted = self._wanted.span(part.first, self._last + 1)
-        if wanted and (not times or self._wanted.times(*times)):
+        end = part.end if until is None else min(until, part.end or until)
+        begin_ms = times[0] if times else UnixMs(0)
+        end_ms = times[-1] if self._last + 1 == end else None  # else its heads were not all read
+        if self._wanted.span(part.first, end) and self._wanted.times(begin_ms, end_ms):
             self.segments.append(PlannedSegment(part, until, next_seq, tuple(marks), seqs.end))
+
+
+def _gap(first: int, part: Segment) -> LogGap:
+    """Return the error of entries that are missing before a segment, from `first` on."""
+    gap = f"entries {first} to {part.first - 1} are missing before {part.path}"
+    return LogGap(f"{gap}: set fail_on_loss to false to read the others")
 
 
 def _heads(path: Path) -> Iterator[tuple[FrameHead, Callable[[], memoryview | None]]]:
