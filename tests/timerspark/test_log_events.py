@@ -310,9 +310,13 @@ def test_wrong_byte_in_a_durable_entry_is_no_torn_end(tmp_path: Path, at: int) -
     last = data.rindex(entry_frame.MAGIC) - 8
     data[last + at if at > 0 else at] ^= 1
     path.write_bytes(data)
-    for options in ({}, {"index_min": "5"}):
+    for folder, options in (
+        (tmp_path, {}),
+        (tmp_path, {"index_min": "5"}),
+        (tmp_path.as_uri(), {}),
+    ):
         with pytest.raises(CorruptFileError, match=f"corrupt at byte {last}: entry 4: "):
-            said(tmp_path, **options)
+            said(folder, **options)
     (path.parent / MARK_NAME).unlink()
     assert [row[0] for row in said(tmp_path)] == [1, 2, 3]
 

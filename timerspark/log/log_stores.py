@@ -1,7 +1,7 @@
 """Logs in object stores, for the format "timerlog": every file system that pyarrow.fs opens.
 
     driver: identity, manifest, all segments --copied--> a temporary folder --> the plan
-    task:   its own segment ------------------copied--> a temporary folder --> the rows
+    task:   its own segment, durable mark ----copied--> a temporary folder --> the rows
 
 The plan needs the head of each entry, so the driver reads the whole log once.
 """
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from timer.files import segment
 from timer.files.data_directory import IDENTITY_NAME
+from timer.files.log import MARK_NAME
 from timer.recovery import manifest
 
 _NAMES: Final = frozenset({IDENTITY_NAME, manifest.NAME})
@@ -51,14 +52,21 @@ def planned(path: str) -> Iterator[Path]:
 
 @contextmanager
 def fetched(path: str, name: str) -> Iterator[Path]:
-    """Yield one file of a log. `name`: its path; in a store, from the folder of the log on."""
+    """Yield one segment of a log, beside the log's durable mark if it has one.
+
+    `name`: its path; in a store, from the folder of the log on.
+    """
     if not is_uri(path):
-        yield Path(path) / name
+        yield Path(name)
         return
     store, base = _opened(path)
+    source = PurePosixPath(base) / name
+    mark = source.with_name(MARK_NAME)
     with TemporaryDirectory(prefix="timerlog-") as folder:
-        copy = Path(folder) / PurePosixPath(name).name
-        _copy(store, f"{base.rstrip('/')}/{name}", copy)
+        if store.get_file_info(str(mark)).is_file:
+            _copy(store, str(mark), Path(folder) / MARK_NAME)
+        copy = Path(folder) / source.name
+        _copy(store, str(source), copy)
         yield copy
 
 
