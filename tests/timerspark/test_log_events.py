@@ -352,6 +352,18 @@ def test_nodes_whose_names_are_numbers_are_no_lives(tmp_path: Path) -> None:
     assert [row[0] for row in said(tmp_path, node="2")] == [1]
 
 
+def test_longest_log_of_a_relative_path_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Log()
+    for number in range(1, 6):
+        log.epoch(number)
+    for node, entries in (("n1", 2), ("n2", 5), ("n3", 4)):
+        write_log(tmp_path / node / "log", log.frames[:entries])
+    monkeypatch.chdir(tmp_path.parent)
+    assert [row[0] for row in said(tmp_path.name)] == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("kind", [EntryKind.SCHEDULE, EntryKind.TOPIC])
 def test_entry_that_cannot_be_decoded_is_named(tmp_path: Path, kind: EntryKind) -> None:
     log = Log()

@@ -218,9 +218,12 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
 
 
 def _span(lives: list[list[Segment]]) -> tuple[float, int]:
-    """Return a key by which the longest log is the least."""
+    """Return a key by which the longest log is the least: its first entry, and its last one."""
     parts = [part for life in lives for part in life]
-    return (parts[0].first, -parts[-1].first) if parts else (float("inf"), 0)
+    if not parts:
+        return float("inf"), 0
+    last = max((head.index for head, _ in _heads(parts[-1].path)), default=parts[-1].first - 1)
+    return parts[0].first, -last
 
 
 def _seqs(state: manifest.State | None) -> Seqs:

@@ -35,7 +35,7 @@ def planned(path: str) -> Iterator[Path]:
         ValueError: it is a URI of no file system that pyarrow.fs knows.
     """
     if not is_uri(path):
-        yield Path(path)
+        yield Path(path).absolute()
         return
     from pyarrow import fs
 
