@@ -118,11 +118,17 @@ class _Messages:
     def client(self) -> TimerClient:
         return TimerClient(self._options.cluster, timeout=self._options.timeout_s)
 
-    def bounds(self) -> tuple[MessagePage, QueueIdentity]:
-        """Return a page without messages, which has the bounds of the queue; and its identity."""
-        with self.client() as client:
-            found = client.read_messages(self._topic, UINT64_MAX, payloads=False)
-            return found, self._queue(found, client.status(local=True).cluster_id)
+    def bounds(
+        self, client: TimerClient, known: QueueIdentity | None = None
+    ) -> tuple[MessagePage, QueueIdentity]:
+        """Return a page without messages, which has the bounds of the queue; and its identity.
+
+        `known`: the identity at the last call. Another epoch may be that of another cluster.
+        """
+        found = client.read_messages(self._topic, UINT64_MAX, payloads=False)
+        if known is None or known != self._queue(found, known.cluster):
+            known = self._queue(found, client.status(local=True).cluster_id)
+        return found, known
 
     def _queue(self, found: MessagePage, cluster: str | None = None) -> QueueIdentity:
         return QueueIdentity(found.topic_id, self._topic, cluster, found.columns.epoch)
@@ -178,7 +184,8 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> list[OffsetRange]:
         """Return the ranges of the tasks."""
         options = self._options
-        found, queue = self._messages.bounds()
+        with self._messages.client() as client:
+            found, queue = self._messages.bounds(client)
         start = found.begin_offset if options.start_offset is None else options.start_offset
         end = found.end_offset
         if options.end_offset is not None:
@@ -206,16 +213,30 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._last: tuple[QueueIdentity, int] | None = None
         """Queue, and offset after the last message, of a query that ends by itself."""
+        self._client: TimerClient | None = None
+        """Open from the first look on: Spark looks for new messages many times a second."""
+        self._queue: QueueIdentity | None = None
+
+    def _bounds(self) -> tuple[MessagePage, QueueIdentity]:
+        if self._client is None:
+            self._client = self._messages.client()
+        found, self._queue = self._messages.bounds(self._client, self._queue)
+        return found, self._queue
+
+    def stop(self) -> None:
+        """End the reader: the query has ended."""
+        if self._client is not None:
+            self._client.close()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Let the query end with the messages that have fired."""
-        found, queue = self._messages.bounds()
+        found, queue = self._bounds()
         self._last = queue, found.end_offset
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the position at which a query without a checkpoint begins."""
         options = self._options
-        found, queue = self._messages.bounds()
+        found, queue = self._bounds()
         start = found.begin_offset if options.start_offset is None else options.start_offset
         if options.from_latest:
             start = found.end_offset
@@ -233,7 +254,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             MessagesLost: Messages at the position may have been deleted before they were read.
         """
         before, offset = QueueIdentity.of(start), int(start["offset"])
-        found, now = self._messages.bounds()
+        found, now = self._bounds()
         self._messages.check(found, now, before, offset, offset)
         end = found.end_offset
         first = 0 if before.replaced(now) else min(offset, end)
@@ -257,7 +278,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first = 0 if QueueIdentity.of(start).replaced(queue) else int(start["offset"])
         if first >= stop:
             return []
-        found, now = self._messages.bounds()
+        found, now = self._bounds()
         self._messages.check(found, now, queue, first, stop)
         if queue.replaced(now):
             return []  # its offsets are those of other messages

@@ -16,8 +16,8 @@ from tests.cluster.running import until
 from timer.state.producers import ANSWER_ROWS_MAX
 from timerclient import AlreadyExists, InvalidRequest, TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import OutcomeForgotten, SequenceGap
-from timerspark import format_options, timer_requests, timer_writers
+from timerclient.values.errors import Closed, OutcomeForgotten, SequenceGap
+from timerspark import format_options, message_readers, timer_requests, timer_writers
 from timerspark.format_options import FormatOptions
 from timerspark.message_readers import RESTORE_STEP, MessagesLost, OffsetRange, QueueIdentity
 from timerspark.timers_format import TimersFormat
@@ -426,6 +426,33 @@ def test_messages_are_read_in_ranges_of_offsets(
     assert [*left.read(OffsetRange(QueueIdentity.of(first), 0, 1))] == []
     with pytest.raises(MessagesLost, match="created anew"):
         stream.latestOffset(third, ReadAllAvailable())
+
+
+def test_idle_stream_keeps_its_client(
+    cluster: str, client: TimerClient, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients: list[TimerClient] = []
+    statuses: list[object] = []
+
+    class Counted(TimerClient):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            clients.append(self)
+
+        def status(self, *args: Any, **options: Any) -> Any:
+            statuses.append(args)
+            return super().status(*args, **options)
+
+    monkeypatch.setattr(message_readers, "TimerClient", Counted)
+    client.create_topic(topic)
+    stream: Any = source(cluster, topic).streamReader(struct(key="string"))
+    first = stream.initialOffset()
+    for _ in range(3):
+        assert stream.latestOffset(first, ReadAllAvailable()) == first
+    assert (len(clients), len(statuses)) == (1, 1)
+    stream.stop()
+    with pytest.raises(Closed):
+        clients[0].describe_topic(topic)
 
 
 def test_position_in_another_queue_is_lost(cluster: str, client: TimerClient, topic: str) -> None:
