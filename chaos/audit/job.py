@@ -125,7 +125,8 @@ def _audit(spark: SparkSession, run: RunFolder) -> Report:
         findings.add({"starved": pace_rules.starved(rows)})
     summary |= _redelivered(evidence)
     summary |= {"run": said, "acks_unasked": unasked_acks(evidence)}
-    summary["not_looked_at"] = coverage.not_looked_at(story, summary, clocks, lost)
+    kept = run.data().keys() - lost
+    summary["not_looked_at"] = coverage.not_looked_at(story, summary, clocks, kept)
     summary |= {"violations": findings.violations, "other_offenders": findings.offenders}
     report = Report(summary)
     summary["verdict"] = report.verdict

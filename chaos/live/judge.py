@@ -30,15 +30,7 @@ from chaos.live.follow import Divergence
 from chaos.oracle.group_story import GroupStory
 from chaos.oracle.held_story import RELEASE_MS
 from chaos.oracle.pending_rows import I64, Rows
-from chaos.oracle.story import (
-    CANCELLED,
-    ENDS,
-    FIRED,
-    REPLACED,
-    RESCHEDULED,
-    LogStory,
-    StoryBook,
-)
+from chaos.oracle.story import CANCELLED, ENDS, FIRED, REPLACED, RESCHEDULED, LogStory, StoryBook
 from timer.entries import entry_frame
 from timer.entries.entry_frame import Entry, EntryKind
 

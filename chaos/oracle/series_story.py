@@ -20,13 +20,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim
 
 from chaos.history.history import mark_of
-from timer.entries.series_payloads import (
-    AlterSeries,
-    CreateSeries,
-    DeleteSeries,
-    Planned,
-    SeriesOp,
-)
+from timer.entries.series_payloads import AlterSeries, CreateSeries, DeleteSeries, Planned, SeriesOp
 from timer.model.columns import encode_headers
 from timer.model.recurrence import Misfire, SeriesSpec
 from timer.model.timer_errors import InvalidRequestError

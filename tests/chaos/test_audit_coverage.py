@@ -1,4 +1,4 @@
-"""Gaps in the evidence: groups that no history read, unknown outcomes, late deliveries excused."""
+"""Gaps in the evidence: groups that no history read, unknown outcomes, nodes without files."""
 
 from typing import Any
 
@@ -11,9 +11,18 @@ from chaos.history import history
 
 pytestmark = pytest.mark.spark
 
+DELIVERY = {"op": "deliver", "client": "c", "topic": "t", "group": "read", "handed_out_ms": 1,
+            "lease_id": 1}  # fmt: skip
+STATES = (
+    *({"node": name, "index": 1, "scheduled": 1} for name in ("n1", "n2")),
+    *({"node": name, "index": 1, "digest": "d"} for name in ("n1", "n2")),
+)
+
 
 def schedule(outcome: str, timers: int) -> dict[str, Any]:
-    return {"op": "schedule", "client": "p", "outcome": outcome, "marks": [*range(timers)]}
+    marks = [*range(timers)]
+    return {"op": "schedule", "client": "p", "outcome": outcome, "marks": marks,
+            "payload_crcs": marks}  # fmt: skip
 
 
 def told(
@@ -23,19 +32,24 @@ def told(
     unjudged: int = 0,
     deliveries: int = 0,
     fired: tuple[int, int] = (0, 0),
+    logs: tuple[str, ...] = ("n1", "n2"),
+    files: tuple[str, ...] = ("n1", "n2"),
+    states: tuple[dict[str, Any], ...] = STATES,
 ) -> list[str]:
     """Return the gaps of a run that lacks nothing else."""
-    crcs = {"op": "deliver", "client": "c", "topic": "t", "group": "read", "payload_crcs": [1]}
-    table = spark.createDataFrame([crcs, *lines], history.SCHEMA)
+    table = spark.createDataFrame([DELIVERY, *lines], history.SCHEMA)
     groups = spark.createDataFrame(
         [("t", group, 1) for group in ("read", *acked)], "topic STRING, group STRING, acked LONG"
     )
     summary = {
         "waits": {"unjudged": unjudged}, "delivered": deliveries, "redelivered": 0,
         "fired_answers": {"answers": fired[0], "unjudged": fired[1]},
-        "conservation": {"said": {"counts": 1, "digests": 1}}, "nodes": [], "files": [],
+        "nodes": [{"node": name} for name in logs],
+        "files": [{"node": name} for name in files],
     }  # fmt: skip
-    return not_looked_at({"lines": table, "groups": groups}, summary, Clocks(0, 0, 0), ())
+    said = spark.createDataFrame([*states], history.STATES_SCHEMA)
+    tables = {"lines": table, "groups": groups, "states": said}
+    return not_looked_at(tables, summary, Clocks(0, 0, 0), {"n1", "n2"})
 
 
 def test_group_with_acks_that_no_history_read_is_named(spark: SparkSession) -> None:
@@ -61,3 +75,25 @@ def test_answers_that_nothing_judges_are_a_gap_above_their_share(spark: SparkSes
     assert told(spark, fired=(10, 2)) == []
     gap = "whether 3 of 10 answers ALREADY_FIRED came after the firing"
     assert told(spark, fired=(10, 3)) == [gap]
+
+
+def test_each_node_that_lacks_evidence_is_named(spark: SparkSession) -> None:
+    assert told(spark, logs=("n1",), files=("n1",), states=STATES[:1]) == [
+        "counts of n2: states.jsonl has none",
+        "digests of n1, n2: states.jsonl has none",
+        "entries of n2: no log has one",
+        "files of n2: no manifest is in the folder",
+    ]
+
+
+def test_each_client_whose_lines_lack_evidence_is_named(spark: SparkSession) -> None:
+    bare = {"payload_crcs": None}
+    lines = (schedule("ok", 8), schedule("ok", 1) | bare | {"client": "q"})
+    unsent = schedule("unknown", 1) | bare  # by a client that ended before its answer
+    unleased = DELIVERY | {"lease_id": None}
+    timeless = DELIVERY | {"client": "d", "handed_out_ms": None}
+    assert told(spark, *lines, unsent, unleased, timeless) == [
+        "payloads beyond their marks: lines of q have no payload_crcs",
+        "times of deliveries: lines of d have no handed_out_ms",
+        "orders of deliveries: lines of c have no lease_id",
+    ]

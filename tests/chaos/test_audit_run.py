@@ -111,8 +111,11 @@ def test_honest_run_is_ok_though_nodes_began_anew(spark: SparkSession, world: Ru
     )
     assert not report.ok
     assert report.summary["not_looked_at"] == [
+        "counts of n3: states.jsonl has none",
+        "digests of n2: states.jsonl has none",
         "files of n1, n2, n3: no manifest is in the folder",
-        "payloads beyond their marks: no history has payload_crcs",
+        "payloads beyond their marks: lines of producer have no payload_crcs",
+        "times of deliveries: lines of consumer have no handed_out_ms",
         "times on clients' clocks: run.json has no clock_error_ms",
     ]
     summary = json.loads((world.audit / "summary.json").read_text())

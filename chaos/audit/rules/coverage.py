@@ -7,6 +7,7 @@ folder that lacks a witness would pass for one in which the witness found nothin
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from chaos.audit.rules.queries import Tables, ask
@@ -17,48 +18,57 @@ UNKNOWN_SHARE_MAX: Final = 0.2
 share of late deliveries with an excuse, as the excuse may explain a part of the wait only, and of
 answers ALREADY_FIRED that neither the log nor clocks can judge."""
 SHOWN_MAX: Final = 5
+_RECORDED: Final = (
+    ("payloads beyond their marks", "payload_crcs", "op = 'schedule' AND outcome = 'ok'"),
+    ("times of deliveries", "handed_out_ms", "op = 'deliver'"),
+    ("orders of deliveries", "lease_id", "op = 'deliver'"),
+)
+"""Parts of the promises, the column that shows each, and the lines that need it."""
 
 
 def not_looked_at(
-    tables: Tables, summary: Mapping[str, Any], clocks: Clocks, lost: Collection[str]
+    tables: Tables, summary: Mapping[str, Any], clocks: Clocks, nodes: Collection[str]
 ) -> list[str]:
     """Return a line for each part of the promises that the folder cannot show.
 
-    `tables`: lines, groups. `lost`: nodes that lost their disks.
+    `tables`: lines, groups, states. `nodes`: all that did not lose their disks.
     """
     found, lines = [], tables["lines"]
     rows = ask("clients", "unread", tables).collect()
     if unread := [f"{row['group_name']} of {row['name']}" for row in rows]:
-        named = ", ".join(unread[:SHOWN_MAX]) + (", …" if len(unread) > SHOWN_MAX else "")
-        found.append(f"deliveries of {len(unread)} groups, which no history opened: {named}")
+        found.append(f"deliveries of {len(unread)} groups, which no history opened: {_few(unread)}")
     sizes = F.size("marks"), F.when(F.col("outcome") == "unknown", F.size("marks"))
     [row] = lines.where("op = 'schedule'").agg(*map(F.sum, sizes)).collect()
     asked, unknown = (int(value or 0) for value in row)
-    if unknown > UNKNOWN_SHARE_MAX * asked:
-        found.append(f"{unknown:,} of {asked:,} schedules, whose outcome no client knows")
-    unjudged = summary["waits"]["unjudged"]
-    deliveries = summary["delivered"] + summary["redelivered"]
-    if unjudged > UNKNOWN_SHARE_MAX * deliveries:
-        found.append(
-            f"whether {unjudged:,} of {deliveries:,} deliveries were late without a reason"
-        )
-    fired = summary["fired_answers"]
-    if fired["unjudged"] > UNKNOWN_SHARE_MAX * fired["answers"]:
-        found.append(
-            f"whether {fired['unjudged']:,} of {fired['answers']:,} answers ALREADY_FIRED came"
-            " after the firing"
-        )
-    if not summary["conservation"]["said"]["counts"]:
-        found.append("nodes' own counts: states.jsonl has none")
-    if not summary["conservation"]["said"]["digests"]:
-        found.append("whether nodes hold the same state: states.jsonl has no digests")
-    silent = {life["node"] for life in summary["nodes"]} - {
-        each["node"] for each in summary["files"]
-    }
-    if missing := sorted(silent - {*lost}):
-        found.append(f"files of {', '.join(missing)}: no manifest is in the folder")
-    if not lines.where("payload_crcs IS NOT NULL").head(1):
-        found.append("payloads beyond their marks: no history has payload_crcs")
+    deliveries, fired = summary["delivered"] + summary["redelivered"], summary["fired_answers"]
+    late, unjudged = summary["waits"]["unjudged"], fired["unjudged"]
+    for what, part, whole, why in (
+        ("", unknown, asked, "schedules, whose outcome no client knows"),
+        ("whether ", late, deliveries, "deliveries were late without a reason"),
+        ("whether ", unjudged, fired["answers"], "answers ALREADY_FIRED came after the firing"),
+    ):
+        if part > UNKNOWN_SHARE_MAX * whole:
+            found.append(f"{what}{part:,} of {whole:,} {why}")
+    said = [_names(tables["states"], "node", f"{n} IS NOT NULL") for n in ("scheduled", "digest")]
+    for what, shown, why in (
+        ("counts", said[0], "states.jsonl has none"),
+        ("digests", said[1], "states.jsonl has none"),
+        ("entries", {life["node"] for life in summary["nodes"]}, "no log has one"),
+        ("files", {each["node"] for each in summary["files"]}, "no manifest is in the folder"),
+    ):
+        if missing := sorted({*nodes} - shown):
+            found.append(f"{what} of {', '.join(missing)}: {why}")
+    for what, column, needed in _RECORDED:
+        if clients := sorted(_names(lines, "client", f"{needed} AND {column} IS NULL")):
+            found.append(f"{what}: lines of {_few(clients)} have no {column}")
     if clocks.error_ms is None:
         found.append("times on clients' clocks: run.json has no clock_error_ms")
     return found
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN_MAX]) + (", …" if len(names) > SHOWN_MAX else "")
+
+
+def _names(rows: DataFrame, column: str, condition: str) -> set[str]:
+    return {row[column] for row in rows.where(condition).select(column).distinct().collect()}
