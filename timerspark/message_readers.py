@@ -234,12 +234,19 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = queue, found.end_offset
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the position at which a query without a checkpoint begins."""
+        """Return the position at which a query without a checkpoint begins.
+
+        Raises:
+            InvalidRequest: `start_offset` is above the end of the queue.
+        """
         options = self._options
         found, queue = self._bounds()
         start = found.begin_offset if options.start_offset is None else options.start_offset
         if options.from_latest:
             start = found.end_offset
+        if start > found.end_offset:
+            limit = f"must be at most {found.end_offset}, the end of topic {options.need_topic()!r}"
+            raise InvalidRequest.of("start_offset", start, limit)
         return queue.at(start)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

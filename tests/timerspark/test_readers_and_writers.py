@@ -386,6 +386,9 @@ def test_messages_are_read_in_ranges_of_offsets(
     assert ended.latestOffset(first, ReadAllAvailable()) == first
     later: Any = source(cluster, topic, start_offset="latest").streamReader(struct(key="string"))
     assert later.initialOffset() == third
+    beyond: Any = source(cluster, topic, start_offset=1_001).streamReader(struct(key="string"))
+    with pytest.raises(InvalidRequest, match="start_offset = 1001: must be at most 1000, the end"):
+        beyond.initialOffset()
     parts = stream.partitions(first, second) + stream.partitions(second, third)
     read_keys = [key for part in parts for b in stream.read(part) for key in b["key"].to_pylist()]
     assert read_keys == keys
