@@ -1,5 +1,6 @@
 """The format "timerlog", view `entries`: files that it opens. Without Spark."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,12 @@ def indexes(source: EntryFrames) -> list[int]:
 def test_every_segment_is_a_partition(run: Path) -> None:
     assert opened(reader(run)) == [(node, first) for node in ("n1", "n2") for first in (1, 4, 7)]
     assert indexes(reader(run)) == 2 * [*range(1, 10)]
+
+
+def test_node_without_a_log_has_no_partition(run: Path) -> None:
+    nodes = [{"name": name, "data": name} for name in ("n1", "n3")]
+    (run / "cluster.json").write_text(json.dumps({"nodes": nodes}))
+    assert opened(reader(run)) == [("n1", first) for first in (1, 4, 7)]
 
 
 def test_options_open_only_the_files_that_may_hold_something(run: Path) -> None:

@@ -30,8 +30,9 @@ class Segment:
 
 
 def segments(log: Path) -> list[Segment]:
-    """Return a log's segment files, in order."""
-    found = {first: path for path in log.iterdir() if (first := segment.first_of(path.name))}
+    """Return a log's segment files, in order; none if the folder does not exist."""
+    paths = log.iterdir() if log.is_dir() else iter(())
+    found = {first: path for path in paths if (first := segment.first_of(path.name))}
     firsts = sorted(found)
     return [Segment(found[first], first, end) for first, end in pairwise([*firsts, None]) if first]
 
