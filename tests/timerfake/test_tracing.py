@@ -19,14 +19,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from timerclient import (
     AsyncTimerClient,
+    Backoff,
     InvalidRequest,
     Message,
     NewTimer,
     NotPending,
+    TimerApp,
     TimerClient,
     Tracing,
 )
-from timerfake import AsyncFakeCluster, FakeCluster
+from timerfake import AsyncFakeApp, AsyncFakeCluster, FakeCluster
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 FOREIGN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -215,6 +217,34 @@ async def test_client_for_asyncio_is_traced(collector: Collector, provider: Trac
             [message] = await consumer.receive(timeout=0)
     sent = message.headers["traceparent"]
     assert sent[36:52] == collector.named("schedule orders").span_id.hex()
+
+
+async def test_worker_runs_each_handler_within_a_span_of_its_delivery(
+    collector: Collector, provider: TracerProvider, async_timer_app: type[AsyncFakeApp]
+) -> None:
+    app, current = TimerApp(tracing=Tracing(provider)), dict[str, bytes]()
+
+    def note(name: str) -> None:
+        current[name] = trace.get_current_span().get_span_context().span_id.to_bytes(8, "big")
+
+    @app.timer("loop", group="g")
+    async def on_the_loop() -> None:
+        note("loop")
+
+    @app.timer("thread", group="g", retry=Backoff(1, attempts=1))
+    def in_a_thread() -> None:
+        note("thread")
+        raise ValueError("bad luck")
+
+    async with async_timer_app(app) as timers:
+        await on_the_loop.schedule()
+        await in_a_thread.schedule()
+        await timers.settle()
+    for name, failed in (("loop", False), ("thread", True)):
+        process = collector.named(f"process {name}")
+        assert process.parent_span_id == collector.named(f"deliver {name}").span_id
+        assert current[name] == process.span_id
+        assert (process.status.code == process.status.STATUS_CODE_ERROR) is failed
 
 
 def test_client_without_tracing_needs_no_opentelemetry_and_has_no_code_of_it() -> None:

@@ -33,6 +33,7 @@ from typing import Any, Final
 
 from timerclient.client.consumers import AsyncConsumer, hold_max_s
 from timerclient.client.group_calls import GroupOptions, encode_options
+from timerclient.client.tracing import Tracing
 from timerclient.rows.messages import Message
 from timerclient.values.codecs import reason_of
 from timerclient.values.errors import LeaseLost, PermissionDenied, TimerError
@@ -98,6 +99,7 @@ class HandlerRunner:
         self._hold_s = 0.0
         """Longest time of a call in seconds. 0: the lease alone."""
         self._clock: LeaseClock = MONOTONIC
+        self._tracing: Tracing | None = None
         self._slot = asyncio.Event()
         """Set when a handler ends."""
         self._consumer: AsyncConsumer | None = None
@@ -141,7 +143,7 @@ class HandlerRunner:
         await self._prepare_group()
         await self.close()
         options, client = self.handler.options, self.handler.app.client
-        self._clock = client.nodes().clock
+        self._clock, self._tracing = client.nodes().clock, client.tracing
         self._hold_s = min(hold_max_s(options.hold_max, client.settings), HOLD_S_MAX)
         consumer = client.consumer(
             options.topic,
@@ -280,8 +282,10 @@ class HandlerRunner:
         except (TimerError, ValueError) as error:
             return self._return(message, error, Outcome.UNREADABLE)
         CONTEXT.set(self._context(message))
+        traced = self._tracing.process(message) if self._tracing else contextlib.nullcontext()
         try:
-            await self._call(run, arguments)
+            with traced:
+                await self._call(run, arguments)
         except Reject as error:
             return await self._reject(message, error)
         except TargetUnreached as error:
