@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     )
     from timerclient.worker.http_target import HttpTarget
     from timerclient.worker.retry_policy import Backoff, Reject, Retry
-    from timerclient.worker.timer_app import TimerApp, TimerContext, TimerHandler
+    from timerclient.worker.timer_app import BoundHandler, TimerApp, TimerContext, TimerHandler
     from timerclient.worker.worker import Worker
 
 __version__ = "0.2.0"
@@ -102,6 +102,7 @@ __all__ = [
     "AsyncTimerClient",
     "Backoff",
     "Batch",
+    "BoundHandler",
     "CancelResult",
     "Changed",
     "ClientSettings",
@@ -203,7 +204,7 @@ _NAMES_OF: Final = {
     ),
     "worker.http_target": "HttpTarget",
     "worker.retry_policy": "Backoff Reject Retry",
-    "worker.timer_app": "TimerApp TimerContext TimerHandler",
+    "worker.timer_app": "BoundHandler TimerApp TimerContext TimerHandler",
     "worker.worker": "Worker",
 }
 """Module in this package -> its public names. The imports above say the same to type checkers."""

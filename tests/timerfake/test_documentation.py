@@ -58,7 +58,7 @@ def test_examples_of_the_documentation_pass(tmp_path: Path) -> None:
 def test_examples_have_types(tmp_path: Path) -> None:
     sources = {f"migrating_{at}": each for at, each in enumerate(examples("docs/migrating.md"))}
     sources |= {f"python_{at}": each for at, each in enumerate(examples("docs/python.md"))}
-    sources["workers"] = "\n".join(examples("docs/workers.md")[:2])
+    sources["workers"] = "\n".join(examples("docs/workers.md")[:3])
     sources["fastapi_app"] = examples("docs/recipes.md")[0]
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
@@ -66,6 +66,28 @@ def test_examples_have_types(tmp_path: Path) -> None:
     told = output(tmp_path, "mypy", "--strict", "--ignore-missing-imports", *files)
     errors = [line for line in told.splitlines() if "[untyped-decorator]" not in line]
     assert not [line for line in errors if ": error:" in line], told
+
+
+def test_type_checkers_know_the_arguments_of_a_handler(tmp_path: Path) -> None:
+    wrong = [
+        'cancel.bind(order_id="x")',
+        "cancel.bind(oder_id=1)",
+        "cancel.bind()",
+        "cancel.bind(1).schedule_sync(delai=3)",
+        'cancel.bind(1).new_timer(delay="3")',
+        "TimerApp(setings=3)",
+    ]
+    lines = [
+        "from timerclient import NewTimer, Timer, TimerApp",
+        '@TimerApp(timeout=3).timer("orders", group="shop")',
+        "def cancel(order_id: int) -> None: ...",
+        'new: NewTimer = cancel.bind(1).new_timer(delay=3, key="k")',
+        'timer: Timer = cancel.bind(order_id=1).schedule_sync(delay=3, on_conflict="keep")',
+    ]
+    (tmp_path / "shop.py").write_text("\n".join([*lines, *wrong, ""]))
+    told = output(tmp_path, "mypy", "--strict", "shop.py")
+    found = {int(line) for line in re.findall(r"^shop\.py:(\d+): error:", told, re.MULTILINE)}
+    assert found == set(range(len(lines) + 1, len(lines) + len(wrong) + 1)), told
 
 
 def played(example: str, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -8,8 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
-from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,7 @@ from timerclient import (
     Worker,
 )
 from timerclient.rows.messages import Acking, Message
-from timerclient.values.codecs import Codec
 from timerclient.values.results import AckResult
-from timerclient.worker import handler_arguments
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.worker_metrics import Outcome
 from timerclient.worker.worker_port import CONNECTIONS_MAX, WorkerPort, _answer
@@ -129,112 +126,6 @@ async def test_worker_of_another_version_changes_the_settings_of_the_group(
             async with async_timer_app(app, cluster=cluster):
                 [topic] = await client.topics()
                 assert topic.groups[0].settings.max_attempts == attempts
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({}, "order_id: Shop.__init__.<locals>.cancel_unpaid needs this argument"),
-        ({"order_id": "1"}, "order_id = str: Shop.__init__.<locals>.cancel_unpaid takes int"),
-        ({"order_id": True}, "order_id = bool: "),
-        ({"order_id": 1, "dealy": 3}, "dealy: .* it has: order_id, reason"),
-        ({"order_id": 1, "delay": -1}, "delay = -1: must be 0 to"),
-    ],
-)
-def test_wrong_arguments_are_rejected_when_they_are_scheduled(
-    given: dict[str, Any], text: str, timer_app: Run
-) -> None:
-    shop = Shop()
-    timer_app(shop.app)
-    with pytest.raises(InvalidRequest, match=text):
-        shop.cancel_unpaid.schedule_sync(**given)
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted", "fits"),
-    [
-        (1, float, True),
-        (1.0, int, False),
-        (None, int | None, True),
-        ([1, None], list[int | None], True),
-        ([1, "a"], list[int], False),
-        ({"a": [1]}, dict[str, list[int]], True),
-        ({"a": 1}, dict[str, str], False),
-        ("a", Literal["a", "b"], True),
-        (1, Literal[True], False),
-        (object(), Any, True),
-        (True, bool, True),
-        (True, int, False),
-        (True, Codec, True),
-        (1, Codec, True),
-        ([1], list[Codec], True),
-    ],
-)
-def test_value_fits_its_annotation(value: object, wanted: Any, fits: bool) -> None:
-    assert (handler_arguments.fitted(value, wanted) is not handler_arguments.UNFIT) is fits
-
-
-class Colour(StrEnum):
-    """An argument that JSON has as text."""
-
-    RED = "red"
-
-
-def test_schedule_accepts_the_arguments_that_the_worker_accepts(timer_app: Run) -> None:
-    app, calls = TimerApp(), list[Any]()
-
-    @app.timer("orders", group="billing")
-    async def bill(
-        pair: tuple[int, str],
-        pairs: list[tuple[int, ...]] | None = None,
-        colours: dict[Colour, tuple] = {},  # type: ignore[type-arg]  # noqa: B006
-        names: dict[int, str] | None = None,
-    ) -> None:
-        calls.append((pair, pairs, colours))
-
-    timers = timer_app(app)
-    good = {"pair": (1, "a"), "pairs": [(1,), (2, 3)], "colours": {Colour.RED: (4,)}}
-    bill.schedule_sync(**good)
-    timers.settle()
-    assert calls == [(*good.values(),)]
-    assert type(next(iter(calls[0][2]))) is Colour
-    for pair in ((1,), (1, 2), (1, "a", "b")):
-        with pytest.raises(InvalidRequest, match=r"pair = tuple: .* takes tuple\[int, str\]$"):
-            bill.schedule_sync(pair=pair)
-    with pytest.raises(InvalidRequest, match=r"names = dict: .*, which application/json does not"):
-        bill.schedule_sync(pair=(1, "a"), names={1: "a"})
-    assert timers.errors == []
-
-
-def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
-    app = TimerApp()
-
-    def options(key: str) -> None: ...
-    def many(*args: int) -> None: ...
-    def fine() -> None: ...
-
-    for function, text in ((options, "key"), (many, "args")):
-        with pytest.raises(InvalidRequest, match=text):
-            app.timer("t", group="g")(function)
-    app.timer("t", group="g")(fine)
-    for same in ("t", "default/t"):
-        with pytest.raises(InvalidRequest, match=rf"group = 'g': .*fine has it in '{same}'"):
-            app.timer(same, group="g")(fine)
-    for wrong in ({"concurrency": 0}, {"retry": Backoff(1)} | {"group": ""}):
-        with pytest.raises(InvalidRequest):
-            app.timer("t", **{"group": "h", **wrong})(fine)  # type: ignore[arg-type]
-    for topic, group in (("bad topic", "g"), ("t/", "g"), ("t", "a/b")):
-        with pytest.raises(InvalidRequest, match="must be 1 to 255 of A-Z a-z 0-9"):
-            app.timer(topic, group=group)
-    for first, more in ((0, {}), (2, {"max": 1}), (1, {"attempts": 1001}), ("1", {})):
-        with pytest.raises(InvalidRequest):
-            Backoff(first, **more)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="no handler"):
-        Worker(TimerApp())
-    with pytest.raises(RuntimeError, match=r"in other threads use app\.thread_client"):
-        _ = Shop().app.client
-    with pytest.raises(RuntimeError, match=r"app\.context is for a handler"):
-        app.context  # noqa: B018
 
 
 async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(

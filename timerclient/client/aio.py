@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 import grpc
 
@@ -152,6 +152,18 @@ def in_order(order: Sequence[int], keys: Sequence[str | None], outcome: RequestO
     `keys`: in the caller's order.
     """
     return Timers(outcome.ordered(order), keys)
+
+
+class ClientOptions(TypedDict, total=False):
+    """Options of a client; see `AsyncTimerClient`."""
+
+    timeout: Seconds | None
+    credentials: grpc.ChannelCredentials | ClientTls | None
+    token: str | Path | None
+    dial: Dial | None
+    settings: ClientSettings
+    on_event: OnEvent | None
+    tracing: Tracing | None
 
 
 class AsyncTimerClient(SeriesCalls):

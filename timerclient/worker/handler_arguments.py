@@ -13,21 +13,29 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Literal, Union
 
+from timerclient.client.timer_calls import Seconds
+from timerclient.rows.rows import DueTime, Headers, OnConflict
 from timerclient.values.errors import Described, InvalidRequest
 
-OPTIONS: Final = (
-    "key",
-    "on_conflict",
-    "headers",
-    "ordering_key",
-    "priority",
-    "request_id",
-    "timeout",
-    "delay",
-    "delay_level",
-    "due",
-    "due_ms",
-)
+
+class NewTimerOptions(DueTime, total=False):
+    """Fields of a timer beside its topic and payload, as in `NewTimer`."""
+
+    key: str | None
+    headers: Headers | None
+    ordering_key: str | None
+    priority: int | None
+
+
+class ScheduleOptions(NewTimerOptions, total=False):
+    """Options of `AsyncTimerClient.schedule`."""
+
+    on_conflict: OnConflict
+    request_id: str | None
+    timeout: Seconds | None
+
+
+OPTIONS: Final = (*ScheduleOptions.__annotations__,)
 """Arguments of `schedule` that are not the handler's."""
 UNFIT: Final = object()
 """Result of `fitted` for a value that does not fit."""
@@ -49,7 +57,8 @@ class HandlerArguments:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             limit = "must be no generator, which would not run"
             raise InvalidRequest.of(f"handler {name}", None, limit)
-        self._parameters = inspect.signature(function).parameters
+        self._signature = inspect.signature(function)
+        self._parameters = self._signature.parameters
         for each in self._parameters.values():
             if each.kind not in _NAMED:
                 limit = "each parameter must have a name: no *args, no **kwargs, no /"
@@ -61,6 +70,17 @@ class HandlerArguments:
             each.name for each in self._parameters.values() if each.default is each.empty
         }
         self._types: dict[str, Any] | None = None
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, without those that are not given.
+
+        Raises:
+            InvalidRequest: One is missing, unknown or given twice.
+        """
+        try:
+            return self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InvalidRequest.of("arguments", None, f"{self._name}: {error}") from error
 
     def check(self, arguments: object, decoded_from: str = "") -> dict[str, Any]:
         """Return the arguments of a call, as their annotations have them.

@@ -23,20 +23,26 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import iscoroutinefunction
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, Unpack
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, cast
 
-from timerclient.client.aio import AsyncTimerClient
+from timerclient.client.aio import AsyncTimerClient, ClientOptions
 from timerclient.client.group_calls import Start
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows import rows
 from timerclient.rows.messages import Message
+from timerclient.rows.rows import NewTimer
 from timerclient.rows.scheduled_timers import Timer
 from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.values.cluster_url import VARIABLE
 from timerclient.values.codecs import JSON, Codec, EncodedValue
 from timerclient.values.errors import Closed, InvalidRequest
 from timerclient.values.lease_clock import MONOTONIC, LeaseClock
-from timerclient.worker.handler_arguments import OPTIONS, HandlerArguments
+from timerclient.worker.handler_arguments import (
+    OPTIONS,
+    HandlerArguments,
+    NewTimerOptions,
+    ScheduleOptions,
+)
 from timerclient.worker.http_target import HttpTarget
 from timerclient.worker.retry_policy import Backoff
 from timerclient.worker.target_brake import TargetBrake
@@ -110,7 +116,7 @@ class AppConnection(NamedTuple):
     """The cluster of an app: URL or addresses, and the options of the clients."""
 
     cluster: str | None
-    options: dict[str, Any]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +142,28 @@ class HandlerOptions:
         rows.whole("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
 
 
+@dataclass(frozen=True, slots=True)
+class BoundHandler:
+    """A handler with the arguments of one call; see `TimerHandler.bind`."""
+
+    handler: "TimerHandler[..., Any]"
+    payload: EncodedValue
+
+    async def schedule(self, **options: Unpack[ScheduleOptions]) -> Timer:
+        """Schedule a timer for this call, on an event loop; as `AsyncTimerClient.schedule`."""
+        handler = self.handler
+        return await handler.app.client.schedule(handler.options.topic, self.payload, **options)
+
+    def schedule_sync(self, **options: Unpack[ScheduleOptions]) -> Timer:
+        """Schedule a timer for this call from a thread; otherwise as `schedule`."""
+        handler = self.handler
+        return handler.app.thread_client.schedule(handler.options.topic, self.payload, **options)
+
+    def new_timer(self, **options: Unpack[NewTimerOptions]) -> NewTimer:
+        """Return a timer for this call, for `schedule_all` of the client."""
+        return NewTimer(self.handler.options.topic, self.payload, **options)
+
+
 class TimerHandler(Generic[P, R]):
     """A function that handles the timers of a topic. A call of it runs the function as it is."""
 
@@ -157,9 +185,23 @@ class TimerHandler(Generic[P, R]):
         """Call the function, without a timer."""
         return self.function(*args, **kwargs)
 
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundHandler:
+        """Return the handler with the arguments of one call, to be scheduled.
+
+        Type checkers check them by the function's parameters.
+
+        Raises:
+            InvalidRequest: An argument is missing, unknown or of another type.
+        """
+        return self._bound(self.arguments.named(args, kwargs))
+
+    def _bound(self, arguments: Mapping[str, Any]) -> BoundHandler:
+        return BoundHandler(self, self._payload(arguments))
+
     async def schedule(self, **given: Any) -> Timer:
         """Schedule a timer for this handler, with its arguments by name; on an event loop.
 
+        Type checkers do not check them: see `bind`.
         The options are those of `AsyncTimerClient.schedule`: delay, delay_level, due or due_ms;
         key, on_conflict, headers, ordering_key, priority, request_id and timeout.
 
@@ -168,17 +210,13 @@ class TimerHandler(Generic[P, R]):
                 exceeds a limit.
             TimerError: As `AsyncTimerClient.schedule`.
         """
-        payload, options = self._request(given)
-        return await self.app.client.schedule(self.options.topic, payload, **options)
+        options = _taken_options(given)
+        return await self._bound(given).schedule(**options)
 
     def schedule_sync(self, **given: Any) -> Timer:
         """Schedule a timer for this handler from a thread; otherwise as `schedule`."""
-        payload, options = self._request(given)
-        return self.app.thread_client.schedule(self.options.topic, payload, **options)
-
-    def _request(self, given: dict[str, Any]) -> tuple[EncodedValue, dict[str, Any]]:
-        options: dict[str, Any] = {name: given.pop(name) for name in OPTIONS if name in given}
-        return self._payload(given), options
+        options = _taken_options(given)
+        return self._bound(given).schedule_sync(**options)
 
     def _payload(self, arguments: Mapping[str, Any]) -> EncodedValue:
         given = dict(arguments)
@@ -243,6 +281,12 @@ class TimerHandler(Generic[P, R]):
         return f"TimerHandler({self.name}, {self.options.topic!r}, {self.options.group!r})"
 
 
+def _taken_options(given: dict[str, Any]) -> ScheduleOptions:
+    """Remove the options of `schedule` from the arguments of a call, and return them."""
+    taken = {name: given.pop(name) for name in OPTIONS if name in given}
+    return cast("ScheduleOptions", taken)
+
+
 class PushHandler(TimerHandler[[Message], Coroutine[Any, Any, None]]):
     """A handler that sends each message to a URL; see `TimerApp.push`."""
 
@@ -276,6 +320,9 @@ class TimerApp:
         send_errors: Dead letters have the text of the last exception. False: only its type, because
             texts may have secrets. The text of a `Reject` is always sent.
         options: Further options of the clients, such as `timeout` or `on_event`.
+
+    Raises:
+        TypeError: The clients have no such option.
     """
 
     def __init__(
@@ -285,8 +332,11 @@ class TimerApp:
         codec: Codec = JSON,
         on_error: OnHandlerError | None = None,
         send_errors: bool = True,
-        **options: Any,
+        **options: Unpack[ClientOptions],
     ) -> None:
+        if unknown := options.keys() - ClientOptions.__annotations__.keys():
+            known = ", ".join(ClientOptions.__annotations__)
+            raise TypeError(f"unexpected option {min(unknown)!r}: the clients have {known}")
         self.connection = AppConnection(url, options)
         self.codec = codec
         self.on_error = on_error

@@ -1,0 +1,143 @@
+"""Arguments of handlers: the values that schedule, bind and the worker accept."""
+
+from enum import StrEnum
+from inspect import signature
+from typing import Any, Literal
+
+import pytest
+
+from tests.timerfake.shop import MINUTE, Run, Shop
+from timerclient import AsyncTimerClient, Backoff, InvalidRequest, TimerApp, Worker
+from timerclient.client.aio import ClientOptions
+from timerclient.values.codecs import Codec
+from timerclient.worker import handler_arguments
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "order_id: Shop.__init__.<locals>.cancel_unpaid needs this argument"),
+        ({"order_id": "1"}, "order_id = str: Shop.__init__.<locals>.cancel_unpaid takes int"),
+        ({"order_id": True}, "order_id = bool: "),
+        ({"order_id": 1, "dealy": 3}, "dealy: .* it has: order_id, reason"),
+        ({"order_id": 1, "delay": -1}, "delay = -1: must be 0 to"),
+    ],
+)
+def test_wrong_arguments_are_rejected_when_they_are_scheduled(
+    given: dict[str, Any], text: str, timer_app: Run
+) -> None:
+    shop = Shop()
+    timer_app(shop.app)
+    with pytest.raises(InvalidRequest, match=text):
+        shop.cancel_unpaid.schedule_sync(**given)
+
+
+def test_bound_handler_is_scheduled_alone_and_in_a_batch(timer_app: Run) -> None:
+    shop = Shop(timeout=20)
+    timers = timer_app(shop.app)
+    shop.cancel_unpaid.bind(1).schedule_sync(delay=MINUTE, key="order-1")
+    batch = [
+        shop.cancel_unpaid.bind(each, reason="late").new_timer(delay=MINUTE, key=f"order-{each}")
+        for each in (1, 2)
+    ]
+    shop.app.thread_client.schedule_all(batch, on_conflict="keep")
+    timers.advance(MINUTE)
+    assert sorted(shop.calls) == [(1, "unpaid"), (2, "late")]
+    for given, text in (
+        ({"oder_id": 5}, "arguments: .*cancel_unpaid: missing a required argument: 'order_id'"),
+        ({"order_id": "5"}, "order_id = str: .*cancel_unpaid takes int"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            shop.cancel_unpaid.bind(**given)
+    assert {*ClientOptions.__annotations__} == {*signature(AsyncTimerClient).parameters} - {
+        "cluster"
+    }
+    with pytest.raises(TypeError, match="unexpected option 'setings'"):
+        Shop(setings=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "fits"),
+    [
+        (1, float, True),
+        (1.0, int, False),
+        (None, int | None, True),
+        ([1, None], list[int | None], True),
+        ([1, "a"], list[int], False),
+        ({"a": [1]}, dict[str, list[int]], True),
+        ({"a": 1}, dict[str, str], False),
+        ("a", Literal["a", "b"], True),
+        (1, Literal[True], False),
+        (object(), Any, True),
+        (True, bool, True),
+        (True, int, False),
+        (True, Codec, True),
+        (1, Codec, True),
+        ([1], list[Codec], True),
+    ],
+)
+def test_value_fits_its_annotation(value: object, wanted: Any, fits: bool) -> None:
+    assert (handler_arguments.fitted(value, wanted) is not handler_arguments.UNFIT) is fits
+
+
+class Colour(StrEnum):
+    """An argument that JSON has as text."""
+
+    RED = "red"
+
+
+def test_schedule_accepts_the_arguments_that_the_worker_accepts(timer_app: Run) -> None:
+    app, calls = TimerApp(), list[Any]()
+
+    @app.timer("orders", group="billing")
+    async def bill(
+        pair: tuple[int, str],
+        pairs: list[tuple[int, ...]] | None = None,
+        colours: dict[Colour, tuple] = {},  # type: ignore[type-arg]  # noqa: B006
+        names: dict[int, str] | None = None,
+    ) -> None:
+        calls.append((pair, pairs, colours))
+
+    timers = timer_app(app)
+    good = {"pair": (1, "a"), "pairs": [(1,), (2, 3)], "colours": {Colour.RED: (4,)}}
+    bill.schedule_sync(**good)
+    timers.settle()
+    assert calls == [(*good.values(),)]
+    assert type(next(iter(calls[0][2]))) is Colour
+    for pair in ((1,), (1, 2), (1, "a", "b")):
+        with pytest.raises(InvalidRequest, match=r"pair = tuple: .* takes tuple\[int, str\]$"):
+            bill.schedule_sync(pair=pair)
+    with pytest.raises(InvalidRequest, match=r"names = dict: .*, which application/json does not"):
+        bill.schedule_sync(pair=(1, "a"), names={1: "a"})
+    assert timers.errors == []
+
+
+def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
+    app = TimerApp()
+
+    def options(key: str) -> None: ...
+    def many(*args: int) -> None: ...
+    def fine() -> None: ...
+
+    for function, text in ((options, "key"), (many, "args")):
+        with pytest.raises(InvalidRequest, match=text):
+            app.timer("t", group="g")(function)
+    app.timer("t", group="g")(fine)
+    for same in ("t", "default/t"):
+        with pytest.raises(InvalidRequest, match=rf"group = 'g': .*fine has it in '{same}'"):
+            app.timer(same, group="g")(fine)
+    for wrong in ({"concurrency": 0}, {"retry": Backoff(1)} | {"group": ""}):
+        with pytest.raises(InvalidRequest):
+            app.timer("t", **{"group": "h", **wrong})(fine)  # type: ignore[arg-type]
+    for topic, group in (("bad topic", "g"), ("t/", "g"), ("t", "a/b")):
+        with pytest.raises(InvalidRequest, match="must be 1 to 255 of A-Z a-z 0-9"):
+            app.timer(topic, group=group)
+    for first, more in ((0, {}), (2, {"max": 1}), (1, {"attempts": 1001}), ("1", {})):
+        with pytest.raises(InvalidRequest):
+            Backoff(first, **more)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="no handler"):
+        Worker(TimerApp())
+    with pytest.raises(RuntimeError, match=r"in other threads use app\.thread_client"):
+        _ = Shop().app.client
+    with pytest.raises(RuntimeError, match=r"app\.context is for a handler"):
+        app.context  # noqa: B018
