@@ -117,15 +117,18 @@ async def test_handler_that_takes_time_and_schedules_runs_at_each_due_time(
 
 
 async def test_worker_of_another_version_changes_the_settings_of_the_group(
-    async_timer_app: type[AsyncFakeApp],
+    async_timer_app: type[AsyncFakeApp], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with AsyncFakeCluster() as cluster, cluster.client() as client:
-        for attempts in (3, 5):
+        for attempts in (3, 5, 5):
             app = TimerApp()
             app.timer("t", group="g", retry=Backoff(1, attempts=attempts))(lambda: None)
             async with async_timer_app(app, cluster=cluster):
                 [topic] = await client.topics()
                 assert topic.groups[0].settings.max_attempts == attempts
+    [warning] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warning.startswith("settings of the group replaced by the handler's: handler=")
+    assert warning.endswith(" topic=t group=g max_attempts=3->5")
 
 
 async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(

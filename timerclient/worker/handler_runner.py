@@ -171,12 +171,15 @@ class HandlerRunner:
             status = await client.create_group(
                 options.topic, options.group, start=options.start, **wanted
             )
-            found = status.settings
-            for field, value in encode_options(wanted).ListFields():
-                if getattr(found, field.name) != value:
-                    status = await client.alter_group(options.topic, options.group, **wanted)
-                    LOG.info("group altered: %s settings=%s", self._fields(), wanted)
-                    break
+            changed = [
+                f"{field.name}={old}->{value}"
+                for field, value in encode_options(wanted).ListFields()
+                if (old := getattr(status.settings, field.name)) != value
+            ]
+            if changed:
+                status = await client.alter_group(options.topic, options.group, **wanted)
+                text = "settings of the group replaced by the handler's: %s %s"
+                LOG.warning(text, self._fields(), " ".join(changed))
         except PermissionDenied as error:
             self._paces = options.retry or UNSET
             text = "no permission to set the group: %s attempts are those of the group; %s"
