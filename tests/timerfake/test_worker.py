@@ -128,7 +128,7 @@ async def test_worker_of_another_version_changes_the_settings_of_the_group(
                 assert topic.groups[0].settings.max_attempts == attempts
     [warning] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert warning.startswith("settings of the group replaced by the handler's: handler=")
-    assert warning.endswith(" topic=t group=g max_attempts=3->5")
+    assert warning.endswith(" topic=t group=g settings='max_attempts: 3->5'")
 
 
 async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(

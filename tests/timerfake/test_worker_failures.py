@@ -32,7 +32,7 @@ def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
     shop = Shop()
     timers = timer_app(shop.app)
     shop.fails = ValueError("no such\norder")
-    timer = shop.cancel_unpaid.schedule_sync(order_id=1)
+    timer = shop.cancel_unpaid.schedule_sync(order_id=1, key="order\n1")
     for pause_s, attempts in ((0, 1), (29, 1), (1, 2), (60, 3), (99, 3), (1, 4), (1000, 4)):
         timers.advance(pause_s)
         assert len(shop.calls) == attempts
@@ -44,7 +44,21 @@ def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
     assert levels == ["WARNING"] * 3 + ["ERROR"]
     assert lines[3].startswith("timer failed for good, see orders.billing.dead: handler=")
     assert "\n" not in lines[1]
-    assert f"topic=orders group=billing id={timer.id} attempt=2 failures=1" in lines[1]
+    key = "key='order\\n1'"
+    assert f"topic=orders group=billing id={timer.id} {key} attempt=2 failures=1" in lines[1]
+    second = [vars(each) for each in caplog.records if "timer failed" in each.message][1]
+    assert {name: value for name, value in second.items() if name.startswith("timer_")} == {
+        "timer_event": "timer failed",
+        "timer_handler": shop.cancel_unpaid.name,
+        "timer_topic": "orders",
+        "timer_group": "billing",
+        "timer_id": timer.id,
+        "timer_key": "order\n1",
+        "timer_attempt": 2,
+        "timer_failures": 1,
+        "timer_error": "ValueError: no such order",
+        "timer_at": second["timer_at"],
+    }
     assert "error='ValueError: no such order' at=" in lines[1]
     assert "shop.py:" in lines[1]
     shop.fails = None

@@ -23,6 +23,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import re
 import time
 import traceback
 from collections.abc import Callable
@@ -60,6 +61,8 @@ NACK_S: Final = 2.0
 """Seconds for which leases are renewed beyond `hold_max`: the nack of a handler that is cancelled
 then comes before the end of its lease. A call for which no lease is renewed ends so long before the
 lease, or a quarter of the lease before if that is less."""
+PLAIN: Final = re.compile("[!#-&(-~]+")
+"""Printable ASCII without spaces and quotes."""
 UNSET: Final = Backoff(1, max=60, attempts=0)
 """Pauses for a group without a backoff: what always fails must not loop at full speed."""
 
@@ -133,7 +136,7 @@ class HandlerRunner:
             except TimerError as error:
                 if not (was_open or error.retryable):
                     raise
-                LOG.warning("consumer ended: %s error=%s", self._fields(), reason_of(error))
+                self._log(logging.WARNING, "consumer ended", error=reason_of(error))
             finally:
                 self.metrics.is_connected = False
             await asyncio.sleep(pause_s)
@@ -172,18 +175,18 @@ class HandlerRunner:
                 options.topic, options.group, start=options.start, **wanted
             )
             changed = [
-                f"{field.name}={old}->{value}"
+                f"{field.name}: {old}->{value}"
                 for field, value in encode_options(wanted).ListFields()
                 if (old := getattr(status.settings, field.name)) != value
             ]
             if changed:
                 status = await client.alter_group(options.topic, options.group, **wanted)
-                text = "settings of the group replaced by the handler's: %s %s"
-                LOG.warning(text, self._fields(), " ".join(changed))
+                text = "settings of the group replaced by the handler's"
+                self._log(logging.WARNING, text, settings=", ".join(changed))
         except PermissionDenied as error:
             self._paces = options.retry or UNSET
-            text = "no permission to set the group: %s attempts are those of the group; %s"
-            LOG.warning(text, self._fields(), reason_of(error))
+            text = "no permission to set the group, which keeps its number of attempts"
+            self._log(logging.WARNING, text, error=reason_of(error))
             return
         self._paces = None if status.settings.backoff_ms_min else UNSET
         self._attempts = status.settings.max_attempts
@@ -231,8 +234,8 @@ class HandlerRunner:
         run.is_overdue = True
         self.metrics.overdue += 1
         if run.in_thread:
-            text = "handler in a thread runs for longer than hold_max, without a lease: %s"
-            LOG.warning(text, self._fields(run.message))
+            text = "handler in a thread runs for longer than hold_max, without a lease"
+            self._log(logging.WARNING, text, run.message)
         elif run.cut is None:
             run.cut = Outcome.TIMEOUT
             task.cancel()
@@ -266,7 +269,7 @@ class HandlerRunner:
             self._consumer.end_turn(run.message)
         self._slot.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.error("worker's own error: %s", self._fields(), exc_info=error)
+            self._log(logging.ERROR, "worker's own error", run.message, cause=error)
 
     # ---- one message
 
@@ -338,16 +341,16 @@ class HandlerRunner:
             own_s = error.delay_s if isinstance(error, Retry) else None
             text = failure_text(error, with_text=self.handler.app.send_errors)
             self._nack(message, pause_s if own_s is None else own_s, text)
-            self._log(outcome, message, error)
-        except BaseException:  # an edge: code of the application's own exceptions
-            LOG.exception("timer %s: %s", outcome, self._fields(message))
+            self._log_failure(outcome, message, error)
+        except BaseException as own:  # noqa: BLE001 -- an edge: the application's own exceptions
+            self._log(logging.ERROR, f"timer {outcome}", message, cause=own)
             self._nack(message, pause_s, type(error).__name__)
         return outcome
 
     def _give_back(self, message: Message, error: BaseException) -> Outcome:
         """Return a message as unseen, and log the error."""
         self._hand_back(message)
-        self._log(Outcome.RETURNED, message, error)
+        self._log_failure(Outcome.RETURNED, message, error)
         return Outcome.RETURNED
 
     @staticmethod
@@ -367,7 +370,7 @@ class HandlerRunner:
         except TimerError as failed:
             return self._return(message, failed, Outcome.FAILED)
         self._ack(message)
-        self._log(Outcome.REJECTED, message, error)
+        self._log_failure(Outcome.REJECTED, message, error)
         return Outcome.REJECTED
 
     def _ack(self, message: Message) -> None:
@@ -383,12 +386,12 @@ class HandlerRunner:
             self._not_acked(message, error)
             return
         self.metrics.outcomes[Outcome.LOST] += 1
-        LOG.warning("ack too late: %s result=%s", self._fields(message), acking.result())
+        self._log(logging.WARNING, "ack too late", message, result=acking.result())
 
     def _not_acked(self, message: Message, error: BaseException) -> None:
         self.metrics.outcomes[Outcome.LOST] += isinstance(error, LeaseLost)
-        text = "ack failed, the timer may run again: %s error=%s: %s"
-        LOG.warning(text, self._fields(message), type(error).__name__, error)
+        text = "ack failed, the timer may run again"
+        self._log(logging.WARNING, text, message, error=f"{type(error).__name__}: {error}")
 
     # ---- the end
 
@@ -417,35 +420,57 @@ class HandlerRunner:
 
     # ---- log
 
-    def _log(self, outcome: Outcome, message: Message, error: BaseException) -> None:
+    def _log_failure(self, outcome: Outcome, message: Message, error: BaseException) -> None:
         if (on_error := self.handler.app.on_error) is not None:
             try:
                 on_error(self._context(message), error)
-            except BaseException:
-                LOG.exception("on_error failed: %s", self._fields(message))
+            except BaseException as own:  # noqa: BLE001 -- an edge: any code of a user
+                self._log(logging.ERROR, "on_error failed", message, cause=own)
         count, first = first_failure(error)
-        place = f" at={_place_of(first)}" if self.handler.logs_place else ""
+        place = {"at": _place_of(first)} if self.handler.logs_place else {}
         why = reason_of(first) if isinstance(first, Exception) else type(first).__name__
         counts = outcome not in (Outcome.REJECTED, Outcome.RETURNED)
         is_last = counts and message.failures + 1 == self._attempts
-        LOG.log(
+        self._log(
             logging.ERROR if is_last else logging.WARNING,
-            "timer %s%s: %s error=%r%s",
-            outcome,
-            f" for good, see {self._letters}" if is_last else "",
-            self._fields(message),
-            count + why,
-            place,
-            exc_info=error if LOG.isEnabledFor(logging.DEBUG) else None,
+            f"timer {outcome}" + (f" for good, see {self._letters}" if is_last else ""),
+            message,
+            cause=error if LOG.isEnabledFor(logging.DEBUG) else None,
+            error=count + why,
+            **place,
         )
 
-    def _fields(self, message: Message | None = None) -> str:
+    def _log(
+        self,
+        level: int,
+        event: str,
+        message: Message | None = None,
+        *,
+        cause: BaseException | None = None,
+        **more: object,
+    ) -> None:
+        """Write a line of an event with its fields, which are also attributes of the record."""
         options = self.handler.options
-        text = f"handler={self.handler.name} topic={options.topic} group={options.group}"
-        if message is None:
-            return text
-        more = f"id={message.id} attempt={message.attempt} failures={message.failures}"
-        return f"{text} {more}"
+        fields: dict[str, object] = {
+            "handler": self.handler.name,
+            "topic": options.topic,
+            "group": options.group,
+        }
+        if message is not None:
+            fields["id"] = message.id
+            if message.key is not None:
+                fields["key"] = message.key
+            fields |= {"attempt": message.attempt, "failures": message.failures}
+        fields |= more
+        text = " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
+        extra = {"timer_event": event} | {f"timer_{name}": each for name, each in fields.items()}
+        LOG.log(level, "%s: %s", event, text, exc_info=cause, extra=extra)
+
+
+def _quoted(value: object) -> str:
+    """Return a value for a line of the log, in quotes if it has more than printable ASCII."""
+    text = str(value)
+    return text if PLAIN.fullmatch(text) else repr(text)
 
 
 def _place_of(error: BaseException) -> str:
