@@ -1,15 +1,20 @@
 """Arguments of handlers: the values that schedule, bind and the worker accept."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
 from enum import StrEnum
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, NewType
+from uuid import UUID
 
 import pytest
 
 from tests.timerfake.shop import MINUTE, Run, Shop
 from timerclient import AsyncTimerClient, Backoff, InvalidRequest, TimerApp, Worker
 from timerclient.client.aio import ClientOptions
-from timerclient.values.codecs import Codec
+from timerclient.values.codecs import Codec, JsonCodec
 from timerclient.worker import handler_arguments
 
 
@@ -110,6 +115,48 @@ def test_schedule_accepts_the_arguments_that_the_worker_accepts(timer_app: Run) 
     with pytest.raises(InvalidRequest, match=r"names = dict: .*, which application/json does not"):
         bill.schedule_sync(pair=(1, "a"), names={1: "a"})
     assert timers.errors == []
+
+
+@dataclass
+class Item:
+    """An argument that JSON does not have."""
+
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        *[(each, False) for each in (datetime, Decimal, UUID, Item, bytes, set[int], Item | UUID)],
+        *[(each, True) for each in (Any, object, float, Colour, Literal["a"], Item | None)],
+        *[(each, True) for each in (tuple[int, str], list[Item], dict[str, int], Mapping, Codec)],
+        *[(each, True) for each in ("Missing", NewType("OrderId", int))],
+    ],
+)
+def test_handler_with_an_argument_that_json_does_not_have_is_refused(
+    wanted: Any, fits: bool
+) -> None:
+    def bill(order: Any, paid: Any = None) -> None: ...
+
+    bill.__annotations__ |= {"order": wanted, "paid": datetime}
+    decorate = TimerApp().timer("t", group="g")
+    if fits:
+        decorate(bill)
+        return
+    with pytest.raises(InvalidRequest, match=r"bill = 'order': no JSON value is .*; annotate it"):
+        decorate(bill)
+    TimerApp(codec=JsonCodec()).timer("t", group="g")(bill)  # another codec
+
+
+def test_argument_that_json_does_not_have_is_named_when_it_is_scheduled(timer_app: Run) -> None:
+    app = TimerApp()
+
+    @app.timer("orders", group="billing")
+    def bill(order: int, paid: datetime | None = None) -> None: ...
+
+    timer_app(app)
+    with pytest.raises(InvalidRequest, match=r"^paid = datetime: must have a form as .*json: Type"):
+        bill.bind(1, datetime.now(UTC))
 
 
 def test_handler_that_can_not_be_called_by_names_is_refused() -> None:

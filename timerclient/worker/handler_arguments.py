@@ -41,6 +41,8 @@ UNFIT: Final = object()
 """Result of `fitted` for a value that does not fit."""
 _MAKES: Final = (list, tuple, set, frozenset)
 """Collections with checked items, beside dicts."""
+_JSON_VALUES: Final[tuple[Any, ...]] = ({}, [], "", 0, 0.0, True, None)
+"""One value of each type that JSON has."""
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -110,14 +112,42 @@ class HandlerArguments:
                 raise InvalidRequest.of(name, Described(type(value).__name__), limit)
         return out
 
+    def check_json(self) -> None:
+        """Check that JSON has values for all parameters without a default.
+
+        Annotations that can't be resolved yet are not checked.
+
+        Raises:
+            InvalidRequest: No JSON value fits the annotation of one.
+        """
+        for name, wanted in self._hints().items():
+            if name in self._required and not has_json(wanted):
+                limit = f"no JSON value is {inspect.formatannotation(wanted)}"
+                limit += "; annotate it as str or dict, and convert it in the function"
+                raise InvalidRequest.of(f"handler {self._name}", name, limit)
+
     def _annotations(self) -> Mapping[str, Any]:
         """Return the types of parameters; of annotations that can't be resolved, none."""
         if self._types is None:
-            try:
-                self._types = typing.get_type_hints(self._function)
-            except Exception:  # noqa: BLE001 -- names that only type checkers import
-                self._types = {}
+            self._types = self._hints()
         return self._types
+
+    def _hints(self) -> dict[str, Any]:
+        try:
+            return typing.get_type_hints(self._function)
+        except Exception:  # noqa: BLE001 -- names that only type checkers import
+            return {}
+
+
+def has_json(wanted: Any) -> bool:
+    """Return whether any JSON value fits an annotation."""
+    origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
+    if origin is Union or origin is types.UnionType:
+        return any(has_json(each) for each in inner)
+    if origin is Literal or (isinstance(wanted, type) and issubclass(wanted, Enum)):
+        return True
+    whole = origin if isinstance(origin, type) else wanted
+    return any(fitted(each, whole) is not UNFIT for each in _JSON_VALUES)
 
 
 def fitted(value: Any, wanted: Any) -> Any:

@@ -35,7 +35,7 @@ from timerclient.rows.scheduled_timers import Timer
 from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.values.cluster_url import VARIABLE
 from timerclient.values.codecs import JSON, Codec, EncodedValue
-from timerclient.values.errors import Closed, InvalidRequest
+from timerclient.values.errors import Closed, Described, InvalidRequest
 from timerclient.values.lease_clock import MONOTONIC, LeaseClock
 from timerclient.worker.handler_arguments import (
     OPTIONS,
@@ -222,8 +222,21 @@ class TimerHandler(Generic[P, R]):
         given = dict(arguments)
         self.arguments.check(given)
         encoded = EncodedValue(given, self.app.codec, "arguments")
-        self.arguments.check(encoded.decoded(), self.app.codec.content_type)
+        try:
+            decoded = encoded.decoded()
+        except InvalidRequest as error:
+            raise self._with_argument(error, given) from error
+        self.arguments.check(decoded, self.app.codec.content_type)
         return encoded
+
+    def _with_argument(self, error: InvalidRequest, given: dict[str, Any]) -> InvalidRequest:
+        """Return the error of the first argument that has no form; without any, the one given."""
+        for name, value in given.items():
+            try:
+                EncodedValue({name: value}, self.app.codec).decoded()
+            except InvalidRequest as own:
+                return InvalidRequest.of(name, Described(type(value).__name__), own.limit)
+        return error
 
     async def create_series(
         self,
@@ -382,7 +395,8 @@ class TimerApp:
 
         Raises:
             InvalidRequest: An option is out of range, another handler has the topic and the group,
-                or a parameter of the function can't be given by name.
+                a parameter of the function can't be given by name, or JSON, as the app's codec,
+                has no value for a parameter without a default.
         """
         options = HandlerOptions(
             topic=topic,
@@ -396,6 +410,8 @@ class TimerApp:
 
         def register(function: Callable[P, R]) -> TimerHandler[P, R]:
             handler = TimerHandler(self, function, options)
+            if self.codec is JSON:
+                handler.arguments.check_json()
             self._add(handler)
             return handler
 
