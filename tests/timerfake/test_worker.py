@@ -10,6 +10,7 @@ import urllib.request
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import prometheus_client
 import pytest
 
 from tests.timerfake.shop import MINUTE, Run, Shop
@@ -317,6 +318,12 @@ def test_port_shows_health_readiness_and_metrics(timer_app: Run) -> None:
         assert f'timers_worker_handled_total{{{label},outcome="done"}} 1\n' in text
         assert f'timers_worker_handler_seconds_bucket{{{label},le="+Inf"}} 1\n' in text
         assert f"timers_worker_connected{{{label}}} 1\n" in text
+        mails = prometheus_client.Counter("shop_mails", "Of the application.")
+        mails.inc()
+        text = get(port.port, "/metrics")[1]
+        prometheus_client.REGISTRY.unregister(mails)
+        assert "\ntimers_worker_connected{" in text
+        assert "\nshop_mails_total 1.0\n" in text
         worker._beat_s -= 60
         assert get(port.port, "/healthz") == (503, "event loop blocked\n")
         worker._stops = 1

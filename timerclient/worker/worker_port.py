@@ -3,7 +3,8 @@
 /healthz   200: the worker works. 503: a handler blocks the event loop, or all calls of a handler
            exceed `hold_max`; restart the worker
 /readyz    200: all consumers are connected. 503: they are not yet, or the worker drains
-/metrics   the counters, for Prometheus
+/metrics   the counters, for Prometheus, and the default registry of prometheus_client if the
+           application has imported it
 """
 
 import socket
@@ -111,6 +112,8 @@ def _answer(worker: Worker, path: str) -> tuple[int, str, str]:
     plain = "text/plain; charset=utf-8"
     if path == "/metrics":
         text = exposition(each.metrics for each in worker.runners)
+        if (library := sys.modules.get("prometheus_client")) is not None:  # the application's
+            text += library.generate_latest(library.REGISTRY).decode()
         return 200, "text/plain; version=0.0.4; charset=utf-8", text
     if path == "/healthz":
         problem = worker.problem
