@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import socket
 import struct
 import threading
@@ -70,7 +71,10 @@ async def test_worker_and_app_print_their_handlers_and_state() -> None:
     assert repr(worker) == "Worker(cancel_unpaid, send_mail; stopping, 0 running)"
 
 
-def test_handler_runs_when_its_timer_is_due_with_its_arguments(timer_app: Run) -> None:
+def test_handler_runs_when_its_timer_is_due_with_its_arguments(
+    timer_app: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", logger=LOG.name)
     shop = Shop()
     timers = timer_app(shop.app)
     shop.cancel_unpaid.schedule_sync(order_id=4711, delay=30 * MINUTE, key="order-4711")
@@ -79,6 +83,9 @@ def test_handler_runs_when_its_timer_is_due_with_its_arguments(timer_app: Run) -
     timers.advance(MINUTE)
     assert shop.calls == [(4711, "unpaid")]
     [context] = shop.contexts
+    [line] = [each.getMessage() for each in caplog.records if each.name == LOG.name]
+    fields = rf"topic=orders group=billing id={context.id} key=order-4711 attempt=1 failures=0"
+    assert re.fullmatch(rf"timer done: handler=\S+ {fields} seconds=\d+\.\d+", line)
     timers.advance(MINUTE)  # a lease that an ack has ended is not lost
     assert (context.attempt, context.message.key, context.is_lost) == (1, "order-4711", False)
     with timers.cluster.client() as client:

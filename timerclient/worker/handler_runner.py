@@ -279,7 +279,10 @@ class HandlerRunner:
             outcome = await self._outcome(run)
         except BaseException as error:  # noqa: BLE001 -- an edge: any code of a user
             outcome = self._fail(run, error)
-        self.metrics.add(outcome, time.monotonic() - began_s)
+        took_s = time.monotonic() - began_s
+        self.metrics.add(outcome, took_s)
+        if outcome is Outcome.DONE and LOG.isEnabledFor(logging.DEBUG):
+            self._log(logging.DEBUG, "timer done", run.message, seconds=round(took_s, 3))
 
     async def _outcome(self, run: HandlerRun) -> Outcome:
         message = run.message
