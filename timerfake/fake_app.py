@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from timerclient import TimerApp, Worker
 from timerclient.client.timer_calls import Seconds
@@ -221,3 +221,21 @@ class FakeApp:
             self._run(self._inner.__aexit__(None, None, None))
         finally:
             self.cluster.close()
+
+
+class TimerAppFixture(Protocol):
+    """Type of the fixture `timer_app`: it runs an app until the end of the test."""
+
+    def __call__(
+        self,
+        app: TimerApp,
+        *,
+        start: datetime | None = None,
+        settings: Mapping[str, object] = NOTHING,
+        handler_s: float = HANDLER_S,
+    ) -> FakeApp:
+        """Return the app on an in-memory cluster, with a worker; see `FakeApp`."""
+
+
+AsyncTimerAppFixture: TypeAlias = type[AsyncFakeApp]
+"""Type of the fixture `async_timer_app`."""

@@ -6,7 +6,7 @@ def test_unpaid_order_is_cancelled(timer_app):
     timers.advance(1800)
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,11 @@ import pytest
 
 if TYPE_CHECKING:  # numpy and gRPC are loaded by the tests that use a fixture
     from timerclient import TimerApp
-    from timerfake.fake_app import AsyncFakeApp, FakeApp
+    from timerfake.fake_app import AsyncTimerAppFixture, FakeApp, TimerAppFixture
 
 
 @pytest.fixture
-def timer_app() -> "Iterator[Callable[..., FakeApp]]":
+def timer_app() -> "Iterator[TimerAppFixture]":
     """A function that runs a TimerApp on an in-memory cluster until the end of the test."""
     from timerfake.fake_app import FakeApp
 
@@ -31,7 +31,7 @@ def timer_app() -> "Iterator[Callable[..., FakeApp]]":
 
 
 @pytest.fixture
-def async_timer_app() -> "type[AsyncFakeApp]":
+def async_timer_app() -> "AsyncTimerAppFixture":
     """The same on the test's event loop: `async with async_timer_app(app) as timers`."""
     from timerfake.fake_app import AsyncFakeApp
 
