@@ -13,11 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
 
 from timerclient.cli import cli_args, contexts, output
 from timerclient.cli.cli_args import DEFAULT_ENDPOINTS, ENDPOINTS_VARIABLE, UsageError
 from timerclient.cli.cli_errors import FAILED, USAGE, put_failure
 from timerclient.cli.missing_modules import why_missing
+from timerclient.values.cluster_url import PLAIN, SECURE
+from timerclient.values.cluster_url import VARIABLE as APPLICATION_VARIABLE
 
 if TYPE_CHECKING:
     from deploy.local import LocalCluster
@@ -156,15 +159,35 @@ def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     learners = [name for name in cluster.nodes if _role(cluster, name) == "learner"]
     for name in learners:
         print(f"\n{name} has no vote; see timerctl members")
-    if args.add_context is not None:
+    variables = {APPLICATION_VARIABLE: _url(cluster)}
+    if args.add_context is None:
+        variables |= _timerctl_variables(cluster)
+    else:
         print(f"\nthe current context is {args.add_context}")
-        return
+    unset = [each for each in variables.items() if os.environ.get(each[0]) != each[1]]
+    if unset:
+        print("\n" + "\n".join(f"export {name}={shlex.quote(value)}" for name, value in unset))
+
+
+def _timerctl_variables(cluster: "LocalCluster") -> dict[str, str]:
+    """Return the variables that timerctl needs for this cluster."""
+    variables = {}
     endpoints = os.environ.get(ENDPOINTS_VARIABLE) or DEFAULT_ENDPOINTS
     if not {*cluster.endpoints} <= {each.strip() for each in endpoints.split(",")}:
-        print(f"\nexport {ENDPOINTS_VARIABLE}={','.join(cluster.endpoints)}")
+        variables[ENDPOINTS_VARIABLE] = ",".join(cluster.endpoints)
     if (tls := cluster.tls) is not None:
         files = {"CA": tls.ca, "CERT": tls.certificate, "KEY": tls.key}
-        print(f"\nexport {' '.join(f'TIMERCTL_TLS_{name}={file}' for name, file in files.items())}")
+        variables |= {f"TIMERCTL_TLS_{name}": str(file) for name, file in files.items()}
+    return variables
+
+
+def _url(cluster: "LocalCluster") -> str:
+    """Return the URL of the cluster for applications, with an administrator's files for TLS."""
+    addresses = ",".join(cluster.endpoints)
+    if (tls := cluster.tls) is None:
+        return f"{PLAIN}{addresses}"
+    files = {"ca": tls.ca, "cert": tls.certificate, "key": tls.key}
+    return f"{SECURE}{addresses}?{urlencode(files, safe='/')}"
 
 
 def _tell(line: str) -> None:

@@ -294,19 +294,26 @@ def test_commands_up_status_down(
     assert capsys.readouterr().out.rstrip().endswith("down")
 
 
-def test_up_says_how_timerctl_finds_the_nodes_unless_it_does(
+def test_up_says_how_timerctl_and_applications_find_the_nodes_unless_they_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = LocalCluster(tmp_path / "d", nodes=1, program=FAKE)
 
     monkeypatch.setattr(local, "LocalCluster", lambda *_, **__: cluster)
 
+    monkeypatch.delenv("TIMERS_URL", raising=False)
+
     def last_line() -> str:
         assert timerctl.main(["local", "up", "--dir", str(tmp_path / "d")]) == 0
         return capsys.readouterr().out.splitlines()[-1]
 
     try:
-        monkeypatch.delenv("TIMERCTL_ENDPOINTS", raising=False)
+        monkeypatch.setenv("TIMERCTL_ENDPOINTS", "127.0.0.1:1")
+        assert timerctl.main(["local", "up", "--dir", str(tmp_path / "d")]) == 0
+        url = f"timers://{cluster.endpoints[0]}"
+        assert f"\nexport TIMERS_URL={url}\n" in capsys.readouterr().out
+        monkeypatch.setenv("TIMERS_URL", url)
+        monkeypatch.delenv("TIMERCTL_ENDPOINTS")
         said = last_line()
         [address] = cluster.endpoints
         assert said == f"export TIMERCTL_ENDPOINTS={address}"
