@@ -97,7 +97,7 @@ def requirements(which: Distribution) -> dict[str, list[str]]:
     server = [f"{CLIENT.name}=={project_version()}", *extras["server"]]
     return {
         "dependencies": server,
-        **{name: extras[name] for name in ("audit", "certs", "otel", "spark")},
+        **{name: extras[name] for name in ("audit", "certs", "otel", "spark", "testing")},
     }
 
 

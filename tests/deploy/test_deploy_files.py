@@ -104,6 +104,12 @@ def test_units_are_ones_that_systemd_reads(tmp_path: Path) -> None:
     assert done.returncode == 0, told
 
 
+def extras_of(project: str) -> set[str]:
+    """Return the names of the extras that a distribution's pyproject.toml declares."""
+    tool = tomllib.loads((ROOT / project).read_text())["tool"]["setuptools"]
+    return {*tool["dynamic"]["optional-dependencies"]}
+
+
 def test_both_distributions_have_one_version_and_locked_requirements() -> None:
     assert project_version() == timerclient.__version__ == importlib.metadata.version(SERVER.name)
     whole, client, server = (
@@ -112,6 +118,8 @@ def test_both_distributions_have_one_version_and_locked_requirements() -> None:
     )
     assert whole["scripts"] == client["scripts"] | server["scripts"]
     assert whole["entry-points"] == server["entry-points"]
+    assert {"testing", *requirements(SERVER)} - {"dependencies"} == extras_of(SERVER.project)
+    assert {*requirements(CLIENT)} - {"dependencies"} == extras_of(CLIENT.project)
     lock = locked("deploy/requirements-server.lock")
     assert lock <= locked("requirements.lock")
     names = {each.partition("==")[0] for each in lock}
