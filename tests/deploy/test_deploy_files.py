@@ -14,6 +14,7 @@ from cluster.rpc.open_files import FILES_MIN
 from cluster.settings.config import NodeConfig
 from tests.distributions import CLIENT, SERVER, project_version, requirements
 from timerclient.cli.timerctl import make_parser
+from timerclient.worker.worker import CANCEL_S, CLOSE_S
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -94,14 +95,30 @@ def test_units_are_ones_that_systemd_reads(tmp_path: Path) -> None:
     for unit in UNIT.parent.iterdir():
         text = re.sub(r"^(Exec\w+)=\S+", r"\1=/bin/true", unit.read_text(), flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)
+    [worker] = re.findall(r"```ini\n(.*?)```", (ROOT / "docs/workers.md").read_text(), re.DOTALL)
+    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", worker, flags=re.MULTILINE)
+    (tmp_path / "timerd-worker@.service").write_text(text)
     copies = sorted(map(str, tmp_path.iterdir()))
-    assert len(copies) == 6
+    assert len(copies) == 7
     done = subprocess.run(
         ["systemd-analyze", "verify", *copies], capture_output=True, text=True, check=False
     )
     told = (done.stdout + done.stderr).splitlines()
     assert [line for line in told if "timerd" in line] == [], "of other units the test says nothing"
     assert done.returncode == 0, told
+
+
+def test_workers_have_time_to_drain() -> None:
+    page = (ROOT / "docs/workers.md").read_text()
+    commands = [
+        *re.findall(r"^ExecStart=\S+/timerctl (.+)$", page, re.MULTILINE),
+        *re.findall(r"command: \[timerctl, (.+)\]$", page, re.MULTILINE),
+    ]
+    stops = re.findall(r"(?:TimeoutStopSec=|terminationGracePeriodSeconds: )(\d+)", page)
+    for command, stop in zip(commands, stops, strict=True):
+        args = make_parser().parse_args(re.sub(r'[,"]', "", command).split())
+        assert args.app == "myapp:app"
+        assert int(stop) > args.drain.total_seconds() + CANCEL_S + CLOSE_S
 
 
 def extras_of(project: str) -> set[str]:
