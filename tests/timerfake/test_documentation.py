@@ -58,6 +58,7 @@ def test_examples_of_the_documentation_pass(tmp_path: Path) -> None:
 def test_examples_have_types(tmp_path: Path) -> None:
     sources = {f"migrating_{at}": each for at, each in enumerate(examples("docs/migrating.md"))}
     sources |= {f"python_{at}": each for at, each in enumerate(examples("docs/python.md"))}
+    sources["deleting"] = examples("docs/deleting-data.md")[0]
     sources["workers"] = "\n".join(examples("docs/workers.md")[:3])
     [sources["handlers"]] = [each for each in EXAMPLES if "timer_app" in each]
     sources["fastapi_app"] = examples("docs/recipes.md")[0]
@@ -166,6 +167,24 @@ def test_example_of_a_cancel_by_key_passes_over_a_lost_answer() -> None:
         client.cancel = cancel  # type: ignore[assignment]
         names["on_payment"](client, 4712)
         assert client.count_timers("orders").pending == 0
+
+
+def test_example_of_a_deletion_leaves_nothing_readable(
+    timer_app: Callable[..., FakeApp],
+) -> None:
+    names: dict[str, Any] = {}
+    exec(examples("docs/deleting-data.md")[0], names)
+    timers = timer_app(names["app"])
+    names["on_order"](1, "one@example.org")
+    names["on_order"](2, "two@example.org")
+    with timers.cluster.client() as client:
+        pending = [*client.list_timers("reminders")]
+        assert "example.org" not in str([each.json() for each in pending])
+        names["on_deletion"](1)
+        client.reschedule(key="customer-2", topic="reminders", delay=1)
+    names["remind"].schedule_sync(customer=1, sealed=pending[0].json()["sealed"])
+    timers.advance(86_400)
+    assert (names["sent"], timers.errors) == (["two@example.org"], [])
 
 
 def test_example_of_keys_updates_a_timer_and_finds_one_by_its_old_id(
