@@ -57,8 +57,8 @@ def test_examples_of_the_documentation_pass(tmp_path: Path) -> None:
 
 def test_examples_have_types(tmp_path: Path) -> None:
     sources = {f"migrating_{at}": each for at, each in enumerate(examples("docs/migrating.md"))}
-    sources |= {f"python_{at}": each for at, each in enumerate(examples("docs/python.md"))}
     sources["deleting"] = examples("docs/deleting-data.md")[0]
+    sources |= {f"python_{at}": each for at, each in enumerate(examples("docs/python.md"))}
     sources["workers"] = "\n".join(examples("docs/workers.md")[:3])
     [sources["handlers"]] = [each for each in EXAMPLES if "timer_app" in each]
     sources["fastapi_app"] = examples("docs/recipes.md")[0]
