@@ -4,6 +4,8 @@ import ast
 import asyncio
 import inspect
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -46,6 +48,17 @@ def test_fake_cluster_needs_no_timer_of_linux(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(KernelAlarm, "__init__", absent)
     with FakeCluster(start=START) as cluster, cluster.client() as client:
         client.schedule("t", b"x", delay=60)
+
+
+def test_fake_cluster_needs_no_module_that_windows_lacks() -> None:
+    script = """
+import sys
+sys.modules.update(dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios", "uvloop")))
+from timerfake import FakeCluster
+with FakeCluster() as cluster, cluster.client() as client:
+    client.schedule("t", b"x", delay=60)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT_S)
 
 
 def test_series_whose_zone_the_leader_does_not_know_is_declared_again_and_changed(

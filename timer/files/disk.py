@@ -18,7 +18,6 @@ Any thread may call a Disk. A file belongs to one thread at a time.
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -350,6 +349,8 @@ class RealDisk:
 
     def lock(self, path: Path) -> FileLock:
         """See Disk."""
+        import fcntl  # Windows has none; a fake cluster, which imports this module, locks no file
+
         with failing(path, "lock"):
             fd, is_writable = _open_lock(path)
             try:
