@@ -154,3 +154,28 @@ async def test_functions_in_threads_keep_the_order_of_each_key() -> None:
     assert [name for name in begun if name[0] == "b"] == names[::2]
     assert [name for name in begun if name[0] == "a"] == ["a1", "a3", *names[3::2]]
     assert [str(error) for error in timers.errors] == ["a3"]
+
+
+@pytest.mark.parametrize("names", [("a1",), ("a1", "a2"), ("a1", "b1", "a2")])
+async def test_key_of_a_call_that_hangs_in_a_thread_goes_to_another_consumer(
+    names: tuple[str, ...],
+) -> None:
+    app, hang = TimerApp(), threading.Event()
+
+    @app.timer("orders", group="g", retry=Backoff(1, attempts=9), lease=30, hold_max=60)
+    def handle(name: str) -> None:
+        if name == "a1":
+            hang.wait()
+
+    taken = list[str]()
+    async with made("key_shared", app, *names) as timers:
+        try:
+            async with timers.cluster.client() as client, client.consumer("orders", "g") as other:
+                for _ in range(12):
+                    await timers.advance(15)
+                    for message in await other.receive(timeout=0):
+                        taken.append(message.json()["name"])
+                        _ = message.ack()
+        finally:
+            hang.set()
+    assert taken == [name for name in names if name[0] == "a"]

@@ -330,6 +330,19 @@ class Inbox:
                 return batch.queue_offsets
             return [message.queue_offset for message in self._begun(batch)]
 
+    def waits_since_s(self, batch: Batch) -> float:
+        """Return since when the application works on what the waiting messages of a batch wait for.
+
+        That is the time of its last call, or, if all of them wait for turns of their keys, the time
+        when it received the last message that has one of these turns, or extended its lease.
+        """
+        with self._lock:
+            lined = self._lines.of(batch)
+            if len(lined) < len(self._begun(batch)) or not lined:
+                return self.asked_s
+            turns = {key: message.batch.hold.given_s for message, key in self._turns.items()}
+            return max(turns.get(key_of(message) or "", self.asked_s) for message in lined)
+
     def waits_for_key(self, batch: Batch) -> bool:
         """Return whether messages of a batch wait for earlier ones of their keys."""
         with self._lock:

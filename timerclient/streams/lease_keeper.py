@@ -1,8 +1,9 @@
 """The leases of one consumer on one stream after the other: extended in time, and known to be lost.
 
 A lease is extended when half of it is over. This ends `hold_max_s` after the application received
-the message; for waiting messages, `hold_max_s` after its last call for one. Then waiting messages
-are returned, and the leases of received messages end. A lease that should be over is checked once.
+the message; for waiting messages, `hold_max_s` after its last call for one, or after it received
+the message of their key that they wait for. Then waiting messages are returned, and the leases of
+received messages end. A lease that should be over is checked once.
 See timerclient/rows/holds.py. All of it belongs to the event loop's thread.
 """
 
@@ -144,7 +145,9 @@ class LeaseKeeper:
         if waits:
             self._returns.shed(at_once=True)
             waits = bool(self._inbox.waits(hold.batch))
-        since_s = max(hold.given_s, self._inbox.asked_s) if waits else hold.given_s
+        since_s = hold.given_s
+        if waits:
+            since_s = max(since_s, self._inbox.waits_since_s(hold.batch))
         span_s = min(hold.lease_s, since_s + self._hold_max_s - now_s)
         if span_s >= SPAN_S_MIN and now_s + span_s > hold.ends_s + MARGIN_S:
             self._ask(hold, now_s, span_s)
