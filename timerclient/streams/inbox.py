@@ -155,39 +155,39 @@ class Inbox:
     def _pop(self, most: int, now_s: float) -> list[Message]:
         """Return up to `most` messages of one batch; an empty list if none may be taken."""
         while not self._is_paused:
-            line = self._lines.first()
-            waiting = self._rest if line is None else line
-            if not waiting:
+            lined = self._lines.first()
+            if lined is None and not self._rest:
                 batch = self._pop_batch(now_s)
                 if batch is None:
                     return []
-                waiting.extend(batch)
-            batch = waiting[0].batch
+                self._rest.extend(batch)
+            batch = (lined or self._rest[0]).batch
             if self._over(batch, now_s):
                 if not self._stale(batch) and batch.hold.asked:
                     return []
-                while waiting and waiting[0].batch is batch:
-                    waiting.popleft()
-                    self._drop(1)
+                self._drop(len(self._removed(batch)))
                 continue
-            out = self._take_from(waiting, 1 if line else most)
+            out = self._take_from(batch, lined, most)
             if out:
                 self._credit.taken(len(out))
                 batch.hold.given_s = now_s
                 return out
         return []
 
-    def _take_from(self, waiting: deque[Message], most: int) -> list[Message]:
-        """Remove up to `most` messages of one batch; return those that may be taken now."""
-        hold = waiting[0].batch.hold
-        took = [waiting.popleft() for _ in range(min(most, len(waiting)))]
-        if not (hold.lost or hold.finished or self._may_queue_up):
+    def _take_from(self, batch: Batch, lined: Message | None, most: int) -> list[Message]:
+        """Remove up to `most` messages of a batch; return those that may be taken now."""
+        if lined is None:
+            took = [self._rest.popleft() for _ in range(min(most, len(self._rest)))]
+        else:
+            took = [lined]
+            self._lines.remove(lined)
+        if not (batch.hold.lost or batch.hold.finished or self._may_queue_up):
             return took
         out = list[Message]()
         for message in took:
-            if hold.has_ended(message.queue_offset):
+            if batch.hold.has_ended(message.queue_offset):
                 self._drop(1)
-            elif waiting is not self._rest or not self._lines.joined(message):
+            elif not self._lines.joined(message):
                 out.append(message)
                 if self._has_turns and (key := key_of(message)):
                     self._turns[message] = key
@@ -326,9 +326,7 @@ class Inbox:
     def waits(self, batch: Batch) -> Sequence[int]:
         """Return the queue offsets of a batch that the application has not taken."""
         with self._lock:
-            if batch in self._batches:
-                return batch.queue_offsets
-            return [message.queue_offset for message in self._begun(batch)]
+            return _offsets(self._waiting(batch))
 
     def waits_since_s(self, batch: Batch) -> float:
         """Return since when the application works on what the waiting messages of a batch wait for.
@@ -338,7 +336,7 @@ class Inbox:
         """
         with self._lock:
             lined = self._lines.of(batch)
-            if len(lined) < len(self._begun(batch)) or not lined:
+            if not lined or len(lined) < len(self._waiting(batch)):
                 return self.asked_s
             turns = {key: message.batch.hold.given_s for message, key in self._turns.items()}
             return max(turns.get(key_of(message) or "", self.asked_s) for message in lined)
@@ -348,10 +346,21 @@ class Inbox:
         with self._lock:
             return bool(self._lines.of(batch))
 
-    def _begun(self, batch: Batch) -> list[Message]:
-        """Return the messages not taken of a batch of which the application has taken some."""
+    def _waiting(self, batch: Batch) -> Sequence[Message]:
+        """Return the messages of a batch that the application has not taken."""
         rest = self._rest if self._rest and self._rest[0].batch is batch else ()
-        return [*self._lines.of(batch), *rest]
+        return [*self._lines.of(batch), *rest] or (batch if batch in self._batches else [])
+
+    def _removed(self, batch: Batch) -> Sequence[Message]:
+        """Remove and return the messages of a batch that the application has not taken."""
+        waiting = self._waiting(batch)
+        if waiting is batch:
+            self._batches.remove(batch)
+        for message in self._lines.of(batch):
+            self._lines.remove(message)
+        if self._rest and self._rest[0].batch is batch:
+            self._rest.clear()
+        return waiting
 
     # ---- going back unseen
 
@@ -380,21 +389,15 @@ class Inbox:
         with self._lock:
             self._taking = Taking.NOTHING
             self._credit.limit = self._credit.wanted = 0
-            if batch in self._batches:
-                self._batches.remove(batch)
-                return [self._forget(batch)]
-            if not (going := self._begun(batch)):
-                return []
-            self._lines.remove(batch)
-            if self._rest and self._rest[0].batch is batch:
-                self._rest.clear()
-            return [self._forget(going)]
+            waiting = self._removed(batch)
+            return [self._forget(waiting)] if waiting else []
 
     def drain(self) -> list[Part]:
         """Remove and return all messages."""
         with self._lock:
-            begun = dict.fromkeys(message.batch for message in (*self._lines, *self._rest))
-            parts = [self._forget(self._begun(batch)) for batch in begun]
+            rest = (message.batch for message in self._rest)
+            begun = dict.fromkeys([*self._lines.batches(), *rest])
+            parts = [self._forget(self._waiting(batch)) for batch in begun]
             parts += [self._forget(batch) for batch in self._batches]
             self._clear()
         return [part for part in parts if not self._stale(part[0])]
@@ -416,6 +419,10 @@ class Inbox:
 
     def _forget(self, going: Sequence[Message]) -> Part:
         self._credit.dropped(len(going))
-        if isinstance(going, Batch):
-            return going, going.queue_offsets
-        return going[0].batch, sorted(message.queue_offset for message in going)
+        return going[0].batch, _offsets(going)
+
+
+def _offsets(messages: Sequence[Message]) -> Sequence[int]:
+    if isinstance(messages, Batch):
+        return messages.queue_offsets
+    return sorted(message.queue_offset for message in messages)

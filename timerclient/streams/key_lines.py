@@ -6,8 +6,8 @@ A key may be blocked several times: while a nack of one of its messages is unans
 application works on one, if it takes one at a time. The inbox that owns the lines has the lock.
 """
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from enum import Enum
 
 from timerclient.proto import timer_pb2 as pb
@@ -35,12 +35,15 @@ def key_of(message: Message) -> str | None:
 
 
 class KeyLines:
-    """See the module."""
+    """See the module. `len` is the number of messages in all lines."""
 
     def __init__(self) -> None:
         self._blocks = Counter[str]()
-        self._lines: dict[str, deque[Message]] = {}
-        self._free: dict[str, None] = {}
+        self._lines: dict[str, OrderedDict[Message, None]] = {}
+        self._batches: dict[Batch, OrderedDict[Message, None]] = {}
+        """The messages of all lines by their batches."""
+        self._len = 0
+        self._free = OrderedDict[str, None]()
         """Keys of lines that are not blocked, in the order of their release."""
 
     @property
@@ -54,11 +57,11 @@ class KeyLines:
         return bool(self._blocks or self._lines)
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return self._len
 
-    def __iter__(self) -> Iterator[Message]:
-        """Iterate over the messages of all lines; in order within each."""
-        return (message for line in self._lines.values() for message in line)
+    def batches(self) -> list[Batch]:
+        """Return the batches of which messages wait."""
+        return [*self._batches]
 
     def block(self, keys: Iterable[str]) -> None:
         """Let messages of these keys wait until `release` was called as often as this."""
@@ -75,33 +78,38 @@ class KeyLines:
                 if key in self._lines:
                     self._free[key] = None
 
-    def first(self) -> deque[Message] | None:
-        """Return a line that may move on; the caller removes messages. None: there is none."""
-        while self._free:
-            key = next(iter(self._free))
-            if line := self._lines[key]:
-                return line
-            del self._lines[key], self._free[key]
-        return None
+    def first(self) -> Message | None:
+        """Return the first message of a line that may move on. None: there is none."""
+        return next(iter(self._lines[next(iter(self._free))])) if self._free else None
 
     def joined(self, message: Message) -> bool:
         """Append a message to the line of its key if it must wait; return whether it must."""
         key = key_of(message)
         if key is None or key not in self._blocks:
             return False  # and its line is empty: lines that may move on are read first
-        self._lines.setdefault(key, deque()).append(message)
+        self._lines.setdefault(key, OrderedDict())[message] = None
+        self._batches.setdefault(message.batch, OrderedDict())[message] = None
+        self._len += 1
         return True
 
     def of(self, batch: Batch) -> list[Message]:
         """Return the messages of a batch that wait."""
-        return [message for message in self if message.batch is batch] if self._lines else []
+        return [*self._batches.get(batch, ())]
 
-    def remove(self, batch: Batch) -> None:
-        """Remove the messages of a batch."""
-        for message in self.of(batch):
-            self._lines[key_of(message) or ""].remove(message)
+    def remove(self, message: Message) -> None:
+        """Remove a message from its line."""
+        key = key_of(message) or ""
+        self._len -= 1
+        del self._lines[key][message], self._batches[message.batch][message]
+        if not self._batches[message.batch]:
+            del self._batches[message.batch]
+        if not self._lines[key]:
+            del self._lines[key]
+            self._free.pop(key, None)
 
     def clear(self) -> None:
         """Remove all messages. Blocked keys stay blocked."""
         self._lines.clear()
+        self._batches.clear()
         self._free.clear()
+        self._len = 0
