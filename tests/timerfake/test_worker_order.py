@@ -179,3 +179,19 @@ async def test_key_of_a_call_that_hangs_in_a_thread_goes_to_another_consumer(
         finally:
             hang.set()
     assert taken == [name for name in names if name[0] == "a"]
+
+
+async def test_recalled_messages_of_a_key_that_is_held_up_leave_room_for_others() -> None:
+    calls = handled()
+    async with made("key_shared", calls.app, *(f"a{number}" for number in range(1500))) as timers:
+        [worker] = timers._worker.runners if timers._worker else []
+        [run] = worker.running.values()
+        _ = run.message.nack(3600)  # and the call goes on
+        await timers.advance(5)
+        async with timers.cluster.client() as client:
+            await client.schedule("orders", b'{"name": "b"}', ordering_key="b")
+        await timers.advance(30)
+        assert calls.running == ["a0", "b"]
+        for name in ("a0", "b"):
+            calls.end(name)
+        await timers.settle()

@@ -271,10 +271,17 @@ class Inbox:
             if key is not None:
                 self._lines.release([key])
 
-    def look_again(self) -> None:
-        """Check the lease of the next message before it is returned: some may be lost."""
+    def look_again(self, batch: Batch) -> None:
+        """Check the leases of a batch before its messages are returned: some may have ended.
+
+        Those that have, and that wait for earlier ones of their keys, are dropped at once.
+        """
         with self._lock:
             self._quick_s = 0.0
+            for message in self._lines.of(batch):
+                if batch.hold.has_ended(message.queue_offset):
+                    self._lines.remove(message)
+                    self._drop(1)
 
     def arrived(self, batch: Batch) -> None:
         """Append a batch."""

@@ -105,9 +105,9 @@ class LeaseKeeper:
         """End the leases of messages that the leader took back; of all if there are no offsets."""
         for hold in [*self._holds.values()]:
             hold.finish(offsets)
+            self._inbox.look_again(hold.batch)
             if hold.over:
                 self._let_go(hold)
-        self._inbox.look_again()
         self._arrived()  # the application drops what waits, and so requests more
 
     def stream_broke(self) -> None:
@@ -177,7 +177,7 @@ class LeaseKeeper:
         self, hold: Hold, until_s: float, offsets: Sequence[int], results: Sequence[int]
     ) -> None:
         lost = hold.answered(offsets, results, until_s)
-        self._inbox.look_again()
+        self._inbox.look_again(hold.batch)
         unseen = {*self._inbox.waits(hold.batch)} if lost else ()
         seen = [offset for offset in lost if offset not in unseen]
         if seen:
@@ -195,7 +195,7 @@ class LeaseKeeper:
 
     def _lost(self, hold: Hold, offsets: Sequence[int]) -> None:
         hold.lose(offsets)
-        self._inbox.look_again()
+        self._inbox.look_again(hold.batch)
         if hold.over:
             self._let_go(hold)
         self._on_lost(offsets)
