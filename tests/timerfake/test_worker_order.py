@@ -195,3 +195,22 @@ async def test_recalled_messages_of_a_key_that_is_held_up_leave_room_for_others(
         for name in ("a0", "b"):
             calls.end(name)
         await timers.settle()
+
+
+async def test_other_keys_pass_many_messages_of_a_key_whose_calls_are_slow() -> None:
+    calls = handled(lease=10, concurrency=2)
+    names = [f"{key}{number}" for key, count in (("b", 5), ("a", 90)) for number in range(count)]
+    async with made("key_shared", calls.app, *names) as timers:
+        for number in range(5):
+            await timers.advance(6)
+            calls.end(f"a{number}")
+            calls.end(f"b{number}")
+            await timers.settle()
+        async with timers.cluster.client() as client:
+            await client.schedule("orders", b'{"name": "c"}', ordering_key="c")
+        await timers.settle()
+        assert calls.running == ["a5", "c"]
+        assert timers._worker is not None
+        timers._worker.stop()
+        for name in ("a5", "c"):
+            calls.end(name)

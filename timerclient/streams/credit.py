@@ -4,6 +4,7 @@
 granted, that wait here, and that may come in total. `LinkWindow` limits the bytes on their way.
 """
 
+from collections.abc import Sized
 from typing import Final
 
 from timerclient.values.client_settings import WINDOW_BYTES_MAX
@@ -77,6 +78,8 @@ class Credit:
         """Messages granted and not arrived."""
         self.waiting = 0
         """Messages arrived and not taken."""
+        self.lined: Sized = ()
+        """Those of them that wait for others of their keys. The pace does not limit them."""
         self.bytes_max = WINDOW_BYTES_MAX
         """Payload bytes that may wait here, roughly."""
         self._fits = FIRST
@@ -87,7 +90,7 @@ class Credit:
     @property
     def most(self) -> int:
         """Most messages that may be granted or wait here at present."""
-        return min(self.window, max(self.limit, self.wanted))
+        return min(self.window, max(self.limit, self.wanted) + len(self.lined))
 
     def due(self) -> bool:
         """Whether enough credit is free for a request: half the limit, or the rest of the total."""

@@ -76,7 +76,7 @@ class Inbox:
         """The application takes one message of an ordering key at a time; see `end_turn`."""
         self._turns: dict[Message, str] = {}
         """The messages that it works on, and their keys."""
-        self._lines = KeyLines()
+        self._lines = credit.lined = KeyLines()
         self._slow_since_s = math.inf
         """Since when more messages wait than the application will reach. Infinite: not now."""
         self._quick_s = 0.0
