@@ -1,14 +1,18 @@
 """Leases that a consumer renews, messages that it fetched ahead, and leases that it loses."""
 
 import asyncio
+import contextlib
 import logging
+import random
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 from timerclient import AckResult, Event, LeaseLost, LeasesLost, TimerClient
+from timerclient.client.consumers import AsyncConsumer
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.holds import Hold
@@ -301,11 +305,12 @@ async def test_recalled_message_is_dropped_behind_another_of_its_batch() -> None
             assert got == [b"b1", b"a1", b"a2"]
 
 
+@pytest.mark.parametrize("most", [None, 1])
 @pytest.mark.parametrize(
     ("kind", "passes"), [("key_shared", ["b1", "-1", "b2"]), ("exclusive", [])]
 )
 async def test_nack_holds_up_later_messages_of_its_own_key_until_its_answer(
-    kind: Any, passes: Any
+    kind: Any, passes: Any, most: int | None
 ) -> None:
     names = ["a1", "b1", "a2", "-1", "a3", "b2"]
     async with AsyncFakeCluster() as cluster, cluster.client() as client:
@@ -317,9 +322,10 @@ async def test_nack_holds_up_later_messages_of_its_own_key_until_its_answer(
         )
         async with client.consumer("orders", "g") as consumer:
             await cluster.settle()
-            [first] = await consumer.receive()
             subscription = consumer._subscription
             assert subscription is not None
+            first = subscription.receive(most)[0] if most else subscription.next()
+            assert first is not None
             _ = first.nack()
             got = [each.payload.decode() for each in iter(subscription.next, None)]
             assert got == passes
@@ -345,3 +351,124 @@ def test_messages_that_the_consumer_returns_unseen_hold_up_later_ones_until_the_
     assert inbox.next() is None
     said[0].waits.answered([5], [pb.ACK_RESULT_UNSPECIFIED])
     assert inbox.next() == later[0]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_messages_of_a_key_wait_for_a_return_and_keep_their_order(is_over: bool) -> None:
+    said, arrived = list[QueuedAck](), list[bool]()
+
+    def say(entry: QueuedAck) -> bool:
+        said.append(entry)
+        return not is_over
+
+    inbox = Inbox(Credit(10), lambda: 0, lambda: 0.0, lambda: None)
+    inbox.order = GroupOrder.KEY
+    returns = UnseenReturns(inbox, say, lambda: arrived.append(True))
+    first, later = (
+        Batch(
+            pb.Deliveries(
+                queue_offsets=offsets,
+                payload_sizes=[0] * len(offsets),
+                keys=b"aabacc"[: len(offsets)],
+                key_sizes=[1] * len(offsets),
+            ),
+            lambda *_: None,
+        )
+        for offsets in ([5], range(6, 12))
+    )
+    later.hold, first.hold = Hold(later, 30, 30), Hold(first, 30, 30)
+    inbox.arrived(later)
+    returns.send([(first, [5])])
+    assert arrived == [True] * is_over
+    if not is_over:
+        assert inbox.next() == later[2]
+        said[0].waits.answered([5], [pb.ACK_RESULT_UNSPECIFIED])
+        assert arrived == [True]
+    left = [message for message in later if is_over or message != later[2]]
+    assert [*iter(inbox.next, None)] == left
+
+
+class RandomApplication:
+    """An application with one consumer of an ordered group; its steps are random."""
+
+    def __init__(self, rng: random.Random, consumer: AsyncConsumer, *, takes_turns: bool) -> None:
+        self.done: dict[str, list[int]] = {"a": [], "b": [], "c": []}
+        """Numbers of the acked messages of each key, in the order of the acks."""
+        self.held: list[Message] = []
+        self._rng = rng
+        self._takes_turns = takes_turns
+        self._consumer = consumer
+        if takes_turns:
+            consumer.take_turns()
+        assert consumer._subscription is not None
+        self._subscription = consumer._subscription
+
+    def check(self) -> None:
+        inbox = self._subscription._inbox
+        here = sum(map(len, inbox._batches)) + len(inbox._rest) + len(inbox._lines)
+        assert inbox._credit.waiting == here
+        if self._takes_turns:
+            keys = [message.payload[:1] for message in self.held]
+            assert len({*keys}) == len(keys)
+
+    def take(self) -> None:
+        if self._rng.random() < 0.5:
+            self.held += self._subscription.receive(self._rng.randrange(1, 9))
+        elif (message := self._subscription.next()) is not None:
+            self.held.append(message)
+
+    def end(self, *, may_return: bool) -> None:
+        message = self.held.pop(self._rng.randrange(len(self.held)))
+        way = self._rng.random() if may_return else 1
+        with contextlib.suppress(LeaseLost):
+            if way < 0.2:
+                _ = message.nack(self._rng.choice([0, 2]))
+            elif way < 0.3:
+                _ = message.give_back()
+            else:
+                message.ack().add_done_callback(partial(self._acked, message))
+        self._consumer.end_turn(message)
+
+    def _acked(self, message: Message, acking: Any) -> None:
+        done, number = self.done[message.payload[:1].decode()], int(message.payload[1:])
+        if acking.exception() is None and number not in done:
+            done.append(number)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_inbox_of_an_ordered_group_keeps_its_counts_and_the_order(seed: int) -> None:
+    rng = random.Random(seed)
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        await client.create_group("orders", "g", type="key_shared", lease=10)
+        async with client.consumer("orders", "g", window=20) as consumer:
+            await cluster.settle()
+            application = RandomApplication(rng, consumer, takes_turns=seed % 2 == 0)
+            for number in range(40):
+                for key in "abc":
+                    names = rng.choice([(key, None), (f"{key}{number}", key), (None, key)])
+                    payload = b"%s%d" % (key.encode(), number)
+                    await client.schedule("orders", payload, key=names[0], ordering_key=names[1])
+                    await cluster.settle()
+            for step in range(600):
+                if step % 150 == 140:
+                    await cluster.fail_over()
+                if rng.random() < 0.1:
+                    await cluster.advance(rng.choice([0, 0.1, 1, 6]))
+                elif application.held and rng.random() < 0.4:
+                    application.end(may_return=True)
+                else:
+                    application.take()
+                application.check()
+            for _ in range(300):
+                await cluster.advance(1)
+                application.take()
+                while application.held:
+                    application.end(may_return=False)
+                application.check()
+            await cluster.settle()
+        for done in application.done.values():
+            assert sorted(done) == [*range(40)]
+            assert done == sorted(done) or seed % 2
+        inbox = application._subscription._inbox
+        assert not inbox._turns
+        assert not inbox._lines.is_active

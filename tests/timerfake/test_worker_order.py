@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from timerclient import Backoff, TimerApp
+from timerclient.worker.target_brake import TargetBrake
 from timerfake import AsyncFakeApp, AsyncFakeCluster
 
 
@@ -214,3 +216,21 @@ async def test_other_keys_pass_many_messages_of_a_key_whose_calls_are_slow() -> 
         timers._worker.stop()
         for name in ("a5", "c"):
             calls.end(name)
+
+
+async def test_message_that_the_worker_hands_back_at_once_leaves_its_turn() -> None:
+    calls = handled()
+    async with made("key_shared", calls.app, "-") as timers:
+        [runner] = timers._worker.runners if timers._worker else []
+        runner.handler.brake = brake = TargetBrake()
+        brake.unavailable(time.monotonic(), time.monotonic())
+        async with timers.cluster.client() as client:
+            await client.schedule("orders", b'{"name": "a"}', ordering_key="a")
+        await timers.settle()
+        assert calls.running == ["-"]
+        brake.answered()
+        runner._slot.set()
+        await timers.settle()
+        assert calls.running == ["-", "a"]
+        calls.end("-")
+        calls.end("a")
