@@ -102,12 +102,13 @@ async def test_calls_of_a_group_that_is_ordered_as_a_whole_run_one_after_the_oth
             await timers.settle()
 
 
+@pytest.mark.parametrize("kind", ["key_shared", "exclusive", "failover"])
 @pytest.mark.parametrize(("hold_max", "call_s"), [(None, 400), (0, 40)])
-async def test_message_that_waits_for_its_key_has_not_failed(
-    hold_max: int | None, call_s: int
+async def test_message_that_waits_for_its_turn_has_not_failed(
+    kind: str, hold_max: int | None, call_s: int
 ) -> None:
     calls = handled(lease=100, hold_max=hold_max)
-    async with made("key_shared", calls.app, "a1", "a2", "a3", "a4") as timers:
+    async with made(kind, calls.app, "a1", "a2", "a3", "a4") as timers:
         for name in ("a1", "a2", "a3", "a4"):
             await timers.advance(call_s)
             assert calls.running == [name]

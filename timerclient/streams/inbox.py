@@ -348,10 +348,11 @@ class Inbox:
             turns = {key: message.batch.hold.given_s for message, key in self._turns.items()}
             return max(turns.get(key_of(message) or "", self.asked_s) for message in lined)
 
-    def waits_for_key(self, batch: Batch) -> bool:
-        """Return whether messages of a batch wait for earlier ones of their keys."""
+    def waits_for_turn(self, batch: Batch) -> bool:
+        """Return whether waiting messages of a batch wait for earlier ones to be done or return."""
         with self._lock:
-            return bool(self._lines.of(batch))
+            one_by_one = self.takes_turns and self.order is GroupOrder.QUEUE
+            return one_by_one or bool(self._lines.of(batch))
 
     def _waiting(self, batch: Batch) -> Sequence[Message]:
         """Return the messages of a batch that the application has not taken."""

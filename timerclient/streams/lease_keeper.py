@@ -153,7 +153,7 @@ class LeaseKeeper:
             self._ask(hold, now_s, span_s)
             return math.inf
         # A lease that is not extended would end, and count as a failure, while its message waits.
-        if waits and (self._hold_max_s or self._inbox.waits_for_key(hold.batch)):
+        if waits and (self._hold_max_s or self._inbox.waits_for_turn(hold.batch)):
             self._returns.send(self._inbox.give_up(hold.batch))
             return now_s + LOOK_S_MIN
         if now_s < hold.probe_at_s:
