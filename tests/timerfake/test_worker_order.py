@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from timerclient import Backoff, TimerApp
+from timerclient.worker import handler_runner
 from timerclient.worker.target_brake import TargetBrake
 from timerfake import AsyncFakeApp, AsyncFakeCluster
 
@@ -235,3 +236,24 @@ async def test_message_that_the_worker_hands_back_at_once_leaves_its_turn() -> N
         assert calls.running == ["-", "a"]
         calls.end("-")
         calls.end("a")
+
+
+async def test_calls_that_run_keep_their_turns_when_the_consumer_is_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handler_runner, "PAUSE_S", 0)
+    calls = handled()
+    async with made("key_shared", calls.app, "a1", "a2") as timers:
+        [runner] = timers._worker.runners if timers._worker else []
+        former = runner._consumer
+        assert former is not None
+        assert former._subscription is not None
+        assert former._subscription._task is not None
+        former._subscription._task.cancel()
+        while runner._consumer in (None, former):
+            await timers.settle()
+        await timers.settle()
+        for name in ("a1", "a1", "a2"):
+            assert calls.running == [name]
+            calls.end(name)
+            await timers.settle()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -264,12 +264,13 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         if self._subscription is not None:
             self._subscription.begin_leaving()
 
-    def take_turns(self) -> None:
+    def take_turns(self, at_work: Iterable[Message] = ()) -> None:
         """Return a message of an ordering key only after `end_turn` of the one before.
 
         For the worker, which opens the consumer before. Without a keyed order, it has no effect.
+        `at_work`: messages of a former consumer on which the application still works.
         """
-        self._open().take_turns()
+        self._open().take_turns(at_work)
 
     def end_turn(self, message: Message) -> None:
         """See `take_turns`; does nothing for a message without a turn."""

@@ -11,7 +11,7 @@ import math
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -189,10 +189,13 @@ class Inbox:
                 self._drop(1)
             elif not self._lines.joined(message):
                 out.append(message)
-                if self._has_turns and (key := key_of(message)):
-                    self._turns[message] = key
-                    self._lines.block([key])
+                self._begin_turn(message)
         return out
+
+    def _begin_turn(self, message: Message) -> None:
+        if self._has_turns and (key := key_of(message)):
+            self._turns[message] = key
+            self._lines.block([key])
 
     def _pop_batch(self, now_s: float) -> Batch | None:
         while self._batches and not self._is_paused:
@@ -263,6 +266,13 @@ class Inbox:
         """See `block`."""
         with self._lock:
             self._lines.release(keys)
+
+    def take_turns(self, at_work: Iterable[Message]) -> None:
+        """Return one message of a key at a time, until `end_turn`; none of the keys `at_work`."""
+        with self._lock:
+            self.takes_turns = True
+            for message in at_work:
+                self._begin_turn(message)
 
     def end_turn(self, message: Message) -> None:
         """Let the next message of a key follow: the application's work on this one is done."""

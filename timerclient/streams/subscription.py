@@ -28,7 +28,7 @@ thread.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from timerclient.proto import timer_pb2 as pb
@@ -196,9 +196,12 @@ class Subscription:
         self._inbox.release(keys)
         self._arrived()
 
-    def take_turns(self) -> None:
-        """Return a message of an ordering key only after `end_turn` of the one before."""
-        self._inbox.takes_turns = True
+    def take_turns(self, at_work: Iterable[Message] = ()) -> None:
+        """Return a message of an ordering key only after `end_turn` of the one before.
+
+        `at_work`: messages of a former consumer on which the application still works.
+        """
+        self._inbox.take_turns(at_work)
 
     def end_turn(self, message: Message) -> None:
         """See `take_turns`; does nothing for a message without a turn."""

@@ -51,6 +51,8 @@ from timerclient.worker.timer_app import CONTEXT, TimerContext, TimerHandler
 from timerclient.worker.worker_metrics import HandlerMetrics, Outcome
 
 LOG: Final = logging.getLogger("timerclient.worker")
+PAUSE_S: Final = 1.0
+"""First pause before a consumer that ended with an error is opened again. It doubles each time."""
 PAUSE_S_MAX: Final = 30.0
 """Longest pause before a consumer that ended with an error is opened again."""
 INTERRUPTED: Final = "the worker stopped before the handler ended"
@@ -127,11 +129,11 @@ class HandlerRunner:
         Raises:
             TimerError: The first attempt to open it was rejected for good.
         """
-        pause_s, was_open = 1.0, False
+        pause_s, was_open = PAUSE_S, False
         while True:
             try:
                 await self._open()
-                pause_s, was_open = 1.0, True
+                pause_s, was_open = PAUSE_S, True
                 await self._deliver()
             except TimerError as error:
                 if not (was_open or error.retryable):
@@ -157,7 +159,7 @@ class HandlerRunner:
             name=self.handler.name,
         )
         await consumer.__aenter__()  # `close` leaves it, after the handlers have ended
-        consumer.take_turns()
+        consumer.take_turns(run.message for run in self.running.values())
         self._consumer = consumer
         self.metrics.is_connected = True
 
