@@ -14,7 +14,6 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.messages import Batch, Message
 from timerclient.streams.credit import Credit
-from timerclient.streams.key_lines import GroupOrder
 from timerclient.streams.subscription import Subscription
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import Closed, TimerError
@@ -280,7 +279,7 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
     @property
     def is_ordered_as_a_whole(self) -> bool:
         """The group's type is `exclusive` or `failover`, or the leader's version tells no more."""
-        return self._subscription is not None and self._subscription.order is GroupOrder.QUEUE
+        return self._subscription is not None and self._subscription.is_ordered_as_a_whole
 
     async def _leave(self, within_s: float) -> None:
         with contextlib.suppress(TimerError):  # the error that ends the block matters more

@@ -262,7 +262,7 @@ class Inbox:
             self._quick_s = 0.0
         return keys
 
-    def release(self, keys: set[str]) -> None:
+    def release(self, keys: Iterable[str]) -> None:
         """See `block`."""
         with self._lock:
             self._lines.release(keys)
@@ -274,12 +274,16 @@ class Inbox:
             for message in at_work:
                 self._begin_turn(message)
 
-    def end_turn(self, message: Message) -> None:
-        """Let the next message of a key follow: the application's work on this one is done."""
+    def end_turn(self, message: Message) -> bool:
+        """Let the next message of a key follow: the application's work on this one is done.
+
+        Return whether the message had a turn.
+        """
         with self._lock:
             key = self._turns.pop(message, None)
             if key is not None:
                 self._lines.release([key])
+        return key is not None
 
     def look_again(self, batch: Batch) -> None:
         """Check the leases of a batch before its messages are returned: some may have ended.

@@ -205,13 +205,13 @@ class Subscription:
 
     def end_turn(self, message: Message) -> None:
         """See `take_turns`; does nothing for a message without a turn."""
-        self._inbox.end_turn(message)
-        self._arrived()
+        if self._inbox.end_turn(message):
+            self._arrived()
 
     @property
-    def order(self) -> GroupOrder:
-        """The order of the group, as the last leader has told it."""
-        return self._inbox.order
+    def is_ordered_as_a_whole(self) -> bool:
+        """Whether the group is, as the last leader has told it."""
+        return self._inbox.order is GroupOrder.QUEUE
 
     def _say(self, entry: QueuedAck) -> bool:
         """Send a request of the consumer itself soon. False: the subscription is over."""
