@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -746,3 +747,36 @@ def test_window_of_a_link_holds_what_it_carries_in_a_quarter_of_a_lease(rate: in
         assert knows[1] + knows[0] > window.received, "the link is idle"
     fits = min(max(int(rate * lease_s / 4), LINK_BYTES_MIN), LINK_BYTES_MAX)
     assert fits / 2 < window.size <= fits
+
+
+async def test_streams_are_free_to_move_if_no_lease_or_ack_would_be_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[tuple[bool, bool]] = []
+
+    async def check(_: object, *, silent: bool, free: bool) -> None:
+        checks.append((silent, free))
+
+    async def seen(silents: set[bool], free: bool) -> None:
+        checks.clear()
+        await until(lambda: len(checks) >= 16)
+        assert {*checks} == {(silent, free) for silent in silents}
+
+    settings = replace(QUICK, stall_s=0.02)
+    async with AsyncTimerClient(cluster.address, timeout=60, settings=settings) as client:
+        monkeypatch.setattr(client.nodes(), "check", check)
+        await client.schedule("quiet", b"a")
+        await seen({False}, free=True)  # of the producer, which waits for no answer
+    async with AsyncTimerClient(cluster.address, timeout=60, settings=settings) as client:
+        monkeypatch.setattr(client.nodes(), "check", check)
+        cluster.seed("orders", numbers(1))
+        async with client.consumer("orders", "billing") as consumer:
+            [message] = await consumer.receive(timeout=60)
+            await seen({False, True}, free=False)
+            cluster.nodes[0].pause()
+            acking = message.ack()
+            await until(lambda: consumer._subscription and not consumer._subscription._leases.any)
+            await seen({False, True}, free=False)
+            cluster.nodes[0].resume()
+            await acking
+            await seen({False, True}, free=True)

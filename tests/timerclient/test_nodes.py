@@ -15,7 +15,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.scheduled_timers import RequestOutcome
 from timerclient.streams import nodes as nodes_module
 from timerclient.streams.node_channel import NodeChannel, tcp
-from timerclient.streams.nodes import FORGET_S, PATIENCE_S_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
+from timerclient.streams.nodes import PATIENCE_S_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
 from timerclient.streams.producer import ProducerStream, WaitingCall
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import (
@@ -38,7 +38,7 @@ async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_
     nodes = Nodes(["127.0.0.1:1"], ClientSettings(), tcp(None))
     patience_s = []
     for _ in range(20):
-        nodes._look(FORGET_S)
+        nodes._look()
         patience_s.append(nodes._patience_s)
         for _ in ("the hinted node", "all"):
             now_s += max(nodes.settings.probe_s, nodes._patience_s)
@@ -316,63 +316,131 @@ async def test_node_that_knows_an_older_leader_than_another_relays_nothing() -> 
 
 
 async def test_call_leaves_a_silent_relay_that_hears_the_leader_no_more() -> None:
-    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None))
-    relay, hearing = nodes._node("n1:1", relays=True), {"n1:1"}
+    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(stall_s=1e-6), tcp(None))
+    relay, hearing, leading = nodes._node("n1:1", relays=True), {"n1:1"}, set[str]()
     nodes._leader = relay
 
     def says(address: str) -> Any:
         async def answer(*_: object, **__: object) -> pb.GetStatusResponse:
-            hears, node = address in hearing, pb.NodeStatus()
+            hears, leads = address in hearing, address in leading
+            node = pb.NodeStatus(role="leader" if leads else "follower", serving=leads)
+            if leads:
+                return pb.GetStatusResponse(nodes=[node])
             return pb.GetStatusResponse(leader_address="n3:1", hears_leader=hears, nodes=[node])
 
         return SimpleNamespace(GetStatus=answer)
 
     for address in ("n1:1", "n2:1"):
-        node: Any = nodes.node(address)
-        node.admin = says(address)
+        for node in (nodes.node(address), nodes._node(address, relays=True)):
+            node.admin = says(address)
     assert not await nodes._moved(relay)
-    hearing, nodes._stayed = {"n2:1"}, None
+    hearing = {"n2:1"}
     assert await nodes._moved(relay)
-    assert nodes._leader is nodes._node("n2:1", relays=True)
+    relay = nodes._node("n2:1", relays=True)
+    assert nodes._leader is relay
+    hearing, leading = set(), {"n2:1"}
+    assert not await nodes._moved(relay)
     await nodes.close()
 
 
-async def test_client_leaves_a_leader_that_it_alone_loses_and_returns_once_that_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real, later_s = asyncio.get_running_loop().time, 0.0
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: real() + later_s)
-    monkeypatch.setattr(nodes_module, "RETURN_S", (0.01, 0.01))
-    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(probe_s=0.02), tcp(None))
-    reached = asyncio.Event()
+class LostLeader:
+    """A client's nodes: n1 leads and answers after `late_s`; n2 hears it while `hears`."""
 
-    async def leads(*_: object, **__: object) -> pb.GetStatusResponse:
-        await reached.wait()
+    def __init__(self) -> None:
+        self.late_s, self.hears, self.heard = 0.0, True, 0
+        self.nodes = Nodes(["n1:1", "n2:1"], ClientSettings(stall_s=1e-6), tcp(None))
+        self.leader, self.relay = self.nodes.node("n1:1"), self.nodes._node("n2:1", relays=True)
+        self.nodes._leader = self.leader
+        leads, follows = SimpleNamespace(GetStatus=self.leads), SimpleNamespace(GetStatus=self.hear)
+        for node, admin in ((self.leader, leads), (self.relay, follows)):
+            node.admin = self.nodes.node(node.address).admin = admin  # type: ignore[assignment]
+
+    async def leads(self, _: object, timeout: float) -> pb.GetStatusResponse:  # noqa: ASYNC109
+        if timeout < self.late_s:
+            raise ConnectionLost("late")
+        if self.late_s < 0:
+            await asyncio.Event().wait()
         return pb.GetStatusResponse(nodes=[pb.NodeStatus(epoch=7, role="leader", serving=True)])
 
-    async def follows(*_: object, **__: object) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(epoch=7, leader_address="n1:1", hears_leader=True)
+    async def hear(self, _: object, timeout: float) -> pb.GetStatusResponse:  # noqa: ASYNC109
+        assert timeout == self.nodes.settings.probe_s
+        self.heard += 1
+        return pb.GetStatusResponse(epoch=7, leader_address="n1:1", hears_leader=self.hears)
 
-    for address, answer in {"n1:1": leads, "n2:1": follows}.items():
-        node: Any = nodes.node(address)
-        node.admin = SimpleNamespace(GetStatus=answer)
-    leader = nodes._leader = nodes.node("n1:1")
-    for _ in range(3):  # silent now and then
+    async def trial(self) -> None:
+        """Wait until the probe of the leader alone has ended."""
+        assert self.nodes._trial is not None
+        await self.nodes._trial
+
+
+async def test_client_leaves_a_leader_that_it_alone_loses_and_not_one_that_is_slow() -> None:
+    lost = LostLeader()
+    nodes, leader = lost.nodes, lost.leader
+    lost.late_s = RELAYED_SLOW_S
+    for _ in range(3):
         await nodes.check(leader, silent=True, free=True)
-        later_s += RELAYED_SLOW_S
-    for _ in range(3):  # silent on and on
-        await nodes.check(leader, silent=True, free=True)
-        later_s += RELAYED_SLOW_S / 3
+        await lost.trial()
+        assert await nodes.leader() is leader
+    lost.late_s = 2 * RELAYED_SLOW_S
+    await nodes.check(leader, silent=True, free=True)
+    assert await nodes.leader() is leader, "it has not failed the long probe yet"
+    await lost.trial()
+    assert await nodes.leader() is lost.relay
+    await nodes.check(leader, silent=False, free=True)
     with pytest.raises(LeadershipLost, match="n1:1 fell silent and another node is used"):
-        await nodes.check(leader, silent=True, free=True)
-    relay = await nodes.leader()
-    assert (relay.address, relay.relays) == ("n2:1", True)
-    reached.set()
-    await until(lambda: nodes._leader is leader)
-    await nodes.check(relay, silent=True, free=False)
+        await nodes.check(leader, silent=True, free=False)
+    await nodes.close()
+
+
+async def test_relayed_client_returns_to_the_leader_and_its_calls_stay_if_the_relay_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes_module, "RETURN_S", (0, 0))
+    lost = LostLeader()
+    nodes, relay = lost.nodes, lost.relay
+    nodes._use(relay)
+    lost.late_s = RELAYED_SLOW_S
+    for _ in range(2):
+        assert await nodes.leader() is relay
+        await lost.trial()
+    lost.late_s = 0
+    await nodes.check(relay, silent=False, free=True)
+    await lost.trial()
+    assert await nodes.leader() is lost.leader
     with pytest.raises(LeadershipLost, match="n2:1 relays, and the leader is in reach again"):
         await nodes.check(relay, silent=False, free=True)
+
+    answers, heard = asyncio.Event(), lost.heard
+    call = asyncio.ensure_future(nodes.attempt(relay, answers.wait))
+    await until(lambda: lost.heard > heard + 2)
+    answers.set()
+    assert await call
+    lost.hears, lost.late_s = False, RELAYED_SLOW_S
+    with pytest.raises(LeadershipLost, match="n2:1 fell silent and another node is used"):
+        await nodes.attempt(relay, asyncio.Event().wait)
     await nodes.close()
+
+
+def test_client_closes_while_it_probes_the_leader_alone_also_on_a_later_event_loop() -> None:
+    async def probing() -> Nodes:
+        lost = LostLeader()
+        lost.nodes._use(lost.relay)
+        await lost.nodes.leader()
+        assert lost.nodes._trial is None, "there is a pause first"
+        lost.nodes._return_at, lost.late_s = 0, -1
+        await lost.nodes.leader()
+        assert lost.nodes._return_at > asyncio.get_running_loop().time()
+        return lost.nodes
+
+    async def closed() -> None:
+        nodes = await probing()
+        trial = nodes._trial
+        await nodes.close()
+        assert trial is not None
+        assert trial.cancelled()
+
+    asyncio.run(closed())
+    asyncio.run(asyncio.run(probing()).close())
 
 
 async def test_connections_to_relays_are_renewed_and_closed_as_all_others() -> None:

@@ -10,8 +10,9 @@ NOT_LEADER names is probed first. If a node falls silent, the client probes all 
 neither a paused process nor a network that drops packets closes a connection.
 
 A client behind a load balancer or outside of the nodes' network may not reach the leader's
-address. Then a node that it reaches and that hears the leader relays its requests. Such a client
-probes the nodes again every 10 to 20 s, and returns to the leader once that answers.
+address. Then a node that it reaches and that hears the leader relays its requests. While such a
+client is in use, it probes the leader every 10 to 20 s, and returns once that answers. Calls at the
+relay stay as long as that hears the leader.
 
 A round of probes is short, so that dead nodes do not delay it. The time for an answer grows with
 the duration of the search, to 5 s after 20 s. From then on, a node that drops packets delays each
@@ -32,10 +33,10 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import grpc
 
@@ -74,7 +75,7 @@ failover takes half of that."""
 RELAYED_SLOW_S: Final = 5.0
 """The same if the leader's address only did not answer in time. The leader may be busy."""
 RETURN_S: Final = 10.0, 20.0
-"""Least and greatest pause between two searches for the leader by a client that is relayed."""
+"""Least and greatest pause between two probes of the leader by a client that is relayed."""
 
 Method = Callable[[NodeChannel, float], Awaitable[T]]
 """A call of a node; its second argument is the deadline in seconds."""
@@ -171,14 +172,14 @@ class Nodes:
         self._hint = ""
         self._leader_epoch = 0
         self._looking_since: float | None = None
-        """When the search for the leader began, on the loop's clock. None: the leader is known, and
-        not silent."""
+        """When the search for the leader began, on the loop's clock. None: the leader is known."""
         self._looked_at = 0.0
-        """When its last round began or ended."""
-        self._stayed: NodeChannel | None = None
-        """The silent node that no other replaced in the last round."""
-        self._returning: asyncio.Task[None] | None = None
-        """Searches for the leader while this client is relayed."""
+        self._stayed = WeakKeyDictionary[NodeChannel, float]()
+        """Silent node -> time of the last check in which no other replaced it."""
+        self._return_at = 0.0
+        """When a relayed client probes the leader again."""
+        self._trial: asyncio.Task[None] | None = None
+        """The last probe of the leader alone: see `_leave` and `_return`."""
         self._finding = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the first call."""
@@ -225,10 +226,11 @@ class Nodes:
     async def close(self) -> None:
         """Close all channels."""
         nodes = self._end()
-        if self._returning is not None:
-            await cancelled([self._returning])
+        trial, self._trial = self._trial, None
+        if trial is not None and trial.get_loop() is asyncio.get_running_loop():
+            await cancelled([trial])
         await asyncio.gather(*(node.close() for node in nodes))
-        self._stayed = self.last_error = self._returning = None  # tracebacks have nodes
+        self.last_error = None  # tracebacks have nodes
         self._unreached.clear()
         self._denied.clear()
 
@@ -257,8 +259,13 @@ class Nodes:
         pauses = RetryPauses(self.settings, self.rng)
         while True:
             async with self._finding:
-                leader = self._leader or await self._search(FORGET_S)
+                self._look()
+                leader = self._leader or await self._probe_hint() or await self._probe_all()
+                leader = leader or self._relay(self._searched_s)
+                if leader is not None:
+                    self._use(leader)
             if leader is not None:
+                self._try_to_return()
                 return leader
             if denied:
                 self._check_denied()
@@ -270,36 +277,11 @@ class Nodes:
         if addresses <= self._denied.keys():
             raise copy.copy(self._denied[self._addresses[0]])
 
-    async def _search(self, forget_s: float) -> NodeChannel | None:
-        """Use the leader, else a node that relays to it; return that node. None: neither is found.
-
-        `forget_s`: a search without a round for so many seconds is over, and a new one begins.
-        """
-        self._look(forget_s)
-        leader = await self._probe_hint() or await self._probe_all()
-        leader = leader or self._relay(math.inf if self._relayed else self._searched_s)
-        self._looked_at = asyncio.get_running_loop().time()
-        if leader is not None:
-            self._leader = leader
-            self._found(leader)
-        return leader
-
-    @property
-    def _relayed(self) -> bool:
-        return self._leader is not None and self._leader.relays
-
-    async def _return(self) -> None:
-        """Search for the leader while this client is relayed."""
-        while self._relayed:
-            await asyncio.sleep(self.rng.uniform(*RETURN_S))
-            async with self._finding:
-                if self._relayed:
-                    await self._search(FORGET_S)
-
-    def _found(self, leader: NodeChannel) -> None:
-        self._looking_since = None
-        if leader.relays and (self._returning is None or self._returning.done()):
-            self._returning = asyncio.create_task(self._return())
+    def _use(self, leader: NodeChannel) -> None:
+        """Send further calls to `leader`, or to the leader by way of it."""
+        if leader.relays and leader is not self._leader:
+            self._return_at = self._next_return()
+        self._leader, self._looking_since = leader, None
         now = leader.address, self._leader_epoch
         if self._told == now and self._missing_s == MISSING_S:
             return
@@ -334,10 +316,11 @@ class Nodes:
             LeadershipLost: It moves: the node fell silent and another one is used, or the node
                 relays it and the leader is in reach again.
         """
-        if node.relays and self._leader is not None and not self._leader.relays:
-            if free:
-                raise LeadershipLost(f"{node.address} relays, and the leader is in reach again")
-        elif silent and await self._moved(node):
+        self._try_to_return()
+        direct = self._leader is not None and not self._leader.relays
+        if free and direct and node.relays:
+            raise LeadershipLost(f"{node.address} relays, and the leader is in reach again")
+        if silent and await self._moved(node):
             raise LeadershipLost(f"{node.address} fell silent and another node is used")
 
     async def _moved(self, node: NodeChannel) -> bool:
@@ -345,16 +328,65 @@ class Nodes:
 
         The consumers of quiet topics, perhaps a thousand, call this together. One of them probes.
         """
-        stall_s = self.settings.stall_s
+        now = asyncio.get_running_loop().time
         async with self._finding:
-            if self._leader is not None and self._leader is not node:
+            if not node.relays and self._leader not in (None, node):
                 return True
-            since_s = asyncio.get_running_loop().time() - self._looked_at
-            if self._stayed is node and since_s < stall_s / 4:
+            if now() - self._stayed.get(node, -math.inf) < self.settings.stall_s / 4:
                 return False
-            leader = await self._search(2 * stall_s)  # a node that was silent until now is tried on
-            self._stayed = node
-            return leader is not None and leader is not node
+            if node.relays and await self._heard_by(node):
+                leader: NodeChannel | None = node
+            elif self._leader not in (None, node):
+                return True
+            else:
+                leader = await self._probe_all() or (self._relay() if node.relays else None)
+            if leader is not None and leader is not node:
+                self._use(leader)
+                return True
+            self._stayed[node] = now()  # after the probes, which may take longer than that
+            if leader is None and node is self._leader and self._may_try:
+                self._trial = asyncio.create_task(self._leave(node))
+            return False
+
+    # ---- between the leader and a relay
+
+    @property
+    def _may_try(self) -> bool:
+        return self._trial is None or self._trial.done()
+
+    async def _leave(self, leader: NodeChannel) -> None:
+        """Use a relay instead of the silent leader if that does not answer for RELAYED_SLOW_S."""
+        if await self._leader_epoch_of(leader, RELAYED_SLOW_S) >= 0:
+            return
+        async with self._finding:
+            if self._leader is leader:
+                self._use(await self._probe_all() or self._relay() or leader)
+
+    def _next_return(self) -> float:
+        return asyncio.get_running_loop().time() + self.rng.uniform(*RETURN_S)
+
+    def _try_to_return(self) -> None:
+        """Begin to probe the leader if this client is relayed and it is time to."""
+        relay, now_s = self._leader, asyncio.get_running_loop().time()
+        if relay is not None and relay.relays and now_s >= self._return_at and self._may_try:
+            self._return_at = self._next_return()
+            self._trial = asyncio.create_task(self._return(relay))
+
+    async def _return(self, relay: NodeChannel) -> None:
+        """Use the leader that a relay knows instead of the relay, if the leader answers."""
+        self._hint = await self._heard_by(relay)
+        leader = await self._probe_hint()
+        if leader is not None and self._leader is relay:
+            self._use(leader)
+
+    async def _heard_by(self, relay: NodeChannel) -> str:
+        """Return the address of the leader that a relay hears, or is; empty: there is none."""
+        with suppress(TimerError):
+            status = await self._status_of(relay)
+            if _epoch_led(status) >= 0:
+                return relay.address
+            return status.leader_address if status.hears_leader else ""
+        return ""
 
     async def _probe_hint(self) -> NodeChannel | None:
         hint, self._hint = self._hint, ""
@@ -415,8 +447,6 @@ class Nodes:
         """
         followers = [*self._followers.items()]
         self.rng.shuffle(followers)  # clients spread over the nodes
-        used = self._leader.address if self._leader is not None and self._leader.relays else ""
-        followers.sort(key=lambda each: each[0] != used)
         newest = max((epoch for _, (_, epoch) in followers), default=0)
         for address, (leader, epoch) in followers:
             if not leader or leader in self._followers or epoch < newest:  # cut off from the others
@@ -437,15 +467,15 @@ class Nodes:
             isinstance(failed, grpc.aio.AioRpcError) and failed.code() is late
         )
 
-    def _look(self, forget_s: float) -> None:
+    def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        if self._looking_since is None or now - self._looked_at > forget_s:
+        if self._looking_since is None or now - self._looked_at > FORGET_S:
             self._looking_since = now
         self._looked_at = now
 
     @property
     def _searched_s(self) -> float:
-        """Seconds since the search for the leader began; 0: there is none."""
+        """Seconds since the search for the leader began; 0: the leader is known."""
         since_s = self._looking_since
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
@@ -458,13 +488,20 @@ class Nodes:
         """
         return min(PATIENCE_S_MAX, self._searched_s / 4)
 
-    async def _leader_epoch_of(self, node: NodeChannel) -> int:
-        """Return the epoch that a node leads; -1: it does not lead, or does not answer."""
+    async def _status_of(self, node: NodeChannel, least_s: float = 0.0) -> pb.GetStatusResponse:
+        """Return what a node knows itself. `least_s`: least time for its answer.
+
+        Raises:
+            TimerError: It does not answer in time, or rejects the call.
+        """
         request = pb.GetStatusRequest(local=True, leadership=True)
-        timeout_s = max(self.settings.probe_s, self._patience_s)
+        with converted():
+            return await node.admin.GetStatus(request, timeout=max(self.settings.probe_s, least_s))
+
+    async def _leader_epoch_of(self, node: NodeChannel, least_s: float = 0.0) -> int:
+        """Return the epoch that a node leads; -1: it does not lead, or does not answer."""
         try:
-            with converted():
-                status = await node.admin.GetStatus(request, timeout=timeout_s)
+            status = await self._status_of(node, max(least_s, self._patience_s))
         except TimerError as error:
             self._unreached[node.address] = error
             self.last_error = Unreachable(f"{node.address}: {error}")
@@ -474,9 +511,8 @@ class Nodes:
                 self.last_error.retryable = False
                 self._denied[node.address] = self.last_error
             return -1
-        for one in status.nodes:
-            if one.role == "leader" and one.serving:
-                return int(one.epoch)
+        if (epoch := _epoch_led(status)) >= 0:
+            return epoch
         self._unreached.pop(node.address, None)
         text = f"{node.address} answers, but does not lead"
         if (why := self._unreached.get(status.leader_address)) is not None:
@@ -724,6 +760,12 @@ async def write(stream: Any, message: Any) -> None:
             await stream.write(message)
     except TimerError as error:
         raise ConnectionLost("the stream broke") from error
+
+
+def _epoch_led(status: pb.GetStatusResponse) -> int:
+    """Return the epoch that a node leads, by its own status; -1: none."""
+    led = (int(one.epoch) for one in status.nodes if one.role == "leader" and one.serving)
+    return next(led, -1)
 
 
 async def _awaited(call: Callable[[], Awaitable[T]]) -> T:

@@ -542,7 +542,8 @@ class Subscription:
         while True:
             await asyncio.sleep(stall_s / 4)
             silent = self._loop.time() - self._heard_at > stall_s
-            await self._nodes.check(node, silent=silent, free=not self._leases.any)
+            free = not (self._leases.any or self._acks.on_wire or self._acks.resends)
+            await self._nodes.check(node, silent=silent, free=free)
             if silent:
                 self._heard_at = self._loop.time()
 
