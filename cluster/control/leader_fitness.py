@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from timer.model.units import MonoMs, ReplicaId
+from timer.model.units import LogIndex, MonoMs, ReplicaId
 
 MEMORY_MS: Final = 5_000
 """Time that is this old counts a third of the present."""
@@ -33,6 +33,8 @@ SLOW_PARTS: Final = 5
 """A disk is slow if a sync takes this part of a lease."""
 SLOWER: Final = 4
 """And if it takes this many times as long as the best other disk: a leader's does more work."""
+SLOW_MS_MIN: Final = 50
+"""A node does not complain of its disk if a sync takes less, however short the lease is."""
 UNFIT_MS: Final = 600_000
 """Time for which a replica that led poorly is unfit."""
 
@@ -109,19 +111,27 @@ class ServiceRecord:
 
 @dataclass(slots=True)
 class DiskRecord:
-    """The speed of this node's disk, whatever its role. A sync that hangs counts as well."""
+    """The speed of this node's disk, whatever its role. A sync that hangs counts as well.
+
+    A sync counts for MEMORY_MS after its end: a single slow one is no complaint.
+    """
 
     _slow: TimeShare = field(default_factory=TimeShare)
     _took_ms: int = 0
     _limit_ms: int = 0
+    _last: tuple[int, LogIndex] | None = None
+    _synced_ms: MonoMs = MonoMs(0)
 
-    def note(self, now_ms: MonoMs, *, disk_ms: int, lease_ms: int) -> None:
+    def note(self, now_ms: MonoMs, *, disk_ms: int, durable: LogIndex, lease_ms: int) -> None:
         """Take note of the duration of the last sync, or of the present one if that is longer.
 
-        `lease_ms`: the lease. A sync of a fifth of it is slow.
+        `durable`: index of the last durable entry. `lease_ms`: the lease. A sync of a fifth of it,
+        and of SLOW_MS_MIN, is slow.
         """
-        self._limit_ms = lease_ms // SLOW_PARTS
-        is_slow = disk_ms >= self._limit_ms
+        if self._last != (disk_ms, durable):
+            self._last, self._synced_ms = (disk_ms, durable), now_ms
+        self._limit_ms = max(lease_ms // SLOW_PARTS, SLOW_MS_MIN)
+        is_slow = disk_ms >= self._limit_ms and now_ms - self._synced_ms < MEMORY_MS
         self._slow.note(now_ms, is_so=is_slow)
         if is_slow:
             self._took_ms = disk_ms
@@ -130,9 +140,9 @@ class DiskRecord:
         """Return how slow the disk is; empty: it is fast for most of the time."""
         if self._slow.value < SLOW:
             return []
-        limit = f"{self._limit_ms} ms, a fifth of leadership.lease_ms, are slow"
-        text = f"slow disk: the log takes {self._took_ms} ms to become durable; {limit}"
-        return [f"{text}: check the disk, and replace it if it fails"]
+        text = f"slow disk: the log takes {self._took_ms} ms to become durable"
+        limit = f"{self._limit_ms} ms or more are slow"
+        return [f"{text}; {limit}: check the disk and the load of this machine"]
 
 
 @dataclass(slots=True)

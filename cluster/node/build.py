@@ -453,8 +453,12 @@ def _control_plane(
 
     def status() -> LogStatus:
         found = replica.report()
-        lease_ms = config.leadership.lease_ms
-        basis.disk_record.note(mono_ms(), disk_ms=found.disk_ms, lease_ms=lease_ms)
+        basis.disk_record.note(
+            mono_ms(),
+            disk_ms=found.disk_ms,
+            durable=found.last_index,
+            lease_ms=config.leadership.lease_ms,
+        )
         return found
 
     def failed(code: Exit, why: str) -> NoReturn:

@@ -102,24 +102,31 @@ def test_leader_with_a_slow_disk_is_relieved_by_one_with_a_fast_one_and_for_good
 
 
 def test_node_whose_disk_is_slow_for_seconds_names_figure_limit_and_remedy() -> None:
-    record, now_ms = DiskRecord(), MonoMs(0)
+    record, now_ms, durable = DiskRecord(), MonoMs(0), LogIndex(0)
 
-    def complaints(disk_ms: int, for_ms: int) -> list[str]:
-        nonlocal now_ms
+    def complaints(
+        disk_ms: int, for_ms: int, *, idle: bool = False, hangs: bool = False, lease_ms: int = 500
+    ) -> list[str]:
+        nonlocal now_ms, durable
         for _ in range(0, for_ms, STEP_MS):
-            record.note(now_ms, disk_ms=disk_ms, lease_ms=500)
-            now_ms = MonoMs(now_ms + STEP_MS)
+            durable = LogIndex(durable + (not idle and not hangs))
+            record.note(now_ms, disk_ms=disk_ms, durable=durable, lease_ms=lease_ms)
+            now_ms, disk_ms = MonoMs(now_ms + STEP_MS), disk_ms + STEP_MS * hangs
         return record.complaints()
 
     assert not complaints(99, A_WHILE_MS)
-    assert not complaints(3_000, 3_000)  # a single sync, until that of the next CHECKPOINT
-    assert not complaints(1, 3_000)
+    assert not complaints(49, A_WHILE_MS, lease_ms=50)
+    assert not complaints(3_000, 3_000)
+    for for_ms in range(1_000, 20_000, 1_000):
+        assert not complaints(120, for_ms, idle=True), "a single sync, and no entry follows"
+        assert not complaints(1, 20_000)
     [text] = complaints(240, 10_000)
     assert text == (
-        "slow disk: the log takes 240 ms to become durable; 100 ms, a fifth of "
-        "leadership.lease_ms, are slow: check the disk, and replace it if it fails"
+        "slow disk: the log takes 240 ms to become durable; 100 ms or more are slow: "
+        "check the disk and the load of this machine"
     )
     assert not complaints(1, 3_000)
+    assert complaints(0, 10_000, hangs=True)
 
 
 def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
