@@ -322,11 +322,13 @@ class _Refused:
         """
         self._is_repeatable = is_repeatable
         self._code, self._details, trailer = grpc.StatusCode.CANCELLED, str(failed), None
+        self._lost = f"this node gave up the call of {target}: {failed}"
         if isinstance(failed, grpc.aio.AioRpcError):
             self._code, self._details = failed.code(), failed.details() or ""
+            self._lost = f"the node {target} did not answer: {self._details:.200}"
             trailer = dict(failed.trailing_metadata() or ()).get(grpc_errors.TRAILER)
         self._trailer = trailer if isinstance(trailer, bytes) else None
-        self._target, self._method = target, method
+        self._method = method
 
     async def end(self, context: Context) -> NoReturn:
         """End the RPC of the node's own caller likewise.
@@ -342,10 +344,9 @@ class _Refused:
                 raise NotReadyError(MOVING)
             trailers = grpc_errors.trailers_of(self._code, wire, is_repeatable=self._is_repeatable)
         elif self._code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            lost = f"the node {self._target} did not answer: {self._details:.200}"
             if CONTRACT_RULES[self._method].repeat is Repeat.READ:
-                raise NotReadyError(lost)
-            raise LeadershipLostError(f"{lost}; the request may have been applied")
+                raise NotReadyError(self._lost)
+            raise LeadershipLostError(f"{self._lost}; the request may have been applied")
         try:
             await context.abort(self._code, self._details, trailers)
         except grpc.aio.AbortError as aborted:

@@ -22,6 +22,7 @@ from cluster.security.access_rules import Permission
 from cluster.security.method_rules import CONTRACT_RULES, Repeat
 from tests.cluster.running import RPC_S, Running, error_of, streamed, until
 from tests.cluster.test_http_api import send
+from tests.waiting import until as until_true
 from timer.model.timer_errors import (
     LeadershipLostError,
     NotLeaderError,
@@ -417,11 +418,11 @@ async def serving(
     parse: Callable[[bytes], Any] | None = None,
     shape: Callable[..., Any] = grpc.unary_unary_rpc_method_handler,
 ) -> tuple[grpc.aio.Server, str]:
-    """Start a server with one method of the TimerService; return it and its address."""
+    """Start a server with one method; return it and its address."""
     server = grpc.aio.server(options=options)
     port = server.add_insecure_port("127.0.0.1:0")
     methods = {method: shape(answer, parse)}
-    generic = grpc.method_handlers_generic_handler("timer.v1.TimerService", methods)
+    generic = grpc.method_handlers_generic_handler(PATHS[method].split("/")[1], methods)
     server.add_generic_rpc_handlers((generic,))
     await server.start()
     return server, f"127.0.0.1:{port}"
@@ -471,6 +472,50 @@ async def test_a_silent_leader_is_given_up_once_another_leads(
     finally:
         await relay.close()
         await server.stop(None)
+
+
+async def test_stopping_node_gives_up_the_calls_that_wait_for_messages_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_module, "WATCH_S", 0.001)
+    asked, answers, looks = list[str](), asyncio.Event(), 0
+
+    def leader() -> str:
+        nonlocal looks
+        looks += 1
+        return "n2"
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        del request, context
+        asked.append("")
+        await answers.wait()
+        return b"done"
+
+    methods = "Cancel", "GetStatus", "Receive"
+    servers = [await serving(method, answer) for method in methods]
+    addresses = [address for _, address in (*servers, servers[2])]
+    relay = Relay("n1", leader, lambda _: grpc.aio.insecure_channel(addresses.pop(0)))
+    context: Any = FakeContext()
+    request, calls = pb.ReceiveRequest(), list[asyncio.Task[bytes]]()
+    try:
+        for target, method in zip(("n2", "n3", "n2"), methods, strict=True):  # n3 is no leader
+            relay.renew()  # a further connection
+            calls.append(asyncio.create_task(relay.answer(target, method, request, context)))
+            await until_true(lambda: len(asked) == len(calls))
+        cancel, status, receive = calls
+        relay.end_waiting()
+        given_up = "this node gave up the call of n2: this node stops; the request may have been"
+        with pytest.raises(LeadershipLostError, match=given_up):
+            await receive
+        with pytest.raises(NotReadyError, match="this node stops: retry at another one"):
+            await relay.answer("n2", "Receive", request, context)
+        looks = 0
+        await until_true(lambda: looks >= 3)
+        answers.set()
+        assert [await cancel, await status] == [b"done", b"done"]
+    finally:
+        await relay.close()
+        await asyncio.gather(*(server.stop(None) for server, _ in servers))
 
 
 class Relaying(Service):
