@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,7 +166,9 @@ def test_each_trouble_has_its_level(change: Change, level: int, check: str, text
     assert worst(findings) == level
 
 
-def test_status_waits_until_the_cluster_serves(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_waits_until_the_cluster_serves(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     answers: list[pb.GetStatusResponse | None] = []
 
     def status() -> pb.GetStatusResponse:
@@ -184,20 +188,39 @@ def test_status_waits_until_the_cluster_serves(ctl: Ctl, monkeypatch: pytest.Mon
     for answer in (None, pb.GetStatusResponse()):
         answers[:] = [answer]
         assert ctl("status")[0] == 3
+        answers[:] = [answer] * 3
+        clock = count(0, 0.5)  # seconds, at the begin and after each answer
+        with monkeypatch.context() as patch:
+            patch.setattr(cli_nodes, "time", SimpleNamespace(monotonic=clock.__next__, sleep=id))
+            assert ctl("status", "--wait", "1s")[0] == 3
+        assert len(answers) == 1, "there is no further request"
+    answers[:] = [serves, pb.GetStatusResponse()]
+    with pytest.raises(IndexError):  # there is no answer for a third frame
+        ctl("status", "--wait", "1h", "--watch", "0.1")
+    assert "the cluster does not serve" in capsys.readouterr().out
 
 
-def test_lag_of_a_member_is_unknown_without_a_leader(
+def test_lag_is_unknown_without_a_leader_or_an_answer(
     ctl: Ctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: dict[str, Any] = {"status": pb.GetStatusResponse(), "members": voters(1)}
     monkeypatch.setattr(timerctl, "_client", lambda _: Answering(**answers))
-    shown = []
+    rows = [
+        pb.NodeCheckpoint(node=f"n{n}", role=role, reachable=bool(role))
+        for n, role in enumerate(("leader", "follower", ""), 1)
+    ]
+    answers["checkpoint"] = pb.GetCheckpointResponse(nodes=rows)
+    shown, caught_up = [], []
     for leader in ("n1", ""):
         answers["members"].leader = leader
+        caught_up.append(cli_nodes._has_caught_up(answers["members"], "n1"))
         row = ctl("members")[1].splitlines()[-1].split()
         [member] = json.loads(ctl("members", "-o", "json")[1])["members"]
         shown.append((row[-3], member["lag_entries"]))
     assert shown == [("0", 0), ("-", None)]
+    assert caught_up == [True, False]
+    nodes = json.loads(ctl("checkpoint", "-o", "json")[1])["nodes"]
+    assert [node["lag_entries"] for node in nodes] == [0, 0, None]
 
 
 def test_status_says_that_new_timers_are_rejected(

@@ -139,18 +139,21 @@ def unlike_settings(status: pb.GetStatusResponse) -> Iterator[str]:
 
 
 def _awaited_status(client: TimerClient, wait: timedelta) -> pb.GetStatusResponse:
-    """Return the status once the cluster serves. It may not serve in the first one after `wait`.
+    """Return the status once the cluster serves, or the one that is there after `wait`.
 
     Raises:
-        TimerError: There is no status.
+        TimerError: There is no status after `wait`.
     """
     until_s = time.monotonic() + wait.total_seconds()
-    while time.monotonic() < until_s:
-        with suppress(Unavailable):
-            if not trouble_of_leader(status := client.status()):
+    while True:
+        try:
+            status = client.status()
+            if not trouble_of_leader(status) or time.monotonic() >= until_s:
                 return status
+        except Unavailable:
+            if time.monotonic() >= until_s:
+                raise
         time.sleep(POLL_S)
-    return client.status()
 
 
 def _serving(node: pb.NodeStatus) -> bool | None:
@@ -255,7 +258,8 @@ class NodeCommands(Commands):
     def status(self, args: argparse.Namespace) -> int:
         """Show the nodes, the leader and the counters; with --wait once the cluster serves."""
         with self._connect(args) as client:
-            status = _awaited_status(client, args.wait)
+            wait, args.wait = args.wait, timedelta()  # --watch: in the first frame
+            status = _awaited_status(client, wait)
             trouble = trouble_of_leader(status)
             low = not trouble and any(node.disk_low for node in status.nodes)
             rejects = low and rejects_new_timers(status, client.members())
