@@ -344,7 +344,7 @@ class Nodes:
                 self._use(leader)
                 return True
             self._stayed[node] = now()  # after the probes, which may take longer than that
-            if leader is None and node is self._leader and self._may_try:
+            if leader is None and not node.relays and self._may_try:
                 self._trial = asyncio.create_task(self._leave(node))
             return False
 
