@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from cluster.control.control_plane import CommandAnswer, CommandOutcome
 from cluster.control.control_state import ControlState
+from cluster.control.leader_fitness import DiskRecord
 from cluster.control.replica_report import ReportSource
 from cluster.node import build, checkpoint_publisher, digest_comparison
 from cluster.node.checkpoint_publisher import CheckpointPublisher
@@ -22,7 +23,7 @@ from cluster.node.ports import GrpcServers, Ports
 from cluster.observe.apply_metrics import PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.rpc.health_service import HealthService
-from cluster.settings.config import build_config
+from cluster.settings.config import NodeConfig, build_config
 from cluster.settings.exit_codes import Diverged
 from cluster.state.alarm import KernelAlarm
 from replication.core.core_events import Role
@@ -460,6 +461,23 @@ class _HostMade(Exception):
         self.settings = settings
 
 
+def founder(data: Path, *names: str) -> NodeConfig:
+    """Format the directory of n1; return its configuration. `names`: those of all nodes."""
+    peers = {f"peers.{name}": f"127.0.0.1:{7_000 + at}" for at, name in enumerate(names)}
+    config = build_config({"name": "n1", "cluster_id": "c", "data": str(data), **peers})
+    voters = {name: founding_replica_id("c", name) for name in names}
+    format_directory(
+        RealDisk(),
+        data,
+        cluster_id="c",
+        name="n1",
+        replica_id=voters["n1"],
+        founding_voters=voters,
+        promise=NEVER_GIVEN,
+    )
+    return config
+
+
 @pytest.mark.parametrize("names", [("n1",), ("n1", "n2", "n3")])
 async def test_node_hears_its_host_has_the_kernels_alarm_and_reports_damage_to_peers_only(
     names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -468,18 +486,7 @@ async def test_node_hears_its_host_has_the_kernels_alarm_and_reports_damage_to_p
         raise _HostMade(**settings)
 
     monkeypatch.setattr(build, "Host", made)
-    peers = {f"peers.{name}": f"127.0.0.1:{7_000 + at}" for at, name in enumerate(names)}
-    config = build_config({"name": "n1", "cluster_id": "c", "data": str(tmp_path), **peers})
-    voters = {name: founding_replica_id("c", name) for name in names}
-    format_directory(
-        RealDisk(),
-        tmp_path,
-        cluster_id="c",
-        name="n1",
-        replica_id=voters["n1"],
-        founding_voters=voters,
-        promise=NEVER_GIVEN,
-    )
+    config = founder(tmp_path, *names)
     calls: Any = SimpleNamespace(fatal=print, on_leading=Mock(), on_clocks=Mock())
     with pytest.raises(_HostMade) as host:
         build.build(config, calls, raft_lost=False)
@@ -488,3 +495,15 @@ async def test_node_hears_its_host_has_the_kernels_alarm_and_reports_damage_to_p
         assert host.value.settings[name] is getattr(calls, name)
     # Without peers there is nothing to fetch: the damage ends the process.
     assert (host.value.settings["damaged"] is None) == (names == ("n1",))
+
+
+async def test_node_notes_the_speed_of_its_disk_with_each_report_and_complains_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[object] = []
+    monkeypatch.setattr(DiskRecord, "note", lambda _, *__, **what: noted.append(what))
+    monkeypatch.setattr(DiskRecord, "complaints", lambda _: ["slow disk"])
+    parts = build.build(founder(tmp_path, "n1", "n2", "n3"), Mock(), raft_lost=False)
+    parts.control._report()
+    assert noted == [{"disk_ms": 0, "durable": 0, "lease_ms": 500}]
+    assert [text for concern in parts.view.concerns for text in concern()] == ["slow disk"]
