@@ -16,7 +16,7 @@ import inspect
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
@@ -377,7 +377,8 @@ class CallGuard(grpc.aio.ServerInterceptor):
             try:
                 yield
             except BaseException:
-                caller.usages.pace_s(caller.identity, None)
+                with suppress(CallerLimitError):  # an empty bucket gets no debt
+                    caller.usages.charge(caller.identity, None)
                 raise
 
     @contextmanager

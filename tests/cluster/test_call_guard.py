@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -10,7 +11,13 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
+from cluster.rpc import caller_usages
+from cluster.rpc.access_file import AccessFile
 from cluster.rpc.call_guard import CallGuard
+from cluster.rpc.caller_usages import CallerUsages
+from cluster.rpc.rpc_caller import Caller
+from cluster.security.identities import CallerIdentity, IdentityKind
+from cluster.security.method_rules import METHOD_RULES
 from tests.waiting import until
 from timer.model.timer_errors import CallerLimitError, EngineError, PermissionDeniedError
 
@@ -107,6 +114,31 @@ def test_denied_call_has_a_line_in_the_audit_log_if_below_the_limit(error: Engin
     with pytest.raises(type(error)):
         CallGuard(gate, access, audit)._admit(METHOD, context)
     assert audit.denied.called == isinstance(error, PermissionDeniedError)
+
+
+def test_only_requests_that_fail_while_they_arrive_are_charged_and_leave_no_debt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller_usages, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    rule = '[[rule]]\nwho = ["client/a"]\nmay = ["consume"]\nrate = { requests = 2 }\n'
+    (tmp_path / "access.toml").write_text(rule)
+    access = AccessFile(str(tmp_path / "access.toml"))
+    usages, gate, context = CallerUsages(access), Mock(), Mock()
+    identity = CallerIdentity(IdentityKind.CLIENT, "a")
+    gate.admit.return_value = Caller(
+        identity, METHOD, METHOD_RULES[METHOD], lambda: access.rules, "", usages
+    )
+    context.auth_context.return_value = {}
+    guard = CallGuard(gate, access, Mock())
+    for _ in range(3):
+        with guard.receiving(METHOD, context):
+            pass
+    usages.charge(identity, None)
+    for _ in range(5):
+        with pytest.raises(ConnectionError), guard.receiving(METHOD, context):
+            raise ConnectionError
+    with pytest.raises(CallerLimitError, match="must be at most 2 a second; retry after 501 ms"):
+        usages.charge(identity, None)
 
 
 @pytest.mark.parametrize("steps", range(6))
