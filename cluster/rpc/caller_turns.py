@@ -2,13 +2,15 @@
 
 The next request is that of the caller that has had least since it last had none waiting. So a
 caller with many requests delays each one of another caller by one of its own, and not by all.
+A request that is cancelled while it waits counts for nothing.
 """
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 
 class CallerTurns:
@@ -19,19 +21,20 @@ class CallerTurns:
         self._most = most
         self._used = 0
         """Weight of the requests that are worked on."""
-        self._waiting: list[tuple[int, int, int, asyncio.Future[None]]] = []
-        """A heap of (start, number, weight, turn)."""
+        self._queues: dict[Hashable, OrderedDict[asyncio.Future[None], int]] = {}
+        """Caller -> its waiting turns, each with its weight; for each caller in the line."""
+        self._line: list[tuple[int, int, Hashable]] = []
+        """A heap of (start, number, caller). A start is the weight that the caller has had. One
+        without waiting requests leaves when it is first."""
         self._numbers = itertools.count()
         self._waiting_weight = 0
         self._start = 0
-        """Start of the last request that left the queue. A caller without requests begins there."""
-        self._ends: dict[Hashable, int] = {}
-        """Caller -> end of its last request."""
+        """Start of the caller that was first last. A caller that comes begins there."""
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait for their turn."""
-        return len(self._waiting)
+        return sum(map(len, self._queues.values()))
 
     @asynccontextmanager
     async def turn(self, caller: Hashable, weight: int = 1) -> AsyncIterator[None]:
@@ -43,7 +46,7 @@ class CallerTurns:
             self._end(weight)
 
     async def _begin(self, caller: Hashable, weight: int) -> None:
-        if not self._waiting and self._fits(weight):
+        if not self._waiting_weight and self._fits(weight):
             self._used += weight
             return
         turn = self._queue_up(caller, weight)
@@ -51,7 +54,10 @@ class CallerTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn came just now
+            if turn.cancelled():
+                self._remove(caller, turn)
+                self._let_in()
+            else:  # its turn came just now
                 self._end(weight)
             raise
 
@@ -60,22 +66,36 @@ class CallerTurns:
         self._let_in()
 
     def _queue_up(self, caller: Hashable, weight: int) -> "asyncio.Future[None]":
-        start = max(self._start, self._ends.get(caller, 0))
-        self._ends[caller] = start + weight
+        if caller not in self._queues:
+            self._queues[caller] = OrderedDict()
+            heappush(self._line, (self._start, next(self._numbers), caller))
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (start, next(self._numbers), weight, turn))
+        self._queues[caller][turn] = weight
         self._waiting_weight += weight
         return turn
 
+    def _remove(self, caller: Hashable, turn: "asyncio.Future[None]") -> None:
+        """Remove a turn from the queue of a caller, if it is still there."""
+        if queue := self._queues.get(caller):
+            self._waiting_weight -= queue.pop(turn, 0)
+
     def _let_in(self) -> None:
-        while self._waiting and (self._waiting[0][3].done() or self._fits(self._waiting[0][2])):
-            self._start, _, weight, turn = heappop(self._waiting)
-            self._waiting_weight -= weight
-            if not turn.done():
+        while self._line:
+            start, _, caller = self._line[0]
+            turn, weight = next(iter(self._queues[caller].items()), (None, 0))
+            if turn is None:
+                heappop(self._line)
+                del self._queues[caller]
+            elif turn.cancelled():
+                self._remove(caller, turn)
+            elif self._fits(weight):
+                self._remove(caller, turn)
                 self._used += weight
                 turn.set_result(None)
-        if not self._waiting:
-            self._ends.clear()
+                heapreplace(self._line, (start + weight, next(self._numbers), caller))
+            else:
+                return
+            self._start = start
 
     def _fits(self, weight: int) -> bool:
         return not self._used or self._used + weight <= self._most

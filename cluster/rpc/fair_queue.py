@@ -116,7 +116,7 @@ class FairQueue(CallerTurns):
             del self._present[caller]
 
     def _queue_up(self, caller: Hashable, weight: int) -> "asyncio.Future[None]":
-        if self._waiting_weight + weight > WAITING_MAX and caller in self._ends:
+        if self._waiting_weight + weight > WAITING_MAX and self._queues.get(caller):
             raise OverloadedError("the queue of requests", retry_after_ms=RETRY_MS)
         return super()._queue_up(caller, weight)
 

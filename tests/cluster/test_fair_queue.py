@@ -10,6 +10,7 @@ import pytest
 
 from cluster.api.public_services import services_of
 from cluster.rpc import fair_queue
+from cluster.rpc.caller_turns import CallerTurns
 from cluster.rpc.fair_queue import LATE_S, WAITING_MAX, WINDOW_MAX, WINDOW_MIN, FairQueue, weight_of
 from cluster.rpc.handlers import Service, ServiceHooks, answered
 from cluster.settings.config import NodeConfig
@@ -178,6 +179,56 @@ async def test_a_request_whose_client_has_gone_takes_no_room(play: Play) -> None
     await settled()
     await play.send("a", WINDOW_MIN)
     assert play.entered[2:] == [("a", WINDOW_MIN)]
+
+
+async def test_requests_that_are_cancelled_while_they_wait_count_for_nothing() -> None:
+    turns, served = CallerTurns(1), list[str]()
+
+    async def request(caller: str) -> None:
+        async with turns.turn(caller):
+            served.append(caller)
+            raise ConnectionError
+
+    def send(caller: str, count: int) -> list[asyncio.Task[None]]:
+        return [asyncio.create_task(request(caller)) for _ in range(count)]
+
+    async with turns.turn("first"):
+        hasty, calm = send("hasty", 10), send("calm", 3)
+        await settled()
+        for each in hasty:
+            each.cancel()
+        await settled()
+        assert turns.waiting == 3
+        calm += send("hasty", 3)
+        await settled()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*hasty, *calm, return_exceptions=True)
+    assert served == ["calm", "hasty"] * 3, "a request that fails ends its turn, too"
+
+
+async def test_a_caller_that_comes_later_gets_no_more_turns_than_others() -> None:
+    turns, served, step = CallerTurns(1), list[str](), asyncio.Semaphore(0)
+
+    async def request(caller: str) -> None:
+        async with turns.turn(caller):
+            served.append(caller)
+            await step.acquire()
+
+    tasks = [asyncio.create_task(request("old")) for _ in range(8)]
+    await settled()
+    for _ in range(4):
+        step.release()
+        await settled()
+    tasks += [asyncio.create_task(request("new")) for _ in range(3)]
+    await settled()
+    for _ in tasks:
+        step.release()
+        await settled()
+    await asyncio.gather(*tasks)
+    assert served[:5] == ["old"] * 5
+    assert served[5:9].count("new") == 2, served
+    assert turns._line == []
+    assert turns._queues == {}, "who has left takes no memory"
 
 
 async def test_the_queue_has_a_bound_and_takes_the_first_request_of_each_caller(
