@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from cluster.rpc.rpc_caller import CALLER
-from cluster.security.access_rules import AccessTarget
+from cluster.security.access_rules import AccessRules, AccessTarget
 from timer.entries.payloads import CreateGroup
 from timer.leader.leader import Leader
 from timer.model.feature_level import LEVEL_OF_CREATORS
@@ -33,6 +33,8 @@ from timer.state.producers import owner_of
 FULL_RETRY_MS: Final = 10_000
 """A producer is forgotten only after it was idle for long, or if it ends itself."""
 Done: TypeAlias = Callable[[Any], None]
+_EMPTY: Final = (0, 1, 0)
+"""Count of an identity's series in an empty table; see CreationLimits."""
 _HASH_SIZE: Final = 24
 """Bytes. Two requests of one hash would need 2 ** 96 tries."""
 
@@ -80,6 +82,9 @@ class CreationLimits:
         self._under_way: dict[tuple[str, str], set[object]] = {}
         """New objects that the log has not answered, by kind and owner. A creation goes on when its
         call has ended."""
+        self._rules: AccessRules | None = None
+        self._series: dict[str, tuple[int, int, int]] = {}
+        """Identity -> (its series by these rules, next id and number of all series then)."""
 
     def register(
         self, leader: Leader, token: bytes, drawn: ProducerId, now: Now, done: Done
@@ -92,7 +97,7 @@ class CreationLimits:
         producers = leader.machine.producers
         propose = functools.partial(leader.register, token, drawn, now)
         new = None if producers.knows(token) else token
-        self._propose("producers", new, lambda: producers.owned(owner_of(token)), propose, done)
+        self._propose("producers", new, lambda _: producers.owned(owner_of(token)), propose, done)
 
     def topic(self, leader: Leader, name: str, now: Now, done: Done) -> None:
         """Create a topic for the present caller, if it does not exist; see Leader.
@@ -104,7 +109,7 @@ class CreationLimits:
         propose = functools.partial(leader.topic, name, now, creator=creator)
         new = None if leader.topic_named(name) is not None else name
         there = leader.machine.creators.topics
-        self._propose("topics", new, lambda: there[creator], propose, done)
+        self._propose("topics", new, lambda _: there[creator], propose, done)
 
     def group(self, leader: Leader, create: CreateGroup, done: Done) -> None:
         """Create a group for the present caller, if it does not exist; see GroupDispatch.
@@ -117,7 +122,7 @@ class CreationLimits:
         is_known = topic is None or create.name in topic.groups
         new = None if is_known else (create.topic, create.name)
         there = leader.machine.creators.groups
-        self._propose("groups", new, lambda: there[creator], propose, done)
+        self._propose("groups", new, lambda _: there[creator], propose, done)
 
     def series(
         self, leader: Leader, topic: TopicId, key: bytes, spec: SeriesSpec, now: Now, done: Done
@@ -130,19 +135,42 @@ class CreationLimits:
         """
         propose = functools.partial(leader.series.create, topic, key, spec, now)
         new = None if leader.machine.series.find(topic, key) else (topic, key)
-        self._propose("series", new, lambda: _series_of_caller(leader.machine), propose, done)
+        counted = functools.partial(self._series_bound, leader.machine)
+        self._propose("series", new, counted, propose, done)
+
+    def _series_bound(self, machine: Machine, below: int) -> int:
+        """Return the number of the caller's series, or a bound of it on the same side of `below`.
+
+        The series that were created and deleted since the last count bound it, so most calls count
+        nothing.
+        """
+        caller, table = CALLER.get(), machine.series
+        assert caller is not None
+        if (rules := caller.rules()) is not self._rules:
+            self._rules, self._series = rules, {}
+        identity = str(caller.identity)
+        found, next_id, live = self._series.get(identity, _EMPTY)
+        created = table.next_id - next_id
+        deleted = live + created - len(table)
+        if found + created < below:
+            return found + created
+        if found - deleted < below:
+            found, deleted = _series_of_caller(machine), 0
+            self._series[identity] = found, table.next_id, len(table)
+        return found - deleted
 
     def _propose(
         self,
         kind: str,
         new: object,
-        count: Callable[[], int],
+        count: Callable[[int], int],
         propose: Callable[[Done], None],
         done: Done,
     ) -> None:
         """Propose an object of the present caller. `new`: None: it exists already.
 
-        `count` returns the number of its objects. It is called if the caller has a limit.
+        `count` returns the number of its objects. It is called if the caller has a limit, with the
+        number from which on the creation is refused.
         """
         caller = CALLER.get()
         key = kind, _identity()
@@ -153,7 +181,7 @@ class CreationLimits:
         if most is None or new is None or new in under_way:
             propose(done)
             return
-        if (there := count() + len(under_way)) >= most:
+        if (there := count(most - len(under_way)) + len(under_way)) >= most:
             raise _limit_error(kind, most, key[1], there)
 
         def answered(result: object) -> None:

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
+from cluster.api import owners
 from cluster.api.owners import CreationLimits, owned_token
 from cluster.node.ports import PacedReflection
 from cluster.rpc.access_file import AccessFile
@@ -249,12 +250,12 @@ def test_topics_and_groups_count_for_their_creator_with_those_under_way(tmp_path
 
 
 def test_series_count_for_each_identity_that_may_produce_to_their_topics(tmp_path: Path) -> None:
-    rule = f'{BEGIN}topics = ["mine/*"]\nmost = {{ series = 3 }}\n'
+    rule = f'{BEGIN}topics = ["mine/*x", "mine/*y"]\nmost = {{ series = 3 }}\n'
     (tmp_path / "access.toml").write_text(rule)
     access, limits, play = AccessFile(str(tmp_path / "access.toml")), CreationLimits(), Play()
     play.machine.level = LEVEL_OF_SERIES
     usages, table = CallerUsages(access), play.machine.series
-    mine, more, other = (play.make_topic(name) for name in ("mine/x", "mine/y", "other"))
+    mine, more, other = (play.make_topic(name) for name in ("mine/x", "mine/y", "mine/z"))
 
     def series(name: str, topic: Topic, key: bytes) -> None:
         identity = CallerIdentity(IdentityKind.CLIENT, name)
@@ -292,3 +293,50 @@ def test_series_count_for_each_identity_that_may_produce_to_their_topics(tmp_pat
     play.commit()
     assert table.by_topic == {more.topic_id: 1, other.topic_id: 1}
     series("a", more, b"4")
+
+
+async def test_most_creations_count_no_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = f'{BEGIN}topics = ["mine/*"]\nmost = {{ series = 9 }}\n'
+    (tmp_path / "access.toml").write_text(rule)
+    access, limits, play = AccessFile(str(tmp_path / "access.toml")), CreationLimits(), Play()
+    play.machine.level, table = LEVEL_OF_SERIES, play.machine.series
+    mine, other = play.make_topic("mine/x"), play.make_topic("other")
+    identity, usages = CallerIdentity(IdentityKind.CLIENT, "a"), CallerUsages(access)
+    count = Mock(side_effect=owners._series_of_caller)
+    monkeypatch.setattr(owners, "_series_of_caller", count)
+
+    def create(topic: Topic, *names: int) -> None:
+        for name in names:
+            key, spec = b"%d" % name, SeriesSpec(every_ms=1_000)
+            limits.series(play.leader, topic.topic_id, key, spec, play.now, lambda _: None)
+            play.commit()
+
+    def delete(topic: Topic, name: int) -> None:
+        series_id = table.find(topic.topic_id, b"%d" % name)
+        play.leader.series.delete(series_id, play.now, lambda _: None)
+        play.commit()
+
+    create(other, *range(5))  # without TLS
+    rules = METHOD_RULES[SERIES]
+    called = CALLER.set(Caller(identity, SERIES, rules, lambda: access.rules, "", usages))
+    create(mine, 0, 1, 2, 3)
+    assert (len(table), count.call_count) == (9, 0), "the cluster has fewer than the limit"
+    create(mine, 4, 5, 6, 7)
+    assert count.call_count == 1, "the last count and all created since are fewer"
+    create(mine, 8)
+    delete(other, 0)
+    for _ in range(3):
+        with pytest.raises(LimitReachedError, match="has 9: must be at most 9"):
+            create(mine, 9)
+    assert count.call_count == 2
+    delete(mine, 0)
+    create(mine, 9)
+    with pytest.raises(LimitReachedError, match="has 9"):
+        create(mine, 10)
+    (tmp_path / "access.toml").write_text(rule.replace("9", "13").replace("mine/", ""))
+    await access.reread()
+    with pytest.raises(LimitReachedError, match="has 13"):
+        create(mine, 10)
+    CALLER.reset(called)
