@@ -135,8 +135,17 @@ class CreationLimits:
         """
         propose = functools.partial(leader.series.create, topic, key, spec, now)
         new = None if leader.machine.series.find(topic, key) else (topic, key)
-        counted = functools.partial(self._series_bound, leader.machine)
-        self._propose("series", new, counted, propose, done)
+        count = functools.partial(self._series_bound, leader.machine)
+        self._propose("series", new, count, propose, done)
+
+    def check_series(self, leader: Leader) -> None:
+        """Check that the cluster and the present caller may have one more series.
+
+        Raises:
+            EngineError: see SeriesIntake.check_room; LimitReachedError: see `series`.
+        """
+        leader.series.check_room()
+        self._check("series", functools.partial(self._series_bound, leader.machine))
 
     def _series_bound(self, machine: Machine, below: int) -> int:
         """Return the number of the caller's series, or a bound of it on the same side of `below`.
@@ -167,22 +176,12 @@ class CreationLimits:
         propose: Callable[[Done], None],
         done: Done,
     ) -> None:
-        """Propose an object of the present caller. `new`: None: it exists already.
-
-        `count` returns the number of its objects. It is called if the caller has a limit, with the
-        number from which on the creation is refused.
-        """
-        caller = CALLER.get()
+        """Propose an object of the present caller. `new`: None: it exists already."""
         key = kind, _identity()
-        under_way = self._under_way.get(key, set())
-        most: int | None = None
-        if caller is not None:
-            most = getattr(caller.usages.limits(caller.identity), kind)
-        if most is None or new is None or new in under_way:
+        if new is None or new in self._under_way.get(key, ()):
             propose(done)
             return
-        if (there := count(most - len(under_way)) + len(under_way)) >= most:
-            raise _limit_error(kind, most, key[1], there)
+        self._check(kind, count)
 
         def answered(result: object) -> None:
             self._end(key, new)
@@ -194,6 +193,22 @@ class CreationLimits:
         except EngineError:
             self._end(key, new)
             raise
+
+    def _check(self, kind: str, count: Callable[[int], int]) -> None:
+        """Check that the present caller may have one more object.
+
+        `count` returns the number of its objects. It is called if the caller has a limit, with the
+        number from which on the creation is refused.
+
+        Raises:
+            EngineError: see _limit_error.
+        """
+        if (caller := CALLER.get()) is None:
+            return
+        most: int | None = getattr(caller.usages.limits(caller.identity), kind)
+        under_way = len(self._under_way.get((kind, _identity()), ()))
+        if most is not None and (there := count(most - under_way) + under_way) >= most:
+            raise _limit_error(kind, most, _identity(), there)
 
     def _end(self, key: tuple[str, str], new: object) -> None:
         self._under_way[key].discard(new)

@@ -128,12 +128,14 @@ class SeriesDesk:
             times = self._preview(spec, request.preview)
             return pb.CreateSeriesResponse(next_ms=await _in_portions(times))
         begun = self._begun(spec)
-        begun.check_size(key)  # before a topic is created
+        begun.check_size(key)  # as all checks, before a topic is created
         if request.alter and (caller := CALLER.get()) is not None:
             caller.require(Permission.CANCEL, AccessTarget(name))
         found = leader.machine.topic_by_name.get(name)
         if found is None or not leader.machine.series.find(found.topic_id, key):
             self._check_calendar(begun)
+        if found is None:
+            self._creations.check_series(leader)
         topic = await self._topic(leader, name)
         known = leader.machine.series.find(topic.topic_id, key)
         if not known:

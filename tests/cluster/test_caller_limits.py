@@ -14,6 +14,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from cluster.api import owners
 from cluster.api.owners import CreationLimits, owned_token
+from cluster.api.series_desk import SeriesDesk
+from cluster.api.wire_rows import RequestLimits
 from cluster.node.ports import PacedReflection
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.caller_usages import PACE_S_MAX, CallerUsages
@@ -339,4 +341,12 @@ async def test_most_creations_count_no_series(
     await access.reread()
     with pytest.raises(LimitReachedError, match="has 13"):
         create(mine, 10)
+    host: Any = SimpleNamespace(require_leader=lambda: play.leader, now=lambda: play.now)
+    sizes = RequestLimits(
+        key_bytes_max=100, headers_bytes_max=100, request_rows_max=100, request_bytes_max=1_000
+    )
+    desk, request = SeriesDesk(host, cast("Any", None), limits, sizes, salt=0), pb.SeriesFields()
+    request.every_ms = 1_000
+    with pytest.raises(LimitReachedError, match="has 13"):  # before a topic is created
+        await desk.create(pb.CreateSeriesRequest(topic="mine/new", key="k", fields=request))
     CALLER.reset(called)

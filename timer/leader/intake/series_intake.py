@@ -73,6 +73,18 @@ class SeriesIntake:
 
     # ---- requests
 
+    def check_room(self) -> None:
+        """Check that the cluster may have one more series.
+
+        Raises:
+            InvalidRequestError: the feature level is too low.
+            LimitReachedError: the cluster has the most series that it may have.
+        """
+        if self._machine.level < LEVEL_OF_SERIES:
+            limit = f"recurring timers need {LEVEL_OF_SERIES}: version 0.2 or later on all nodes"
+            raise InvalidRequestError("feature_level", self._machine.level, limit)
+        check_series(self._limits, self._machine, self._creating)
+
     def create(self, topic: TopicId, key: bytes, spec: SeriesSpec, now: Now, done: Answer) -> None:
         """Create a series; `done` gets the SeriesApplied.
 
@@ -83,11 +95,8 @@ class SeriesIntake:
             DiskFullError: there is no room for timers.
             NotReadyError, TopicDeletedError: the topic is being deleted, or was deleted.
         """
-        if self._machine.level < LEVEL_OF_SERIES:
-            limit = f"recurring timers need {LEVEL_OF_SERIES}: version 0.2 or later on all nodes"
-            raise InvalidRequestError("feature_level", self._machine.level, limit)
+        self.check_room()
         self._hooks.check(topic, new=True)
-        check_series(self._limits, self._machine, self._creating)
         last_ms = spec.begins_after(now.clock_ms)
         spec = spec.started(now.clock_ms)
         self._check(topic, key, spec, new_times=True)
