@@ -14,7 +14,7 @@ from cluster.observe import lag, quota_view
 from cluster.observe import producer_view as producers
 from cluster.observe.lateness import BOUNDS_MS, Histogram, Lateness
 from cluster.rpc.caller_turns import CallerTurns
-from cluster.rpc.rpc_caller import caller_name
+from cluster.rpc.rpc_caller import CALLER, caller_name
 from cluster.settings.config import NodeConfig
 from cluster.state.host import Host
 from timer.leader.groups.group_delivery import Delivery
@@ -194,6 +194,7 @@ class TopicView:
         return self._late if self._host.leader is not None and age_ms <= LATE_AGE_MS_MAX else {}
 
     async def _look(self) -> None:
+        CALLER.set(None)  # it is for all callers: none of them pays for it
         with suppress(EngineError):  # no lease, or many queries wait
             await self.late()
 

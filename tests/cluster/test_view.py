@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 from unittest import mock
@@ -25,6 +26,7 @@ from cluster.observe.node_view import NodeState
 from cluster.observe.topic_view import TopicView
 from cluster.rpc.handlers import NO_HOOKS
 from cluster.rpc.http import why_not_ready
+from cluster.rpc.rpc_caller import CALLER, caller_name
 from cluster.settings.config import build_config
 from replication.core.core_events import Role
 from tests.cluster.test_config import BASE
@@ -390,6 +392,20 @@ async def test_quotas_of_all_topics_are_found_without_their_effective_policies()
     }
 
 
+def lists_by_callers(
+    call: Callable[[], Coroutine[Any, Any, Any]],
+) -> tuple[list["asyncio.Task[Any]"], list[str]]:
+    """Begin three lists of one caller and one of another; return them, and who gets answers."""
+    lists, ended = list[asyncio.Task[Any]](), list[str]()
+    for name in ("many", "many", "many", "few"):
+        caller: Any = SimpleNamespace(identity=name, allows=lambda _: True)
+        token = CALLER.set(caller)
+        lists.append(asyncio.create_task(call()))
+        lists[-1].add_done_callback(lambda _, name=name: ended.append(name))  # type: ignore[misc]
+        CALLER.reset(token)
+    return lists, ended
+
+
 async def test_lists_of_topics_at_the_same_time_take_turns_of_the_loop_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -406,12 +422,29 @@ async def test_lists_of_topics_at_the_same_time_take_turns_of_the_loop_one_by_on
         return shown(*given)
 
     monkeypatch.setattr(TopicView, "_topic", counted)
-    lists = [asyncio.create_task(topics.topics("", 0)) for _ in range(4)]
+    lists, ended = lists_by_callers(lambda: topics.topics("", 0))
     while not all(each.done() for each in lists):
         turns.append(0)
         await asyncio.sleep(0)
     assert [each.result().count for each in lists] == [9] * 4
     assert (sum(turns), max(turns)) == (4 * 9, 2)
+    assert ended[:3].count("few") == 1
+
+
+async def test_lags_are_looked_up_for_no_caller() -> None:
+    play, callers = Play(), list[str | None]()
+    engine: Any = SimpleNamespace(machine=play.machine)
+    host: Any = SimpleNamespace(engine=engine, leader=play.leader, now=lambda: play.now)
+    topics = TopicView(host, cast("Any", None))
+
+    async def late_topics() -> dict[TopicId, int]:
+        callers.append(caller_name())
+        return {}
+
+    topics.late_topics = late_topics
+    lists, _ = lists_by_callers(lambda: topics.topics("", 0))
+    await asyncio.gather(*lists)
+    assert callers == [None]
 
 
 async def test_lists_of_series_at_the_same_time_take_turns_of_the_loop_portion_by_portion(
@@ -430,7 +463,7 @@ async def test_lists_of_series_at_the_same_time_take_turns_of_the_loop_portion_b
 
     monkeypatch.setattr(SeriesDesk, "_message", counted)
     request = pb.ListSeriesRequest(page_size=5)
-    lists = [asyncio.create_task(desk.list(request)) for _ in range(4)]
+    lists, ended = lists_by_callers(lambda: desk.list(request))
     while not all(each.done() for each in lists):
         turns.append(0)
         await asyncio.sleep(0)
@@ -438,6 +471,9 @@ async def test_lists_of_series_at_the_same_time_take_turns_of_the_loop_portion_b
         assert [series.series_id for series in each.result().series] == ids[:5]
         assert each.result().more
     assert (sum(turns), max(turns)) == (4 * 5, 2)
+    assert ended[:3].count("few") == 1
+    for size, more in ((11, True), (12, False)):
+        assert (await desk.list(pb.ListSeriesRequest(page_size=size))).more == more
 
 
 def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
