@@ -68,9 +68,18 @@ _Results = npt.NDArray[np.uint8]
 class TimerChanges:
     """Cancels and reschedules on the leader; see the module."""
 
-    def __init__(self, host: Host, queries: TimerQueries, *, salt: int, key_bytes_max: int) -> None:
+    def __init__(
+        self,
+        host: Host,
+        queries: TimerQueries,
+        look_ups: TimerQueries,
+        *,
+        salt: int,
+        key_bytes_max: int,
+    ) -> None:
+        """`queries`: for pages of filters. `look_ups`: for ids: they wait for no list or count."""
         self._host = host
-        self._queries = queries
+        self._queries, self._look_ups = queries, look_ups
         self._salt = salt
         self._key_bytes_max = key_bytes_max
 
@@ -87,7 +96,7 @@ class TimerChanges:
         match wire_timers.check_one_target(request):
             case "timer_ids":
                 ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-                genuine = genuine & await self._queries.permitted(ids)
+                genuine = genuine & await self._look_ups.permitted(ids)
                 results = await within(self._cancel(leader, ids, genuine), context)
                 results, successors = await self._successors(leader, ids, genuine, results)
                 answer = _cancelled(results)
@@ -133,8 +142,8 @@ class TimerChanges:
             return results, b""
         found = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
         with suppress(OverloadedError):  # what was done is answered all the same
-            last = await self._queries.successors(leader.machine, ids.seq[ended])
-            last = await self._queries.shown(last)
+            last = await self._look_ups.successors(leader.machine, ids.seq[ended])
+            last = await self._look_ups.shown(last)
             found.due_ms[ended], found.seq[ended] = last.due_ms, last.seq
         results = np.where(found.seq > 0, np.uint8(ALREADY_CANCELLED), results)
         return results, _raw(found, self._salt) if found.seq.any() else b""
@@ -176,7 +185,7 @@ class TimerChanges:
             with _places_named(when, np.arange(len(keys)), len(keys)):
                 return self._rescheduled(*await within(moving, context))
         ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-        genuine = genuine & await self._queries.permitted(ids)
+        genuine = genuine & await self._look_ups.permitted(ids)
         when = _when_of(request, len(ids))
         results = np.full(len(ids), NOT_FOUND, np.uint8)
         timers = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
@@ -202,7 +211,7 @@ class TimerChanges:
 
     async def _move_ids(self, leader: Leader, ids: Ids, when: WantedTimes) -> tuple[_Results, Ids]:
         """Reschedule timers by id. Their topics are looked up only if policies differ by topic."""
-        topics = await self._queries.topics(ids) if leader.admission.differs else None
+        topics = await self._look_ups.topics(ids) if leader.admission.differs else None
         return await self._move(ids, topics, when)
 
     async def _move(

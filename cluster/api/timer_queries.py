@@ -79,16 +79,20 @@ class TimerQueries:
         salt: int,
         key_bytes_max: int,
         threads: Executor | None = None,
+        name: str = "queries",
         waiting_max: int = QUERIES_WAITING_MAX,
     ) -> None:
-        """`threads`: None for threads of its own. `waiting_max`: queries that run or wait."""
+        """`threads`: None for threads of its own. `waiting_max`: queries that run or wait.
+
+        `name`: of the queries, for errors and for the threads.
+        """
         self._host = host
         self._salt = salt
         self._key_bytes_max = key_bytes_max
-        self._threads = QueryThreads(host, threads or ThreadPoolExecutor(QUERIES_MAX, "queries"))
+        self._threads = QueryThreads(host, threads or ThreadPoolExecutor(QUERIES_MAX, name))
         self._turns = CallerTurns(QUERIES_MAX)
-        name = "the leader's queue of queries"
-        self.places = Places(name, waiting_max, retry_ms=QUERIES_RETRY_MS)
+        queue = f"the leader's queue of {name}"
+        self.places = Places(queue, waiting_max, retry_ms=QUERIES_RETRY_MS)
 
     async def get(self, request: pb.GetTimerRequest) -> pb.GetTimerResponse:
         """Return one timer.

@@ -85,8 +85,10 @@ class TimerService(Service, rpc.TimerServiceServicer):
         self.queries = queries()
         self.stories = Stories(host, self.queries, salt=salt)
         self._series = SeriesDesk(host, self.topic, self.creations, limits, salt=salt)
-        look_ups = queries(waiting_max=LOOK_UPS_WAITING_MAX)  # a cancel waits for no list or count
-        self._changes = TimerChanges(host, look_ups, salt=salt, key_bytes_max=key_bytes_max)
+        look_ups = queries(name="look-ups", waiting_max=LOOK_UPS_WAITING_MAX)
+        self._changes = TimerChanges(
+            host, self.queries, look_ups, salt=salt, key_bytes_max=key_bytes_max
+        )
 
     @answered
     async def RegisterProducer(  # noqa: N802

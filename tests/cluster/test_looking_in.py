@@ -206,14 +206,19 @@ async def test_caller_with_many_queries_leaves_places_and_turns_to_others(
     assert last <= 3 * QUERIES_MAX + len(few), done
 
 
-async def test_changes_wait_for_no_list_or_count() -> None:
+async def test_changes_by_id_wait_for_no_list_or_count_and_pages_of_a_filter_do() -> None:
     host: Any = Hosted()
     config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
     timers = services_of(host, host, host, config).timers
     timers.queries.places.add(None, QUERIES_WAITING_MAX)
     with pytest.raises(OverloadedError):
         await timers.queries.in_thread(list)
-    assert await timers._changes._queries.in_thread(list) == []
+    assert await timers._changes._look_ups.in_thread(list) == []
+    context: Any = SimpleNamespace(time_remaining=lambda: 60.0)
+    request = pb.CancelRequest(filter=pb.TimerFilter(topic="t"))
+    request.page_token = (await timers._changes.cancel(request, context)).next_page_token
+    with pytest.raises(OverloadedError, match="queue of queries"):
+        await timers._changes.cancel(request, context)
 
 
 async def test_damage_is_told_though_nobody_waits_for_the_look(gate: threading.Event) -> None:

@@ -44,7 +44,7 @@ class Caller:
         host: Any = self.host
         limits: dict[str, Any] = {"salt": SALT, "key_bytes_max": 100}
         queries = TimerQueries(host, **limits)
-        self._changes = TimerChanges(host, queries, **limits)
+        self._changes = TimerChanges(host, queries, queries, **limits)
 
     async def __call__(self, request: Asked, within_s: float = 60.0) -> Any:
         context: Any = SimpleNamespace(time_remaining=lambda: within_s)
