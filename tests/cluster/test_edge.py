@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -22,12 +23,14 @@ from cluster.rpc.handlers import ServiceHooks
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.memory import MemoryGuard
 from cluster.rpc.outboxes import (
+    ANSWER_BYTES,
     DELIVERY_BYTES_MIN,
     OUTBOX_BYTES_MAX,
     STEP_DELIVERIES,
     Outboxes,
 )
 from cluster.rpc.port_guard import PortGuard
+from cluster.rpc.rpc_caller import CALLER
 from cluster.security.access_rules import Permission
 from cluster.security.method_rules import CONTRACT_RULES
 from cluster.settings.config import NodeConfig
@@ -298,7 +301,25 @@ def test_streams_of_one_caller_that_do_not_read_leave_as_much_as_they_hold() -> 
     assert outboxes.is_full("client/evil")
     assert not outboxes.is_full("client/other")
     assert outboxes.most("client/other") == OUTBOX_BYTES_MAX
-    assert outboxes.delivery_max("client/other") >= MIB
+    left = 256 * MIB - outboxes.total
+    assert MIB <= outboxes.delivery_max("client/other") <= left // STEP_DELIVERIES
+
+
+def test_bytes_count_for_their_caller_and_without_one_in_the_total_only() -> None:
+    outboxes, context, ends = Outboxes(4 * ANSWER_BYTES), Mock(), list[Any]()
+    context.peer.return_value, context.add_done_callback = "peer", ends.append
+    caller: Any = SimpleNamespace(identity="client/a")
+    token = CALLER.set(caller)
+    outboxes.answer(2 * ANSWER_BYTES, context)
+    CALLER.reset(token)
+    assert not outboxes.is_full("client/a"), "it leaves as much as it has"
+    outboxes.add("peer", "client/a", 1)
+    assert (outboxes.is_full("client/a"), outboxes.is_full("client/b")) == (True, False)
+    outboxes.add("peer", "client/a", -1)
+    ends.pop()(context)
+    assert not outboxes._shares._used, "who has nothing unread takes no memory"
+    outboxes.answer(4 * ANSWER_BYTES, context)
+    assert not outboxes.is_full(None), "without callers each may have all"
 
 
 async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: Path) -> None:

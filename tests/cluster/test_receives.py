@@ -5,13 +5,14 @@ So are the bytes that a caller has not read.
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from cluster.api import consume_service, wire_rows
 from cluster.api.consume_service import ConsumeService, _Stream
-from cluster.rpc.outboxes import Outboxes
+from cluster.rpc.outboxes import STEP_DELIVERIES, Outboxes
 from cluster.rpc.rpc_caller import CALLER
 from timer.entries.payloads import SHARED
 from timerclient.proto import timer_pb2 as pb
@@ -77,6 +78,51 @@ async def test_caller_has_as_many_receives_as_it_leaves_free(
     assert desk.opened == 5
     waiting[0].cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("method", ["Peek", "ReadMessages", "Receive"])
+async def test_identity_leaves_places_to_others_of_its_address(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk: Any = Desk()
+    for limit in ("RECEIVES_MAX", "PEEKS_MAX"):
+        monkeypatch.setattr(consume_service, limit, 3)
+    for work in ("peek", "read_messages"):
+        monkeypatch.setattr(consume_service, work, desk.open)
+    unused: Any = None
+    call = getattr(ConsumeService(unused, desk, Outboxes(1 << 20), salt=0), method)
+    tasks = list[asyncio.Task[Any]]()
+    for name in ("a", "a", "b"):
+        token = CALLER.set(SimpleNamespace(identity=f"client/{name}"))  # type: ignore[arg-type]
+        tasks.append(asyncio.ensure_future(call(pb.ReceiveRequest(), Caller("10.0.0.1"))))
+        await asyncio.wait(tasks[-1:], timeout=0)
+        CALLER.reset(token)
+    assert [each.done() for each in tasks] == [False, True, False]
+    for each in tasks:
+        each.cancel()
+    _, refused, _ = await asyncio.gather(*tasks, return_exceptions=True)
+    assert "RESOURCE_EXHAUSTED" in str(refused)
+
+
+async def test_deliveries_to_an_identity_are_as_large_as_its_share_allows() -> None:
+    groups, unused = Mock(), cast("Any", None)
+    host: Any = SimpleNamespace(kick=lambda: None)
+    leader: Any = SimpleNamespace(groups=groups, epoch=1)
+    settings = SimpleNamespace(type=SHARED, lease_ms=1_000)
+    group: Any = SimpleNamespace(topic=1, group_id=2, settings=settings)
+    service = ConsumeService(host, unused, Outboxes(1 << 28), salt=0)
+    service.outboxes.add("peer", "client/a", 1 << 26)
+    for name in ("client/a", "client/b"):
+        token = CALLER.set(SimpleNamespace(identity=name))  # type: ignore[arg-type]
+        stream = _Stream(host, leader, group, unused, 0, unused, service.outboxes, "peer")
+        stream.join("c", 1_000)
+        call = asyncio.ensure_future(service._receive(leader, group, pb.ReceiveRequest()))
+        await asyncio.wait([call], timeout=0)
+        CALLER.reset(token)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    sizes = [called.args[1].delivery_max() for called in groups.join.call_args_list]
+    assert [each * STEP_DELIVERIES for each in sizes] == [1 << 27] * 2 + [3 << 26] * 2
 
 
 async def test_only_a_caller_that_does_not_read_gets_no_more_messages(
