@@ -221,13 +221,13 @@ class SeriesDesk:
         machine = self._host.require_lease().machine
         if request.page_size > PAGE_SIZE_MAX:
             raise InvalidRequestError("page_size", request.page_size, f"at most {PAGE_SIZE_MAX}")
-        topics: Sequence[int] | None
+        topics: Sequence[int] | None = None
         if request.topic:
             topics = [wire_timers.topic_of(machine.topic_by_name, request.topic)]
-        else:
-            topics = await _shown_topics(machine)
         after = min(request.after_id, (1 << 63) - 1)
         async with self._listing.turn(caller_name()):
+            if topics is None:
+                topics = await _shown_topics(self._host.require_lease().machine)
             return await self._page(topics, after, request.page_size or PAGE_SIZE)
 
     async def _page(

@@ -461,6 +461,15 @@ async def test_lists_of_series_at_the_same_time_take_turns_of_the_loop_portion_b
         turns[-1] += 1
         return shown(*given)
 
+    inside = list[int]()
+
+    async def shown_topics(_: object) -> None:
+        inside.append(1)
+        await asyncio.sleep(0)
+        inside.pop()
+        assert not inside, "two filter topics at the same time"
+
+    monkeypatch.setattr(series_desk, "_shown_topics", shown_topics)
     monkeypatch.setattr(SeriesDesk, "_message", counted)
     request = pb.ListSeriesRequest(page_size=5)
     lists, ended = lists_by_callers(lambda: desk.list(request))
