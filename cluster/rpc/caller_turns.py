@@ -1,6 +1,6 @@
-"""Turns of callers: a limited weight of requests is worked on at a time, the others wait.
+"""Fair queueing of callers: a limited weight of requests is worked on at a time, the others wait.
 
-The next request is that of the caller that has had least since it last had none waiting. So a
+The next request is that of the caller that was served least while it had requests waiting. So a
 caller with many requests delays each one of another caller by one of its own, and not by all.
 A request that is cancelled while it waits counts for nothing.
 """

@@ -2,9 +2,9 @@
 
 The bytes of a unary answer count until its RPC has ended: gRPC holds them until the client reads.
 
-A stream is paused when it holds more than its caller may still take: a part of the bytes that all
-streams together have left; see Shares. So streams that do not read get less and less. Those with
-most bytes are paused first, and a stream that reads always has some room.
+A stream is paused when it holds more bytes than its caller may still take; see Shares. So streams
+that do not read get less and less. Those with most bytes are paused first, and a stream that reads
+always has some room.
 
 The bytes are counted after a step of the leader, which gives up to STEP_DELIVERIES. So a delivery
 has at most that part of the bytes left, and one step does not exceed them.

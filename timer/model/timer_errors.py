@@ -105,7 +105,7 @@ class NotFoundError(EngineError):
     """The named topic, group, timer or other object does not exist."""
 
     denial: "PermissionDeniedError | None" = None
-    """Why the caller may not know whether it exists. Only the node's own records have it."""
+    """The denial that this error hides from the caller; for the node's audit log and counters."""
 
     def __init__(self, kind: str, name: object) -> None:
         name = _short(name)

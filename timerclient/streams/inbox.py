@@ -29,7 +29,7 @@ its machine, or of the call that it waits for, is no pace."""
 LEASE_S: Final = 30.0
 """Assumed length of a lease, in seconds, until the first batch arrives."""
 QUEUE_KEY: Final = ""
-"""The key of all messages of a group that is ordered as a whole. No message has it."""
+"""Stands for all messages of a group that is ordered as a whole. No message has this key."""
 
 
 class Taking(Enum):

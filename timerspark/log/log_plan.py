@@ -218,7 +218,7 @@ def plan(folders: NodeFolders, wanted: Wanted, *, fail_on_loss: bool) -> LogPlan
 
 
 def _span(lives: list[list[Segment]]) -> tuple[float, int]:
-    """Return a key by which the longest log is the least: its first entry, and its last one."""
+    """Return a key for `min`: the log that begins first; among equals, the one that ends last."""
     parts = [part for life in lives for part in life]
     if not parts:
         return float("inf"), 0
