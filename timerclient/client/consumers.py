@@ -278,7 +278,7 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
 
     @property
     def is_ordered_as_a_whole(self) -> bool:
-        """The group's type is `exclusive` or `failover`, or the leader is too old to tell the order."""
+        """The group's type is `exclusive` or `failover`, or an old leader does not tell."""
         return self._subscription is not None and self._subscription.is_ordered_as_a_whole
 
     async def _leave(self, within_s: float) -> None:
