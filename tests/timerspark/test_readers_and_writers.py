@@ -398,7 +398,7 @@ def test_messages_are_read_in_ranges_of_offsets(
     # a retention that is over
     with client.consumer(topic, group="g") as consumer:
         for _, message in zip(range(1_000), consumer, strict=False):
-            message.ack()
+            _ = message.ack()
     until(lambda: client.read_messages(topic).begin_offset == 1_000)
     with pytest.raises(MessagesLost, match="from offset 1000 on; 10 is below it"):
         all_columns(cluster, topic, start_offset=10, end_offset=1_000)
