@@ -98,6 +98,13 @@ class BackupStore:
         """Return a file system or a stream. Calls of a local one are short."""
         return opened if self._is_local else Interruptible(opened)
 
+    def _call(self, work: Callable[[], None]) -> None:
+        """Do some work, as one call of the store."""
+        if self._is_local:
+            work()
+        else:
+            interruptible(work)
+
     def _path(self, name: str) -> str:
         return f"{self._base.rstrip('/')}/{name}"
 
@@ -177,14 +184,26 @@ class BackupStore:
         # A name of its own: two backups may write the same part at the same time.
         own = f".{secrets.token_hex(8)}{_TEMPORARY}"
         there = path + own if self._is_local else path
-        out: Any = None
+        opened = list[Any]()
+
+        def begin() -> None:
+            opened.append(self._fs.open_output_stream(there, compression=None))
+
+        def abandon() -> None:
+            for each in opened:
+                with suppress(OSError):
+                    each.close()
+            with suppress(OSError):  # the end of the stream has made an object of its part
+                self._fs.delete_file(there)
+
         with self._reported(name):
             if self._is_local:
                 _make_folder(Path(path).parent)
             try:
                 if self._is_local:
                     os.close(os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
-                out = self._interruptible(self._fs.open_output_stream(there, compression=None))
+                self._call(begin)  # a signal may end the wait: the thread still has the stream
+                out = self._interruptible(opened[0])
                 yield out
                 out.close()
                 if self._is_local:
@@ -195,10 +214,7 @@ class BackupStore:
                     _sync(path.rpartition("/")[0])
             except BaseException:
                 with suppress(OSError):
-                    if out is not None:
-                        out.close()
-                with suppress(OSError):  # the end of the stream has made an object of its part
-                    self._fs.delete_file(there)
+                    self._call(abandon)
                 raise
 
     def put(self, name: str, data: Iterable[bytes], size: int) -> None:

@@ -2,55 +2,63 @@
 
 Python runs the handlers of signals in the main thread, between its instructions. A call of pyarrow
 may last minutes while a store does not answer. So the main thread gives each call to another
-thread, and waits. A call can't be cancelled: when a signal ends the wait, the process must end.
+thread, and waits. That thread makes the calls one after the other, in their order. A call can't be
+cancelled: after a signal the main thread waits for GRACE_S at most, and the process ends without
+waiting for the thread.
 """
 
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, TypeVar
 
-from timerclient.cli.cli_errors import INTERRUPTED
-
 GRACE_S: Final = 5.0
-"""Time for a call to end after a signal, in seconds."""
+"""Time for all calls after a signal, in seconds."""
 POLL_S: Final = 0.5
 """Bound of one wait, in seconds: a signal that arrives just before a wait does not end it."""
 
 _T = TypeVar("_T")
 _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="store")
-_last: Future[Any] = Future()
-"""The last call of the main thread."""
-_last.set_result(None)
+
+
+@dataclass
+class _Command:
+    """The command that makes the calls. See `leaving_calls`."""
+
+    status: int = 0
+    """Exit status of a process that the signal ended; 0: there was no signal."""
+    until_s: float = inf
+    """When the main thread waits no longer, of the monotonic clock."""
+    has_called: bool = False
+    """Whether a call was given to the thread."""
+
+
+_command = _Command()
 
 
 def interruptible(call: Callable[..., _T], *args: Any, **options: Any) -> _T:
-    """Return the result of a call. If a handler of a signal raises, the call may go on.
+    """Return the result of a call. If a handler of a signal raises, the call goes on.
 
     Raises:
-        OSError: a call from before a signal has not ended. It may use the same stream.
+        OSError: the call has not ended GRACE_S after a signal.
     """
-    global _last  # noqa: PLW0603 -- of the main thread only
     if threading.current_thread() is not threading.main_thread():
         return call(*args, **options)
-    if not is_idle():
-        raise InterruptedError("a signal interrupted a call before")
-    _last = running = _THREAD.submit(call, *args, **options)
-    try:
-        while not running.done():
-            wait([running], POLL_S)
-    except BaseException:
-        wait([running], GRACE_S)
-        raise
+    _command.has_called = True
+    running = _THREAD.submit(call, *args, **options)
+    while not running.done():
+        left_s = _command.until_s - time.monotonic()
+        if left_s <= 0:
+            raise InterruptedError("a signal interrupted the call")
+        wait([running], min(left_s, POLL_S))
     return running.result()
-
-
-def is_idle() -> bool:
-    """Return whether the last call has ended."""
-    return _last.done()
 
 
 class Interruptible:
@@ -69,15 +77,31 @@ class Interruptible:
 
 @contextmanager
 def leaving_calls() -> Iterator[None]:
-    """End the process if a signal ends the block and a call still runs.
+    """End the process after a block with calls in which SIGTERM or SIGINT was handled.
 
-    Python would wait for the call's thread. Its exit status is that of the exception.
+    Python would wait for the call's thread, and a stream of pyarrow for its upload.
     """
+    global _command  # noqa: PLW0603 -- of the main thread only
+    _command = own = _Command()
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+
+    def noted(number: int, frame: Any) -> None:
+        own.status = 128 + number
+        own.until_s = min(own.until_s, time.monotonic() + GRACE_S)
+        handler = handlers[signal.Signals(number)]
+        assert callable(handler)
+        handler(number, frame)
+
+    for number, handler in handlers.items():
+        if callable(handler):  # not ignored
+            signal.signal(number, noted)
     try:
         yield
-    except (SystemExit, KeyboardInterrupt) as ended:
-        if not is_idle():
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(int(ended.code or 0) if isinstance(ended, SystemExit) else INTERRUPTED)
-        raise
+    finally:
+        if own.status and own.has_called:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError):
+                    stream.flush()
+            os._exit(own.status)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,12 +1,14 @@
 """Backups in an object store: an S3 server in this process."""
 
-import os
 import signal
-import socket
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import SimpleQueue
+from subprocess import PIPE, Popen
 from typing import Any
 
 import boto3
@@ -14,13 +16,11 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow.fs import FileSystem
 
-from cluster.backup import store_calls
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, bounded
 from cluster.backup.catalogue import Catalogue, read_catalogues
 from cluster.backup.store_care import damages_of, prune
 from tests.cluster.running import WAIT_S, until
 from tests.cluster.test_backup_store import OneNode, backed_up, restored
-from timerclient.cli.timerctl import main as timerctl
 
 MIB = 1 << 20
 
@@ -120,39 +120,95 @@ def test_missing_bucket_is_named_before_a_node_opens_a_backup(
             work()
 
 
-class Left(BaseException):
-    """The process would have ended."""
+class SlowStore(BaseHTTPRequestHandler):
+    """A bucket that answers requests of one method late."""
+
+    protocol_version = "HTTP/1.1"
+    late = ""
+    released: threading.Event
+    methods: SimpleQueue[str]
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.methods.put(self.command)
+        if self.command == self.late:
+            self.released.wait(WAIT_S)
+        kind = "Initiate" if self.path.endswith("uploads") else "Complete"
+        kind += "MultipartUploadResult"
+        text = f"<{kind}><UploadId>u</UploadId></{kind}>".encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.send_header("ETag", "x")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = answer  # noqa: N815 -- by their methods
+
+    def log_message(self, *_: Any) -> None:
+        pass
 
 
-def test_signal_ends_a_command_while_the_store_does_not_answer(
-    server: str, monkeypatch: pytest.MonkeyPatch
+WRITER = """
+import signal, sys
+from concurrent.futures import wait
+from cluster.backup import store_calls
+from cluster.backup.backup_commands import with_extra
+from cluster.backup.backup_store import BackupStore
+
+root, number, grace_s, late = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+store, store_calls.GRACE_S = BackupStore(root), grace_s
+
+def signalled(*_):
+    store_calls.wait = wait
+    sys.stdin.readline()
+    print("signal", flush=True)
+    signal.raise_signal(number)
+
+def data():
+    yield bytes(12 << 20)
+    signalled()
+
+def run(_):
+    if late == "POST":  # otherwise the main thread waits for a node then
+        store_calls.wait = signalled
+    store.put("parts/x", data(), 12 << 20)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with_extra(run)(None)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("late", "answers"), [("POST", True), ("POST", False), ("PUT", False)])
+@pytest.mark.usefixtures("server")
+def test_signal_ends_a_writer_while_the_store_does_not_answer(
+    number: int, late: str, answers: bool
 ) -> None:
-    released = threading.Event()
-
-    def hang() -> None:
-        with listener.accept()[0] as connection:
-            connection.recv(1)
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert released.wait(WAIT_S)
-
-    def left(code: int) -> None:
-        assert not released.is_set()
-        raise Left(code)
-
-    monkeypatch.setattr(os, "_exit", left)
-    monkeypatch.setattr(store_calls, "GRACE_S", 0)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        hanging = threading.Thread(target=hang)
-        hanging.start()
-        where = f"127.0.0.1:{listener.getsockname()[1]}"
-        store = f"s3://kept?scheme=http&region=us-east-1&endpoint_override={where}"
+    released, methods = threading.Event(), SimpleQueue[str]()
+    handler = type("_", (SlowStore,), {"late": late, "released": released, "methods": methods})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        threading.Thread(target=serving.serve_forever).start()
+        root = "s3://kept/a?scheme=http&region=us-east-1&endpoint_override=127.0.0.1:"
+        words = f"{root}{serving.server_port}", str(int(number)), str(WAIT_S * answers), late
+        child = Popen([sys.executable, "-c", WRITER, *words], stdin=PIPE, stdout=PIPE, text=True)
         try:
-            with pytest.raises(Left, match="143"):
-                timerctl(["backup", "list", "--from", store])
+            until(lambda: methods.get(timeout=WAIT_S / 4) == late)
+            assert child.stdin is not None
+            assert child.stdout is not None
+            print(file=child.stdin, flush=True)
+            assert child.stdout.readline() == "signal\n"
+            if answers:
+                released.set()
+            assert child.wait(WAIT_S / 2) == 128 + number
+            assert released.is_set() == answers
         finally:
             released.set()
-            hanging.join()
-    until(store_calls.is_idle)
+            child.kill()
+            child.communicate()
+            serving.shutdown()
+    seen = {methods.get() for _ in range(methods.qsize())}
+    assert ("DELETE" in seen) == answers, "within the time for it"
 
 
 def test_google_cloud_storage_is_not_called_again_for_15_minutes() -> None:
