@@ -540,6 +540,7 @@ def notes(path: Path, values: str) -> str:
 
 def test_notes_name_only_commands_that_work(tmp_path: Path) -> None:
     plain = notes(tmp_path / "plain", "replicas=3")
+    assert notes(tmp_path / "null", "tls.enabled=null") == plain
     assert "kubectl -n timers exec r-0 -- timerctl status" in plain
     assert "secret" not in plain
     values = f"tls.enabled=true,tls.tokens=true,{MONITORS},{BACKUPS}"
