@@ -492,7 +492,11 @@ def test_volumes_of_the_size_of_the_reserve_are_refused(size: str) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    ["[timing]\ndrain_timeout_ms = 25_000", "timing.drain_timeout_ms=40000 # long"],
+    [
+        *("[timing]\ndrain_timeout_ms = 25_000", "timing.drain_timeout_ms=40000 # long"),
+        *("timing.drain_timeout_ms = +40000", 'timing."drain_timeout_ms" = 0x9c40'),
+        "timing = {drain_timeout_ms = 40_000}",
+    ],
 )
 def test_a_stop_that_kubernetes_would_cut_short_is_refused(settings: str) -> None:
     with pytest.raises(AssertionError, match="terminationGracePeriodSeconds: 30 is too short"):
