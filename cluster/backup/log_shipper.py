@@ -330,6 +330,8 @@ class LogShipper:
             self._follows_backup = True
             self._backup_due_s = found[-1].begun_ms / 1000 + self._plan.backup_every_s
         self._cluster_id = status.cluster_id
+        with suppress(TimerError):  # at once: the last request may be almost a minute ago
+            self.keep_log()
 
     def _choose(self, *, furthest: bool) -> None:
         """Choose the node that sends the log: a follower, or the one that has applied the most."""

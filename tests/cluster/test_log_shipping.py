@@ -584,6 +584,10 @@ def test_all_nodes_are_told_how_far_the_store_is(tmp_path: Path, store: BackupSt
     node.asked.clear()
     shipper.shipper.keep_log()
     assert ("n2", 20) in {(name, claimed) for name, _, claimed in node.asked}
+    shipper.back_up()
+    node.asked.clear()
+    Shipper(node, store).step()
+    assert {("n1", 20), ("n2", 20)} <= {(name, claimed) for name, _, claimed in node.asked}
 
 
 def test_unknown_node_of_the_command_line_ends_the_shipper(
