@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailab
 from cluster.backup.catalogue import Catalogue, catalogue_name
 from cluster.backup.parquet_export import ParquetExport
 from cluster.backup.restoration import STAGE, receive
-from tests.cluster.running import WAIT_S
+from tests.cluster.running import WAIT_S, until
 from tests.cluster.test_backup_store import DISK, OneNode, backed_up, restored
 from timer.files.disk import RealDisk
 from timer.recovery.rows_at_rest import pending_rows
 from timerclient.cli.timerctl import main as timerctl
 from timerclient.client import timer_client
+from timerclient.values.errors import Unavailable
 
 
 @pytest.fixture
@@ -64,6 +66,21 @@ def test_node_keeps_a_backup_open_while_stored_parts_are_read_again(
     monkeypatch.setattr(store, "read", slow)
     monkeypatch.setattr(node, "fetch_backup", fetched)
     assert backed_up(node, store).sent_bytes == 0
+
+
+def test_request_that_fails_is_made_again_until_the_end_of_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = SimpleQueue[str]()
+
+    def fails() -> None:
+        made.put(threading.current_thread().name)
+        raise Unavailable("planted")
+
+    monkeypatch.setattr(pin_keeper, "KEEP_S", 0.001)
+    with pin_keeper.kept(fails):
+        names = {made.get(timeout=WAIT_S) for _ in range(3)}
+    until(lambda: names.isdisjoint(each.name for each in threading.enumerate()))
 
 
 @pytest.mark.parametrize("command", ["backup", "export"])

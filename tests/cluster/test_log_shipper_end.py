@@ -43,6 +43,8 @@ def test_silent_node_is_not_waited_for_and_is_told_again_later(
     assert asked() == {"n1"}
     node.absent = set()
     assert asked() == {"n1", "n2"}
+    node.silent = {"n1"}
+    assert asked() == {"n2"}
 
 
 async def test_shipper_that_begins_is_no_progress_of_its_store(tmp_path: Path) -> None:
