@@ -10,6 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from subprocess import PIPE, Popen
 from typing import Any
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -118,6 +119,34 @@ def test_missing_bucket_is_named_before_a_node_opens_a_backup(
     for work in (store.check_exists, lambda: backed_up(node, store)):
         with pytest.raises(BackupError, match="there is no bucket 'misspelt'"):
             work()
+
+
+def test_bucket_that_may_not_be_looked_up_is_used(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = BackupStore(f"s3://kept/a?{server}")
+    monkeypatch.setattr(store, "_fs", Mock(get_file_info=Mock(side_effect=PermissionError)))
+    store.check_bucket()
+
+
+def test_prune_deletes_no_part_while_a_catalogue_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, node = BackupStore(str(tmp_path / "store")), OneNode(tmp_path / "node")
+    backed_up(node, store)
+    node.grow(rows=3)
+    backed_up(node, store)
+    there, delete = store.sizes("parts"), BackupStore.delete
+
+    def failing(store: BackupStore, name: str) -> None:
+        if name.startswith("backups/"):
+            raise StoreUnavailable("planted")
+        delete(store, name)
+
+    monkeypatch.setattr(BackupStore, "delete", failing)
+    with pytest.raises(StoreUnavailable, match="planted"):
+        prune(store, 1)
+    assert store.sizes("parts") == there
 
 
 class SlowStore(BaseHTTPRequestHandler):
