@@ -47,6 +47,21 @@ def test_silent_node_is_not_waited_for_and_is_told_again_later(
     assert asked() == {"n2"}
 
 
+def test_all_nodes_are_told_how_far_the_store_is(tmp_path: Path, store: BackupStore) -> None:
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    node.applied = 20
+    shipper.step()
+    node.asked.clear()
+    shipper.shipper.keep_log()
+    assert ("n2", 20) in {(name, claimed) for name, _, claimed in node.asked}
+    shipper.back_up()
+    node.asked.clear()
+    Shipper(node, store).step()
+    assert {("n1", 20), ("n2", 20)} <= {(name, claimed) for name, _, claimed in node.asked}
+
+
 async def test_shipper_that_begins_is_no_progress_of_its_store(tmp_path: Path) -> None:
     node = Shipped(tmp_path, applied=37)
     node.wall_ms = START_MS + 60_000

@@ -575,21 +575,6 @@ def test_another_node_has_the_entry_that_the_asked_one_dropped(
     ]
 
 
-def test_all_nodes_are_told_how_far_the_store_is(tmp_path: Path, store: BackupStore) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    node.applied = 20
-    shipper.step()
-    node.asked.clear()
-    shipper.shipper.keep_log()
-    assert ("n2", 20) in {(name, claimed) for name, _, claimed in node.asked}
-    shipper.back_up()
-    node.asked.clear()
-    Shipper(node, store).step()
-    assert {("n1", 20), ("n2", 20)} <= {(name, claimed) for name, _, claimed in node.asked}
-
-
 def test_unknown_node_of_the_command_line_ends_the_shipper(
     tmp_path: Path, store: BackupStore
 ) -> None:
