@@ -61,6 +61,24 @@ def test_bound_handler_is_scheduled_alone_and_in_a_batch(timer_app: Run) -> None
         Shop(setings=3)
 
 
+def test_bound_arguments_are_those_of_the_call_of_bind(timer_app: Run) -> None:
+    app, rows = TimerApp(), list[dict[str, int]]()
+
+    @app.timer("orders", group="billing")
+    async def bill(row: dict[str, int]) -> None:
+        rows.append(row)
+
+    timers = timer_app(app)
+    row, bound = dict[str, int](), []
+    for order in range(3):
+        row["id"] = order
+        bound.append(bill.bind(row))
+    app.thread_client.schedule_all([each.new_timer() for each in bound])
+    timers.settle()
+    assert [each["id"] for each in rows] == [0, 1, 2]
+    assert len({*bound, bill.bind(row)}) == 3
+
+
 @pytest.mark.parametrize(
     ("value", "wanted", "fits"),
     [

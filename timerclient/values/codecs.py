@@ -67,6 +67,21 @@ JSON: Final = JsonCodec()
 
 
 @dataclass(frozen=True, slots=True)
+class BytesCodec:
+    """Payloads that are encoded already."""
+
+    content_type: str
+
+    def encode(self, value: bytes) -> bytes:
+        """Return the payload as it is."""
+        return value
+
+    def decode(self, payload: bytes) -> bytes:
+        """Return the payload as it is."""
+        return payload
+
+
+@dataclass(frozen=True, slots=True)
 class EncodedValue:
     """A value as the payload of a timer, encoded when the timer is scheduled."""
 
@@ -93,13 +108,12 @@ class EncodedValue:
             raise InvalidRequest.of(self.field, Described(type(self.value).__name__), limit)
         return payload
 
-    def decoded(self) -> Any:
-        """Return the value that a reader of the payload gets.
+    def decoded(self, payload: bytes) -> Any:
+        """Return the value that a reader of this payload of the value gets.
 
         Raises:
-            InvalidRequest: The codec has no form of the value, or can't decode it.
+            InvalidRequest: The codec can't decode it.
         """
-        payload = self.payload()
         try:
             return self.codec.decode(payload)
         except Exception as error:

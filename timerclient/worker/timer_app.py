@@ -34,7 +34,7 @@ from timerclient.rows.rows import NewTimer
 from timerclient.rows.scheduled_timers import Timer
 from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.values.cluster_url import VARIABLE
-from timerclient.values.codecs import JSON, Codec, EncodedValue
+from timerclient.values.codecs import JSON, BytesCodec, Codec, EncodedValue
 from timerclient.values.errors import Closed, Described, InvalidRequest
 from timerclient.values.lease_clock import MONOTONIC, LeaseClock
 from timerclient.worker.handler_arguments import (
@@ -188,6 +188,7 @@ class TimerHandler(Generic[P, R]):
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundHandler:
         """Return the handler with the arguments of one call, to be scheduled.
 
+        They are encoded here: later changes of a list or dict do not change the timer.
         Type checkers check them by the function's parameters.
 
         Raises:
@@ -221,19 +222,21 @@ class TimerHandler(Generic[P, R]):
     def _payload(self, arguments: Mapping[str, Any]) -> EncodedValue:
         given = dict(arguments)
         self.arguments.check(given)
-        encoded = EncodedValue(given, self.app.codec, "arguments")
+        codec = self.app.codec
+        value = EncodedValue(given, codec, "arguments")
         try:
-            decoded = encoded.decoded()
+            decoded = value.decoded(payload := value.payload())
         except InvalidRequest as error:
             raise self._with_argument(error, given) from error
-        self.arguments.check(decoded, self.app.codec.content_type)
-        return encoded
+        self.arguments.check(decoded, codec.content_type)
+        return EncodedValue(payload, BytesCodec(codec.content_type), "arguments")
 
     def _with_argument(self, error: InvalidRequest, given: dict[str, Any]) -> InvalidRequest:
         """Return the error of the first argument that has no form; without any, the one given."""
         for name, value in given.items():
+            alone = EncodedValue({name: value}, self.app.codec)
             try:
-                EncodedValue({name: value}, self.app.codec).decoded()
+                alone.decoded(alone.payload())
             except InvalidRequest as own:
                 return InvalidRequest.of(name, Described(type(value).__name__), own.limit)
         return error
