@@ -1,5 +1,6 @@
 """Traces: a message carries the context of its schedule; spans arrive at a collector by OTLP."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -245,6 +246,20 @@ async def test_worker_runs_each_handler_within_a_span_of_its_delivery(
         assert process.parent_span_id == collector.named(f"deliver {name}").span_id
         assert current[name] == process.span_id
         assert (process.status.code == process.status.STATUS_CODE_ERROR) is failed
+
+
+async def test_work_that_is_cancelled_is_an_error(
+    collector: Collector, provider: TracerProvider
+) -> None:
+    tracing = Tracing(provider)
+    with world(tracing) as (cluster, client):
+        client.schedule("orders", b"x")
+        [message] = deliveries(cluster, client)
+    with pytest.raises(asyncio.CancelledError), tracing.process(message):
+        raise asyncio.CancelledError
+    process = collector.named("process orders")
+    assert process.status.code == process.status.STATUS_CODE_ERROR
+    assert [each.name for each in process.events] == ["exception"]
 
 
 def test_client_without_tracing_needs_no_opentelemetry_and_has_no_code_of_it() -> None:

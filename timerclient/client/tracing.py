@@ -73,7 +73,8 @@ class Tracing:
     def process(self, messages: Message | Sequence[Message]) -> "Iterator[Span]":
         """Trace the work on a message, or on messages of one topic: a `with` block.
 
-        The span `process` is the current one within the block. An exception ends it as an error.
+        The span `process` is the current one within the block. An exception ends it as an error,
+        and so does a cancellation.
 
         Raises:
             InvalidRequest: There is no message.
@@ -87,9 +88,18 @@ class Tracing:
             _attributes(each[0].topic, "process", each),
         )
         with self._tracer.start_as_current_span(
-            f"process {each[0].topic}", around, kind, attributes
+            f"process {each[0].topic}",
+            around,
+            kind,
+            attributes,
+            record_exception=False,  # of an Exception alone
+            set_status_on_exception=False,
         ) as span:
-            yield span
+            try:
+                yield span
+            except BaseException as error:
+                self._failed(span, error)
+                raise
 
     def _deliver(self, messages: Sequence[Message]) -> "Span":
         """Return the span of the delivery, which has ended."""
@@ -174,10 +184,12 @@ class Tracing:
             if error is None:
                 _note(span, future.result())
             else:
-                span.record_exception(error)
-                status = self._trace.StatusCode.ERROR
-                span.set_status(status, f"{type(error).__name__}: {error}")
+                self._failed(span, error)
         span.end()
+
+    def _failed(self, span: "Span", error: BaseException) -> None:
+        span.record_exception(error)
+        span.set_status(self._trace.StatusCode.ERROR, f"{type(error).__name__}: {error}")
 
     def _sending(self, args: Args, options: Options) -> dict[str, Any]:
         """Return the arguments of the span of a schedule."""
