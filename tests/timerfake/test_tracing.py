@@ -15,7 +15,7 @@ from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
 from timerclient import (
@@ -260,6 +260,59 @@ async def test_work_that_is_cancelled_is_an_error(
     process = collector.named("process orders")
     assert process.status.code == process.status.STATUS_CODE_ERROR
     assert [each.name for each in process.events] == ["exception"]
+
+
+async def test_call_that_is_cut_off_is_an_error_and_its_outcome_is_within_the_span(
+    collector: Collector, provider: TracerProvider
+) -> None:
+    current = list[int]()
+
+    def note(*_: object) -> None:
+        current.append(trace.get_current_span().get_span_context().span_id)
+
+    app = TimerApp(tracing=Tracing(provider), on_error=note)
+
+    @app.timer("orders", group="g", hold_max=20, lease=10, retry=Backoff(1, attempts=1))
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    async with AsyncFakeApp(app) as timers:
+        timers.cluster.works.clear()  # time passes while the handler runs
+        await hang.schedule()
+        await timers.advance(60)
+        timers.cluster.works.append(timers._until_idle)
+    process = collector.named("process orders")
+    assert process.status.code == process.status.STATUS_CODE_ERROR
+    text = "TimeoutError: the handler ran for longer than hold_max (20 s)"
+    assert process.status.message == text
+    assert [each.to_bytes(8, "big") for each in current] == [process.span_id]
+
+
+@pytest.mark.parametrize("fails", ["on_start", "on_end"])
+async def test_error_of_the_tracing_fails_no_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: str
+) -> None:
+    def fail(_: SpanProcessor, span: Any, **_more: object) -> None:
+        if span.name == "process orders":
+            raise RuntimeError("no exporter")
+
+    monkeypatch.setattr(SpanProcessor, fails, fail)
+    provider, runs = TracerProvider(shutdown_on_exit=False), list[int]()
+    provider.add_span_processor(SpanProcessor())
+    app = TimerApp(tracing=Tracing(provider))
+
+    @app.timer("orders", group="g", retry=Backoff(1, attempts=3))
+    async def bill() -> None:
+        runs.append(app.context.failures)
+        if len(runs) == 1:
+            raise ValueError("bad luck")
+
+    async with AsyncFakeApp(app) as timers:
+        await bill.schedule()
+        await timers.advance(60)
+        assert runs == [0, 1]
+        assert [str(each) for each in timers.errors] == ["bad luck"]
+    assert caplog.text.count("tracing failed: handler=") == 2
 
 
 def test_client_without_tracing_needs_no_opentelemetry_and_has_no_code_of_it() -> None:

@@ -26,7 +26,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -80,6 +80,8 @@ class HandlerRun:
     """What was left of the lease then."""
     cut: Outcome | None = None
     """TIMEOUT or INTERRUPTED: why the worker has cancelled the call. None: it has not."""
+    error: BaseException | None = None
+    """The end of the call, for its trace. None: it returned."""
     in_thread: bool = False
     """The function runs in a thread, where it can't be cancelled."""
     is_overdue: bool = False
@@ -277,30 +279,50 @@ class HandlerRunner:
 
     async def _handle(self, run: HandlerRun) -> None:
         began_s = time.monotonic()
-        try:
-            outcome = await self._outcome(run)
-        except BaseException as error:  # noqa: BLE001 -- an edge: any code of a user
-            outcome = self._fail(run, error)
+        tracing = self._tracing
+        with self._traced(run, tracing) if tracing else contextlib.nullcontext():
+            try:
+                outcome = await self._outcome(run)
+            except BaseException as error:  # noqa: BLE001 -- an edge: any code of a user
+                outcome = self._fail(run, error)
         took_s = time.monotonic() - began_s
         self.metrics.add(outcome, took_s)
         if outcome is Outcome.DONE and LOG.isEnabledFor(logging.DEBUG):
             self._log(logging.DEBUG, "timer done", run.message, seconds=round(took_s, 3))
+
+    @contextlib.contextmanager
+    def _traced(self, run: HandlerRun, tracing: Tracing) -> Iterator[None]:
+        """Trace the work on a message. An error of the tracing is logged, and fails no message."""
+        spans = contextlib.ExitStack()
+        with self._tracing_errors(run.message):
+            spans.enter_context(tracing.process(run.message))
+        yield
+        with self._tracing_errors(run.message):
+            if (error := run.error) is None:
+                spans.close()
+            else:
+                spans.__exit__(type(error), error, error.__traceback__)
+
+    @contextlib.contextmanager
+    def _tracing_errors(self, message: Message) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 -- an edge: the application's exporters
+            self._log(logging.ERROR, "tracing failed", message, cause=error)
 
     async def _outcome(self, run: HandlerRun) -> Outcome:
         message = run.message
         try:
             arguments = self.handler.arguments_of(message)
         except (TimerError, ValueError) as error:
-            return self._return(message, error, Outcome.UNREADABLE)
+            return self._return(run, error, Outcome.UNREADABLE)
         CONTEXT.set(self._context(message))
-        traced = self._tracing.process(message) if self._tracing else contextlib.nullcontext()
         try:
-            with traced:
-                await self._call(run, arguments)
+            await self._call(run, arguments)
         except Reject as error:
-            return await self._reject(message, error)
+            return await self._reject(run, error)
         except TargetUnreached as error:
-            return self._give_back(message, error)
+            return self._give_back(run, error)
         returned = message.batch.hold.returned.get(message.queue_offset)
         if returned is not None:  # by the handler
             return Outcome.RETURNED if returned else Outcome.FAILED
@@ -332,15 +354,17 @@ class HandlerRunner:
     def _fail(self, run: HandlerRun, error: BaseException) -> Outcome:
         """Return the message of a call that ended with an error, by the cause of its end."""
         if not isinstance(error, asyncio.CancelledError) or run.cut is None:
-            return self._return(run.message, error, Outcome.FAILED)
+            return self._return(run, error, Outcome.FAILED)
         if run.cut is Outcome.INTERRUPTED:
+            run.error = error
             self._nack(run.message, 0, INTERRUPTED)
             return Outcome.INTERRUPTED
         late = TimeoutError(f"the handler ran for longer than hold_max ({self._hold_s:g} s)")
-        return self._return(run.message, late.with_traceback(error.__traceback__), Outcome.TIMEOUT)
+        return self._return(run, late.with_traceback(error.__traceback__), Outcome.TIMEOUT)
 
-    def _return(self, message: Message, error: BaseException, outcome: Outcome) -> Outcome:
+    def _return(self, run: HandlerRun, error: BaseException, outcome: Outcome) -> Outcome:
         """Nack a message with the backoff, and log the error."""
+        message, run.error = run.message, error
         pause_s = None if self._paces is None else self._paces.delay_s(message.failures)
         try:
             own_s = error.delay_s if isinstance(error, Retry) else None
@@ -352,10 +376,11 @@ class HandlerRunner:
             self._nack(message, pause_s, type(error).__name__)
         return outcome
 
-    def _give_back(self, message: Message, error: BaseException) -> Outcome:
+    def _give_back(self, run: HandlerRun, error: BaseException) -> Outcome:
         """Return a message as unseen, and log the error."""
-        self._hand_back(message)
-        self._log_failure(Outcome.RETURNED, message, error)
+        run.error = error
+        self._hand_back(run.message)
+        self._log_failure(Outcome.RETURNED, run.message, error)
         return Outcome.RETURNED
 
     @staticmethod
@@ -368,12 +393,13 @@ class HandlerRunner:
         with contextlib.suppress(LeaseLost):  # the lease is lost: the message comes again
             _ = message.nack(pause_s, detail=detail)
 
-    async def _reject(self, message: Message, error: Reject) -> Outcome:
+    async def _reject(self, run: HandlerRun, error: Reject) -> Outcome:
+        message, run.error = run.message, error
         client, group = self.handler.app.client, self.handler.options.group
         try:
             await write_letter(client, message, group, self._letters, error)
         except TimerError as failed:
-            return self._return(message, failed, Outcome.FAILED)
+            return self._return(run, failed, Outcome.FAILED)
         self._ack(message)
         self._log_failure(Outcome.REJECTED, message, error)
         return Outcome.REJECTED
