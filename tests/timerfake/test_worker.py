@@ -26,7 +26,7 @@ from timerclient.rows.messages import Acking, Message
 from timerclient.values.results import AckResult
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.worker_metrics import Outcome
-from timerclient.worker.worker_port import CONNECTIONS_MAX, WorkerPort, _answer
+from timerclient.worker.worker_port import CONNECTIONS_MAX, WorkerPort
 from timerfake import AsyncFakeApp, AsyncFakeCluster
 
 
@@ -306,6 +306,26 @@ def get(port: int, path: str) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+def test_metrics_of_the_worker_stay_if_a_collector_of_the_application_fails(
+    timer_app: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def collect(self) -> Any:
+            raise RuntimeError("no database")
+
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(Broken())
+    monkeypatch.setattr(prometheus_client, "REGISTRY", registry)
+    worker = timer_app(Shop().app)._inner._worker
+    assert worker is not None
+    with WorkerPort(worker, "127.0.0.1", 0) as port:
+        for _ in range(2):
+            status, text = get(port.port, "/metrics")
+            assert (status, "\ntimers_worker_connected{" in text) == (200, True)
+    line = "metrics of the application left out: RuntimeError: no database"
+    assert [each.getMessage() for each in caplog.records].count(line) == 1
 
 
 def test_port_shows_health_readiness_and_metrics(timer_app: Run) -> None:
@@ -660,7 +680,7 @@ async def test_worker_with_threads_that_all_exceed_hold_max_is_not_healthy(
         assert (runs, runner.metrics.overdue, worker.is_alive) == ([0, 1], 1, True)
         await timers.advance(MINUTE)
         problem = f"all 2 calls of {bill.name} exceed hold_max"
-        assert _answer(worker, "/healthz")[::2] == (503, f"{problem}\n")
+        assert worker.problem == problem
         assert (runner.metrics.running, runner.metrics.overdue) == (2, 2)
         go.set()
         timers.cluster.works.append(timers._until_idle)

@@ -4,9 +4,10 @@
            exceed `hold_max`; restart the worker
 /readyz    200: all consumers are connected. 503: they are not yet, or the worker drains
 /metrics   the counters, for Prometheus, and the default registry of prometheus_client if the
-           application has imported it
+           application has imported it. If that fails, a line of log says so once
 """
 
+import logging
 import socket
 import sys
 import threading
@@ -15,9 +16,11 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
 
+from timerclient.values.codecs import reason_of
 from timerclient.worker.worker import Worker
 from timerclient.worker.worker_metrics import exposition
 
+LOG: Final = logging.getLogger("timerclient.worker")
 READ_S: Final = 5.0
 """Longest time of a connection."""
 CONNECTIONS_MAX: Final = 64
@@ -71,6 +74,25 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class ApplicationMetrics:
+    """The metrics of the application's own registry."""
+
+    def __init__(self) -> None:
+        self._has_failed = False
+
+    def exposition(self) -> str:
+        """Return their text. Empty: there are none, or one of the collectors fails."""
+        if (library := sys.modules.get("prometheus_client")) is None:  # the application's
+            return ""
+        try:
+            return str(library.generate_latest(library.REGISTRY).decode())
+        except Exception as error:  # noqa: BLE001 -- an edge: the application's collectors
+            if not self._has_failed:
+                LOG.warning("metrics of the application left out: %s", reason_of(error))
+            self._has_failed = True
+            return ""
+
+
 class WorkerPort:
     """The port; entered as a context, it serves.
 
@@ -79,11 +101,13 @@ class WorkerPort:
     """
 
     def __init__(self, worker: Worker, host: str, port: int) -> None:
+        application = ApplicationMetrics()
+
         class Request(BaseHTTPRequestHandler):
             timeout = READ_S
 
             def do_GET(self) -> None:
-                status, kind, text = _answer(worker, self.path.partition("?")[0])
+                status, kind, text = _answer(worker, application, self.path.partition("?")[0])
                 body = text.encode()
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
@@ -107,13 +131,11 @@ class WorkerPort:
         self._server.server_close()
 
 
-def _answer(worker: Worker, path: str) -> tuple[int, str, str]:
+def _answer(worker: Worker, application: ApplicationMetrics, path: str) -> tuple[int, str, str]:
     """Return the status, content type and body for a path."""
     plain = "text/plain; charset=utf-8"
     if path == "/metrics":
-        text = exposition(each.metrics for each in worker.runners)
-        if (library := sys.modules.get("prometheus_client")) is not None:  # the application's
-            text += library.generate_latest(library.REGISTRY).decode()
+        text = exposition(each.metrics for each in worker.runners) + application.exposition()
         return 200, "text/plain; version=0.0.4; charset=utf-8", text
     if path == "/healthz":
         problem = worker.problem
