@@ -42,7 +42,8 @@ def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
     assert len(lines) == 4
     levels = [each.levelname for each in caplog.records if "timer failed" in each.message]
     assert levels == ["WARNING"] * 3 + ["ERROR"]
-    assert lines[3].startswith("timer failed for good, see orders.billing.dead: handler=")
+    assert lines[3].startswith("timer failed: handler=")
+    assert " final=True letters=orders.billing.dead error=" in lines[3]
     assert "\n" not in lines[1]
     key = "key='order\\n1'"
     assert f"topic=orders group=billing id={timer.id} {key} attempt=2 failures=1" in lines[1]
@@ -58,6 +59,7 @@ def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
         "timer_failures": 1,
         "timer_error": "ValueError: no such order",
         "timer_at": second["timer_at"],
+        "timer_final": False,
     }
     assert "error='ValueError: no such order' at=" in lines[1]
     assert "shop.py:" in lines[1]

@@ -462,11 +462,14 @@ class HandlerRunner:
         why = reason_of(first) if isinstance(first, Exception) else type(first).__name__
         counts = outcome not in (Outcome.REJECTED, Outcome.RETURNED)
         is_last = counts and message.failures + 1 == self._attempts
+        is_final = is_last or outcome is Outcome.REJECTED
         self._log(
             logging.ERROR if is_last else logging.WARNING,
-            f"timer {outcome}" + (f" for good, see {self._letters}" if is_last else ""),
+            f"timer {outcome}",
             message,
             cause=error if LOG.isEnabledFor(logging.DEBUG) else None,
+            final=is_final,
+            **({"letters": self._letters} if is_final else {}),
             error=count + why,
             **place,
         )
