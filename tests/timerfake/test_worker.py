@@ -10,15 +10,18 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
 from typing import Any
+from unittest.mock import AsyncMock
 
 import prometheus_client
 import pytest
 
 from tests.timerfake.shop import MINUTE, Run, Shop
 from timerclient import (
+    AsyncTimerClient,
     Backoff,
     ClientSettings,
     InvalidRequest,
+    PermissionDenied,
     TimerApp,
     Worker,
 )
@@ -137,6 +140,21 @@ async def test_worker_of_another_version_changes_the_settings_of_the_group(
     [warning] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert warning.startswith("settings of the group replaced by the handler's: handler=")
     assert warning.endswith(" topic=t group=g settings='max_attempts: 3->5'")
+
+
+async def test_worker_without_permission_to_set_the_group_warns_once_for_each_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    denied = AsyncMock()
+    monkeypatch.setattr(AsyncTimerClient, "create_group", denied)
+    shop = Shop(url="timers://127.0.0.1:1")
+    runner = Worker(shop.app).runners[0]
+    for reason in ("no rule", "no rule", "no token"):
+        denied.side_effect = PermissionDenied(reason)
+        await runner._prepare_group()
+    await shop.app.close()
+    lines = [each.getMessage() for each in caplog.records if "no permission" in each.message]
+    assert [each.partition("Denied: ")[2] for each in lines] == ["no rule'", "no token'"]
 
 
 async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(

@@ -112,6 +112,8 @@ class HandlerRunner:
         self._consumer: AsyncConsumer | None = None
         self._paces: Backoff | None = None
         """Pauses that the worker gives itself; None: the group has them."""
+        self._denied = ""
+        """Reason for which the group could not be set, as logged. Empty: it was set."""
         self._letters = ""
         """Topic of the dead letters."""
         self._attempts = 0
@@ -189,9 +191,12 @@ class HandlerRunner:
                 self._log(logging.WARNING, text, settings=", ".join(changed))
         except PermissionDenied as error:
             self._paces = options.retry or UNSET
-            text = "no permission to set the group, which keeps its number of attempts"
-            self._log(logging.WARNING, text, error=reason_of(error))
+            if (reason := reason_of(error)) != self._denied:
+                text = "no permission to set the group, which keeps its number of attempts"
+                self._log(logging.WARNING, text, error=reason)
+            self._denied = reason
             return
+        self._denied = ""
         self._paces = None if status.settings.backoff_ms_min else UNSET
         self._attempts = status.settings.max_attempts
         self._letters = letters_topic(
