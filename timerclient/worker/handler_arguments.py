@@ -9,6 +9,7 @@ becomes a tuple, and a value the member of an Enum, if the annotation demands it
 import inspect
 import types
 import typing
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, Literal, Union
@@ -43,6 +44,8 @@ _MAKES: Final = (list, tuple, set, frozenset)
 """Collections with checked items, beside dicts."""
 _JSON_VALUES: Final[tuple[Any, ...]] = ({}, [], "", 0, 0.0, True, None)
 """One value of each type that JSON has."""
+_CHECKS: Final = (type.__instancecheck__, ABCMeta.__instancecheck__)
+"""Instance checks of classes without one of their own."""
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -140,13 +143,20 @@ class HandlerArguments:
 
 
 def has_json(wanted: Any) -> bool:
-    """Return whether any JSON value fits an annotation."""
+    """Return whether any JSON value may fit an annotation.
+
+    A class may have an instance check of its own, such as one for texts that are not empty. It may
+    fit any value, except if it is a model with fields (PEP 681), such as those of pydantic.
+    """
     origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
     if origin is Union or origin is types.UnionType:
         return any(has_json(each) for each in inner)
     if origin is Literal or (isinstance(wanted, type) and issubclass(wanted, Enum)):
         return True
     whole = origin if isinstance(origin, type) else wanted
+    check = getattr(type(whole), "__instancecheck__", None)
+    if check not in _CHECKS and not hasattr(type(whole), "__dataclass_transform__"):
+        return True
     return any(fitted(each, whole) is not UNFIT for each in _JSON_VALUES)
 
 
