@@ -243,7 +243,7 @@ class HandlerRunner:
         run.is_overdue = True
         self.metrics.overdue += 1
         if run.in_thread:
-            text = "handler in a thread runs for longer than hold_max, without a lease"
+            text = "handler in a thread runs for longer than hold_max"
             self._log(logging.WARNING, text, run.message)
         elif run.cut is None:
             run.cut = Outcome.TIMEOUT

@@ -391,9 +391,9 @@ class TimerApp:
                 group keeps its own.
             lease: As for a consumer. The worker renews leases while a handler runs.
             hold_max: Longest time of a call, in which its lease is renewed. An `async` function is
-                then cancelled, which is a failure. A function in a thread runs on without its
-                lease, and the message is delivered again. None: the clients' `hold_s_max`, ten
-                minutes.
+                then cancelled, which is a failure. A function in a thread runs on, and the
+                message is delivered again when its lease ends. None: the clients' `hold_s_max`,
+                ten minutes.
             start: First message of a group that the worker creates.
 
         Raises:
