@@ -1,7 +1,7 @@
-"""A thread that keeps what nodes have pinned while a call of the store takes long.
+"""A thread that repeats a request to nodes while a call of the store takes long.
 
-A node unpins the files of a backup, and the log that a shipper needs, a minute after the last
-request for them.
+A node keeps the files of a backup, and the log for a shipper, for a minute after the last request
+for them.
 """
 
 import threading

@@ -26,6 +26,15 @@ def store(tmp_path: Path) -> BackupStore:
     return BackupStore(str(tmp_path / "store"))
 
 
+def backed_up(tmp_path: Path, store: BackupStore) -> tuple[Shipped, Shipper]:
+    """Return a node, and a shipper whose store has a backup of it and its log."""
+    node = Shipped(tmp_path, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.back_up()
+    return node, shipper
+
+
 def test_silent_node_is_not_waited_for_and_is_told_again_later(
     tmp_path: Path, store: BackupStore
 ) -> None:
@@ -84,10 +93,7 @@ async def test_shipper_that_begins_is_no_progress_of_its_store(tmp_path: Path) -
 def test_nodes_keep_the_log_while_a_call_of_the_store_lasts(
     tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     monkeypatch.setattr(pin_keeper, "KEEP_S", 0.001)
 
     def hangs(*_: Any) -> None:
@@ -106,10 +112,7 @@ def test_nodes_keep_the_log_while_a_call_of_the_store_lasts(
 def test_trouble_of_a_store_is_told_once_though_each_message_is_another_one(
     tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     busy = "AWS Error SLOW_DOWN: Reduce it. (Request ID: A{0}, Extended Request ID: {0}=)"
     for message, lines in ((busy, 1), ("error {}", log_shipper.CAUSES_MAX)):
         errors = [OSError(message.format(number)) for number in range(30)]
@@ -161,10 +164,7 @@ def test_stop_waits_for_a_leader_and_ships_the_last_entries(
 def test_stop_does_not_wait_for_entries_that_are_committed_later(
     tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     monkeypatch.setattr(log_shipping, "CHUNK_SIZE", 1)
     monkeypatch.setattr(log_shipper, "PART_BYTES", 1)
     monkeypatch.setattr(log_shipper, "PARTS_AT_ONCE", 1)
@@ -231,10 +231,7 @@ def test_stop_fails_if_the_store_lacks_entries(tmp_path: Path, store: BackupStor
 def test_list_aligns_the_end_of_the_log_of_all_backups(
     tmp_path: Path, store: BackupStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store)
     node.applied = 20
     node.grow()
     shipper.step()

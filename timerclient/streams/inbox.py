@@ -350,10 +350,10 @@ class Inbox:
             return _offsets(self._waiting(batch))
 
     def waits_since_s(self, batch: Batch) -> float:
-        """Return since when the application works on what the waiting messages of a batch wait for.
+        """Return when the work began that the waiting messages of a batch wait for, in seconds.
 
-        That is the time of its last call, or, if all of them wait for turns of their keys, the time
-        when it received the last message that has one of these turns, or extended its lease.
+        If all of them wait for turns of their keys: the time at which the application received the
+        last message that has one of these turns, or extended its lease. Otherwise: its last call.
         """
         with self._lock:
             lined = self._lines.of(batch)
