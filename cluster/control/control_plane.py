@@ -23,10 +23,10 @@ import enum
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 import grpc
 
@@ -60,6 +60,7 @@ from cluster.control.raft import Exit, Raft, RaftView, next_nonce
 from cluster.control.raft_link import FrameKind, RaftLink
 from cluster.settings.rounds import next_round
 from replication.core.message_check import ID_MAX
+from replication.core.quorum import VOTERS_MAX, Voters
 from replication.shell.peer_complaints import Complaints
 from replication.shell.task_failures import failure_of
 from replication.shell.tcp_stream import TcpEnds
@@ -183,6 +184,8 @@ class ControlPlane:
         self._view, self._is_current, self._state = RaftView(), False, ControlState()
         self._on_state, self._report = on_state, report
         self._reported: ReplicaReport | None = None
+        self._peer_voters: dict[str, Voters] = {}
+        """Voter sets in the logs of the peers, as they sent them over their present links."""
         self._reported_at_ms, self._stopping = MonoMs(0), False
         self._pending: dict[int, asyncio.Future[CommandOutcome]] = {}
         self._failed: tuple[Command, CommandOutcome] | None = None
@@ -385,7 +388,10 @@ class ControlPlane:
             self._step(Reported(report))
         elif controller is not None:
             # Sent with Raft's own answers, except if the report is urgent.
-            self._link.send(controller, FrameKind.REPORT, astuple(report), lazily=not urgent)
+            if urgent:
+                self._link.send(controller, FrameKind.VOTERS, sorted(report.voters))
+            packed = astuple(report)[:-1]  # an earlier program knows no voters in a report
+            self._link.send(controller, FrameKind.REPORT, packed, lazily=not urgent)
 
     def _tick(self) -> None:
         """Let the controller look at the time."""
@@ -546,6 +552,7 @@ class ControlPlane:
             self._raft.set_connected(peer, up=up)
         self._step(LinkChanged(peer, up))
         if not up:
+            self._peer_voters.pop(peer, None)
             asyncio.get_running_loop().call_later(self._grace_s + 0.001, self._tick)
         if up and peer == self.controller_name:
             self._reported = None
@@ -563,7 +570,10 @@ class ControlPlane:
             case FrameKind.REPORT, tuple():
                 report = _parse_report(body, control_state.epoch_limit(self._state.epoch))
                 if report is not None and report.name == peer:
-                    self._step(Reported(report))
+                    voters = self._peer_voters.get(peer, frozenset())
+                    self._step(Reported(replace(report, voters=voters)))
+            case FrameKind.VOTERS, tuple() as ids if _are_voters(ids):
+                self._peer_voters[peer] = frozenset(ids)
             case FrameKind.ASK, (int(ask_id), (int() | None) as target):
                 asked = TransferAsked(None if target is None else ReplicaId(target))
                 self._spawn(self._answer(peer, ask_id, asked))
@@ -654,6 +664,10 @@ class _Register:
         with self._lock:
             applied, self._applied = self._applied, []
             return self._state, applied
+
+
+def _are_voters(ids: tuple[object, ...]) -> TypeGuard[tuple[ReplicaId, ...]]:
+    return len(ids) <= VOTERS_MAX and all(type(each) is int and 0 < each <= ID_MAX for each in ids)
 
 
 def _parse_report(packed: tuple[object, ...], epoch_limit: int) -> ReplicaReport | None:

@@ -25,7 +25,7 @@ Time is passed in as `now_ms`. The core reads no clock, socket or random source.
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Self, assert_never
 
 from cluster.control.announcements import Announcements
@@ -47,6 +47,7 @@ from cluster.control.controller_events import (
 from cluster.control.leader_fitness import SLOW_PARTS, ServiceRecord, UnfitReplicas
 from cluster.control.membership import Change, Learner, Refusal, planned
 from cluster.control.succession import Candidate, best, why_behind
+from replication.core.quorum import Voters
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -289,12 +290,11 @@ class Controller:
         node = self._nodes.get(report.name)
         if node is None or node.replica_id != report.replica_id:
             self._learners[report.name] = (report, now_ms)
-            if node is None or not self._is_heir(now_ms, report, node):
-                return  # a learner, or another directory under a voter's name
-            node = self._nodes[report.name] = replace(node, replica_id=report.replica_id)
-            del self._learners[report.name]
-        node.report, node.reported_at_ms = report, now_ms
-        if node.replica_id != self._state.leader:
+        else:
+            node.report, node.reported_at_ms = report, now_ms
+        self._learn_voters(now_ms)
+        node = self._nodes.get(report.name)
+        if node is None or not report.replica_id == node.replica_id == self._state.leader:
             return
         self._ends.append((now_ms, report.last_index))
         while len(self._ends) > 1 and self._ends[1][0] <= now_ms - self.config.caught_up_ms:
@@ -323,15 +323,35 @@ class Controller:
             lease_ms=self.config.lease_ms,
         )
 
-    def _is_heir(self, now_ms: MonoMs, report: ReplicaReport, voter: _Node) -> bool:
-        """Return whether a replica votes in the place of a silent voter of the same name.
+    def _learn_voters(self, now_ms: MonoMs) -> None:
+        """Take the voters from the newest log of all voters that report.
 
-        The replica's own log says so: the leader of that change failed before it published it.
+        The replicated object may have other ones: the leader of a change failed before it
+        published them, or Raft's files were lost.
         """
-        silent_ms = now_ms - voter.reported_at_ms
-        return (
-            report.role is not ReportedRole.LEARNER and silent_ms >= self.config.report_timeout_ms
-        )
+        since_ms = now_ms - self.config.report_timeout_ms
+        reports = [node.latest for node in self._fresh(now_ms)]
+        reports += [report for report, at_ms in self._learners.values() if at_ms > since_ms]
+        logs = [
+            (report.last_epoch, report.voters)
+            for report in reports
+            if report.voters and report.role is not ReportedRole.LEARNER
+        ]
+        if not logs:
+            return
+        _, newest = max(logs, key=lambda log: log[0])
+        voters = self._named(newest)
+        if voters != {node.name: node.replica_id for node in self._nodes.values()}:
+            self._meet(voters)
+
+    def _named(self, voters: Voters) -> dict[str, ReplicaId]:
+        """Return the voters by name. A voter that has not reported may have its id as name."""
+        state = self._state
+        known = [*state.voters.items(), *(state.proposed or {}).items()]
+        known += [(node.name, node.replica_id) for node in self._nodes.values()]
+        known += [(name, report.replica_id) for name, (report, _) in self._learners.items()]
+        names = {replica_id: name for name, replica_id in known}
+        return {names.get(voter, f"{voter:016x}"): voter for voter in sorted(voters)}
 
     def _note_state(self, now_ms: MonoMs, state: ControlState) -> None:
         if state.voters and state.voters != self._state.voters:

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from cluster.control.control_state import ControlState
 from cluster.control.membership import Change
+from replication.core.quorum import Voters
 from timer.model.feature_level import ProgramRelease
 from timer.model.units import Epoch, LogIndex, ReplicaId
 
@@ -53,6 +54,8 @@ class ReplicaReport:
     accepts: bool = True
     """The node can take connections and open files, is not drained, and its certificate is valid
     for a while."""
+    voters: Voters = frozenset()
+    """The newest voter set of the replica's log. Empty: a node of an earlier release sent none."""
 
     def is_urgent_after(self, earlier: "ReplicaReport | None") -> bool:
         """Return whether the report has changes that the controller should learn at once."""
@@ -67,6 +70,7 @@ class ReplicaReport:
             self.highest_promise,
             self.unsure,
             self.last_epoch,
+            self.voters,
         )
 
 

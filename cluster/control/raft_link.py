@@ -83,6 +83,8 @@ class FrameKind(enum.IntEnum):
     ANSWER = 3
     RELEASE = 4
     """[program, level_min, level_max]"""
+    VOTERS = 5
+    """The ids of the voters in the sender's log. It comes before the report that it belongs to."""
 
 
 PORT_METADATA: Final = "tcp-port"

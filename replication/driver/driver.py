@@ -35,6 +35,7 @@ from replication.core.core_events import (
 from replication.core.message_check import epoch_in, epoch_limit, implausible
 from replication.core.peer_messages import Append, Entries, FetchAnswer, LogStart, Message
 from replication.core.progress import Latency
+from replication.core.quorum import Voters
 from replication.driver.write_order import Drop, Order, TruncateLog, Write
 from timer.entries.entry_frame import HEADER_SIZE, Damage, Entry, EntryKind, encode, frame_at
 from timer.entries.payloads import EpochStart, decode_epoch, encode_epoch
@@ -169,6 +170,8 @@ class LogStatus:
     """Milliseconds for a majority to have an entry, likewise; 0 if not a leader."""
     stranded: tuple[ReplicaId, ...]
     """Followers that need entries which the leader's log has dropped; see `Progress.stranded`."""
+    voters: Voters
+    """The newest voter set of the log, committed or not."""
 
 
 class Driver:
@@ -497,6 +500,7 @@ class Driver:
             disk_ms=self._on_disk.ms(now_ms),
             commit_ms=self._committed.ms(now_ms),
             stranded=core.stranded,
+            voters=core.shape.voters,
         )
 
 

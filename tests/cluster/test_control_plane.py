@@ -73,6 +73,7 @@ class Node:
             applied_index=LogIndex(0),
             highest_promise=cluster.promises.get(name, Epoch(0)),
             unsure=False,
+            voters=frozenset(VOTERS.values()),
         )
         self.plane = ControlPlane(
             name=name,
@@ -81,7 +82,7 @@ class Node:
             directory=cluster.directory / name,
             founding=True,
             cluster_id="test",
-            voters=VOTERS,
+            voters=cluster.founders,
             channel_for=cluster.channel_for,
             clock=clock,
             report=lambda: self.report,
@@ -132,6 +133,7 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.promises: dict[str, Epoch] = {}
         self.log_ends: dict[str, LogIndex] = {}
+        self.founders: Mapping[str, ReplicaId] = VOTERS
         self.config = ControllerConfig.of_lease(3_000)  # no hiccup of the machine moves a leader
 
     def channel_for(self, name: str) -> grpc.aio.Channel:
@@ -660,6 +662,18 @@ async def test_controller_that_fails_at_a_request_ends_the_process(tmp_path: Pat
     with pytest.raises(SystemExit):
         await node.plane._asked_for(ChangeAsked(Change.ADD, "d"))
     assert node.failures == [(Exit.SHELL_FAILED, "AssertionError('a half-done step')")]
+
+
+async def test_voters_that_only_the_logs_know_elect_a_leader(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.founders = {"a": VOTERS["a"], "x": ReplicaId(8), "y": ReplicaId(9)}  # x and y are gone
+    cluster.promises = dict.fromkeys(VOTERS, Epoch(4))
+    cluster.reserve()
+    await cluster.start(*VOTERS)
+    try:
+        await until(lambda: cluster.serves(above=4), "a leader")
+    finally:
+        await cluster.stop()
 
 
 async def test_reports_leave_with_messages_of_raft_and_none_without(tmp_path: Path) -> None:

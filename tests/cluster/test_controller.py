@@ -694,14 +694,28 @@ def test_replacement_votes_though_the_leader_died_before_it_could_say_so(
     play = with_learner("c")
     play.do(ChangeAsked(Change.REPLACE, "c"))
     play.reports["b"] = serving("b", epoch=6)
-    play.reports["c"] = replace(
-        play.reports["c"], last_epoch=Epoch(epoch), role=ReportedRole.FOLLOWER
-    )
-    play.reports["a"] = replace(play.reports["a"], last_epoch=Epoch(5 if leader == "c" else 6))
+    voters = frozenset({VOTERS["a"], VOTERS["b"], LEARNER})
+    heir = replace(play.reports["c"], role=ReportedRole.FOLLOWER, voters=voters)
+    play.reports["c"] = replace(heir, last_epoch=Epoch(epoch))
+    if leader == "a":
+        play.reports["a"] = replace(play.reports["a"], last_epoch=Epoch(6), voters=voters)
     play.run(STEP_MS)
     play.lose("b")
     play.run(2_000)
     assert play.appointed[1] == (7, leader)
+
+
+def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files() -> None:
+    voters = frozenset({VOTERS["a"], LEARNER, ReplicaId(45)})  # 45 is down; its name is unknown
+    newest = replace(follower("b", epoch=9), name="d", replica_id=LEARNER, voters=voters)
+    removed = replace(follower("c", epoch=4), voters=frozenset(VOTERS.values()))
+    play = Play({"a": replace(follower("a", epoch=9), voters=voters), "c": removed, "d": newest})
+    play.lead()
+    play.do(LinkChanged("d", up=True))
+    play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
+    assert play.appointed == [(10, "d")]
+    play.do(Reported(replace(newest, name="e", replica_id=ReplicaId(45))))
+    assert play.core._nodes.keys() == {"a", "d", "e"}
 
 
 def test_appointee_without_a_vote_by_its_own_log_is_replaced_as_one_that_does_not_begin() -> None:

@@ -403,9 +403,9 @@ class SimControl:
         ]
         voters = state.voters.values()
         chosen = next((each for each in fresh if each.replica_id == appoint.leader), None)
-        # The heir of a silent voter knows by its log that it votes (Controller._is_heir).
-        heirs = chosen and chosen.role is not ReportedRole.LEARNER and chosen.name in state.voters
-        if chosen is None or not (heirs or chosen.replica_id in voters):
+        # A replica knows by its log that it votes, even if the replicated object has other voters.
+        votes = chosen is not None and chosen.role is not ReportedRole.LEARNER
+        if chosen is None or not (votes or chosen.replica_id in voters):
             raise Broken("appoint", f"{appoint}: no report since {since_ms} ms")
         if chosen.epoch == appoint.epoch:
             if not (chosen.serving and chosen.lease_ok):
