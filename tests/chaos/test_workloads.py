@@ -17,12 +17,13 @@ from chaos.history.history import OpOutcome, RunFolder, payload_of, read
 from chaos.history.history_check import check
 from chaos.workloads import workload_clients as clients_module
 from chaos.workloads import workload_consumer
-from chaos.workloads.history_books import GROUP, Books
+from chaos.workloads.history_books import Books
 from chaos.workloads.recorded_requests import RecordedRequests, outcome_of
 from chaos.workloads.workload_clients import Produce, Setting, WorkloadClients, WorkloadKind
 from chaos.workloads.workload_consumer import RecordingConsumer, WorkloadReader
 from tests.chaos.world import told
-from tests.timerclient.fake_cluster import NOW_MS, Cluster, Group, wire_error
+from tests.timerclient.conftest import once
+from tests.timerclient.fake_cluster import NOW_MS, Cluster, wire_error
 from tests.waiting import until
 from timerclient import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb
@@ -108,10 +109,10 @@ async def test_cancel_says_whether_it_was_refused(
     cluster: Cluster, client: AsyncTimerClient, run: RunFolder
 ) -> None:
     producer = RecordedRequests(run, "p", client, Books(), topic="t")
-    ids = (await producer.batch([1, 2, 3, 4], [NOW_MS] * 4)).ids
-    cluster.rows[1].payload = b"FIRED"
+    due_ms = [NOW_MS + 60_000, NOW_MS, NOW_MS + 60_000, NOW_MS + 60_000]
+    ids = (await producer.batch([1, 2, 3, 4], due_ms)).ids
     done = [await producer.cancel(ids[:1]), await producer.cancel(ids[:2])]
-    cluster.on_cancel = lambda: wire_error(pb.REASON_INVALID_REQUEST, "no")
+    cluster.on_call = lambda _: wire_error(pb.REASON_INVALID_REQUEST, "no")
     assert [*done, await producer.cancel(ids[2:3])] == [True, True, False]
     producer.close()
     found = lines(run, "p", "cancel")
@@ -304,7 +305,8 @@ async def test_consumer_makes_its_group_as_it_is_to_be(
     reader = WorkloadReader(options={"type": "failover"})
     async with consuming(run, client, Books(), reader) as consumer:
         await asyncio.wait_for(consumer.opened.wait(), 30)
-        assert cluster.settings[0].type == "failover"
+        [request] = cluster.called(pb.CreateGroupRequest)
+        assert request.settings.type == "failover"
 
 
 async def test_ack_of_a_lost_lease_is_written_down(
@@ -317,7 +319,8 @@ async def test_ack_of_a_lost_lease_is_written_down(
     monkeypatch.setattr(RecordingConsumer, "_ack", lambda *of: acks.append(partial(ack, *of)))
     async with consuming(run, client, books):
         await until(lambda: acks)
-        cluster.groups["t", GROUP].held[0] = (99, 99)  # somebody else's meanwhile
+        lost = [pb.ACK_RESULT_LEASE_LOST, pb.ACK_RESULT_ACKED]
+        cluster.on_ack = once(pb.AckResponse(results=lost))
         acks.pop()()
         await until(lambda: lines(run, "c", "ack"))
     assert flat(lines(run, "c", "ack"), "results") == ["ACK_LEASE_LOST", "ACKED"]
@@ -326,7 +329,8 @@ async def test_ack_of_a_lost_lease_is_written_down(
 async def test_ack_of_what_expired_says_of_which(
     cluster: Cluster, client: AsyncTimerClient, run: RunFolder
 ) -> None:
-    cluster.groups["t", GROUP] = Group(expired={0})
+    expired = [pb.ACK_RESULT_EXPIRED, pb.ACK_RESULT_ACKED]
+    cluster.on_ack = once(pb.AckResponse(results=expired))
     books = Books()
     await schedule(run, client, books, 1, 2)
     async with consuming(run, client, books):
@@ -380,7 +384,7 @@ async def test_late_acks_are_sent_after_a_while_or_at_once_if_it_stops(
 async def test_client_that_can_t_open_its_group_ends_when_closed(
     cluster: Cluster, client: AsyncTimerClient, run: RunFolder
 ) -> None:
-    async with consuming(run, client, Books(), WorkloadReader(group="FORBIDDEN")) as consumer:
+    async with consuming(run, client, Books(), WorkloadReader(group="-")) as consumer:
         await until(lambda: len(cluster.opened) > 1)  # it tries again
         assert not consumer.opened.is_set()
 
@@ -390,8 +394,6 @@ async def test_client_that_can_t_open_its_group_ends_when_closed(
 
 def workload(cluster: Cluster, run: RunFolder, kind: WorkloadKind) -> WorkloadClients:
     """Return a workload on a fake cluster, where whatever is scheduled is delivered at once."""
-    notified: set[asyncio.Task[None]] = set()
-    cluster.on_schedule = lambda _: notified.add(asyncio.ensure_future(cluster.notify()))
     endpoints = [node.address for node in cluster.nodes]
     setting = Setting(
         run=run, endpoints=lambda: endpoints, seed=1, rate_per_s=100, horizon_s=1
@@ -450,6 +452,8 @@ async def test_workload_is_drained_after_its_last_look(
     monkeypatch.setattr(WorkloadClients, "_is_over", is_over)
     clients = workload(cluster, run, workloads.KINDS["uniform"])
     async with playing(clients):
+        await until(lambda: clients.books.asked)
+        await cluster.core.advance(timedelta(days=10_000))
         await until(lambda: clients.books.delivered)
         clients._setting.stopping.set()
         assert not clients.over

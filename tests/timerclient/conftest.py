@@ -2,16 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
-from tests.timerclient.fake_cluster import Cluster
+from tests.timerclient.fake_cluster import Cluster, Order
 from timerclient import AsyncTimerClient, ClientSettings
 from timerclient.cli import timerctl
-from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.background import _on_loop_error
 from timerclient.streams import first_calls, subscription
 
@@ -19,7 +18,7 @@ Ctl = Callable[..., tuple[int, str, str]]
 QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)
 
 
-def once(*orders: pb.Error | str | None) -> Callable[[object], pb.Error | str | None]:
+def once(*orders: Order) -> Callable[[object], Order]:
     """Give these orders, one per request, then none."""
     rest = list(orders)
     return lambda _: rest.pop(0) if rest else None
@@ -81,6 +80,9 @@ class Threaded:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def seed(self, topic: str, payloads: Iterable[bytes]) -> None:
+        self.run(self.cluster.seed(topic, payloads))
 
     def stop(self) -> None:
         self.run(self.cluster.stop())

@@ -31,14 +31,14 @@ def lines(tmp_path: Path) -> Any:
 
 def test_each_line_is_a_timer_with_its_own_fields(ctl: Ctl, threaded: Threaded, lines: Any) -> None:
     path = lines(
-        {"payload": "é", "due": "2001-09-09T02:46:40+01:00", "key": "k", "headers": {"a": "b"}},
+        {"payload": "é", "due": "2033-05-18T04:33:20+01:00", "key": "k", "headers": {"a": "b"}},
         "",
-        {"payload_base64": "AP8=", "due_ms": 10**10},
+        {"payload_base64": "AP8=", "due_ms": 3 * 10**12},
         {"payload": "own id", "request_id": "mail-17", "delay": "1h"},
         {"payload": "default"},
     )
     code, out, err = ctl(
-        "schedule", "orders", "--from", path, "--due-ms", f"{10**11}", "-o", "json"
+        "schedule", "orders", "--from", path, "--due-ms", f"{4 * 10**12}", "-o", "json"
     )
     assert (code, err) == (0, "")
     made = [json.loads(line) for line in out.splitlines()]
@@ -46,7 +46,12 @@ def test_each_line_is_a_timer_with_its_own_fields(ctl: Ctl, threaded: Threaded, 
         (number, "SCHEDULED") for number in (1, 3, 4, 5)
     ]
     rows = {row.payload: row for row in threaded.cluster.rows}
-    assert {row.due_ms for row in rows.values()} == {10**12, 10**10, 10**11, made[2]["due_ms"]}
+    assert {row.due_ms for row in rows.values()} == {
+        2 * 10**12,
+        3 * 10**12,
+        4 * 10**12,
+        made[2]["due_ms"],
+    }
     assert (rows["é".encode()].key, rows["é".encode()].headers) == (b"k", b"\1\0a\1\0b")
     assert b"\0\xff" in rows
     assert "mail-17" in threaded.cluster.named
@@ -127,8 +132,9 @@ def test_a_file_is_checked_against_the_default_limits_and_standard_input_is_not(
     assert ctl("schedule", "orders", "--from", lines(line))[0] == 0
     line["key"] += "k"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(line).encode())))
-    assert ctl("schedule", "orders", "--from", "-")[0] == 0
-    assert len(threaded.cluster.rows) == 2
+    assert ctl("schedule", "orders", "--from", "-")[0] == 2
+    [columns] = threaded.cluster.requests[-1].timers  # the cluster has rejected it
+    assert columns.key_sizes == [limits.key_bytes_max + 1]
 
 
 def test_results_beside_the_line_that_the_cluster_rejects_are_printed_and_counted(

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.timerclient.conftest import Ctl, Threaded
+from tests.timerclient.dead_letters import DeadLetters
+from tests.timerclient.fake_cluster import wire_error
 from timerclient import TimerClient
-from timerclient.cli import timerctl
+from timerclient.cli import cli_errors, timerctl
+from timerclient.proto import timer_pb2 as pb
 from timerfake import FakeCluster
 
 DEAD = "orders.g.dead"
@@ -99,3 +103,76 @@ def test_a_purge_deletes_the_letters_that_it_counted_and_no_later_one(
     assert run(capsys, "redrive", DEAD)[:2] == (0, "1 redriven: 1 to orders\n")
     for wrong in ("orders", "absent"):
         assert run(capsys, "purge", wrong, "--yes")[0] == 1
+
+
+# ---- redrives that are disturbed
+
+
+@pytest.fixture
+def letters(threaded: Threaded) -> DeadLetters:
+    letters = DeadLetters(250)
+    threaded.cluster.on_call = letters.redrive
+    return letters
+
+
+def test_dead_letters_are_redriven_all_or_some(ctl: Ctl, letters: DeadLetters) -> None:
+    assert ctl("deadletters", "redrive", "orders.billing.dead", "--limit", "30")[1] == (
+        "30 redriven\n"
+    )
+    out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
+    assert json.loads(out) == {"redriven": 220, "exact": True, "topics": {}, "homeless": 0}
+
+
+@pytest.mark.parametrize("missing", ["topic of dead letters: 'orders'", "group: 'dead-letters'"])
+def test_redrive_of_a_topic_without_dead_letters_names_the_topic(
+    missing: str, ctl: Ctl, letters: DeadLetters
+) -> None:
+    letters.count = 0
+    letters.errors = [wire_error(pb.REASON_NOT_FOUND, f"no such {missing}")]
+    code, _, err = ctl("deadletters", "redrive", "orders")
+    text = "'orders' has no dead letters: give the topic of dead letters, such as TOPIC.GROUP.dead"
+    assert (code, err) == (1, f"timerctl: {text}\n")
+
+
+def test_redrive_goes_on_past_letters_that_cannot_go_home_and_says_how_many(
+    ctl: Ctl, letters: DeadLetters
+) -> None:
+    letters.homeless = 300  # in front: one whole request, and some of the next
+    code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
+    assert code == 0
+    assert out == "250 redriven; 300 stay: their headers name no topic that they may go back to\n"
+
+
+@pytest.mark.parametrize(
+    ("homeless", "others"), [(300, 1_000), (300, 5), (300, 0), (20, 90), (0, 250)]
+)
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_redrive_leaves_nothing_behind_if_a_failover_brings_letters_to_the_front_again(
+    ctl: Ctl, letters: DeadLetters, homeless: int, others: int, after: int
+) -> None:
+    letters.homeless, letters.count, letters.forget = homeless, others, {after}
+    out = ctl("deadletters", "redrive", "orders.billing.dead", "-o", "json")[1]
+    assert json.loads(out).items() >= {"redriven": others, "homeless": homeless}.items()
+
+
+def test_redrive_ends_though_it_meets_the_same_letters_again_and_again(
+    ctl: Ctl, letters: DeadLetters
+) -> None:
+    letters.homeless, letters.forget = 300, {*range(1, 100)}
+    out = ctl("deadletters", "redrive", "orders.billing.dead")[1]
+    assert out.startswith("0 redriven; ")
+    assert letters.redrives == 5  # two times 300 and 250, of 256 each
+
+
+def test_redrive_that_fails_on_the_way_says_how_many_went_back(
+    ctl: Ctl, letters: DeadLetters
+) -> None:
+    letters.errors = [
+        None,
+        wire_error(pb.REASON_INVALID_REQUEST, "no more of them"),
+    ]
+    code, _, err = ctl("deadletters", "redrive", "orders.billing.dead")
+    assert code == cli_errors.UNKNOWN
+    assert err == "timerctl: no more of them (at least 200 were done before the error)\n"
+    code, out, _ = ctl("deadletters", "redrive", "orders.billing.dead")
+    assert (code, out) == (0, "50 redriven\n")

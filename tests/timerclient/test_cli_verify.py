@@ -30,11 +30,35 @@ def answered(
     return pb.GetVerificationResponse(nodes=nodes, digest_index=9, agreement=agreement)
 
 
+class Passes:
+    """Answers of the nodes to a verification."""
+
+    def __init__(self) -> None:
+        self.verifications: list[pb.GetVerificationResponse] = []
+        """Answers in their order. The first is also that of the begin; the last one stays."""
+        self.begun: list[str] = []
+        """The nodes that requests to begin a verification named."""
+
+    def answer(self, request: Any) -> pb.BeginVerificationResponse | pb.GetVerificationResponse:
+        answers = self.verifications
+        if isinstance(request, pb.BeginVerificationRequest):
+            self.begun.append(request.node)
+            return pb.BeginVerificationResponse(nodes=answers[0].nodes)
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+@pytest.fixture
+def passes(threaded: Threaded) -> Passes:
+    passes = Passes()
+    threaded.cluster.on_call = passes.answer
+    return passes
+
+
 def test_verify_waits_for_all_passes_and_begins_again_on_a_node_that_restarted(
-    ctl: Ctl, threaded: Threaded
+    ctl: Ctl, passes: Passes
 ) -> None:
     silent = pb.NodeVerification(node="n2", error="refused")
-    threaded.cluster.verifications = [
+    passes.verifications = [
         answered(verified("n1"), verified("n2")),
         answered(verified("n1"), verified("n2")),
         answered(verified("n1", ended=5), silent, agreement=pb.AGREEMENT_UNKNOWN),
@@ -45,59 +69,59 @@ def test_verify_waits_for_all_passes_and_begins_again_on_a_node_that_restarted(
     found = json.loads(out)
     assert (code, found["verdict"], found["agreement"]) == (0, "ok", "SAME")
     assert [each["ended_at_ms"] for each in found["nodes"]] == [5, 6]
-    assert threaded.cluster.begun == ["", "n2"]
+    assert passes.begun == ["", "n2"]
 
 
 def test_verify_takes_no_pass_of_a_node_that_it_has_not_begun_or_joined(
-    ctl: Ctl, threaded: Threaded
+    ctl: Ctl, passes: Passes
 ) -> None:
     """The node was silent at the begin. Its last pass is an old one, or its own."""
     silent = pb.NodeVerification(node="n1", error="refused")
     for last in (verified("n1", ended=2), verified("n1", began=3)):
-        threaded.cluster.begun.clear()
-        threaded.cluster.verifications = [
+        passes.begun.clear()
+        passes.verifications = [
             *(answered(silent), answered(silent), answered(last)),
             answered(verified("n1", began=5, ended=7)),
         ]
         code, out, _ = ctl("-o", "json", "verify", "n1")
         assert (code, json.loads(out)["nodes"][0]["began_at_ms"]) == (0, 5)
-        assert threaded.cluster.begun == ["n1", "n1"]
+        assert passes.begun == ["n1", "n1"]
 
 
 def test_verify_goes_on_without_a_learner_that_stops_until_it_is_back(
-    ctl: Ctl, threaded: Threaded
+    ctl: Ctl, passes: Passes
 ) -> None:
     """The nodes leave out one that neither answers nor votes."""
-    threaded.cluster.verifications = [
+    passes.verifications = [
         answered(verified("n1"), verified("n2")),
         answered(verified("n1"), verified("n2")),
         answered(verified("n1", ended=5)),
     ]
     code, out, _ = ctl("-o", "json", "verify")
     assert (code, [each["node"] for each in json.loads(out)["nodes"]]) == (0, ["n1"])
-    assert threaded.cluster.begun == [""]
-    threaded.cluster.verifications = [
+    assert passes.begun == [""]
+    passes.verifications = [
         answered(verified("n1")),
         answered(verified("n1"), verified("n2", began=2, ended=3)),  # an old pass, or its own
         answered(verified("n1", ended=5), verified("n2", began=7, ended=8)),
     ]
     code, out, _ = ctl("-o", "json", "verify")
     assert (code, [each["ended_at_ms"] for each in json.loads(out)["nodes"]]) == (0, [5, 8])
-    assert threaded.cluster.begun == ["", "", "n2"]
+    assert passes.begun == ["", "", "n2"]
 
 
 def test_verify_exits_1_for_damage_and_different_states_and_3_for_a_node_that_is_silent(
-    ctl: Ctl, threaded: Threaded
+    ctl: Ctl, passes: Passes
 ) -> None:
-    cluster, whole = threaded.cluster, verified("n1", ended=5)
+    whole = verified("n1", ended=5)
     damage = pb.NodeVerification.Damage(file="/f", byte=7, what="/f: corrupt at byte 7")
     damaged = verified("n2", ended=5, damages=[damage], repair="fetches")
     silent = pb.NodeVerification(node="n2", error="refused")
 
-    cluster.verifications = [answered(whole, damaged)] * 2
+    passes.verifications = [answered(whole, damaged)] * 2
     code, out, _ = ctl("verify")
     assert (code, "/f: corrupt at byte 7\nn2: fetches\n" in out) == (1, True)
-    cluster.verifications = [
+    passes.verifications = [
         answered(verified("n1"), damaged),
         answered(verified("n1"), damaged),
         answered(verified("n1"), silent, agreement=pb.AGREEMENT_UNKNOWN),
@@ -107,7 +131,7 @@ def test_verify_exits_1_for_damage_and_different_states_and_3_for_a_node_that_is
     assert (code, "/f: corrupt at byte 7\nn2: the node has restarted" in out) == (1, True)
 
     other = verified("n2", ended=5, digest="0123")
-    cluster.verifications = [
+    passes.verifications = [
         answered(verified("n1"), other),
         answered(verified("n1"), other, agreement=pb.AGREEMENT_DIFFER),
         answered(whole, other),  # a node that was healed agrees again
@@ -115,16 +139,16 @@ def test_verify_exits_1_for_damage_and_different_states_and_3_for_a_node_that_is
     code, out, _ = ctl("verify")
     assert (code, "checkpoint 9: the nodes DIFFER" in out) == (1, True)
 
-    cluster.verifications = [answered(whole, silent, agreement=pb.AGREEMENT_UNKNOWN)]
+    passes.verifications = [answered(whole, silent, agreement=pb.AGREEMENT_UNKNOWN)]
     code, out, _ = ctl("--timeout", "100ms", "verify")
     assert code == 3
     cells = out.splitlines()[2].split()
     assert [cells[0], cells[1], cells[-1]] == ["n2", "-", "refused"]
     assert out.endswith("the states are not compared: no digest of n2\n")
-    cluster.verifications = [answered(whole, verified("n2"))]
+    passes.verifications = [answered(whole, verified("n2"))]
     code, out, _ = ctl("verify", "--wait", "0")
     assert (code, "reads on" in out) == (3, True)
-    cluster.verifications = [pb.GetVerificationResponse(nodes=[whole], digest_index=9)]
+    passes.verifications = [pb.GetVerificationResponse(nodes=[whole], digest_index=9)]
     code, out, _ = ctl("verify", "n1")
     assert (code, len(out.splitlines())) == (0, 2)
 

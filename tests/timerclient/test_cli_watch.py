@@ -114,7 +114,9 @@ def test_rates_are_of_the_counters_of_two_samples() -> None:
     assert rate(1, 2, 0.0) is None
 
 
-def test_top_appends_frames_and_lines(ctl: Ctl) -> None:
+def test_top_appends_frames_and_lines(ctl: Ctl, threaded: Threaded) -> None:
+    threaded.seed("orders", [b""])
+    ctl("groups", "create", "orders", "g")
     code, out, err = ctl("top", "--interval", "0.1", "--frames", "2")
     assert (code, err, out.count("timerctl top, every 100ms")) == (0, "", 2)
     assert max(map(len, out.splitlines())) <= 80

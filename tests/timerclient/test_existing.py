@@ -2,15 +2,15 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from cluster.api import timer_changes
 from tests.timerclient.conftest import QUICK, Threaded, once
-from tests.timerclient.fake_cluster import NOW_MS, Cluster, wire_error
-from tests.timerclient.fake_timers import PAGE, Row
+from tests.timerclient.fake_cluster import NOW_MS, Cluster, Order, wire_error
 from timerclient import (
     AlreadyExists,
     AsyncTimerClient,
@@ -51,7 +51,7 @@ async def test_node_is_given_the_time_that_the_call_has_left(
     timer = await client.schedule("t", b"1", key="k", delay=9)
     for timeout in (600, timedelta(days=7), float("inf"), None):
         await client.cancel(timer.id, timeout=timeout)
-    given = cluster.deadlines_s
+    given = cluster.deadlines_s[-4:]
     for deadline_s, at_least_s, at_most_s in zip(
         given,
         (60, 600, 8 * 86_400, 10),
@@ -74,10 +74,10 @@ async def test_single_cancels_and_reschedules_of_many_callers_share_requests(
     ]
     orders = itertools.count()
 
-    def count() -> None:
+    def count(_: object) -> None:
         next(orders)
 
-    cluster.on_cancel = count
+    cluster.on_call = count
     moved = await asyncio.gather(
         *(client.reschedule(**one, delay=10 + at) for at, one in enumerate(named))
     )
@@ -99,7 +99,7 @@ async def test_modes_do_not_share_a_request(cluster: Cluster, client: AsyncTimer
     assert (kept, kept.result) == (first, ScheduleResult.KEPT)
     assert (replaced.result, replaced.replaced) == (ScheduleResult.REPLACED, first.raw)
     assert plain.result is ScheduleResult.SCHEDULED
-    assert len(cluster.requests) == 3
+    assert len(cluster.requests) == 5  # a node rejects one, whose rows are sent again
     wrong: Any = "overwrite"
     with pytest.raises(InvalidRequest, match="on_conflict"):
         await client.schedule("t", b"", key="k", on_conflict=wrong)
@@ -113,7 +113,8 @@ async def test_lost_answer_of_a_conflict_is_repeated_as_it_was(
     replaced = await client.schedule("t", b"2", key="k", delay=9, on_conflict="replace")
     assert replaced.duplicate
     assert replaced.replaced == first.raw
-    assert [row.cancelled for row in cluster.rows] == [True, False]
+    assert len(cluster.rows) == 2
+    assert (await client.count_timers("t")).pending == 1
 
 
 async def test_batch_tells_of_each_row(client: AsyncTimerClient) -> None:
@@ -132,7 +133,7 @@ async def test_cancel_and_reschedule_by_key(client: AsyncTimerClient) -> None:
     old = await client.schedule("t", b"p", key="k", delay=9, headers={"a": "b"})
     new = await client.reschedule(key="k", topic="t", delay=60)
     assert new.due_ms == NOW_MS + 60_000
-    assert await client.cancel(old) == CancelResult.ALREADY_CANCELLED
+    assert await client.cancel(old) == CancelResult.RESCHEDULED
     assert await client.cancel(key="k", topic="t") == CancelResult.CANCELLED
     assert await client.cancel(key="k", topic="t") == CancelResult.NOT_FOUND
     with pytest.raises(NotPending) as ended:
@@ -149,11 +150,10 @@ async def test_reschedule_whose_answer_is_lost_is_not_sent_again(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     timer = await client.schedule("t", b"p", key="k", delay=9)
-    orders = ["lose"]
-    cluster.on_cancel = lambda: orders.pop() if orders else None
+    cluster.on_call = once("lose")
     with pytest.raises(OutcomeUnknown):
         await client.reschedule(timer, delay=60)
-    assert len(cluster.rows) == 2
+    assert len(cluster.called(pb.RescheduleRequest)) == 1
     assert (await client.get_timer(key="k", topic="t")).due_ms == NOW_MS + 60_000
 
 
@@ -161,31 +161,32 @@ async def test_cancel_by_key_whose_answer_is_lost_leaves_the_next_timer_of_the_k
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     old = await client.schedule("t", b"1", key="k", delay=9)
-    cluster.on_cancel = at_call(
-        1, "lose", lambda: cluster.timers.add(Row("t", NOW_MS + 9, b"2", b"k", b""))
-    )
+    cluster.on_call = at_call(1, "lose", lambda: late(cluster, key="k"))
     with pytest.raises(OutcomeUnknown):
         await client.cancel(key="k", topic="t")
     assert await client.cancel(old) == CancelResult.ALREADY_CANCELLED  # the second call
-    assert (await client.get_timer(key="k", topic="t")).payload == b"2"
+    assert (await client.get_timer(key="k", topic="t")).payload == b"late"
     # The error had no effect: the request is sent again.
-    cluster.on_cancel = once_of(wire_error(pb.REASON_NOT_READY))
+    cluster.on_call = once(wire_error(pb.REASON_NOT_READY))
     assert await client.cancel_keys("t", ["k"]) == [CancelResult.CANCELLED]
 
 
-def once_of(order: pb.Error) -> Callable[[], pb.Error | None]:
-    orders = [order]
-    return lambda: orders.pop() if orders else None
+async def late(cluster: Cluster, **named: str) -> None:
+    """Let another client schedule a timer."""
+    async with cluster.core.client() as other:
+        await other.schedule("t", b"late", delay=1, **named)  # type: ignore[arg-type]
 
 
-def at_call(number: int, order: str, before: Callable[[], object]) -> Callable[[], str | None]:
+def at_call(
+    number: int, order: str, before: Callable[[], Awaitable[None]]
+) -> Callable[[object], Awaitable[Order]]:
     """Give the order to that call, from 1 on, and do something right before the next one."""
     calls = itertools.count(1)
 
-    def on_call() -> str | None:
+    async def on_call(_: object) -> Order:
         at = next(calls)
         if at == number + 1:
-            before()
+            await before()
         return order if at == number else None
 
     return on_call
@@ -194,25 +195,29 @@ def at_call(number: int, order: str, before: Callable[[], object]) -> Callable[[
 @pytest.mark.parametrize("lost", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["cancel", "reschedule"])
 async def test_change_by_filter_whose_answer_is_lost_changes_only_what_was_there_and_counts_so(
-    cluster: Cluster, client: AsyncTimerClient, kind: str, lost: int
+    cluster: Cluster,
+    client: AsyncTimerClient,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    lost: int,
 ) -> None:
-    n = 2 * PAGE + 1
+    monkeypatch.setattr(timer_changes, "FILTER_PAGE", page := 3)
+    n = 2 * page + 1
     await client.schedule_batch("t", [b""] * n, delay=9)
 
-    def come() -> None:
-        for _ in range(4):
-            cluster.timers.add(Row("t", NOW_MS + 1, b"late", b"", b""))
+    async def come() -> None:
+        for _ in range(4 if lost > 1 else 0):
+            await late(cluster)
 
-    cluster.on_cancel = at_call(lost, "lose", come if lost > 1 else lambda: None)
+    cluster.on_call = at_call(lost, "lose", come)
     if kind == "cancel":
         changed = await client.cancel_where("t")
     else:
         changed = await client.reschedule_where("t", {}, delay=60)
-    assert [row.cancelled for row in cluster.rows[:n]] == [True] * n
-    late = [row for row in cluster.rows[n:] if row.payload == b"late"]
-    assert [row.pending for row in late] == [True] * (4 if lost > 1 else 0)
-    assert len(cluster.rows) == n + len(late) + (n if kind == "reschedule" else 0)
-    assert (changed, changed.exact) == ((n, True) if lost == 1 else (n - PAGE, False))
+    left = [(each.payload, each.due_ms - NOW_MS) async for each in client.list_timers("t")]
+    moved = [(b"", 60_000)] * (n if kind == "reschedule" else 0)
+    assert left == [(b"late", 1_000)] * (4 if lost > 1 else 0) + moved
+    assert (changed, changed.exact) == ((n, True) if lost == 1 else (n - page, False))
 
 
 async def test_failure_after_the_first_part_is_no_certainty(
@@ -221,16 +226,12 @@ async def test_failure_after_the_first_part_is_no_certainty(
     timers = await client.schedule_batch("t", [b""] * 4, delay=9)
     monkeypatch.setattr("timerclient.client.timer_calls.CANCEL_IDS_MAX", 2)
 
-    def refused_later() -> Callable[[], pb.Error | None]:
-        orders = [wire_error(pb.REASON_INVALID_REQUEST), None]
-        return orders.pop
-
     for call in (
         lambda: client.cancel_batch(timers),
         lambda: client.reschedule_batch(timers, delay=60),
         lambda: client.cancel_where("t"),
     ):
-        cluster.on_cancel = refused_later()
+        cluster.on_call = once(None, wire_error(pb.REASON_INVALID_REQUEST))
         with pytest.raises(InvalidRequest) as failed:
             await call()
         assert not failed.value.outcome_known
@@ -240,14 +241,21 @@ async def test_timers_that_a_reschedule_left_are_asked_for_again(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     timers = await client.schedule_batch("t", [b"%d" % at for at in range(5)], delay=9)
-    cluster.timers.moves_max = 2
-    asked = list[None]()
-    cluster.on_cancel = lambda: asked.append(None)
+
+    def two(request: pb.RescheduleRequest) -> pb.RescheduleResponse:
+        moved = request.due_ms[:2]
+        left = len(request.due_ms) - len(moved)
+        results = [pb.RESCHEDULE_RESULT_RESCHEDULED] * len(moved)
+        results += [pb.RESCHEDULE_RESULT_LEFT] * left
+        new = b"".join(due_ms.to_bytes(6, "big") + bytes(9) for due_ms in moved)
+        return pb.RescheduleResponse(results=results, timer_ids=new + bytes(15 * left))
+
+    cluster.on_call = two
     due = [NOW_MS + 60 + at for at in range(5)]
     moved = await client.reschedule_batch(timers, due_ms=due)
     assert [one.timer.due_ms for one in moved if one.timer] == due
-    assert [row.payload for row in cluster.rows[5:]] == [b"%d" % at for at in range(5)]
-    assert len(asked) == 3
+    asked = [request.timer_ids for request in cluster.called(pb.RescheduleRequest)]
+    assert asked == [b"".join(timer.raw for timer in timers[at:]) for at in (0, 2, 4)]
 
 
 async def test_batches_of_reschedules_and_filters(client: AsyncTimerClient) -> None:
@@ -256,7 +264,7 @@ async def test_batches_of_reschedules_and_filters(client: AsyncTimerClient) -> N
     moved = await client.reschedule_batch(timers[:2], due_ms=[due[0] + 1, due[1] + 2])
     assert [one.timer.due_ms for one in moved if one.timer] == [due[0] + 1, due[1] + 2]
     again = await client.reschedule_batch([timers[0]], delay=1)
-    assert again == [(RescheduleResult.ALREADY_CANCELLED, None, None)]
+    assert again == [(RescheduleResult.ALREADY_CANCELLED, None, moved[0].timer.id)]  # type: ignore[union-attr]
     assert await client.cancel_where("t", due_to=due[4]) == 4
     start = datetime.fromtimestamp(due[6] / 1000, UTC)
     assert await client.reschedule_where("t", {"due_from": start}, delay=100) == 4

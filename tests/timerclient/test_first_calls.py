@@ -8,7 +8,6 @@ import pytest
 
 from tests.timerclient.conftest import QUICK, Threaded, once
 from tests.timerclient.fake_cluster import Cluster, wire_error
-from tests.timerclient.test_scheduling import payloads
 from tests.waiting import until
 from timerclient import AsyncTimerClient, NewTimer, TimerClient
 from timerclient.proto import timer_pb2 as pb
@@ -44,12 +43,12 @@ async def test_first_single_calls_register_no_producer_and_later_ones_do(cluster
         assert [len(name) for name in cluster.named] == [32] * FIRST
         await client.schedule("orders", b"more")
         assert cluster.registrations == 1
-    assert payloads(cluster) == [b"0", b"1", b"2", b"more"]
+    assert cluster.payloads == [b"0", b"1", b"2", b"more"]
 
 
 def test_threads_clients_have_first_calls_too(threaded: Threaded) -> None:
     with TimerClient(threaded.cluster.address, settings=QUICK, timeout=60) as client:
-        assert client.schedule("orders", b"1", key="k").due_ms
+        assert client.schedule("orders", b"1", key="k", delay=60).due_ms
         with pytest.raises(errors.AlreadyExists, match="key = 'k'"):
             client.schedule("orders", b"2", key="k")
         assert threaded.cluster.registrations == 0
@@ -62,7 +61,7 @@ async def test_first_call_whose_answer_is_lost_is_repeated_under_its_id(cluster:
     async with AsyncTimerClient(cluster.address, settings=QUICK, timeout=60) as client:
         await client.schedule("orders", b"p")
     assert len(cluster.named) == 1
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
     assert cluster.registrations == 0
 
 
@@ -75,7 +74,7 @@ async def test_first_call_whose_answers_are_lost_is_not_repeated_beyond_its_ids_
         async with asyncio.timeout(60):
             with pytest.raises(errors.OutcomeUnknown):
                 await client.schedule("orders", b"p")
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
 
 
 async def test_first_call_with_too_many_ids_about_goes_to_a_producer(cluster: Cluster) -> None:
@@ -83,7 +82,7 @@ async def test_first_call_with_too_many_ids_about_goes_to_a_producer(cluster: Cl
     async with AsyncTimerClient(cluster.address, settings=QUICK, timeout=60) as client:
         await client.schedule("orders", b"p")
         assert cluster.registrations == 1
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
 
 
 async def test_calls_at_the_same_time_keep_their_order_behind_the_first(cluster: Cluster) -> None:
@@ -95,7 +94,7 @@ async def test_calls_at_the_same_time_keep_their_order_behind_the_first(cluster:
             client.schedule("orders", b"6"),
         )
         assert cluster.registrations == 1
-    assert payloads(cluster) == [b"%d" % number for number in range(7)]
+    assert cluster.payloads == [b"%d" % number for number in range(7)]
 
 
 async def test_call_behind_a_first_one_is_over_in_its_own_time(cluster: Cluster) -> None:
@@ -111,7 +110,7 @@ async def test_call_behind_a_first_one_is_over_in_its_own_time(cluster: Cluster)
         assert cluster.registrations == 0
         await client.schedule("orders", b"3")  # calls come together: a producer is worth it
         assert cluster.registrations == 1
-    assert payloads(cluster) == [b"1", b"3"]
+    assert cluster.payloads == [b"1", b"3"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ async def test_call_on_another_event_loop_during_a_first_call_is_refused(cluster
         with pytest.raises(RuntimeError, match="this client belongs to another event loop"):
             await asyncio.to_thread(asyncio.run, client.schedule("orders", b"3"))
         await asyncio.gather(first, second)
-    assert payloads(cluster) == [b"1", b"2"]
+    assert cluster.payloads == [b"1", b"2"]
 
 
 async def test_closing_waits_for_the_first_call(cluster: Cluster) -> None:
@@ -161,4 +160,4 @@ async def test_closing_waits_for_the_first_call(cluster: Cluster) -> None:
     await until(lambda: sent)
     await client.close()
     await first
-    assert payloads(cluster) == [b"1"]
+    assert cluster.payloads == [b"1"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.timerclient.conftest import Ctl, Threaded
+from tests.timerclient.conftest import Ctl, Threaded, once
 from tests.timerclient.fake_cluster import Cluster
 from timerclient import AsyncTimerClient, OutcomeUnknown, TimerClient
 from timerclient.cli import cli_policies, timerctl
@@ -37,7 +37,7 @@ async def test_calls_with_delays_levels_and_times_are_kept_apart_in_one_topic(
     timers = await asyncio.gather(*levels, *others)
     assert len({timer.id for timer in timers}) == 5
     due = {row.payload: row.due_ms for row in cluster.rows}
-    assert due[b"l2"] - due[b"l1"] == 1_000
+    assert due[b"l2"] - due[b"l1"] == 4_000
     assert due[b"t"] == 10**12
 
 
@@ -76,7 +76,7 @@ async def test_fields_travel_as_they_are_named_and_only_those(
     with pytest.raises(InvalidRequest, match="unset = 'ttl_ms': must be a sequence"):
         await client.alter_policies(unset="ttl_ms", topic="ns/t")
     answer = await client.alter_policies(said, unset=["delay_ms_max"], topic="ns/t")
-    [request] = cluster.alters
+    [request] = cluster.called(pb.AlterPoliciesRequest)
     assert policy_fields.said(request.set) == said
     assert [*request.unset] == ["delay_ms_max"]
     assert request.scope == answer.scope == pb.PolicyScope(topic="ns/t")
@@ -108,10 +108,10 @@ def test_value_that_its_field_does_not_take_is_refused(
 async def test_change_whose_answer_is_lost_is_not_sent_again(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    cluster.lose_alters = True
+    cluster.on_call = once("lose")
     with pytest.raises(OutcomeUnknown):
         await client.alter_policies({"tick_ms": 5}, cluster=True)
-    assert len(cluster.alters) == 1
+    assert len(cluster.called(pb.AlterPoliciesRequest)) == 1
 
 
 def test_threads_have_the_same(threaded: Threaded) -> None:
@@ -214,13 +214,14 @@ def test_set_unset_and_show(ctl: Ctl, threaded: Threaded) -> None:
     assert "1h" in out
     code, out, _ = ctl("policies", "unset", "--namespace", "ns", "delay_ms_max", "-o", "json")
     assert (code, json.loads(out)["scope"]) == (0, {"namespace": "ns"})
-    assert [*threaded.cluster.alters[1].unset] == ["delay_ms_max"]
+    assert [*threaded.cluster.called(pb.AlterPoliciesRequest)[1].unset] == ["delay_ms_max"]
     code, out, _ = ctl("policies", "show")
     assert (code, out.splitlines()[0]) == (0, "the cluster")
     assert ctl("policies", "show", "--namespace", "ns")[1].splitlines()[0] == "namespace ns"
     assert (
         ctl("policies", "show", "--namespace", "cluster")[1].splitlines()[0] == "namespace cluster"
     )
+    ctl("topics", "create", "ns/t")
     assert ctl("policies", "show", "--topic", "ns/t")[1].splitlines()[0] == "topic ns/t"
     code, _, err = ctl("policies", "set", "--namespace", "ns", "tick_ms=1", "tick_ms=2")
     assert (code, "set it once" in err) == (2, True)
@@ -253,17 +254,17 @@ def test_what_may_end_what_is_there_is_done_when_somebody_agrees(
     asks: bool,
 ) -> None:
     assert ctl("policies", "set", "--namespace", "dropping", "catch_up=drop", "--yes")[0] == 0
-    before = len(threaded.cluster.alters)
+    before = len(threaded.cluster.called(pb.AlterPoliciesRequest))
     code, _, err = ctl("policies", *words)
     assert (code, "needs --yes" in err) == ((2, True) if asks else (0, False))
-    assert len(threaded.cluster.alters) == before + (not asks)
+    assert len(threaded.cluster.called(pb.AlterPoliciesRequest)) == before + (not asks)
     assert ctl("policies", *words, "--yes")[0] == 0
 
 
 def test_empty_scope_is_not_the_cluster(ctl: Ctl, threaded: Threaded) -> None:
     code, _, err = ctl("policies", "set", "--namespace", "", "tick_ms=5")
     assert (code, "namespace = ''" in err) == (2, True)
-    assert not threaded.cluster.alters
+    assert not threaded.cluster.called(pb.AlterPoliciesRequest)
 
 
 def test_schedule_takes_a_level(ctl: Ctl, threaded: Threaded) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.timerclient.conftest import QUICK, once
-from tests.timerclient.fake_cluster import NOW_MS, Cluster, id_text, wire_error
+from tests.timerclient.fake_cluster import NOW_MS, Cluster, wire_error
 from tests.waiting import until
 from timerclient import AsyncTimerClient, CancelResult, ClientSettings, NewTimer
 from timerclient.client import aio
@@ -17,24 +17,19 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.streams import producer
 from timerclient.streams.node_channel import tcp
 from timerclient.streams.nodes import Nodes
-from timerclient.values import errors
+from timerclient.values import errors, ids
 from timerclient.values.reasons import Reason
 from timerclient.values.wire_errors import from_wire
-
-
-def payloads(cluster: Cluster) -> list[bytes]:
-    return [row.payload for row in cluster.rows]
 
 
 async def test_producer_that_is_denied_says_so_at_once(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    cluster.denied = True
+    cluster.on_call = once(wire_error(pb.REASON_PERMISSION_DENIED, "no rule for produce"))
     with pytest.raises(errors.PermissionDenied, match="no rule for produce"):
         await client.schedule_batch("orders", [b"p"], delay=1)
-    cluster.denied = False
     await client.schedule_batch("orders", [b"p"], delay=1)
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
 
 
 async def test_request_that_a_node_finds_too_large_fails_alone(
@@ -52,7 +47,7 @@ async def test_request_that_a_node_finds_too_large_fails_alone(
     assert isinstance(failed, errors.InvalidRequest)
     assert (failed.outcome_known, failed.field) == (True, "request")
     assert [isinstance(each, BaseException) for each in (before, behind)] == [False, False]
-    assert payloads(cluster) == [b"%d" % number for number in range(6)]
+    assert cluster.payloads == [b"%d" % number for number in range(6)]
 
 
 async def test_producer_whose_tasks_are_all_cancelled_fails_its_calls(
@@ -80,7 +75,7 @@ async def test_schedule_returns_the_timer_and_carries_all_of_it(
     [row] = cluster.rows
     assert (row.topic, row.payload, row.key) == ("orders", b"p", b"k")
     assert row.headers == b"\1\0a\1\0b"
-    assert timer.id == id_text(row.raw)
+    assert timer.id == ids.to_text(row.raw)
     assert timer.due_ms == NOW_MS + 1_800_000
     assert not timer.duplicate
 
@@ -96,7 +91,7 @@ async def test_batch_returns_lazy_ids_in_order(cluster: Cluster, client: AsyncTi
     timers = await client.schedule_batch("orders", [b"a", b"b", b"c"], due_ms=due_ms)
     assert len(cluster.requests) == 1
     assert timers.due_ms == due_ms
-    assert timers.ids == [id_text(row.raw) for row in cluster.rows]
+    assert timers.ids == [ids.to_text(row.raw) for row in cluster.rows]
     assert timers[-1].due_ms == due_ms[-1]
     assert [timer.due_ms for timer in timers[1:]] == due_ms[1:]
     with pytest.raises(IndexError):
@@ -137,19 +132,21 @@ async def test_columns_of_one_topic_hold_delays_or_due_times(
     for request in cluster.requests:
         topics = [columns.topic for columns in request.timers]
         assert len(topics) == len(set(topics))
-    assert payloads(cluster) == [b"a", b"b", b"c"]
+    assert cluster.payloads == [b"a", b"b", b"c"]
 
 
 async def test_bad_row_among_collected_ones_fails_alone(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
+    bad = wire_error(pb.REASON_INVALID_REQUEST, "payload = BAD", field="payload")
+    cluster.on_schedule = lambda request: bad if b"BAD" in request.timers[0].payloads else None
     results = await asyncio.gather(
         *(client.schedule("orders", payload) for payload in (b"a", b"BAD", b"b")),
         client.schedule_batch("orders", [b"c"]),
         return_exceptions=True,
     )
     assert [isinstance(result, errors.InvalidRequest) for result in results] == [0, 1, 0, 0]
-    assert payloads(cluster) == [b"a", b"b", b"c"]
+    assert cluster.payloads == [b"a", b"b", b"c"]
     assert cluster.registrations == 1
 
 
@@ -163,7 +160,7 @@ async def test_batches_are_pipelined_in_the_order_of_their_calls(
     await until(lambda: cluster.requests)
     cluster.hold.set()
     await asyncio.gather(*batches)
-    assert payloads(cluster) == [b"%d" % i for i in range(20)]
+    assert cluster.payloads == [b"%d" % i for i in range(20)]
     assert [request.sequence for request in cluster.requests] == list(range(1, 21))
 
 
@@ -171,7 +168,7 @@ async def test_leader_is_found_wherever_it_is(cluster: Cluster) -> None:
     await cluster.fail_over(2)
     async with AsyncTimerClient(cluster.address, settings=QUICK) as client:
         await client.schedule("orders", b"p")
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
 
 
 async def test_new_leader_is_followed_by_its_hint_even_off_the_list(cluster: Cluster) -> None:
@@ -179,14 +176,14 @@ async def test_new_leader_is_followed_by_its_hint_even_off_the_list(cluster: Clu
         await client.schedule("orders", b"a")
         await cluster.fail_over(1)
         await client.schedule("orders", b"b")
-    assert payloads(cluster) == [b"a", b"b"]
+    assert cluster.payloads == [b"a", b"b"]
 
 
 async def test_leader_that_joined_later_is_found_by_what_the_others_say(cluster: Cluster) -> None:
     await cluster.fail_over(2)
     async with AsyncTimerClient(cluster.nodes[0].address, settings=QUICK) as client:
         await client.schedule("orders", b"p")
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
 
 
 async def test_leader_that_is_too_busy_to_say_so_at_once_is_found(cluster: Cluster) -> None:
@@ -194,7 +191,7 @@ async def test_leader_that_is_too_busy_to_say_so_at_once_is_found(cluster: Clust
     settings = ClientSettings(probe_s=0.1, pause_s_min=0.002, pause_s_max=0.05)
     async with AsyncTimerClient(cluster.address, timeout=60, settings=settings) as client:
         await client.schedule("orders", b"p")
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
 
 
 async def test_no_leader_for_a_while_is_waited_for(
@@ -206,7 +203,7 @@ async def test_no_leader_for_a_while_is_waited_for(
     assert not call.done()
     await cluster.fail_over(1)
     await call
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
 
 
 async def test_no_leader_until_the_time_is_up_is_unreachable_and_known(
@@ -218,7 +215,7 @@ async def test_no_leader_until_the_time_is_up_is_unreachable_and_known(
     assert caught.value.outcome_known
     await cluster.fail_over(0)
     await client.schedule("orders", b"q")
-    assert payloads(cluster) == [b"q"]
+    assert cluster.payloads == [b"q"]
 
 
 async def test_leader_killed_mid_stream_resends_and_nothing_is_doubled(
@@ -232,7 +229,7 @@ async def test_leader_killed_mid_stream_resends_and_nothing_is_doubled(
     held.set()  # some may have reached the next leader already
     cluster.hold = None
     await asyncio.gather(*calls)
-    assert payloads(cluster) == [b"first", *(b"%d" % i for i in range(10))]
+    assert cluster.payloads == [b"first", *(b"%d" % i for i in range(10))]
     assert cluster.registrations == 1
 
 
@@ -242,7 +239,7 @@ async def test_lost_answer_is_repeated_and_marked_as_duplicate(
     cluster.on_schedule = once("lose")
     timer = await client.schedule("orders", b"p")
     assert timer.duplicate
-    assert payloads(cluster) == [b"p"]
+    assert cluster.payloads == [b"p"]
     assert [request.sequence for request in cluster.requests] == [1, 1]
 
 
@@ -264,7 +261,7 @@ async def test_overload_backs_off_as_long_as_asked_and_keeps_the_order(
     begun = time.monotonic()
     await asyncio.gather(*(client.schedule_batch("orders", [b"%d" % i]) for i in range(5)))
     assert time.monotonic() - begun >= 0.08
-    assert payloads(cluster) == [b"%d" % i for i in range(5)]
+    assert cluster.payloads == [b"%d" % i for i in range(5)]
 
 
 async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
@@ -277,7 +274,7 @@ async def test_overload_until_the_time_is_up_is_known_to_have_done_nothing(
     assert caught.value.outcome_known
     cluster.on_schedule = once()
     await client.schedule("orders", b"q")
-    assert payloads(cluster) == [b"first", b"q"]
+    assert cluster.payloads == [b"first", b"q"]
 
 
 async def test_refusal_is_not_named_once_the_leader_has_accepted_something(
@@ -327,8 +324,7 @@ async def test_refusal_is_named_by_all_that_it_holds_up_and_leaves_no_gap(
     await client.schedule_batch("orders", [b"first"])
 
     def refused(request: pb.ScheduleRequest) -> pb.Error | None:
-        following = request.sequence == cluster.producers[request.producer_id].last + 1
-        return wire_error(reason, retry_after_ms=4_000) if following else None
+        return wire_error(reason, retry_after_ms=4_000) if request.sequence == 2 else None
 
     cluster.on_schedule = refused
     async with client.consumer("quiet", "g"):  # asks the other nodes whether they lead
@@ -341,7 +337,7 @@ async def test_refusal_is_named_by_all_that_it_holds_up_and_leaves_no_gap(
     calls = [client.schedule_batch("orders", [name]) for name in (b"d", b"e", b"f")]
     cluster.on_schedule = once()
     await asyncio.gather(*calls)
-    assert payloads(cluster) == [b"first", b"d", b"e", b"f"]
+    assert cluster.payloads == [b"first", b"d", b"e", b"f"]
 
 
 async def test_quota_is_told_at_once_of_each_of_the_calls_that_were_put_together(
@@ -361,7 +357,7 @@ async def test_quota_is_told_at_once_of_each_of_the_calls_that_were_put_together
     assert (refused.field, refused.limit) == ("pending_max", "at most 1")
     assert refused.retryable
     assert refused.outcome_known
-    assert payloads(cluster) == [b"a", b"c"]
+    assert cluster.payloads == [b"a", b"c"]
 
 
 async def test_silence_until_the_time_is_up_is_an_unknown_outcome(
@@ -372,11 +368,11 @@ async def test_silence_until_the_time_is_up_is_an_unknown_outcome(
     with pytest.raises(errors.OutcomeUnknown) as caught:
         await client.schedule("orders", b"p", timeout=3)
     assert not caught.value.outcome_known
-    assert payloads(cluster) == [b"first", b"p"]
+    assert cluster.payloads == [b"first", b"p"]
     cluster.hold.set()
     cluster.hold = None
     await client.schedule("orders", b"q")
-    assert payloads(cluster) == [b"first", b"p", b"q"]
+    assert cluster.payloads == [b"first", b"p", b"q"]
 
 
 async def test_paused_leader_is_left_for_the_one_that_leads_by_now(
@@ -390,7 +386,7 @@ async def test_paused_leader_is_left_for_the_one_that_leads_by_now(
     await cluster.fail_over(1)
     await call
     assert cluster.nodes[0].paused is not None, "it never answered"
-    assert payloads(cluster) == [b"a", b"b"]
+    assert cluster.payloads == [b"a", b"b"]
 
 
 async def test_slow_leader_that_still_leads_is_not_left(
@@ -410,10 +406,11 @@ async def test_forgotten_producer_registers_again(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
     await client.schedule("orders", b"a")
-    cluster.producers.clear()
-    cluster.tokens.clear()
+    [request] = cluster.requests
+    gone = pb.UnregisterProducerRequest(producer_id=request.producer_id)
+    await cluster.stubs["UnregisterProducer"](gone)
     await client.schedule("orders", b"b")
-    assert payloads(cluster) == [b"a", b"b"]
+    assert cluster.payloads == [b"a", b"b"]
     assert cluster.registrations == 2
 
 
@@ -434,7 +431,7 @@ async def test_cancelled_call_is_withdrawn_and_later_ones_go_on(
     await asyncio.gather(gone, return_exceptions=True)
     await cluster.fail_over(0)
     await kept
-    assert payloads(cluster) == [b"kept"]
+    assert cluster.payloads == [b"kept"]
 
 
 async def test_row_of_a_call_that_is_over_unsent_is_not_sent_for_the_others(
@@ -456,7 +453,7 @@ async def test_row_of_a_call_that_is_over_unsent_is_not_sent_for_the_others(
         if len(certain) == 5:
             break
     assert len(certain) == 5
-    assert not {*certain} & {*payloads(cluster)}
+    assert not {*certain} & {*cluster.payloads}
 
 
 async def test_row_of_a_call_that_is_over_on_the_wire_stays_and_its_outcome_is_unknown(
@@ -470,7 +467,7 @@ async def test_row_of_a_call_that_is_over_on_the_wire_stays_and_its_outcome_is_u
         await gone
     cluster.hold.set()
     timer = await kept
-    assert payloads(cluster) == [b"gone", b"kept"]
+    assert cluster.payloads == [b"gone", b"kept"]
     assert [row.payload for row in cluster.rows if row.raw == timer.raw] == [b"kept"]
 
 
@@ -494,7 +491,7 @@ async def test_close_refuses_what_is_no_timeout_and_closes_nothing(
     with pytest.raises(errors.InvalidRequest, match="timeout"):
         await client.close(within)
     await client.schedule("orders", b"a")
-    assert payloads(cluster) == [b"a"]
+    assert cluster.payloads == [b"a"]
 
 
 async def test_error_in_the_clients_block_is_not_replaced_by_its_closing(
@@ -503,7 +500,7 @@ async def test_error_in_the_clients_block_is_not_replaced_by_its_closing(
     async def work() -> None:
         async with AsyncTimerClient(cluster.address, timeout=0.2, settings=QUICK) as client:
             consumer = client.consumer("orders", "g")
-            cluster.seed("orders", [b"m"])
+            await cluster.seed("orders", [b"m"])
             [message] = await consumer.receive(timeout=60)
             cluster.on_ack = lambda _: "lose"
             _ = message.ack()
@@ -563,7 +560,8 @@ async def test_arguments_of_another_type_are_named(
 
 
 async def test_cancels_tell_the_truth(cluster: Cluster, client: AsyncTimerClient) -> None:
-    timers = await client.schedule_batch("orders", [b"a", b"FIRED", b"c"])
+    due_ms = [NOW_MS + 60_000, NOW_MS, NOW_MS + 60_000]
+    timers = await client.schedule_batch("orders", [b"a", b"fired", b"c"], due_ms=due_ms)
     assert await client.cancel(timers[0].id) == CancelResult.CANCELLED
     assert await client.cancel(timers[0]) == CancelResult.ALREADY_CANCELLED
     results = await client.cancel_batch([timers[1], timers[2].raw, bytes(15)])
@@ -583,16 +581,15 @@ async def test_cancels_tell_the_truth(cluster: Cluster, client: AsyncTimerClient
 async def test_cancel_with_a_lost_answer_meets_its_own_work(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    timer = await client.schedule("orders", b"a")
-    lose = once("lose")
-    cluster.on_cancel = lambda: lose(None)
+    timer = await client.schedule("orders", b"a", delay=60)
+    cluster.on_call = once("lose")
     assert await client.cancel(timer) == CancelResult.ALREADY_CANCELLED
 
 
 async def test_cancel_follows_the_leader_and_leaves_a_silent_one(
     cluster: Cluster, client: AsyncTimerClient
 ) -> None:
-    timer = await client.schedule("orders", b"a")
+    timer = await client.schedule("orders", b"a", delay=60)
     cluster.nodes[0].pause()
     await cluster.fail_over(1)
     assert await client.cancel(timer) == CancelResult.CANCELLED
@@ -628,11 +625,13 @@ async def test_administration_asks_whoever_answers(cluster: Cluster) -> None:
     settings = replace(QUICK, stall_s=10)  # so long each may take: this machine may be busy
     async with AsyncTimerClient(cluster.address, timeout=60, settings=settings) as client:
         assert (await client.status()).leader == "n2"
-        assert [node.node for node in (await client.checkpoint()).nodes] == ["n1", "n2", "n3"]
-        assert [topic.name for topic in await client.topics()] == ["orders", "quiet"]
-        assert await client.create_topic("x") == 17
+        assert [node.node for node in (await client.checkpoint()).nodes] == ["fake"]
+        assert await client.create_topic("x")
+        assert [topic.name for topic in await client.topics()] == ["x"]
+        unknown = wire_error(pb.REASON_NOT_FOUND, "no such node: 'nobody'")
+        cluster.on_call = once(pb.TransferLeadershipResponse(), unknown)
         await client.transfer("n3")
-        assert cluster.transfers == ["n3"]
+        assert [each.target for each in cluster.called(pb.TransferLeadershipRequest)] == ["n3"]
         with pytest.raises(errors.NotFound, match="nobody"):
             await client.transfer("nobody")
 

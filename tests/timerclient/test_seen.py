@@ -8,7 +8,6 @@ import pytest
 
 from tests.timerclient.conftest import Threaded, once
 from tests.timerclient.fake_cluster import NOW_MS, Cluster
-from tests.timerclient.test_scheduling import payloads
 from timerclient import AsyncTimerClient, NewTimer
 from timerclient.cli import timerctl
 from timerclient.proto import timer_pb2 as pb
@@ -24,11 +23,11 @@ async def test_request_with_an_id_is_repeated_until_it_is_answered_and_once_is_e
     assert timer.duplicate
     again = await client.schedule("orders", b"p", delay=5, key="k", request_id="r")
     assert again == timer
-    assert payloads(cluster) == [b"p"]
-    assert not cluster.producers, "nobody registered"
+    assert cluster.payloads == [b"p"]
+    assert cluster.registrations == 0
     batch = await client.schedule_batch("orders", [b"a", b"b"], request_id="s")
     assert (await client.schedule_batch("orders", [b"a", b"b"], request_id="s")).ids == batch.ids
-    assert payloads(cluster) == [b"p", b"a", b"b"]
+    assert cluster.payloads == [b"p", b"a", b"b"]
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 65, "\0", "\ud800", "ü" * 33])
@@ -45,7 +44,7 @@ async def test_timers_of_several_topics_are_one_request_and_come_back_in_order(
 ) -> None:
     new = [
         NewTimer("a", b"0", delay=1),
-        NewTimer("b", b"1", due_ms=NOW_MS + 7),
+        NewTimer("b", b"1", due_ms=NOW_MS + 7_000),
         NewTimer("a", b"2", delay_level=3, headers={"h": "v"}),
         NewTimer("a", b"3", delay=2, key="k"),
         NewTimer("b", b"4"),
@@ -54,7 +53,7 @@ async def test_timers_of_several_topics_are_one_request_and_come_back_in_order(
     by_id = {row.raw: row for row in cluster.rows}
     assert [by_id[timer.raw].payload for timer in timers] == [b"0", b"1", b"2", b"3", b"4"]
     assert [by_id[timer.raw].topic for timer in timers] == ["a", "b", "a", "a", "b"]
-    assert [due - NOW_MS for due in timers.due_ms] == [1_000, 7, 3_000, 2_000, 0]
+    assert [due - NOW_MS for due in timers.due_ms] == [1_000, 7_000, 10_000, 2_000, 0]
     again = await client.schedule_all(
         [NewTimer("b", b"x"), NewTimer("a", b"y", key="k"), NewTimer("b", b"z", due_ms=NOW_MS)]
     )
@@ -67,12 +66,29 @@ async def test_several_topics_refuse_what_one_would(client: AsyncTimerClient) ->
         await client.schedule_all([])
     with pytest.raises(errors.InvalidRequest, match="only one of"):
         await client.schedule_all([NewTimer("a", b"", delay=1, due_ms=1)])
-    with pytest.raises(errors.InvalidRequest, match="BAD"):
-        await client.schedule_all([NewTimer("a", b"ok"), NewTimer("b", b"BAD")])
+    with pytest.raises(errors.InvalidRequest, match="priority = 10"):
+        await client.schedule_all([NewTimer("a", b"ok"), NewTimer("b", b"", priority=10)])
+
+
+def looks(request: Any) -> Any:
+    """Return pages of five producers, and the parts of a story."""
+    if isinstance(request, pb.ListProducersRequest):
+        names = range(request.after + 1, min(request.after + 3, 6))
+        return pb.ListProducersResponse(
+            producers=[pb.ProducerStatus(producer=each, used_at_ms=each) for each in names],
+            next_after=names[-1] % 5,
+            count=5,
+        )
+    what = pb.StoryEvent.WHAT_FIRED
+    fired = pb.StoryEvent(what=what, index=9, queue_offset=4, topic="orders")
+    scheduled = pb.StoryEvent(what=pb.StoryEvent.WHAT_SCHEDULED, index=3)
+    end = pb.StoryEnd(state=pb.TIMER_STATE_FIRED, log_first=2, log_last=12, gaps=["a gap"])
+    parts = {"events": [scheduled]}, {"events": [fired]}, {"end": end}
+    return [pb.TellStoryResponse(**part) for part in parts]
 
 
 async def test_looks_are_read_whole(cluster: Cluster, client: AsyncTimerClient) -> None:
-    del cluster
+    cluster.on_call = looks
     assert [each.producer for each in await client.producers()] == [1, 2, 3, 4, 5]
     story = await client.tell_story("0" * 24)
     assert [event.index for event in story.events] == [3, 9]
@@ -89,6 +105,7 @@ def run(capsys: pytest.CaptureFixture[str], cluster: Cluster, *words: str) -> st
 def test_timerctl_shows_stories_and_producers(
     threaded: Threaded, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    threaded.cluster.on_call = looks
     text = run(capsys, threaded.cluster, "timers", "story", "0" * 24)
     assert "SCHEDULED" in text
     assert "topic=orders  offset=4" in text
@@ -101,6 +118,7 @@ def test_timerctl_shows_stories_and_producers(
     text = run(capsys, threaded.cluster, "producers", "list", "--limit", "2")
     assert text.splitlines()[1].startswith("0000000000000005"), "the last used is the first"
     assert text.splitlines()[-1] == "… of 5: --limit"
+    threaded.cluster.on_call = once()
     text = run(capsys, threaded.cluster, "schedule", "orders", "x", "--request-id", "r")
     again = run(capsys, threaded.cluster, "schedule", "orders", "x", "--request-id", "r")
     assert again.strip() == f"{text.strip()}  repeated"
