@@ -99,7 +99,7 @@ async def test_modes_do_not_share_a_request(cluster: Cluster, client: AsyncTimer
     assert (kept, kept.result) == (first, ScheduleResult.KEPT)
     assert (replaced.result, replaced.replaced) == (ScheduleResult.REPLACED, first.raw)
     assert plain.result is ScheduleResult.SCHEDULED
-    assert len(cluster.requests) == 5  # a node rejects one, whose rows are sent again
+    assert len(cluster.requests) == 4
     wrong: Any = "overwrite"
     with pytest.raises(InvalidRequest, match="on_conflict"):
         await client.schedule("t", b"", key="k", on_conflict=wrong)

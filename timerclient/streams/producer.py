@@ -209,7 +209,7 @@ def encode_rows(
 class CollectedRequest(CallsRequest):
     """The rows of single calls, collected until it is sent."""
 
-    __slots__ = ("keyed", "on_conflict", "rows", "ways")
+    __slots__ = ("on_conflict", "rows", "ways")
     held = True
 
     def __init__(self, row: SingleRow, call: WaitingCall) -> None:
@@ -217,9 +217,8 @@ class CollectedRequest(CallsRequest):
         self.rows: list[SingleRow] = []
         self.ways: dict[str, Way] = {}
         """Per topic, the kind of its rows' due times: one kind per topic."""
-        self.on_conflict: pb.OnConflict.ValueType = pb.ON_CONFLICT_UNSPECIFIED
-        self.keyed = 0
-        """Number of rows with keys. All of them have the mode `on_conflict`."""
+        self.on_conflict = row.on_conflict
+        """The mode of all rows. A node rejects a row without a key in another mode than reject."""
         self.add(row, call)
 
     def takes(self, row: SingleRow, rows_max: int, bytes_max: int) -> bool:
@@ -230,7 +229,7 @@ class CollectedRequest(CallsRequest):
             and self.size + row.size <= bytes_max
             and self.ways.get(row.topic, row.way) == row.way
             and (row.topic in self.ways or len(self.ways) < COLUMNS_MAX)
-            and (not row.key or not self.keyed or row.on_conflict == self.on_conflict)
+            and row.on_conflict == self.on_conflict
         )
 
     def add(self, row: SingleRow, call: WaitingCall) -> None:
@@ -239,9 +238,6 @@ class CollectedRequest(CallsRequest):
         self.calls.append(call)
         self.timers = len(self.rows)
         self.ways[row.topic] = row.way
-        if row.key:
-            self.on_conflict = row.on_conflict
-            self.keyed += 1
         self.size += row.size
         call.request = self
 
