@@ -17,8 +17,7 @@ from replication.core import promise
 from replication.core.promise import Promise, PromiseFile
 from tests.replication.promises import matched
 from tests.timer.machines import STATE, engine_on
-from tests.timer.test_scrub import LOG, stored
-from tests.timer.test_snapshot import INCOMING, receive, taken
+from tests.timer.node_files import INCOMING, LOG, receive, stored, taken
 from timer.entries import entry_frame
 from timer.files import data_directory, log, segment
 from timer.files.disk import Disk, RealDisk

@@ -25,7 +25,7 @@ from cluster.rpc import openapi
 from cluster.rpc.http_routes import ROUTES
 from cluster.settings.config import TYPES, NodeConfig, build_config, flatten, shared_settings
 from tests.parsing import parsed, statements
-from tests.test_house import product
+from tests.product_files import product
 from timer.entries import policies
 from timer.model.timer_errors import InvalidRequestError
 from timerclient.cli.cli_errors import EXIT_MEANINGS

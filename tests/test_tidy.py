@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.code_map import PACKAGES
 from tests.parsing import statements
 
 ROOT = Path(__file__).parent.parent
@@ -19,23 +20,9 @@ FILE_LINES_MAX_OF = {
     "replication/core/core.py": 950,  # one state machine is read as one: its steps share all fields
     "timerclient/client/timer_client.py": 1_000,  # is made of several files
 }
-PACKAGES = (
-    "timer",
-    "replication",
-    "cluster",
-    "timerclient",
-    "timerfake",
-    "timerspark",
-    "pyspark_timers",
-    "pyspark_timerlog",
-    "deploy",
-    "chaos",
-    "bench",
-    "tests",
-)
 FILES = [
     path
-    for package in PACKAGES
+    for package in (*PACKAGES, "tests")
     for path in sorted((ROOT / package).rglob("*.py"))
     if not re.search(r"_pb2(_grpc)?\.py$", path.name)
 ]

@@ -11,7 +11,7 @@ from tests.chaos.world import Log
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.chaos.test_audit import Case
+    from tests.chaos.audit_cases import Case
     from tests.chaos.told_lies import Audited
 
 
@@ -46,11 +46,9 @@ def judged(
 def audited(spark: "SparkSession", tmp_path_factory: pytest.TempPathFactory) -> "Audited":
     """One run with all defects that need a whole run, and the audit's summary of it."""
     from chaos.audit import job
-    from tests.chaos.test_audit_groups import redriven, sought
-    from tests.chaos.test_audit_lies import write
-    from tests.chaos.test_audit_rules import lied
-    from tests.chaos.test_audit_series import Recurred
+    from tests.chaos.audit_stories import lied, redriven, sought, write
     from tests.chaos.told_lies import Audited
+    from tests.chaos.told_series import Recurred
 
     stories = {"lived": lied(), "redriven": redriven(), "sought": sought(), "recurred": Recurred()}
     run = write(tmp_path_factory.mktemp("lies"), stories.values())

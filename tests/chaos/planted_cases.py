@@ -11,7 +11,7 @@ from chaos.audit import job
 from chaos.audit.rules.queries import RunEvidence
 from chaos.audit.rules.verdict import Clocks
 from chaos.oracle.tables import STORY
-from tests.chaos.test_audit import (
+from tests.chaos.audit_cases import (
     ERROR_MS,
     POSTPONED_MS,
     UNTIL_MS,

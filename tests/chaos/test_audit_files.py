@@ -5,7 +5,7 @@ import random
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,29 +14,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from chaos.audit.rules import file_rules
-from chaos.audit.rules.findings import Findings
 from chaos.history.history import RunFolder
-from chaos.oracle import tables
 from chaos.spark.timerstate import RunFile, node_states, read_run, run_files
-from tests.chaos.world import write_log
+from tests.chaos.audit_files import DISK, FAR_MS, judged, tell
 from tests.seeds import seeds
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, ids_of, part_of
-from tests.timer.test_snapshot import frame_of
-from tests.timer.test_store import merge_all
+from tests.timer.stores import merge_all
 from timer.entries.policies import Scope
-from timer.files.disk import RealDisk
 from timer.model.columns import OnConflict
 from timer.model.firing_order import Position
 from timer.model.timer_errors import UnknownVersionError
-from timer.model.units import LogIndex, TopicId
+from timer.model.units import TopicId
 from timer.recovery import manifest
-from timerspark.log.segment_files import Piece, segments
 
-FAR_MS = START_MS + 10**9
-DISK = RealDisk()
 PENDING = {
     "n1": 3 * 40 + 5_000,
     "n2": 3 * 40 + 5_000 - 100 - 2 - 11 - 11,  # cancelled; fired, of those that go on
@@ -85,15 +77,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
             flush(nodes[name])
     tell(run, log, [*nodes])
     return run
-
-
-def tell(run: RunFolder, log: Log, names: list[str]) -> None:
-    """Write nodes' logs, and the tale of one."""
-    frames = [frame_of(log, at) for at in range(len(log.entries))]
-    for name in names:
-        write_log(run.root / name / "log", frames)
-    piece = Piece(segments(run.root / names[0] / "log"), LogIndex(1), LogIndex(len(frames)))
-    tables.replay([piece], run.root / "tale", run.root / "spill")
 
 
 def rows_of(run: RunFolder) -> list[dict[str, Any]]:
@@ -260,18 +243,6 @@ def test_state_of_another_version_is_not_judged(run: RunFolder, tmp_path: Path) 
     path.write_bytes(data[:8] + (manifest.VERSION_OF_LEVEL_1 - 1).to_bytes(4, "little") + data[12:])
     with pytest.raises(UnknownVersionError):
         [*node_states(RunFolder(tmp_path))]
-
-
-def judged(
-    spark: SparkSession, run: RunFolder, lost: Container[str] = (), end: int = 99, most: int = 3
-) -> tuple[dict[str, Any], Findings]:
-    story = {
-        name: spark.read.schema(from_arrow_schema(schema)).parquet(str(run.root / "tale" / name))
-        for name, schema in tables.STORY.items()
-    }
-    states = file_rules.states_within(run, lost=lost, end=end)
-    findings = Findings(most)
-    return file_rules.judged(findings, run, story, states), findings
 
 
 @pytest.mark.long  # `make chaos-short` judges the files of an honest run

@@ -17,7 +17,7 @@ from chaos.history.history import RunFolder
 from chaos.spark import state_files
 from chaos.spark.state_files import check_keys
 from chaos.spark.timerstate import ManifestState, node_states
-from tests.chaos.test_audit_files import DISK, FAR_MS, judged, tell
+from tests.chaos.audit_files import DISK, FAR_MS, judged, tell
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of
 from timer.entries.payloads import Op
 from timer.model.timer_errors import CorruptFileError

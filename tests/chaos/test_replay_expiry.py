@@ -8,7 +8,7 @@ import pytest
 
 from chaos.oracle.story import LogStory
 from chaos.sim.world.simdisk import SimDisk
-from tests.chaos.test_replay import Notes
+from tests.chaos.replaying import Notes
 from tests.seeds import seeds
 from tests.timer.machines import START_MS, Log, machine_on, part_of
 from timer.entries.payloads import GroupStart, Op

@@ -6,7 +6,7 @@ import pytest
 
 from chaos.oracle import tables
 from chaos.oracle.story import PENDING
-from tests.chaos.test_replay import T, ends, read
+from tests.chaos.replaying import T, ends, read
 from tests.chaos.world import Log, write_log
 from timer.entries.entry_frame import EntryKind
 from timer.entries.policies import Scope, ScopePolicy, encode_policy

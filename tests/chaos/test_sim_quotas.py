@@ -17,8 +17,7 @@ from chaos.sim.world.simdisk import SimDisk
 from tests.chaos.planted.planted import calm
 from tests.seeds import seeds
 from tests.timer.leading import Play
-from tests.timer.machines import Log, machine_on, part_of
-from tests.timer.test_series import EVERY
+from tests.timer.machines import EVERY, Log, machine_on, part_of
 from timer.entries.entry_frame import Entry
 from timer.entries.policies import CLUSTER, QUOTAS, Scope, ScopePolicy
 from timer.entries.series_payloads import CreateSeries

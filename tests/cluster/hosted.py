@@ -6,6 +6,11 @@ from collections.abc import Callable
 from chaos.sim.world.simdisk import SimDisk
 from cluster.state.host import Host
 from replication.shell.hop_recorder import HopRecorder
+from tests.cluster.running import (
+    RPC_S,
+    Running,
+    until,
+)
 from tests.timer.machines import START_MS, Log, catch_up, engine_on, part_of, slices_of
 from timer.entries.entry_frame import EntryKind
 from timer.leader.leader import Leader
@@ -13,6 +18,7 @@ from timer.model.columns import gather
 from timer.model.timer_errors import EngineError
 from timer.model.units import DUE_MS_MAX, Epoch, LogIndex, MonoMs, Now, UnixMs
 from timer.pending.read_view import Filter
+from timerclient.proto import timer_pb2 as pb
 
 FAR = START_MS + 10**8
 
@@ -79,3 +85,31 @@ class Hosted:
         found = dict(zip(map(int, keys), rows["due_ms"].tolist(), strict=True))
         assert len(found) == len(rows)
         return found
+
+
+def flushed(cluster: Running) -> None:
+    """Wait until every node has written a manifest with all entries so far."""
+    local = pb.GetCheckpointRequest(local=True)
+    index = (
+        cluster.admin().GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0].log_end
+    )
+
+    def written() -> bool:
+        nodes = [
+            cluster.admin(name).GetCheckpoint(local, timeout=RPC_S).nodes[0]
+            for name in cluster.nodes
+        ]
+        return all(node.manifest_index >= index and node.runs for node in nodes)
+
+    until(written)
+
+
+PEERS = {"n1": "127.0.0.1:7101", "n2": "127.0.0.1:7102", "n3": "127.0.0.1:7103"}
+
+
+BASE: dict[str, object] = {
+    "name": "n1",
+    "cluster_id": "demo",
+    "data": "run/n1",
+    "peers": ",".join(f"{name}={address}" for name, address in PEERS.items()),
+}

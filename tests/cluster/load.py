@@ -185,3 +185,7 @@ def loaded(cluster: Running, topic: str) -> Iterator[Load]:
     load.check()
     cluster.digests_agree()
     cluster.counts_add_up()
+
+
+PAUSE_S_MAX = 10.0
+"""Bound for a loaded machine; docs/members.md has a measured figure."""

@@ -32,6 +32,15 @@ from timerclient.values.wire_errors import TRAILER
 WAIT_S: Final = 60.0
 """Longest wait for a condition that takes a second or two on an idle machine."""
 RPC_S: Final = 30.0
+SOON_DROPPED = (
+    "storage.memtable_bytes_flush = 1048576",
+    "storage.log_bytes_flush = 1048576",
+    "storage.flush_interval_ms = 1000",
+    "storage.log_kept_bytes_max = 1048576",
+    "limits.payload_bytes_max = 65536",
+    "limits.request_bytes_max = 524288",
+)
+"""Settings of nodes that drop entries of their log soon."""
 CALL_S: Final = 120.0
 """Timeout of a client's calls, except where a test sets another."""
 POLL_S, POLL_S_MAX = 0.02, 0.1
@@ -377,3 +386,14 @@ def schedule(*timers: pb.TimerColumns, **more: Any) -> pb.ScheduleRequest:
 
 def streamed(*requests: pb.ScheduleRequest) -> Iterator[pb.ScheduleStreamRequest]:
     return iter([as_type(pb.ScheduleStreamRequest, request) for request in requests])
+
+
+class Rotting(Running):
+    """Its nodes meet damage, and may say so."""
+
+    def complaints(self) -> list[str]:
+        return [line for line in super().complaints() if "to be healed" not in line]
+
+
+def installs(cluster: Running, name: str) -> int:
+    return cluster.log(name).count("installed the snapshot")

@@ -17,8 +17,8 @@ from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailab
 from cluster.backup.catalogue import Catalogue, catalogue_name
 from cluster.backup.parquet_export import ParquetExport
 from cluster.backup.restoration import STAGE, receive
+from tests.cluster.backups import DISK, OneNode, backed_up, restored
 from tests.cluster.running import WAIT_S, until
-from tests.cluster.test_backup_store import DISK, OneNode, backed_up, restored
 from timer.files.disk import RealDisk
 from timer.recovery.rows_at_rest import pending_rows
 from timerclient.cli.timerctl import main as timerctl

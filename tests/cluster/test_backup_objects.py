@@ -20,8 +20,8 @@ from pyarrow.fs import FileSystem
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, bounded
 from cluster.backup.catalogue import Catalogue, read_catalogues
 from cluster.backup.store_care import damages_of, prune
+from tests.cluster.backups import OneNode, backed_up, restored
 from tests.cluster.running import WAIT_S, until
-from tests.cluster.test_backup_store import OneNode, backed_up, restored
 
 MIB = 1 << 20
 

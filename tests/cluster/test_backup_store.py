@@ -31,14 +31,14 @@ from cluster.backup.catalogue import (
     read_catalogues,
 )
 from cluster.backup.parquet_export import ParquetExport
-from cluster.backup.restoration import STAGE, RestorePlan, receive, restore
+from cluster.backup.restoration import STAGE, receive
 from cluster.backup.store_care import damages_of, prune
 from cluster.security.access_rules import CLUSTER, Permission
 from cluster.security.method_rules import METHOD_RULES
 from replication.core.log_recovery import recover as shape_of
 from replication.core.promise import PromiseFile
-from tests.timer.machines import START_MS, Log, catch_up, engine_on, flush, part_of, state_of
-from tests.timer.test_manifest import busy_log
+from tests.cluster.backups import DISK, OneNode, backed_up, plan_of, restored
+from tests.timer.machines import START_MS, engine_on, part_of, state_of
 from timer.files.data_directory import read_identity, sha256_of
 from timer.files.disk import Disk, RealDisk
 from timer.files.log import Log as TimerLog
@@ -47,62 +47,13 @@ from timer.model.timer_errors import NotFoundError, NotReadyError, UnreadableFil
 from timer.model.timer_id import decode, from_text, salt_of
 from timer.model.units import LogIndex, MonoMs, ReplicaId, TopicId, UnixMs
 from timer.recovery import manifest
-from timer.recovery.engine import Engine
 from timer.recovery.rows_at_rest import pending_rows
-from timer.recovery.snapshot_source import PINNED_MS, take
+from timer.recovery.snapshot_source import PINNED_MS
 from timerclient.cli.timerctl import main as timerctl
 from timerclient.cli.timerctl import make_parser
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
-from timerclient.values.errors import InvalidRequest, NotFound, Unavailable
-
-DISK = RealDisk()
-
-
-class OneNode:
-    """A node's answers to a backup, from an engine on this disk."""
-
-    def __init__(self, directory: Path, log: Log | None = None) -> None:
-        self.state, self.pinned = directory / "state", directory / "pinned"
-        self.log = log or busy_log()
-        self.fetched = 0
-        self.serving = True
-        self.left: int | None = None
-        """Bytes until the node closes the backup. None: any."""
-        self.grow()
-
-    def grow(self, rows: int = 0) -> Engine:
-        """Apply the log, with a few more timers, and write a manifest."""
-        if rows:
-            due = START_MS + 10**8
-            self.log.schedule(part_of([(1, due + at, b"more") for at in range(rows)]))
-        engine = engine_on(DISK, self.state)
-        catch_up(engine, self.log)
-        flush(engine)
-        return engine
-
-    def status(self) -> pb.GetStatusResponse:
-        node = pb.NodeStatus(name="n1", reachable=True, replica_id=7, serving=self.serving)
-        return pb.GetStatusResponse(cluster_id="c", nodes=[node])
-
-    def open_backup(self, _: str, __: int, *, min_index: int) -> pb.OpenBackupResponse:
-        found = take(DISK, self.state, self.pinned)
-        assert min_index <= found.index
-        part = pb.OpenBackupResponse.Part
-        parts = [part(path=p.path, size=p.size, crc32=p.crc32) for p in found.parts]
-        return pb.OpenBackupResponse(
-            cluster_id="c", replica_id=7, index=found.index, epoch=found.epoch, parts=parts
-        )
-
-    def fetch_backup(self, _: str, __: int, path: str, offset: int) -> bytes:
-        data = DISK.read(self.pinned / path, offset, 1000)
-        self.fetched += len(data)
-        if self.left is not None and self.fetched > self.left:
-            raise NotFound("no such open backup")
-        return data
-
-    def close_backup(self, _: str, __: int, *, complete: bool) -> None:
-        self.complete = complete
+from timerclient.values.errors import InvalidRequest, Unavailable
 
 
 @pytest.fixture
@@ -113,11 +64,6 @@ def node(tmp_path: Path) -> OneNode:
 @pytest.fixture
 def store(tmp_path: Path) -> BackupStore:
     return BackupStore(str(tmp_path / "store"))
-
-
-def backed_up(node: OneNode, store: BackupStore) -> Catalogue:
-    node.fetched = 0
-    return BackupRun(cast("TimerClient", node), store, patience_s=0).take()
 
 
 def test_wait_for_a_leader_is_told_once(
@@ -144,18 +90,6 @@ def test_timeout_before_the_command_counts(command: str) -> None:
     assert timeout_s("--timeout", "3s", command) == 3
     assert timeout_s("--timeout", "3s", command, "--timeout", "4s") == 4
     assert timeout_s(command) == 120
-
-
-def plan_of(found: Catalogue, **changes: Any) -> RestorePlan:
-    usual = {"cluster_id": "c", "voters": ("a", "b", "state"), "restore_id": "r"}
-    return RestorePlan(catalogue=found, **usual | changes)
-
-
-def restored(store: BackupStore, found: Catalogue, target: Path) -> dict[str, Path]:
-    plan = plan_of(found)
-    places = {name: target / name for name in plan.voters}
-    restore(store, plan, places, target, START_MS)
-    return places
 
 
 @pytest.mark.parametrize("level", [1, 2])

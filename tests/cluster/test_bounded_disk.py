@@ -6,19 +6,11 @@ from pathlib import Path
 import pytest
 
 from replication.core.replication_config import ReplicationConfig
-from tests.cluster.running import Running, take, until
+from tests.cluster.running import SOON_DROPPED, Running, take, until
 
 pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
-SETTINGS = (
-    f"storage.memtable_bytes_flush = {MIB}",
-    f"storage.log_bytes_flush = {MIB}",
-    "storage.flush_interval_ms = 1000",
-    f"storage.log_kept_bytes_max = {MIB}",
-    "limits.payload_bytes_max = 65536",
-    "limits.request_bytes_max = 524288",
-)
 WAVES = 12
 ROWS, PAYLOAD = 200, 50_000
 BOUND = ReplicationConfig().cache_bytes * 9 // 8 + 24 * MIB
@@ -28,7 +20,7 @@ file, the log since it began, segments of 1 MiB that leave only whole."""
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Running]:
-    with Running(tmp_path, SETTINGS).cleaned() as cluster:
+    with Running(tmp_path, SOON_DROPPED).cleaned() as cluster:
         yield cluster
 
 

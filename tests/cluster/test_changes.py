@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.cluster.hosted import flushed
 from tests.cluster.running import (
     RPC_S,
     Running,
@@ -20,7 +21,6 @@ from tests.cluster.running import (
     now_ms,
     schedule,
     take,
-    until,
 )
 from timerclient import (
     CancelResult,
@@ -41,23 +41,6 @@ SETTINGS = ("storage.flush_interval_ms = 1000", "limits.key_bytes_max = 100")
 
 def keys_of(client: TimerClient, topic: str, **where: Any) -> list[str | None]:
     return [timer.key for timer in client.list_timers(topic, page_size=7, **where)]
-
-
-def flushed(cluster: Running) -> None:
-    """Wait until every node has written a manifest with all entries so far."""
-    local = pb.GetCheckpointRequest(local=True)
-    index = (
-        cluster.admin().GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0].log_end
-    )
-
-    def written() -> bool:
-        nodes = [
-            cluster.admin(name).GetCheckpoint(local, timeout=RPC_S).nodes[0]
-            for name in cluster.nodes
-        ]
-        return all(node.manifest_index >= index and node.runs for node in nodes)
-
-    until(written)
 
 
 def test_rescheduled_timer_fires_once_at_its_new_time_through_failover_and_restart(

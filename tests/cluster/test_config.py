@@ -27,18 +27,12 @@ from cluster.settings.config import (
     parse_address,
     print_config,
 )
+from tests.cluster.hosted import BASE, PEERS
 from timer.entries.entry_frame import PAYLOAD_SIZE_MAX
 from timer.model.columns import ROW
 from timer.model.timer_errors import ConfigError
 from timer.model.units import DUE_MS_MAX
 
-PEERS = {"n1": "127.0.0.1:7101", "n2": "127.0.0.1:7102", "n3": "127.0.0.1:7103"}
-BASE: dict[str, object] = {
-    "name": "n1",
-    "cluster_id": "demo",
-    "data": "run/n1",
-    "peers": ",".join(f"{name}={address}" for name, address in PEERS.items()),
-}
 FILE = """
 name = "n2"
 cluster_id = "demo"

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.api.ended_topics import topic_of_ended
 from tests.timer.machines import ids_of, part_of
-from tests.timer.test_story import DUE, Told
+from tests.timer.story_logs import DUE, Told
 from timer.entries.entry_frame import Entry
 from timer.model.timer_id import TimerKey
 from timer.model.units import LogIndex, Seq, UnixMs

@@ -15,7 +15,7 @@ import pytest
 from cluster.node import process
 from cluster.node.python_garbage import Sweeper
 from cluster.settings.config import load_config
-from tests.timer.test_log import frames
+from tests.timer.log_files import frames
 from timer.files.disk import RealDisk
 from timer.files.log import Log
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnreadableFileError

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.control.control_state import Appoint
 from cluster.control.controller_events import Announced, LinkChanged, TransferAsked
-from tests.cluster.test_controller import CONFIG, VOTERS, Play, follower, in_service, serving
+from tests.cluster.controlling import CONFIG, VOTERS, Play, follower, in_service, serving
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
 NEWER = ProgramRelease("0.2.0", 1, 2)

@@ -19,7 +19,7 @@ from cluster.control.controller_events import (
 )
 from cluster.control.leader_fitness import UNFIT_MS, DiskRecord
 from cluster.rpc import open_files
-from tests.cluster.test_controller import CONFIG, STEP_MS, VOTERS, Play, follower, in_service
+from tests.cluster.controlling import CONFIG, STEP_MS, VOTERS, Play, follower, in_service
 from timer.model.units import LogIndex, MonoMs
 
 Limps = Callable[[str, ReplicaReport, int], ReplicaReport]

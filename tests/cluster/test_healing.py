@@ -9,33 +9,26 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.load import loaded
-from tests.cluster.running import RPC_S, Running, flip, kept_runs, until
+from tests.cluster.running import (
+    RPC_S,
+    SOON_DROPPED,
+    Rotting,
+    Running,
+    flip,
+    installs,
+    kept_runs,
+    until,
+)
 from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
 
-MIB = 1 << 20
-SETTINGS = (
-    f"storage.memtable_bytes_flush = {MIB}",
-    f"storage.log_bytes_flush = {MIB}",
-    "storage.flush_interval_ms = 1000",
-    f"storage.log_kept_bytes_max = {MIB}",
-    "limits.payload_bytes_max = 65536",
-    "limits.request_bytes_max = 524288",
-)
 WAIT_S = 120.0
-
-
-class Rotting(Running):
-    """Its nodes meet damage, and may say so."""
-
-    def complaints(self) -> list[str]:
-        return [line for line in super().complaints() if "to be healed" not in line]
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with Rotting(tmp_path_factory.mktemp("healing"), SETTINGS).cleaned() as cluster:
+    with Rotting(tmp_path_factory.mktemp("healing"), SOON_DROPPED).cleaned() as cluster:
         yield cluster
 
 
@@ -47,10 +40,6 @@ def rot(path: Path) -> None:
             whole[at] ^= 0x10
         file.seek(0)
         file.write(whole)
-
-
-def installs(cluster: Running, name: str) -> int:
-    return cluster.log(name).count("installed the snapshot")
 
 
 def first_kept(cluster: Running, name: str) -> int:
@@ -82,7 +71,7 @@ def outgrow(cluster: Running, leader: str) -> None:
 
 @pytest.mark.long  # all nodes start twice
 def test_damage_on_a_majority_stops_them_and_throws_nothing_away(tmp_path: Path) -> None:
-    cluster = Running(tmp_path, (*SETTINGS, "storage.refetch_timeout_ms = 3000"))
+    cluster = Running(tmp_path, (*SOON_DROPPED, "storage.refetch_timeout_ms = 3000"))
     try:
         cluster.start()
         with cluster.client() as client:
@@ -117,7 +106,7 @@ def test_leader_that_meets_damage_while_a_follower_is_being_healed_hands_over_fi
     tmp_path: Path,
 ) -> None:
     """If the leader ended, one whole node of three would be left, and no node could lead."""
-    with Rotting(tmp_path, SETTINGS).cleaned() as cluster:  # no older snapshot is pinned
+    with Rotting(tmp_path, SOON_DROPPED).cleaned() as cluster:  # no older snapshot is pinned
         leader = cluster.up()
         healing, _ = cluster.followers()
         data = cluster.directory / leader

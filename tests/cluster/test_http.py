@@ -5,7 +5,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -39,49 +39,11 @@ from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig, TlsConfig
 from deploy.certificate_store import CertificateStore
 from deploy.local import free_ports
+from tests.cluster.http_document import FOLLOWER, FakeNode
 from tests.waiting import until
 from timer.model.timer_errors import CallerLimitError, ConfigError, NotReadyError
 
-FOLLOWER = LocalState(role="follower", serving=False, leader="n1", silent_ms=90, silent_ms_max=550)
 LEADER = LocalState(role="leader", serving=True, leader="n2", silent_ms=0, silent_ms_max=550)
-
-
-@dataclass
-class FakeNode:
-    """A node with answers that the test sets."""
-
-    state: LocalState = FOLLOWER
-    failure: Exception | None = None
-    hangs: bool = False
-    padding: str = ""
-    """In each answer."""
-    measured: int = 0
-    asked: list[tuple[str, bool]] = field(default_factory=list)
-    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def local(self) -> LocalState:
-        return self.state
-
-    async def measure(self) -> None:
-        self.measured += 1
-
-    async def status(self, *, cluster: bool) -> Mapping[str, object]:
-        return await self._answer("status", cluster=cluster)
-
-    async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
-        return await self._answer("checkpoint", cluster=cluster)
-
-    async def policies(self, *, namespace: str, topic: str) -> Mapping[str, object]:
-        return await self._answer(f"policies of {namespace!r} and {topic!r}", cluster=False)
-
-    async def _answer(self, what: str, *, cluster: bool) -> Mapping[str, object]:
-        self.asked.append((what, cluster))
-        self.was_asked.set()
-        if self.failure:
-            raise self.failure
-        if self.hangs:
-            await asyncio.Event().wait()
-        return {"what": what, "epoch": 1 << 60} | ({"text": self.padding} if self.padding else {})
 
 
 class Answer(NamedTuple):

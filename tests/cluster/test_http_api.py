@@ -11,7 +11,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import grpc
@@ -21,42 +21,13 @@ from cluster.rpc import http_api, json_bodies, openapi, timer_stream
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import ROUTES
 from cluster.rpc.problem_details import problem_of
-from tests.cluster import http_document
+from tests.cluster.http_document import JSON, send
 from tests.cluster.running import RPC_S, Running, until
 from timerclient import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound
 
 pytestmark = pytest.mark.slow
-JSON = {"Content-Type": "application/json"}
-
-
-class Reply(NamedTuple):
-    status: int
-    body: Any
-    headers: http.client.HTTPMessage
-
-
-def send(
-    cluster: Running,
-    node: str,
-    verb: str,
-    path: str,
-    body: object = None,
-    headers: dict[str, str] | None = None,
-) -> Reply:
-    """Return a node's answer. `body`: text, or an object that becomes JSON."""
-    connection = http.client.HTTPConnection(cluster.node(node).http, timeout=RPC_S)
-    text = body if isinstance(body, str) or body is None else json.dumps(body)
-    try:
-        connection.request(verb, path, text, JSON if headers is None else headers)
-        answer = connection.getresponse()
-        found = Reply(answer.status, json.loads(answer.read() or b"null"), answer.headers)
-        wrong = http_document.wrong_in_answer(verb, path, found.status, found.body)
-        assert not wrong, (verb, path, wrong)
-        return found
-    finally:
-        connection.close()
 
 
 def test_document_has_every_route_and_a_schema_for_each_reference(cluster: Running) -> None:

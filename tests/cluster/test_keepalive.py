@@ -17,7 +17,7 @@ from cluster.rpc.handlers import PINGED
 from cluster.rpc.standby_ports import Standby, Wait
 from cluster.settings.config import build_config
 from deploy.local import free_ports
-from tests.cluster.test_config import BASE
+from tests.cluster.hosted import BASE
 from tests.waiting import until
 from timerclient import AsyncTimerClient
 from timerclient.proto import timer_pb2 as pb

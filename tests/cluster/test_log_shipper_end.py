@@ -13,7 +13,7 @@ from cluster.backup.catalogue import read_catalogues
 from cluster.backup.roll_forward import Until
 from cluster.backup.store_care import gaps_of
 from tests.cluster.running import until
-from tests.cluster.test_log_shipping import Shipped, Shipper, at, first, state_at, stored
+from tests.cluster.shipping import Shipped, Shipper, at, first, state_at, stored
 from tests.timer.machines import START_MS
 from timer.model.units import LogIndex
 from timer.recovery.snapshot_source import PINNED_MS

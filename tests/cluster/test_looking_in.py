@@ -20,8 +20,8 @@ from cluster.api.timer_queries import QUERIES_MAX, QUERIES_WAITING_MAX, TimerQue
 from cluster.rpc.rpc_caller import CALLER
 from cluster.settings.config import NodeConfig
 from tests.cluster.hosted import Hosted
+from tests.timer.lookups import FAR, PLACES, filled, flip
 from tests.timer.machines import STATE, ids_of
-from tests.timer.test_lookup import FAR, PLACES, filled, flip
 from timer.model import timer_id
 from timer.model.timer_errors import (
     CorruptFileError,

@@ -26,7 +26,7 @@ from cluster.page.page_data import PEER_EVERY_MS, PageData
 from cluster.page.page_routes import CONTENT_POLICY, StatusPages
 from cluster.rpc.endpoints import AdminChannels
 from cluster.rpc.http import HttpServer
-from tests.cluster.test_http import FakeNode
+from tests.cluster.http_document import FakeNode
 from timer.model.timer_errors import EngineError, NotFoundError, NotLeaderError
 from timer.model.units import Epoch, MonoMs, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2 as pb

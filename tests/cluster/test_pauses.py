@@ -5,8 +5,8 @@ import json
 import pytest
 
 from tests.cluster.conftest import Ctl
+from tests.cluster.hosted import flushed
 from tests.cluster.running import Running, now_ms, take, until
-from tests.cluster.test_changes import flushed
 from timerclient import CancelResult, TimerClient, TimerState
 
 pytestmark = pytest.mark.slow

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from tests.cluster.conftest import Ctl
+from tests.cluster.hosted import flushed
 from tests.cluster.running import (
     Running,
     code_of,
@@ -24,7 +25,6 @@ from tests.cluster.running import (
     take,
     until,
 )
-from tests.cluster.test_changes import flushed
 from timerclient import InvalidRequest, NotFound, Timer, TimerClient, TimerState
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
+from tests.cluster.hosted import flushed
 from tests.cluster.running import Running, take, until
-from tests.cluster.test_changes import flushed
 from timerclient import PolicyFields, QuotaReached, TimerClient
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ from cluster.rpc.handlers import Service, ServiceHooks, answered
 from cluster.rpc.relay import DIRECT, PATHS, Relay, is_repeatable
 from cluster.security.access_rules import Permission
 from cluster.security.method_rules import CONTRACT_RULES, Repeat
+from tests.cluster.http_document import send
 from tests.cluster.running import RPC_S, Running, error_of, streamed, until
-from tests.cluster.test_http_api import send
 from tests.waiting import until as until_true
 from timer.model.timer_errors import (
     LeadershipLostError,

@@ -10,7 +10,7 @@ from cluster.files.replacement import ask_to_replace
 from cluster.rpc.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby, Wait
 from cluster.settings.config import build_config
 from deploy.local import free_ports
-from tests.cluster.test_config import BASE
+from tests.cluster.hosted import BASE
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 import pytest
 
-from tests.cluster.load import loaded
+from tests.cluster.load import PAUSE_S_MAX, loaded
 from tests.cluster.running import Running, until
 from timerclient.cli import cli_rolling, timerctl
 from timerclient.cli.cli_args import UsageError
@@ -23,9 +23,6 @@ from timerclient.cli.cli_rolling import (
 )
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import AlreadyExists, NotReady
-
-PAUSE_S_MAX = 10.0
-"""Bound for a loaded machine; docs/members.md has a measured figure."""
 
 
 def healthy() -> tuple[pb.GetStatusResponse, pb.ListMembersResponse]:

@@ -16,8 +16,8 @@ from cluster.state.state_plane import (
     StatePlane,
     ThreadWork,
 )
+from tests.timer.lookups import flip
 from tests.timer.machines import START_MS, STATE, Log, engine_on, log_of, part_of
-from tests.timer.test_lookup import flip
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk_reserve import Room
 from timer.leader.groups.group_delivery import Delivery

@@ -25,8 +25,7 @@ from cluster.settings.config import NodeConfig, build_config
 from cluster.settings.wall_clock import machine_ms
 from replication.core.promise import NEVER_GIVEN, Promise
 from tests.timer.machines import Log, catch_up, flush
-from tests.timer.test_manifest import busy_log
-from tests.timer.test_snapshot import UNDER, frame_of
+from tests.timer.node_files import UNDER, busy_log, frame_of
 from timer.files.data_directory import format_directory, founding_replica_id, open_directory
 from timer.files.disk_reserve import START_BYTES
 from timer.files.log import Log as TimerLog

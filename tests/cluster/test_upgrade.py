@@ -15,11 +15,10 @@ from cluster.control.raft_link import FrameKind
 from cluster.settings.release import RELEASE
 from replication.shell.tcp_stream import TcpEnds
 from replication.shell.transport import Transport
-from tests.cluster.load import loaded
+from tests.cluster.load import PAUSE_S_MAX, loaded
 from tests.cluster.previous_release import VERSION, PreviousRelease, TwoReleases
 from tests.cluster.running import until
-from tests.cluster.test_rolling_restart import PAUSE_S_MAX
-from tests.timer.test_directory import format_a
+from tests.timer.stores import format_a
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import RealDisk
 from timer.model.feature_level import LEVEL_MAX

@@ -22,9 +22,8 @@ from cluster.files.verify import DAMAGED, UNCHECKED
 from cluster.node.timerd import init
 from cluster.settings.config import NodeConfig, build_config
 from tests import waiting
-from tests.cluster.running import Running, flip, kept_runs, until
-from tests.cluster.test_healing import Rotting, installs
-from tests.timer.test_snapshot import INCOMING, receive, taken
+from tests.cluster.running import Rotting, Running, flip, installs, kept_runs, until
+from tests.timer.node_files import INCOMING, receive, taken
 from timer.files.data_directory import LOCK_NAME, open_directory
 from timer.files.disk import FreshDisk, RealDisk
 from timer.model.timer_errors import CorruptFileError, NotReadyError

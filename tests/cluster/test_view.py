@@ -29,7 +29,7 @@ from cluster.rpc.http import why_not_ready
 from cluster.rpc.rpc_caller import CALLER, caller_name
 from cluster.settings.config import build_config
 from replication.core.core_events import Role
-from tests.cluster.test_config import BASE
+from tests.cluster.hosted import BASE
 from tests.timer.leading import Play
 from timer.entries.policies import Policies, Scope, ScopePolicy
 from timer.leader.intake.cluster_clock import ClockReport

@@ -11,7 +11,7 @@ from cluster.settings.config import build_config
 from cluster.settings.wall_clock import machine_ms, wall_clock
 from cluster.state.voter_clocks import VoterClocks
 from replication.shell.replica import Replica
-from tests.cluster.test_config import BASE
+from tests.cluster.hosted import BASE
 from timer.leader.intake.cluster_clock import Sample
 from timer.model.units import MonoMs, ReplicaId, UnixMs
 

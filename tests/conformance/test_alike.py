@@ -1,19 +1,14 @@
 """The fake and the real cluster give equal answers to the same calls, drawn from a seed."""
 
 import random
-import re
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pytest
 
-from tests.cluster.running import error_of
-from tests.conformance.worlds import FakeWorld, World
-from timerclient import TimerClient, TimerError
+from tests.conformance.worlds import FakeWorld, World, answer
+from timerclient import TimerClient
 from timerclient.rows.rows import OnConflict
-from timerclient.values.errors import InvalidRequest
-from timerclient.values.wire_errors import from_wire
 from timerfake import FakeCluster
 
 CALLS = 150
@@ -130,21 +125,6 @@ class Player:
         for topic in self.topics:
             self.client.create_topic(topic)
         return [answer(rng.choice(calls), random.Random(rng.random())) for _ in range(CALLS)]
-
-
-def answer(call: Callable[[random.Random], Any], rng: random.Random) -> Any:
-    """Return a call's name with its result, or with the error that rejects it."""
-    try:
-        return call.__name__, call(rng)
-    except (grpc.RpcError, grpc.aio.AioRpcError) as failed:
-        error = from_wire(error_of(failed))
-    except TimerError as raised:
-        error = raised
-    told = type(error).__name__, error.reason, error.retryable, error.outcome_known
-    if not isinstance(error, InvalidRequest):
-        return call.__name__, told
-    # An absolute time in a limit differs between calls.
-    return call.__name__, told, error.field, re.sub(r"\d{13,}", "…", error.limit)
 
 
 @pytest.mark.slow

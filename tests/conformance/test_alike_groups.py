@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.test_alike import answer
-from tests.conformance.worlds import FakeWorld, World
+from tests.conformance.worlds import FakeWorld, World, answer
 from timerclient import NewTimer
 from timerclient.proto import timer_pb2 as pb
 from timerfake import FakeCluster

@@ -6,6 +6,8 @@ once. A moment of the real cluster lasts 0.25 s, and the test waits for it. A le
 with the same timeout; on the fake it is there at the first poll.
 """
 
+import random
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -22,12 +24,14 @@ from tests.cluster.running import (
     redriven,
     until,
 )
-from timerclient import TimerClient
+from timerclient import TimerClient, TimerError
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 from timerclient.rows.background import Background
 from timerclient.rows.messages import Message
+from timerclient.values.errors import InvalidRequest
+from timerclient.values.wire_errors import from_wire
 from timerfake import FakeCluster
 
 T = TypeVar("T")
@@ -200,3 +204,18 @@ def refusal(world: World, method: str, request: Any) -> pb.Error:
         assert is_invalid == (code is grpc.StatusCode.INVALID_ARGUMENT), (error, code)
         return error
     raise AssertionError(f"{method} was answered: {answer}")
+
+
+def answer(call: Callable[[random.Random], Any], rng: random.Random) -> Any:
+    """Return a call's name with its result, or with the error that rejects it."""
+    try:
+        return call.__name__, call(rng)
+    except (grpc.RpcError, grpc.aio.AioRpcError) as failed:
+        error = from_wire(error_of(failed))
+    except TimerError as raised:
+        error = raised
+    told = type(error).__name__, error.reason, error.retryable, error.outcome_known
+    if not isinstance(error, InvalidRequest):
+        return call.__name__, told
+    # An absolute time in a limit differs between calls.
+    return call.__name__, told, error.field, re.sub(r"\d{13,}", "…", error.limit)

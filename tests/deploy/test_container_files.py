@@ -13,7 +13,7 @@ from cluster.rpc.node_tls import NodeTls
 from cluster.security.identities import IdentityKind
 from cluster.settings.config import build_config, from_env
 from deploy.certificate_store import CertificateStore
-from tests.deploy.test_manifests import call
+from tests.deploy.kubernetes import call
 from tests.distributions import SERVER_LOCK
 from timer.files import data_directory
 from timer.files.disk import RealDisk

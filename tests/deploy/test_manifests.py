@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -20,31 +19,16 @@ from cluster.security.certificates import CertificateFiles, read_certificate
 from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig, build_config, from_env, parse_address
 from deploy.certificate_store import CertificateStore
+from tests.deploy.kubernetes import ROOT, call
 from tests.distributions import project_version
 from timerclient.cli import timerctl
 
-ROOT: Final = Path(__file__).parents[2]
-CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-TOOLS: Final = CACHE / "timer-cluster/tools/bin"
-BUILT: Final = ROOT / "build/bin"
-"""A tool of this tree: another tree may have another one."""
 BASE: Final = ROOT / "deploy/kubernetes/base"
 COMPONENT: Final = "components/backup"
 CHART: Final = ROOT / "deploy/helm/timer-cluster"
 HELM: Final = ("template", "--namespace=timers", "--kube-version=1.31.0")
 MONITORS: Final = "serviceMonitor.enabled=true,prometheusRule.enabled=true"
 BACKUPS: Final = "backup.enabled=true,backup.store=s3://timers"
-
-
-def call(tool: str, *words: str, stdin: str = "") -> str:
-    """Run a tool of `make deploy-check`; skip the test without it, except in that target."""
-    path = shutil.which(tool, path=f"{BUILT}:{TOOLS}:{os.environ['PATH']}")
-    if path is None:
-        assert "DEPLOY_CHECK" not in os.environ, f"no {tool}"
-        pytest.skip(f"no {tool}: make deploy-check installs it")
-    done = subprocess.run([path, *words], input=stdin, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any, Final
 from prometheus_client import Gauge
 
 from cluster.observe.metrics import Levels, Telemetry
-from tests.deploy.test_manifests import call
+from tests.deploy.kubernetes import call
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy/monitoring/rules.yaml"

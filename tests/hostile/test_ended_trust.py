@@ -21,7 +21,7 @@ from cluster.security.identities import IdentityKind
 from deploy.certificate_store import CertificateStore
 from deploy.local_tls import FOLDER
 from tests.cluster.running import Running, code_of, columns, schedule, take, until
-from tests.hostile.test_token_port import RULE, WithTokens
+from tests.hostile.token_ports import RULE, WithTokens
 from timerclient.proto import timer_pb2
 from timerclient.proto import timer_pb2_grpc as rpc
 

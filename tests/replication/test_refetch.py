@@ -22,7 +22,7 @@ from replication.shell.snapshot_fetch import SnapshotFetch, UnusableAnswer, deco
 from replication.shell.snapshot_service import FETCH, Snapshots, encode_offer
 from tests.calls import calls_of
 from tests.timer.machines import START_MS, catch_up, engine_on, flush, part_of, state_of
-from tests.timer.test_manifest import busy_log
+from tests.timer.node_files import busy_log
 from tests.waiting import until
 from timer.files.disk import Disk, RealDisk
 from timer.model.timer_errors import (

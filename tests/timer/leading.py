@@ -1,22 +1,26 @@
 """A leader over a log in memory, with its clocks and answers; the test commits the entries."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import START_MS, Log, Timer, machine_on, part_of, u64
+from tests.timer.machines import START_MS, Log, Timer, catch_up, engine_on, machine_on, part_of, u64
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import AlterGroup, CreateGroup, GroupSettings, GroupStart
+from timer.entries.policies import (
+    Scope,
+)
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.leader.intake.admission import WantedTimes
 from timer.leader.leader import Leader, LeaderConfig
-from timer.model.columns import Binary, OnConflict, decode_headers, gather
+from timer.model.columns import Binary, OnConflict, decode_headers, encode_headers, gather
+from timer.model.row_traits import Traits, join
 from timer.model.timer_errors import EngineError, NotLeaderError
-from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
+from timer.model.units import Epoch, LogIndex, MonoMs, Now, TopicId, UnixMs
 from timer.ready.group import Group
 from timer.ready.topic import Topic
 
@@ -222,3 +226,30 @@ def delivered(play: Play, *delays: int, credit: int = 100) -> tuple[Group, Consu
     play.settle()
     del play.answers["s"]
     return group, consumer
+
+
+def engine_with(**topics: dict[str, Any]) -> tuple[Log, Any, SimDisk]:
+    """Return an engine with topics and the given policy of each."""
+    log, disk = Log(), SimDisk()
+    log.begin_epoch()
+    for number, (name, said) in enumerate(topics.items(), 1):
+        log.topic(name)
+        log.policy(Scope("", TopicId(number)), **said)
+    engine = engine_on(disk)
+    catch_up(engine, log)
+    return log, engine, disk
+
+
+def schedule(
+    play: Play, priorities: Sequence[int], ordering: Sequence[bytes] = (), ago_ms: int = 0
+) -> None:
+    """Schedule timers with these priorities, due `ago_ms` milliseconds ago."""
+    due_ms, n = int(play.now.clock_ms) - ago_ms, len(priorities)
+    timers: list[Timer] = [(play.topic_id, due_ms, b"x")] * n
+    keys = [*ordering] or [b""] * n
+    headers = Binary.of([encode_headers({"a": "b"}) if at % 3 else b"" for at in range(n)])
+    traits = Traits(Binary.of(keys), np.array(priorities, np.uint8))
+    part = replace(part_of(timers), headers=join(headers, traits))
+    play.leader.schedule(part, play.done("schedule"), play.now)
+    play.settle()
+    del play.answers["schedule"]

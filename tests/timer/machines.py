@@ -36,9 +36,20 @@ from timer.files.disk import Disk
 from timer.leader.groups.group_leases import Leases
 from timer.leader.intake.count_limits import CountLimits
 from timer.leader.leader import LeaderConfig
-from timer.model.columns import Binary, OnConflict, Part, encode_schedule, gather
+from timer.model.columns import (
+    Binary,
+    OnConflict,
+    Part,
+    encode_schedule,
+    gather,
+)
 from timer.model.firing_order import Position
-from timer.model.timer_errors import EngineError
+from timer.model.recurrence import (
+    SeriesSpec,
+)
+from timer.model.timer_errors import (
+    EngineError,
+)
 from timer.model.units import Epoch, GroupId, LogIndex, ProducerId, ReplicaId, TopicId, UnixMs
 from timer.pending.memory.held_rows import aside
 from timer.pending.prefetch import Prefetch, PrefetchTargets
@@ -630,3 +641,6 @@ def check_counts(cut: Cut, topic: int, until: list[int], pending: list[tuple[int
     assert cut.count(topic, ends) == [sum(due <= end for due in mine) for end in ends]
     counts, exact = cut.count_all(ends)
     assert not exact or counts == [sum(due <= end for _, due in pending) for end in ends]
+
+
+EVERY = SeriesSpec(every_ms=1_000, start_ms=START_MS + 1_000, payload=b"p")

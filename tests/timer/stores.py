@@ -13,7 +13,12 @@ import pytest
 
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import Fire, Ids, encode_cancel
-from timer.files.disk import RealDisk
+from timer.files.data_directory import (
+    Identity,
+    format_directory,
+    founding_replica_id,
+)
+from timer.files.disk import Disk, RealDisk
 from timer.model.columns import ROW, RowArray
 from timer.model.firing_order import Position
 from timer.model.timer_id import SEQ_MAX
@@ -21,7 +26,13 @@ from timer.model.units import Epoch, LogIndex, UnixMs
 from timer.pending import prefetch
 from timer.pending import store as store_module
 from timer.pending.memory import tiers, wheel
-from timer.pending.runs import frozen_memtable, merge_plan, read_window, run_index, run_writer
+from timer.pending.runs import (
+    frozen_memtable,
+    merge_plan,
+    read_window,
+    run_index,
+    run_writer,
+)
 from timer.pending.runs import merge as merge_module
 from timer.pending.runs import run_set as runs
 from timer.pending.runs.frozen_memtable import Frozen
@@ -403,3 +414,34 @@ def run_program(pair: Comparison, chance: random.Random, steps: int) -> None:
             case _:
                 pair.look_up(chance.randrange(100))
         pair.check()
+
+
+def merge_all(store: Store) -> int:
+    """Merge until the policy requests no merge; return the number of merges."""
+    count = 0
+    while (merge := store.begin_merge()) is not None:
+        assert store.begin_merge() is None
+        store.install_merge(merge, store.write_merge(merge))
+        count += 1
+    return count
+
+
+CLUSTER = "c-1"
+
+
+VOTERS = {name: founding_replica_id(CLUSTER, name) for name in ("a", "b", "c")}
+
+
+PROMISE = b"never given"
+
+
+def format_a(disk: Disk, path: Path) -> Identity:
+    return format_directory(
+        disk,
+        path,
+        cluster_id=CLUSTER,
+        name="a",
+        replica_id=VOTERS["a"],
+        founding_voters=VOTERS,
+        promise=PROMISE,
+    )

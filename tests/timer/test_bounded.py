@@ -16,7 +16,7 @@ from tests.timer.machines import (
     part_of,
     state_of,
 )
-from tests.timer.test_manifest import SPILLS
+from tests.timer.node_files import SPILLS
 from timer.entries.payloads import Op
 from timer.files.disk_reserve import Room
 from timer.model.units import TopicId

@@ -1,7 +1,7 @@
 """Creators of topics and groups are counted."""
 
 from tests.timer.machines import Log, engine_on
-from tests.timer.test_manifest import flushed
+from tests.timer.node_files import flushed
 from timer.entries.payloads import Op
 from timer.state.machine import Machine
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.timer.machine_world import KEYS, World, offsets_of, step_of
 from tests.timer.machines import START_MS, keys_of, part_of, queue_of
-from tests.timer.test_machine import KEYS, World, offsets_of, step_of
 from timer.entries.payloads import Op
 from timer.model.columns import OnConflict, Part
 from timer.model.timer_errors import TopicDeletedError

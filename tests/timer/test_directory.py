@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
+from tests.timer.stores import CLUSTER, PROMISE, VOTERS, format_a
 from timer.files.data_directory import (
     REPLICA_ID_MAX,
     DataDirectory,
-    Identity,
     format_directory,
     founding_replica_id,
     open_directory,
@@ -25,10 +25,6 @@ from timer.model.timer_errors import (
 )
 from timer.model.units import ReplicaId
 
-CLUSTER = "c-1"
-VOTERS = {name: founding_replica_id(CLUSTER, name) for name in ("a", "b", "c")}
-PROMISE = b"never given"
-
 
 @pytest.fixture(params=["real", "simulated"])
 def disk(request: pytest.FixtureRequest) -> Disk:
@@ -39,18 +35,6 @@ def disk(request: pytest.FixtureRequest) -> Disk:
 def path(tmp_path: Path, disk: Disk) -> Path:
     disk.make_dir(tmp_path)
     return tmp_path / "node-a"
-
-
-def format_a(disk: Disk, path: Path) -> Identity:
-    return format_directory(
-        disk,
-        path,
-        cluster_id=CLUSTER,
-        name="a",
-        replica_id=VOTERS["a"],
-        founding_voters=VOTERS,
-        promise=PROMISE,
-    )
 
 
 def test_founding_ids_are_fixed_distinct_and_in_range() -> None:

@@ -20,7 +20,7 @@ from tests.timer.machines import (
     queue_of,
     state_of,
 )
-from tests.timer.test_manifest import SPILLS
+from tests.timer.node_files import SPILLS
 from timer.entries.payloads import Op
 from timer.entries.policies import Scope
 from timer.files.disk_reserve import Room

@@ -11,36 +11,26 @@ from typing import Any
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from timer.entries import entry_frame
-from timer.entries.entry_frame import EntryKind
+from tests.timer.log_files import (
+    ENDS,
+    FIRST,
+    LOG,
+    TAIL,
+    TINY,
+    TORN,
+    frame,
+    frames,
+    image,
+    open_log,
+    written,
+)
 from timer.files import segment
 from timer.files.disk import AppendFile, Disk, RealDisk
 from timer.files.log import MARK_NAME, SEGMENT_SIZE, Log
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownVersionError
-from timer.model.units import Epoch, LogIndex, UnixMs
+from timer.model.units import Epoch, LogIndex
 
-LOG = Path("/data/log")
 MARK = LOG / MARK_NAME
-FIRST = segment.path_of(LOG, LogIndex(1))
-TINY = 400
-
-
-def frame(index: int, epoch: int = 1, size: int = 50) -> bytes:
-    payload = bytes([index % 251]) * size
-    return entry_frame.encode(
-        EntryKind.SCHEDULE, Epoch(epoch), LogIndex(index), UnixMs(index), [b"%d" % epoch, payload]
-    )
-
-
-def frames(first: int, last: int, epoch: int = 1, size: int = 50) -> list[bytes]:
-    return [frame(index, epoch, size) for index in range(first, last + 1)]
-
-
-def open_log(
-    disk: Disk, path: Path = LOG, floor: int | None = None, segment_size: int = TINY
-) -> Log:
-    committed_floor = None if floor is None else LogIndex(floor)
-    return Log.open(disk, path, committed_floor=committed_floor, segment_size=segment_size)
 
 
 def read_all(log: Log, max_bytes: int = 1_000) -> list[bytes]:
@@ -53,10 +43,6 @@ def read_all(log: Log, max_bytes: int = 1_000) -> list[bytes]:
     return out
 
 
-def image(disk: SimDisk) -> dict[Path, bytes]:
-    return {LOG / name: disk.read(LOG / name) for name in disk.list_dir(LOG)}
-
-
 def disk_of(files: dict[Path, bytes]) -> SimDisk:
     """Return a disk with these files; its machine went down since they were written."""
     disk = SimDisk()
@@ -65,17 +51,6 @@ def disk_of(files: dict[Path, bytes]) -> SimDisk:
         disk.write_atomic(path, data)
     disk.crash(random.Random(1))
     return disk
-
-
-def written(*batches: list[bytes], segment_size: int = TINY) -> dict[Path, bytes]:
-    """Return the files of a log to which the batches were appended, each synced."""
-    disk = SimDisk()
-    log = open_log(disk, segment_size=segment_size)
-    for batch in batches:
-        log.append(batch)
-        log.sync()
-    log.close()
-    return image(disk)
 
 
 @pytest.fixture(params=["real", "simulated"])
@@ -197,12 +172,6 @@ def test_append_of_a_wrong_frame_is_our_bug_and_writes_nothing(bad: bytes) -> No
 
 
 # ---- damage
-
-
-TORN = written(frames(1, 3), segment_size=10_000)
-"""Three durable entries in one segment; the tests add entries 4..6 that were never synced."""
-TAIL = frames(4, 6)
-ENDS = [segment.HEADER_SIZE + n * len(frame(1)) for n in range(7)]
 
 
 def recover(files: dict[Path, bytes], floor: int | None = None) -> Log:

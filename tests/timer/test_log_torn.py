@@ -5,16 +5,7 @@ from pathlib import Path
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.test_log import (
-    ENDS,
-    FIRST,
-    LOG,
-    TAIL,
-    TORN,
-    frame,
-    frames,
-    open_log,
-)
+from tests.timer.log_files import ENDS, FIRST, LOG, TAIL, TORN, frame, frames, open_log
 from timer.files import segment
 from timer.files.disk import Disk, RealDisk
 from timer.model.timer_errors import CorruptFileError

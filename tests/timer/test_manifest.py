@@ -21,8 +21,9 @@ from tests.timer.machines import (
     queue_of,
     state_of,
 )
+from tests.timer.node_files import SPILLS, busy_log, flushed
 from timer.entries.payloads import Op
-from timer.entries.policies import CLUSTER, Scope
+from timer.entries.policies import Scope
 from timer.model.timer_errors import (
     CorruptFileError,
     DiskFailedError,
@@ -32,64 +33,9 @@ from timer.model.timer_errors import (
 from timer.model.units import LogIndex, TopicId, UnixMs
 from timer.ready.queue import MARK_MS
 from timer.recovery import manifest
-from timer.recovery.engine import Engine
-from timer.recovery.manifest import NAME, SPILL_DIRECTORY
+from timer.recovery.manifest import NAME
 
 PATH = STATE / NAME
-SPILLS = STATE / SPILL_DIRECTORY
-
-
-def busy_log() -> Log:
-    """Return a log that fills every part of the state."""
-    log = Log()
-    log.begin_epoch()
-    log.topic("a")
-    log.topic("empty")
-    log.producer(b"p")
-    log.producer(b"never used")
-    timers = [(1, START_MS + d, b"x%d" % d) for d in range(1, 20)]
-    log.schedule(part_of(timers, 1, 1, keys=[b"k%d" % (d % 17) for d in range(1, 20)]))
-    log.schedule(part_of([(1, START_MS + 10**6, b"far")]))
-    log.cancel([(START_MS + 7, 7), (START_MS + 18, 18)])
-    log.fire(START_MS + 9)
-    for name in ("g", "h"):
-        log.create_group(1, name)
-    log.op(Op.RESERVE, 1, 1, [100])
-    log.op(Op.ACK, 1, 1, [0, 1, 4])
-    log.op(Op.RESERVE, 1, 2, [4])
-    log.op(Op.ACK, 1, 2, [0])
-    log.op(Op.ENDED, 1, 1, [2, 3])
-    log.policy(CLUSTER, tick_ms=5, delay_levels_ms=(1_000, 60_000))
-    log.policy(Scope("ns"), fixed_delay_ms=7)
-    log.policy(Scope("", TopicId(1)), delayed_delivery=False, delay_ms_min=1, delay_ms_max=2)
-    log.nack(1, 1, [3, 5], START_MS + 100)
-    log.nack(1, 1, [5], START_MS + 10**6)
-    log.alter(1, 1, max_attempts=3, backoff_ms_min=10, dead_letter_topic="dead")
-    log.move(1, 2, [2], "dead", "h")
-    log.create_group(1, "deleted")
-    log.op(Op.DELETE, 1, 4, [])
-    log.create_group(1, "anew", type="key_shared")
-    log.op(Op.RESERVE, 1, 5, [3])
-    log.op(Op.RECALL, 1, 5, [1])
-    log.create_group(1, "sought")
-    log.op(Op.RESERVE, 1, 6, [5])
-    log.op(Op.SEEK, 1, 6, [2])
-    log.begin_epoch()
-    log.fire(START_MS + 12)
-    log.now_ms += 5000
-    log.checkpoint()
-    log.cancel([(START_MS + 19, 19)])
-    log.op(Op.DELETE, 1, 5, [])
-    log.op(Op.DELETE, 1, 7, [])
-    return log
-
-
-def flushed(log: Log) -> tuple[SimDisk, Engine]:
-    disk = SimDisk()
-    engine = engine_on(disk)
-    catch_up(engine, log)
-    flush(engine)
-    return disk, engine
 
 
 @pytest.mark.parametrize("cut", range(1, 34))

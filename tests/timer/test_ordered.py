@@ -9,14 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.calls import calls_of
+from tests.timer.lease_play import LEASE_MS, Play, check_bookkeeping, steps_of, take_step
 from tests.timer.machines import leases_of
-from tests.timer.test_leases import (
-    LEASE_MS,
-    Play,
-    check_bookkeeping,
-    steps_of,
-    take_step,
-)
 from timer.entries.payloads import EXCLUSIVE, FAILOVER, KEY_SHARED, GroupOp, GroupSettings, Nack, Op
 from timer.leader.groups import key_order
 from timer.leader.groups.group_leases import (

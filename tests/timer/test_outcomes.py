@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.timer.machine_world import begun, cancel, schedule
 from tests.timer.machines import START_MS
-from tests.timer.test_machine import begun, cancel, schedule
 from timer.model.columns import U64
 from timer.model.units import Seq, UnixMs
 from timer.state import cancel_outcomes

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chaos.sim.world.simdisk import SimDisk
 from tests.calls import calls_of
-from tests.timer.machines import STATE, Log, catch_up, engine_on, flush
+from tests.timer.leading import engine_with
+from tests.timer.machines import STATE, catch_up, engine_on, flush
 from timer.entries.policies import (
     CLUSTER,
     DEFAULTS,
@@ -52,18 +52,6 @@ ALL = ScopePolicy(
     topic_rate_max=40,
     group_rate_max=20,
 )
-
-
-def engine_with(**topics: dict[str, Any]) -> tuple[Log, Any, SimDisk]:
-    """Return an engine with topics and the given policy of each."""
-    log, disk = Log(), SimDisk()
-    log.begin_epoch()
-    for number, (name, said) in enumerate(topics.items(), 1):
-        log.topic(name)
-        log.policy(Scope("", TopicId(number)), **said)
-    engine = engine_on(disk)
-    catch_up(engine, log)
-    return log, engine, disk
 
 
 def test_default_levels_are_rocketmqs() -> None:

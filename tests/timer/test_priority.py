@@ -1,36 +1,16 @@
 """Priority among the ready messages of a shared group, and its bound on starvation."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from tests.timer.leading import LEASE_MS, Play
-from tests.timer.machines import Timer, part_of
+from tests.timer.leading import LEASE_MS, Play, schedule
 from timer.entries.policies import Scope, ScopePolicy
 from timer.leader.groups import shared_order
 from timer.leader.groups.priority_shelf import OLDEST, RUN, SHELF_MAX
 from timer.leader.groups.shared_order import SharedOrder
-from timer.model.columns import Binary, encode_headers
-from timer.model.row_traits import Traits, join
 from timer.ready.group import Group
-
-
-def schedule(
-    play: Play, priorities: Sequence[int], ordering: Sequence[bytes] = (), ago_ms: int = 0
-) -> None:
-    """Schedule timers with these priorities, due `ago_ms` milliseconds ago."""
-    due_ms, n = int(play.now.clock_ms) - ago_ms, len(priorities)
-    timers: list[Timer] = [(play.topic_id, due_ms, b"x")] * n
-    keys = [*ordering] or [b""] * n
-    headers = Binary.of([encode_headers({"a": "b"}) if at % 3 else b"" for at in range(n)])
-    traits = Traits(Binary.of(keys), np.array(priorities, np.uint8))
-    part = replace(part_of(timers), headers=join(headers, traits))
-    play.leader.schedule(part, play.done("schedule"), play.now)
-    play.settle()
-    del play.answers["schedule"]
 
 
 def delivered(play: Play, since: int = 0) -> list[int]:

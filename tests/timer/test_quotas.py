@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.timer.leading import Play
+from tests.timer.leading import Play, engine_with
 from tests.timer.machines import Timer, catch_up, engine_on, flush, part_of
-from tests.timer.test_policies import engine_with
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import Ids, Op
 from timer.entries.policies import CLUSTER, NEW_QUOTA_MAX, QUOTA_MAX, QUOTAS, Scope, ScopePolicy

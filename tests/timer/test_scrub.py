@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from chaos.sim.world.simdisk import SimDisk
-from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flush, part_of
-from tests.timer.test_manifest import busy_log
-from tests.timer.test_snapshot import frame_of
+from tests.timer.machines import START_MS, STATE, catch_up, engine_on, flush, part_of
+from tests.timer.node_files import LOG, SEGMENT, frame_of, stored
 from timer.files import log as timer_log
 from timer.files import segment
 from timer.files.disk import disk_failed
@@ -17,24 +16,6 @@ from timer.model.timer_errors import CorruptFileError, DiskFailedError
 from timer.model.units import LogIndex
 from timer.recovery import manifest, scrub
 from timer.recovery.scrub import Checked
-
-LOG = Path("/log")
-SEGMENT = 600
-
-
-def stored() -> tuple[SimDisk, Log]:
-    """Return a disk with runs, key file, spills, a manifest, and a log of several segments."""
-    disk, log = SimDisk(), busy_log()
-    engine = engine_on(disk)
-    for _ in range(3):
-        log.schedule(part_of([(1, START_MS + 10**7, b"far")] * 3, keys=[b"k", b"l", b"m"]))
-        log.schedule(part_of([(1, START_MS + 10**8, b"further")] * 20))
-        catch_up(engine, log)
-        flush(engine)
-    kept = timer_log.Log.open(disk, LOG, segment_size=SEGMENT)
-    kept.append([frame_of(log, index) for index in range(len(log.entries))])
-    kept.close()
-    return disk, log
 
 
 def found(disk: SimDisk) -> list[Checked]:

@@ -12,6 +12,7 @@ import pytest
 from chaos.oracle.story import LogStory
 from chaos.sim.world.simdisk import SimDisk
 from tests.timer.machines import (
+    EVERY,
     START_MS,
     Log,
     catch_up,
@@ -51,7 +52,6 @@ from timer.state.machine import Machine
 from timer.state.recurring import NUMBER_HEADER, SERIES_HEADER, SERIES_KEY_HEADER
 from timerclient.rows.series_fields import EVERY_S_MAX, EVERY_S_MIN
 
-EVERY = SeriesSpec(every_ms=1_000, start_ms=START_MS + 1_000, payload=b"p")
 FAR_MS = START_MS + 10**9
 
 

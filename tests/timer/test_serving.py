@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from tests.calls import calls_of
-from tests.timer.leading import LEASE_MS, Play, delivered
+from tests.timer.leading import LEASE_MS, Play, delivered, schedule
 from tests.timer.machines import u64
-from tests.timer.test_priority import schedule
 from timer.entries.payloads import EXCLUSIVE, SHARED, TYPES
 from timer.leader.groups import dead_letters as deadletters
 from timer.leader.groups import exits, group_dispatch, nack_details

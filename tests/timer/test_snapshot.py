@@ -15,8 +15,16 @@ from replication.core.promise import Promise, PromiseFile
 from replication.shell.snapshot_install import install_if_ready
 from tests.replication.promises import matched
 from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flush, part_of, state_of
-from tests.timer.test_manifest import busy_log, flushed
-from timer.entries.entry_frame import encode
+from tests.timer.node_files import (
+    INCOMING,
+    PINNED,
+    UNDER,
+    busy_log,
+    flushed,
+    frame_of,
+    receive,
+    taken,
+)
 from timer.entries.payloads import Op
 from timer.files import log as timer_log
 from timer.files.disk import RealDisk
@@ -24,37 +32,15 @@ from timer.model.timer_errors import CorruptFileError, DiskFailedError, NotReady
 from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
 from timer.recovery import manifest
 from timer.recovery import snapshot_receiver as incoming_module
-from timer.recovery.snapshot import OfferedUnder, Snapshot, files, remove_files, remove_unnamed
+from timer.recovery.snapshot import Snapshot, files, remove_files, remove_unnamed
 from timer.recovery.snapshot_receiver import ROOM_BYTES, Incoming, SnapshotRoomError, ready
 from timer.recovery.snapshot_receiver import install as install_now
 from timer.recovery.snapshot_source import take
 
-PINNED = Path("/outgoing")
-INCOMING = Path("/incoming")
 LOG = Path("/log")
 PROMISE = Path("/promise")
 DAMAGED = Path("/damaged")
-UNDER = OfferedUnder(Epoch(9), ReplicaId(3), Nonce(77))
 OLD = Promise(Epoch(4), ReplicaId(1), Nonce(5))
-
-
-def taken() -> tuple[SimDisk, Snapshot, Log]:
-    log = busy_log()
-    disk, _ = flushed(log)
-    return disk, take(disk, STATE, PINNED), log
-
-
-def receive(
-    source: SimDisk, there: Snapshot, disk: SimDisk, size: int = 100, limit: int = 1 << 30
-) -> Incoming:
-    """Fetch up to `limit` chunks of `size` bytes."""
-    incoming = Incoming(disk, INCOMING)
-    incoming.begin(there, UNDER)
-    while limit and (wanted := incoming.wanted()) is not None:
-        part, offset = wanted
-        incoming.put(part, offset, source.read(PINNED / part.path, offset, size))
-        limit -= 1
-    return incoming
 
 
 def install(disk: SimDisk) -> Snapshot | None:
@@ -76,13 +62,6 @@ def old_replica(disk: SimDisk) -> None:
     kept.close()
     matched(disk, PROMISE).give(OLD)
     disk.write_atomic(DAMAGED, b"byte 7")
-
-
-def frame_of(log: Log, at: int) -> bytes:
-    entry = log.entries[at]
-    return bytes(
-        encode(entry.kind, entry.epoch, entry.index, entry.time_ms, [bytes(entry.payload)])
-    )
 
 
 def check_installed(disk: SimDisk, log: Log, there: Snapshot) -> None:

@@ -30,6 +30,7 @@ from tests.timer.stores import (
     Timer,
     batch,
     make_small,
+    merge_all,
     run_program,
     timers_of,
 )
@@ -251,16 +252,6 @@ def test_cancel_of_a_row_in_a_run_stays_through_flushes_and_merges(store: Store)
     assert not store.cancel(*target)[0].any()
     assert store.find(UnixMs(NOW + 104), 5) is None
     assert fire_all(store).rows["seq"].tolist() == [seq for seq in range(1, 21) if seq != 5]
-
-
-def merge_all(store: Store) -> int:
-    """Merge until the policy requests no merge; return the number of merges."""
-    count = 0
-    while (merge := store.begin_merge()) is not None:
-        assert store.begin_merge() is None
-        store.install_merge(merge, store.write_merge(merge))
-        count += 1
-    return count
 
 
 def test_merge_keeps_a_tombstone_only_while_its_target_is_outside(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.timer.machines import START_MS, Log, engine_on, ids_of, part_of
-from tests.timer.test_manifest import flushed
+from tests.timer.node_files import flushed
 from timer.model.columns import U64
 from timer.state import successors
 from timer.state.successors import HALF_ROWS, Successors, last_of

@@ -8,7 +8,7 @@ import pytest
 
 from tests.calls import calls_of
 from tests.timer.machines import START_MS, flush, part_of
-from tests.timer.test_pauses import Paused, settle
+from tests.timer.pausing import Paused, settle
 from timer.entries.policies import CATCH_UPS, Scope
 from timer.model.columns import ROW
 from timer.model.firing_order import START

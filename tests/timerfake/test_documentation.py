@@ -14,16 +14,9 @@ from typing import Any
 import pytest
 
 import timerclient
+from tests.timerfake.doc_examples import ROOT, examples
 from timerclient import OutcomeUnknown, TimerClient
 from timerfake import FakeApp, FakeCluster
-
-ROOT = Path(__file__).parents[2]
-
-
-def examples(document: str) -> list[str]:
-    """Return the examples in Python of a document."""
-    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
-
 
 EXAMPLES = examples("docs/testing.md")
 SETTINGS = ["asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function"]

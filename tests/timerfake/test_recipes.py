@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.timerfake.test_documentation import examples
+from tests.timerfake.doc_examples import examples
 from timerfake import AsyncFakeApp, FakeApp
 
 HALF_HOUR = timedelta(minutes=30)

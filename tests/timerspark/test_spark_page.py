@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from deploy.local import LocalCluster
 from tests.cluster.running import until
-from tests.timerfake.test_documentation import examples
+from tests.timerfake.doc_examples import examples
 from timerclient import TimerClient
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
