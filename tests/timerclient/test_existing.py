@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.api import timer_changes
-from tests.timerclient.conftest import QUICK, Threaded, once
+from tests.timerclient.conftest import once
 from tests.timerclient.fake_cluster import NOW_MS, Cluster, Order, wire_error
 from timerclient import (
     AlreadyExists,
@@ -22,7 +22,6 @@ from timerclient import (
     OutcomeUnknown,
     RescheduleResult,
     ScheduleResult,
-    TimerClient,
     TimerState,
 )
 from timerclient.proto import timer_pb2 as pb
@@ -294,23 +293,3 @@ async def test_looking_in(client: AsyncTimerClient) -> None:
     with pytest.raises(NotFound):
         await client.get_timer(key="k", topic="t")
     assert [one async for one in client.list_timers("t")] == []
-
-
-def test_sync_client_does_the_same(threaded: Threaded) -> None:
-    with TimerClient(threaded.cluster.address, settings=QUICK) as client:
-        timers = client.schedule_batch("t", [b"x"] * 5, keys=list("abcde"), delay=9)
-        with pytest.raises(AlreadyExists):
-            client.schedule("t", b"", key="a")
-        new = client.reschedule(timers[0], delay=1)
-        assert next(timer.id for timer in client.list_timers("t")) == new.id
-        assert [one.key for one in client.list_timers("t", page_size=2)] == list("abcde")
-        [one] = client.reschedule_keys("t", ["b"], delay=2)
-        assert client.get_timer(one.timer).state is TimerState.PENDING
-        assert client.cancel_keys("t", ["c", "z"]) == [
-            CancelResult.CANCELLED,
-            CancelResult.NOT_FOUND,
-        ]
-        assert client.cancel(key="d", topic="t") == CancelResult.CANCELLED
-        assert client.reschedule_where("t", {"key_prefix": "e"}, delay=3) == 1
-        assert client.reschedule_batch([new], delay=4)[0].result is RescheduleResult.RESCHEDULED
-        assert client.cancel_where("t") == client.count_timers("t").pending + 3

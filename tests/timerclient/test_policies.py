@@ -10,7 +10,7 @@ import pytest
 
 from tests.timerclient.conftest import Ctl, Threaded, once
 from tests.timerclient.fake_cluster import Cluster
-from timerclient import AsyncTimerClient, OutcomeUnknown, TimerClient
+from timerclient import AsyncTimerClient, OutcomeUnknown
 from timerclient.cli import cli_policies, timerctl
 from timerclient.cli.cli_args import UsageError
 from timerclient.proto import timer_pb2 as pb
@@ -112,12 +112,6 @@ async def test_change_whose_answer_is_lost_is_not_sent_again(
     with pytest.raises(OutcomeUnknown):
         await client.alter_policies({"tick_ms": 5}, cluster=True)
     assert len(cluster.called(pb.AlterPoliciesRequest)) == 1
-
-
-def test_threads_have_the_same(threaded: Threaded) -> None:
-    with TimerClient(threaded.cluster.address) as client:
-        client.alter_policies({"tick_ms": 5}, namespace="ns")
-        assert client.describe_policies(namespace="ns").own.tick_ms == 5
 
 
 # ---- timerctl
