@@ -441,7 +441,8 @@ def test_stranded_replica_is_logged_once_while_it_is_stranded(
         names = ("replica", "epoch", "bid_epoch", "last_epoch", "last_index", "highest_promise")
         numbers = dict.fromkeys((*names, "refused_epoch", "disk_ms", "commit_ms"), 0)
         flags = dict.fromkeys(("serving", "lease_ok", "unsure"), False)
-        return SimpleNamespace(role=Role.LEADER, stranded=stranded.pop(0), **numbers, **flags)
+        sets = {"stranded": stranded.pop(0), "voters": frozenset({B})}
+        return SimpleNamespace(role=Role.LEADER, **sets, **numbers, **flags)
 
     source = ReportSource("a", status, lambda: LogIndex(5), lambda: False)
     with caplog.at_level(logging.WARNING):
