@@ -324,7 +324,7 @@ class Controller:
         )
 
     def _learn_voters(self, now_ms: MonoMs) -> None:
-        """Take the voters from the newest log of all voters that report.
+        """Take the voters from the newest log that is reported.
 
         The replicated object may have other ones: the leader of a change failed before it
         published them, or Raft's files were lost.
@@ -332,26 +332,28 @@ class Controller:
         since_ms = now_ms - self.config.report_timeout_ms
         reports = [node.latest for node in self._fresh(now_ms)]
         reports += [report for report, at_ms in self._learners.values() if at_ms > since_ms]
-        logs = [
-            (report.last_epoch, report.voters)
-            for report in reports
-            if report.voters and report.role is not ReportedRole.LEARNER
-        ]
+        logs = [(report.last_epoch, report.voters) for report in reports if report.voters]
         if not logs:
             return
-        _, newest = max(logs, key=lambda log: log[0])
-        voters = self._named(newest)
+        # Of logs with the same last epoch, the one with fewer voters knows that a change is
+        # committed: the voters of before no longer count.
+        _, newest = max(logs, key=lambda log: (log[0], -len(log[1])))
+        voters = self._named(newest, {report.replica_id for report in reports})
         if voters != {node.name: node.replica_id for node in self._nodes.values()}:
             self._meet(voters)
 
-    def _named(self, voters: Voters) -> dict[str, ReplicaId]:
-        """Return the voters by name. A voter that has not reported may have its id as name."""
+    def _named(self, voters: Voters, reporting: set[ReplicaId]) -> dict[str, ReplicaId]:
+        """Return the voters by name. A voter that has not reported may have its id as name.
+
+        Of two voters with one name, during a replacement, it is the one that reports.
+        """
         state = self._state
         known = [*state.voters.items(), *(state.proposed or {}).items()]
         known += [(node.name, node.replica_id) for node in self._nodes.values()]
         known += [(name, report.replica_id) for name, (report, _) in self._learners.items()]
         names = {replica_id: name for name, replica_id in known}
-        return {names.get(voter, f"{voter:016x}"): voter for voter in sorted(voters)}
+        ordered = sorted(voters, key=lambda voter: (voter in reporting, voter))
+        return {names.get(voter, f"{voter:016x}"): voter for voter in ordered}
 
     def _note_state(self, now_ms: MonoMs, state: ControlState) -> None:
         if state.voters and state.voters != self._state.voters:

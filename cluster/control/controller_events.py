@@ -55,7 +55,8 @@ class ReplicaReport:
     """The node can take connections and open files, is not drained, and its certificate is valid
     for a while."""
     voters: Voters = frozenset()
-    """The newest voter set of the replica's log. Empty: a node of an earlier release sent none."""
+    """All replicas that vote by the replica's log: of both sets while a change of the voters is not
+    committed. Empty: a node of an earlier release sent none."""
 
     def is_urgent_after(self, earlier: "ReplicaReport | None") -> bool:
         """Return whether the report has changes that the controller should learn at once."""

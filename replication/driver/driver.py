@@ -171,7 +171,7 @@ class LogStatus:
     stranded: tuple[ReplicaId, ...]
     """Followers that need entries which the leader's log has dropped; see `Progress.stranded`."""
     voters: Voters
-    """The newest voter set of the log, committed or not."""
+    """All replicas that vote by the log: in the committed set, and in a newer one if any."""
 
 
 class Driver:
@@ -500,7 +500,7 @@ class Driver:
             disk_ms=self._on_disk.ms(now_ms),
             commit_ms=self._committed.ms(now_ms),
             stranded=core.stranded,
-            voters=core.shape.voters,
+            voters=core.all_voters,
         )
 
 

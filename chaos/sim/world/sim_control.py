@@ -403,15 +403,13 @@ class SimControl:
         ]
         voters = state.voters.values()
         chosen = next((each for each in fresh if each.replica_id == appoint.leader), None)
-        # A replica knows by its log that it votes, even if the replicated object has other voters.
-        votes = chosen is not None and chosen.role is not ReportedRole.LEARNER
-        if chosen is None or not (votes or chosen.replica_id in voters):
+        if chosen is None or not (_may_lead(chosen) or chosen.replica_id in voters):
             raise Broken("appoint", f"{appoint}: no report since {since_ms} ms")
         if chosen.epoch == appoint.epoch:
             if not (chosen.serving and chosen.lease_ok):
                 raise Broken("appoint", f"{appoint}: adopted without serving: {chosen}")
             return
-        others = [each for each in fresh if each.replica_id in voters]
+        others = [each for each in fresh if each.replica_id in voters and _may_lead(each)]
         sure = [each for each in others if not each.unsure and each.replica_id != state.leader]
         best = max(((each.last_epoch, each.last_index) for each in sure), default=None)
         if best is not None and not _is_close((chosen.last_epoch, chosen.last_index), best):
@@ -485,6 +483,11 @@ def report_of(node: "SimNode", name: str) -> ReplicaReport:
 
 def _goes(node: "SimNode") -> bool:
     return node.alive and not node.paused
+
+
+def _may_lead(report: ReplicaReport) -> bool:
+    """Return whether a replica votes by its own log. The replicated object may not know it yet."""
+    return report.role is not ReportedRole.LEARNER
 
 
 def _is_close(end: tuple[int, int], best: tuple[int, int]) -> bool:
