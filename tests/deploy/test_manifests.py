@@ -489,6 +489,18 @@ def test_a_stop_that_kubernetes_would_cut_short_is_refused(settings: str) -> Non
     assert chart(f"--set=settings=#{settings.replace(chr(10), chr(10) + '#')}")
 
 
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ("insecure = tru", "settings: must be valid TOML: toml: line 1"),
+        ("timing = 5", "settings: timing must be a table"),
+    ],
+)
+def test_settings_that_are_no_toml_are_refused(settings: str, why: str) -> None:
+    with pytest.raises(AssertionError, match=why):
+        chart(f"--set=settings={settings}")
+
+
 @pytest.mark.parametrize("size", ["20m", "20k", "20Ki", "1.2.3Gi", ".Gi"])
 def test_sizes_of_volumes_that_are_none_are_refused(size: str) -> None:
     with pytest.raises(AssertionError, match="pattern"):
