@@ -17,6 +17,7 @@ from cluster.api.owners import CreationLimits, owned_token
 from cluster.api.series_desk import SeriesDesk
 from cluster.api.wire_rows import RequestLimits
 from cluster.node.ports import PacedReflection
+from cluster.rpc import caller_usages
 from cluster.rpc.access_file import AccessFile
 from cluster.rpc.caller_usages import PACE_S_MAX, CallerUsages
 from cluster.rpc.rpc_caller import CALLER, Caller, check_request, keep_pace
@@ -100,7 +101,10 @@ def test_open_calls_and_their_connections_are_limited() -> None:
     usage.open(limits, "c")
 
 
-async def test_requests_of_reflection_are_counted(tmp_path: Path) -> None:
+async def test_requests_of_reflection_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller_usages, "time", SimpleNamespace(monotonic=lambda: 5.0))
     (tmp_path / "access.toml").write_text(f"{BEGIN}rate = {{ requests = 1_000 }}\n")
     access = AccessFile(str(tmp_path / "access.toml"))
     identity, usages = CallerIdentity(IdentityKind.CLIENT, "a"), CallerUsages(access)
