@@ -11,8 +11,9 @@ import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from cluster.rpc.caller_usages import USAGES_MAX
 from cluster.rpc.rpc_caller import CALLER
 from cluster.security.access_rules import AccessRules, AccessTarget
 from timer.entries.payloads import CreateGroup
@@ -33,8 +34,6 @@ from timer.state.producers import owner_of
 FULL_RETRY_MS: Final = 10_000
 """A producer is forgotten only after it was idle for long, or if it ends itself."""
 Done: TypeAlias = Callable[[Any], None]
-_EMPTY: Final = (0, 1, 0)
-"""Count of an identity's series in an empty table; see CreationLimits."""
 _HASH_SIZE: Final = 24
 """Bytes. Two requests of one hash would need 2 ** 96 tries."""
 
@@ -71,6 +70,16 @@ def owned_token(token: bytes) -> bytes:
     return _owner() + token
 
 
+class _SeriesCount(NamedTuple):
+    """The series of an identity at the last count; by default, in an empty table."""
+
+    series: int = 0
+    next_id: int = 1
+    """Id of the next series of the cluster then."""
+    topics: tuple[TopicId, ...] = ()
+    """Topics with series that counted: all, or as many as the caller lacked series to its limit."""
+
+
 class CreationLimits:
     """The limits of the rules of access on what there may be in the cluster; the leader counts.
 
@@ -83,8 +92,8 @@ class CreationLimits:
         """New objects that the log has not answered, by kind and owner. A creation goes on when its
         call has ended."""
         self._rules: AccessRules | None = None
-        self._series: dict[str, tuple[int, int, int]] = {}
-        """Identity -> (its series by these rules, next id and number of all series then)."""
+        self._counts: dict[str, _SeriesCount] = {}
+        """The last count of each identity by these rules, at most USAGES_MAX."""
 
     def register(
         self, leader: Leader, token: bytes, drawn: ProducerId, now: Now, done: Done
@@ -150,23 +159,27 @@ class CreationLimits:
     def _series_bound(self, machine: Machine, below: int) -> int:
         """Return the number of the caller's series, or a bound of it on the same side of `below`.
 
-        The series that were created and deleted since the last count bound it, so most calls count
-        nothing.
+        All series that were created since the last count, and those that are left in its topics,
+        bound it. So another count follows only a deletion in one of these topics, or a creation
+        with which the caller may have reached `below`.
         """
         caller, table = CALLER.get(), machine.series
         assert caller is not None
         if (rules := caller.rules()) is not self._rules:
-            self._rules, self._series = rules, {}
+            self._rules, self._counts = rules, {}
         identity = str(caller.identity)
-        found, next_id, live = self._series.get(identity, _EMPTY)
-        created = table.next_id - next_id
-        deleted = live + created - len(table)
-        if found + created < below:
-            return found + created
-        if found - deleted < below:
-            found, deleted = _series_of_caller(machine), 0
-            self._series[identity] = found, table.next_id, len(table)
-        return found - deleted
+        last = self._counts.get(identity, _SeriesCount())
+        if (most := last.series + table.next_id - last.next_id) < below:
+            return most
+        if (least := sum(table.by_topic[topic] for topic in last.topics)) >= below:
+            return least
+        topics = _topics_of_caller(machine)
+        found = sum(table.by_topic[topic] for topic in topics)
+        self._counts.pop(identity, None)
+        if len(self._counts) >= USAGES_MAX:
+            del self._counts[next(iter(self._counts))]  # the oldest
+        self._counts[identity] = _SeriesCount(found, table.next_id, tuple(topics[:below]))
+        return found
 
     def _propose(
         self,
@@ -216,18 +229,18 @@ class CreationLimits:
             del self._under_way[key]
 
 
-def _series_of_caller(machine: Machine) -> int:
-    """Return the number of series in the topics for which the present caller may call its method.
+def _topics_of_caller(machine: Machine) -> list[TopicId]:
+    """Return the topics with series for which the present caller may call its method.
 
     Topics of other prefixes are left out at once: the rules cost more.
     """
     caller = CALLER.get()
     assert caller is not None
-    prefixes, found = caller.topic_prefixes(), 0
-    for topic, series in machine.series.by_topic.items():
-        name = machine.topics[TopicId(topic)].name
+    prefixes, found = caller.topic_prefixes(), list[TopicId]()
+    for topic in map(TopicId, machine.series.by_topic):
+        name = machine.topics[topic].name
         if name.startswith(prefixes) and caller.allows(AccessTarget(name)):
-            found += series
+            found.append(topic)
     return found
 
 

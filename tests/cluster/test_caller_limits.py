@@ -309,9 +309,12 @@ async def test_most_creations_count_no_series(
     access, limits, play = AccessFile(str(tmp_path / "access.toml")), CreationLimits(), Play()
     play.machine.level, table = LEVEL_OF_SERIES, play.machine.series
     mine, other = play.make_topic("mine/x"), play.make_topic("other")
-    identity, usages = CallerIdentity(IdentityKind.CLIENT, "a"), CallerUsages(access)
-    count = Mock(side_effect=owners._series_of_caller)
-    monkeypatch.setattr(owners, "_series_of_caller", count)
+    count, usages = Mock(side_effect=owners._topics_of_caller), CallerUsages(access)
+    monkeypatch.setattr(owners, "_topics_of_caller", count)
+
+    def call(name: str) -> None:
+        identity, rule = CallerIdentity(IdentityKind.CLIENT, name), METHOD_RULES[SERIES]
+        CALLER.set(Caller(identity, SERIES, rule, lambda: access.rules, "", usages))
 
     def create(topic: Topic, *names: int) -> None:
         for name in names:
@@ -325,8 +328,7 @@ async def test_most_creations_count_no_series(
         play.commit()
 
     create(other, *range(5))  # without TLS
-    rules = METHOD_RULES[SERIES]
-    called = CALLER.set(Caller(identity, SERIES, rules, lambda: access.rules, "", usages))
+    call("a")
     create(mine, 0, 1, 2, 3)
     assert (len(table), count.call_count) == (9, 0), "the cluster has fewer than the limit"
     create(mine, 4, 5, 6, 7)
@@ -334,9 +336,20 @@ async def test_most_creations_count_no_series(
     create(mine, 8)
     delete(other, 0)
     for _ in range(3):
+        CALLER.set(None)
+        create(other, 5)
+        delete(other, 5)
+        call("a")
         with pytest.raises(LimitReachedError, match="has 9: must be at most 9"):
             create(mine, 9)
-    assert count.call_count == 2
+    assert count.call_count == 1, "the caller's topics have as many as before"
+    monkeypatch.setattr(owners, "USAGES_MAX", 2)
+    for name in "bc":
+        call(name)
+        with pytest.raises(LimitReachedError, match=f"client/{name} has 9"):
+            create(mine, 9)
+    assert (count.call_count, [*limits._counts]) == (3, ["client/b", "client/c"])
+    call("a")
     delete(mine, 0)
     create(mine, 9)
     with pytest.raises(LimitReachedError, match="has 9"):
@@ -353,4 +366,3 @@ async def test_most_creations_count_no_series(
     request.every_ms = 1_000
     with pytest.raises(LimitReachedError, match="has 13"):  # before a topic is created
         await desk.create(pb.CreateSeriesRequest(topic="mine/new", key="k", fields=request))
-    CALLER.reset(called)
