@@ -9,7 +9,8 @@ the client sent them.
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -147,14 +148,26 @@ class CreationLimits:
         count = functools.partial(self._series_bound, leader.machine)
         self._propose("series", new, count, propose, done)
 
-    def check_series(self, leader: Leader) -> None:
-        """Check that the cluster and the present caller may have one more series.
+    @contextmanager
+    def series_reserved(self, leader: Leader, topic: str, key: bytes) -> Iterator[None]:
+        """Reserve a place for a series in a new topic, until the end of the block.
+
+        `series` is to be called at once after the block. Equal requests share a place.
 
         Raises:
             EngineError: see SeriesIntake.check_room; LimitReachedError: see `series`.
         """
-        leader.series.check_room()
-        self._check("series", functools.partial(self._series_bound, leader.machine))
+        owner, new = ("series", _identity()), (topic, key)
+        if new in self._under_way.get(owner, ()):
+            yield
+            return
+        with leader.series.reserved():
+            self._check("series", functools.partial(self._series_bound, leader.machine))
+            self._begin(owner, new)
+            try:
+                yield
+            finally:
+                self._end(owner, new)
 
     def _series_bound(self, machine: Machine, below: int) -> int:
         """Return the number of the caller's series, or a bound of it on the same side of `below`.
@@ -200,7 +213,7 @@ class CreationLimits:
             self._end(key, new)
             done(result)
 
-        self._under_way.setdefault(key, set()).add(new)
+        self._begin(key, new)
         try:
             propose(answered)
         except EngineError:
@@ -222,6 +235,9 @@ class CreationLimits:
         under_way = len(self._under_way.get((kind, _identity()), ()))
         if most is not None and (there := count(most - under_way) + under_way) >= most:
             raise _limit_error(kind, most, _identity(), there)
+
+    def _begin(self, key: tuple[str, str], new: object) -> None:
+        self._under_way.setdefault(key, set()).add(new)
 
     def _end(self, key: tuple[str, str], new: object) -> None:
         self._under_way[key].discard(new)

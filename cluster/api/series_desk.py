@@ -6,7 +6,7 @@ All client input about series is checked here and at the leader
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -134,9 +134,9 @@ class SeriesDesk:
         found = leader.machine.topic_by_name.get(name)
         if found is None or not leader.machine.series.find(found.topic_id, key):
             self._check_calendar(begun)
-        if found is None:
-            self._creations.check_series(leader)
-        topic = await self._topic(leader, name)
+        reserved = self._creations.series_reserved(leader, name, key)
+        with reserved if found is None else nullcontext():
+            topic = await self._topic(leader, name)
         known = leader.machine.series.find(topic.topic_id, key)
         if not known:
             now = self._host.now()

@@ -1,5 +1,6 @@
 """Limits of an identity: their tables in the rules, and what they count."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -27,6 +28,8 @@ from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
 from tests.timer.leading import Play
 from timer.entries.payloads import CreateGroup, GroupSettings, GroupStart
+from timer.leader.intake.count_limits import CountLimits
+from timer.leader.leader import LeaderConfig
 from timer.model.feature_level import LEVEL_OF_CREATORS, LEVEL_OF_SERIES
 from timer.model.recurrence import SeriesSpec
 from timer.model.timer_errors import (
@@ -358,11 +361,60 @@ async def test_most_creations_count_no_series(
     await access.reread()
     with pytest.raises(LimitReachedError, match="has 13"):
         create(mine, 10)
-    host: Any = SimpleNamespace(require_leader=lambda: play.leader, now=lambda: play.now)
+
+
+@pytest.mark.parametrize(
+    ("who", "full"),
+    [("a", r"most.series: client/a has 2: "), ("", r"limits.series_max: the cluster has 2: ")],
+)
+async def test_series_that_are_refused_leave_no_topics(tmp_path: Path, who: str, full: str) -> None:
+    (tmp_path / "access.toml").write_text(f"{BEGIN}most = {{ series = 2 }}\n")
+    access, limits = AccessFile(str(tmp_path / "access.toml")), CreationLimits()
+    play = Play(LeaderConfig(limits=CountLimits(series_max=9 if who else 2)))
+    play.machine.level = LEVEL_OF_SERIES
+    going = asyncio.Event()
+
+    async def topic(_: object, name: str) -> Topic:
+        if name not in play.machine.topic_by_name:
+            await going.wait()
+        return play.machine.topic_by_name.get(name) or play.make_topic(name)
+
+    async def ask(propose: Callable[[Callable[[object], None]], None]) -> object:
+        answers: list[object] = []
+        propose(answers.append)
+        await asyncio.sleep(0)
+        play.commit()
+        return answers[0]
+
+    host: Any = SimpleNamespace(require_leader=lambda: play.leader, now=lambda: play.now, ask=ask)
     sizes = RequestLimits(
         key_bytes_max=100, headers_bytes_max=100, request_rows_max=100, request_bytes_max=1_000
     )
-    desk, request = SeriesDesk(host, cast("Any", None), limits, sizes, salt=0), pb.SeriesFields()
-    request.every_ms = 1_000
-    with pytest.raises(LimitReachedError, match="has 13"):  # before a topic is created
-        await desk.create(pb.CreateSeriesRequest(topic="mine/new", key="k", fields=request))
+    desk, fields = SeriesDesk(host, topic, limits, sizes, salt=0), pb.SeriesFields(every_ms=1_000)
+    if who:
+        identity, rule = CallerIdentity(IdentityKind.CLIENT, who), METHOD_RULES[SERIES]
+        CALLER.set(Caller(identity, SERIES, rule, lambda: access.rules, "", CallerUsages(access)))
+
+    def create(name: str) -> asyncio.Task[pb.CreateSeriesResponse]:
+        request = pb.CreateSeriesRequest(topic=name, key="k", fields=fields)
+        return asyncio.create_task(desk.create(request))
+
+    names = ["0", "1", "1", "2", "3"]
+    tasks = [create(name) for name in names]
+    await asyncio.sleep(0)
+    late = create("a")  # a topic that exists
+    for _ in names:
+        await asyncio.sleep(0)
+    assert [task.done() for task in tasks] == [False, False, False, True, True]
+    gone = tasks.pop(0)
+    gone.cancel()  # its client has gone
+    await asyncio.wait([gone])
+    going.set()
+    done = await asyncio.gather(*tasks, late, return_exceptions=True)
+    refused = [isinstance(each, LimitReachedError) for each in done]
+    assert refused == [False, False, True, True, True]
+    await create("4")
+    with pytest.raises(LimitReachedError, match=full):
+        await create("5")
+    assert [*play.machine.topic_by_name] == ["a", "1", "4"]
+    assert limits._under_way == {}

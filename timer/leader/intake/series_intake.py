@@ -4,7 +4,8 @@ create, alter, delete --checks--> SERIES entry
 step --some series wait--> OCCURRENCES entry, one at a time --applied--> step
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -84,6 +85,20 @@ class SeriesIntake:
             limit = f"recurring timers need {LEVEL_OF_SERIES}: version 0.2 or later on all nodes"
             raise InvalidRequestError("feature_level", self._machine.level, limit)
         check_series(self._limits, self._machine, self._creating)
+
+    @contextmanager
+    def reserved(self) -> Iterator[None]:
+        """Reserve room for one more series until the end of the block.
+
+        Raises:
+            InvalidRequestError, LimitReachedError: see check_room.
+        """
+        self.check_room()
+        self._creating += 1
+        try:
+            yield
+        finally:
+            self._creating -= 1
 
     def create(self, topic: TopicId, key: bytes, spec: SeriesSpec, now: Now, done: Answer) -> None:
         """Create a series; `done` gets the SeriesApplied.
