@@ -136,8 +136,9 @@ async def checkpoint_answer(
     if not local:
         there = functools.partial(checkpoint_of, at_index=index)
         nodes += _members(view, await ask_all(view.peers(), there))
-        # A node that catches up knows less of the leader's log than the leader itself.
-        end = max(nodes, key=lambda node: (node.role == "leader", node.epoch, node.log_end)).log_end
+        # A node that catches up knows less of the leader's log than the leader itself. A leader of
+        # an earlier epoch was deposed.
+        end = max(nodes, key=lambda node: (node.epoch, node.role == "leader", node.log_end)).log_end
         for node in nodes:
             node.lag_entries = max(0, end - node.applied_index) if node.reachable else 0
     return pb.GetCheckpointResponse(

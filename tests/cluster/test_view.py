@@ -10,7 +10,7 @@ from unittest import mock
 import grpc
 import pytest
 
-from cluster.api import series_desk
+from cluster.api import admin_service, series_desk
 from cluster.api.admin_service import AdminService
 from cluster.api.series_desk import SeriesDesk
 from cluster.control.control_plane import CommandAnswer, CommandOutcome
@@ -269,6 +269,28 @@ async def test_silent_node_is_shown_and_compared_only_if_it_votes(votes: bool) -
     assert [(each.node, each.error) for each in one.nodes] == [("n3", "refused")]
     replica.voters = {1, 4}
     assert node.is_voter("n3"), "it may be 4, whose name is unknown"
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [("leader", 5, 100), ("candidate", 6, 900)],  # the leader was deposed
+        [("leader", 6, 900), ("follower", 6, 950)],  # the follower has entries of another epoch
+        [("follower", 5, 950), ("candidate", 6, 900)],
+    ],
+)
+async def test_lags_end_with_the_log_of_the_highest_epoch(
+    monkeypatch: pytest.MonkeyPatch, nodes: list[tuple[str, int, int]]
+) -> None:
+    first, *others = (
+        pb.NodeCheckpoint(node=f"n{at}", reachable=True, role=role, epoch=epoch, log_end=end)
+        for at, (role, epoch, end) in enumerate(nodes)
+    )
+    first.applied_index, others[0].applied_index = 80, 880
+    monkeypatch.setattr(admin_service, "ask_all", mock.AsyncMock(return_value=others))
+    shown: Any = mock.Mock(shared_checkpoint=lambda: None, node_checkpoint=lambda _: first)
+    answer = await admin_service.checkpoint_answer(shown, local=False)
+    assert [node.lag_entries for node in answer.nodes] == [820, 20]
 
 
 async def test_connections_are_counted_at_the_ports_whose_numbers_are_known(

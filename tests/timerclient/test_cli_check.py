@@ -156,6 +156,7 @@ def test_a_healthy_cluster_is_ok() -> None:
         (lambda n, _: unlike(n), 1, "settings", "lease_ms must be the same on all nodes"),
         (lambda _, c: setattr(c[1], "lag_entries", 101), 1, "behind", "101 entries behind"),
         (lambda _, c: setattr(c[0], "role", "follower"), 0, "behind", "unknown: no leader answers"),
+        (lambda _, c: setattr(c[1], "epoch", 5), 0, "behind", "unknown: no leader answers"),
         (lambda _, c: setattr(c[1], "digest", "bb"), 2, "state", "at the checkpoint 7"),
         (lambda _, c: [each.ClearField("digest") for each in c[1:]], 0, "state", "not compared"),
     ],

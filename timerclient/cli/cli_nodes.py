@@ -96,8 +96,13 @@ def _trouble(status: pb.GetStatusResponse) -> str:
 
 
 def lag_of(node: pb.NodeCheckpoint, answer: pb.GetCheckpointResponse) -> int | None:
-    """Return the entries that a node has yet to apply. None: unknown, as no leader answers."""
-    leads = any(each.reachable and each.role == "leader" for each in answer.nodes)
+    """Return the entries that a node has yet to apply.
+
+    None: unknown, as no leader of the highest epoch answers.
+    """
+    there = [each for each in answer.nodes if each.reachable]
+    epoch = max((each.epoch for each in there), default=0)
+    leads = any(each.role == "leader" and each.epoch == epoch for each in there)
     return node.lag_entries if leads else None
 
 
