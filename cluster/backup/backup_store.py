@@ -277,12 +277,28 @@ class BackupStore:
             StoreUnavailable: one can't be deleted. Some of the others are.
         """
 
-        def delete() -> None:
-            with ThreadPoolExecutor(DELETIONS) as pool:
-                for _ in pool.map(self.delete, names):  # an error cancels the rest
-                    pass
+        interruptible(_each, self.delete, names)
 
-        interruptible(delete)
+    def discard(self, names: set[str]) -> None:
+        """Delete files as far as the store allows it, and remove their names from `names`.
+
+        If a handler of a signal raises, the deletions go on.
+        """
+
+        def discard(name: str) -> None:
+            with suppress(StoreUnavailable):
+                self.delete(name)
+                names.remove(name)
+
+        with suppress(InterruptedError):
+            interruptible(_each, discard, [*names])
+
+
+def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
+    """Do the work for each name, several at a time. An error cancels the rest."""
+    with ThreadPoolExecutor(DELETIONS) as pool:
+        for _ in pool.map(work, names):
+            pass
 
 
 def bounded(uri: str) -> str:

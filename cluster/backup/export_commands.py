@@ -103,7 +103,8 @@ def _written(
             tables = export.write(target)
         finally:
             if export.left:
-                tell(f"{target.root}: could not delete {', '.join(export.left)}: delete them")
+                left = ", ".join(sorted(export.left))
+                tell(f"{target.root}: could not delete {left}: delete them")
     document = {
         "schema_version": SCHEMA_VERSION,
         "cluster_id": found.cluster_id,

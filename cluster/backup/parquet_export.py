@@ -37,7 +37,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
+from cluster.backup.backup_store import BackupError, BackupStore
 from cluster.backup.catalogue import Catalogue
 from timer.files.disk import Disk
 from timer.model import row_traits, timer_id
@@ -103,7 +103,7 @@ class ParquetExport:
         self._catalogue = catalogue
         self._salt = timer_id.salt_of(catalogue.cluster_id)
         self._topics = {topic["id"]: topic["name"] for topic in state["topics"]}
-        self.left: list[str] = []
+        self.left: set[str] = set()
         """Names of files that should be deleted from the target, and could not be."""
 
     def write(self, target: BackupStore) -> dict[str, ExportedTable]:
@@ -116,11 +116,11 @@ class ParquetExport:
                 does not hold what it should.
             StoreUnavailable: the target can't be written.
         """
-        with _claimed(target, self.left) as undo:
+        with _claimed(target, self.left):
             try:
                 tables = {
-                    "pending": self._table(target, undo, "pending", PENDING, self._pending()),
-                    "messages": self._table(target, undo, "messages", MESSAGES, self._messages()),
+                    "pending": self._table(target, "pending", PENDING, self._pending()),
+                    "messages": self._table(target, "messages", MESSAGES, self._messages()),
                 }
             except EngineError as error:
                 raise BackupError(str(error)) from None
@@ -131,7 +131,7 @@ class ParquetExport:
                 )
             index = self._facts() | {name: table._asdict() for name, table in tables.items()}
             data = json.dumps(index, indent=1).encode() + b"\n"
-            undo.callback(_delete, target, INDEX_NAME, self.left)
+            self.left.add(INDEX_NAME)
             target.put(INDEX_NAME, [data], len(data))
         return tables
 
@@ -147,15 +147,11 @@ class ParquetExport:
     def _table(
         self,
         target: BackupStore,
-        undo: ExitStack,
         name: str,
         fields: tuple[Any, ...],
         batches: Iterator[Any],
     ) -> ExportedTable:
-        """Write one table, in files of about FILE_ROWS; one file at least.
-
-        `undo`: gets the callbacks that delete the files again.
-        """
+        """Write one table, in files of about FILE_ROWS; one file at least. Add them to `left`."""
         facts = {key: str(value) for key, value in self._facts().items()}
         schema = pa.schema(fields, metadata=facts)
         files: list[str] = []
@@ -166,7 +162,7 @@ class ParquetExport:
                 if left <= 0:
                     stack.close()
                     files.append(f"{name}-{len(files):05d}.parquet")
-                    undo.callback(_delete, target, files[-1], self.left)
+                    self.left.add(files[-1])
                     out = stack.enter_context(target.writing(files[-1]))
                     writer = stack.enter_context(
                         parquet.ParquetWriter(out, schema, compression="zstd")
@@ -221,12 +217,14 @@ class ParquetExport:
 
 
 @contextmanager
-def _claimed(target: BackupStore, left: list[str]) -> Iterator[ExitStack]:
+def _claimed(target: BackupStore, left: set[str]) -> Iterator[None]:
     """Keep other exports out of an empty place during the block.
 
     A claim is a file in the place. Each export writes its own and then lists the place, so of two
-    exports one at least sees the claim of the other. Yield the callbacks that run after an error in
-    the block. `left`: gets the claim if it can't be deleted.
+    exports one at least sees the claim of the other.
+
+    `left`: gets the names of the files that are written in the block. They are deleted after an
+    error, and the claim always. The names of those that can't be deleted stay.
 
     Raises:
         BackupError: the place has files, or another claim.
@@ -234,12 +232,14 @@ def _claimed(target: BackupStore, left: list[str]) -> Iterator[ExitStack]:
     """
     claim = f"{CLAIM}{secrets.token_hex(8)}"
     _check_empty(target)
-    with ExitStack() as held, ExitStack() as undo:
-        held.callback(_delete, target, claim, left)
+    left.add(claim)
+    try:
         target.put(claim, [], 0)
         _check_empty(target, claim)
-        yield undo
-        undo.pop_all()
+        yield
+        left.intersection_update([claim])
+    finally:
+        target.discard(left)
 
 
 def _check_empty(target: BackupStore, claim: str = "") -> None:
@@ -250,14 +250,6 @@ def _check_empty(target: BackupStore, claim: str = "") -> None:
         if any(name.startswith(CLAIM) for name in there):
             why += f"; {CLAIM}… is of an export that runs or was killed"
         raise BackupError(f"{why}: export into an empty place")
-
-
-def _delete(target: BackupStore, name: str, left: list[str]) -> None:
-    """Delete a file. If the store does not allow it, add its name to `left`."""
-    try:
-        target.delete(name)
-    except StoreUnavailable:
-        left.append(name)
 
 
 def _grouped(batches: Iterator[Any], schema: Any) -> Iterator[Any]:

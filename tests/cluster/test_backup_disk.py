@@ -2,20 +2,23 @@
 
 import errno
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from math import inf
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from cluster.backup import pin_keeper
+from cluster.backup import pin_keeper, store_calls
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import Catalogue, catalogue_name
-from cluster.backup.parquet_export import ParquetExport
+from cluster.backup.parquet_export import CLAIM, ParquetExport
 from cluster.backup.restoration import STAGE, receive
 from tests.cluster.backups import DISK, OneNode, backed_up, restored
 from tests.cluster.running import WAIT_S, until
@@ -139,23 +142,71 @@ def test_of_two_exports_into_one_place_one_is_refused(
     ]
 
 
-@pytest.mark.parametrize("failing", ["messages-00000.parquet", "export.json"])
-def test_export_that_ends_before_its_end_deletes_its_files(
-    export: ParquetExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+@pytest.mark.parametrize(("failing", "count"), [("messages-00000.parquet", 3), ("export.json", 4)])
+def test_export_that_ends_before_its_end_deletes_its_files_at_the_same_time(
+    export: ParquetExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str, count: int
 ) -> None:
     target, writing = BackupStore(str(tmp_path / "export")), BackupStore.writing
+    delete, all_are_deleted = BackupStore.delete, threading.Barrier(count, timeout=WAIT_S)
 
     def ended(store: BackupStore, name: str) -> Any:
         if name == failing:
             raise SystemExit(143)
         return writing(store, name)
 
+    def slow(store: BackupStore, name: str) -> None:
+        all_are_deleted.wait()
+        delete(store, name)
+
     monkeypatch.setattr(BackupStore, "writing", ended)
+    monkeypatch.setattr(BackupStore, "delete", slow)
     with pytest.raises(SystemExit):
         export.write(target)
     assert files(tmp_path / "export") == []
     monkeypatch.undo()
     assert export.write(target)
+
+
+def test_files_that_an_export_has_no_time_to_delete_are_left(
+    export: ParquetExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, released = BackupStore.delete, threading.Event()
+
+    def slow(store: BackupStore, name: str) -> None:
+        if name.startswith(CLAIM):
+            released.wait(WAIT_S)
+        delete(store, name)
+
+    def end(*_: object) -> None:
+        """End the time for calls when the other files are deleted."""
+        until(lambda: len(export.left) == 1)
+        store_calls._command.until_s = 0.0
+
+    monkeypatch.setattr(BackupStore, "put", Mock(side_effect=[None, SystemExit(143)]))
+    monkeypatch.setattr(BackupStore, "delete", slow)
+    monkeypatch.setattr(store_calls, "wait", end)
+    monkeypatch.setattr(store_calls._command, "until_s", inf)
+    with pytest.raises(SystemExit):
+        export.write(BackupStore(str(tmp_path / "export")))
+    [claim] = export.left
+    released.set()
+    assert claim.startswith(CLAIM)
+    assert files(tmp_path / "export") == []
+
+
+def test_second_signal_gives_a_command_no_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_calls, "time", Mock(monotonic=Mock(side_effect=[100.0, 103.0])))
+    handled = Mock()
+    before = signal.signal(signal.SIGTERM, handled)
+    try:
+        with store_calls.leaving_calls():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            assert store_calls._command.until_s == 100.0 + store_calls.GRACE_S
+        assert signal.getsignal(signal.SIGTERM) is handled
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handled.call_count == 2
 
 
 @pytest.mark.parametrize("failing", ["", "export.json"])
@@ -184,9 +235,9 @@ def test_files_of_an_export_that_can_not_be_deleted_are_named(
     code = timerctl(["export", "--from", store.root, "--into", str(place)])
     told = capsys.readouterr().err
     [claim] = place.glob("_exporting.*")
-    tables = "export.json, messages-00000.parquet, pending-00000.parquet, " if failing else ""
+    tables = ", export.json, messages-00000.parquet, pending-00000.parquet" if failing else ""
     assert (code == 0) is (failing == "")
-    assert f"{place}: could not delete {tables}{claim.name}: delete them\n" in told
+    assert f"{place}: could not delete {claim.name}{tables}: delete them\n" in told
     assert "has readable payloads: remove it" in told
 
 
