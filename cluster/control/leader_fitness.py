@@ -20,7 +20,7 @@ from typing import Final
 from timer.model.units import LogIndex, MonoMs, ReplicaId
 
 MEMORY_MS: Final = 5_000
-"""Time that is this old counts a third of the present."""
+"""Time that is this old counts a third of the present. See DiskRecord for that of disks."""
 LEASELESS: Final = 0.3
 """A leader with its lease half of the time is found within five seconds; 1.7 s without it are not
 enough."""
@@ -47,10 +47,10 @@ class TimeShare:
     _is_so: bool = False
     _since_ms: MonoMs | None = None
 
-    def note(self, now_ms: MonoMs, *, is_so: bool) -> None:
-        """Note that the condition is true, or false, from now on."""
+    def note(self, now_ms: MonoMs, *, is_so: bool, memory_ms: int = MEMORY_MS) -> None:
+        """Note that the condition is true, or false, from now on. `memory_ms`: see MEMORY_MS."""
         if self._since_ms is not None:
-            kept = math.exp((self._since_ms - now_ms) / MEMORY_MS)
+            kept = math.exp((self._since_ms - now_ms) / memory_ms)
             self.value = kept * self.value + (1 - kept) * self._is_so
         self._is_so, self._since_ms = is_so, now_ms
 
@@ -113,7 +113,9 @@ class ServiceRecord:
 class DiskRecord:
     """The speed of this node's disk, whatever its role. A sync that hangs counts as well.
 
-    A sync counts for MEMORY_MS after its end: a single slow one is no complaint.
+    A sync counts for MEMORY_MS after its end, or for twice the interval of checkpoints if that is
+    longer: without other entries, a sync follows each of them. The record's memory is as long, so a
+    single slow sync is no complaint.
     """
 
     _slow: TimeShare = field(default_factory=TimeShare)
@@ -122,17 +124,26 @@ class DiskRecord:
     _last: tuple[int, LogIndex] | None = None
     _synced_ms: MonoMs = MonoMs(0)
 
-    def note(self, now_ms: MonoMs, *, disk_ms: int, durable: LogIndex, lease_ms: int) -> None:
+    def note(
+        self,
+        now_ms: MonoMs,
+        *,
+        disk_ms: int,
+        durable: LogIndex,
+        lease_ms: int,
+        checkpoint_interval_ms: int,
+    ) -> None:
         """Take note of the duration of the last sync, or of the present one if that is longer.
 
         `durable`: index of the last durable entry. `lease_ms`: the lease. A sync of a fifth of it,
         and of SLOW_MS_MIN, is slow.
         """
+        memory_ms = max(MEMORY_MS, 2 * checkpoint_interval_ms)
         if self._last != (disk_ms, durable):
             self._last, self._synced_ms = (disk_ms, durable), now_ms
         self._limit_ms = max(lease_ms // SLOW_PARTS, SLOW_MS_MIN)
-        is_slow = disk_ms >= self._limit_ms and now_ms - self._synced_ms < MEMORY_MS
-        self._slow.note(now_ms, is_so=is_slow)
+        is_slow = disk_ms >= self._limit_ms and now_ms - self._synced_ms < memory_ms
+        self._slow.note(now_ms, is_so=is_slow, memory_ms=memory_ms)
         if is_slow:
             self._took_ms = disk_ms
 

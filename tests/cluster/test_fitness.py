@@ -110,7 +110,13 @@ def test_node_whose_disk_is_slow_for_seconds_names_figure_limit_and_remedy() -> 
         nonlocal now_ms, durable
         for _ in range(0, for_ms, STEP_MS):
             durable = LogIndex(durable + (not idle and not hangs))
-            record.note(now_ms, disk_ms=disk_ms, durable=durable, lease_ms=lease_ms)
+            record.note(
+                now_ms,
+                disk_ms=disk_ms,
+                durable=durable,
+                lease_ms=lease_ms,
+                checkpoint_interval_ms=100,
+            )
             now_ms, disk_ms = MonoMs(now_ms + STEP_MS), disk_ms + STEP_MS * hangs
         return record.complaints()
 
@@ -127,6 +133,29 @@ def test_node_whose_disk_is_slow_for_seconds_names_figure_limit_and_remedy() -> 
     )
     assert not complaints(1, 3_000)
     assert complaints(0, 10_000, hangs=True)
+
+
+@pytest.mark.parametrize("interval_ms", [3_000, 8_000, 60_000])
+def test_slow_disk_of_an_idle_node_is_named_without_a_pause(interval_ms: int) -> None:
+    record, complains = DiskRecord(), list[bool]()
+
+    def note_until(end_ms: int, disk_ms: int) -> None:
+        """Note a sync of `disk_ms` for each checkpoint."""
+        for now_ms in range(len(complains) * STEP_MS, end_ms, STEP_MS):
+            record.note(
+                MonoMs(now_ms),
+                disk_ms=disk_ms,
+                durable=LogIndex(now_ms // interval_ms),
+                lease_ms=500,
+                checkpoint_interval_ms=interval_ms,
+            )
+            complains.append(bool(record.complaints()))
+
+    note_until(interval_ms, 3_000)
+    note_until(20 * interval_ms, 1)
+    assert not any(complains), "a single sync was slow"
+    note_until(40 * interval_ms, 3_000)
+    assert all(complains[24 * interval_ms // STEP_MS :])
 
 
 def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
