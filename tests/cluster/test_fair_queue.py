@@ -204,6 +204,7 @@ async def test_requests_that_are_cancelled_while_they_wait_count_for_nothing() -
     async with asyncio.timeout(30):
         await asyncio.gather(*hasty, *calm, return_exceptions=True)
     assert served == ["calm", "hasty"] * 3, "a request that fails ends its turn, too"
+    assert turns._waiting_weight == 0
 
 
 async def test_a_caller_that_comes_later_gets_no_more_turns_than_others() -> None:
@@ -239,6 +240,10 @@ async def test_the_queue_has_a_bound_and_takes_the_first_request_of_each_caller(
     with pytest.raises(OverloadedError, match="the queue of requests is full"):
         await play.queue.enter("a", 1)
     await play.send("b", 2)
+    assert play.queue.waiting == 2
+    play.tasks["b", 2].cancel()
+    await settled()
+    await play.send("b", 3)  # none of its requests waits
     assert play.queue.waiting == 2
 
 
