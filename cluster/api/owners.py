@@ -78,7 +78,7 @@ class _SeriesCount(NamedTuple):
     next_id: int = 1
     """Id of the next series of the cluster then."""
     topics: tuple[TopicId, ...] = ()
-    """Topics with series that counted: all, or as many as the caller lacked series to its limit."""
+    """Topics of these series: all, or as many as prove that the limit was reached."""
 
 
 class CreationLimits:
