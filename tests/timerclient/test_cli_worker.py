@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import subprocess
 import sys
 import threading
 from argparse import Namespace
@@ -12,7 +13,7 @@ import pytest
 
 from tests.timerclient.conftest import Ctl
 from timerclient import GroupHeld, InvalidRequest, TimerApp, Worker
-from timerclient.cli import cli_worker, timerctl
+from timerclient.cli import cli_worker, timerctl, worker_process
 from timerclient.cli.cli_args import UsageError
 from timerclient.cli.cli_errors import FAILED, USAGE
 from timerclient.cli.cli_worker import CUT_OFF, chosen_handlers
@@ -153,7 +154,7 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
             await timers.settle()
         worker.stop()
         with pytest.raises(SystemExit):
-            cli_worker._leave(worker, await serving)
+            worker_process.end_process(worker, await serving)
         assert exits == [(signal.SIG_DFL, False), ("atexit", False), (code, False)]
         go.set()
         timers.cluster.works.append(timers._until_idle)
@@ -179,3 +180,49 @@ def test_process_of_a_rejected_consumer_waits_for_no_thread_of_a_handler(
         cli_worker.run_worker(worker, Namespace(port=None))
     assert ended.value.code == FAILED
     assert capsys.readouterr().err == "timerctl: consumer 'first' has it\n"
+
+
+PROCESS = """
+import asyncio, atexit, concurrent.futures, multiprocessing, os, signal, time
+from argparse import Namespace
+from timerclient import TimerApp, Worker
+from timerclient.cli.cli_worker import run_worker
+
+app = TimerApp("timers://127.0.0.1:1")
+mp = multiprocessing.get_context("fork")
+
+class OneCall(Worker):
+    async def run(self):  # of the first handler, as at a message
+        handler = self.runners[0].handler
+        await (handler.function() if handler.is_async else asyncio.to_thread(handler.function))
+        await asyncio.sleep(0)
+        print("stops", self._stops)
+        await self._drain()
+
+def run(function):
+    app.timer("t", group="g")(function)
+    run_worker(OneCall(app, drain=0), Namespace(port=None))
+"""
+TERMINATED = """
+@run
+def handler():
+    children = [mp.Process(target=time.sleep, args=[9]) for _ in range(8)]
+    for number, child in zip([signal.SIGTERM, signal.SIGINT] * 4, children):
+        child.start()
+        os.kill(child.pid, number)
+    for child in children:
+        child.join()
+        print(child.exitcode)
+"""
+
+
+def run_program(program: str) -> tuple[int, str]:
+    """Run a worker's process; return its exit code and stdout."""
+    quiet = "ignore:This process (pid=:DeprecationWarning"  # Python 3.12 and later warn of threads
+    command = [sys.executable, "-W", quiet, "-c", PROCESS + program]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout
+
+
+def test_signal_to_a_process_that_a_handler_forked_ends_it_and_does_not_stop_the_worker() -> None:
+    assert run_program(TERMINATED) == (0, "-15\n-2\n" * 4 + "stops 0\n")

@@ -6,21 +6,20 @@ timerctl's variables and context.
 """
 
 import argparse
-import atexit
 import importlib
 import logging
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from timerclient.cli.cli_args import Commands, UsageError, duration, tls_of, token_of
 from timerclient.cli.cli_errors import OK, exit_code, print_error
 from timerclient.cli.contexts import SETTINGS, apply_context
+from timerclient.cli.worker_process import end_process, stopped_by_signals
 from timerclient.values import cluster_url
 from timerclient.values.errors import TimerError
 
@@ -132,23 +131,7 @@ def run_worker(worker: "Worker", args: argparse.Namespace) -> NoReturn:
     import asyncio
 
     with asyncio.Runner() as runner:
-        _leave(worker, runner.run(_serve(worker, args)))
-
-
-def _leave(worker: "Worker", code: int) -> NoReturn:
-    """Close the client of threads, run the exit handlers, and end the process with `code`.
-
-    Handlers may have left tasks and threads. The ends of an event loop and of the interpreter wait
-    for these, so the process ends before.
-    """
-    try:
-        with suppress(TimerError):
-            worker.app.close_sync()
-        atexit._run_exitfuncs()  # noqa: SLF001 -- those of logging, too
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+        end_process(worker, runner.run(_serve(worker, args)))
 
 
 def _listed(variables: Iterable[str]) -> str:
@@ -158,12 +141,8 @@ def _listed(variables: Iterable[str]) -> str:
 
 async def _serve(worker: "Worker", args: argparse.Namespace) -> int:
     """Run the worker; return the exit code."""
-    from asyncio import get_running_loop
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with suppress(NotImplementedError):  # Windows: an interrupt ends the worker at once
-            get_running_loop().add_signal_handler(number, worker.stop)
     with ExitStack() as opened:
+        opened.enter_context(stopped_by_signals(worker.stop))
         if args.port is not None:
             from timerclient.worker.worker_port import WorkerPort
 
@@ -182,9 +161,6 @@ async def _serve(worker: "Worker", args: argparse.Namespace) -> int:
             print_error(error, [], args)
             code = exit_code(error)
         LOG.info("worker stopped")
-    for number in (signal.SIGTERM, signal.SIGINT):  # from here on, they end the process
-        with suppress(NotImplementedError):
-            get_running_loop().remove_signal_handler(number)
     return code
 
 

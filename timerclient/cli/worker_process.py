@@ -1,0 +1,85 @@
+"""The process of a worker: the signals that stop it, and its end.
+
+A process that a handler forks inherits asyncio's signal handlers, which do nothing, and the file
+descriptor that wakes the worker's event loop. Without a reset, a signal to the child would not end
+the child, and would stop the worker.
+"""
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from timerclient.values.errors import TimerError
+
+if TYPE_CHECKING:
+    from timerclient.worker.worker import Worker
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+
+_handled: Final[list[signal.Signals]] = []
+"""Signals that stop the worker of this process."""
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at each signal to this process. After the block, a signal ends the process.
+
+    It ends forked children at once.
+    """
+    from asyncio import get_running_loop
+
+    loop = get_running_loop()
+    for each in STOPPING:
+        with suppress(NotImplementedError):  # Windows: an interrupt ends the worker at once
+            loop.add_signal_handler(each, stop)
+            _handled.append(each)
+    try:
+        yield
+    finally:
+        for each in _handled:
+            loop.remove_signal_handler(each)
+        _handled.clear()
+
+
+def _block_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+
+
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+
+
+def _reset_signals() -> None:
+    if _handled:
+        signal.set_wakeup_fd(-1)
+    for each in _handled:
+        signal.signal(each, signal.SIG_DFL)  # for SIGINT, too: the hook would lose an exception
+    _handled.clear()
+    _unblock_signals()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    # A signal that the child gets before its reset waits for it.
+    os.register_at_fork(
+        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_reset_signals
+    )
+
+
+def end_process(worker: "Worker", code: int) -> NoReturn:
+    """Close the client of threads, run the exit handlers, and end the process with `code`.
+
+    Handlers may have left tasks and threads. The ends of an event loop and of the interpreter wait
+    for these, so the process ends before.
+    """
+    try:
+        with suppress(TimerError):
+            worker.app.close_sync()
+        atexit._run_exitfuncs()  # noqa: SLF001 -- those of logging, too
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
