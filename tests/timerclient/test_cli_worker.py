@@ -135,7 +135,8 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
         raise SystemExit
 
     monkeypatch.setattr("os._exit", leave)
-    monkeypatch.setattr("atexit._run_exitfuncs", lambda: exits.append(("atexit", go.is_set())))
+    run_exit_functions = lambda: exits.append(("atexit", go.is_set()))  # noqa: E731
+    monkeypatch.setattr(worker_process, "_run_exit_functions", run_exit_functions)
 
     def close_sync() -> None:
         exits.append((signal.getsignal(signal.SIGTERM), go.is_set()))
@@ -175,7 +176,7 @@ def test_process_of_a_rejected_consumer_waits_for_no_thread_of_a_handler(
 
     monkeypatch.setattr(worker.runners[0], "fetch", fetch)
     monkeypatch.setattr("os._exit", leave)
-    monkeypatch.setattr("atexit._run_exitfuncs", lambda: None)
+    monkeypatch.setattr(worker_process, "_run_exit_functions", lambda: None)
     with pytest.raises(SystemExit) as ended:
         cli_worker.run_worker(worker, Namespace(port=None))
     assert ended.value.code == FAILED
@@ -188,7 +189,7 @@ from argparse import Namespace
 from timerclient import TimerApp, Worker
 from timerclient.cli.cli_worker import run_worker
 
-app = TimerApp("timers://127.0.0.1:1")
+app, left = TimerApp("timers://127.0.0.1:1"), []
 mp = multiprocessing.get_context("fork")
 
 class OneCall(Worker):
@@ -214,6 +215,24 @@ def handler():
         child.join()
         print(child.exitcode)
 """
+POOLS = """
+def ignores_sigterm(ready):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    time.sleep(60)
+
+@run
+async def handler():
+    left.append(pool := mp.Pool(2))
+    print(pool.map(abs, [-1]))
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        left.append(executor := concurrent.futures.ProcessPoolExecutor(2, mp_context=context))
+        print(executor.submit(abs, -2).result())
+    mp.Process(target=ignores_sigterm, args=[ready := mp.Event()]).start()
+    ready.wait()
+    atexit.register(print, "exit handler")
+"""
 
 
 def run_program(program: str) -> tuple[int, str]:
@@ -226,3 +245,7 @@ def run_program(program: str) -> tuple[int, str]:
 
 def test_signal_to_a_process_that_a_handler_forked_ends_it_and_does_not_stop_the_worker() -> None:
     assert run_program(TERMINATED) == (0, "-15\n-2\n" * 4 + "stops 0\n")
+
+
+def test_process_ends_though_its_handlers_have_left_pools_and_processes() -> None:
+    assert run_program(POOLS) == (0, "[1]\n2\n2\nstops 0\nexit handler\n")

@@ -11,6 +11,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import active_children, util
+from threading import Thread
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from timerclient.values.errors import TimerError
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from timerclient.worker.worker import Worker
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+PROCESSES_S: Final = 1.0
+"""Longest wait for processes that handlers have left; then they are killed."""
 
 _handled: Final[list[signal.Signals]] = []
 """Signals that stop the worker of this process."""
@@ -72,14 +76,33 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def end_process(worker: "Worker", code: int) -> NoReturn:
     """Close the client of threads, run the exit handlers, and end the process with `code`.
 
-    Handlers may have left tasks and threads. The ends of an event loop and of the interpreter wait
-    for these, so the process ends before.
+    Handlers may have left tasks, threads and processes. The ends of an event loop and of the
+    interpreter wait for these, so the process ends before.
     """
     try:
         with suppress(TimerError):
             worker.app.close_sync()
-        atexit._run_exitfuncs()  # noqa: SLF001 -- those of logging, too
+        _run_exit_functions()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _run_exit_functions() -> None:
+    """Run the exit handlers, those of logging, too, then end processes of multiprocessing.
+
+    The exit function of multiprocessing ends daemons, such as those of a Pool, in their order. It
+    waits for other processes, such as those of a ProcessPoolExecutor, so they are terminated first.
+    """
+    end_all: Callable[[], None] = vars(util)["_exit_function"]
+    atexit.unregister(end_all)
+    atexit._run_exitfuncs()  # noqa: SLF001
+    for each in active_children():
+        if not each.daemon:
+            each.terminate()
+    ending = Thread(target=end_all, daemon=True)
+    ending.start()
+    ending.join(PROCESSES_S)
+    for each in active_children():
+        each.kill()
