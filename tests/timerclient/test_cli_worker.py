@@ -138,7 +138,8 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
     run_exit_functions = lambda: exits.append(("atexit", go.is_set()))  # noqa: E731
     monkeypatch.setattr(worker_process, "_run_exit_functions", run_exit_functions)
 
-    def close_sync() -> None:
+    def close_sync(timeout: float) -> None:
+        assert timeout > 0
         exits.append((signal.getsignal(signal.SIGTERM), go.is_set()))
 
     monkeypatch.setattr(app, "close_sync", close_sync)
@@ -233,6 +234,16 @@ async def handler():
     ready.wait()
     atexit.register(print, "exit handler")
 """
+AWAY = """
+from timerclient.worker import worker
+worker.CANCEL_S = worker.CLOSE_S = 0
+
+@run
+def handler():
+    app.thread_client.submit("t", b"p")
+    begun_s = time.monotonic()
+    atexit.register(lambda: print("closed within 20 s:", time.monotonic() < begun_s + 20))
+"""
 
 
 def run_program(program: str) -> tuple[int, str]:
@@ -249,3 +260,7 @@ def test_signal_to_a_process_that_a_handler_forked_ends_it_and_does_not_stop_the
 
 def test_process_ends_though_its_handlers_have_left_pools_and_processes() -> None:
     assert run_program(POOLS) == (0, "[1]\n2\n2\nstops 0\nexit handler\n")
+
+
+def test_client_of_threads_is_closed_in_the_time_of_the_stop_though_the_cluster_is_away() -> None:
+    assert run_program(AWAY) == (0, "stops 0\nclosed within 20 s: True\n")

@@ -81,7 +81,7 @@ def end_process(worker: "Worker", code: int) -> NoReturn:
     """
     try:
         with suppress(TimerError):
-            worker.app.close_sync()
+            worker.app.close_sync(worker.close_s())
         _run_exit_functions()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -27,6 +27,7 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, 
 
 from timerclient.client.aio import AsyncTimerClient, ClientOptions
 from timerclient.client.group_calls import Start
+from timerclient.client.timer_calls import Seconds
 from timerclient.client.timer_client import TimerClient
 from timerclient.rows import rows
 from timerclient.rows.messages import Message
@@ -544,9 +545,9 @@ class TimerApp:
         if client is not None:
             await client.close()
 
-    def close_sync(self) -> None:
-        """Close the client of this process's threads."""
+    def close_sync(self, timeout: Seconds | None = None) -> None:
+        """Close the client of this process's threads, as `TimerClient.close`."""
         with _clients_lock:
             found, self._thread_client = self._thread_client, None
         if found is not None and found[0] == os.getpid():
-            found[1].close()
+            found[1].close(timeout)

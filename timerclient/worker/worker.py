@@ -25,6 +25,7 @@ CANCEL_S: Final = 2.0
 CLOSE_S: Final = 2.0
 """Longest wait for acks and other calls after that. A short drain leaves them more time."""
 CLOSE_S_MIN: Final = 0.5
+"""Time of each close in any case: of the consumers, and of the clients of the loop and threads."""
 BEAT_S: Final = 1.0
 STUCK_S: Final = 10.0
 """Seconds without a beat of the event loop after which the worker is not healthy."""
@@ -73,6 +74,8 @@ class Worker:
         """Handlers that had ended at the last `until_idle`."""
         self._stopped = asyncio.Event()
         self._beat_s = time.monotonic()
+        self._until_s = 0.0
+        """End of the stop on the monotonic clock, once the worker drains."""
         self._waiting: asyncio.Future[Any] | None = None
         """The drain's wait for handlers."""
         self.left_running = 0
@@ -105,6 +108,10 @@ class Worker:
     def is_ready(self) -> bool:
         """All consumers are connected, and the worker is not stopping."""
         return not self._stops and all(each.metrics.is_connected for each in self.runners)
+
+    def close_s(self, after: int = 0) -> float:
+        """Return the seconds that a close may take during the stop, with `after` more to come."""
+        return max(CLOSE_S_MIN, self._until_s - after * CLOSE_S_MIN - time.monotonic())
 
     # ---- life
 
@@ -142,7 +149,7 @@ class Worker:
     async def _drain(self) -> None:
         for each in self.runners:
             each.give_back_unseen()
-        until_s = time.monotonic() + self._drain_s + CANCEL_S + CLOSE_S
+        self._until_s = time.monotonic() + self._drain_s + CANCEL_S + CLOSE_S
         if self._stops < 2 and (running := self._running()):
             LOG.info("draining: %d handlers run, at most %g s", len(running), self._drain_s)
             self._waiting = asyncio.ensure_future(asyncio.wait(running, timeout=self._drain_s))
@@ -151,11 +158,11 @@ class Worker:
         if running := self._running():
             await asyncio.wait(running, timeout=CANCEL_S)
         if self._stops > 1:
-            until_s = time.monotonic() + CLOSE_S
-        await _end(until_s, *(each.close() for each in self.runners))
+            self._until_s = time.monotonic() + CLOSE_S
+        await _end(self.close_s(2), *(each.close() for each in self.runners))
         for each in self.runners:
             await each.handler.close()
-        await _end(until_s, self.app.close())
+        await _end(self.close_s(1), self.app.close())
         if self._own_threads is not None:
             self._own_threads.shutdown(wait=False, cancel_futures=True)
 
@@ -182,10 +189,10 @@ class Worker:
         return True
 
 
-async def _end(until_s: float, *closes: Coroutine[Any, Any, None]) -> None:
-    """Wait for closes until a time on the monotonic clock; cancel the rest."""
+async def _end(within_s: float, *closes: Coroutine[Any, Any, None]) -> None:
+    """Wait for closes; cancel those that take longer."""
     tasks = [asyncio.create_task(each) for each in closes]
-    await asyncio.wait(tasks, timeout=max(CLOSE_S_MIN, until_s - time.monotonic()))
+    await asyncio.wait(tasks, timeout=within_s)
     for each in tasks:
         each.cancel()
     for error in await asyncio.gather(*tasks, return_exceptions=True):
