@@ -216,6 +216,12 @@ def handler():
         child.join()
         print(child.exitcode)
 """
+HUNG_UP = """
+@run
+def handler():
+    signal.raise_signal(signal.SIGHUP)
+"""
+NOHUP = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
 POOLS = """
 def ignores_sigterm(ready):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -264,3 +270,8 @@ def test_process_ends_though_its_handlers_have_left_pools_and_processes() -> Non
 
 def test_client_of_threads_is_closed_in_the_time_of_the_stop_though_the_cluster_is_away() -> None:
     assert run_program(AWAY) == (0, "stops 0\nclosed within 20 s: True\n")
+
+
+def test_end_of_the_terminal_stops_a_worker_without_nohup() -> None:
+    assert run_program(HUNG_UP) == (0, "stops 1\n")
+    assert run_program(NOHUP + HUNG_UP) == (0, "stops 0\n")

@@ -20,7 +20,7 @@ from timerclient.values.errors import TimerError
 if TYPE_CHECKING:
     from timerclient.worker.worker import Worker
 
-STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+STOPPING: Final = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGINT", "SIGHUP")]
 PROCESSES_S: Final = 1.0
 """Longest wait for processes that handlers have left; then they are killed."""
 
@@ -38,6 +38,8 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     loop = get_running_loop()
     for each in STOPPING:
+        if each.name == "SIGHUP" and signal.getsignal(each) == signal.SIG_IGN:  # nohup
+            continue
         with suppress(NotImplementedError):  # Windows: an interrupt ends the worker at once
             loop.add_signal_handler(each, stop)
             _handled.append(each)
