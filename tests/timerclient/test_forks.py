@@ -78,14 +78,19 @@ with TimerClient(sys.argv[1], timeout=5) as client:
         print(os.waitpid(pid, 0)[1])
 """
 LOCKED = """
-import os, sys
+import os, sys, threading
 
-def hold():  # as another thread may do after the package's own hook
+def hold():
     sys.modules["timerclient.streams.node_channel"]._channels_lock.acquire()
     sys.modules["timerclient.rows.background"]._loop_lock.acquire()
     sys.modules["timerclient.worker.timer_app"]._clients_lock.acquire()
 
-os.register_at_fork(before=hold)
+def hold_elsewhere():  # as another thread may do after the package's own hook
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+
+os.register_at_fork(before=hold_elsewhere)
 """
 IN_TIME = """
 from timerclient import TimerApp

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from timerclient import (
     AsyncTimerClient,
     CancelResult,
     NewTimer,
+    TimerApp,
     TimerClient,
 )
 from timerclient.client.sync import Consumer
@@ -66,6 +68,28 @@ def test_client_needs_threads_that_gevent_has_not_replaced(monkeypatch: pytest.M
     monkeypatch.setattr(_thread, "start_new_thread", replaced)
     with pytest.raises(RuntimeError, match="gevent has replaced threads"):
         TimerClient("127.0.0.1:1")
+
+
+@pytest.mark.timeout(20)
+def test_signal_handler_may_use_the_client_that_its_thread_looks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app, found = TimerApp(), list[TimerClient]()
+
+    def url() -> str:
+        monkeypatch.setattr(app, "url", lambda: "timers://127.0.0.1:1")
+        signal.raise_signal(signal.SIGUSR1)
+        return app.url()  # type: ignore[return-value]
+
+    monkeypatch.setattr(app, "url", url)
+    before = signal.signal(signal.SIGUSR1, lambda *_: found.append(app.thread_client))
+    try:
+        found.append(app.thread_client)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(found) == 2
+    for each in found:
+        each.close()
 
 
 async def test_asyncio_client_refuses_calls_on_another_event_loop(threaded: Threaded) -> None:

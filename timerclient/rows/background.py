@@ -21,7 +21,7 @@ from timerclient.values.errors import Closed, Overloaded
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
-_loop_lock = threading.Lock()
+_loop_lock = threading.RLock()  # a signal handler may make a client meanwhile
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 """Process id -> the loop of all its clients.
 
@@ -32,7 +32,7 @@ late events of a closed client would disturb the others.
 
 def _renew_lock() -> None:
     global _loop_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _loop_lock = threading.Lock()
+    _loop_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -132,7 +132,7 @@ class NodeChannel:
         return f"Node({self.address})"
 
 
-_channels_lock = threading.Lock()
+_channels_lock = threading.RLock()  # a signal handler may make a client meanwhile
 _channels: "weakref.WeakSet[NodeChannel]" = weakref.WeakSet()
 """Channels over TCP that gRPC's threads serve: open ones, and closed ones that are not freed yet.
 After a fork also those of the parent."""
@@ -184,7 +184,7 @@ def _count_closed() -> int:
 
 def _renew_lock() -> None:
     global _channels_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _channels_lock = threading.Lock()
+    _channels_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -59,13 +59,13 @@ HOLD_MARGIN_S: Final = 60.0
 """Seconds by which it exceeds the time of one request."""
 
 
-_clients_lock = threading.Lock()
-"""Held while any app looks for its client or makes it."""
+_clients_lock = threading.RLock()
+"""Held while any app looks for its client or makes it. A signal handler may do so meanwhile."""
 
 
 def _renew_lock() -> None:
     global _clients_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _clients_lock = threading.Lock()
+    _clients_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
