@@ -63,11 +63,14 @@ def test_client_prints_its_nodes_and_that_it_is_closed() -> None:
     assert repr(AsyncTimerClient(["a:1"])) == "AsyncTimerClient(a:1)"
 
 
-def test_client_needs_threads_that_gevent_has_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [TimerClient, AsyncTimerClient])
+def test_client_needs_threads_that_gevent_has_not_replaced(
+    kind: type[TimerClient | AsyncTimerClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
     replaced = SimpleNamespace(__module__="gevent.thread")
     monkeypatch.setattr(_thread, "start_new_thread", replaced)
     with pytest.raises(RuntimeError, match="gevent has replaced threads"):
-        TimerClient("127.0.0.1:1")
+        kind("127.0.0.1:1")
 
 
 @pytest.mark.timeout(20)

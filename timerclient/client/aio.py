@@ -40,6 +40,7 @@ from timerclient.client.timer_calls import Seconds, timeout_s
 from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
+from timerclient.rows.background import check_threads
 from timerclient.rows.rows import DueTime, Headers, NewTimer, OnConflict, WhenMany
 from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
 from timerclient.streams.credit import Credit
@@ -203,6 +204,7 @@ class AsyncTimerClient(SeriesCalls):
         self._dial, self._over_tcp = dial or tcp(credentials, token), dial is None
         self._others = token is None
         if self._over_tcp:
+            check_threads()
             check_not_forked()
         self._call_s = settings.call_s if timeout is None else timeout_s(timeout)
         self._nodes: Nodes | None = None

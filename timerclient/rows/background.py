@@ -70,6 +70,18 @@ def is_here() -> bool:
     return is_running(_loops.get(os.getpid()))
 
 
+def check_threads() -> None:
+    """Check that threads are those of the system, as the clients' own thread and gRPC's must be.
+
+    Raises:
+        RuntimeError: gevent or eventlet has replaced threads.
+    """
+    package, _, _ = _thread.start_new_thread.__module__.partition(".")
+    if package in ("gevent", "eventlet"):  # a debugger may replace it, too
+        text = f"{package} has replaced threads, and a client over gRPC needs one"
+        raise RuntimeError(f"{text}: use HTTP, or workers of threads or processes")
+
+
 def check_process(pid: int) -> None:
     """Check that this process made the client.
 
@@ -143,12 +155,9 @@ class Background:
         """Use the process's loop.
 
         Raises:
-            RuntimeError: gevent or eventlet has replaced threads.
+            RuntimeError: See `check_threads`.
         """
-        package, _, _ = _thread.start_new_thread.__module__.partition(".")
-        if package in ("gevent", "eventlet"):  # a debugger may replace it, too
-            text = f"{package} has replaced threads, and TimerClient needs one"
-            raise RuntimeError(f"{text}: use HTTP, or workers of threads or processes")
+        check_threads()
         self._pid = os.getpid()
         self.loop = _loop_of_process()
         self.stopped = False
