@@ -216,6 +216,17 @@ def handler():
         child.join()
         print(child.exitcode)
 """
+EXITS = """
+async def exits():
+    raise SystemExit(3)
+
+@run
+async def handler():
+    try:
+        await asyncio.create_task(exits())
+    except SystemExit:
+        print("failed")
+"""
 HUNG_UP = """
 @run
 def handler():
@@ -275,3 +286,7 @@ def test_client_of_threads_is_closed_in_the_time_of_the_stop_though_the_cluster_
 def test_end_of_the_terminal_stops_a_worker_without_nohup() -> None:
     assert run_program(HUNG_UP) == (0, "stops 1\n")
     assert run_program(NOHUP + HUNG_UP) == (0, "stops 0\n")
+
+
+def test_exit_in_a_task_of_a_handler_does_not_end_the_worker() -> None:
+    assert run_program(EXITS) == (0, "failed\nstops 0\n")

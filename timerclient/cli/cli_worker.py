@@ -24,6 +24,8 @@ from timerclient.values import cluster_url
 from timerclient.values.errors import TimerError
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop, Task
+
     from timerclient.worker.timer_app import TimerApp, TimerHandler
     from timerclient.worker.worker import Worker
 
@@ -131,7 +133,23 @@ def run_worker(worker: "Worker", args: argparse.Namespace) -> NoReturn:
     import asyncio
 
     with asyncio.Runner() as runner:
-        end_process(worker, runner.run(_serve(worker, args)))
+        loop = runner.get_loop()
+        end_process(worker, _result(loop, loop.create_task(_serve(worker, args))))
+
+
+def _result(loop: "AbstractEventLoop", serving: "Task[int]") -> int:
+    """Run the loop until the worker has ended; return the exit code.
+
+    The loop also ends at SystemExit in a task that a handler has started, and then runs on. The
+    handler that awaits the task gets the exception.
+    """
+    while True:
+        try:
+            return loop.run_until_complete(serving)
+        except SystemExit:
+            if serving.done():
+                raise
+            LOG.exception("a task that a handler started raised SystemExit; the worker runs on")
 
 
 def _listed(variables: Iterable[str]) -> str:
