@@ -270,7 +270,7 @@ def _create(directory: Path, *, may_vote: bool) -> None:
     fresh = directory.with_name("raft.new")
     if fresh.exists():
         shutil.rmtree(fresh)
-    fresh.mkdir(parents=True)
+    DISK.make_dir(fresh)
     Journal.create(fresh, may_vote=may_vote)
     if directory.exists():
         directory.rmdir()

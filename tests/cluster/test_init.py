@@ -1,11 +1,13 @@
 """`timerd init`: the right to vote after a directory was formatted."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from cluster.control import raft_files
 from cluster.files.storage import open_storage
 from cluster.node.timerd import init, main
 from cluster.settings.config import build_config
@@ -13,6 +15,7 @@ from replication.core.promise import PromiseFile
 from timer.files.data_directory import founding_replica_id, read_identity
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError, PromiseLostError
+from timerclient.cli.timerctl import main as timerctl
 
 
 def arguments(data: Path, *more: str, name: str = "n1") -> list[str]:
@@ -79,6 +82,20 @@ def test_name_that_no_node_can_have_is_refused(tmp_path: Path, option: str, valu
     with pytest.raises(ConfigError, match=f"{option} = .* 1 to 63 letters, digits"):
         init(arguments(tmp_path / "d", option, value))
     assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_files_that_root_makes_belong_to_the_owner_of_the_directory_around(tmp_path: Path) -> None:
+    os.chown(tmp_path, 4242, 4243)
+    data = tmp_path / "d"
+    assert init(arguments(data)) == 0
+    opened(data)
+    raft_files.open_files(data, cluster_id="c", name="n1", founding=True)
+    assert timerctl(["recover", "epoch", "--data", str(data), "--yes"]) == 0
+    raft_files.open_files(data, cluster_id="c", name="n1", founding=True)
+    owners = {path: (path.stat().st_uid, path.stat().st_gid) for path in [data, *data.rglob("*")]}
+    assert {data / "LOCK", data / "recovered.log", data / "raft" / "meta"} <= owners.keys()
+    assert owners == dict.fromkeys(owners, (4242, 4243))
 
 
 @pytest.mark.parametrize("module", ["numpy", "uvloop"])

@@ -298,15 +298,15 @@ class RealDisk:
             self.make_dir(path.parent)
             with failing(path, "mkdir"):
                 path.mkdir(mode=0o750, exist_ok=True)
+                give_to_owner_of(path.parent, path)
         # Even if it exists: an earlier process may have died before this sync.
         self.sync_dir(path.parent)
 
     def write_atomic(self, path: Path, data: Bytes) -> None:
         """See Disk."""
         temporary = path.with_name(path.name + TEMPORARY)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         with failing(path, "write"):
-            fd = os.open(temporary, flags, 0o640)
+            fd = _open_or_create(temporary, os.O_WRONLY | os.O_TRUNC)
             try:
                 _write_all(fd, [data])
                 os.fsync(fd)
@@ -483,10 +483,36 @@ class _RealLock:
             os.close(fd)
 
 
+def give_to_owner_of(directory: Path, new: Path | int) -> None:
+    """Give a new file or directory, by path or descriptor, the owner of the directory around it.
+
+    Only if root runs the process, and may change owners: the node's user can then open the file.
+    """
+    if os.geteuid() == 0:
+        owner, is_open = directory.stat(), isinstance(new, int)
+        with contextlib.suppress(PermissionError):
+            os.chown(new, owner.st_uid, owner.st_gid, follow_symlinks=is_open)
+
+
+def _open_or_create(path: Path, flags: int) -> int:
+    """Return a descriptor of the file. Create an absent one, with the owner of its directory."""
+    flags |= os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o640)
+    try:
+        give_to_owner_of(path.parent, fd)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def _open_lock(path: Path) -> tuple[int, bool]:
     """Open or create a lock file. Return (fd, whether it can be written)."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640), True
+        return _open_or_create(path, os.O_RDWR), True
     except OSError as error:
         if error.errno != errno.EROFS or not path.exists():
             raise
@@ -501,7 +527,7 @@ def _open_true(path: Path, flags: int) -> tuple[int, int]:
     clean ones are dropped.
     """
     with failing(path, "open"):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, 0o640)
+        fd = _open_or_create(path, os.O_WRONLY | flags)
         try:
             size = os.fstat(fd).st_size
             if size:
