@@ -26,7 +26,9 @@ _CERTIFICATE: Final = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([^:\]]+)")
 Peers: TypeAlias = "Mapping[str, tuple[str, Stub]]"
 """The other nodes: name -> (address, stub)."""
 Stub: TypeAlias = "rpc.AdminServiceAsyncStub"
-_Part = TypeVar("_Part", pb.NodeStatus, pb.NodeCheckpoint, pb.NodeVerification)
+_Part = TypeVar(
+    "_Part", pb.GetStatusResponse, pb.NodeStatus, pb.NodeCheckpoint, pb.NodeVerification
+)
 
 
 async def ask_all(peers: Peers, ask: Callable[[str, str, Stub], Awaitable[_Part]]) -> list[_Part]:
@@ -35,13 +37,18 @@ async def ask_all(peers: Peers, ask: Callable[[str, str, Stub], Awaitable[_Part]
     return list(await asyncio.gather(*asked))
 
 
+async def answer_of(name: str, address: str, stub: Stub) -> pb.GetStatusResponse:
+    """Return a node's status and its view of the leader; for an unreachable node: the reason."""
+    try:
+        return await stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
+    except grpc.aio.AioRpcError as error:
+        node = pb.NodeStatus(name=name, address=address, role="unreachable", error=why(error))
+        return pb.GetStatusResponse(nodes=[node])
+
+
 async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:
     """Return a node's status; for an unreachable node: with the reason."""
-    try:
-        answer = await stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
-    except grpc.aio.AioRpcError as error:
-        return pb.NodeStatus(name=name, address=address, role="unreachable", error=why(error))
-    return answer.nodes[0]
+    return (await answer_of(name, address, stub)).nodes[0]
 
 
 async def checkpoint_of(

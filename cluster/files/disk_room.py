@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from cluster.api.peer_queries import Peers, ask_all, status_of
+from cluster.files.standby_ports import WAITING, Standby, Wait
 from cluster.files.storage import give_back
-from cluster.rpc.standby_ports import WAITING, Standby, Wait
 from cluster.settings.config import NodeConfig
 from cluster.settings.rounds import next_round
 from cluster.state.host import Host

@@ -1,7 +1,7 @@
 """A node that fetches its state from the leader because its own is damaged.
 
 Meanwhile it takes no part in the cluster: none of its files can be trusted. Its ports report the
-progress (cluster/rpc/standby_ports.py).
+progress (cluster/files/standby_ports.py).
 """
 
 import asyncio
@@ -10,9 +10,9 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from cluster.files.standby_ports import WAITING, Standby, Wait
 from cluster.files.storage import Damaged, leader_config, note_repair
 from cluster.rpc.endpoints import Endpoints
-from cluster.rpc.standby_ports import WAITING, Standby, Wait
 from cluster.settings.config import NodeConfig
 from replication.shell.snapshot_fetch import SnapshotFetch
 from timer.files.data_directory import open_directory

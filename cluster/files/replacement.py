@@ -23,7 +23,7 @@ from typing import Final
 import grpc
 
 from cluster.api.peer_queries import PART_S, Stub
-from cluster.rpc.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby, Wait
+from cluster.files.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby, Wait
 from cluster.settings.config import NodeConfig
 from replication.core.promise import NEVER_GIVEN
 from timer.files.data_directory import (

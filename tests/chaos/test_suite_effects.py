@@ -22,7 +22,7 @@ from chaos.suite.stage.network import Network, NetworkError
 from chaos.suite.stage.plan import Need
 from chaos.suite.stage.stage import Stage
 from chaos.suite.stage.turn import Turn
-from cluster.rpc.standby_ports import WAITING
+from cluster.files.standby_ports import WAITING
 from tests.chaos.blows import Blow
 from tests.chaos.turns import until_asked
 from tests.chaos.world import durable_log

@@ -35,7 +35,7 @@ from chaos.suite.nemeses.processes import (
     transfers,
 )
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
-from cluster.rpc.standby_ports import WAITING
+from cluster.files.standby_ports import WAITING
 from tests.chaos.blows import Blow, needs, recorded
 from tests.cluster.running import Forking, until
 from timer.files.disk import RealDisk

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from cluster.files.standby_ports import Standby, Wait
 from cluster.rpc.endpoints import PEER_OPTIONS, SERVER_OPTIONS
 from cluster.rpc.handlers import PINGED
-from cluster.rpc.standby_ports import Standby, Wait
 from cluster.settings.config import build_config
 from deploy.local import free_ports
 from tests.cluster.hosted import BASE
@@ -155,7 +155,7 @@ async def test_node_whose_machine_is_gone_is_dialled_anew(monkeypatch: pytest.Mo
 @contextlib.asynccontextmanager
 async def standing_by(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     """Yield the port of a node that takes no part."""
-    monkeypatch.setattr("cluster.rpc.standby_ports.PINGED", soon(PINGED, OFTEN))
+    monkeypatch.setattr("cluster.files.standby_ports.PINGED", soon(PINGED, OFTEN))
     grpc_port, http_port = free_ports(2)
     ports = {"grpc": f"127.0.0.1:{grpc_port}", "http": f"127.0.0.1:{http_port}"}
     standby = Standby(build_config(BASE, ports), lambda: Wait("waits", ""))

@@ -1,16 +1,20 @@
-"""A node that waits to be replaced hears its own cluster, if that answers to its status."""
+"""A node that waits: its replacement by its own cluster, and its status."""
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
 
 from cluster.api.peer_queries import begin_verification
 from cluster.files.replacement import ask_to_replace
-from cluster.rpc.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby, Wait
-from cluster.settings.config import build_config
+from cluster.files.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby, Wait
+from cluster.settings.config import build_config, load_config
 from deploy.local import free_ports
 from tests.cluster.hosted import BASE
+from tests.cluster.running import Running
+from timerclient import AsyncTimerClient
+from timerclient.cli.cli_nodes import trouble_of_leader
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
 
@@ -52,3 +56,28 @@ async def test_waiting_node_is_replaced_only_by_an_answer_to_its_status_from_its
         )
         await standby.stop()
         await ask_to_replace(stub, config.cluster_id, config.name)  # unreachable: no error
+
+
+@pytest.mark.slow  # a cluster
+async def test_waiting_node_names_all_nodes_and_the_leader(tmp_path: Path) -> None:
+    with Running(tmp_path).cleaned() as cluster:
+        name, follower = await asyncio.to_thread(cluster.followers)
+        cluster.stop(name)
+        config = load_config(cluster._config_path(cluster.node(name)), {}, {})
+        standby = Standby(config, lambda: Wait("waiting", "its disk is full"))
+        await standby.start()
+        try:
+            async with AsyncTimerClient(config.peers[name]) as client:
+                members = await client.members()
+                assert {member.name for member in members.members} == cluster.nodes.keys()
+                await client.schedule("t", b"x", delay=3600)
+                status = await client.status()
+                assert trouble_of_leader(status) == ""
+                cluster.stop(follower)
+                cluster.stop(status.leader)
+                left = trouble_of_leader(await client.status())
+                assert left == "no node leads; 0 of 3 nodes answer and vote"
+        finally:
+            await standby.stop()
+    roles = {node.name: node.role for node in status.nodes}
+    assert roles == {name: "waiting", follower: "follower", status.leader: "leader"}

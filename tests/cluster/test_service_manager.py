@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.files.standby_ports import WAITING, Standby, Wait
 from cluster.node import timerd
-from cluster.rpc.standby_ports import WAITING, Standby, Wait
 from cluster.settings.config import build_config
 from cluster.settings.service_manager import notice_opening, notice_ready, send_notice
 from deploy.local import free_ports

@@ -18,8 +18,8 @@ import pytest
 
 from cluster.files import repair
 from cluster.files.disk_room import used_bytes, wait_for_room
+from cluster.files.standby_ports import WAITING
 from cluster.files.storage import Damaged
-from cluster.rpc.standby_ports import WAITING
 from cluster.settings.config import NodeConfig, build_config
 from deploy.local import free_ports
 from replication.core.promise import NEVER_GIVEN

@@ -34,7 +34,7 @@ from timerclient import (
 )
 from timerclient.rows.background import Budget
 from timerclient.rows.pending_timers import TimerInfo
-from timerclient.streams.nodes import parse_addresses
+from timerclient.values.node_addresses import parse_addresses
 
 
 async def test_leaders_are_events_and_log_lines(

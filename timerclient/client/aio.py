@@ -46,7 +46,7 @@ from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
 from timerclient.streams.credit import Credit
 from timerclient.streams.first_calls import REPEAT_S, FirstCalls
 from timerclient.streams.node_channel import Dial, check_not_forked, tcp
-from timerclient.streams.nodes import RANK_MAX, Nodes, parse_addresses
+from timerclient.streams.nodes import RANK_MAX, Nodes
 from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall, encode_rows
 from timerclient.streams.shared_calls import SharedCalls
 from timerclient.streams.subscription import Subscription
@@ -56,6 +56,7 @@ from timerclient.values.client_tls import ClientTls
 from timerclient.values.cluster_url import ClusterUrl, is_url
 from timerclient.values.codecs import NO_VALUE, EncodedValue, Payload, payload_of
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
+from timerclient.values.node_addresses import parse_addresses
 from timerclient.values.policy_names import NOTHING, PolicyFields
 from timerclient.values.same_fields import as_type
 

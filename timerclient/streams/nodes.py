@@ -29,7 +29,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
-    Iterable,
     Iterator,
     Sequence,
 )
@@ -54,7 +53,6 @@ from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import (
     Closed,
     ConnectionLost,
-    InvalidRequest,
     LeadershipLost,
     NotLeader,
     NotReady,
@@ -388,6 +386,12 @@ class Nodes:
             return status.leader_address if status.hears_leader else ""
         return ""
 
+    async def _named_by(self, address: str) -> str:
+        """Return the address of the leader that a node names; empty: it names none."""
+        with suppress(TimerError):
+            return (await self._status_of(self.node(address), self.settings.stall_s)).leader_address
+        return ""
+
     async def _probe_hint(self) -> NodeChannel | None:
         hint, self._hint = self._hint, ""
         if not hint or not (self._others or hint in self._addresses):
@@ -627,7 +631,7 @@ class Nodes:
     ) -> T:
         """Call each node once; return the first response of rank RANK_MAX, else the highest.
 
-        For calls that may have an effect at several nodes.
+        A node that is not ready may name a leader: that is called, too.
 
         Raises:
             Unreachable: No node answers, or none can serve the call now.
@@ -638,8 +642,8 @@ class Nodes:
         each_s = min(within_s, self.settings.stall_s)
         best: list[T] = []
         denials: list[TimerError] = []
-        refusal = ""
-        for address in self._addresses:
+        refusal, addresses = "", [*self._addresses]
+        for address in addresses:
             try:
                 async with asyncio.timeout(each_s):
                     call = partial(method, self.node(address), deadline_s(each_s))
@@ -656,9 +660,11 @@ class Nodes:
                 denials += [error] if isinstance(error, _DENIALS) else []
                 if isinstance(error, NotReady):
                     refusal = str(self.last_error)
+                    named = await self._named_by(address)
+                    addresses += {named} - {"", *addresses} if self._others else ()
         if best:
             return best[0]
-        if len(denials) == len(self._addresses):
+        if len(denials) == len(addresses):
             raise denials[0]
         if refusal:  # it says more than a node that is down
             failure = Unreachable(f"no node can serve the call now; {refusal}")
@@ -666,43 +672,6 @@ class Nodes:
             raise failure
         text = f"no node answers; the last error: {self.last_error}"
         raise Unreachable(text)
-
-
-def parse_addresses(cluster: str | Sequence[str]) -> list[str]:
-    """Return the addresses of "host:port,host:port" or of a sequence of them.
-
-    Raises:
-        InvalidRequest: There is none, or one is not host:port; the limit has the correct form.
-    """
-    given: Any = cluster.split(",") if isinstance(cluster, str) else cluster
-    if not isinstance(given, Iterable) or not all(isinstance(each, str) for each in given):
-        raise InvalidRequest.of("cluster", cluster, "must be str, or a sequence of str")
-    addresses = [address.strip() for address in given if address.strip()]
-    if not addresses:
-        raise InvalidRequest.of("cluster", cluster, "must name at least one host:port")
-    for address in addresses:
-        _check_address(address)
-    return addresses
-
-
-def _check_address(address: str) -> None:
-    scheme, slashes, rest = address.rpartition("://")
-    host, _, port = rest.rpartition(":")
-    bare = "" if ":" in host and not host.startswith("[") else host  # an IPv6 address
-    right = f"{bare or rest.strip('[]')}:{port if bare and port.isdecimal() else 7401}"
-    if slashes:
-        limit = f"must be host:port, without {scheme}://, such as {right}"
-    elif "/" in address:
-        limit = "must be host:port, without a path"
-    elif not host or not port.isdecimal():
-        limit = "must be host:port; the default gRPC port is 7401"
-    elif not bare:
-        limit = "must be host:port, with an IPv6 address in brackets, such as [::1]:7401"
-    elif not 0 < int(port) < 1 << 16:
-        limit = "must be host:port, with a port of 1 to 65535"
-    else:
-        return
-    raise InvalidRequest.of("cluster", address, limit)
 
 
 def deadline_s(left_s: float) -> float:

@@ -40,7 +40,7 @@ from chaos.suite.nemeses.nemesis import (
     victims,
 )
 from chaos.suite.stage.stage import READY_S, WHOLE_POLL_S, Stage
-from cluster.rpc.standby_ports import WAITING
+from cluster.files.standby_ports import WAITING
 from deploy.local import LaunchError
 from timer.files import segment
 from timer.files.disk import RealDisk

@@ -1,7 +1,8 @@
 """The ports of a node that takes no part in the cluster while it waits.
 
-The node is healthy and not ready. Its status has only its own role and the reason for the wait.
-All other calls of clients are refused with that reason, and other nodes take it for absent.
+The node is healthy and not ready. Its status has the reason for the wait, and the leader and the
+nodes as the other nodes report them: a client with this address alone finds the leader. All other
+calls of clients are refused with that reason, and other nodes take it for absent.
 """
 
 import asyncio
@@ -15,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from cluster.rpc.endpoints import Endpoints
+from cluster.api.peer_queries import answer_of, ask_all
+from cluster.rpc.endpoints import AdminChannels, Endpoints
 from cluster.rpc.grpc_errors import abort
 from cluster.rpc.handlers import PINGED
 from cluster.rpc.http import LocalState
@@ -99,6 +101,8 @@ class Standby:
         self._server = self._endpoints.public_server((*PINGED, ("grpc.so_reuseport", 0)))
         self._link = self._endpoints.link_server()
         self._renewing: asyncio.Task[None] | None = None
+        self._channels: AdminChannels | None = None
+        """To the other nodes, from `start` on."""
         status = grpc.unary_unary_rpc_method_handler(
             self._status,
             request_deserializer=pb.GetStatusRequest.FromString,
@@ -126,7 +130,9 @@ class Standby:
             ConfigError: an address is in use, or not this machine's.
         """
         await self._endpoints.listen(self._server, self._link)
+        self._channels = AdminChannels(self._endpoints)
         if self._endpoints.tls is not None:
+            self._endpoints.tls.on_renewal = self._channels.renew
             self._renewing = asyncio.create_task(self._endpoints.tls.run())
         await self._http.start()
         notice_ready(self._text())
@@ -139,16 +145,34 @@ class Standby:
             if server is not None:
                 await server.stop(GRACE_S)
         await self._http.stop()
+        if self._channels is not None:
+            await self._channels.close()
 
     async def _status(
         self,
         request: pb.GetStatusRequest,
         context: "grpc.aio.ServicerContext[object, object]",
     ) -> pb.GetStatusResponse:
-        """Return this node's status; the leader is unknown."""
-        del request
+        """Return all nodes' status; only this node's, without a leader, if `local`.
+
+        With `leadership`: only this node's, and the leader that the others report.
+        """
         await context.send_initial_metadata(((NONCE_KEY, self._nonce),))
-        return pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
+        own = pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
+        if request.local and not request.leadership:
+            return own
+        assert self._channels is not None
+        peers = self._config.peers
+        stubs = {name: (peers[name], stub) for name, stub in self._channels.stubs.items()}
+        answers = await ask_all(stubs, answer_of)
+        newest = max(answers, key=lambda answer: answer.epoch, default=own)
+        own.epoch, own.leader, own.controller = newest.epoch, newest.leader, newest.controller
+        own.leader_address = peers.get(newest.leader, "")
+        own.feature_level = max((answer.feature_level for answer in answers), default=0)
+        if not request.leadership:
+            own.nodes.extend(answer.nodes[0] for answer in answers)
+            own.nodes.sort(key=lambda node: node.name)
+        return own
 
     async def _refuse(
         self, requests: object, context: "grpc.aio.ServicerContext[object, object]"
