@@ -68,6 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run `timerd`; return its exit code."""
     if not __debug__:
         sys.exit("timerd: refusing to run under -O: assertions guard the data")
+    _open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments[:1] == ["init"]:
@@ -174,6 +175,17 @@ def run(argv: list[str]) -> int:
         from cluster.node import process
 
     return process.run(config, raft_lost=arguments.raft_lost, reload=load)
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null as each of the descriptors 0 to 2 that is closed.
+
+    Files and sockets of the node would get these numbers. A C library may print to descriptor 2,
+    and libuv ends a process that closes one of them.
+    """
+    while (lowest := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(lowest)
 
 
 @contextmanager
