@@ -24,7 +24,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -76,13 +76,16 @@ def main(argv: list[str] | None = None) -> int:
         with _ended_by_signals():
             return run(arguments)
     except EngineError as error:
-        print("timerd:", error, *getattr(error, "__notes__", ()), file=sys.stderr)  # noqa: T201
+        with suppress(OSError):  # standard error may be a file on a full disk
+            print("timerd:", error, *getattr(error, "__notes__", ()), file=sys.stderr)  # noqa: T201
         return exit_code(error)
     except ModuleNotFoundError as missing:  # only the client is installed
         from timerclient.cli.missing_modules import why_missing  # not needed by a start
 
         print(f"timerd: {why_missing(missing, 'server')}", file=sys.stderr)  # noqa: T201
         return EXIT_OTHER
+    finally:
+        _drop_unwritten_log()
 
 
 def init(argv: list[str]) -> int:
@@ -186,6 +189,17 @@ def _open_standard_streams() -> None:
     while (lowest := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(lowest)
+
+
+def _drop_unwritten_log() -> None:
+    """Drop the lines that standard error did not take. Python would end with 120 for them."""
+    if sys.stderr is None:  # closed at the start
+        return
+    try:
+        sys.stderr.flush()
+    except OSError:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stderr.fileno())
 
 
 @contextmanager

@@ -41,14 +41,18 @@ def settings(tmp_path: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streams", ["2>/dev/null", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", ["2>/dev/null", "2>/dev/full", "<&- >&- 2>&-"])
 def test_node_reports_that_it_is_ready_alive_and_stopping(
     manager: socket.socket, tmp_path: Path, streams: str
 ) -> None:
     chosen = settings(tmp_path) | {"http": "127.0.0.1:0"}
     timerd.init(["--data", str(chosen["data"]), "--name", "n1", "--cluster-id", "c", "--voters=n1"])
     words = ["sh", "-c", f'exec "$0" -m cluster.node.timerd {streams}', sys.executable]
-    env = {**os.environ, **{f"TIMERD_{key.upper()}": str(chosen[key]) for key in chosen}}
+    env = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "",
+        **{f"TIMERD_{key.upper()}": str(chosen[key]) for key in chosen},
+    }
     with subprocess.Popen(words, env=env) as node:
         try:
             told = [manager.recv(4096).decode()]
