@@ -161,15 +161,20 @@ def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
     if voters != [node.name]:
         limit = f"must be {node.name}, the directory's node; others join later as learners"
         raise RecoveryRefused(f"--voters = {','.join(voters)}: {limit}")
+    last, identity = node.shape.last_index, node.directory.identity
+    if not last:
+        remedy = "take the directory of another node, or format a new cluster with `timerd init`"
+        raise RecoveryRefused(f"the log of {node.name} is empty, so it has no timer: {remedy}")
     known = max(node.promise.promise.epoch, node.shape.last_epoch)
     epoch = Epoch(known + EPOCH_STEP + secrets.randbits(EPOCH_BITS))
     if epoch > EPOCH_MAX:
         raise RecoveryRefused(
             f"epoch = {epoch}: must be at most {EPOCH_MAX}; run `timerctl recover epoch` first"
         )
-    last, identity = node.shape.last_index, node.directory.identity
     where = f"the log of {node.name} ends at entry {last} of epoch {node.shape.last_epoch}"
     losses = [f"{where}: later entries of other nodes will be lost, acknowledged or not"]
+    if node.me not in node.shape.voters:
+        losses.insert(0, f"{node.name} is not among the voters of its log: it may lack any entry")
     if node.promise.unsure or node.log.tail_was_cut:
         losses.append(f"{node.name} is unsure: entries that it had acknowledged may be lost")
     if last > node.applied:

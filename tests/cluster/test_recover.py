@@ -15,9 +15,10 @@ from replication.core.promise import Promise, PromiseFile
 from tests.cluster.running import Running, in_time, take, until
 from timer.entries import entry_frame
 from timer.entries.entry_frame import Entry, EntryKind
+from timer.entries.payloads import EpochStart, encode_epoch
 from timer.files.disk import RealDisk
 from timer.files.log import Log
-from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId
+from timer.model.units import Epoch, LogIndex, Nonce, ReplicaId, UnixMs
 from timerclient import TimerClient
 from timerclient.cli.timerctl import main as timerctl
 
@@ -147,6 +148,27 @@ def test_files_of_raft_that_can_not_be_removed_are_named(
         assert timerctl(["recover", "epoch", "--data", data, "--yes"]) == 1
     assert f"timerctl: {data}/raft: remove failed: EIO" in capsys.readouterr().err
     assert timerctl(["recover", "epoch", "--data", data, "--yes"]) == 0
+
+
+def test_majority_is_refused_for_an_empty_log_and_names_a_learner(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "n1"
+    words = ["--data", str(data), "--name", "n1", "--voters", "n1,n2,n3", "--cluster-id", "c"]
+    assert init([*words, "--learner"]) == 0
+    command = ["recover", "majority", "--voters", "n1", "--data", str(data)]
+    assert timerctl([*command, "--yes"]) == 1
+    assert "the log of n1 is empty, so it has no timer" in capsys.readouterr().err
+    epoch, leader = Epoch(1), ReplicaId(1)
+    PromiseFile.load(RealDisk(), data / "promise").give(Promise(epoch, leader, Nonce(1)))
+    start = encode_epoch(EpochStart(epoch, leader, (leader,), 1))
+    log = Log.open(RealDisk(), data / "log")
+    log.append([entry_frame.encode(EntryKind.EPOCH, epoch, LogIndex(1), UnixMs(0), [start])])
+    log.sync()
+    log.close()
+    assert timerctl(command) == 2
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first == "n1 is not among the voters of its log: it may lack any entry"
 
 
 def _sure(client: TimerClient, name: str) -> Callable[[], bool]:
