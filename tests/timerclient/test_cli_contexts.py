@@ -1,9 +1,11 @@
 """`timerctl context`: precedence of settings, the file, and its errors."""
 
+import errno
 import json
 import stat
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -98,6 +100,17 @@ def test_no_context_needs_no_file_of_contexts(ctl: Ctl, file: Path, address: str
     file.write_text("{")
     assert ctl("status", "--endpoints", address)[0] == 2
     assert ctl("status", "--endpoints", address, "--context", "none")[0] == 0
+
+
+def test_contexts_that_this_user_may_not_read_are_needed_only_without_endpoints(
+    ctl: Ctl, address: str
+) -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    with mock.patch.object(Path, "read_text", side_effect=denied):
+        assert ctl("status", "--endpoints", address)[0] == 0
+        for more in ((), ("--endpoints", address, "--context", "prod")):
+            code, _, err = ctl("status", *more)
+            assert (code, "can't read" in err) == (2, True)
 
 
 def test_contexts_that_could_not_work_are_not_kept(ctl: Ctl, file: Path, tmp_path: Path) -> None:

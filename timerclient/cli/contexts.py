@@ -99,8 +99,10 @@ def path_of_contexts() -> Path:
     return folder / "timerctl" / "contexts.json"
 
 
-def load() -> Contexts:
+def load(*, needed: bool = True) -> Contexts:
     """Return the user's contexts; none, if there is no file.
+
+    `needed`: False: none, too, if this user may not read the file, as with another user's HOME.
 
     Raises:
         UsageError: The file can't be read, or a key of it is wrong.
@@ -111,6 +113,8 @@ def load() -> Contexts:
     except FileNotFoundError:
         return Contexts(path)
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, PermissionError) and not needed:
+            return Contexts(path)
         raise UsageError(f"can't read {path}: {error}") from error
     try:
         document = json.loads(text)
@@ -172,7 +176,8 @@ def settings_in_effect(args: argparse.Namespace) -> dict[str, SettingInEffect]:
         UsageError: The file of contexts is wrong, or has no such context.
     """
     given = args.context or os.environ.get(variable_of("context"))
-    contexts = Contexts(path_of_contexts()) if given == NONE else load()  # `none` needs no file
+    needed = bool(given) or not (args.endpoints or os.environ.get(variable_of("endpoints")))
+    contexts = Contexts(path_of_contexts()) if given == NONE else load(needed=needed)
     name = name_in_effect(args, contexts)
     own = contexts.get(name) if name else {}
     return {each: _setting(args, each, name, own) for each in SETTINGS}
