@@ -65,8 +65,10 @@ class Installed:
         text = f"NAME={self.name} ADDRESS={self._host.address}\n" + "\n".join(
             line
             for line in block.replace("10.0.0.", prefix).splitlines()
-            if not line.startswith("NAME=")
+            if not line.startswith(("NAME=", "ADDRESS="))
         )
+        text = text.replace("$HOME/timer-certs", f"{self.folder.parent}/certs")
+        text = text.replace("/tmp/timer/certs", f"{self.folder}/certs")
         text = text.replace("/tmp/timer/", f"{self.folder.parent}/timer/")
         # The operator's machine has the package `cryptography`, which the hosts need not have.
         text = text.replace("timerctl certs", f"{Path(sys.executable).parent}/timerctl certs")
@@ -91,7 +93,7 @@ def main(folder: Path) -> None:
     """Follow the page, section by section; stop the nodes at the end."""
     if os.geteuid() != 0:
         sys.exit("make deploy-hosts: root is needed, for network and mount namespaces")
-    for each in ("timer", "bin", *NAMES):
+    for each in ("timer", "certs", "bin", *NAMES):
         shutil.rmtree(folder / each, ignore_errors=True)
     wheels = [*(ROOT / "dist").glob("*.whl")]
     installed = folder / "opt"
@@ -117,6 +119,9 @@ def main(folder: Path) -> None:
                     output = "".join(host.run(block) for block in blocks)
                     if title == "Checks":
                         print(output, end="", flush=True)
+                if title == "Certificates":  # the page says so, without a command
+                    for host in hosts:
+                        shutil.copytree(folder / "certs", host.folder / "certs")
             print(hosts[0].run(dict(sections())["Checks"][0]), end="")
         finally:
             for host in hosts:
