@@ -220,6 +220,41 @@ async def test_other_keys_pass_many_messages_of_a_key_whose_calls_are_slow() -> 
             calls.end(name)
 
 
+async def test_messages_beside_a_long_line_of_a_key_go_to_a_worker_that_is_free() -> None:
+    begun, waiting = [list[str](), list[str]()], list[asyncio.Future[None]]()
+
+    def app(no: int) -> TimerApp:
+        app = TimerApp()
+
+        @app.timer("orders", group="g", retry=Backoff(5, attempts=0), lease=30, concurrency=2)
+        async def handle(name: str) -> None:
+            begun[no].append(name)
+            waiting.append(asyncio.get_running_loop().create_future())
+            await waiting[-1]
+
+        return app
+
+    names = ["a"] * 150 + [chr(0x100 + number) for number in range(30)]
+    async with (
+        made("key_shared", app(0), *names) as timers,
+        AsyncFakeApp(app(1), cluster=timers.cluster) as others,
+    ):
+        timers.cluster.works.clear()
+        for _ in range(8):
+            await timers.advance(30)
+            ended, waiting[:] = [*waiting], []
+            for each in ended:
+                each.set_result(None)
+            await timers.settle()
+        assert [len(each) for each in begun] == [18, 18]
+        for workers in (timers, others):
+            assert workers._worker is not None
+            workers._worker.stop()
+        for each in waiting:
+            each.set_result(None)
+        timers.cluster.works.append(others._until_idle)
+
+
 async def test_message_that_the_worker_hands_back_at_once_leaves_its_turn() -> None:
     calls = handled()
     async with made("key_shared", calls.app, "-") as timers:

@@ -88,9 +88,9 @@ class Credit:
         """Payload bytes of a message: the mean of a batch, which rises at once and falls slowly."""
 
     @property
-    def most(self) -> int:
-        """Most messages that may be granted or wait here at present."""
-        return min(self.window, max(self.limit, self.wanted) + len(self.lined))
+    def reach(self) -> int:
+        """Number of messages that the application will reach in time, at its pace."""
+        return min(self.window, max(self.limit, self.wanted))
 
     def due(self) -> bool:
         """Whether enough credit is free for a request: half the limit, or the rest of the total."""
@@ -138,7 +138,8 @@ class Credit:
         return self._left == 0 and not self._granted and not self.waiting
 
     def _free(self) -> int:
-        free = min(self.most, self._fits) - self._granted - self.waiting
+        most = min(self.window, self.reach + len(self.lined), self._fits)
+        free = most - self._granted - self.waiting
         return free if self._left is None else min(free, self._left)
 
 

@@ -434,10 +434,10 @@ class Inbox:
 
     def _excess(self) -> int:
         """Return the number of messages to send back: 0, or more than remain."""
-        most, waiting = self._credit.most, self._credit.waiting
-        if self._taking is not Taking.MESSAGES or waiting <= 2 * most:
+        reach, waiting = self._credit.reach, self._credit.waiting - len(self._lines)
+        if self._taking is not Taking.MESSAGES or waiting <= 2 * reach:
             return 0
-        return waiting - most
+        return waiting - reach
 
     def _forget(self, going: Sequence[Message]) -> Part:
         self._credit.dropped(len(going))
