@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from timerclient import Backoff, TimerApp
+from timerclient.streams import subscription
+from timerclient.streams.key_lines import GroupOrder
 from timerclient.worker import handler_runner
 from timerclient.worker.target_brake import TargetBrake
 from timerfake import AsyncFakeApp, AsyncFakeCluster
@@ -273,22 +275,52 @@ async def test_message_that_the_worker_hands_back_at_once_leaves_its_turn() -> N
         calls.end("a")
 
 
+async def reopen(timers: AsyncFakeApp) -> None:
+    """Let the worker's consumer end with an error; wait until it is opened again."""
+    [runner] = timers._worker.runners if timers._worker else []
+    former = runner._consumer
+    assert former is not None
+    assert former._subscription is not None
+    assert former._subscription._task is not None
+    former._subscription._task.cancel()
+    while runner._consumer in (None, former):
+        await timers.settle()
+    await timers.settle()
+
+
 async def test_calls_that_run_keep_their_turns_when_the_consumer_is_opened_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handler_runner, "PAUSE_S", 0)
     calls = handled()
     async with made("key_shared", calls.app, "a1", "a2") as timers:
-        [runner] = timers._worker.runners if timers._worker else []
-        former = runner._consumer
-        assert former is not None
-        assert former._subscription is not None
-        assert former._subscription._task is not None
-        former._subscription._task.cancel()
-        while runner._consumer in (None, former):
-            await timers.settle()
-        await timers.settle()
+        await reopen(timers)
         for name in ("a1", "a1", "a2"):
             assert calls.running == [name]
+            calls.end(name)
+            await timers.settle()
+
+
+async def test_calls_keep_their_turns_while_leaders_of_two_releases_report_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handler_runner, "PAUSE_S", 0)
+    orders = iter((GroupOrder.KEY, GroupOrder.QUEUE, GroupOrder.KEY))
+    monkeypatch.setattr(subscription, "order_of", lambda _: next(orders))
+    calls = handled()
+    async with made("key_shared", calls.app, "a1", "a2", "b1") as timers:
+        assert calls.running == ["a1", "b1"]
+        await reopen(timers)
+        await timers.cluster.fail_over()
+        await timers.settle()
+        calls.end("b1")
+        await timers.settle()
+        for name, running in (
+            ("a1", ["a1", "b1"]),
+            ("a1", ["b1", "a1"]),
+            ("a2", ["b1", "a2"]),
+            ("b1", ["b1"]),
+        ):
+            assert calls.running == running
             calls.end(name)
             await timers.settle()

@@ -216,7 +216,8 @@ class Inbox:
 
     @property
     def _has_turns(self) -> bool:
-        return self.takes_turns and self.order is GroupOrder.KEY
+        # In either order: the next leader may be of a release that reports it otherwise.
+        return self.takes_turns and self.order is not GroupOrder.NONE
 
     @property
     def _may_queue_up(self) -> bool:
