@@ -338,16 +338,25 @@ async def test_call_leaves_a_silent_relay_that_hears_the_leader_no_more() -> Non
     assert await nodes._moved(relay)
     relay = nodes._node("n2:1", relays=True)
     assert nodes._leader is relay
-    hearing, leading = set(), {"n2:1"}
+    hearing = set()
+    assert not await nodes._moved(relay)
+    assert nodes._trial is None, "the round has looked for another relay"
+    leading = {"n2:1"}
     assert not await nodes._moved(relay)
     await nodes.close()
 
 
 class LostLeader:
-    """A client's nodes: n1 leads and answers after `late_s`; n2 hears it while `hears`."""
+    """A client's nodes: n1 leads and answers after `late_s`; n2 hears it while `hears`.
+
+    The probe of n1 alone ends once `probe_ends` is set, and one of n2 once `hear_ends` is.
+    """
 
     def __init__(self) -> None:
         self.late_s, self.hears, self.heard = 0.0, True, 0
+        self.probe_ends, self.hear_ends = asyncio.Event(), asyncio.Event()
+        self.probe_ends.set()
+        self.hear_ends.set()
         self.nodes = Nodes(["n1:1", "n2:1"], ClientSettings(stall_s=1e-6), tcp(None))
         self.leader, self.relay = self.nodes.node("n1:1"), self.nodes._node("n2:1", relays=True)
         self.nodes._leader = self.leader
@@ -356,6 +365,8 @@ class LostLeader:
             node.admin = self.nodes.node(node.address).admin = admin  # type: ignore[assignment]
 
     async def leads(self, _: object, timeout: float) -> pb.GetStatusResponse:  # noqa: ASYNC109
+        if timeout >= RELAYED_SLOW_S:
+            await self.probe_ends.wait()
         if timeout < self.late_s:
             raise ConnectionLost("late")
         if self.late_s < 0:
@@ -365,6 +376,7 @@ class LostLeader:
     async def hear(self, _: object, timeout: float) -> pb.GetStatusResponse:  # noqa: ASYNC109
         assert timeout == self.nodes.settings.probe_s
         self.heard += 1
+        await self.hear_ends.wait()
         return pb.GetStatusResponse(epoch=7, leader_address="n1:1", hears_leader=self.hears)
 
     async def trial(self) -> None:
@@ -389,6 +401,39 @@ async def test_client_leaves_a_leader_that_it_alone_loses_and_not_one_that_is_sl
     await nodes.check(leader, silent=False, free=True)
     with pytest.raises(LeadershipLost, match="n1:1 fell silent and another node is used"):
         await nodes.check(leader, silent=True, free=False)
+    await nodes.close()
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+async def test_node_that_a_call_has_left_is_not_used_again_by_an_earlier_probe(
+    relayed: bool,
+) -> None:
+    lost = LostLeader()
+    nodes, used = lost.nodes, lost.relay if relayed else lost.leader
+    nodes._use(used)
+    if relayed:
+        lost.hear_ends.clear()
+        nodes._return_at = 0
+        await nodes.leader()
+        trial, nodes._return_at = nodes._trial, 0
+        await nodes.leader()
+    else:
+        lost.late_s = 2 * RELAYED_SLOW_S
+        lost.probe_ends.clear()
+        await nodes.check(used, silent=True, free=True)
+        trial = nodes._trial
+        await nodes.check(used, silent=True, free=True)
+        lost.hear_ends.clear()
+        lost.heard = 0
+        lost.probe_ends.set()
+    assert nodes._trial is trial, "there is one at a time"
+    await until(lambda: lost.heard > 0)
+    error = NotLeader("another leads")
+    error.leader = "n3:1"
+    nodes.failed(used, error)
+    lost.hear_ends.set()
+    await lost.trial()
+    assert (nodes._leader, nodes._hint) == (None, "n3:1")
     await nodes.close()
 
 

@@ -357,8 +357,9 @@ class Nodes:
         if await self._leader_epoch_of(leader, RELAYED_SLOW_S) >= 0:
             return
         async with self._finding:
-            if self._leader is leader:
-                self._use(await self._probe_all() or self._relay() or leader)
+            found = await self._probe_all() or self._relay()
+            if found is not None and self._leader is leader:  # no call has left it meanwhile
+                self._use(found)
 
     def _next_return(self) -> float:
         return asyncio.get_running_loop().time() + self.rng.uniform(*RETURN_S)
@@ -372,8 +373,7 @@ class Nodes:
 
     async def _return(self, relay: NodeChannel) -> None:
         """Use the leader that a relay knows instead of the relay, if the leader answers."""
-        self._hint = await self._heard_by(relay)
-        leader = await self._probe_hint()
+        leader = await self._leading(await self._heard_by(relay))
         if leader is not None and self._leader is relay:
             self._use(leader)
 
@@ -394,9 +394,13 @@ class Nodes:
 
     async def _probe_hint(self) -> NodeChannel | None:
         hint, self._hint = self._hint, ""
-        if not hint or not (self._others or hint in self._addresses):
+        return await self._leading(hint)
+
+    async def _leading(self, address: str) -> NodeChannel | None:
+        """Return the node at an address if it leads. None: it does not, or is not called."""
+        if not address or not (self._others or address in self._addresses):
             return None
-        node = self.node(hint)
+        node = self.node(address)
         epoch = await self._leader_epoch_of(node)
         if epoch < self._leader_epoch:
             return None
