@@ -328,8 +328,6 @@ class Nodes:
         """
         now = asyncio.get_running_loop().time
         async with self._finding:
-            if not node.relays and self._leader not in (None, node):
-                return True
             if now() - self._stayed.get(node, -math.inf) < self.settings.stall_s / 4:
                 return False
             if node.relays and await self._heard_by(node):
