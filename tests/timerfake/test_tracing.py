@@ -29,6 +29,7 @@ from timerclient import (
     TimerClient,
     Tracing,
 )
+from timerclient.worker.target_brake import TargetUnreached
 from timerfake import AsyncFakeApp, AsyncFakeCluster, FakeCluster
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -260,6 +261,52 @@ async def test_work_that_is_cancelled_is_an_error(
     process = collector.named("process orders")
     assert process.status.code == process.status.STATUS_CODE_ERROR
     assert [each.name for each in process.events] == ["exception"]
+
+
+def test_work_in_a_generator_that_is_closed_is_no_error(
+    collector: Collector, provider: TracerProvider
+) -> None:
+    tracing = Tracing(provider)
+    with world(tracing) as (cluster, client):
+        client.schedule("orders", b"x")
+        [message] = deliveries(cluster, client)
+
+    def work() -> Iterator[Message]:
+        with tracing.process(message):
+            yield message
+
+    for _ in work():
+        break
+    process = collector.named("process orders")
+    assert process.status.code == process.status.STATUS_CODE_UNSET
+    assert not process.events
+
+
+@pytest.mark.parametrize("is_unreached", [True, False])
+async def test_call_whose_message_returns_at_once_is_an_error(
+    collector: Collector, provider: TracerProvider, is_unreached: bool
+) -> None:
+    app, begun = TimerApp(tracing=Tracing(provider)), list[int]()
+
+    @app.timer("orders", group="g")
+    async def call() -> None:
+        begun.append(app.context.failures)
+        if len(begun) == 1 and is_unreached:
+            raise TargetUnreached
+        if len(begun) == 1:
+            await asyncio.Event().wait()
+
+    async with AsyncFakeApp(app) as timers:
+        timers.cluster.works.clear()  # a call runs until the drain ends it
+        await call.schedule()
+        await timers.settle()
+        if not is_unreached:
+            assert timers._worker is not None
+            timers._worker.runners[0].cut_off()
+            await timers.settle()
+        timers.cluster.works.append(timers._until_idle)
+    statuses = [each.status for each in collector.spans if each.name == "process orders"]
+    assert [each.code == each.STATUS_CODE_ERROR for each in statuses] == [True, False]
 
 
 async def test_call_that_is_cut_off_is_an_error_and_its_outcome_is_within_the_span(

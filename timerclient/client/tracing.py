@@ -74,7 +74,7 @@ class Tracing:
         """Trace the work on a message, or on messages of one topic: a `with` block.
 
         The span `process` is the current one within the block. An exception ends it as an error,
-        and so does a cancellation.
+        and so does a cancellation, but not the close of a generator that has the block.
 
         Raises:
             InvalidRequest: There is no message.
@@ -97,6 +97,8 @@ class Tracing:
         ) as span:
             try:
                 yield span
+            except GeneratorExit:  # the block is in a generator that its caller has closed
+                raise
             except BaseException as error:
                 self._failed(span, error)
                 raise
