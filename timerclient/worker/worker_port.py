@@ -4,7 +4,7 @@
            exceed `hold_max`; restart the worker
 /readyz    200: all consumers are connected. 503: they are not yet, or the worker drains
 /metrics   the counters, for Prometheus, and the default registry of prometheus_client if the
-           application has imported it. If that fails, a line of log says so once
+           application has imported it. If that fails, a line of log says so once until it works
 """
 
 import logging
@@ -85,12 +85,14 @@ class ApplicationMetrics:
         if (library := sys.modules.get("prometheus_client")) is None:  # the application's
             return ""
         try:
-            return str(library.generate_latest(library.REGISTRY).decode())
+            text = str(library.generate_latest(library.REGISTRY).decode())
         except Exception as error:  # noqa: BLE001 -- an edge: the application's collectors
             if not self._has_failed:
                 LOG.warning("metrics of the application left out: %s", reason_of(error))
             self._has_failed = True
             return ""
+        self._has_failed = False
+        return text
 
 
 class WorkerPort:
