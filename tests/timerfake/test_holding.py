@@ -212,9 +212,11 @@ def test_consumer_that_asks_for_nothing_gives_back_and_gets_it_again_once_it_ask
         message.ack().result(5)
 
 
+@pytest.mark.parametrize("kind", ["shared", "exclusive"])
 def test_message_that_waited_beyond_its_lease_is_not_handed_over(
-    cluster: FakeCluster, client: TimerClient
+    cluster: FakeCluster, client: TimerClient, kind: Any
 ) -> None:
+    client.create_group("orders", "g", type=kind)
     client.schedule_batch("orders", JOBS[:3])
     with client.consumer("orders", "g", lease=LEASE_S, hold_max=0, window=3) as consumer:
         cluster.settle()
@@ -222,6 +224,7 @@ def test_message_that_waited_beyond_its_lease_is_not_handed_over(
         cluster.advance(LEASE_S)
         rest = [consumer.receive(timeout=5)[0] for _ in range(3)]
         assert (first.attempt, [each.attempt for each in rest]) == (1, [2, 2, 2])
+        assert consumer.dropped_stale == 2
 
 
 @pytest.mark.parametrize("every", [timedelta(minutes=30), timedelta(hours=5)])
@@ -378,6 +381,7 @@ def test_messages_of_a_key_wait_for_a_return_and_keep_their_order(is_over: bool)
     )
     later.hold, first.hold = Hold(later, 30, 30), Hold(first, 30, 30)
     inbox.arrived(later)
+    assert not inbox.end_turn(first[0]), "it had none"
     returns.send([(first, [5])])
     assert arrived == [True] * is_over
     if not is_over:

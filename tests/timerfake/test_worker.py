@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock
 
@@ -25,6 +26,7 @@ from timerclient import (
     TimerApp,
     Worker,
 )
+from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Acking, Message
 from timerclient.values.results import AckResult
 from timerclient.worker.handler_runner import LOG, HandlerRunner
@@ -145,16 +147,18 @@ async def test_worker_of_another_version_changes_the_settings_of_the_group(
 async def test_worker_without_permission_to_set_the_group_warns_once_for_each_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    denied = AsyncMock()
-    monkeypatch.setattr(AsyncTimerClient, "create_group", denied)
+    answer = AsyncMock(return_value=SimpleNamespace(settings=pb.GroupSettings()))
+    for method in ("create_group", "alter_group"):
+        monkeypatch.setattr(AsyncTimerClient, method, answer)
     shop = Shop(url="timers://127.0.0.1:1")
     runner = Worker(shop.app).runners[0]
-    for reason in ("no rule", "no rule", "no token"):
-        denied.side_effect = PermissionDenied(reason)
+    for reason in ("no rule", "no rule", "no token", None, "no token"):
+        answer.side_effect = PermissionDenied(reason) if reason else None
         await runner._prepare_group()
     await shop.app.close()
     lines = [each.getMessage() for each in caplog.records if "no permission" in each.message]
-    assert [each.partition("Denied: ")[2] for each in lines] == ["no rule'", "no token'"]
+    warned = [each.partition("Denied: ")[2] for each in lines]
+    assert warned == ["no rule'", "no token'", "no token'"]
 
 
 async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(

@@ -137,13 +137,17 @@ def test_handler_chooses_the_pause_before_its_next_attempt(timer_app: Run) -> No
             Retry(delay=wrong)
 
 
-def test_rejected_message_is_a_dead_letter_at_once_and_can_be_sent_back(timer_app: Run) -> None:
+def test_rejected_message_is_a_dead_letter_at_once_and_can_be_sent_back(
+    timer_app: Run, caplog: pytest.LogCaptureFixture
+) -> None:
     shop = Shop()
     timers = timer_app(shop.app)
     shop.fails = Reject("no such order")
     shop.cancel_unpaid.schedule_sync(order_id=1, key="k", headers={"a": "b"})
     timers.advance(1000)
     assert len(shop.calls) == 1
+    [line] = [each.getMessage() for each in caplog.records if "timer rejected" in each.message]
+    assert " final=True letters=orders.billing.dead error=" in line
     with timers.cluster.client() as client:
         [letter] = client.peek("orders.billing.dead").messages
         assert (letter.json(), letter.key) == ({"order_id": 1}, "k")
