@@ -3,7 +3,8 @@
     {"json": {"kind": "sales"}, "cron": "0 7 * * MON-FRI", "zone": "Europe/Berlin"}
 
 The fields are those of SeriesFields. Requests have durations and times as new timers have them
-(timer_rows.py), answers have milliseconds. A change keeps the fields that it does not name.
+(timer_rows.py), answers have milliseconds. A change keeps the fields that are absent or null. This
+includes `json`: generated clients send null for each field that their caller has not set.
 """
 
 from collections.abc import Mapping
@@ -84,7 +85,8 @@ def _create(fields: Fields) -> pb.CreateSeriesRequest:
 
 def _alter(fields: Fields) -> pb.AlterSeriesRequest:
     topic, key = _named(fields)
-    return pb.AlterSeriesRequest(topic=topic, key=key, fields=_definition(fields, new=False))
+    given = {name: value for name, value in fields.items() if value is not None}
+    return pb.AlterSeriesRequest(topic=topic, key=key, fields=_definition(given, new=False))
 
 
 def _delete(fields: Fields) -> pb.DeleteSeriesRequest:

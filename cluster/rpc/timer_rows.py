@@ -46,7 +46,7 @@ CONTENT_SCHEMA: Final[dict[str, Schema]] = {
     "json": {"description": "the payload, as any JSON value"},
     "payload": TEXT | {"description": "the payload, as a string"},
     "payload_base64": TEXT | {"description": "the payload, in base64"},
-    "headers": HEADERS,
+    "headers": nullable(HEADERS),
 }
 ROW_SCHEMA: Final[dict[str, Schema]] = {
     **CONTENT_SCHEMA,
