@@ -380,6 +380,8 @@ class _Stream:
         """Bytes that may be on their way. 0: the client sets no limit."""
         self._received = 0
         """Number of deliveries that the client has received, or that no window counts."""
+        self._sent = 0
+        """Number of deliveries taken from the outbox."""
         self._on_way: list[int] = []
         """Bytes of each later delivery."""
         self._on_way_bytes = 0
@@ -423,7 +425,14 @@ class _Stream:
         self._host.kick()
 
     def note_window(self, request: pb.ConsumeRequest) -> None:
-        """Note the client's window in bytes, and the number of deliveries that it has received."""
+        """Note the client's window in bytes, and the number of deliveries that it has received.
+
+        Raises:
+            InvalidRequestError: that number is above the number of deliveries sent.
+        """
+        if request.received > self._sent:
+            limit = f"must be at most {self._sent}, the number of deliveries sent on this stream"
+            raise InvalidRequestError("received", request.received, limit)
         self._window = request.window_bytes or self._window
         came = self._on_way[: max(0, request.received - self._received)]
         del self._on_way[: len(came)]
@@ -474,7 +483,7 @@ class _Stream:
                     await self._settle(getattr(request, kind))
                 elif kind == "leaving":
                     self._want_no_more()
-                else:
+                elif kind is not None or not (request.window_bytes or request.received):
                     limit = "must be credit, ack, nack, extend or leaving once open"
                     raise InvalidRequestError("kind", kind, limit)
         except EngineError as error:
@@ -590,6 +599,7 @@ class _Stream:
         outgoing = self._outbox.popleft()
         self._writing = outgoing.size
         self._unread_acks -= outgoing.acks
+        self._sent += bool(outgoing.lease)
         self._sent_lease = outgoing.lease or self._sent_lease
         self._read.ring()
         self._resume()

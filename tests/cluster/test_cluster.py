@@ -478,15 +478,17 @@ def test_deliveries_on_their_way_to_a_consumer_stay_within_its_window(
     for credit in (1, 1, 100):
         hold.grant(credit)
         come(*[1] * (credit == 1))  # the third message fills the window
-    hold.tell(pb.ConsumeRequest(credit=0, received=1))
+    hold.tell(pb.ConsumeRequest(received=1))
     come()  # less than half the window is free
     hold.tell(pb.ConsumeRequest(credit=0, received=2))
     come(1, 1)
     hold.tell(pb.ConsumeRequest(credit=0, window_bytes=110 * KIB))
     come(7, 1)
-    hold.tell(pb.ConsumeRequest(credit=0, window_bytes=25 * KIB, received=7))
+    hold.tell(pb.ConsumeRequest(window_bytes=25 * KIB, received=7))
     come(2, 1)
-    answers.cancel()
+    hold.tell(pb.ConsumeRequest(received=16))  # messages, not deliveries
+    with pytest.raises(grpc.RpcError, match="received = 16: must be at most 9, the number of"):
+        next(answers)
     hold.end()
 
 

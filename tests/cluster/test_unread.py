@@ -15,7 +15,7 @@ from cluster.api.lease_ids import LeaseIds
 from cluster.rpc.outboxes import Outboxes
 from timer.entries.payloads import KEY_SHARED, SHARED
 from timer.leader.groups.lease_table import ConsumerStream
-from timer.model.timer_errors import GroupDeletedError, NotLeaderError
+from timer.model.timer_errors import GroupDeletedError, InvalidRequestError, NotLeaderError
 from timer.model.units import Epoch, LeaseId
 from timerclient.proto import timer_pb2 as pb
 
@@ -212,6 +212,9 @@ async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_
     stream._deliver(delivery(5))
     assert (consumer.room, looks) == (1, [0, 0])
     stream.note_window(pb.ConsumeRequest(window_bytes=4))
+    with pytest.raises(InvalidRequestError, match="received = 2: must be at most 1, the number of"):
+        stream.note_window(pb.ConsumeRequest(received=2))  # delivery 5 waits in the outbox
+    assert await stream.next() is not None
     for received, room, asked in ((1, -1, 2), (2, 4, 3)):  # of deliveries 1 and 5
         stream.note_window(pb.ConsumeRequest(received=received))
         assert (consumer.room, len(looks)) == (room, asked)

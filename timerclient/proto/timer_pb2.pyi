@@ -2327,13 +2327,13 @@ class ConsumeRequest(_message.Message):
     leaving: _builtins.bool
     """deliver nothing more; the answer follows the deliveries made before"""
     window_bytes: _builtins.int
-    """With any kind, for clients behind slow links. The leader sends at most about `window_bytes`, or one
-    message, ahead of `received`. A message counts 64 bytes beside its payload, key and headers. Report
-    when half a window has come.
+    """With any kind or none, for clients behind slow links. The leader sends at most about `window_bytes`,
+    or one message, ahead of `received`. A message counts 64 bytes beside its payload, key and headers.
+    Report when half a window has come.
     0: unchanged; no limit if it was never set
     """
     received: _builtins.int
-    """number of all deliveries received on this stream; 0: unchanged"""
+    """number of `deliveries` responses received on this stream; 0: unchanged"""
     @_builtins.property
     def open(self) -> Global___OpenConsumer: ...
     @_builtins.property
