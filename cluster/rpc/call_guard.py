@@ -57,6 +57,8 @@ SWEEP_S: Final = 2.0
 """Interval in which the certificates of open RPCs are compared with the clock."""
 AUTHORIZATION: Final = "authorization"
 """Metadata with a bearer token."""
+_DENIALS: Final = (PermissionDeniedError, TokenRejectedError)
+"""Errors of a caller whom repetitions do not help."""
 
 
 class Gate(Protocol):
@@ -341,7 +343,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             except EngineError as error:
                 denied = _cleared(error)
             request = None
-            return await _refuse(denied, context)
+            return await _refuse(method, denied, context)
 
         async def stream(request: Any, context: _Context) -> Any:
             try:
@@ -360,7 +362,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             else:
                 return
             request = None
-            await _refuse(denied, context)
+            await _refuse(method, denied, context)
 
         return stream if inspect.isasyncgenfunction(serve) else answer
 
@@ -446,14 +448,17 @@ def _code_of(context: _Context) -> str:
     return getattr(code, "name", str(code))
 
 
-async def _refuse(denied: EngineError, context: _Context) -> None:
+async def _refuse(method: str, denied: EngineError, context: _Context) -> None:
     """End an RPC with the error, except if its handler was ending it with another one.
 
     Raises:
         grpc.aio.AbortError, CancelledError: gRPC takes both as the end of an RPC.
     """
+    rule, code = METHOD_RULES.get(method), None
+    if rule and rule.denied_unimplemented and isinstance(denied, _DENIALS):
+        code = grpc.StatusCode.UNIMPLEMENTED
     try:
-        await grpc_errors.abort(context, denied)
+        await grpc_errors.abort(context, denied, code=code)
     except grpc.aio.UsageError:
         raise asyncio.CancelledError from None
     except grpc.aio.AbortError as aborted:

@@ -142,15 +142,16 @@ async def abort(
     error: timer_errors.EngineError,
     *,
     is_repeatable: bool = True,
+    code: grpc.StatusCode | None = None,
 ) -> NoReturn:
-    """End the RPC with the error's status code, and the whole error in the trailing metadata.
+    """End the RPC with a status code, and the whole error in the trailing metadata.
 
-    `is_repeatable`: see `trailers_of`.
+    `is_repeatable`: see `trailers_of`. `code`: None: the error's.
 
     Raises:
         grpc.aio.AbortError: always; gRPC ends a handler in this way.
     """
-    wire, code = to_wire(error), code_of(error)
+    wire, code = to_wire(error), code or code_of(error)
     trailers = trailers_of(code, wire, is_repeatable=is_repeatable)
     await context.abort(code, wire.message, trailers)
 

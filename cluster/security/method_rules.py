@@ -117,6 +117,9 @@ class MethodRule:
     """Requests of the stream above the caller's rate wait, because an error would end it."""
     is_standard: bool = field(default=False, kw_only=True)
     """A method of gRPC's standard services. The guard counts its calls; others count their own."""
+    denied_unimplemented: bool = field(default=False, kw_only=True)
+    """A denied call gets UNIMPLEMENTED. gRPC then makes the client's calls without health checks,
+    and each gets the status of its own denial. After any other status they all are UNAVAILABLE."""
     is_step: bool = field(default=False, kw_only=True)
     """A step of an audited call. It has no line in the audit log, except if it is denied."""
     is_polled: bool = field(default=False, kw_only=True)
@@ -211,7 +214,9 @@ _SERVICES: Final[Mapping[str, Mapping[str, MethodRule]]] = {
     "timer.v1.ConsumeService": _CONSUMERS,
     "timer.v1.AdminService": _ADMINISTRATION,
     "grpc.health.v1.Health": {
-        name: MethodRule(None, is_standard=True) for name in ("Check", "Watch", "List")
+        "Check": MethodRule(None, is_standard=True),
+        "List": MethodRule(None, is_standard=True),
+        "Watch": MethodRule(None, is_standard=True, denied_unimplemented=True),
     },
     "grpc.reflection.v1alpha.ServerReflection": {
         "ServerReflectionInfo": MethodRule(None, paced=True, is_standard=True)

@@ -299,6 +299,8 @@ def test_each_property_has_its_methods() -> None:
     for name, methods in PROPERTIES.items():
         found = {method for method, rule in CONTRACT_RULES.items() if getattr(rule, name)}
         assert found == {*methods.split()}, name
+    unimplemented = [path for path, rule in METHOD_RULES.items() if rule.denied_unimplemented]
+    assert unimplemented == ["/grpc.health.v1.Health/Watch"]
     for repeat, methods in REPEATS.items():
         found = {method for method, rule in CONTRACT_RULES.items() if rule.repeat is repeat}
         assert found == {*methods.split()}, repeat

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cluster.security.identities import IdentityKind
 from deploy.certificate_store import CertificateStore
 from deploy.local_tls import FOLDER, open_http
 from tests.cluster.running import code_of, error_of, take, until
@@ -104,6 +106,34 @@ def test_other_callers_are_denied_counted_and_their_token_is_in_no_log(cluster: 
         found = page.getresponse().read().decode()
     [denied] = [line for line in found.splitlines() if line.startswith("timer_denied_total ")]
     assert float(denied.split()[1]) >= len(wrong)
+
+
+def test_calls_with_health_checks_have_the_status_of_their_own_denial(cluster: WithTokens) -> None:
+    config = {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        "healthCheckConfig": {"serviceName": "timer.v1.TimerService"},
+    }
+    options = [("grpc.service_config", json.dumps(config))]
+    store = CertificateStore(cluster.directory / FOLDER)
+    certificate = store.issue(IdentityKind.CLIENT, "norule").read_bytes()
+    key = store.path("client-norule", key=True).read_bytes()
+    by_token = grpc.ssl_channel_credentials(cluster.ca.read_bytes())
+    by_certificate = grpc.ssl_channel_credentials(cluster.ca.read_bytes(), key, certificate)
+    unknown = (("authorization", "Bearer unknown"),)
+    for port, tls, metadata, code in (
+        (cluster.token_port, by_token, unknown, grpc.StatusCode.UNAUTHENTICATED),
+        (cluster.node("n1").grpc, by_certificate, (), grpc.StatusCode.PERMISSION_DENIED),
+    ):
+        with grpc.secure_channel(port, tls, options) as opened:
+            get = rpc.TimerServiceStub(opened).GetTimer
+            with pytest.raises(grpc.RpcError) as caught:
+                get(timer_pb2.GetTimerRequest(topic="t", key="k"), timeout=RPC_S, metadata=metadata)
+            assert code_of(caught.value) is code
+            watch = health_pb2_grpc.HealthStub(opened).Watch
+            with pytest.raises(grpc.RpcError) as caught:
+                next(watch(health_pb2.HealthCheckRequest(), timeout=RPC_S, metadata=metadata))
+            assert code_of(caught.value) is grpc.StatusCode.UNIMPLEMENTED
+            assert error_of(caught.value).message  # the reason of the denial
 
 
 def test_the_http_port_takes_tokens(cluster: WithTokens) -> None:
