@@ -26,12 +26,18 @@ const definition = loader.loadSync("timer/v1/timer.proto", {
   defaults: true,
 });
 const { TimerService, ConsumeService } = grpc.loadPackageDefinition(definition).timer.v1;
-const PASSING = new Set([
-  grpc.status.UNAVAILABLE, // no leader, or the node is down
-  grpc.status.DEADLINE_EXCEEDED, // outcome unknown
-  grpc.status.ABORTED, // the leader changed: outcome unknown
-  grpc.status.RESOURCE_EXHAUSTED, // busy
-]);
+const PAUSE_MS = 200;
+
+/** Return the cluster's own error. Undefined: gRPC failed, such as a connection. */
+function failureOf(error) {
+  const [encoded] = error.metadata?.get("timer-error-bin") ?? [];
+  return encoded && definition["timer.v1.Error"].deserialize(encoded);
+}
+
+function passes(error, failure) {
+  if (failure) return failure.retryable;
+  return error.code === grpc.status.UNAVAILABLE || error.code === grpc.status.DEADLINE_EXCEEDED;
+}
 
 /** Return the credentials for TLS, if its variables are set. */
 function transport() {
@@ -63,9 +69,10 @@ class Cluster {
           );
         });
       } catch (error) {
-        if (!PASSING.has(error.code) || Date.now() > end) throw error;
+        const failure = failureOf(error);
+        if (!passes(error, failure) || Date.now() > end) throw error;
         this.at += 1;
-        await sleep(200);
+        await sleep(Math.max(PAUSE_MS, failure?.retry_after_ms ?? 0));
       }
     }
   }
