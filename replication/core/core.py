@@ -168,11 +168,6 @@ class Core:
         return self.shape.voters
 
     @property
-    def all_voters(self) -> Voters:
-        """The replicas of all voter sets in force: both sets during a change of the voters."""
-        return frozenset().union(*self._sets)
-
-    @property
     def matched_index(self) -> LogIndex:
         """Up to this index the log equals that of the leader being followed."""
         return self.shape.last_index if self._role is Role.LEADER else self._matched

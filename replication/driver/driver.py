@@ -484,6 +484,7 @@ class Driver:
     def report(self) -> LogStatus:
         """Return the replica's state for the controller."""
         core, now_ms = self.core, self._io.mono_ms()
+        sets = core.shape.sets_from(core.commit_index)
         return LogStatus(
             replica=core.me,
             role=core.role,
@@ -500,7 +501,7 @@ class Driver:
             disk_ms=self._on_disk.ms(now_ms),
             commit_ms=self._committed.ms(now_ms),
             stranded=core.stranded,
-            voters=core.all_voters,
+            voters=frozenset().union(*(start.voters for start in sets)),
         )
 
 
