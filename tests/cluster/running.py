@@ -55,9 +55,10 @@ leadership nor a drain. Shorter intervals would double the processor time of an 
 AS_SHIPPED: Final = ("leadership.lease_ms = 500", "leadership.heartbeat_ms = 100")
 """The default timing, for tests of failovers. With it the leader may change at any time."""
 
-_BAD_LINE: Final = re.compile(
-    r"level=(error|critical)|exc=|Traceback|never retrieved|was never awaited|was destroyed"
-    r"|not drained"
+_BAD: Final = re.compile(
+    r"^Traceback.*\n(?:[ ].*\n)*.*|^.*(?:level=(?:error|critical)|exc=|Traceback|never retrieved"
+    r"|was never awaited|was destroyed|not drained).*",
+    re.MULTILINE,
 )
 T = TypeVar("T")
 
@@ -255,9 +256,8 @@ class Running(Forking):
         return self._log_path(name).read_text(errors="replace")
 
     def complaints(self) -> list[str]:
-        """Return the log lines that show an error."""
-        lines = (line for name in self.nodes for line in self.log(name).splitlines())
-        return [line[:2000] for line in lines if _BAD_LINE.search(line)]
+        """Return the log lines that show an error, a traceback with its last line."""
+        return [found[0][:2000] for name in self.nodes for found in _BAD.finditer(self.log(name))]
 
 
 def until(condition: Callable[[], T | None], timeout_s: float = WAIT_S) -> T:

@@ -33,6 +33,7 @@ from timerclient import (
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.series_fields import SeriesOptions
+from timerclient.streams import shared_calls
 from timerclient.streams.credit import LINK_BYTES_MIN
 from timerclient.values.errors import RpcFailed
 from timerfake import AsyncFakeCluster, FakeCluster
@@ -465,7 +466,10 @@ def test_consumer_reports_what_has_come_so_that_more_than_its_window_comes(
             assert reports[0] == (LINK_BYTES_MIN, 0), "a new stream begins anew"
 
 
-def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself() -> None:
+def test_disconnected_cluster_is_unreachable_and_goes_on_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_calls, "GRACE_S", WAIT_S)  # the request says why, however late
     with FakeCluster() as cluster, cluster.client() as client:
         client.schedule_batch("t", [b"p"], delay=HOUR)
         consumer = client.consumer("t", "g")
