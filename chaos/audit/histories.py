@@ -90,7 +90,6 @@ def _answered(lines: DataFrame, is_asked: Column, run: RunFolder) -> DataFrame:
 
 
 def _kept(lines: DataFrame, run: RunFolder, name: str) -> DataFrame:
-    """Write lines into the work folder; return the stored ones."""
     path = run.audit / "work" / name
     lines.write.mode("overwrite").parquet(str(path))
     return stored(lines.sparkSession, path, lines.schema)

@@ -342,7 +342,7 @@ def _conserved(findings: Findings, evidence: RunEvidence, states: DataFrame) -> 
             "checkpoints": found[0],
             "last": [found[1].asDict()] if found[1] else [],
             "said": dict(zip(("counts", "digests", "nodes"), said, strict=True)),
-        },
+        }
     }
 
 

@@ -135,7 +135,6 @@ def follow(log: Path, kept: Path) -> None:
 
 
 def _another(kept: Path) -> Path:
-    """Make the folder of a new life and return it."""
     life = kept / f"{len(lives(kept)):03d}"
     life.mkdir(parents=True)
     return life

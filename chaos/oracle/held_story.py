@@ -163,7 +163,6 @@ class HeldStory:
             self.size += int(row["payload_size"])
 
     def _pop(self, place: Place) -> Any:
-        """Remove and return a row."""
         row = self.rows.pop(place)
         self.size -= int(row["payload_size"])
         del self.of[int(row["topic"])][place]

@@ -289,7 +289,6 @@ class LogStory:
         self, rows: Rows, end: I64 | int, index: I64 | int, at_ms: I64 | int,
         offsets: I64 | int = NONE,
     ) -> None:  # fmt: skip
-        """Write the ends of timers."""
         self._book.fates(rows, end=end, end_index=index, ended_at_ms=at_ms, queue_offset=offsets)
 
     # ---- pending timers
@@ -485,7 +484,6 @@ class LogStory:
         self._enqueue(item, rows)
 
     def _ended_held(self, item: Entry, rows: Rows, end: int) -> None:
-        """Write the end of held timers."""
         self._free(rows["due_ms"], rows["seq"])
         self.series.ended(timers_of(rows))
         self._ended(rows, end, item.index, item.time_ms)

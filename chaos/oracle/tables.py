@@ -140,7 +140,6 @@ class GrowingTable:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Return a column of pieces as one."""
     if isinstance(parts[0], tuple):
         return [*itertools.chain.from_iterable(parts)]
     return np.concatenate(parts)

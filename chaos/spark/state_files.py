@@ -81,9 +81,8 @@ def check_keys(run: Path, meta: RunMeta, secret: bytes) -> None:
     wanted = _keys_of(run, KeyHasher(secret))
     if not meta.keys_size:
         if len(wanted):
-            raise CorruptFileError(
-                run, 0, f"{len(wanted)} rows have keys, and there is no key file"
-            )
+            why = f"{len(wanted)} rows have keys, and there is no key file"
+            raise CorruptFileError(run, 0, why)
         return
     path = run.with_name(meta.keys_name)
     check_file(path, meta.keys_size, meta.keys_crc32)

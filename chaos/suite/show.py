@@ -471,7 +471,12 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
     """
     if scenario not in SCENARIOS:
         raise ValueError(f"scenario = {scenario!r}: must be one of {', '.join(SCENARIOS)}")
-    _check(options)
+    if options.nodes not in range(3, NODES_MAX + 1):
+        raise ValueError(f"nodes = {options.nodes}: must be 3 .. {NODES_MAX}")
+    if not 10 <= options.horizon_s <= 60 * MINUTES_MAX:
+        limits = f"10 s to {MINUTES_MAX:,} minutes"
+        raise ValueError(f"minutes = {options.minutes:g}: must be {limits}")
+    check(options.workloads, rate_per_s=options.rate_per_s, horizon_s=options.horizon_s)
     if why := why_no_java():  # the audit would fail after the run
         raise ValueError(why)
     target = claimable(folder)
@@ -491,17 +496,6 @@ def run(scenario: str, seed: int, options: RunOptions, folder: Path) -> int:
         complete=SCENARIOS[scenario].complete,
     )
     return play(target, bill)
-
-
-def _check(options: RunOptions) -> None:
-    """Raise ValueError if an option is out of range."""
-    if options.nodes not in range(3, NODES_MAX + 1):
-        raise ValueError(f"nodes = {options.nodes}: must be 3 .. {NODES_MAX}")
-    if not 10 <= options.horizon_s <= 60 * MINUTES_MAX:
-        limits = f"10 s to {MINUTES_MAX:,} minutes"
-        raise ValueError(f"minutes = {options.minutes:g}: must be {limits}")
-    names, rate_per_s = options.workloads, options.rate_per_s
-    check(names, rate_per_s=rate_per_s, horizon_s=options.horizon_s)
 
 
 def _missing(*, plain: bool) -> dict[Need, str]:

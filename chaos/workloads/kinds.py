@@ -193,10 +193,8 @@ def _move(clients: WorkloadClients, ids: list[str], due_ms: float) -> None:
         if new and not clients.stopping:
             later_ms = clients.within(to + 500)
             clients.requests.will_be_due(later_ms)
-            clients.after(
-                _around_s(chance, to),
-                partial(clients.requests.reschedule, new, [later_ms] * len(new)),
-            )
+            again = partial(clients.requests.reschedule, new, [later_ms] * len(new))
+            clients.after(_around_s(chance, to), again)
 
     clients.after(_around_s(chance, due_ms), work)
 
@@ -307,9 +305,8 @@ async def overload(clients: WorkloadClients) -> None:
             due_ms = clients.soon(n, SHORT_MS)
             pieces.append(clients.requests.batch(clients.marks(n), due_ms, timeout_s=BURST_S))
         errors = [ended.error for ended in await asyncio.gather(*pieces)]
-        await asyncio.sleep(
-            max((e.retry_after_ms for e in errors if isinstance(e, Overloaded)), default=0) / 1000
-        )
+        waits_ms = [each.retry_after_ms for each in errors if isinstance(each, Overloaded)]
+        await asyncio.sleep(max(waits_ms, default=0) / 1000)
 
 
 # ---- kinds that differ in their consumers only

@@ -56,7 +56,6 @@ async def redriven(clients: WorkloadClients) -> None:
 
 
 def _letters_of(clients: WorkloadClients) -> str:
-    """Return the topic of the dead letters."""
     return f"{clients.topic}.{DEADLY}.dead"
 
 

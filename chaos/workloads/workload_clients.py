@@ -244,7 +244,6 @@ class WorkloadClients:
 
 
 async def _until(step: Rest) -> None:
-    """Call `step` until it returns True."""
     while True:
         with contextlib.suppress(TimerError):
             if await step():

@@ -40,11 +40,8 @@ class Report:
     def line(self) -> str:
         """Return the verdict in one line."""
         s, counts = self.summary, self.summary["verdicts"]
-        figures = {
-            name: s[name]
-            for name in ("kills", "failovers", "scheduled", "fired", "delivered", "cancelled")
-        }
-        figures["redelivered"] = s["redelivered"]
+        names = "kills", "failovers", "scheduled", "fired", "delivered", "cancelled", "redelivered"
+        figures = {name: s[name] for name in names}
         for name, verdict in (("lost",) * 2, ("duplicated", "duplicate_fire"), ("early",) * 2):
             figures[name] = counts.get(verdict, 0)
         others = {k: v for k, v in s["violations"].items() if k not in _IN_LINE}

@@ -367,10 +367,7 @@ class Town:
         self.line.ask(app, app.take, lambda leader: work(leader, reply), reply)
 
     def send(
-        self,
-        app: "EngineApp",
-        request: SimRequest,
-        answered: Callable[[SimRequest, object], None],
+        self, app: "EngineApp", request: SimRequest, answered: Callable[[SimRequest, object], None]
     ) -> None:
         """Send a request to schedule timers; `answered` gets its result, or the error."""
         request.sent_us = self.world.timeline.now_us

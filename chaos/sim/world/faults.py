@@ -128,9 +128,6 @@ class FaultInjector:
         self._for_a_while(node.start)
         return ran
 
-    def _start_later(self, node: SimNode, from_ms: int, to_ms: int) -> None:
-        self._world.timeline.after(self._rng.randint(from_ms, to_ms) * 1_000, node.start)
-
     def _cut(self, links: Links) -> Callable[[], None]:
         """Cut links; return a function that mends them, if the world was not healed meanwhile."""
         network = self._world.network
@@ -465,7 +462,7 @@ class FaultInjector:
                 rng.choice((node.stop, node.stop_hard))()
                 world.timeline.after(20_000, node.start)
             leader.stop_hard()
-            self._start_later(leader, 2_000, LONG_MS)
+            world.timeline.after(rng.randint(2_000, LONG_MS) * 1_000, leader.start)
 
     def _stale_return(self) -> Script:
         """Cut the leader off, and appoint it at once when the links return.

@@ -128,8 +128,7 @@ class Referee:
                 known = committed[entry.index - 1]
                 if known != found:
                     raise Broken(
-                        "agreement",
-                        f"entry {entry.index} is {known}, and on {node} {found}",
+                        "agreement", f"entry {entry.index} is {known}, and on {node} {found}"
                     )
             elif entry.index == len(committed) + 1:
                 committed.append(found)
@@ -192,6 +191,5 @@ class Referee:
             check_invariants(node.core)
             if node.core.commit_index != len(self.committed):
                 raise Broken(
-                    "lost",
-                    f"{node} has {node.core.commit_index} of {len(self.committed)} entries",
+                    "lost", f"{node} has {node.core.commit_index} of {len(self.committed)} entries"
                 )

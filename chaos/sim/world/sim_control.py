@@ -314,7 +314,6 @@ class SimControl:
             self._step(shell, RaftLeadership(leads=False))
 
     def _apply(self, shell: _Shell) -> None:
-        """Apply the last state at a controller."""
         state = shell.applied = self._states[-1]
         self._step(shell, StateApplied(state))
 

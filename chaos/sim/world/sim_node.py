@@ -22,15 +22,7 @@ from chaos.sim.world.simdisk import (
     SimDisk,
 )
 from replication.core.core import Core
-from replication.core.core_events import (
-    Durable,
-    Event,
-    Handover,
-    Persist,
-    Read,
-    Reconnected,
-    Role,
-)
+from replication.core.core_events import Durable, Event, Handover, Persist, Read, Reconnected, Role
 from replication.core.log_recovery import recover
 from replication.core.peer_messages import Message
 from replication.core.promise import NEVER_GIVEN, PromiseFile

@@ -233,9 +233,8 @@ class SimDisk(Disk):
 
     def used_bytes(self) -> int:
         """Return the sum of the seen sizes of all files in bytes."""
-        return sum(
-            len(file.seen) for file in {id(file): file for _, file in self._files()}.values()
-        )
+        files = {id(file): file for _, file in self._files()}
+        return sum(len(file.seen) for file in files.values())
 
     # Disk.
 

@@ -6,14 +6,7 @@ NEMESES lists them by name. `nemesis.py` defines their protocol.
 from collections.abc import Mapping
 from typing import Final
 
-from chaos.suite.nemeses import (
-    crowd,
-    disk_failures,
-    file_damage,
-    links,
-    processes,
-    voter_damage,
-)
+from chaos.suite.nemeses import crowd, disk_failures, file_damage, links, processes, voter_damage
 from chaos.suite.nemeses.nemesis import Nemesis
 
 NEMESES: Final[Mapping[str, Nemesis]] = {

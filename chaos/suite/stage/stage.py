@@ -432,12 +432,10 @@ class Stage:
         """Return the first damage in a running node's files, as a scrub finds it; empty: none."""
         data = self.data(name)
         try:
-            found = [
-                each.damage for each in scrub(RealDisk(), state=data / "state", log=data / "log")
-            ]
+            found = [*scrub(RealDisk(), state=data / "state", log=data / "log")]
         except (StorageError, FileNotFoundError) as error:  # the node may be replacing its files
             return str(error)
-        return next((str(damage) for damage in found if damage is not None), "")
+        return next((str(each.damage) for each in found if each.damage is not None), "")
 
     def pause(self, name: str) -> None:
         """Stop a node by SIGSTOP."""
