@@ -124,8 +124,9 @@ class Judge(StoryBook):
         self.clock_ms = 0
         """Time of the last entry."""
         self.story = LogStory(self, spill)
-        self._epoch_ms = 0
-        """Time of the last EPOCH entry."""
+        self._epoch_ms: int | None = None
+        """Time of the epoch's first entry after EPOCH; None: there is none. EPOCH itself has the
+        time of the entry before it, which is that of the last epoch's end."""
         self._queues: dict[int, WatchedQueue] = {}
         self._ended: deque[tuple[int, npt.NDArray[np.void]]] = deque()
         """(time, timers that ended without a firing) of the last while."""
@@ -174,6 +175,8 @@ class Judge(StoryBook):
             assert isinstance(item, Entry), item
             self.clock_ms = max(self.clock_ms, item.time_ms)
             if item.kind is EntryKind.EPOCH:
+                self._epoch_ms = None
+            elif self._epoch_ms is None:
                 self._epoch_ms = item.time_ms
             try:
                 story.apply(item)
@@ -206,7 +209,8 @@ class Judge(StoryBook):
             for e in divergences
         ]
         found += [*self._follow_groups(), *self._judged(given)]
-        found += [*self._lost(reaches), *self._late()]
+        if self._epoch_ms is not None:
+            found += [*self._lost(reaches, self._epoch_ms), *self._late(self._epoch_ms)]
         for group, offset, failures, index in self.story.moved_early:
             detail = f"offset {offset} at {index} after {failures} failures"
             found.append(self._violation("moved_early", group.topic, detail=detail))
@@ -320,7 +324,7 @@ class Judge(StoryBook):
 
     # ---- messages and timers that did not come
 
-    def _lost(self, reaches: Mapping[str, int]) -> Iterator[Violation]:
+    def _lost(self, reaches: Mapping[str, int], epoch_ms: int) -> Iterator[Violation]:
         for topic, queue in self._queues.items():
             if any(any(rates) for _, *rates in self.story.rates[topic]):
                 continue  # below its rate a topic has no bound on how long a message waits
@@ -328,17 +332,17 @@ class Judge(StoryBook):
             rows = queue.rows
             lost = ~(rows["came"] | rows["lost"] | rows["excused"] | rows["expired"])
             since_ms = self._groups_ms[queue.group - 1] if queue.group else 0
-            could_ms = np.maximum(rows["fired_ms"], max(self._epoch_ms, since_ms))
+            could_ms = np.maximum(rows["fired_ms"], max(epoch_ms, since_ms))
             lost &= could_ms + self.overdue_ms <= reach_ms
             rows["lost"] |= lost
             yield from self._each("lost", topic, rows[lost], "fired, and not delivered")
 
-    def _late(self) -> Iterator[Violation]:
+    def _late(self, epoch_ms: int) -> Iterator[Violation]:
         """Yield timers that no FIRE covers, though a leader had the time."""
         before_ms = self.clock_ms - self.overdue_ms
-        if self._epoch_ms > before_ms:
+        if epoch_ms > before_ms:
             return
-        held_ms = before_ms if self._epoch_ms + RELEASE_MS <= before_ms else 0
+        held_ms = before_ms if epoch_ms + RELEASE_MS <= before_ms else 0
         rows = self.story.overdue(before_ms, held_ms)
         rows = rows[rows["time_ms"] <= before_ms]
         for topic in np.unique(rows["topic"]).tolist():

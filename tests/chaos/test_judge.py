@@ -141,10 +141,13 @@ def test_acked_message_that_the_witness_did_not_receive_is_lost(court: Court) ->
 def test_new_leader_has_its_time(court: Court) -> None:
     fired(court, 1)
     court.log.schedule(court.topic, [(NOW + 1500, 2)])
-    court.log.epoch(2, at_ms=NOW + 8000)
-    court.pass_to(NOW + 7999 + OVERDUE_MS)
+    court.log.epoch(2)
+    court.reaches["t"] = NOW + 60_000
     assert court.step() == []
-    court.pass_to(NOW + 8000 + OVERDUE_MS)
+    for at_ms in (NOW + 20_000, NOW + 19_999 + OVERDUE_MS):
+        court.pass_to(at_ms, reach_ms=NOW + 60_000)
+        assert court.step() == []
+    court.pass_to(NOW + 20_000 + OVERDUE_MS)
     assert court.kinds() == [("lost", 1), ("late", 2)]
 
 
