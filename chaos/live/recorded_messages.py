@@ -4,7 +4,10 @@ A delivered message is returned when the log's clock has passed the time of its 
 
 The *reach* of a topic is a due time up to which every message has come. While messages come, it is
 the greatest due time among them: a topic's messages come in the order of firing, and timers fire in
-the order of their due times. After IDLE_S without a message it is now, by the witness's clock.
+the order of their due times. It is also the last time at which the cluster had no message for the
+witness, as the witness records in a file beside its history. A message that is never delivered
+keeps this time from moving. So after IDLE_S without a message the reach is now, by the witness's
+clock, if the witness wrote a beat at least every BEATS_S.
 """
 
 import json
@@ -21,7 +24,11 @@ from timer.model import timer_id
 
 LIVE: Final = "live"
 """The folder of the live audit in a run's folder."""
-IDLE_S: Final = 2.0
+DRAINED: Final = "drained"
+"""The folder in it with a file for each history: topic -> the time at which no message was left."""
+IDLE_S: Final = 30.0
+BEATS_S: Final = 2.0
+"""A witness that wrote nothing for longer was suspended. Its messages may still be on their way."""
 
 
 class RecordedFile:
@@ -36,10 +43,14 @@ class RecordedFile:
         """Topic -> (the greatest due time of its messages, the time of its last line)."""
         self.written_ms = 0
         """When the witness touched its file, by its clock."""
+        self._resumed_ms = 0
+        """When it did so first after a pause of more than BEATS_S."""
 
     def lines(self, clock_ms: int) -> Iterator[tuple[str, Given]]:
         """Yield the topic and the messages of each new line that `clock_ms` has passed."""
-        self.written_ms = self._path.stat().st_mtime_ns // 1_000_000
+        before_ms, self.written_ms = self.written_ms, self._path.stat().st_mtime_ns // 1_000_000
+        if self.written_ms - before_ms > 1000 * BEATS_S:
+            self._resumed_ms = self.written_ms
         with self._path.open("rb") as file:
             file.seek(self._position)
             for raw in file:
@@ -61,9 +72,12 @@ class RecordedFile:
 
     def reaches(self) -> Iterator[tuple[str, int]]:
         """Yield the topics and their reaches."""
+        path = self._path.parents[1] / DRAINED / f"{self._path.stem}.json"
+        drained = json.loads(path.read_text()) if path.exists() else {}
         for topic, (due_ms, last_ms) in self._progress.items():
-            idle = self._read_ms - last_ms >= 1000 * IDLE_S
-            yield topic, self._read_ms if idle else min(due_ms, self._read_ms)
+            idle = self._read_ms - max(last_ms, self._resumed_ms) >= 1000 * IDLE_S
+            reach_ms = self._read_ms if idle else max(due_ms, drained.get(topic, 0))
+            yield topic, min(reach_ms, self._read_ms)
 
 
 class RecordedMessages:

@@ -10,25 +10,29 @@ of the topic. When a topic is deleted, the witness waits for the next topic of t
 not create the topic.
 
 Its history is `RUN_DIR/live/histories/witness-<milliseconds>.jsonl`, one per process. The time of
-the file tells that the witness is alive: it sets that time every BEAT_S.
+the file tells that the witness is alive: it sets that time every BEAT_S. Every LOOK_S it asks the
+cluster for the topics in which its group has acked all messages, and records the time of the
+question in `RUN_DIR/live/drained/witness-<milliseconds>.json`.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final
 
 from chaos.history.history import History, RunFolder, now_ms
 from chaos.live.judge import WITNESS_GROUP
-from chaos.live.recorded_messages import LIVE
+from chaos.live.recorded_messages import DRAINED, LIVE
 from timer.entries.policies import DEFAULT_NAMESPACE
 from timerclient.client.timer_client import TimerClient
+from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import Closed, LeaseLost, NotFound, TimerError
 
 LEASE_MS: Final = 2_000
@@ -55,10 +59,30 @@ def consume(client: TimerClient, topic: str, history: History) -> None:
 
 def wait_for(client: TimerClient, topic: str) -> None:
     """Return as soon as a deleted topic exists again."""
+    for topics in _looks(client):
+        if any(status.name == topic for status in topics):
+            return
+
+
+def record_drained(client: TimerClient, path: Path) -> None:
+    """Record when the witness's group last had no unacked message in a topic, until the close."""
+    drained: dict[str, int] = {}
+    asked_ms = now_ms()
+    for topics in _looks(client):
+        for status in topics:
+            if any(g.name == WITNESS_GROUP and not g.unacked for g in status.groups):
+                drained[status.name] = asked_ms
+        other = path.with_suffix(".new")
+        other.write_text(json.dumps(drained))
+        other.rename(path)
+        asked_ms = now_ms()
+
+
+def _looks(client: TimerClient) -> Iterator[Sequence[pb.TopicStatus]]:
+    """Yield the topics of the cluster, every LOOK_S, until the client is closed."""
     while True:
         try:
-            if any(status.name == topic for status in client.topics()):
-                return
+            yield client.topics()
         except Closed:
             raise
         except TimerError:  # the next call may succeed
@@ -76,12 +100,15 @@ def witness(
     """
     topics = [topic.removeprefix(f"{DEFAULT_NAMESPACE}/") for topic in topics]
     folder, name = RunFolder(run / LIVE), f"witness-{now_ms():013d}"
+    drained = folder.root / DRAINED / f"{name}.json"
+    drained.parent.mkdir(parents=True, exist_ok=True)
     with (
         History(folder, name) as history,
-        ThreadPoolExecutor(len(topics)) as pool,  # its threads end when the client is closed
+        ThreadPoolExecutor(len(topics) + 1) as pool,  # its threads end when the client is closed
         TimerClient(endpoints) as client,
     ):
         works = [pool.submit(consume, client, topic, history) for topic in topics]
+        works.append(pool.submit(record_drained, client, drained))
         while not stopped():
             beat_ns = time.time_ns()
             os.utime(folder.histories / f"{name}.jsonl", ns=(beat_ns, beat_ns))

@@ -16,7 +16,7 @@ from chaos.history.history import History, RunFolder, now_ms
 from chaos.live.follow import LogGone
 from chaos.live.judge import WITNESS_GROUP
 from chaos.live.live import AlertFiles, LiveAudit, LiveSettings, Watch
-from chaos.live.recorded_messages import LIVE, RecordedMessages
+from chaos.live.recorded_messages import DRAINED, LIVE, RecordedMessages
 from tests.chaos import told, world
 from tests.chaos.world import id_of
 from tests.cluster.running import Running, until
@@ -70,8 +70,11 @@ class Desk:
             world.write_log(log, new)
         self._written = len(self.log.frames)
 
-    def beat(self, at_ms: int) -> None:
-        """Let the witness touch its file."""
+    def beat(self, at_ms: int, *drained: str) -> None:
+        """Let the witness touch its file. It has acked all messages of the `drained` topics."""
+        path = self.run.root / LIVE / DRAINED / "witness-1.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(dict.fromkeys(drained, at_ms)))
         path = self.run.root / LIVE / "histories/witness-1.jsonl"
         os.utime(path, ns=(at_ms * 1_000_000,) * 2)
 
@@ -99,7 +102,7 @@ def plant(desk: Desk) -> None:
     desk.log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 20_000)
     desk.write()
     desk.history.open("t", WITNESS_GROUP, start_ms=NOW)
-    desk.beat(NOW + 20_000)
+    desk.beat(NOW + 20_000, "t")
 
 
 def test_planted_messages_are_raised_once_over_restarts(desk: Desk) -> None:
@@ -122,12 +125,12 @@ def test_planted_messages_are_raised_once_over_restarts(desk: Desk) -> None:
     desk.write()
     log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 5000)
     desk.write()
-    desk.beat(NOW + 5000)
+    desk.beat(NOW + 5000, "t")
     expected = [("diverged", 30), ("duplicate_fire", 11), ("early", 30)]
     assert desk.done() == expected
     log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 20_000)
     desk.write()
-    desk.beat(NOW + 20_000)
+    desk.beat(NOW + 20_000, "t")
     expected = [*expected, ("lost", 7)]
     assert desk.done() == expected
     desk.start()
@@ -170,17 +173,32 @@ def test_delivery_is_read_when_the_log_has_passed_it(desk: Desk) -> None:
     desk.history.open("idle", WITNESS_GROUP, start_ms=NOW)
     given(desk.history, 1, NOW + 1000, 0)
     given(desk.history, 2, NOW + 8000, 1)
-    desk.beat(NOW + 9000)
-    assert messages.read(NOW + 1000) == ({}, {"t": 0, "idle": 0})
+    desk.beat(NOW + 9000, "idle")
+    assert messages.read(NOW + 1000) == ({}, {"t": 0, "idle": NOW + 1000})
     found, reaches = messages.read(NOW + 1001)
     assert found["t"].tolist() == [(1, NOW + 1000, 0, NOW + 1000, NOW + 1000)]
     # All that was written before the second message is read.
-    assert reaches == {"t": NOW + 8000, "idle": NOW + 8000}
+    assert reaches == {"t": NOW + 1000, "idle": NOW + 8000}
     assert [*messages.read(NOW + 8001)[0]] == ["t"]
-    # Two seconds without a message, and it has received all of them.
     assert messages.read(NOW + 9000) == ({}, {"t": NOW + 8000, "idle": NOW + 9000})
-    desk.beat(NOW + 10_000)
-    assert messages.read(NOW + 9000) == ({}, {"t": NOW + 10_000, "idle": NOW + 10_000})
+
+
+def test_witness_without_messages_has_all_after_a_time_that_a_suspension_begins_anew(
+    desk: Desk,
+) -> None:
+    messages = RecordedMessages(desk.run.root / LIVE)
+    desk.history.open("t", WITNESS_GROUP, start_ms=NOW)
+
+    def reaches(begin_ms: int) -> list[int]:
+        """Return the reach after each of 31 beats, a second apart."""
+        found = []
+        for at_ms in range(begin_ms, begin_ms + 31_000, 1000):
+            desk.beat(at_ms)
+            found.append(messages.read(at_ms)[1]["t"])
+        return found
+
+    assert reaches(NOW) == [*[0] * 30, NOW + 30_000]
+    assert reaches(NOW + 55_000) == [*[0] * 30, NOW + 85_000]
 
 
 def test_half_written_line_waits(desk: Desk) -> None:

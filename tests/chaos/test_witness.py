@@ -1,5 +1,6 @@
 """The witness: a topic that was deleted comes back; a lease ends before its batch is written."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,34 @@ def test_witness_waits_for_a_topic_whatever_fails_meanwhile(
     client = Client(NotReady(), LeadershipLost(), CommitTimeout())
     waited(client)
     assert client.failures == []
+
+
+def test_time_at_which_all_messages_are_acked_is_that_of_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of topics `one` and `two`: the first look finds a message in `one`; the second finds none."""
+    clock = iter(range(1, 9))
+    monkeypatch.setattr(witness, "now_ms", lambda: next(clock))
+    monkeypatch.setattr(witness, "LOOK_S", 0)
+    groups = [
+        [pb.GroupStatus(name=name, unacked=n) for name, n in (("live-audit", left), ("g", 1))]
+        for left in (1, 0)
+    ]
+    one, none = (pb.TopicStatus(name="one", groups=each) for each in groups)
+    two = pb.TopicStatus(name="two", groups=groups[1])
+    answers: list[Any] = [[one, two], NotReady(), [none, pb.TopicStatus(name="two")], Closed()]
+    told: list[dict[str, int]] = []
+
+    class Topics:
+        def topics(self) -> Any:
+            told.extend(json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
+            if isinstance(answer := answers.pop(0), TimerError):
+                raise answer
+            return answer
+
+    with pytest.raises(Closed):
+        witness.record_drained(Topics(), tmp_path / "witness-1.json")  # type: ignore[arg-type]
+    assert told == [{"two": 1}, {"two": 1}, {"one": 2, "two": 1}]
 
 
 def test_witness_that_is_closed_waits_no_more() -> None:
