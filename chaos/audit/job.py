@@ -48,9 +48,8 @@ REPORTED: Final = ("miscounted", "diverged_states", "frozen_digests")
 """Violations in the nodes' reports of their states (counts.sql)."""
 STRETCHES_MAX: Final = 600
 """The most stretches of the timeline."""
-_EMPTY: Final = dict.fromkeys(("schedule", "failed", "fire", "deliver"), 0) | dict.fromkeys(
-    ("p50", "p99", "max")
-)
+_NONE: Final = dict.fromkeys(("p50", "p99", "max"))
+_EMPTY: Final = dict.fromkeys(("schedule", "failed", "fire", "deliver"), 0) | _NONE
 """The figures of a stretch without any."""
 
 
@@ -159,9 +158,8 @@ def _pieces(held: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
     while upto < end:
         there = [life for life in held if life["first"] <= upto + 1 <= life["upto"]]
         if not there:
-            raise ValueError(
-                f"entry {upto + 1} is in no log that agrees with the majority up to it"
-            )
+            why = "is in no log that agrees with the majority up to it"
+            raise ValueError(f"entry {upto + 1} {why}")
         best = max(there, key=lambda life: int(life["upto"]))
         pieces.append((best, upto + 1))
         upto = best["upto"]
@@ -290,9 +288,8 @@ def _counts(
     if any(node["diverged"] for node in held):
         differing = disputes.where("NOT stale").drop("stale")
         findings.add({"diverged_entries": differing}, order=["index", "node", "life"])
-    delivered, messages = (
-        sum(row[name] or 0 for row in rows) for name in ("deliveries", "messages")
-    )
+    totals = [sum(row[name] or 0 for row in rows) for name in ("deliveries", "messages")]
+    delivered, messages = totals
     bad = found.where(F.col("verdict").isin(*VIOLATIONS))
     return {
         "verdicts": dict(sorted(counts.items())),

@@ -89,9 +89,8 @@ CLIENTS_ERROR: Final = "clients_error_ms"
 """Field of run.json: greatest difference between two clients' clocks, in ms."""
 COUNTS: Final = ("scheduled", "pending", "fired", "cancelled", "dropped")
 """The numbers of timers that a node counts (promise P7)."""
-STATES_SCHEMA: Final = "node STRING, at_ms BIGINT, index BIGINT, digest STRING, " + ", ".join(
-    f"{name} BIGINT" for name in COUNTS
-)
+_COUNTS: Final = ", ".join(f"{name} BIGINT" for name in COUNTS)
+STATES_SCHEMA: Final = f"node STRING, at_ms BIGINT, index BIGINT, digest STRING, {_COUNTS}"
 
 
 def now_ms() -> int:

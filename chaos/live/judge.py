@@ -56,9 +56,8 @@ _DELIVERED: Final = {
     REPLACED: "replaced_delivered",
     RESCHEDULED: "rescheduled_delivered",
 }
-GIVEN: Final = np.dtype(
-    [(n, "<i8") for n in ("seq", "due_ms", "queue_offset", "fired_at_ms", "handed_out_ms")]
-)
+_GIVEN: Final = ("seq", "due_ms", "queue_offset", "fired_at_ms", "handed_out_ms")
+GIVEN: Final = np.dtype([(name, "<i8") for name in _GIVEN])
 Given = npt.NDArray[np.void]
 """Messages that a witness received, of dtype GIVEN. All times are the cluster's."""
 

@@ -102,9 +102,8 @@ STORY: Final = {
     # A row per scheduled row, if the replay was told to. `logged`: the CRC-32 of its payload.
     "payloads": _schema("mark logged"),
 }
-FIGURES: Final = ", ".join(
-    f"{name} BIGINT" for name in ("last_index", "last_read_time_ms", "scheduled", *ENDS)
-)
+_FIGURES: Final = ("last_index", "last_read_time_ms", "scheduled", *ENDS)
+FIGURES: Final = ", ".join(f"{name} BIGINT" for name in _FIGURES)
 
 _ROWS_PER_GROUP: Final = 1 << 19
 _ENDS: Final = pa.array(ENDS)

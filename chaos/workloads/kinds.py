@@ -63,9 +63,8 @@ async def herd(clients: WorkloadClients) -> None:
     async for _, count in clients.beats(2 * BEAT_S):
         meeting = (now_ms() // HERD_MS + 1) * HERD_MS
         late = [clients.chance.choice((0, clients.chance.randrange(1000))) for _ in range(count)]
-        await clients.requests.batch(
-            clients.marks(count), [clients.within(meeting + ms) for ms in late]
-        )
+        due_ms = [clients.within(meeting + ms) for ms in late]
+        await clients.requests.batch(clients.marks(count), due_ms)
 
 
 @kind()

@@ -18,7 +18,7 @@ kill or a pause within it is a fault of its own.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 _ENDS: Final = {"restart": "kill", "resume": "pause"}
@@ -98,9 +98,8 @@ class Phase:
 
 def phases(faults: Sequence[Fault]) -> list[Phase]:
     """Return disjoint phases, in order. A time in a fault and a recovery belongs to the fault."""
-    edges = sorted(
-        {ms for each in faults for ms in (each.start_ms, each.heal_ms, each.recovered_ms)}
-    )
+    times = ((each.start_ms, each.heal_ms, each.recovered_ms) for each in faults)
+    edges = sorted({*chain.from_iterable(times)})
     found: list[Phase] = []
     for start, end in pairwise(edges):
         if any(f.start_ms <= start < f.heal_ms for f in faults):

@@ -20,9 +20,8 @@ from pyspark.sql import DataFrame, Row
 
 from chaos.spark.timerstate import ManifestState
 
-EPOCHS: Final = ", ".join(
-    f"{name} BIGINT" for name in ("epoch", "since_ms", "entries", "last", "began_ms", "fired_ms")
-)
+_EPOCH: Final = ("epoch", "since_ms", "entries", "last", "began_ms", "fired_ms")
+EPOCHS: Final = ", ".join(f"{name} BIGINT" for name in _EPOCH)
 """The columns of the query `epochs`."""
 
 

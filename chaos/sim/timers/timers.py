@@ -55,9 +55,8 @@ if TYPE_CHECKING:
 
     from chaos.sim.world.sim_node import SimNode
 
-CONFIG: Final = LeaderConfig(
-    checkpoint_interval_ms=1_000, policy=replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
-)
+_POLICY: Final = replace(DEFAULTS, delay_levels_ms=LEVELS_MS)
+CONFIG: Final = LeaderConfig(checkpoint_interval_ms=1_000, policy=_POLICY)
 CROWD_CONFIG: Final = replace(CONFIG, fire_topics_max=workbook.TOPICS_MAX)
 TOPICS_AT_ONCE: Final = 1
 """Topics that a flush handles per step, before its cut and after its spill file. Topics can change

@@ -127,16 +127,14 @@ class Referee:
             if entry.index <= len(committed):
                 known = committed[entry.index - 1]
                 if known != found:
-                    raise Broken(
-                        "agreement", f"entry {entry.index} is {known}, and on {node} {found}"
-                    )
+                    differ = f"entry {entry.index} is {known}, and on {node} {found}"
+                    raise Broken("agreement", differ)
             elif entry.index == len(committed) + 1:
                 committed.append(found)
                 node.world.timeline.record(found[1])
                 if entry.time_ms < self._time_ms:
-                    raise Broken(
-                        "time", f"entry {entry.index}: {self._time_ms} ms -> {entry.time_ms} ms"
-                    )
+                    fell = f"{self._time_ms} ms -> {entry.time_ms} ms"
+                    raise Broken("time", f"entry {entry.index}: {fell}")
                 self._time_ms = entry.time_ms
             else:
                 raise Broken("agreement", f"{node} skipped {len(committed) + 1} .. {entry.index}")
@@ -173,9 +171,8 @@ class Referee:
         """Check the invariants of `node` after a step."""
         core = node.core
         if core.commit_index < node.commit_seen:
-            raise Broken(
-                "commit", f"{node}: commit index {node.commit_seen} -> {core.commit_index}"
-            )
+            fell = f"{node.commit_seen} -> {core.commit_index}"
+            raise Broken("commit", f"{node}: commit index {fell}")
         node.commit_seen = core.commit_index
         node.leading = core._role is Role.LEADER  # noqa: SLF001 - the property costs too much here
         if node.leading:
@@ -190,6 +187,5 @@ class Referee:
         for node in nodes:
             check_invariants(node.core)
             if node.core.commit_index != len(self.committed):
-                raise Broken(
-                    "lost", f"{node} has {node.core.commit_index} of {len(self.committed)} entries"
-                )
+                has = f"{node.core.commit_index} of {len(self.committed)} entries"
+                raise Broken("lost", f"{node} has {has}")

@@ -160,9 +160,8 @@ class Stage:
                 self.network = exits.enter_context(Network(self.names))
             for name in self.names:
                 self._make_room(name, exits)
-            self.archive = Archive(
-                {name: (self.data(name) / "log", self.run.archive_of(name)) for name in self.names}
-            )
+            logs = {n: (self.data(n) / "log", self.run.archive_of(n)) for n in self.names}
+            self.archive = Archive(logs)
             exits.callback(self.archive.close)
             exits.callback(self._stop_nodes)
             self.cluster.start(timeout_s=READY_S)
