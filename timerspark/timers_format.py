@@ -9,7 +9,9 @@ docs/spark.md describes the options. The modules that connect are loaded by task
 """
 
 import uuid
+from typing import Any, Final
 
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -21,9 +23,24 @@ from pyspark.sql.types import StructType
 
 from timerspark.format_options import MESSAGE_COLUMNS, FormatOptions
 
+PYSPARK_MIN: Final = (4, 2)
+"""The first version with limits of a stream's reads, and writers of Arrow batches."""
+
 
 class TimersFormat(DataSource):
-    """The format "timers"."""
+    """The format "timers".
+
+    Raises:
+        ImportError: PySpark is older than PYSPARK_MIN.
+    """
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        major, minor, *_ = pyspark.__version__.split(".")
+        if (int(major), int(minor)) < PYSPARK_MIN:
+            oldest = ".".join(map(str, PYSPARK_MIN))
+            text = f"the format timers needs PySpark {oldest} or newer, not {pyspark.__version__}"
+            raise ImportError(text)
 
     @classmethod
     def name(cls) -> str:

@@ -84,6 +84,15 @@ def kinds(*names: str) -> StructType:
     return struct(**{name: COLUMNS[name] for name in names})
 
 
+def test_older_pyspark_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("4.2.0", "4.10.0.dev1", "5.0.0"):
+        monkeypatch.setattr("pyspark.__version__", version)
+        assert source("h:1", "t").name() == "timers"
+    monkeypatch.setattr("pyspark.__version__", "4.1.1")
+    with pytest.raises(ImportError, match=r"timers needs PySpark 4\.2 or newer, not 4\.1\.1$"):
+        source("h:1", "t")
+
+
 @pytest.fixture(autouse=True)
 def task(monkeypatch: pytest.MonkeyPatch) -> Task:
     found = Task(3)
