@@ -8,20 +8,21 @@ from pyspark.sql import SparkSession
 from chaos.audit.rules.coverage import UNKNOWN_SHARE_MAX, not_looked_at
 from chaos.audit.rules.verdict import Clocks
 from chaos.history import history
+from chaos.oracle.story import LIFE
 
 pytestmark = pytest.mark.spark
 
 DELIVERY = {"op": "deliver", "client": "c", "topic": "t", "group": "read", "handed_out_ms": 1,
             "lease_id": 1}  # fmt: skip
 STATES = (
-    *({"node": name, "index": 1, "scheduled": 1} for name in ("n1", "n2")),
-    *({"node": name, "index": 1, "digest": "d"} for name in ("n1", "n2")),
+    *({"node": name, "index": 80, "scheduled": 1} for name in ("n1", "n2")),
+    *({"node": name, "index": 80, "digest": "d"} for name in ("n1", "n2")),
 )
 
 
 def schedule(outcome: str, timers: int) -> dict[str, Any]:
     marks = [*range(timers)]
-    return {"op": "schedule", "client": "p", "outcome": outcome, "marks": marks,
+    return {"op": "schedule", "client": "p", "topic": "t", "outcome": outcome, "marks": marks,
             "payload_crcs": marks}  # fmt: skip
 
 
@@ -35,6 +36,7 @@ def told(
     logs: tuple[str, ...] = ("n1", "n2"),
     files: tuple[str, ...] = ("n1", "n2"),
     states: tuple[dict[str, Any], ...] = STATES,
+    fired_in: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the gaps of a run that lacks nothing else."""
     table = spark.createDataFrame([DELIVERY, *lines], history.SCHEMA)
@@ -44,11 +46,12 @@ def told(
     summary = {
         "waits": {"unjudged": unjudged}, "delivered": deliveries, "redelivered": 0,
         "fired_answers": {"answers": fired[0], "unjudged": fired[1]},
-        "nodes": [{"node": name} for name in logs],
+        "nodes": [{"node": name, "last": 100} for name in logs],
         "files": [{"node": name} for name in files],
     }  # fmt: skip
     said = spark.createDataFrame([*states], history.STATES_SCHEMA)
-    tables = {"lines": table, "groups": groups, "states": said}
+    fates = spark.createDataFrame([(topic,) for topic in fired_in], "topic STRING")
+    tables = {"lines": table, "groups": groups, "states": said, "fates": fates}
     return not_looked_at(tables, summary, Clocks(0, 0, 0), {"n1", "n2"})
 
 
@@ -56,6 +59,16 @@ def test_group_with_acks_that_no_history_read_is_named(spark: SparkSession) -> N
     assert told(spark) == []
     named = "deliveries of 2 groups, which no history opened: a of t, b of t"
     assert told(spark, acked=("a", "b")) == [named]
+
+
+def test_timers_of_topics_that_no_history_requests_timers_in_are_counted(
+    spark: SparkSession,
+) -> None:
+    deleted = f"t{LIFE}7"
+    assert told(spark, schedule("ok", 1), fired_in=("t", deleted)) == []
+    named = "3 timers of topics in which no history requests any: n/b, u"
+    found = told(spark, schedule("ok", 1), fired_in=("u", "t", "n/b", f"u{LIFE}2"))
+    assert found == [named]
 
 
 def test_unknown_outcomes_are_a_gap_above_their_share(spark: SparkSession) -> None:
@@ -79,10 +92,18 @@ def test_answers_that_nothing_judges_are_a_gap_above_their_share(spark: SparkSes
 
 def test_each_node_that_lacks_evidence_is_named(spark: SparkSession) -> None:
     assert told(spark, logs=("n1",), files=("n1",), states=STATES[:1]) == [
-        "counts of n2: states.jsonl has none",
-        "digests of n1, n2: states.jsonl has none",
+        "counts of n2: states.jsonl has none of the last fifth of the log",
+        "digests of n1, n2: states.jsonl has none of the last fifth of the log",
         "entries of n2: no log has one",
         "files of n2: no manifest is in the folder",
+    ]
+
+
+def test_reports_that_stop_before_the_last_fifth_of_the_log_are_a_gap(spark: SparkSession) -> None:
+    cut = [row | {"index": 79} for row in (STATES[0], STATES[3])]
+    assert told(spark, states=(*STATES[1:3], *cut)) == [
+        "counts of n1: states.jsonl has none of the last fifth of the log",
+        "digests of n2: states.jsonl has none of the last fifth of the log",
     ]
 
 

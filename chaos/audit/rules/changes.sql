@@ -18,8 +18,7 @@ FROM named_timers WHERE op = 'reschedule' AND result = 'RESCHEDULED'
 ---- fired_answers
 -- Answers ALREADY_FIRED about timers named by id. `later_index`: the lowest log entry of a request
 -- that the same client made after the answer. A FIRE behind that entry proves the answer untrue,
--- without any clock: `request` and `answered` are numbers of one sequence. Null: no such entry is
--- known.
+-- without any clock: `request` and `answered` are numbers of one sequence. Null: none is known.
 WITH fired AS (
     SELECT client, answered AS number, what, seq, end_ms
     FROM named_timers WHERE by_id AND result = 'ALREADY_FIRED'

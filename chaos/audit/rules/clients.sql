@@ -52,6 +52,11 @@ LEFT ANTI JOIN (SELECT topic, `group`, queue_offset FROM given) USING (topic, `g
 -- Topics in which clients requested timers or series.
 SELECT DISTINCT topic AS name FROM lines WHERE op IN ('schedule', 'create_series')
 
+---- unasked
+-- Topics with timers in the log, in which no client requested any.
+SELECT name_of(topic) AS name, count(*) AS timers
+FROM fates LEFT ANTI JOIN asking_topics ON name_of(topic) = name GROUP BY ALL ORDER BY name
+
 ---- used_topics
 -- Those, and topics whose messages clients read.
 SELECT DISTINCT topic AS name FROM lines

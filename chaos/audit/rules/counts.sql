@@ -46,8 +46,7 @@ WHERE NOT array(said_scheduled, said_pending, said_fired, said_cancelled, said_d
     <=> array(scheduled, pending, fired, cancelled, dropped)
 
 ---- diverged_states
--- CHECKPOINTs with more than one digest, of several nodes or of one: P6. `digests`: each node and
--- its digest.
+-- CHECKPOINTs with more than one digest, of several nodes or of one: P6. `digests`: of each node.
 SELECT index, concat_ws(', ', array_sort(collect_set(node || ' ' || digest))) AS digests
 FROM states WHERE digest IS NOT NULL
 GROUP BY index HAVING count(DISTINCT digest) > 1

@@ -31,12 +31,15 @@ def not_looked_at(
 ) -> list[str]:
     """Return a line for each part of the promises that the folder cannot show.
 
-    `tables`: lines, groups, states. `nodes`: all that did not lose their disks.
+    `tables`: lines, groups, states, fates. `nodes`: all that did not lose their disks.
     """
     found, lines = [], tables["lines"]
     rows = ask("clients", "unread", tables).collect()
     if unread := [f"{row['group_name']} of {row['name']}" for row in rows]:
         found.append(f"deliveries of {len(unread)} groups, which no history opened: {_few(unread)}")
+    if rows := ask("clients", "unasked", tables).collect():
+        timers, topics = sum(row["timers"] for row in rows), _few([row["name"] for row in rows])
+        found.append(f"{timers:,} timers of topics in which no history requests any: {topics}")
     sizes = F.size("marks"), F.when(F.col("outcome") == "unknown", F.size("marks"))
     [row] = lines.where("op = 'schedule'").agg(*map(F.sum, sizes)).collect()
     asked, unknown = (int(value or 0) for value in row)
@@ -49,11 +52,12 @@ def not_looked_at(
     ):
         if part > UNKNOWN_SHARE_MAX * whole:
             found.append(f"{what}{part:,} of {whole:,} {why}")
-    said = [_names(tables["states"], "node", f"{n} IS NOT NULL") for n in ("scheduled", "digest")]
+    lasts = {life["node"]: life["last"] for life in summary["nodes"]}
+    said = [_reported(tables["states"], name, lasts) for name in ("scheduled", "digest")]
     for what, shown, why in (
-        ("counts", said[0], "states.jsonl has none"),
-        ("digests", said[1], "states.jsonl has none"),
-        ("entries", {life["node"] for life in summary["nodes"]}, "no log has one"),
+        ("counts", said[0], "states.jsonl has none of the last fifth of the log"),
+        ("digests", said[1], "states.jsonl has none of the last fifth of the log"),
+        ("entries", {*lasts}, "no log has one"),
         ("files", {each["node"] for each in summary["files"]}, "no manifest is in the folder"),
     ):
         if missing := sorted({*nodes} - shown):
@@ -64,6 +68,12 @@ def not_looked_at(
     if clocks.error_ms is None:
         found.append("times on clients' clocks: run.json has no clock_error_ms")
     return found
+
+
+def _reported(states: DataFrame, column: str, lasts: Mapping[str, int]) -> set[str]:
+    """Return the nodes that reported a value near the end of their log. `lasts`: its last entry."""
+    rows = states.where(f"{column} IS NOT NULL").groupBy("node").agg(F.max("index")).collect()
+    return {node for node, index in rows if index >= 0.8 * lasts.get(node, 0)}
 
 
 def _few(names: list[str]) -> str:

@@ -40,8 +40,7 @@ FROM (
 GROUP BY run ORDER BY min(index)
 
 ---- disputes
--- The frames that differ from the majority's. Frames after its last entry are not committed and not
--- judged.
+-- The frames that differ from the majority's. Frames after its last entry are not judged.
 --
 -- A stale frame was appended by a deposed leader and not committed, and its node has not followed a
 -- later leader since. It has an older epoch than the majority's frame, and no frame of the majority

@@ -11,8 +11,7 @@ LEFT ANTI JOIN (
 ) ON topic = of AND size(array_except(told, logged)) = 0
 
 ---- group_untrue [open]
--- Settings that clients received and the group never had. Groups that the log does not know are
--- left out.
+-- Settings that clients received and the group never had. Groups unknown to the log are left out.
 WITH told AS (
     SELECT DISTINCT name_of(topic) AS topic, name_of(`group`) AS `group`, field, told
     FROM lines LATERAL VIEW stack(
@@ -35,8 +34,7 @@ LEFT ANTI JOIN had USING (topic, `group`, field, told)
 SELECT * FROM moved_early
 
 ---- payload_untrue
--- Timers whose payload differs from the request. `asked`, `logged`: its CRC-32 by the history and
--- by the log.
+-- Timers whose payload differs from the request. `asked`, `logged`: CRC-32 by history and log.
 SELECT mark, topic, asked, logged
 FROM (
     SELECT topic, get(marks, nth) AS mark, asked
