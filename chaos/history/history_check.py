@@ -207,9 +207,8 @@ OPS: Final[Mapping[str, Mapping[str, Field]]] = {
 """Operation -> its fields. `op` and `client` are in every line besides."""
 NAMES: Final = tuple(dict.fromkeys(name.split()[0] for name in OPS))
 """The values of `op`."""
-_DISTINCT: Final = {"schedule": "marks"} | dict.fromkeys(
-    ("deliver", "ack", "nack", "extend"), "offsets"
-)
+_OF_MESSAGES: Final = ("deliver", "ack", "nack", "extend")
+_DISTINCT: Final = {"schedule": "marks"} | dict.fromkeys(_OF_MESSAGES, "offsets")
 """Operation -> the list in which no element may be repeated."""
 
 Complaint = tuple[str, Any, str]

@@ -131,9 +131,8 @@ class LiveAudit:
         applied = partial(applied_index, status) if status else None
         self._follower = Follower(logs, applied=applied)
         folder = run.root / LIVE
-        self.judge = Judge(
-            folder / "spill", overdue_ms=settings.overdue_ms, horizon_ms=settings.horizon_ms
-        )
+        bounds = {"overdue_ms": settings.overdue_ms, "horizon_ms": settings.horizon_ms}
+        self.judge = Judge(folder / "spill", **bounds)
         self._messages = RecordedMessages(folder)
         self._sink = sink
         self._watch = Watch(settings.stalled_ms)
@@ -180,6 +179,7 @@ def run_live(args: argparse.Namespace) -> int:
     try:
         settings = LiveSettings(**{name: ms for name, ms in given.items() if ms is not None})
         run = RunFolder(args.folder.resolve())
+        run.nodes()  # raises before a folder is made in one that is no run
         alerts = args.alerts or run.root / LIVE / "alerts"
         sink = AlertFiles(alerts, lambda line: print(line, flush=True))
         audit = LiveAudit(run, sink, settings, args.status or "")

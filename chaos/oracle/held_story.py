@@ -202,9 +202,8 @@ class HeldStory:
         portion: list[Place] = []
         more, size, topics = False, 0, set[int]()
         swept = {topic for topic, release in self.releases.items() if not release.waits}
-        mine = (
-            [self.of[topic] for topic in swept if topic in self.of] if self._apart else [self.rows]
-        )
+        apart = [self.of[topic] for topic in swept if topic in self.of]
+        mine = apart if self._apart else [self.rows]
         for place in merge(*(each.irange(seen, inclusive=(False, True)) for each in mine)):
             size += int(self.rows[place]["size"])
             topics |= {int(self.rows[place]["topic"])} & swept

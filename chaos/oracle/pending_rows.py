@@ -231,9 +231,8 @@ class WaitingRows:
             end = _count(self._front, self._pulled) if self._runs else len(self._front)
             rows, self._front = self._front[:end], self._front[end:]
             live, dead, lost = self._split(rows)
-            yield TakenRows(
-                rows[live], rows[dead[0]], rows[dead[1]], limited=False, dropped=rows[lost]
-            )
+            parts = rows[live], rows[dead[0]], rows[dead[1]]
+            yield TakenRows(*parts, limited=False, dropped=rows[lost])
 
     def _gather(self, read_time_ms: int) -> None:
         """Move the due rows of the buckets and of the front to `late`."""

@@ -122,9 +122,7 @@ class GrowingTable:
     def add(self, rows: int, *columns: Any) -> None:
         """Add a piece of `rows` rows: arrays, tuples, or single values for all rows."""
         if rows:
-            full = (
-                each if isinstance(each, tuple) else np.broadcast_to(each, rows) for each in columns
-            )
+            full = (c if isinstance(c, tuple) else np.broadcast_to(c, rows) for c in columns)
             self._waiting.append((*full,))
             self._rows += rows
         if self._rows >= _ROWS_PER_GROUP:

@@ -173,9 +173,8 @@ def _rows(file: RunFile, meta: RunMeta) -> Iterator[pa.RecordBatch]:
     with pa.memory_map(str(file.path)) as source, pa.ipc.open_file(source) as batches:
         for number in range(batches.num_record_batches):
             batch = batches.get_batch(number)
-            due, seq, requested, topic = (
-                batch.column(name).to_numpy() for name in ("due_ms", "seq", "requested_ms", "topic")
-            )
+            names = "due_ms", "seq", "requested_ms", "topic"
+            due, seq, requested, topic = (batch.column(name).to_numpy() for name in names)
             grave = topic == TOMBSTONE
             rows, graves = rows + len(due), graves + int(grave.sum())
             ends += [(int(due[at]), int(seq[at])) for at in (0, -1) if len(due)]

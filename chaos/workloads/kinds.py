@@ -238,10 +238,8 @@ async def pastdue(clients: WorkloadClients) -> None:
     async for _, count in clients.beats():
         now = now_ms()
         edges = (0, 1, now, now - 1, now + 1, now - 10, now - DAY_MS)
-        due_ms = [
-            chance.choice((chance.choice(edges), now - chance.randrange(5000)))
-            for _ in range(count)
-        ]
+        past = ((chance.choice(edges), now - chance.randrange(5000)) for _ in range(count))
+        due_ms = [*map(chance.choice, past)]
         await clients.requests.batch(clients.marks(count), due_ms)
         await clients.requests.single(clients.marks(1)[0], 0.0)
 

@@ -128,9 +128,8 @@ async def fleeting(clients: WorkloadClients) -> Rest:
         if number % RULE_BEATS == 0:
             said = {"ttl_ms": chance.choice(TTLS_MS), "retention_ms": chance.choice(RETENTIONS_MS)}
             await requests.rule(_some(chance, said), among=among)
-            await clients.requests.batch(
-                clients.marks(1), [now_ms() - chance.choice((200, 2_000, 9_000))]
-            )
+            due_ms = now_ms() - chance.choice((200, 2_000, 9_000))
+            await clients.requests.batch(clients.marks(1), [due_ms])
         await clients.requests.batch(clients.marks(count), _soon(clients, count))
     return lambda: requests.rule({}, among=among)
 

@@ -114,9 +114,8 @@ class RecordingConsumer:
 
     def _write_open(self, **settings: int) -> None:
         lease_ms = round(self._lease.total_seconds() * 1000)
-        self._history.open(
-            self._topic, self._group, start_ms=now_ms(), lease_ms=lease_ms, **settings
-        )
+        settings |= {"start_ms": now_ms(), "lease_ms": lease_ms}
+        self._history.open(self._topic, self._group, **settings)
 
     async def _write_settings(self) -> None:
         """Record the group's settings in the cluster, if they can be read."""

@@ -49,6 +49,15 @@ def test_what_the_small_install_lacks_is_named(
     )
 
 
+def test_live_audit_of_a_folder_that_is_no_run_makes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "typo"
+    assert timerctl.main(["audit", str(folder), "--live"]) == 2
+    assert capsys.readouterr().err.startswith("live audit: ")
+    assert not folder.exists()
+
+
 def test_run_that_can_not_be_audited_is_not_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -90,9 +90,9 @@ class _Scale:
 
     def y(self, value: float) -> float:
         """Return the y coordinate of a value."""
-        share = (
-            math.log10(max(value, 1)) / math.log10(self._top) if self._log else value / self._top
-        )
+        share: float = value / self._top
+        if self._log:
+            share = math.log10(max(value, 1)) / math.log10(self._top)
         return round(self._lower - min(1.0, share) * (self._lower - self._upper), 1)
 
     def ticks(self) -> list[float]:

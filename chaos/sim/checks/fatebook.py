@@ -229,9 +229,7 @@ class FateBook(StoryBook):
     def _occurs(self, entry: Entry) -> None:
         """Each planned time is the next one of its series."""
         series = self.story.series
-        self._now.series = {
-            number: (one.ended, one.pending) for number, one in series.series.items()
-        }
+        self._now.series = {n: (one.ended, one.pending) for n, one in series.series.items()}
         if untrue := [each for each in series.rows if each.untrue]:
             raise Broken("series", f"{entry.index}: {untrue[0]} is not by its definition")
         series.rows.clear()
@@ -239,9 +237,8 @@ class FateBook(StoryBook):
     def _targets(self, targets: Targets) -> None:
         fate, states = self._now, (PENDING, HELD)
         fate.targets = self.story.holders_of(targets)
-        fate.pended = [
-            name is not None and self.story.state_of(*name) in states for name in fate.targets
-        ]
+        ends = (name and self.story.state_of(*name) for name in fate.targets)
+        fate.pended = [end in states for end in ends]
 
     def _expires(self, entry: Entry, op: GroupOp) -> None:
         """Nothing expires before its due time and its time to live are over."""
@@ -367,9 +364,8 @@ class FateBook(StoryBook):
     def fired_before(self, machine: Machine) -> int:
         """Return the number of timers that fired into topics that a replica has deleted."""
         deleted = self.story.deleted.items()
-        return sum(
-            self.story.kept[topic].end for topic, (at, _) in deleted if at <= machine.applied_index
-        )
+        topics = (topic for topic, (at, _) in deleted if at <= machine.applied_index)
+        return sum(self.story.kept[topic].end for topic in topics)
 
     def at_end(self) -> None:
         """All topics that resumed hold no timer any more."""

@@ -475,9 +475,8 @@ class SimControl:
 
 def report_of(node: "SimNode", name: str) -> ReplicaReport:
     """Return a simulated node's report, as cluster/control/replica_report.py makes it."""
-    return replica_report.report_of(
-        node.driver.report(), name=name, applied_index=node.app.applied_index
-    )
+    applied = node.app.applied_index
+    return replica_report.report_of(node.driver.report(), name=name, applied_index=applied)
 
 
 def _goes(node: "SimNode") -> bool:

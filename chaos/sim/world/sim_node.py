@@ -224,10 +224,8 @@ class SimNode:
         """Fetch a snapshot, or stay down if the damage is outside of CURABLE."""
         disk_loss.check_refusal(self, error)
         self.world.timeline.note(f"node {self.replica}", error)
-        curable = isinstance(error, CorruptFileError) and any(
-            str(path) in str(error) for path in CURABLE
-        )
-        if not curable:
+        named = any(str(path) in str(error) for path in CURABLE)
+        if not (named and isinstance(error, CorruptFileError)):
             self.refused = error
             self.stop()
             return

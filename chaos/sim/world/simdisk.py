@@ -248,9 +248,8 @@ class SimDisk(Disk):
         file = self._file(path)
         end = len(file.seen) if size is None else min(start + size, len(file.seen))
         if bad := file.unreadable.intersection(_pages(start, end - start)):
-            raise UnreadableFileError(
-                path, max(start, min(bad) * PAGE_SIZE), "a bad sector (simulated)"
-            )
+            at = max(start, min(bad) * PAGE_SIZE)
+            raise UnreadableFileError(path, at, "a bad sector (simulated)")
         return bytes(file.seen[start:end])
 
     def size(self, path: Path) -> int:
