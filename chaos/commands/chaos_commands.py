@@ -41,6 +41,7 @@ _LIVE: Final = (
     ("--stalled-ms", int, "alert if log or witness stand still this long (default: 10000)"),
 )
 """Options that only the live audit has: name, type, help."""
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -166,6 +167,13 @@ def _list(_: argparse.Namespace) -> int:
     return 0
 
 
+def _interrupt(*_: object) -> None:
+    """End the run: its processes, networks and disks. Later signals must not end that work."""
+    for number in _STOPS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def _run(args: argparse.Namespace) -> int:
     import secrets  # late: it takes milliseconds of the help of timerctl
 
@@ -183,8 +191,8 @@ def _run(args: argparse.Namespace) -> int:
         rate_per_s=args.rate,
         plain=args.plain,
     )
-    # SIGTERM ends the run as Ctrl-C does: its processes end and its networks are removed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in _STOPS:
+        signal.signal(number, _interrupt)
     try:
         return show.run(args.scenario, seed, options, folder)
     except (LaunchError, NetworkError, OSError, ValueError) as error:

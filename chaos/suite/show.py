@@ -22,6 +22,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,8 @@ from timerclient.values.errors import TimerError
 DRAIN_S: Final = 90.0
 """The clients have received all messages within this after the last strike is healed. Recovery from
 a strike takes seconds."""
+CLEANS_UP_S: Final = 30.0
+"""An audit that is stopped has removed its temporary files within this."""
 POLL_S: Final = 0.1
 NOT_REACHED: Final = "time was up"
 _BY_TURNS: Final = (Lane.NODES, Lane.LEADER)
@@ -150,9 +153,8 @@ class Show:
         self._say_left_out()
         bill = self._bill
         with contextlib.ExitStack() as stack:
-            stage = stack.enter_context(
-                Stage(self._run, bill.options.nodes, missing=bill.missing, say=self._say)
-            )
+            stage = Stage(self._run, bill.options.nodes, missing=bill.missing, say=self._say)
+            stack.enter_context(stage)
             count = {3: "three", 5: "five"}.get(bill.options.nodes, str(bill.options.nodes))
             self._say(f"{count} nodes are up, {stage.leader()} leads")
             self._work(stage)
@@ -162,10 +164,24 @@ class Show:
         self._say("all nodes stopped; the audit of histories and logs takes a minute or more")
         self._complain()
         self._write("stopped")
-        status = subprocess.run([*self._audit, str(self._run.root)], check=False).returncode
+        status = self._audited()
         self._heed_audit()
         self._write("audited", audit_status=status)
         return status or bool(self._failures)
+
+    def _audited(self) -> int:
+        """Run the audit; return its exit status. A stop of the run ends it by one SIGINT."""
+        words = [*self._audit, str(self._run.root)]
+        with subprocess.Popen(words, start_new_session=True) as audit:  # no SIGINT of the terminal
+            try:
+                return audit.wait()
+            except KeyboardInterrupt:
+                audit.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    audit.wait(CLEANS_UP_S)
+                raise
+            finally:
+                audit.kill()
 
     def _heed_audit(self) -> None:
         """Fail the run for acks that no client sent, and for nodes that reported no counts.

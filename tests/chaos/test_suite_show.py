@@ -3,6 +3,7 @@
 import contextlib
 import json
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from chaos.suite.stage.turn import Turn
 from chaos.workloads import Workloads
 from deploy.local import LaunchError
 from tests.chaos.turns import until_asked
+from tests.cluster.running import until
 
 GOOD = (sys.executable, "-c", "print('verdict: OK')")
 
@@ -171,6 +173,35 @@ def test_quiet_run_is_told_drained_and_judged(
     assert lines[-1] == "verdict: OK"
     assert (about(tmp_path)["state"], about(tmp_path)["failures"]) == ("audited", [])
     assert RunFolder(tmp_path).error_ms(CLOCK_ERROR) == 1_000, "the audit judges by clocks"
+
+
+@pytest.mark.usefixtures("no_stage")
+def test_audit_of_a_run_that_is_stopped_cleans_up_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer than the quarter of a second that `subprocess` itself waits for a child."""
+    work = """
+import pathlib, sys, threading
+scratch = pathlib.Path(sys.argv[1], "scratch")
+scratch.touch()
+try:
+    threading.Event().wait()
+except KeyboardInterrupt:
+    threading.Event().wait(1)
+    scratch.unlink()
+"""
+    workloads_are(monkeypatch, FakeWorkloads(True, False))
+    watch = threading.Thread(target=lambda: _stop_once((tmp_path / "scratch").exists))
+    watch.start()
+    with pytest.raises(KeyboardInterrupt):
+        Show(RunFolder(tmp_path), bill(), audit=(sys.executable, "-c", work)).play()
+    watch.join()
+    assert not (tmp_path / "scratch").exists()
+
+
+def _stop_once(condition: Callable[[], bool]) -> None:
+    until(condition, timeout_s=60)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 @pytest.mark.usefixtures("no_stage")

@@ -1,5 +1,6 @@
 """A run of real nodes that is stopped by a signal. Apart from the files that need Spark."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ from timerclient.cli import cli_errors
 
 
 @pytest.mark.slow
-def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> None:
+def test_run_that_is_told_to_end_again_and_again_takes_down_what_it_made(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ["run", "clock-drift", "--minutes", "5", "--workloads", "uniform", "--plain"]
     with subprocess.Popen(
@@ -28,15 +29,18 @@ def test_run_that_is_asked_to_end_takes_down_what_it_made(tmp_path: Path) -> Non
                 assert harness.poll() is None
                 time.sleep(0.05)
             harness.terminate()
+            while harness.poll() is None:
+                harness.send_signal(signal.SIGINT)
+                time.sleep(0.05)
             _, said = harness.communicate()
+            cluster = LocalCluster(folder)
+            left = [*filter(cluster.is_running, cluster.nodes)]
         finally:
             harness.kill()
             harness.wait()
             end_run(RunFolder(folder))
     assert said == "timerctl chaos: stopped\n"
     assert harness.returncode == cli_errors.INTERRUPTED
-    cluster = LocalCluster(folder)
-    assert len(cluster.nodes) == 3
+    assert (len(cluster.nodes), left) == (3, [])
     events = [line["event"] for line in read(RunFolder(folder).faults)]
     assert "died" not in events
-    assert not any(map(cluster.is_running, cluster.nodes))
