@@ -32,7 +32,7 @@ from timer.model.timer_errors import (
     OverloadedError,
     TopicDeletedError,
 )
-from timer.model.units import DUE_MS_MAX, QueueOffset, UnixMs
+from timer.model.units import QueueOffset, UnixMs
 from timer.ready.group import Group
 from timer.ready.topic import Topic
 from timer.state.apply_results import MoveApplied
@@ -173,8 +173,7 @@ class GroupDesk:
         if to is None:
             raise InvalidRequestError("to", "nothing", "give one of offset, time_ms and start")
         if to == "time_ms":
-            if not 0 <= request.time_ms <= DUE_MS_MAX:
-                raise InvalidRequestError("time_ms", request.time_ms, f"must be 0 to {DUE_MS_MAX}")
+            wire_rows.check_instant("time_ms", request.time_ms)
             at = UnixMs(request.time_ms)
             await self._ask(found, lambda done: groups.seek_time(found, at, done))
             return

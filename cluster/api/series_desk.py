@@ -74,6 +74,10 @@ def changes_of(fields: pb.SeriesFields, limits: RequestLimits) -> dict[str, Any]
         name = field.name
         if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= DUE_MS_MAX:
             raise InvalidRequestError(name, value, f"must be 0 to {DUE_MS_MAX}")
+        if name == "end_ms":
+            wire_rows.check_bound(name, value)
+        elif name == "start_ms":  # an interval may count from a Monday of January 1970
+            wire_rows.check_instant(name, value)
         said[name] = value
     if "cron" in said:
         said["cron"] = NAMED.get(said["cron"], said["cron"])

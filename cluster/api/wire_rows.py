@@ -37,16 +37,18 @@ from timer.model.columns import (
 from timer.model.feature_level import LEVEL_OF_TRAITS
 from timer.model.row_traits import PRIORITY_DEFAULT, PRIORITY_MAX, Traits
 from timer.model.timer_errors import UNSHOWN, InvalidRequestError
-from timer.model.units import Now, ProducerId, TopicId, UnixMs
+from timer.model.units import DUE_MS_MAX, Now, ProducerId, TopicId, UnixMs
 from timer.ready.queue import Queue
 from timer.state.key_conflicts import Verdict
 from timer.state.producers import RequestAnswer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.rows import (
+    BOUND_LIMIT,
     DUE_LIMIT,
     DUE_MS_MIN,
     NAME_SIZE_MAX,
     TOPIC_NAME,
+    UNIX_SECONDS,
     name_limit,
 )
 
@@ -359,6 +361,28 @@ def when_of(request: pb.TimerColumns | pb.RescheduleRequest, rows: int) -> Wante
         place = row if len(values) == rows else None
         raise InvalidRequestError("due_ms", int(values[row]), DUE_LIMIT, row=place)
     return when
+
+
+def check_instant(field: str, unix_ms: int) -> None:
+    """Check a time of a request, which may be early in 1970.
+
+    Raises:
+        InvalidRequestError: it is out of range, or of UNIX_SECONDS.
+    """
+    if not 0 <= unix_ms <= DUE_MS_MAX:
+        raise InvalidRequestError(field, unix_ms, f"must be 0 to {DUE_MS_MAX}")
+    if unix_ms in UNIX_SECONDS:
+        raise InvalidRequestError(field, unix_ms, "must be in Unix milliseconds, not seconds")
+
+
+def check_bound(field: str, unix_ms: int, most_ms: int = DUE_MS_MAX) -> None:
+    """Check a bound of a request. 0 passes: there is none.
+
+    Raises:
+        InvalidRequestError: it is out of range, or below DUE_MS_MIN.
+    """
+    if unix_ms and not DUE_MS_MIN <= unix_ms <= most_ms:
+        raise InvalidRequestError(field, unix_ms, BOUND_LIMIT)
 
 
 def _check_keyed(mode: int, key: Binary) -> None:

@@ -115,8 +115,7 @@ def filter_of(
     topic = topic_of(topics, what.topic)
     end = what.due_to_ms or DUE_MS_MAX + 1
     for name, value in (("due_from_ms", what.due_from_ms), ("due_to_ms", end)):
-        if not 0 <= value <= DUE_MS_MAX + 1:
-            raise InvalidRequestError(f"filter.{name}", value, f"must be 0 to {DUE_MS_MAX + 1}")
+        wire_rows.check_bound(f"filter.{name}", value, DUE_MS_MAX + 1)
     if end <= what.due_from_ms:
         limit = f"must be after due_from_ms = {what.due_from_ms}"
         raise InvalidRequestError("filter.due_to_ms", what.due_to_ms, limit)

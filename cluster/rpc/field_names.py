@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from cluster.rpc.json_fields import moment_text
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.rows import moment_of
 
 TIMERS: Final = "timers[{at}].{name}"
 KEYS: Final = "keys[{at}]"
@@ -87,4 +87,4 @@ def _span(ms: re.Match[str]) -> str:
 
 
 def _moment(ms: re.Match[str]) -> str:
-    return moment_of(int(ms[0])).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment_text(int(ms[0]))

@@ -11,6 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any, Final, TypeVar
 
 from timer.model.timer_errors import UNSHOWN, InvalidRequestError
@@ -214,19 +215,40 @@ def _seconds(duration: str) -> float | None:
     return sum(float(number) * unit for number, unit in parts if number)
 
 
-def instant_ms(fields: Fields, name: str) -> int | None:
+def instant_ms(
+    fields: Fields, name: str, least_ms: int = 0, limit: str = f"must be 0 to {DUE_MS_MAX}"
+) -> int | None:
     """Return the time `NAME` or `NAME_ms` in Unix milliseconds; absent: None.
+
+    `NAME` is at least 1 ms: 0 is the contract's unset value. `limit`: of `NAME_ms`, for errors.
 
     Raises:
         InvalidRequestError: both are given, or the time is malformed or out of range.
     """
     in_ms = f"{name}_ms"
     value = fields.get(name)
+    if value is None and fields.get(in_ms) is None:
+        return None
     if value is None:
-        return whole(fields, in_ms, 0, DUE_MS_MAX) if fields.get(in_ms) is not None else None
+        ms = whole(fields, in_ms, -inf, inf)
+        if not least_ms <= ms <= DUE_MS_MAX:
+            raise refused(in_ms, ms, limit)
+        return ms
     if fields.get(in_ms) is not None:
         raise refused(name, value, f"give {name} or {in_ms}, not both")
-    limit = f"must be a time as in RFC 3339, such as 2026-11-25T09:00:00Z; Unix time is {in_ms}"
+    ms, least_ms = _moment_ms(name, value), max(least_ms, 1)
+    if ms < least_ms:
+        raise refused(name, value, f"must be {moment_text(least_ms)} or later")
+    return ms
+
+
+def moment_text(unix_ms: int) -> str:
+    """Return Unix milliseconds as in RFC 3339."""
+    return rows.moment_of(unix_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _moment_ms(name: str, value: object) -> int:
+    limit = f"must be a time as in RFC 3339, such as 2026-11-25T09:00:00Z; Unix time is {name}_ms"
     if not isinstance(value, str):
         raise refused(name, value, limit)
     try:
@@ -235,7 +257,4 @@ def instant_ms(fields: Fields, name: str) -> int | None:
         raise refused(name, value, limit) from None
     if found.utcoffset() is None:
         raise refused(name, value, "must have an offset from UTC, such as Z or +01:00")
-    ms = -(-(found - _EPOCH) // _MS)
-    if ms < 0:
-        raise refused(name, value, "must be 1970 or later")
-    return ms
+    return -(-(found - _EPOCH) // _MS)

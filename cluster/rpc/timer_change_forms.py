@@ -28,7 +28,7 @@ from timer.model import timer_id
 from timer.model.timer_errors import UNSHOWN, InvalidRequestError, NotFoundError, NotReadyError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import pending_timers
-from timerclient.rows.rows import Way
+from timerclient.rows.rows import BOUND_LIMIT, DUE_MS_MIN, Way
 from timerclient.values import ids
 from timerclient.values.results import CancelResult, RescheduleResult
 
@@ -100,11 +100,14 @@ def filter_of(fields: Fields) -> pb.TimerFilter:
     Raises:
         InvalidRequestError: a field is wrong.
     """
-    bounds = {f"due_{end}": json_fields.instant_ms(fields, f"due_{end}") for end in ("from", "to")}
+    due_from_ms, due_to_ms = (
+        json_fields.instant_ms(fields, name, DUE_MS_MIN, BOUND_LIMIT)
+        for name in ("due_from", "due_to")
+    )
     return pb.TimerFilter(
         topic=json_fields.text(fields, "topic"),
-        due_from_ms=bounds["due_from"] or 0,
-        due_to_ms=bounds["due_to"] or 0,
+        due_from_ms=due_from_ms or 0,
+        due_to_ms=due_to_ms or 0,
         key_prefix=json_fields.text(fields, "key_prefix"),
     )
 

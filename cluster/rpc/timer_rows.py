@@ -164,10 +164,7 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
         return "delay_ms", json_fields.span_ms(fields, "delay") or 0
     if given[0] == "delay_level":
         return "delay_level", json_fields.whole(fields, "delay_level", 0, LEVEL_MAX)
-    due_ms = json_fields.instant_ms(fields, "due") or 0
-    if due_ms < DUE_MS_MIN:
-        raise refused(given[0], fields[given[0]], DUE_LIMIT)
-    return "due_ms", due_ms
+    return "due_ms", json_fields.instant_ms(fields, "due", DUE_MS_MIN, DUE_LIMIT) or 0
 
 
 def _headers(headers: dict[str, Any]) -> bytes:

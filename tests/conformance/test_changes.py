@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.conformance.worlds import CLOCK, World
+from tests.conformance.worlds import CLOCK, World, refusal
 from timerclient import (
     CancelResult,
     InvalidRequest,
@@ -13,6 +13,7 @@ from timerclient import (
     RescheduleResult,
     TimerState,
 )
+from timerclient.proto import timer_pb2 as pb
 
 HOUR = 3600.0
 HOUR_MS = 3_600_000
@@ -205,6 +206,21 @@ def test_reschedule_by_filter_moves_each_once(world: World, topic: str) -> None:
     client.cancel_where(topic)
 
 
+@pytest.mark.parametrize("bound", ["due_from_ms", "due_to_ms"])
+def test_filter_with_a_bound_in_seconds_is_rejected_and_selects_nothing(
+    world: World, topic: str, bound: str
+) -> None:
+    timer = world.client.schedule(topic, b"", delay=HOUR)
+    for seconds in (1, timer.due_ms // 1000, 10**10 - 1):
+        what = pb.TimerFilter(topic=topic, **{bound: seconds})  # type: ignore[arg-type]
+        requests = pb.CancelRequest(filter=what), pb.RescheduleRequest(filter=what, delay_ms=[0])
+        for request in requests:
+            method = type(request).__name__.removesuffix("Request")
+            error = refusal(world, method, request)
+            assert (error.field, "not seconds" in error.limit) == (f"filter.{bound}", True)
+    assert world.client.count_timers(topic).pending == 1
+
+
 def test_change_names_one_timer_in_one_way(world: World, topic: str) -> None:
     timer = world.client.schedule(topic, b"", key="k", delay=HOUR)
     asked: list[Callable[[], object]] = [
@@ -212,7 +228,7 @@ def test_change_names_one_timer_in_one_way(world: World, topic: str) -> None:
         lambda: world.client.cancel(timer, key="k", topic=topic),
         lambda: world.client.cancel(key="k"),
         lambda: world.client.reschedule(timer, delay=1, due_ms=1),
-        lambda: world.client.cancel_where(topic, due_from=5, due_to=4),
+        lambda: world.client.cancel_where(topic, due_from=10**12, due_to=10**11),
     ]
     for ask in asked:
         with pytest.raises(InvalidRequest):

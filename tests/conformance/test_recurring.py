@@ -6,8 +6,9 @@ from typing import Unpack
 
 import pytest
 
-from tests.conformance.worlds import World
+from tests.conformance.worlds import World, refusal
 from timerclient import AlreadyExists, InvalidRequest, NotFound, TimerState
+from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.series_fields import Misfire, Occurrence, Series, SeriesOptions
 
 
@@ -224,7 +225,8 @@ def test_preview_has_the_times_that_the_creation_fires(world: World, topic: str)
 
 def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str) -> None:
     client = world.client
-    one, two = "1970-01-01T00:00:01.000Z", "1970-01-01T00:00:02.000Z"
+    one, two = "2001-09-09T01:46:41.000Z", "2001-09-09T01:46:42.000Z"
+    one_ms, two_ms, seconds = 1_000_000_001_000, 1_000_000_002_000, 86_400
     for options, text in (
         ({}, "every, cron = 'neither'"),
         ({"every": 0.5}, "every = 0.5: must be 1 to 316224000 s"),
@@ -242,13 +244,26 @@ def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str
         ({"every": 60, "nothing": 1}, "option = 'nothing'"),
         ({"every": 60, "end": datetime(1970, 1, 1, tzinfo=UTC)}, "must be after 1970 began"),
         ({"every": 60, "start": datetime(1970, 1, 1, tzinfo=UTC)}, "must be after 1970 began"),
-        ({"every": 60, "start": 2000, "end": 1000}, f"end = {one}: must be at least start = {two}"),
-        ({"every": 60, "start": 1000, "end": 2000}, f"end = {two}: must be at least the first "),
-        ({"cron": "0 7 * * *", "end": 2000}, f"end = {two}: must be at least the first time = 2"),
+        ({"every": 60, "end": seconds}, "in Unix milliseconds, not seconds"),
+        (
+            {"every": 60, "start": two_ms, "end": one_ms},
+            f"end = {one}: must be at least start = {two}",
+        ),
+        (
+            {"every": 60, "start": one_ms, "end": two_ms},
+            f"end = {two}: must be at least the first ",
+        ),
+        ({"cron": "0 7 * * *", "end": two_ms}, f"end = {two}: must be at least the first time = 2"),
     ):
         with pytest.raises(InvalidRequest) as why:
             client.create_series(topic, "k", **options)
         assert text in str(why.value)
+    for start_ms in (10**9, 10**10 - 1):  # a program in another language may send it
+        fields = pb.SeriesFields(every_ms=60_000, start_ms=start_ms)
+        error = refusal(
+            world, "CreateSeries", pb.CreateSeriesRequest(topic=topic, key="k", fields=fields)
+        )
+        assert (error.field, "not seconds" in error.limit) == ("start_ms", True)
     for key, payload in (("", b""), ("k" * 5_000, b""), ("k", bytes(20_000))):
         with pytest.raises(InvalidRequest):
             client.create_series(topic, key, payload, every=60)

@@ -176,3 +176,14 @@ def test_lease_too_long_for_a_group_is_named(client: TimerClient) -> None:
         client.create_group("orders", "g", lease=timedelta(days=60))
     with pytest.raises(InvalidRequest, match="max_messages"):
         client.redrive("orders", -1)
+
+
+@pytest.mark.parametrize("seconds", [10**9, 10**10 - 1, -1])
+def test_group_is_not_sought_to_a_time_in_seconds(
+    cluster: FakeCluster, client: TimerClient, seconds: int
+) -> None:
+    client.create_group("orders", "g")
+    request = pb.SeekGroupRequest(topic="orders", group="g", time_ms=seconds)
+    with pytest.raises((grpc.RpcError, grpc.aio.AioRpcError)) as refused:
+        ask(cluster, "SeekGroup", request)
+    assert error_of(refused.value).field == "time_ms"

@@ -1059,7 +1059,9 @@ class TimerFilter(_message.Message):
     KEY_PREFIX_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     due_from_ms: _builtins.int
-    """effective due at or after this time"""
+    """Unix milliseconds: 1 to 1e10 - 1 is rejected, as in due_ms
+    effective due at or after this time; 0: any
+    """
     due_to_ms: _builtins.int
     """and before this time; 0: any"""
     key_prefix: _builtins.str
@@ -1791,9 +1793,11 @@ class SeriesFields(_message.Message):
     zone: _builtins.str
     """IANA time zone of cron; empty: UTC"""
     start_ms: _builtins.int
-    """No occurrence is earlier, and an interval counts from here. 0: every_ms after the creation"""
+    """No occurrence is earlier, and an interval counts from here. 0: every_ms after the creation. Unix
+    milliseconds: 1e9 to 1e10 - 1 is rejected
+    """
     end_ms: _builtins.int
-    """no occurrence is later; 0: no end"""
+    """no occurrence is later; 0: no end. 1 to 1e10 - 1 is rejected"""
     max_count: _builtins.int
     """occurrences at most; 0: no limit"""
     misfire: Global___Misfire.ValueType
@@ -4089,7 +4093,7 @@ class SeekGroupRequest(_message.Message):
     offset: _builtins.int
     """queue offset of the next message"""
     time_ms: _builtins.int
-    """the first message that fired at or after this time, Unix milliseconds"""
+    """The first message that fired at or after this time. Unix milliseconds; 1e9 to 1e10 - 1 is rejected"""
     start: Global___GroupStart.ValueType
     def __init__(
         self,

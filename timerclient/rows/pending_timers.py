@@ -151,10 +151,9 @@ def where(topic: str, what: Where) -> pb.TimerFilter:
         raise TypeError(msg)
     rows.utf8("topic", topic)
     rows.utf8("key_prefix", what.get("key_prefix", ""))
-    due_from = what.get("due_from")
     return pb.TimerFilter(
         topic=topic,
-        due_from_ms=0 if due_from is None else rows.instant_ms("due_from", due_from),
+        due_from_ms=rows.bound_ms("due_from", what.get("due_from")),
         due_to_ms=rows.bound_ms("due_to", what.get("due_to")),
         key_prefix=what.get("key_prefix", ""),
     )

@@ -35,11 +35,9 @@ from timerclient.values.errors import Described, InvalidRequest
 DUE_MS_MAX: Final = (1 << 48) - 1
 DUE_MS_MIN: Final = 10**10
 """Smaller due times are mistakes: a field without a value is 0, and others are Unix seconds."""
-DUE_LIMIT: Final = (
-    f"must be {DUE_MS_MIN} to {DUE_MS_MAX}, in Unix milliseconds, not seconds; "
-    "a delay of 0 means at once"
-)
-_SECONDS: Final = range(10**9, 10**10)
+BOUND_LIMIT: Final = f"must be {DUE_MS_MIN} to {DUE_MS_MAX}, in Unix milliseconds, not seconds"
+DUE_LIMIT: Final = f"{BOUND_LIMIT}; a delay of 0 means at once"
+UNIX_SECONDS: Final = range(10**9, 10**10)
 """Unix seconds from 2001 to 2286. As milliseconds they are times of early 1970: a mistake."""
 LEASE_MS_MAX: Final = 43_200_000
 """Longest lease that the settings of a node can allow."""
@@ -452,7 +450,7 @@ def instant_ms(field: str, value: datetime | int) -> int:
         unix_ms = whole(field, value, 0, DUE_MS_MAX)
     elif (unix_ms := _of_datetime(field, value)) < 0:
         raise InvalidRequest.of(field, value, "must be in 1970 or later")
-    if unix_ms in _SECONDS:
+    if unix_ms in UNIX_SECONDS:
         limit = f"must be Unix milliseconds; {moment_of(1000 * unix_ms):%Y-%m-%d} is {unix_ms}000"
         raise InvalidRequest.of(field, value, limit)
     return unix_ms
