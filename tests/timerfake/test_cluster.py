@@ -32,7 +32,7 @@ from timerclient import (
 )
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.series_fields import SeriesOptions
+from timerclient.rows.series_fields import SeriesConflict, SeriesOptions
 from timerclient.streams import shared_calls
 from timerclient.streams.credit import LINK_BYTES_MIN
 from timerclient.values.errors import RpcFailed
@@ -81,6 +81,20 @@ def test_series_whose_zone_the_leader_does_not_know_is_declared_again_and_change
         for key, options in (("k", at_eight), ("new", daily)):
             with pytest.raises(InvalidRequest, match="unknown here"):
                 client.create_series("t", key, on_conflict="alter", **options)
+
+
+@pytest.mark.parametrize("on_conflict", ["reject", "alter"])
+def test_interval_is_declared_again_until_its_end_and_afterwards(
+    on_conflict: SeriesConflict,
+) -> None:
+    hourly: SeriesOptions = {"every": HOUR, "end": START + 2.5 * HOUR}
+    with FakeCluster(start=START) as cluster, cluster.client() as client:
+        for hours, ended in ((0, 0), (1.75, 1), (1, 2)):
+            cluster.advance(hours * HOUR)
+            found = client.create_series("t", "k", b"", on_conflict=on_conflict, **hourly)
+            assert (found.start, found.ended) == (START + HOUR, ended)
+        with pytest.raises(InvalidRequest, match="must be at least start"):
+            client.create_series("t", "new", b"", **hourly)
 
 
 # ---- time
