@@ -66,6 +66,7 @@ _RANGES: Final = {
     "Bad day-of-week": "0 to 7, or SUN to SAT, or such as FRI#2 or 5L",
 }
 """Error of the library -> values of the field that it names."""
+_COMBINED: Final = "*, lists, ascending ranges and steps of 1 or more may combine these"
 
 
 class CronCalendar:
@@ -184,7 +185,7 @@ def _clock(cron: str) -> _Clock:
         limit = _FORMS
         if isinstance(error, CronSimError):
             values = _RANGES.get(str(error))
-            takes = f"must be {values}; *, lists, ranges and steps may combine these"
+            takes = f"must be {values}; {_COMBINED}"
             limit = f"{error}; it {takes if values else _FORMS}"
         raise InvalidRequestError("cron", cron, limit) from None
 

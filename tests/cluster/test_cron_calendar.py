@@ -150,6 +150,11 @@ async def test_a_preview_of_rare_times_tests_few_days_and_lets_other_work_go_on(
         ("61 * * * *", "", "cron = '61 * * * *': Bad minute; it must be 0 to 59; "),
         ("60 * * * * *", "", "cron = '60 * * * * *': Bad second; it must be 0 to 59; "),
         ("0 24 * * *", "", "cron = '0 24 * * *': Bad hour; it must be 0 to 23; "),
+        (
+            "0 22-2 * * *",
+            "",
+            "cron = '0 22-2 * * *': Bad hour; it must be 0 to 23; *, lists, ascending ranges and",
+        ),
         ("0 7 31 2 *", "", "cron = '0 7 31 2 *': Bad day-of-month; it must be 1 to 31, in a "),
         ("0 7 * 13 *", "", "cron = '0 7 * 13 *': Bad month; it must be 1 to 12, or JAN to "),
         ("0 7 * * FUN", "", "cron = '0 7 * * FUN': Bad day-of-week; it must be 0 to 7, or "),
