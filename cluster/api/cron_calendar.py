@@ -27,6 +27,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
+from cronsim.cronsim import Field
 
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.units import DUE_MS_MAX, UnixMs
@@ -81,7 +82,7 @@ class CronCalendar:
         if zone.partition("/")[0] in OF_MACHINE:
             raise InvalidRequestError("zone", zone, _ZONES)
         _zone(zone)
-        _clock(cron)
+        _check_steps(cron, _clock(cron).parts)
 
     def next_after(self, cron: str, zone: str, after_ms: UnixMs) -> UnixMs | None:
         """Return the first time after `after_ms`; None: there is none in the next fifty years.
@@ -188,6 +189,23 @@ def _clock(cron: str) -> _Clock:
             takes = f"must be {values}; {_COMBINED}"
             limit = f"{error}; it {takes if values else _FORMS}"
         raise InvalidRequestError("cron", cron, limit) from None
+
+
+def _check_steps(cron: str, parts: Iterable[str]) -> None:
+    """Check that no step follows "L" or a range of one value. Series of earlier releases have such.
+
+    The library ignores the step of "L", and reads "8-8/2" as "8-59/2".
+
+    Raises:
+        InvalidRequestError: a step does.
+    """
+    for field, part in zip(Field, parts, strict=True):
+        for term in part.split(","):
+            values, step, _ = term.partition("/")
+            spans = "-" in values or values.startswith("L")
+            if step and spans and len(field.parse(values)) == 1:
+                limit = f"must not have {term}: its step follows a single value"
+                raise InvalidRequestError("cron", cron, limit)
 
 
 def _fixed_times(clock: _Clock, begin: datetime) -> Iterator[int]:

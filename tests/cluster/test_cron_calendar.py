@@ -174,6 +174,17 @@ def test_unknown_expression_or_zone_names_field_value_and_limit(
     assert str(why.value).startswith(begin)
 
 
+@pytest.mark.parametrize(
+    "cron", ["8-8/2 * * * *", "0 7 L/2 * *", "0 7 * * 1,FRI-5/1", "0 7 * JUN-JUN/3 *"]
+)
+def test_step_of_one_value_is_rejected_and_known_series_keep_it(cron: str) -> None:
+    with pytest.raises(InvalidRequestError, match="its step follows a single value"):
+        CronCalendar().check(cron, "")
+    assert CronCalendar().next_after(cron, "", at("2026-11-26")) is not None
+    for good in ("8/2 * * * *", "8-9/5 * * * *", "0 7 * JUN/3 MON/2", "0 7 L,LW * 5L,FRI#2"):
+        CronCalendar().check(good, "")
+
+
 def test_series_that_a_leader_cannot_plan_has_a_line_in_its_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
