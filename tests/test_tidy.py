@@ -18,7 +18,7 @@ FUNCTION_LINES_MAX = 80
 FILE_LINES_MAX = 800
 FILE_LINES_MAX_OF = {
     "replication/core/core.py": 950,  # one state machine is read as one: its steps share all fields
-    "timerclient/client/timer_client.py": 1_000,  # is made of several files
+    "timerclient/client/timer_client.py": 1_050,  # is made of several files
 }
 FILES = [
     path

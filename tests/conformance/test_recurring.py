@@ -223,6 +223,25 @@ def test_preview_has_the_times_that_the_creation_fires(world: World, topic: str)
     assert world.client.next_occurrences(topic, "k", 1) == times[1:]
 
 
+def test_each_call_takes_its_own_timeout(world: World, topic: str) -> None:
+    client, series = world.client, (topic, "k")
+    assert client.create_series(*series, every=60, timeout=timedelta(seconds=30)).ended == 0
+    calls = (
+        lambda: client.create_series(*series, every=60, timeout=0),
+        lambda: client.preview_series(topic, every=60, timeout=0),
+        lambda: client.alter_series(*series, b"p", timeout=0),
+        lambda: client.pause_series(*series, timeout=0),
+        lambda: client.resume_series(*series, timeout=0),
+        lambda: client.delete_series(*series, timeout=0),
+        lambda: client.get_series(*series, timeout=0),
+        lambda: client.next_occurrences(*series, timeout=0),
+        lambda: client.list_series(topic, timeout=0),
+    )
+    for call in calls:
+        with pytest.raises(InvalidRequest, match="timeout = 0: must be"):
+            call()
+
+
 def test_invalid_definitions_name_field_value_and_limit(world: World, topic: str) -> None:
     client = world.client
     one, two = "2001-09-09T01:46:41.000Z", "2001-09-09T01:46:42.000Z"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeVar, Unpack
 
+from timerclient.client.timer_calls import Seconds
 from timerclient.client.topic_calls import TopicCalls
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows, series_fields
@@ -26,6 +27,7 @@ class SeriesCalls(TopicCalls):
         *,
         json: object = NO_VALUE,
         on_conflict: SeriesConflict = "reject",
+        timeout: Seconds | None = None,  # noqa: ASYNC109
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series of recurring timers; return it. A repeat returns the existing series.
@@ -56,12 +58,17 @@ class SeriesCalls(TopicCalls):
             alter=rows.choice("on_conflict", on_conflict, series_fields.CONFLICTS),
         )
         answer = await self._series_call(
-            lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s)
+            lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s), timeout
         )
         return series_fields.series_of(answer.series)
 
     async def preview_series(
-        self, topic: str, count: int = 5, **options: Unpack[SeriesOptions]
+        self,
+        topic: str,
+        count: int = 5,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+        **options: Unpack[SeriesOptions],
     ) -> list[datetime]:
         """Return the next times of a series that is not created, 1 to 100.
 
@@ -75,7 +82,7 @@ class SeriesCalls(TopicCalls):
             preview=rows.whole("count", count, 1, 100),
         )
         answer = await self._series_call(
-            lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s)
+            lambda node, left_s: node.timers.CreateSeries(request, timeout=left_s), timeout
         )
         return [rows.moment_of(each) for each in answer.next_ms]
 
@@ -86,6 +93,7 @@ class SeriesCalls(TopicCalls):
         payload: Payload | None = None,
         *,
         json: object = NO_VALUE,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Change the given fields of a series; return it.
@@ -103,25 +111,45 @@ class SeriesCalls(TopicCalls):
             NotFound: There is no such topic or series.
             OutcomeUnknown: No answer in time; the series may be changed.
         """
-        return await self._alter(topic, key, series_fields.fields_of(options, payload, json))
+        return await self._alter(
+            topic, key, series_fields.fields_of(options, payload, json), timeout
+        )
 
-    async def pause_series(self, topic: str, key: str) -> Series:
+    async def pause_series(
+        self,
+        topic: str,
+        key: str,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> Series:
         """Pause a series: its pending occurrence is cancelled. Return it.
 
         Raises:
             NotFound: There is no such topic or series.
         """
-        return await self._alter(topic, key, pb.SeriesFields(paused=True))
+        return await self._alter(topic, key, pb.SeriesFields(paused=True), timeout)
 
-    async def resume_series(self, topic: str, key: str) -> Series:
+    async def resume_series(
+        self,
+        topic: str,
+        key: str,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> Series:
         """Resume a series; its `misfire` decides about the times in the pause. Return it.
 
         Raises:
             NotFound: There is no such topic or series.
         """
-        return await self._alter(topic, key, pb.SeriesFields(paused=False))
+        return await self._alter(topic, key, pb.SeriesFields(paused=False), timeout)
 
-    async def delete_series(self, topic: str, key: str) -> None:
+    async def delete_series(
+        self,
+        topic: str,
+        key: str,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> None:
         """Delete a series, and cancel its pending occurrence. Messages that fired stay.
 
         Raises:
@@ -132,22 +160,36 @@ class SeriesCalls(TopicCalls):
         try:
             await self._call(
                 lambda node, left_s: node.timers.DeleteSeries(request, timeout=left_s),
+                timeout,
                 on_doubt=lambda: doubts.append(None),
             )
         except NotFound:
             if not doubts:  # else an earlier attempt has deleted it
                 raise
 
-    async def get_series(self, topic: str, key: str) -> Series:
+    async def get_series(
+        self,
+        topic: str,
+        key: str,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> Series:
         """Return a series.
 
         Raises:
             NotFound: There is no such topic or series.
         """
-        answer = await self._get_series(topic, key, 0)
+        answer = await self._get_series(topic, key, 0, timeout)
         return series_fields.series_of(answer.series)
 
-    async def next_occurrences(self, topic: str, key: str, count: int = 5) -> list[datetime]:
+    async def next_occurrences(
+        self,
+        topic: str,
+        key: str,
+        count: int = 5,
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> list[datetime]:
         """Return the next times of a series, 1 to 100; the pending occurrence first.
 
         A paused series shows the times that it has if it is resumed now.
@@ -156,11 +198,18 @@ class SeriesCalls(TopicCalls):
             InvalidRequest: `count` is out of range.
             NotFound: There is no such topic or series.
         """
-        answer = await self._get_series(topic, key, rows.whole("count", count, 1, 100))
+        answer = await self._get_series(topic, key, rows.whole("count", count, 1, 100), timeout)
         return [rows.moment_of(each) for each in answer.next_ms]
 
-    async def list_series(self, topic: str = "") -> Sequence[Series]:
+    async def list_series(
+        self,
+        topic: str = "",
+        *,
+        timeout: Seconds | None = None,  # noqa: ASYNC109
+    ) -> Sequence[Series]:
         """Return the series of a topic, in the order of their creation; "": of all topics.
+
+        The call sends a request for each 1,000 series; `timeout` applies to each request.
 
         Raises:
             NotFound: There is no such topic.
@@ -169,33 +218,49 @@ class SeriesCalls(TopicCalls):
         request = pb.ListSeriesRequest(topic=rows.utf8("topic", topic).decode(), page_size=1_000)
         while True:
             answer = await self._series_call(
-                lambda node, left_s: node.timers.ListSeries(request, timeout=left_s)
+                lambda node, left_s: node.timers.ListSeries(request, timeout=left_s), timeout
             )
             found += map(series_fields.series_of, answer.series)
             if not answer.more:
                 return found
             request.after_id = answer.series[-1].series_id
 
-    async def _get_series(self, topic: str, key: str, times: int) -> pb.GetSeriesResponse:
+    async def _get_series(
+        self,
+        topic: str,
+        key: str,
+        times: int,
+        timeout: Seconds | None,  # noqa: ASYNC109
+    ) -> pb.GetSeriesResponse:
         request = pb.GetSeriesRequest(
             topic=rows.name("topic", topic), key=rows.name("key", key), next_times=times
         )
         return await self._series_call(
-            lambda node, left_s: node.timers.GetSeries(request, timeout=left_s)
+            lambda node, left_s: node.timers.GetSeries(request, timeout=left_s), timeout
         )
 
-    async def _alter(self, topic: str, key: str, fields: pb.SeriesFields) -> Series:
+    async def _alter(
+        self,
+        topic: str,
+        key: str,
+        fields: pb.SeriesFields,
+        timeout: Seconds | None,  # noqa: ASYNC109
+    ) -> Series:
         request = pb.AlterSeriesRequest(
             topic=rows.name("topic", topic), key=rows.name("key", key), fields=fields
         )
         answer = await self._series_call(
-            lambda node, left_s: node.timers.AlterSeries(request, timeout=left_s)
+            lambda node, left_s: node.timers.AlterSeries(request, timeout=left_s), timeout
         )
         return series_fields.series_of(answer.series)
 
-    async def _series_call(self, method: Method[T]) -> T:
+    async def _series_call(
+        self,
+        method: Method[T],
+        timeout: Seconds | None,  # noqa: ASYNC109
+    ) -> T:
         """Call the leader; all of these calls may be repeated."""
         try:
-            return await self._call(method)
+            return await self._call(method, timeout)
         except InvalidRequest as error:
             raise series_fields.as_given(error) from None

@@ -884,6 +884,7 @@ class TimerClient(ThreadClient):
         *,
         json: object = NO_VALUE,
         on_conflict: SeriesConflict = "reject",
+        timeout: Seconds | None = None,
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series of recurring timers; return it. A repeat returns the existing series.
@@ -908,19 +909,24 @@ class TimerClient(ThreadClient):
         """
         return self._call(
             self._client.create_series(
-                topic, key, payload, json=json, on_conflict=on_conflict, **options
+                topic, key, payload, json=json, on_conflict=on_conflict, timeout=timeout, **options
             )
         )
 
     def preview_series(
-        self, topic: str, count: int = 5, **options: Unpack[SeriesOptions]
+        self,
+        topic: str,
+        count: int = 5,
+        *,
+        timeout: Seconds | None = None,
+        **options: Unpack[SeriesOptions],
     ) -> list[datetime]:
         """Return the next times of a series that is not created, 1 to 100.
 
         Raises:
             InvalidRequest: An argument exceeds a limit.
         """
-        return self._call(self._client.preview_series(topic, count, **options))
+        return self._call(self._client.preview_series(topic, count, timeout=timeout, **options))
 
     def alter_series(
         self,
@@ -929,6 +935,7 @@ class TimerClient(ThreadClient):
         payload: Payload | None = None,
         *,
         json: object = NO_VALUE,
+        timeout: Seconds | None = None,
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Change the given fields of a series; return it.
@@ -946,41 +953,45 @@ class TimerClient(ThreadClient):
             NotFound: There is no such topic or series.
             OutcomeUnknown: No answer in time; the series may be changed.
         """
-        return self._call(self._client.alter_series(topic, key, payload, json=json, **options))
+        return self._call(
+            self._client.alter_series(topic, key, payload, json=json, timeout=timeout, **options)
+        )
 
-    def pause_series(self, topic: str, key: str) -> Series:
+    def pause_series(self, topic: str, key: str, *, timeout: Seconds | None = None) -> Series:
         """Pause a series: its pending occurrence is cancelled. Return it.
 
         Raises:
             NotFound: There is no such topic or series.
         """
-        return self._call(self._client.pause_series(topic, key))
+        return self._call(self._client.pause_series(topic, key, timeout=timeout))
 
-    def resume_series(self, topic: str, key: str) -> Series:
+    def resume_series(self, topic: str, key: str, *, timeout: Seconds | None = None) -> Series:
         """Resume a series; its `misfire` decides about the times in the pause. Return it.
 
         Raises:
             NotFound: There is no such topic or series.
         """
-        return self._call(self._client.resume_series(topic, key))
+        return self._call(self._client.resume_series(topic, key, timeout=timeout))
 
-    def delete_series(self, topic: str, key: str) -> None:
+    def delete_series(self, topic: str, key: str, *, timeout: Seconds | None = None) -> None:
         """Delete a series, and cancel its pending occurrence. Messages that fired stay.
 
         Raises:
             NotFound: There is no such topic or series.
         """
-        self._call(self._client.delete_series(topic, key))
+        self._call(self._client.delete_series(topic, key, timeout=timeout))
 
-    def get_series(self, topic: str, key: str) -> Series:
+    def get_series(self, topic: str, key: str, *, timeout: Seconds | None = None) -> Series:
         """Return a series.
 
         Raises:
             NotFound: There is no such topic or series.
         """
-        return self._call(self._client.get_series(topic, key))
+        return self._call(self._client.get_series(topic, key, timeout=timeout))
 
-    def next_occurrences(self, topic: str, key: str, count: int = 5) -> list[datetime]:
+    def next_occurrences(
+        self, topic: str, key: str, count: int = 5, *, timeout: Seconds | None = None
+    ) -> list[datetime]:
         """Return the next times of a series, 1 to 100; the pending occurrence first.
 
         A paused series shows the times that it has if it is resumed now.
@@ -989,12 +1000,14 @@ class TimerClient(ThreadClient):
             InvalidRequest: `count` is out of range.
             NotFound: There is no such topic or series.
         """
-        return self._call(self._client.next_occurrences(topic, key, count))
+        return self._call(self._client.next_occurrences(topic, key, count, timeout=timeout))
 
-    def list_series(self, topic: str = "") -> Sequence[Series]:
+    def list_series(self, topic: str = "", *, timeout: Seconds | None = None) -> Sequence[Series]:
         """Return the series of a topic, in the order of their creation; "": of all topics.
+
+        The call sends a request for each 1,000 series; `timeout` applies to each request.
 
         Raises:
             NotFound: There is no such topic.
         """
-        return self._call(self._client.list_series(topic))
+        return self._call(self._client.list_series(topic, timeout=timeout))

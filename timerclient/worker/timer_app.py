@@ -248,6 +248,7 @@ class TimerHandler(Generic[P, R]):
         arguments: Mapping[str, Any],
         *,
         on_conflict: SeriesConflict = "reject",
+        timeout: Seconds | None = None,  # noqa: ASYNC109
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series of recurring timers for this handler; on an event loop.
@@ -265,7 +266,7 @@ class TimerHandler(Generic[P, R]):
         """
         payload = self._payload(arguments)
         return await self.app.client.create_series(
-            self.options.topic, key, payload, on_conflict=on_conflict, **options
+            self.options.topic, key, payload, on_conflict=on_conflict, timeout=timeout, **options
         )
 
     def create_series_sync(
@@ -274,12 +275,13 @@ class TimerHandler(Generic[P, R]):
         arguments: Mapping[str, Any],
         *,
         on_conflict: SeriesConflict = "reject",
+        timeout: Seconds | None = None,
         **options: Unpack[SeriesOptions],
     ) -> Series:
         """Create a series for this handler from a thread; otherwise as `create_series`."""
         payload = self._payload(arguments)
         return self.app.thread_client.create_series(
-            self.options.topic, key, payload, on_conflict=on_conflict, **options
+            self.options.topic, key, payload, on_conflict=on_conflict, timeout=timeout, **options
         )
 
     def arguments_of(self, message: Message) -> dict[str, Any]:
