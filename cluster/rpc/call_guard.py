@@ -335,17 +335,19 @@ class CallGuard(grpc.aio.ServerInterceptor):
 
         # No frame here holds a request while it awaits: an error refers to the frames it passed.
         async def answer(request: Any, context: _Context) -> Any:
+            rpc = None
             try:
-                with self._admitted(method, request, context):
+                with self._admitted(method, request, context) as rpc:
                     work = serve(request, context)
                     request = None
                     return await work
             except EngineError as error:
                 denied = _cleared(error)
             request = None
-            return await _refuse(method, denied, context)
+            return await _refuse(method, rpc, denied, context)
 
         async def stream(request: Any, context: _Context) -> Any:
+            rpc = None
             try:
                 with self._admitted(method, request, context) as rpc:
                     responses = serve(request, context)
@@ -362,7 +364,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
             else:
                 return
             request = None
-            await _refuse(method, denied, context)
+            await _refuse(method, rpc, denied, context)
 
         return stream if inspect.isasyncgenfunction(serve) else answer
 
@@ -448,14 +450,18 @@ def _code_of(context: _Context) -> str:
     return getattr(code, "name", str(code))
 
 
-async def _refuse(method: str, denied: EngineError, context: _Context) -> None:
+async def _refuse(
+    method: str, rpc: _OpenRpc | None, denied: EngineError, context: _Context
+) -> None:
     """End an RPC with the error, except if its handler was ending it with another one.
+
+    `rpc`: None: it was not admitted.
 
     Raises:
         grpc.aio.AbortError, CancelledError: gRPC takes both as the end of an RPC.
     """
     rule, code = METHOD_RULES.get(method), None
-    if rule and rule.denied_unimplemented and isinstance(denied, _DENIALS):
+    if rpc is None and rule and rule.denied_unimplemented and isinstance(denied, _DENIALS):
         code = grpc.StatusCode.UNIMPLEMENTED
     try:
         await grpc_errors.abort(context, denied, code=code)

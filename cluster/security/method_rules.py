@@ -118,8 +118,9 @@ class MethodRule:
     is_standard: bool = field(default=False, kw_only=True)
     """A method of gRPC's standard services. The guard counts its calls; others count their own."""
     denied_unimplemented: bool = field(default=False, kw_only=True)
-    """A denied call gets UNIMPLEMENTED. gRPC then makes the client's calls without health checks,
-    and each gets the status of its own denial. After any other status they all are UNAVAILABLE."""
+    """A call that is denied at its begin gets UNIMPLEMENTED. gRPC then makes the client's calls
+    without health checks, and each gets the status of its own denial. After any other status, gRPC
+    repeats the call, and until it is admitted, the client's calls are UNAVAILABLE."""
     is_step: bool = field(default=False, kw_only=True)
     """A step of an audited call. It has no line in the audit log, except if it is denied."""
     is_polled: bool = field(default=False, kw_only=True)

@@ -19,18 +19,30 @@ from cluster.rpc.rpc_caller import Caller
 from cluster.security.identities import CallerIdentity, IdentityKind
 from cluster.security.method_rules import METHOD_RULES
 from tests.waiting import until
-from timer.model.timer_errors import CallerLimitError, EngineError, PermissionDeniedError
+from timer.model.timer_errors import (
+    CallerLimitError,
+    EngineError,
+    PermissionDeniedError,
+    TokenRejectedError,
+)
 
 METHOD = "/timer.v1.ConsumeService/Consume"
+WATCH = "/grpc.health.v1.Health/Watch"
 CHUNK = b"x" * (1 << 20)
 DEADLINE_S = 60.0
 
 
 class Gate:
-    """Admits every RPC of another node, which has no caller."""
+    """Admits every RPC of another node, which has no caller, or denies all with an error."""
+
+    error: EngineError | None = None
 
     def admit(self, *_: object) -> None:
-        return None
+        if self.error is not None:
+            raise self.error
+
+    def shown(self, _: object) -> str:
+        return ""
 
 
 class Endless(grpc.GenericRpcHandler):
@@ -48,6 +60,14 @@ class Endless(grpc.GenericRpcHandler):
             yield CHUNK
 
 
+class Watched(Endless):
+    """Sends nothing until its stream is ended, and writes to the context, as the health service."""
+
+    async def _serve(self, _requests: object, _context: object) -> None:  # type: ignore[override]
+        self.sent += 1
+        await asyncio.Event().wait()
+
+
 class Aborting(Endless):
     """Aborts its streams, and lets `meanwhile` run before the status is sent."""
 
@@ -63,23 +83,25 @@ Serving = tuple[CallGuard, Endless, Callable[[], Any]]
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Endless | None = None) -> AsyncIterator[Serving]:
+async def serving(
+    handler: Endless | None = None, method: str = METHOD, error: EngineError | None = None
+) -> AsyncIterator[Serving]:
     gate: Any = Gate()
+    gate.error = error
     access: Any = SimpleNamespace(on_change=[])
-    audit: Any = None  # nothing is audited here
-    guard, handler = CallGuard(gate, access, audit), handler or Endless()
+    guard, handler = CallGuard(gate, access, Mock()), handler or Endless()
     server = grpc.aio.server(interceptors=[guard])
     server.add_generic_rpc_handlers([handler])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield guard, handler, channel.stream_stream(METHOD)
+        yield guard, handler, channel.stream_stream(method)
     await server.stop(0)
 
 
-def deny(guard: CallGuard) -> None:
+def deny(guard: CallGuard, error: EngineError | None = None) -> None:
     def refuse() -> None:
-        raise PermissionDeniedError("a new rule")
+        raise error or PermissionDeniedError("a new rule")
 
     for rpc in list(guard._open):
         rpc.end_unless(refuse)
@@ -104,6 +126,33 @@ async def test_stream_blocked_in_a_write_ends_with_the_reason() -> None:
         deny(guard)
         assert await end_of(call) == (grpc.StatusCode.PERMISSION_DENIED, "a new rule")
         assert not guard._open
+
+
+@pytest.mark.parametrize("service", [Watched, Endless])
+async def test_watch_that_is_ended_keeps_the_code_so_that_health_checks_go_on(
+    service: type[Endless],
+) -> None:
+    async with serving(service(), WATCH) as (guard, handler, open_call):
+        call = open_call()
+        await until(lambda: handler.sent)
+        deny(guard, TokenRejectedError("the token has expired"))
+        assert await end_of(call) == (grpc.StatusCode.UNAUTHENTICATED, "the token has expired")
+
+
+@pytest.mark.parametrize("service", [Watched, Endless])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TokenRejectedError("no token"), grpc.StatusCode.UNIMPLEMENTED),
+        (PermissionDeniedError("no rule"), grpc.StatusCode.UNIMPLEMENTED),
+        (CallerLimitError("", "", 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+async def test_watch_that_is_not_admitted_turns_health_checks_off_except_above_a_limit(
+    service: type[Endless], error: EngineError, code: grpc.StatusCode
+) -> None:
+    async with serving(service(), WATCH, error) as (_, _, open_call):
+        assert await end_of(open_call()) == (code, str(error))
 
 
 @pytest.mark.parametrize("error", [PermissionDeniedError("no rule"), CallerLimitError("", "", 1)])
