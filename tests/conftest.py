@@ -212,6 +212,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(NO_CHROMIUM, red=True)
 
 
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
+    """Name -> user and group to whom the process gave it, as if root ran it in a directory of 4242.
+
+    Nothing is given away: the test runs as any user.
+    """
+    found = dict[str, tuple[int, int]]()
+    real = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        mode, ino, dev, links, _, _, *rest = real(path, **options)
+        return os.stat_result((mode, ino, dev, links, 4242, 4243, *rest))
+
+    def chown(fd: int, user: int, group: int) -> None:
+        found[Path(os.readlink(f"/proc/self/fd/{fd}")).name] = (user, group)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "chown", chown)
+    monkeypatch.setattr(Path, "stat", stat)
+    return found
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """One Spark session for all tests with the mark `spark`."""

@@ -39,7 +39,7 @@ from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import EpochStart, encode_epoch
 from timer.files.data_directory import IDENTITY_NAME, REPLICA_ID_MAX, format_directory
-from timer.files.disk import Disk, RealDisk, give_to_owner_of
+from timer.files.disk import Disk, RealDisk, create_file
 from timer.files.disk_reserve import START_BYTES
 from timer.files.log import Log, begin_anew
 from timer.model.timer_errors import EngineError
@@ -320,8 +320,7 @@ def _there(disk: Disk, catalogue: Catalogue, state: Path) -> tuple[Catalogue, ma
 
 def _copy(store: BackupStore, part: StoredPart, path: Path) -> None:
     digest = PartDigest()
-    with reported(path), path.open("wb") as file:
-        give_to_owner_of(path.parent, file.fileno())
+    with reported(path), os.fdopen(create_file(path, os.O_WRONLY), "wb") as file:
         for piece in digest.through(store.read(part.name)):
             file.write(piece)
         file.flush()

@@ -189,6 +189,98 @@ def test_make_dir_makes_parents_and_may_be_repeated(tmp_path: Path) -> None:
     assert DISK.free_bytes(tmp_path / "a") > 0
 
 
+def make_one_of_each(directory: Path) -> None:
+    DISK.make_dir(directory / "dir")
+    DISK.write_atomic(directory / "atomic", b"new")
+    DISK.open_append(directory / "appended").close()
+    DISK.open_mark(directory / "mark").close()
+    DISK.lock(directory / "LOCK").release()
+
+
+def test_all_that_root_makes_is_for_the_owner_of_the_directory_and_not_for_others(
+    tmp_path: Path, given: dict[str, tuple[int, int]]
+) -> None:
+    (tmp_path / "atomic.tmp").write_bytes(b"of root, which was killed")
+    make_one_of_each(tmp_path)
+    made = {path.name: path for path in tmp_path.iterdir()}
+    names = made.keys() - {"atomic"} | {"atomic.tmp"}  # renamed afterwards
+    assert given == dict.fromkeys(names, (4242, 4243))
+    assert not any(path.stat().st_mode & 0o007 for path in made.values())
+    given.clear()
+    make_one_of_each(tmp_path)
+    assert given.keys() == {"atomic.tmp"}, "the others were there"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOSYS])
+@pytest.mark.usefixtures("given")
+def test_root_makes_files_where_their_owner_can_not_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "chown", mock.Mock(side_effect=OSError(number, "planted")))
+    make_one_of_each(tmp_path)
+    assert len(DISK.list_dir(tmp_path)) == 5
+
+
+@pytest.mark.parametrize(("user", "owner"), [(0, 0), (1000, 4242)])
+def test_owner_stays_in_a_directory_of_root_and_if_another_user_makes_a_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, tuple[int, int]],
+    user: int,
+    owner: int,
+) -> None:
+    around = Path.stat
+
+    def stat(path: Path, **options: bool) -> os.stat_result:
+        found = list(around(path, **options))
+        return os.stat_result((*found[:4], owner, *found[5:]))
+
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    monkeypatch.setattr(Path, "stat", stat)
+    make_one_of_each(tmp_path)
+    assert not given
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_file_behind_a_link_at_a_temporary_name_stays_as_it_is(
+    tmp_path: Path, given: dict[str, tuple[int, int]], link: Callable[[Path, Path], None]
+) -> None:
+    (tmp_path / "victim").write_bytes(b"of root")
+    link(tmp_path / "victim", tmp_path / "a.tmp")
+    DISK.write_atomic(tmp_path / "a", b"new")
+    assert (DISK.read(tmp_path / "victim"), DISK.read(tmp_path / "a")) == (b"of root", b"new")
+    assert given.keys() == {"a.tmp"}
+
+
+def test_file_behind_a_symbolic_link_is_not_opened_for_writing(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_bytes(b"of root")
+    (tmp_path / "LOCK").symlink_to(tmp_path / "victim")
+    for opened in (DISK.lock, DISK.open_append, DISK.open_mark):
+        with pytest.raises(DiskFailedError, match="ELOOP"):
+            opened(tmp_path / "LOCK")
+    assert DISK.read(tmp_path / "victim") == b"of root"
+
+
+def test_file_that_another_process_makes_meanwhile_is_opened_and_not_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, tuple[int, int]]
+) -> None:
+    real = os.open
+
+    def late(path: Path, *words: int) -> int:
+        try:
+            return real(path, *words)
+        except FileNotFoundError:
+            path.write_bytes(b"of another")
+            raise
+
+    monkeypatch.setattr(os, "open", late)
+    file = DISK.open_append(tmp_path / "a")
+    monkeypatch.undo()
+    assert file.size == len(b"of another")
+    file.close()
+    assert not given
+
+
 def test_lock_is_exclusive_names_its_holder_and_ends_with_release(tmp_path: Path) -> None:
     lock = DISK.lock(tmp_path / "LOCK")
     with pytest.raises(WrongDirectoryError, match=f"in use by process {os.getpid()}$"):

@@ -297,8 +297,7 @@ class RealDisk:
         if not path.is_dir():
             self.make_dir(path.parent)
             with failing(path, "mkdir"):
-                path.mkdir(mode=0o750, exist_ok=True)
-                give_to_owner_of(path.parent, path)
+                create_dir(path)
         # Even if it exists: an earlier process may have died before this sync.
         self.sync_dir(path.parent)
 
@@ -306,7 +305,8 @@ class RealDisk:
         """See Disk."""
         temporary = path.with_name(path.name + TEMPORARY)
         with failing(path, "write"):
-            fd = _open_or_create(temporary, os.O_WRONLY | os.O_TRUNC)
+            temporary.unlink(missing_ok=True)  # of a process that was killed
+            fd = create_file(temporary, os.O_WRONLY)
             try:
                 _write_all(fd, [data])
                 os.fsync(fd)
@@ -483,30 +483,55 @@ class _RealLock:
             os.close(fd)
 
 
-def give_to_owner_of(directory: Path, new: Path | int) -> None:
-    """Give a new file or directory, by path or descriptor, the owner of the directory around it.
+def create_file(path: Path, flags: int) -> int:
+    """Create a file for the owner of its directory. Return a descriptor, opened with the flags.
 
-    Only if root runs the process, and may change owners: the node's user can then open the file.
+    Raises:
+        FileExistsError: there is such a name; a link to a file is not followed.
+        OSError: the file can't be created.
+    """
+    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+    _give_to_owner_of(path.parent, fd)
+    return fd
+
+
+def create_dir(path: Path) -> None:
+    """Create a directory for the owner of the one around it. An existing one keeps its mode.
+
+    Raises:
+        OSError: the directory can't be created.
+    """
+    path.mkdir(mode=0o750, exist_ok=True)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _give_to_owner_of(path.parent, fd)
+    finally:
+        os.close(fd)
+
+
+def _give_to_owner_of(directory: Path, fd: int) -> None:
+    """Give a new file or directory to the owner of the directory around it, if root made it.
+
+    The node's user can then open the file. It stays root's if the file system allows no change.
     """
     if os.geteuid() == 0:
-        owner, is_open = directory.stat(), isinstance(new, int)
-        with contextlib.suppress(PermissionError):
-            os.chown(new, owner.st_uid, owner.st_gid, follow_symlinks=is_open)
+        owner = directory.stat()
+        if owner.st_uid != 0:
+            with contextlib.suppress(OSError):
+                os.chown(fd, owner.st_uid, owner.st_gid)
 
 
 def _open_or_create(path: Path, flags: int) -> int:
-    """Return a descriptor of the file. Create an absent one, with the owner of its directory."""
-    flags |= os.O_CLOEXEC
+    """Return a descriptor of the file; an absent one is created. A link is not followed."""
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags)
     except FileNotFoundError:
-        fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o640)
+        pass
     try:
-        give_to_owner_of(path.parent, fd)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
+        return create_file(path, flags)
+    except FileExistsError:  # another process has just created it
+        return os.open(path, flags)
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
