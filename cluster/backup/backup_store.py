@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cluster.backup.store_calls import Interruptible, interruptible
+from timer.files.disk import create_dir, create_file
 from timerclient.values.errors import TimerError, Unavailable
 
 READ_SIZE: Final = 4 << 20
@@ -30,9 +31,6 @@ REST_AGE_S: Final = 3600.0
 _REQUEST_ID: Final = re.compile(r" *\([^()]*Request ID:[^()]*\)")
 """In messages of S3, another one each time."""
 _TEMPORARY: Final = ".tmp"
-_FOLDER_MODE: Final = 0o750
-_FILE_MODE: Final = 0o640
-"""As in the data directory of a node: payloads are not for all users of a machine."""
 
 
 class BackupError(TimerError):
@@ -201,7 +199,7 @@ class BackupStore:
                 _make_folder(Path(path).parent)
             try:
                 if self._is_local:
-                    os.close(os.open(there, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE_MODE))
+                    os.close(create_file(Path(there), os.O_WRONLY))
                 self._call(begin)  # a signal may end the wait: the thread still has the stream
                 out = self._interruptible(opened[0])
                 yield out
@@ -325,7 +323,7 @@ def _make_folder(path: Path) -> None:
     """Make a directory and its missing parents, durably; existing ones keep their modes."""
     if not path.is_dir():
         _make_folder(path.parent)
-        path.mkdir(_FOLDER_MODE, exist_ok=True)
+        create_dir(path)
         _sync(str(path.parent))
 
 

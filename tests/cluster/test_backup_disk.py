@@ -96,6 +96,23 @@ def test_node_counts_a_backup_and_not_an_export(
     assert node.complete is (command == "backup")
 
 
+def test_backup_and_its_copy_that_root_makes_are_for_the_owner_of_the_directory(
+    tmp_path: Path, given: dict[str, tuple[int, int]]
+) -> None:
+    store = BackupStore(str(tmp_path / "store"))
+    found = backed_up(OneNode(tmp_path / "node"), store)
+    made = {each.name for each in tmp_path.joinpath("store").rglob("*") if each.is_dir()}
+    stored = {name.partition(".tmp")[0].rpartition(".")[0] for name in given if ".tmp" in name}
+    assert {"store", *made} <= given.keys()
+    assert {Path(part.name).name for part in found.parts} <= stored
+    given.clear()
+    receive(DISK, store, found, tmp_path / "received")
+    copies = {path.name for path in tmp_path.joinpath("received").rglob("*") if path.is_file()}
+    assert copies
+    assert copies <= given.keys()
+    assert {*given.values()} == {(4242, 4243)}
+
+
 @pytest.mark.parametrize("failing", [".tmp", "parts"])
 def test_file_whose_sync_fails_is_deleted_and_one_that_was_there_stays(
     store: BackupStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
