@@ -515,9 +515,9 @@ def _give_to_owner_of(directory: Path, fd: int) -> None:
     The node's user can then open the file. It stays root's if the file system allows no change.
     """
     if os.geteuid() == 0:
-        owner = directory.stat()
-        if owner.st_uid != 0:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            owner = directory.stat()
+            if owner.st_uid != 0:
                 os.chown(fd, owner.st_uid, owner.st_gid)
 
 
