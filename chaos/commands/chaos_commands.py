@@ -169,8 +169,9 @@ def _list(_: argparse.Namespace) -> int:
 
 def _interrupt(*_: object) -> None:
     """End the run: its processes, networks and disks. Later signals must not end that work."""
-    for number in _STOPS:
-        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)  # for the commands of that work, too
+    for number in _STOPS:  # SIG_IGN has an error for a signal that has come already
+        signal.signal(number, lambda *_: None)
     raise KeyboardInterrupt
 
 

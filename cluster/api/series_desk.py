@@ -132,13 +132,13 @@ class SeriesDesk:
         if request.preview:
             times = self._preview(spec, request.preview)
             return pb.CreateSeriesResponse(next_ms=await _in_portions(times))
+        if request.alter and (caller := CALLER.get()) is not None:
+            caller.require(Permission.CANCEL, AccessTarget(name))
         found = leader.machine.topic_by_name.get(name)
         known = leader.machine.series.find(found.topic_id, key) if found is not None else 0
         start_ms = leader.series.find(known).spec.start_ms if known else 0
         begun = self._begun(replace(spec, start_ms=spec.start_ms or start_ms))
         begun.check_size(key)  # as all checks, before a topic is created
-        if request.alter and (caller := CALLER.get()) is not None:
-            caller.require(Permission.CANCEL, AccessTarget(name))
         if not known:
             self._check_calendar(begun)
         reserved = self._creations.series_reserved(leader, name, key)
