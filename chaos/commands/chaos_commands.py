@@ -159,8 +159,7 @@ def _list(_: argparse.Namespace) -> int:
 
     for name, scenario in SCENARIOS.items():
         needs = ", ".join(sorted(scenario.needs))
-        line = f"{name:18}{scenario.line}"
-        print(f"{line}  [root: {needs}]" if needs else line)
+        print(f"{name:18}{scenario.line}" + (f"  [root: {needs}]" if needs else ""))
     print("\nworkloads:")
     for name, kind in KINDS.items():
         print(f"{name:18}{kind.line}")
@@ -200,5 +199,7 @@ def _run(args: argparse.Namespace) -> int:
         print(f"timerctl chaos: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        for number in _STOPS:  # the interpreter's end would restore the default
+            signal.signal(number, signal.SIG_IGN)
         print("timerctl chaos: stopped", file=sys.stderr)
         return INTERRUPTED
