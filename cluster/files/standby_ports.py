@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from cluster.api.peer_queries import answer_of, ask_all
+from cluster.api.peer_queries import Peers, Stub, answer_of, ask_all
 from cluster.rpc.endpoints import AdminChannels, Endpoints
 from cluster.rpc.grpc_errors import abort
 from cluster.rpc.handlers import PINGED
@@ -34,6 +34,12 @@ NONCE_KEY: Final = "timer-replace-nonce"
 _METHODS: Final = frozenset(PATHS.values())
 GRACE_S: Final = 0.5
 """Seconds that open RPCs of probes may still take at `stop`."""
+FRESH_S: Final = 0.5
+"""Seconds for which a query of the other nodes serves all callers: each node then makes its whole
+status at most twice a second for this one."""
+LEADER_S: Final = 0.4
+"""Longest wait for the other nodes' answers before a leader is named. Clients wait `probe_s` of
+timerclient/values/client_settings.py, 0.7 s."""
 
 
 WAITING: Final = "waiting for room"
@@ -79,6 +85,26 @@ class _Others(grpc.GenericRpcHandler):
         return self._handler if call.method in _METHODS else None
 
 
+class _PeerQuery:
+    """A query of the other nodes, for all callers of the next FRESH_S."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.answers: list[pb.GetStatusResponse] = []
+        """The status of the nodes that have answered so far."""
+        self._ends_s = asyncio.get_running_loop().time() + FRESH_S
+        self.task = asyncio.create_task(ask_all(peers, self._ask))
+
+    async def _ask(self, name: str, address: str, stub: Stub) -> pb.GetStatusResponse:
+        answer = await answer_of(name, address, stub)
+        if answer.nodes:
+            self.answers.append(answer)
+        return answer
+
+    def is_fresh(self) -> bool:
+        """Return whether further callers use this query: no two are under way."""
+        return not self.task.done() or asyncio.get_running_loop().time() < self._ends_s
+
+
 class Standby:
     """Serves all ports from `start` to `stop`."""
 
@@ -103,6 +129,7 @@ class Standby:
         self._renewing: asyncio.Task[None] | None = None
         self._channels: AdminChannels | None = None
         """To the other nodes, from `start` on."""
+        self._query: _PeerQuery | None = None
         status = grpc.unary_unary_rpc_method_handler(
             self._status,
             request_deserializer=pb.GetStatusRequest.FromString,
@@ -145,6 +172,8 @@ class Standby:
             if server is not None:
                 await server.stop(GRACE_S)
         await self._http.stop()
+        if self._query is not None:
+            self._query.task.cancel()
         if self._channels is not None:
             await self._channels.close()
 
@@ -158,21 +187,35 @@ class Standby:
         With `leadership`: only this node's, and the leader that the others report.
         """
         await context.send_initial_metadata(((NONCE_KEY, self._nonce),))
-        own = pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
         if request.local and not request.leadership:
-            return own
-        assert self._channels is not None
-        peers = self._config.peers
-        stubs = {name: (peers[name], stub) for name, stub in self._channels.stubs.items()}
-        answers = await ask_all(stubs, answer_of)
-        newest = max(answers, key=lambda answer: answer.epoch, default=own)
+            return self._own()
+        return await self._answer(leadership=request.leadership)
+
+    def _own(self) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(cluster_id=self._config.cluster_id, nodes=[self._node()])
+
+    async def _answer(self, *, leadership: bool) -> pb.GetStatusResponse:
+        """Return all nodes' status, or only this node's if `leadership`, and the leader."""
+        answers = await self._answers(LEADER_S if leadership else None)
+        own, peers = self._own(), self._config.peers
+        newest = max(answers, key=lambda each: (each.epoch, each.leader != ""), default=own)
         own.epoch, own.leader, own.controller = newest.epoch, newest.leader, newest.controller
         own.leader_address = peers.get(newest.leader, "")
         own.feature_level = max((answer.feature_level for answer in answers), default=0)
-        if not request.leadership:
+        if not leadership:
             own.nodes.extend(answer.nodes[0] for answer in answers)
             own.nodes.sort(key=lambda node: node.name)
         return own
+
+    async def _answers(self, timeout_s: float | None) -> list[pb.GetStatusResponse]:
+        """Return the other nodes' answers so far, after `timeout_s` at most. None: all answers."""
+        if self._query is None or not self._query.is_fresh():
+            assert self._channels is not None
+            peers, stubs = self._config.peers, self._channels.stubs
+            self._query = _PeerQuery({name: (peers[name], stubs[name]) for name in stubs})
+        query = self._query
+        await asyncio.wait([query.task], timeout=timeout_s)
+        return query.answers
 
     async def _refuse(
         self, requests: object, context: "grpc.aio.ServicerContext[object, object]"

@@ -1,22 +1,27 @@
 """A node that waits: its replacement by its own cluster, and its status."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from cluster.api.peer_queries import begin_verification
 from cluster.files.replacement import ask_to_replace
-from cluster.files.standby_ports import CLUSTER_KEY, NONCE_KEY, Standby, Wait
+from cluster.files.standby_ports import ADMIN, CLUSTER_KEY, LEADER_S, NONCE_KEY, Standby, Wait
 from cluster.settings.config import build_config, load_config
 from deploy.local import free_ports
 from tests.cluster.hosted import BASE
 from tests.cluster.running import Running
+from tests.waiting import until
 from timerclient import AsyncTimerClient
 from timerclient.cli.cli_nodes import trouble_of_leader
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
+from timerclient.values.client_settings import ClientSettings
 
 
 async def test_waiting_node_is_replaced_only_by_an_answer_to_its_status_from_its_cluster() -> None:
@@ -81,3 +86,88 @@ async def test_waiting_node_names_all_nodes_and_the_leader(tmp_path: Path) -> No
             await standby.stop()
     roles = {node.name: node.role for node in status.nodes}
     assert roles == {name: "waiting", follower: "follower", status.leader: "leader"}
+
+
+class _Peer:
+    """A node that answers all queries once `may_answer` is set."""
+
+    def __init__(self, answer: pb.GetStatusResponse) -> None:
+        self.answer, self.queries, self.may_answer = answer, 0, asyncio.Event()
+
+    async def status(self, request: pb.GetStatusRequest, context: object) -> pb.GetStatusResponse:
+        del context
+        assert request.local
+        self.queries += 1
+        await self.may_answer.wait()
+        return self.answer
+
+
+@asynccontextmanager
+async def _standing_by(peers: dict[str, _Peer]) -> AsyncIterator[Standby]:
+    """Yield a node n1 that waits beside `peers`."""
+    own, http, *ports = (f"127.0.0.1:{port}" for port in free_ports(2 + len(peers)))
+    addresses = {"n1": own, **dict(zip(peers, ports, strict=True))}
+    listed = ",".join(f"{name}={address}" for name, address in addresses.items())
+    config = build_config({**BASE, "peers": listed, "grpc": own, "http": http})
+    async with AsyncExitStack() as stack:
+        for name, peer in peers.items():
+            server = grpc.aio.server()
+            method = grpc.unary_unary_rpc_method_handler(
+                peer.status,
+                request_deserializer=pb.GetStatusRequest.FromString,
+                response_serializer=pb.GetStatusResponse.SerializeToString,
+            )
+            methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"GetStatus": method}
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ADMIN, methods),))
+            server.add_insecure_port(addresses[name])
+            await server.start()
+            stack.push_async_callback(server.stop, 0)
+        standby = Standby(config, lambda: Wait("waiting", "its disk is full"))
+        await standby.start()
+        stack.push_async_callback(standby.stop)
+        yield standby
+
+
+async def test_waiting_node_shares_a_query_of_the_others_and_waits_little_for_the_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ClientSettings().probe_s > LEADER_S
+    monkeypatch.setattr("cluster.files.standby_ports.LEADER_S", 0.01)
+    monkeypatch.setattr("cluster.api.peer_queries.PART_S", 600)
+    nodes = {name: [pb.NodeStatus(name=name, role="follower")] for name in ("n2", "n3")}
+    peers = {
+        "n2": _Peer(pb.GetStatusResponse(epoch=7, feature_level=2, nodes=nodes["n2"])),
+        "n3": _Peer(pb.GetStatusResponse(epoch=7, leader="n3", nodes=nodes["n3"])),
+        "n4": _Peer(pb.GetStatusResponse(epoch=9)),  # no node: not an answer
+    }
+    async with (
+        _standing_by(peers) as standby,
+        grpc.aio.insecure_channel(standby._config.grpc) as channel,
+    ):
+        stub = rpc.AdminServiceStub(channel)
+
+        async def status(**request: bool) -> pb.GetStatusResponse:
+            return await stub.GetStatus(pb.GetStatusRequest(**request), timeout=60)
+
+        assert (await status(local=True)).nodes[0].error == "its disk is full"
+        assert not any(peer.queries for peer in peers.values()), "two such nodes would never end"
+        await status(local=True, leadership=True)
+        for name in ("n2", "n4"):
+            peers[name].may_answer.set()
+        answer = pb.GetStatusResponse()
+        async with asyncio.timeout(60):
+            while answer.feature_level != 2:  # n3 hangs
+                answer = await status(local=True, leadership=True)
+        assert (answer.epoch, answer.leader, len(answer.nodes)) == (7, "", 1)
+        everything = [asyncio.create_task(status()) for _ in range(20)]
+        await asyncio.gather(*(status(leadership=True) for _ in range(20)))
+        await until(lambda: peers["n3"].queries)
+        assert [peer.queries for peer in peers.values()] == [1, 1, 1]
+        peers["n3"].may_answer.set()
+        for answer in await asyncio.gather(*everything):
+            assert (answer.epoch, answer.leader, answer.feature_level) == (7, "n3", 2)
+            assert answer.leader_address == standby._config.peers["n3"]
+            assert [node.name for node in answer.nodes] == ["n1", "n2", "n3"]
+        assert standby._channels is not None
+        to_other = standby._channels.channel("n2")
+    assert to_other.get_state() is grpc.ChannelConnectivity.SHUTDOWN
