@@ -26,6 +26,7 @@ from cluster.settings.config import NodeConfig
 from cluster.settings.service_manager import notice_ready
 from timer.model.timer_errors import NotReadyError
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.message_json import as_dict
 
 ADMIN: Final = "timer.v1.AdminService"
 CLUSTER_KEY: Final = "timer-cluster-id"
@@ -269,10 +270,7 @@ class Standby:
 
     async def status(self, *, cluster: bool) -> Mapping[str, object]:
         """See NodeView."""
-        del cluster
-        wait = self._wait()
-        node = {"name": self._config.name, "role": wait.role, "waits_for": wait.why}
-        return {"cluster_id": self._config.cluster_id, "nodes": [node]}
+        return as_dict(await self._answer(leadership=not cluster))
 
     async def checkpoint(self, *, cluster: bool) -> Mapping[str, object]:
         """See NodeView."""

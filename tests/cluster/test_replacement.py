@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import grpc
 import pytest
 
@@ -168,6 +169,12 @@ async def test_waiting_node_shares_a_query_of_the_others_and_waits_little_for_th
             assert (answer.epoch, answer.leader, answer.feature_level) == (7, "n3", 2)
             assert answer.leader_address == standby._config.peers["n3"]
             assert [node.name for node in answer.nodes] == ["n1", "n2", "n3"]
+        async with aiohttp.ClientSession(f"http://{standby._config.http}") as session:
+            for scope, number in (("node", 1), ("cluster", 3)):
+                async with session.get("/v1/status", params={"scope": scope}) as page:
+                    found = await page.json()
+                assert (found["leader"], len(found["nodes"])) == ("n3", number)
+                assert found["nodes"][0]["error"] == "its disk is full"
         assert standby._channels is not None
         to_other = standby._channels.channel("n2")
     assert to_other.get_state() is grpc.ChannelConnectivity.SHUTDOWN
