@@ -17,6 +17,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 import cluster.rpc.http
+from cluster.files.standby_ports import Standby, Wait
 from cluster.node.ports import Ports
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.page.page_routes import StatusPages
@@ -395,6 +396,27 @@ async def test_call_is_admitted_and_counted_before_its_body_arrives(
         async with read as answer:
             assert (answer.status, "rate.requests" in await answer.text()) == (429, True)
     await http.stop()
+
+
+async def test_waiting_node_queries_the_others_with_its_present_certificate(
+    context: ssl.SSLContext, tmp_path: Path
+) -> None:
+    public, link = (f"127.0.0.1:{port}" for port in free_ports(2))
+    config = replace(
+        config_with_tls(tmp_path),
+        peers={"n1": public, "n2": "127.0.0.1:1"},
+        grpc=public,
+        links={"n1": link, "n2": "127.0.0.1:2"},
+        link=link,
+    )
+    standby = Standby(config, lambda: Wait("waiting", "its disk is full"))
+    await standby.start()
+    assert standby._channels is not None
+    assert standby._endpoints.tls is not None
+    before = standby._channels.stubs["n2"]
+    standby._endpoints.tls.on_renewal()
+    assert standby._channels.stubs["n2"] is not before
+    await standby.stop()
 
 
 def config_with_tls(directory: Path) -> NodeConfig:
