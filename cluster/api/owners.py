@@ -89,9 +89,9 @@ class CreationLimits:
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[tuple[str, str], set[object]] = {}
-        """New objects that the log has not answered, by kind and owner. A creation goes on when its
-        call has ended."""
+        self._under_way: dict[tuple[str, str], set[Any]] = {}
+        """New objects that the log has not answered, by kind and owner; series by topic and key. A
+        creation goes on when its call has ended."""
         self._rules: AccessRules | None = None
         self._counts: dict[str, _SeriesCount] = {}
         """The last count of each identity by these rules, at most USAGES_MAX."""
@@ -144,8 +144,9 @@ class CreationLimits:
                 produce have as many as it may create.
         """
         propose = functools.partial(leader.series.create, topic, key, spec, now)
-        new = None if leader.machine.series.find(topic, key) else (topic, key)
-        count = functools.partial(self._series_bound, leader.machine)
+        there, table = leader.machine.topics.get(topic), leader.machine.series
+        new = None if there is None or table.find(topic, key) else (there.name, key)
+        count = functools.partial(self._series_there, leader.machine)
         self._propose("series", new, count, propose, done)
 
     @contextmanager
@@ -162,12 +163,30 @@ class CreationLimits:
             yield
             return
         with leader.series.reserved():
-            self._check("series", functools.partial(self._series_bound, leader.machine))
+            self._check("series", functools.partial(self._series_there, leader.machine))
             self._begin(owner, new)
             try:
                 yield
             finally:
                 self._end(owner, new)
+
+    def _series_there(self, machine: Machine, below: int) -> int:
+        """Return the number of the caller's series, with those that others create in its topics.
+
+        It may be a bound of that number on the same side of `below`. The rules decide on the topics
+        of the others only if the caller would have too many with all of them.
+        """
+        caller, own = CALLER.get(), ("series", _identity())
+        assert caller is not None
+        if (there := self._series_bound(machine, below)) >= below:
+            return there
+        under_way = self._under_way.items()
+        others = [new for key, new in under_way if key[0] == "series" and key != own]
+        number = sum(map(len, others))
+        if there + number >= below:
+            number = sum(caller.allows(AccessTarget(topic)) for new in others for topic, _ in new)
+            there = self._series_bound(machine, below - number)
+        return there + number
 
     def _series_bound(self, machine: Machine, below: int) -> int:
         """Return the number of the caller's series, or a bound of it on the same side of `below`.

@@ -276,31 +276,33 @@ def test_series_count_for_each_identity_that_may_produce_to_their_topics(tmp_pat
         finally:
             CALLER.reset(called)
 
-    full = r"most.series: client/a has 3: must be at most 3"
     spec = SeriesSpec(every_ms=1_000)
     for topic in (mine, other):  # without TLS
         play.leader.series.create(topic.topic_id, b"plain", spec, play.now, lambda _: None)
     play.commit()
     series("a", mine, b"1")
     series("a", mine, b"2")
-    with pytest.raises(LimitReachedError, match=full):  # both are under way
-        series("a", more, b"3")
+    for name in "ab":  # both are under way
+        full = f"most.series: client/{name} has 3: must be at most 3"
+        with pytest.raises(LimitReachedError, match=full):
+            series(name, more, b"3")
     play.commit()
     with pytest.raises(LimitReachedError, match=r"client/b has 3"):
         series("b", more, b"3")
     series("a", mine, b"1")  # is there: the state refuses it
     play.leader.series.delete(table.find(mine.topic_id, b"1"), play.now, lambda _: None)
     play.commit()
-    series("b", more, b"3")
+    limits.series(play.leader, other.topic_id, b"other", spec, play.now, lambda _: None)
+    series("b", more, b"3")  # one is under way in a topic of no caller
     play.commit()
     assert limits._under_way == {}
-    assert table.by_topic == {mine.topic_id: 2, more.topic_id: 1, other.topic_id: 1}
+    assert table.by_topic == {mine.topic_id: 2, more.topic_id: 1, other.topic_id: 2}
     restored = SeriesTable()
     restored.restore(table.pack())
     assert restored.by_topic == table.by_topic
     play.leader.delete_topic(mine.topic_id, play.now, lambda _: None)
     play.commit()
-    assert table.by_topic == {more.topic_id: 1, other.topic_id: 1}
+    assert table.by_topic == {more.topic_id: 1, other.topic_id: 2}
     series("a", more, b"4")
 
 
@@ -311,7 +313,7 @@ async def test_most_creations_count_no_series(
     (tmp_path / "access.toml").write_text(rule)
     access, limits, play = AccessFile(str(tmp_path / "access.toml")), CreationLimits(), Play()
     play.machine.level, table = LEVEL_OF_SERIES, play.machine.series
-    mine, other = play.make_topic("mine/x"), play.make_topic("other")
+    mine, more, other = (play.make_topic(name) for name in ("mine/x", "mine/y", "other"))
     count, usages = Mock(side_effect=owners._topics_of_caller), CallerUsages(access)
     monkeypatch.setattr(owners, "_topics_of_caller", count)
 
@@ -332,7 +334,8 @@ async def test_most_creations_count_no_series(
 
     create(other, *range(5))  # without TLS
     call("a")
-    create(mine, 0, 1, 2, 3)
+    create(mine, 0, 1, 2)
+    create(more, 3)
     assert (len(table), count.call_count) == (9, 0), "the cluster has fewer than the limit"
     create(mine, 4, 5, 6, 7)
     assert count.call_count == 1, "the last count and all created since are fewer"
@@ -355,12 +358,15 @@ async def test_most_creations_count_no_series(
     call("a")
     delete(mine, 0)
     create(mine, 9)
+    delete(mine, 1)
+    create(mine, 10)
     with pytest.raises(LimitReachedError, match="has 9"):
-        create(mine, 10)
+        create(mine, 11)
+    assert [*limits._counts] == ["client/c", "client/a"], "a new count replaces the last one"
     (tmp_path / "access.toml").write_text(rule.replace("9", "13").replace("mine/", ""))
     await access.reread()
     with pytest.raises(LimitReachedError, match="has 13"):
-        create(mine, 10)
+        create(mine, 11)
 
 
 @pytest.mark.parametrize(
