@@ -552,7 +552,6 @@ class ControlPlane:
             self._raft.set_connected(peer, up=up)
         self._step(LinkChanged(peer, up))
         if not up:
-            self._peer_voters.pop(peer, None)
             asyncio.get_running_loop().call_later(self._grace_s + 0.001, self._tick)
         if up and peer == self.controller_name:
             self._reported = None
@@ -563,6 +562,8 @@ class ControlPlane:
                 self._answered(ask_id, CommandAnswer(CommandOutcome.UNKNOWN, lost))
 
     def _on_announced(self, peer: str, release: ProgramRelease) -> None:
+        """Note a release. A new stream of a peer begins with it; voters come after it."""
+        self._peer_voters.pop(peer, None)
         self._step(Announced(peer, release))
 
     def _on_frame(self, peer: str, kind: FrameKind, body: object) -> None:
@@ -667,7 +668,10 @@ class _Register:
 
 
 def _are_voters(ids: tuple[object, ...]) -> TypeGuard[tuple[ReplicaId, ...]]:
-    return len(ids) <= VOTERS_MAX and all(type(each) is int and 0 < each <= ID_MAX for each in ids)
+    """Return whether these are ids of replicas; during a change, one more than VOTERS_MAX."""
+    return len(ids) <= VOTERS_MAX + 1 and all(
+        type(each) is int and 0 < each <= ID_MAX for each in ids
+    )
 
 
 def _parse_report(packed: tuple[object, ...], epoch_limit: int) -> ReplicaReport | None:

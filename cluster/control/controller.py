@@ -153,6 +153,11 @@ _NOT_CONTROLLER: Final = "this node is not the controller"
 _NO_SUCCESSOR: Final = "no other voter could lead"
 
 
+def _id_name(replica_id: ReplicaId) -> str:
+    """Return the name of a voter that has not reported since the names were lost."""
+    return f"{replica_id:016x}"
+
+
 def _refused(why: str) -> ControllerEffects:
     return ControllerEffects(refusal=Refusal(why))
 
@@ -290,10 +295,11 @@ class Controller:
         node = self._nodes.get(report.name)
         if node is None or node.replica_id != report.replica_id:
             self._learners[report.name] = (report, now_ms)
+            if _id_name(report.replica_id) in self._nodes:  # its name was unknown
+                ids = frozenset(each.replica_id for each in self._nodes.values())
+                self._meet(self._named(ids, {report.replica_id}))
         else:
             node.report, node.reported_at_ms = report, now_ms
-        self._learn_voters(now_ms)
-        node = self._nodes.get(report.name)
         if node is None or not report.replica_id == node.replica_id == self._state.leader:
             return
         self._ends.append((now_ms, report.last_index))
@@ -323,24 +329,31 @@ class Controller:
             lease_ms=self.config.lease_ms,
         )
 
-    def _learn_voters(self, now_ms: MonoMs) -> None:
-        """Take the voters from the newest log that is reported.
+    def _learn_voters(self, now_ms: MonoMs) -> bool:
+        """Take the voters from the newest log that is reported; return whether they are others.
 
-        The replicated object may have other ones: the leader of a change failed before it
-        published them, or Raft's files were lost.
+        For a cluster whose known voters have no majority that reports. The replicated object may
+        have older voters: the leader of a change failed before it published them, or Raft's files
+        were lost. A log of an earlier epoch than the appointed one proves nothing.
         """
-        since_ms = now_ms - self.config.report_timeout_ms
+        since_ms, most = now_ms - self.config.report_timeout_ms, self._epoch_max()
         reports = [node.latest for node in self._fresh(now_ms)]
         reports += [report for report, at_ms in self._learners.values() if at_ms > since_ms]
-        logs = [(report.last_epoch, report.voters) for report in reports if report.voters]
+        logs = [
+            (report.last_epoch, report.voters)
+            for report in reports
+            if report.voters and self._state.epoch <= report.last_epoch <= most
+        ]
         if not logs:
-            return
+            return False
         # Of logs with the same last epoch, the one with fewer voters knows that a change is
         # committed: the voters of before no longer count.
         _, newest = max(logs, key=lambda log: (log[0], -len(log[1])))
         voters = self._named(newest, {report.replica_id for report in reports})
-        if voters != {node.name: node.replica_id for node in self._nodes.values()}:
+        differ = voters != {node.name: node.replica_id for node in self._nodes.values()}
+        if differ:
             self._meet(voters)
+        return differ
 
     def _named(self, voters: Voters, reporting: set[ReplicaId]) -> dict[str, ReplicaId]:
         """Return the voters by name. A voter that has not reported may have its id as name.
@@ -353,7 +366,7 @@ class Controller:
         known += [(name, report.replica_id) for name, (report, _) in self._learners.items()]
         names = {replica_id: name for name, replica_id in known}
         ordered = sorted(voters, key=lambda voter: (voter in reporting, voter))
-        return {names.get(voter, f"{voter:016x}"): voter for voter in ordered}
+        return {names.get(voter, _id_name(voter)): voter for voter in ordered}
 
     def _note_state(self, now_ms: MonoMs, state: ControlState) -> None:
         if state.voters and state.voters != self._state.voters:
@@ -415,6 +428,8 @@ class Controller:
         if self._gone_since_ms is None:
             self._gone_since_ms, self._wait_said = now_ms, False
         if not self._is_gathered(now_ms):
+            if not self._has_majority(now_ms) and self._learn_voters(now_ms):
+                return self._decide(now_ms)
             return self._wait_for_reports(now_ms, loss)
         successor = self._best(now_ms, self._fresh(now_ms), may_lead_again=self._may_lead_again())
         if successor is None:
@@ -548,9 +563,9 @@ class Controller:
 
     def _is_gathered(self, now_ms: MonoMs) -> bool:
         """Return whether there are enough fresh reports to choose a leader."""
-        fresh = self._fresh(now_ms)
-        if len(fresh) <= len(self._nodes) // 2:
+        if not self._has_majority(now_ms):
             return False
+        fresh = self._fresh(now_ms)
         first = self._state.leader is None
         if len(fresh) == sum(first or node.linked for node in self._nodes.values()):
             return True
@@ -568,6 +583,10 @@ class Controller:
         linked = ", ".join(node.name for node in self._nodes.values() if node.linked) or "none"
         why = f"{self._leader_name()}: {loss}; no majority reports: {fresh}; linked: {linked}"
         return ControllerEffects(reason=why)
+
+    def _has_majority(self, now_ms: MonoMs) -> bool:
+        """Return whether a majority of the voters reports."""
+        return len(self._fresh(now_ms)) > len(self._nodes) // 2
 
     def _fresh(self, now_ms: MonoMs) -> list[_Node]:
         return [
@@ -677,7 +696,7 @@ class Controller:
             return _refused("an appointment is under way")
         leader = self._leader()
         fresh = self._fresh(now_ms)
-        if len(fresh) <= len(self._nodes) // 2:
+        if not self._has_majority(now_ms):
             return _refused("no majority of the voters reports")
         if target is None:
             others = [node for node in fresh if node is not leader]
@@ -711,6 +730,11 @@ class Controller:
             return _refused("no leader serves")
         learner = self._learner(now_ms, name)
         voters = {node.name: node.replica_id for node in self._nodes.values()}
+        nameless = [each for each, replica_id in voters.items() if each == _id_name(replica_id)]
+        if nameless and (change is not Change.REPLACE or name in voters or len(nameless) > 1):
+            return _refused(f"the name of voter {nameless[0]} is unknown: start it, or replace it")
+        if nameless:  # the learner replaces the voter that has lost its name
+            voters[name] = voters.pop(nameless[0])
         reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
         leader_end = leader.latest.last_epoch, leader.latest.last_index
         after = planned(change, name, voters, learner, leader_end, reporting)

@@ -672,6 +672,8 @@ async def test_voters_that_only_the_logs_know_elect_a_leader(tmp_path: Path) -> 
     await cluster.start(*VOTERS)
     try:
         await until(lambda: cluster.serves(above=4), "a leader")
+        told = cluster.nodes[await cluster.controller()].plane._peer_voters
+        await until(lambda: [*told.values()] == [frozenset(VOTERS.values())] * 2, "their voters")
     finally:
         await cluster.stop()
 

@@ -593,12 +593,34 @@ def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files() -> None:
     newest = replace(follower("b", epoch=9), name="d", replica_id=LEARNER, voters=voters)
     removed = replace(follower("c", epoch=4), voters=frozenset(VOTERS.values()))
     play = Play({"a": replace(follower("a", epoch=9), voters=voters), "c": removed, "d": newest})
+    play.lose("c")
     play.lead()
     play.do(LinkChanged("d", up=True))
     play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
     assert play.appointed == [(10, "d")]
-    play.do(Reported(replace(newest, name="e", replica_id=ReplicaId(45))))
-    assert play.core._nodes.keys() == {"a", "d", "e"}
+
+    leads = replace(newest, role=ReportedRole.LEADER, serving=True, lease_ok=True)
+    play.reports["d"] = replace(leads, epoch=Epoch(10), last_epoch=Epoch(10))
+    e = replace(newest, name="e", replica_id=ReplicaId(46), role=ReportedRole.LEARNER)
+    play.reports["e"] = replace(e, last_epoch=Epoch(10))
+    play.run(2 * STEP_MS)
+    play.do(ChangeAsked(Change.ADD, "e"))
+    assert play.refusal is not None
+    assert "name of voter 000000000000002d is unknown" in play.refusal.why
+    play.do(ChangeAsked(Change.REPLACE, "e"))
+    assert proposal(play).voters == {"a": VOTERS["a"], "d": LEARNER, "e": ReplicaId(46)}
+
+    play.do(Reported(replace(newest, name="f", replica_id=ReplicaId(45))))
+    assert play.core._nodes.keys() == {"a", "d", "f"}
+
+
+def test_voters_of_a_log_from_an_earlier_epoch_than_the_appointed_one_do_not_count() -> None:
+    old = frozenset({VOTERS["a"], ReplicaId(8), ReplicaId(9)})
+    play = Play({"a": replace(follower("a", epoch=4), voters=old)})
+    play.state = replace(play.state, epoch=Epoch(9), leader=VOTERS["b"])
+    play.lead()
+    play.run(2_000)
+    assert play.core._nodes.keys() == VOTERS.keys()
 
 
 def test_appointee_without_a_vote_by_its_own_log_is_replaced_as_one_that_does_not_begin() -> None:

@@ -33,6 +33,14 @@ _DAMAGE: Final = ("flip", "kill", "shorten", "wipe", "power")
 
 KEPT: Final = (
     KeptSeed(
+        Task(783110, "ledger", 60),
+        "85d2fce1",
+        "a controller that had lost the last changes of the voters waited for a majority of the old"
+        " voters",
+        "tests/cluster/test_controller.py::"
+        "test_voters_of_the_newest_log_count_if_raft_has_lost_its_files",
+    ),
+    KeptSeed(
         Task(1055, "timers", 40, faults=(*_DAMAGE, "isolate")),
         "affd820",
         "simulated clients searched for a leader only among undamaged replicas, and found none"
