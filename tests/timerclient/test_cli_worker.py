@@ -229,10 +229,15 @@ async def handler():
 """
 HUNG_UP = """
 @run
-def handler():
-    signal.raise_signal(signal.SIGHUP)
+async def handler():
+    for _ in range(2):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, (seen := asyncio.Event()).set)
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGUSR1)  # the loop handles signals in their order
+        await seen.wait()
 """
 NOHUP = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+RELOADS = "signal.signal(signal.SIGHUP, lambda *_: print('reload'))"
 POOLS = """
 def ignores_sigterm(ready):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -283,9 +288,10 @@ def test_client_of_threads_is_closed_in_the_time_of_the_stop_though_the_cluster_
     assert run_program(AWAY) == (0, "stops 0\nclosed within 20 s: True\n")
 
 
-def test_end_of_the_terminal_stops_a_worker_without_nohup() -> None:
+def test_end_of_the_terminal_stops_a_worker_once_unless_the_application_handles_sighup() -> None:
     assert run_program(HUNG_UP) == (0, "stops 1\n")
     assert run_program(NOHUP + HUNG_UP) == (0, "stops 0\n")
+    assert run_program(RELOADS + HUNG_UP) == (0, "reload\nreload\nstops 0\n")
 
 
 def test_exit_in_a_task_of_a_handler_does_not_end_the_worker() -> None:

@@ -160,7 +160,7 @@ def _listed(variables: Iterable[str]) -> str:
 async def _serve(worker: "Worker", args: argparse.Namespace) -> int:
     """Run the worker; return the exit code."""
     with ExitStack() as opened:
-        opened.enter_context(stopped_by_signals(worker.stop))
+        opened.enter_context(stopped_by_signals(worker))
         if args.port is not None:
             from timerclient.worker.worker_port import WorkerPort
 

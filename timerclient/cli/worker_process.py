@@ -29,19 +29,25 @@ _handled: Final[list[signal.Signals]] = []
 
 
 @contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at each signal to this process. After the block, a signal ends the process.
+def stopped_by_signals(worker: "Worker") -> Iterator[None]:
+    """Stop the worker at each signal to this process. After the block, a signal ends the process.
 
-    It ends forked children at once.
+    It ends forked children at once. A closed terminal may send SIGHUP twice, so SIGHUP does not
+    end a drain. A handler of the application for SIGHUP stays, as does SIG_IGN, which nohup sets.
     """
     from asyncio import get_running_loop
 
+    def hang_up() -> None:
+        if not worker.is_stopping:
+            worker.stop()
+
     loop = get_running_loop()
     for each in STOPPING:
-        if each.name == "SIGHUP" and signal.getsignal(each) == signal.SIG_IGN:  # nohup
+        is_hang_up = each.name == "SIGHUP"
+        if is_hang_up and signal.getsignal(each) != signal.SIG_DFL:
             continue
         with suppress(NotImplementedError):  # Windows: an interrupt ends the worker at once
-            loop.add_signal_handler(each, stop)
+            loop.add_signal_handler(each, hang_up if is_hang_up else worker.stop)
             _handled.append(each)
     try:
         yield

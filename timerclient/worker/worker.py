@@ -84,7 +84,7 @@ class Worker:
     # ---- state, for any thread
 
     def __repr__(self) -> str:
-        state = "stopping" if self._stops else "ready" if self.is_ready else "not connected"
+        state = "stopping" if self.is_stopping else "ready" if self.is_ready else "not connected"
         running = sum(len(each.running) for each in self.runners)
         names = ", ".join(each.handler.name for each in self.runners)
         return f"Worker({names}; {state}, {running} running)"
@@ -107,7 +107,12 @@ class Worker:
     @property
     def is_ready(self) -> bool:
         """All consumers are connected, and the worker is not stopping."""
-        return not self._stops and all(each.metrics.is_connected for each in self.runners)
+        return not self.is_stopping and all(each.metrics.is_connected for each in self.runners)
+
+    @property
+    def is_stopping(self) -> bool:
+        """The worker drains, or has ended."""
+        return self._stops > 0
 
     def close_s(self, after: int = 0) -> float:
         """Return the seconds that a close may take during the stop, with `after` more to come."""
