@@ -216,6 +216,40 @@ def handler():
         child.join()
         print(child.exitcode)
 """
+MASKED = """
+def work():
+    print("child", *signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
+
+@run
+def handler():
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM})
+    child = mp.Process(target=work)
+    child.start()
+    child.join()
+    print("parent", *signal.pthread_sigmask(signal.SIG_SETMASK, ()))
+    child = mp.Process(target=work)
+    child.start()
+    child.join()
+    print("parent", *signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+OWN_HANDLER = """
+def work(ready):
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    ready.set()
+    time.sleep(60)
+
+@run
+async def handler():
+    child = mp.Process(target=work, args=[ready := mp.Event()])
+    child.start()
+    ready.wait()
+    child.terminate()
+    child.join()
+    print(child.exitcode)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, (seen := asyncio.Event()).set)
+    signal.raise_signal(signal.SIGUSR1)  # the loop handles signals in their order
+    await seen.wait()
+"""
 EXITS = """
 async def exits():
     raise SystemExit(3)
@@ -278,6 +312,15 @@ def run_program(program: str) -> tuple[int, str]:
 
 def test_signal_to_a_process_that_a_handler_forked_ends_it_and_does_not_stop_the_worker() -> None:
     assert run_program(TERMINATED) == (0, "-15\n-2\n" * 4 + "stops 0\n")
+
+
+def test_fork_keeps_the_signal_mask_of_its_thread_in_parent_and_child() -> None:
+    blocked = f"child {signal.SIGTERM}\nparent {signal.SIGTERM}\n"
+    assert run_program(MASKED) == (0, f"{blocked}child\nparent\nstops 0\n")
+
+
+def test_forked_process_that_handles_a_signal_does_not_stop_the_worker() -> None:
+    assert run_program(OWN_HANDLER) == (0, "7\nstops 0\n")
 
 
 def test_process_ends_though_its_handlers_have_left_pools_and_processes() -> None:

@@ -9,10 +9,10 @@ import atexit
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import active_children, util
-from threading import Thread
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from timerclient.values.errors import TimerError
@@ -26,6 +26,16 @@ PROCESSES_S: Final = 1.0
 
 _handled: Final[list[signal.Signals]] = []
 """Signals that stop the worker of this process."""
+
+
+class _Masks(threading.local):
+    """The signal masks of a thread before its forks; a signal handler may fork during a fork."""
+
+    def __init__(self) -> None:
+        self.saved = list[set[int | signal.Signals]]()
+
+
+_masks: Final = _Masks()
 
 
 @contextmanager
@@ -58,11 +68,13 @@ def stopped_by_signals(worker: "Worker") -> Iterator[None]:
 
 
 def _block_signals() -> None:
+    # The mask is read first: a handler that raises an exception ends `pthread_sigmask`.
+    _masks.saved.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
 
 
-def _unblock_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+def _restore_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.saved.pop())
 
 
 def _reset_signals() -> None:
@@ -71,13 +83,13 @@ def _reset_signals() -> None:
     for each in _handled:
         signal.signal(each, signal.SIG_DFL)  # for SIGINT, too: the hook would lose an exception
     _handled.clear()
-    _unblock_signals()
+    _restore_mask()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     # A signal that the child gets before its reset waits for it.
     os.register_at_fork(
-        before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_reset_signals
+        before=_block_signals, after_in_parent=_restore_mask, after_in_child=_reset_signals
     )
 
 
@@ -109,7 +121,7 @@ def _run_exit_functions() -> None:
     for each in active_children():
         if not each.daemon:
             each.terminate()
-    ending = Thread(target=end_all, daemon=True)
+    ending = threading.Thread(target=end_all, daemon=True)
     ending.start()
     ending.join(PROCESSES_S)
     for each in active_children():
