@@ -202,8 +202,10 @@ class OneCall(Worker):
         await self._drain()
 
 def run(function):
+    global one_call
     app.timer("t", group="g")(function)
-    run_worker(OneCall(app, drain=0), Namespace(port=None))
+    one_call = OneCall(app, drain=0)
+    run_worker(one_call, Namespace(port=None))
 """
 TERMINATED = """
 @run
@@ -260,6 +262,21 @@ async def handler():
         await asyncio.create_task(exits())
     except SystemExit:
         print("failed")
+"""
+EXITS_AT_SIGNAL = """
+signal.signal(signal.SIGUSR1, lambda *_: exit(CODE))
+
+def in_loop():
+    asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGUSR1)
+
+def in_task_of_the_worker():
+    OneCall._beat_s = property(fset=lambda *_: signal.raise_signal(signal.SIGUSR1))
+    left.append(asyncio.create_task(one_call._beat()))
+
+@run
+async def handler():
+    PLACE()
+    await one_call._stopped.wait()
 """
 HUNG_UP = """
 @run
@@ -335,6 +352,17 @@ def test_end_of_the_terminal_stops_a_worker_once_unless_the_application_handles_
     assert run_program(HUNG_UP) == (0, "stops 1\n")
     assert run_program(NOHUP + HUNG_UP) == (0, "stops 0\n")
     assert run_program(RELOADS + HUNG_UP) == (0, "reload\nreload\nstops 0\n")
+
+
+@pytest.mark.parametrize(
+    ("place", "argument", "code"),
+    [("in_loop", "", 0), ("in_loop", "'no'", 1), ("in_task_of_the_worker", "4", 4)],
+)
+def test_exit_in_a_signal_handler_of_the_application_stops_the_worker_with_its_code(
+    place: str, argument: str, code: int
+) -> None:
+    program = EXITS_AT_SIGNAL.replace("PLACE", place).replace("CODE", argument)
+    assert run_program(program) == (code, "stops 1\n")
 
 
 def test_exit_in_a_task_of_a_handler_does_not_end_the_worker() -> None:

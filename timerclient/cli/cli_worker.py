@@ -7,6 +7,7 @@ timerctl's variables and context.
 
 import argparse
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -134,22 +135,48 @@ def run_worker(worker: "Worker", args: argparse.Namespace) -> NoReturn:
 
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
-        end_process(worker, _result(loop, loop.create_task(_serve(worker, args))))
+        end_process(worker, _result(loop, worker, loop.create_task(_serve(worker, args))))
 
 
-def _result(loop: "AbstractEventLoop", serving: "Task[int]") -> int:
+def _result(loop: "AbstractEventLoop", worker: "Worker", serving: "Task[int]") -> int:
     """Run the loop until the worker has ended; return the exit code.
 
     The loop also ends at SystemExit in a task that a handler has started, and then runs on. The
-    handler that awaits the task gets the exception.
+    handler that awaits the task gets the exception. Any other SystemExit, such as by a signal
+    handler of the application, stops the worker, and its code is returned after the drain.
     """
+    exited: SystemExit | None = None
     while True:
         try:
-            return loop.run_until_complete(serving)
-        except SystemExit:
+            code = loop.run_until_complete(serving)
+            return code if exited is None else _code_of(exited)
+        except SystemExit as error:
             if serving.done():
-                raise
-            LOG.exception("a task that a handler started raised SystemExit; the worker runs on")
+                return _code_of(error)
+            if _is_of_a_task(error):
+                LOG.exception("a task that a handler started raised SystemExit; the worker runs on")
+            else:
+                exited = error
+                worker.stop()
+
+
+def _is_of_a_task(error: SystemExit) -> bool:
+    """Return whether a task of the application raised it, and neither a task of ours nor the loop.
+
+    The loop runs a task in the frame of its outermost coroutine.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_flags & inspect.CO_COROUTINE:
+            return not frame.f_globals["__name__"].startswith("timerclient.")
+    return False
+
+
+def _code_of(error: SystemExit) -> int:
+    """Return the exit code, as the interpreter: 1 for a text, which is printed."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or OK
+    sys.stderr.write(f"{error.code}\n")
+    return 1
 
 
 def _listed(variables: Iterable[str]) -> str:
