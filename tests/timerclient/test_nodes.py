@@ -15,7 +15,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.scheduled_timers import RequestOutcome
 from timerclient.streams import nodes as nodes_module
 from timerclient.streams.node_channel import NodeChannel, tcp
-from timerclient.streams.nodes import PATIENCE_S_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
+from timerclient.streams.nodes import PATIENCE_S_MAX, RANK_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
 from timerclient.streams.producer import ProducerStream, WaitingCall
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import (
@@ -27,6 +27,7 @@ from timerclient.values.errors import (
     OutcomeUnknown,
     PermissionDenied,
     TokenRejected,
+    Unreachable,
 )
 
 
@@ -158,6 +159,46 @@ async def test_checkpoints_are_those_of_a_node_that_reaches_the_leader_and_most_
             answer_with(client, "GetCheckpoint", dict(zip(addresses, answers, strict=True)))
             assert await client.checkpoint() == told
             assert await client.checkpoint(local=True) == answers[0]
+
+
+@pytest.mark.parametrize(
+    ("named", "others", "called"),
+    [
+        ("n3:1", True, ["n1:1", "n2:1", "n3:1"]),
+        ("n2:1", True, ["n1:1", "n2:1"]),
+        ("n3:1", False, ["n1:1", "n2:1"]),
+        (None, True, ["n1:1", "n2:1"]),
+    ],
+)
+async def test_call_to_any_node_asks_one_waiting_node_for_the_leader_within_its_time(
+    named: str | None, *, others: bool, called: list[str]
+) -> None:
+    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None), others=others)
+    asked, calls = list[str](), list[str]()
+    for address in ("n1:1", "n2:1"):
+
+        async def status(*_: object, address: str = address, **__: object) -> pb.GetStatusResponse:
+            asked.append(address)
+            if named is None:
+                await be_silent()
+            return pb.GetStatusResponse(leader_address=named or "")
+
+        nodes.node(address).admin = SimpleNamespace(GetStatus=status)  # type: ignore[assignment]
+
+    async def method(node: NodeChannel, _: float) -> str:
+        calls.append(node.address)
+        if node.address != "n3:1":
+            raise NotReady("waits for room")
+        return node.address
+
+    call = nodes.anywhere(method, within_s=60 if named else 0.01, rank=lambda _: RANK_MAX, final=())
+    if called[-1] == "n3:1":
+        assert await call == "n3:1"
+    else:
+        with pytest.raises(Unreachable, match="n2:1: waits for room"):
+            await call
+    assert (asked, calls) == (["n1:1"] if others else [], called)
+    await nodes.close()
 
 
 async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(

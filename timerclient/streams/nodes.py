@@ -384,10 +384,11 @@ class Nodes:
             return status.leader_address if status.hears_leader else ""
         return ""
 
-    async def _named_by(self, address: str) -> str:
-        """Return the address of the leader that a node names; empty: it names none."""
-        with suppress(TimerError):
-            return (await self._status_of(self.node(address), self.settings.stall_s)).leader_address
+    async def _named_by(self, address: str, within_s: float) -> str:
+        """Return the address of the leader that a node names in time; empty: it names none."""
+        with suppress(TimerError, TimeoutError):
+            async with asyncio.timeout(within_s):
+                return (await self._status_of(self.node(address), within_s)).leader_address
         return ""
 
     async def _probe_hint(self) -> NodeChannel | None:
@@ -631,9 +632,10 @@ class Nodes:
         rank: Callable[[T], int],
         final: tuple[type[TimerError], ...],
     ) -> T:
-        """Call each node once; return the first response of rank RANK_MAX, else the highest.
+        """Call each address once; return the first response of rank RANK_MAX, else the highest.
 
-        A node that is not ready may name a leader: that is called, too.
+        The first node that is not ready is asked for the leader. A leader at another address is
+        called, too. Each of these calls takes at most `within_s`.
 
         Raises:
             Unreachable: No node answers, or none can serve the call now.
@@ -661,9 +663,10 @@ class Nodes:
                 self.last_error = Unreachable(f"{address}: {error}")
                 denials += [error] if isinstance(error, _DENIALS) else []
                 if isinstance(error, NotReady):
-                    refusal = str(self.last_error)
-                    named = await self._named_by(address)
-                    addresses += {named} - {"", *addresses} if self._others else ()
+                    if self._others and not refusal:
+                        named = await self._named_by(address, each_s)
+                        addresses += {named} - {"", *addresses}
+                    refusal = f"{address}: {error}"
         if best:
             return best[0]
         if len(denials) == len(addresses):
