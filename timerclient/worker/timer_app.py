@@ -511,7 +511,8 @@ class TimerApp:
         with _clients_lock:
             if loop not in self._clients:
                 self._abandon_ended()
-                self._clients[loop] = AsyncTimerClient(self._where(), **self.connection.options)
+                made = AsyncTimerClient(self._where(), **self.connection.options)
+                self._clients.setdefault(loop, made)  # a signal handler may have made one
             return self._clients[loop]
 
     def _abandon_ended(self) -> None:
@@ -528,10 +529,19 @@ class TimerApp:
     def thread_client(self) -> TimerClient:
         """The client of all threads of this process; as `client`."""
         with _clients_lock:
-            if self._thread_client is None or self._thread_client[0] != os.getpid():
-                client = TimerClient(self._where(), **self.connection.options)
-                self._thread_client = os.getpid(), client
-            return self._thread_client[1]
+            if (found := self._found_client()) is not None:
+                return found
+            made = TimerClient(self._where(), **self.connection.options)
+            if (found := self._found_client()) is not None:  # of a signal handler meanwhile
+                made.close()
+                return found
+            self._thread_client = os.getpid(), made
+            return made
+
+    def _found_client(self) -> TimerClient | None:
+        """Return the client of this process's threads. None: there is none."""
+        pid, client = self._thread_client or (0, None)
+        return client if pid == os.getpid() else None
 
     def _where(self) -> str:
         url = self.url()
@@ -550,6 +560,6 @@ class TimerApp:
     def close_sync(self, timeout: Seconds | None = None) -> None:
         """Close the client of this process's threads, as `TimerClient.close`."""
         with _clients_lock:
-            found, self._thread_client = self._thread_client, None
-        if found is not None and found[0] == os.getpid():
-            found[1].close(timeout)
+            found, self._thread_client = self._found_client(), None
+        if found is not None:
+            found.close(timeout)
