@@ -49,8 +49,9 @@ def wire_error(reason: int, message: str = "", **detail: Any) -> pb.Error:
 Settlement = pb.AckRequest | pb.NackRequest | pb.ExtendRequest
 Order = Any
 """None serves a request. An Error, or another message, is the answer in place of the fake node's.
-"lose" serves it, and breaks the connection in place of the answer; "break" does not serve it.
-A unary call may await its order. The order for TellStory is the parts of the answer."""
+"lose" serves it, and breaks the connection in place of the answer. "break", for unary calls only,
+does not serve it. A unary call may await its order. The order for TellStory is the parts of the
+answer."""
 
 
 @dataclass
@@ -377,7 +378,7 @@ class Link:
         await self.stream.write(first)
         async for request in requests:
             kind = request.WhichOneof("kind")
-            of = getattr(request, kind)
+            of: Any = getattr(request, kind) if kind else None
             if kind == "credit":
                 cluster.credits.append(of)
             elif isinstance(of, pb.NackRequest) and of.unseen:

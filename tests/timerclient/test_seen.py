@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.timerclient.conftest import Threaded, once
-from tests.timerclient.fake_cluster import NOW_MS, Cluster
+from tests.timerclient.fake_cluster import NOW_MS, Cluster, wire_error
 from timerclient import AsyncTimerClient, NewTimer
 from timerclient.cli import timerctl
 from timerclient.proto import timer_pb2 as pb
@@ -61,13 +61,18 @@ async def test_timers_of_several_topics_are_one_request_and_come_back_in_order(
     assert again.existing == [None, timers.ids[3], None]
 
 
-async def test_several_topics_refuse_what_one_would(client: AsyncTimerClient) -> None:
+async def test_several_topics_refuse_what_one_would(
+    cluster: Cluster, client: AsyncTimerClient
+) -> None:
     with pytest.raises(errors.InvalidRequest, match="at least one"):
         await client.schedule_all([])
     with pytest.raises(errors.InvalidRequest, match="only one of"):
         await client.schedule_all([NewTimer("a", b"", delay=1, due_ms=1)])
     with pytest.raises(errors.InvalidRequest, match="priority = 10"):
         await client.schedule_all([NewTimer("a", b"ok"), NewTimer("b", b"", priority=10)])
+    cluster.on_schedule = lambda _: wire_error(pb.REASON_INVALID_REQUEST, "by the node")
+    with pytest.raises(errors.InvalidRequest, match="by the node"):
+        await client.schedule_all([NewTimer("a", b""), NewTimer("b", b"")])
 
 
 def looks(request: Any) -> Any:
