@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 from argparse import Namespace
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
@@ -17,6 +19,7 @@ from timerclient.cli import cli_worker, timerctl, worker_process
 from timerclient.cli.cli_args import UsageError
 from timerclient.cli.cli_errors import FAILED, USAGE
 from timerclient.cli.cli_worker import CUT_OFF, chosen_handlers
+from timerclient.worker import worker as worker_module
 from timerfake import AsyncFakeApp
 
 APP = """
@@ -184,6 +187,35 @@ def test_process_of_a_rejected_consumer_waits_for_no_thread_of_a_handler(
     assert capsys.readouterr().err == "timerctl: consumer 'first' has it\n"
 
 
+@pytest.mark.parametrize(
+    ("stops", "drained_s", "closes_s"),
+    [(1, 0, [13, 13.5]), (1, 14, [0.5, 0.5]), (2, 0, [1, 1.5])],
+)
+async def test_closes_have_the_rest_of_the_stop_and_half_a_second_at_least(
+    stops: int, drained_s: int, closes_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, now_s, given_s = TimerApp(), 100.0, list[float]()
+    app.timer("orders", group="billing")(lambda: None)
+    worker = Worker(app, drain=10)
+
+    def cut_off() -> None:
+        nonlocal now_s
+        now_s += drained_s
+
+    async def end(within_s: float, *closes: Coroutine[Any, Any, None]) -> None:
+        given_s.append(within_s)
+        await asyncio.gather(*closes)
+
+    monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(worker_module, "_end", end)
+    monkeypatch.setattr(worker, "_cut_off", cut_off)
+    for _ in range(stops):
+        worker.stop()
+    now_s = 100.0
+    await worker._drain()
+    assert given_s == closes_s
+
+
 PROCESS = """
 import asyncio, atexit, concurrent.futures, multiprocessing, os, signal, time
 from argparse import Namespace
@@ -251,6 +283,17 @@ async def handler():
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, (seen := asyncio.Event()).set)
     signal.raise_signal(signal.SIGUSR1)  # the loop handles signals in their order
     await seen.wait()
+"""
+FORKED_AT_EXIT = """
+def fork():
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    if not (pid := os.fork()):
+        signal.raise_signal(signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+@run
+def handler():
+    atexit.register(fork)
 """
 EXITS = """
 async def exits():
@@ -338,6 +381,10 @@ def test_fork_keeps_the_signal_mask_of_its_thread_in_parent_and_child() -> None:
 
 def test_forked_process_that_handles_a_signal_does_not_stop_the_worker() -> None:
     assert run_program(OWN_HANDLER) == (0, "7\nstops 0\n")
+
+
+def test_process_that_an_exit_handler_forks_keeps_the_signal_handlers_of_the_application() -> None:
+    assert run_program(FORKED_AT_EXIT) == (0, "stops 0\n7\n")
 
 
 def test_process_ends_though_its_handlers_have_left_pools_and_processes() -> None:
