@@ -295,11 +295,10 @@ class Controller:
         node = self._nodes.get(report.name)
         if node is None or node.replica_id != report.replica_id:
             self._learners[report.name] = (report, now_ms)
-            if _id_name(report.replica_id) in self._nodes:  # its name was unknown
-                ids = frozenset(each.replica_id for each in self._nodes.values())
-                self._meet(self._named(ids, {report.replica_id}))
         else:
             node.report, node.reported_at_ms = report, now_ms
+        self._learn_voters(now_ms)
+        node = self._nodes.get(report.name)
         if node is None or not report.replica_id == node.replica_id == self._state.leader:
             return
         self._ends.append((now_ms, report.last_index))
@@ -329,31 +328,28 @@ class Controller:
             lease_ms=self.config.lease_ms,
         )
 
-    def _learn_voters(self, now_ms: MonoMs) -> bool:
-        """Take the voters from the newest log that is reported; return whether they are others.
+    def _learn_voters(self, now_ms: MonoMs) -> None:
+        """Take the voters from the newest log that is reported.
 
-        For a cluster whose known voters have no majority that reports. The replicated object may
-        have older voters: the leader of a change failed before it published them, or Raft's files
-        were lost. A log of an earlier epoch than the appointed one proves nothing.
+        The replicated object may have older voters: the leader of a change failed before it
+        published them, or Raft's files were lost. A log of an earlier epoch than the appointed one
+        proves nothing.
         """
         since_ms, most = now_ms - self.config.report_timeout_ms, self._epoch_max()
         reports = [node.latest for node in self._fresh(now_ms)]
         reports += [report for report, at_ms in self._learners.values() if at_ms > since_ms]
-        logs = [
-            (report.last_epoch, report.voters)
-            for report in reports
-            if report.voters and self._state.epoch <= report.last_epoch <= most
-        ]
-        if not logs:
-            return False
         # Of logs with the same last epoch, the one with fewer voters knows that a change is
         # committed: the voters of before no longer count.
-        _, newest = max(logs, key=lambda log: (log[0], -len(log[1])))
-        voters = self._named(newest, {report.replica_id for report in reports})
-        differ = voters != {node.name: node.replica_id for node in self._nodes.values()}
-        if differ:
+        newest = max(
+            (each for each in reports if self._state.epoch <= each.last_epoch <= most),
+            key=lambda report: (report.last_epoch, bool(report.voters), -len(report.voters)),
+            default=None,
+        )
+        if newest is None or not newest.voters:
+            return
+        voters = self._named(newest.voters, {report.replica_id for report in reports})
+        if voters != {node.name: node.replica_id for node in self._nodes.values()}:
             self._meet(voters)
-        return differ
 
     def _named(self, voters: Voters, reporting: set[ReplicaId]) -> dict[str, ReplicaId]:
         """Return the voters by name. A voter that has not reported may have its id as name.
@@ -428,8 +424,6 @@ class Controller:
         if self._gone_since_ms is None:
             self._gone_since_ms, self._wait_said = now_ms, False
         if not self._is_gathered(now_ms):
-            if not self._has_majority(now_ms) and self._learn_voters(now_ms):
-                return self._decide(now_ms)
             return self._wait_for_reports(now_ms, loss)
         successor = self._best(now_ms, self._fresh(now_ms), may_lead_again=self._may_lead_again())
         if successor is None:

@@ -105,8 +105,13 @@ def still_one_change(
 
     The controller plans from the published voters. The log has other ones while a leader has ended
     after its change was committed, and before it published the voters. A node to add would then
-    take the vote of the node that was added.
+    take the vote of the node that was added. A voter without a published name may be replaced under
+    a name whose published replica has lost its vote: after the loss of Raft's files.
     """
     names = {replica: name for name, replica in published.items()}
-    added, removed = set(proposed.values()) - log, log - set(proposed.values())
-    return not added or all(names.get(replica) in proposed for replica in removed)
+    added = {name for name, replica in proposed.items() if replica not in log}
+    removed = log - set(proposed.values())
+    vacant = {name for name, replica in published.items() if replica not in log}
+    return not added or all(
+        names[replica] in proposed if replica in names else added <= vacant for replica in removed
+    )

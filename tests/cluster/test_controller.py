@@ -23,7 +23,7 @@ from cluster.control.controller_events import (
     StateApplied,
     TransferAsked,
 )
-from cluster.control.membership import LAG_MAX, Change, Refusal
+from cluster.control.membership import LAG_MAX, Change, Refusal, still_one_change
 from tests.cluster.controlling import (
     CONFIG,
     FOUNDED,
@@ -593,7 +593,6 @@ def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files() -> None:
     newest = replace(follower("b", epoch=9), name="d", replica_id=LEARNER, voters=voters)
     removed = replace(follower("c", epoch=4), voters=frozenset(VOTERS.values()))
     play = Play({"a": replace(follower("a", epoch=9), voters=voters), "c": removed, "d": newest})
-    play.lose("c")
     play.lead()
     play.do(LinkChanged("d", up=True))
     play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
@@ -610,17 +609,21 @@ def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files() -> None:
     play.do(ChangeAsked(Change.REPLACE, "e"))
     assert proposal(play).voters == {"a": VOTERS["a"], "d": LEARNER, "e": ReplicaId(46)}
 
-    play.do(Reported(replace(newest, name="f", replica_id=ReplicaId(45))))
+    f = replace(newest, name="f", replica_id=ReplicaId(45))
+    play.do(Reported(replace(f, last_epoch=Epoch(11))))
     assert play.core._nodes.keys() == {"a", "d", "f"}
 
 
-def test_voters_of_a_log_from_an_earlier_epoch_than_the_appointed_one_do_not_count() -> None:
+def test_voters_of_a_log_from_an_earlier_or_incredible_epoch_do_not_count() -> None:
     old = frozenset({VOTERS["a"], ReplicaId(8), ReplicaId(9)})
-    play = Play({"a": replace(follower("a", epoch=4), voters=old)})
-    play.state = replace(play.state, epoch=Epoch(9), leader=VOTERS["b"])
-    play.lead()
+    play = in_service(epoch=9)
+    play.reports["a"] = replace(follower("a", epoch=4), voters=old)
+    leap = replace(follower("c", epoch=1 << 33), name="x", replica_id=LEARNER, voters=old)
+    play.reports["x"] = leap  # its epoch is incredible
+    play.do(LinkChanged("x", up=True))
     play.run(2_000)
     assert play.core._nodes.keys() == VOTERS.keys()
+    assert play.appointed == []
 
 
 def test_appointee_without_a_vote_by_its_own_log_is_replaced_as_one_that_does_not_begin() -> None:
@@ -703,3 +706,10 @@ def test_one_change_at_a_time() -> None:
     play.do(ChangeAsked(Change.REMOVE, "a"))
     assert play.refusal is not None
     assert ("another change" in play.refusal.why, play.refusal.later) == (True, True)
+
+
+def test_voter_without_a_published_name_is_replaced_under_a_name_without_a_vote_alone() -> None:
+    log = frozenset({VOTERS["a"], VOTERS["b"], LEARNER})  # of c, which was replaced twice
+    left = {"a": VOTERS["a"], "b": VOTERS["b"]}
+    assert still_one_change({**left, "c": ReplicaId(55)}, VOTERS, log)
+    assert not still_one_change({**left, "e": ReplicaId(55)}, VOTERS, log)
