@@ -56,7 +56,8 @@ class ReplicaReport:
     for a while."""
     voters: Voters = frozenset()
     """All replicas that vote by the replica's log: of both sets while a change of the voters is not
-    committed. Empty: a node of an earlier release sent none. The last field: see FrameKind."""
+    committed. Empty: a node of an earlier release sent none. The last field, which
+    ControlPlane sends apart: see FrameKind.VOTERS."""
 
     def is_urgent_after(self, earlier: "ReplicaReport | None") -> bool:
         """Return whether the report has changes that the controller should learn at once."""

@@ -218,7 +218,7 @@ class Planted:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is planted, and what has to be found."""
+    """A planted fault, and the findings that it must have."""
 
     planted: Planted
     expected: dict[int, str]
@@ -540,7 +540,7 @@ def honest_changes() -> Case:
 
 
 def honest() -> Case:
-    """What only looks wrong."""
+    """Events that look wrong and are right."""
     p = Planted(range(1, 21))
     expected = dict.fromkeys(range(1, 21), "ok")
     # By as much as the clocks may differ.

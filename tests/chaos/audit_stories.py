@@ -46,8 +46,8 @@ def ack(
 
 
 DEAD = (2, 3, 4, 5, 6, 7)
-"""Numbers of those that die in the group "g" of the topic "home": offsets 1 to 6. What the group
-"h" is given is what the log has."""
+"""Numbers of those that die in the group "g" of the topic "home": offsets 1 to 6. The group "h"
+gets the messages that the log has."""
 
 
 class Redriven(Story):

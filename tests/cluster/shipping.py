@@ -149,6 +149,15 @@ class Shipper:
             self.shipper._pruning.exception()
 
 
+def backed_up(directory: Path, store: BackupStore) -> tuple[Shipped, Shipper]:
+    """Return a node with ten applied entries, and a shipper that has taken a backup of them."""
+    node = Shipped(directory, applied=10)
+    shipper = Shipper(node, store)
+    shipper.step()
+    shipper.back_up()
+    return node, shipper
+
+
 def stored(store: BackupStore) -> StoredLog:
     return StoredLog(store, "c")
 

@@ -13,7 +13,7 @@ from cluster.backup.catalogue import read_catalogues
 from cluster.backup.roll_forward import Until
 from cluster.backup.store_care import gaps_of
 from tests.cluster.running import until
-from tests.cluster.shipping import Shipped, Shipper, at, first, state_at, stored
+from tests.cluster.shipping import Shipped, Shipper, at, backed_up, first, state_at, stored
 from tests.timer.machines import START_MS
 from timer.model.units import LogIndex
 from timer.recovery.snapshot_source import PINNED_MS
@@ -24,15 +24,6 @@ from timerclient.values.errors import Unavailable
 @pytest.fixture
 def store(tmp_path: Path) -> BackupStore:
     return BackupStore(str(tmp_path / "store"))
-
-
-def backed_up(tmp_path: Path, store: BackupStore) -> tuple[Shipped, Shipper]:
-    """Return a node, and a shipper whose store has a backup of it and its log."""
-    node = Shipped(tmp_path, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
-    return node, shipper
 
 
 def test_silent_node_is_not_waited_for_and_is_told_again_later(

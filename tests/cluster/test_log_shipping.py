@@ -25,7 +25,17 @@ from cluster.backup.log_shipper import (
 from cluster.backup.roll_forward import Until
 from cluster.backup.store_care import damages_of, gaps_of, prune
 from tests.cluster.backups import plan_of
-from tests.cluster.shipping import DISK, Shipped, Shipper, at, first, frame_of, state_at, stored
+from tests.cluster.shipping import (
+    DISK,
+    Shipped,
+    Shipper,
+    at,
+    backed_up,
+    first,
+    frame_of,
+    state_at,
+    stored,
+)
 from tests.timer.machines import START_MS, Log, engine_on, state_of
 from timer.entries.entry_frame import Entry
 from timer.model.timer_errors import NotReadyError, UnreadableFileError
@@ -35,15 +45,6 @@ from timerclient.cli.timerctl import main as timerctl
 from timerclient.client.timer_client import TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound
-
-
-def backed_up(directory: Path, store: BackupStore) -> tuple[Shipped, Shipper]:
-    """Return a node with ten applied entries, and a shipper that has taken a backup of them."""
-    node = Shipped(directory, applied=10)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
-    return node, shipper
 
 
 @pytest.fixture

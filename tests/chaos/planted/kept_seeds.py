@@ -1,4 +1,4 @@
-"""Kept seeds: each has found a defect once and is played again in every test run.
+"""Kept seeds: each has found a defect once and is played again in every long test run.
 
 The world of a seed changes with the draw (chaos/sim/world/options.py). A kept seed therefore names
 the commit at which it failed, and keeps all options that were set. It also names a test of the same
