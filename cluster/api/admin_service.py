@@ -600,13 +600,13 @@ class AdminService(Service, rpc.AdminServiceServicer):
     ) -> pb.ChangeMembersResponse:
         """Change one voter; the answer comes when the change is committed."""
         del context
-        known = {self._view.name, *self._view.peers()}
-        change = _CHANGES.get(request.change)
+        name, change = request.name, _CHANGES.get(request.change)
         if change is None:
             raise InvalidRequestError("change", int(request.change), "ADD, REPLACE or REMOVE")
-        if request.name not in known:
-            raise NotFoundError("node", request.name)
-        await self._commands.change_members(change, request.name)
+        known = name in (self._view.name, *self._view.peers())
+        if not known and not self._view.is_voter(name):
+            raise NotFoundError("node", name)
+        await self._commands.change_members(change, name)
         return as_type(pb.ChangeMembersResponse, await self._view.members())
 
     @answered

@@ -70,6 +70,8 @@ from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId
 logger = logging.getLogger(__name__)
 
 COMMANDS_IN_FLIGHT_MAX: Final = 16
+SETS_MAX: Final = 16
+"""Voter sets of one report; two are in force during a change."""
 COMMAND_DEADLINE_S: Final = 2.0
 ELECTION_DEADLINE_S: Final = 2.0
 """Seconds that a request waits for a controller, whose election takes about one."""
@@ -184,7 +186,7 @@ class ControlPlane:
         self._view, self._is_current, self._state = RaftView(), False, ControlState()
         self._on_state, self._report = on_state, report
         self._reported: ReplicaReport | None = None
-        self._peer_voters: dict[str, Voters] = {}
+        self._peer_sets: dict[str, tuple[Voters, ...]] = {}
         """Voter sets in the logs of the peers, as they sent them over their present links."""
         self._reported_at_ms, self._stopping = MonoMs(0), False
         self._pending: dict[int, asyncio.Future[CommandOutcome]] = {}
@@ -389,7 +391,8 @@ class ControlPlane:
         elif controller is not None:
             # Sent with Raft's own answers, except if the report is urgent.
             if urgent:
-                self._link.send(controller, FrameKind.VOTERS, sorted(report.voters))
+                sets = [sorted(each) for each in report.sets]
+                self._link.send(controller, FrameKind.VOTERS, sets)
             packed = astuple(report)[:-1]  # an earlier program knows no voters in a report
             self._link.send(controller, FrameKind.REPORT, packed, lazily=not urgent)
 
@@ -563,7 +566,7 @@ class ControlPlane:
 
     def _on_announced(self, peer: str, release: ProgramRelease) -> None:
         """Note a release. A new stream of a peer begins with it; voters come after it."""
-        self._peer_voters.pop(peer, None)
+        self._peer_sets.pop(peer, None)
         self._step(Announced(peer, release))
 
     def _on_frame(self, peer: str, kind: FrameKind, body: object) -> None:
@@ -571,10 +574,10 @@ class ControlPlane:
             case FrameKind.REPORT, tuple():
                 report = _parse_report(body, control_state.epoch_limit(self._state.epoch))
                 if report is not None and report.name == peer:
-                    voters = self._peer_voters.get(peer, frozenset())
-                    self._step(Reported(replace(report, voters=voters)))
-            case FrameKind.VOTERS, tuple() as ids if _are_voters(ids):
-                self._peer_voters[peer] = frozenset(ids)
+                    sets = self._peer_sets.get(peer, ())
+                    self._step(Reported(replace(report, sets=sets)))
+            case FrameKind.VOTERS, tuple() as sets if _are_sets(sets):
+                self._peer_sets[peer] = tuple(map(frozenset, sets))
             case FrameKind.ASK, (int(ask_id), (int() | None) as target):
                 asked = TransferAsked(None if target is None else ReplicaId(target))
                 self._spawn(self._answer(peer, ask_id, asked))
@@ -667,10 +670,13 @@ class _Register:
             return self._state, applied
 
 
-def _are_voters(ids: tuple[object, ...]) -> TypeGuard[tuple[ReplicaId, ...]]:
-    """Return whether these are ids of replicas; during a change, one more than VOTERS_MAX."""
-    return len(ids) <= VOTERS_MAX + 1 and all(
-        type(each) is int and 0 < each <= ID_MAX for each in ids
+def _are_sets(sets: tuple[object, ...]) -> TypeGuard[tuple[tuple[ReplicaId, ...], ...]]:
+    """Return whether these are sets of at most VOTERS_MAX ids of replicas."""
+    return len(sets) <= SETS_MAX and all(
+        isinstance(ids, tuple)
+        and 0 < len(ids) <= VOTERS_MAX
+        and all(type(each) is int and 0 < each <= ID_MAX for each in ids)
+        for ids in sets
     )
 
 

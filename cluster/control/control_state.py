@@ -3,7 +3,8 @@
     cluster id, voters    set by the first `Init`; `Members` sets the voters to those of the log
     epoch, leader         moved by `Appoint`: compare-and-set, the epoch only grows
     feature level         raised by an `Appoint`; never falls
-    proposed voters       set by an `Appoint` that changes them, until the next one, or `Members`
+    proposed voters       set by an `Appoint` that changes them, until the next one, or `Members`;
+                          with the voters that they were planned from
     shared checkpoint     moved by `CheckpointPage`: (epoch, index) never goes back
 
 Every node applies the same commands in the same order with `apply`. `apply` is total: a malformed
@@ -26,6 +27,7 @@ from typing import Any, ClassVar, Final, TypeAlias, assert_never
 
 import msgpack
 
+from replication.core.quorum import Voters
 from timer.model.units import EPOCH_MAX, Epoch, LogIndex, QueueOffset, ReplicaId, UnixMs
 
 COMMAND_SIZE_MAX: Final = 4_000
@@ -118,6 +120,9 @@ class ControlState:
     epoch: Epoch = Epoch(0)
     proposed: Mapping[str, ReplicaId] | None = None
     """Voters for the appointed leader's EPOCH entry. None: no change is proposed."""
+    planned_from: tuple[ReplicaId, ...] = ()
+    """The log's voters that `proposed` was planned from: it counts only for a log with these.
+    Empty: a controller of an earlier release made the proposal."""
     leader: ReplicaId | None = None
     """The replica appointed for `epoch`. None: no leader was ever appointed."""
     unfit: tuple[ReplicaId, ...] = ()
@@ -132,6 +137,18 @@ class ControlState:
     def name_of(self, replica_id: ReplicaId | None) -> str | None:
         """Return the voter's name. None: no voter has this id."""
         return next((name for name, voter in self.voters.items() if voter == replica_id), None)
+
+    def change_of(self, log: Voters) -> Voters | None:
+        """Return the proposed voters, if they were planned from the voters of this log.
+
+        The log has other voters if its leader committed a change and ended before it published
+        them. Otherwise, a node to add could take the vote of one that was just added.
+        """
+        if self.proposed is None:
+            return None
+        proposed = frozenset(self.proposed.values())
+        planned_from = frozenset(self.planned_from or self.voters.values())
+        return proposed if log in (planned_from, proposed) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +170,8 @@ class Appoint:
     expected_epoch: Epoch
     voters: Mapping[str, ReplicaId] | None = None
     """The voters from this epoch on. None: no change."""
+    planned_from: tuple[ReplicaId, ...] = ()
+    """The log's voters that `voters` was planned from."""
     unfit: tuple[ReplicaId, ...] = ()
     """Replicas that led poorly of late: see cluster/control/leader_fitness.py."""
     level: int = 0
@@ -218,6 +237,7 @@ def encode_command(command: Command, *, nonce: int) -> bytes:
             fields = {"epoch": epoch, "leader": leader, "expected_epoch": expected_epoch}
             if command.voters is not None:
                 fields["voters"] = dict(command.voters)
+                fields["from"] = list(command.planned_from)
             if command.unfit:
                 fields["unfit"] = list(command.unfit)
             if command.level:
@@ -269,8 +289,10 @@ def dump(state: ControlState) -> bytes:
     checkpoint = None if state.checkpoint is None else _pack_checkpoint(state.checkpoint)
     proposed = None if state.proposed is None else dict(state.proposed)
     known = [state.cluster_id, dict(state.voters), state.epoch, state.leader, checkpoint, proposed]
-    level = [state.level] if state.level else []
-    data: bytes = msgpack.packb([_VERSION, *known, list(state.unfit), state.why, *level])
+    later: list[object] = [list(state.unfit), state.why]
+    if state.level or state.planned_from:
+        later += [state.level, list(state.planned_from)]
+    data: bytes = msgpack.packb([_VERSION, *known, *later])
     return data
 
 
@@ -291,9 +313,10 @@ def load(data: bytes) -> ControlState:
             epoch=Epoch(min(_int(epoch), EPOCH_MAX)),
             proposed=None if proposed is None else MappingProxyType(_voters(proposed)),
             leader=None if leader is None else ReplicaId(_int(leader)),
-            unfit=tuple(ReplicaId(_int(each)) for each in later[1]) if len(later) > 1 else (),
+            unfit=_replicas(later[1]) if len(later) > 1 else (),
             why=_why(later[2]) if len(later) > 2 else "",
             level=_int(later[3]) if len(later) > 3 else 0,
+            planned_from=_replicas(later[4]) if len(later) > 4 else (),
             checkpoint=None if checkpoint is None else _parse_checkpoint(checkpoint),
         )
     except (TypeError, AttributeError) as error:
@@ -322,6 +345,7 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
                 epoch=epoch,
                 leader=leader,
                 proposed=proposed,
+                planned_from=command.planned_from,
                 unfit=unfit,
                 level=max(state.level, command.level),
                 why=command.why,
@@ -329,7 +353,8 @@ def _apply(state: ControlState, command: Command) -> ControlState | None:
         case Members(epoch=epoch, voters=voters):
             if epoch < state.epoch:
                 return None
-            return replace(state, voters=MappingProxyType(dict(voters)), proposed=None)
+            members = MappingProxyType(dict(voters))
+            return replace(state, voters=members, proposed=None, planned_from=())
         case CheckpointPage(checkpoint=page):
             return _apply_page(state, page)
 
@@ -389,7 +414,8 @@ def _parse(fields: dict[str, Any]) -> Command:
                 leader=ReplicaId(_int(fields["leader"])),
                 expected_epoch=Epoch(_int(fields["expected_epoch"])),
                 voters=_voters(fields["voters"]) if "voters" in fields else None,
-                unfit=tuple(ReplicaId(_int(replica)) for replica in fields.get("unfit", ())),
+                planned_from=_replicas(fields.get("from", ())),
+                unfit=_replicas(fields.get("unfit", ())),
                 level=_int(fields.get("level", 0)),
                 why=_why(fields.get("why", "")),
             )
@@ -434,6 +460,10 @@ def _parse_checkpoint(packed: list[Any]) -> SharedCheckpoint:
 
 def _voters(packed: dict[object, object]) -> dict[str, ReplicaId]:
     return {_name(name): ReplicaId(_int(voter)) for name, voter in packed.items()}
+
+
+def _replicas(packed: Iterable[object]) -> tuple[ReplicaId, ...]:
+    return tuple(ReplicaId(_int(each)) for each in packed)
 
 
 def _int(value: object) -> int:

@@ -45,9 +45,10 @@ from cluster.control.controller_events import (
     TransferAsked,
 )
 from cluster.control.leader_fitness import SLOW_PARTS, ServiceRecord, UnfitReplicas
-from cluster.control.membership import Change, Learner, Refusal, planned
+from cluster.control.membership import Change, Learner, Refusal, id_name, planned
+from cluster.control.newest_log import named, newest_log
 from cluster.control.succession import Candidate, best, why_behind
-from replication.core.quorum import Voters
+from replication.core.quorum import Voters, granted
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -153,11 +154,6 @@ _NOT_CONTROLLER: Final = "this node is not the controller"
 _NO_SUCCESSOR: Final = "no other voter could lead"
 
 
-def _id_name(replica_id: ReplicaId) -> str:
-    """Return the name of a voter that has not reported since the names were lost."""
-    return f"{replica_id:016x}"
-
-
 def _refused(why: str) -> ControllerEffects:
     return ControllerEffects(refusal=Refusal(why))
 
@@ -196,6 +192,9 @@ class Controller:
     _leads: bool = False
     _state: ControlState = field(default_factory=ControlState)
     _nodes: dict[str, _Node] = field(default_factory=dict)
+    """The voters."""
+    _sets: tuple[Voters, ...] = ()
+    """The voter sets in force: an election needs a majority of each."""
     _links: dict[str, tuple[bool, MonoMs]] = field(default_factory=dict)
     """(up, since when) of the link to each peer, voter or not."""
     _learners: dict[str, tuple[ReplicaReport, MonoMs]] = field(default_factory=dict)
@@ -228,13 +227,13 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._announced = Announcements(self.name, self.release)
-        self._meet(self.founders)
+        self._meet(self.founders, ())
 
     def step(self, now_ms: MonoMs, event: Event) -> ControllerEffects:
         """Advance to `now_ms`, take note of `event`, return the orders for the shell."""
         match event:
             case ControllerTick():
-                pass
+                self._learn_voters(now_ms)
             case Reported(report):
                 self._note_report(now_ms, report)
             case LinkChanged(name, up):
@@ -269,8 +268,10 @@ class Controller:
 
     # Taking note
 
-    def _meet(self, voters: Mapping[str, ReplicaId]) -> None:
+    def _meet(self, voters: Mapping[str, ReplicaId], sets: tuple[Voters, ...]) -> None:
+        """Take these voters. `sets`: in force; empty: there is one set, of all of them."""
         known, self._nodes = self._nodes, {}
+        self._sets = sets or (frozenset(voters.values()),)
         for name, replica_id in voters.items():
             before = known.get(name)
             is_self = name == self.name
@@ -282,6 +283,9 @@ class Controller:
             if learnt is not None and learnt[0].replica_id == replica_id:
                 node.report, node.reported_at_ms = self._learners.pop(name)
             self._nodes[name] = node
+        for name in known.keys() - voters.keys():
+            if (report := known[name].report) is not None:
+                self._learners.setdefault(name, (report, known[name].reported_at_ms))
 
     def _note_link(self, now_ms: MonoMs, name: str, *, up: bool) -> None:
         if name not in self._links or self._links[name][0] != up:
@@ -329,44 +333,32 @@ class Controller:
         )
 
     def _learn_voters(self, now_ms: MonoMs) -> None:
-        """Take the voters from the newest log that is reported.
+        """Take the voters of the log: those of the serving leader, or of the newest log.
 
         The replicated object may have older voters: the leader of a change failed before it
-        published them, or Raft's files were lost. A log of an earlier epoch than the appointed one
-        proves nothing.
+        published them, or Raft's files were lost. It counts if nodes of an earlier release report
+        no voters.
         """
-        since_ms, most = now_ms - self.config.report_timeout_ms, self._epoch_max()
+        since_ms = now_ms - self.config.report_timeout_ms
         reports = [node.latest for node in self._fresh(now_ms)]
         reports += [report for report, at_ms in self._learners.values() if at_ms > since_ms]
-        # Of logs with the same last epoch, the one with fewer voters knows that a change is
-        # committed: the voters of before no longer count.
-        newest = max(
-            (each for each in reports if self._state.epoch <= each.last_epoch <= most),
-            key=lambda report: (report.last_epoch, bool(report.voters), -len(report.voters)),
-            default=None,
-        )
-        if newest is None or not newest.voters:
+        state, before = self._state, self._voters()
+        published = state.voters or self.founders
+        newest = newest_log(reports, state, published, self._epoch_max())
+        if newest is None:
             return
-        voters = self._named(newest.voters, {report.replica_id for report in reports})
-        if voters != {node.name: node.replica_id for node in self._nodes.values()}:
-            self._meet(voters)
-
-    def _named(self, voters: Voters, reporting: set[ReplicaId]) -> dict[str, ReplicaId]:
-        """Return the voters by name. A voter that has not reported may have its id as name.
-
-        Of two voters with one name, during a replacement, it is the one that reports.
-        """
-        state = self._state
-        known = [*state.voters.items(), *(state.proposed or {}).items()]
-        known += [(node.name, node.replica_id) for node in self._nodes.values()]
-        known += [(name, report.replica_id) for name, (report, _) in self._learners.items()]
-        names = {replica_id: name for name, replica_id in known}
-        ordered = sorted(voters, key=lambda voter: (voter in reporting, voter))
-        return {names.get(voter, _id_name(voter)): voter for voter in ordered}
+        voters = published
+        if newest.sets:
+            known = [published, state.proposed or {}, before]
+            known.append({name: report.replica_id for name, (report, _) in self._learners.items()})
+            voters = named(newest.voters, known, reports)
+        sets = newest.sets or (frozenset(voters.values()),)
+        if (voters, sets) != (before, self._sets):
+            self._meet(voters, sets)
 
     def _note_state(self, now_ms: MonoMs, state: ControlState) -> None:
         if state.voters and state.voters != self._state.voters:
-            self._meet(state.voters)
+            self._meet(state.voters, ())
         if state.epoch != self._state.epoch:
             if self._leads and self._state.leader is not None and not self._served:
                 self._stalls = min(self._stalls + 1, self.config.stall_doublings_max)
@@ -579,8 +571,8 @@ class Controller:
         return ControllerEffects(reason=why)
 
     def _has_majority(self, now_ms: MonoMs) -> bool:
-        """Return whether a majority of the voters reports."""
-        return len(self._fresh(now_ms)) > len(self._nodes) // 2
+        """Return whether a majority of the voters reports; of each set in force."""
+        return granted(self._sets, {node.replica_id for node in self._fresh(now_ms)})
 
     def _fresh(self, now_ms: MonoMs) -> list[_Node]:
         return [
@@ -643,6 +635,7 @@ class Controller:
         successor: _Node,
         reason: str,
         voters: Mapping[str, ReplicaId] | None = None,
+        planned_from: Voters = frozenset(),
         unfit: frozenset[ReplicaId] | None = None,
     ) -> ControllerEffects:
         """`unfit`: replicas that led poorly of late. None: the known ones, maybe the successor."""
@@ -654,6 +647,7 @@ class Controller:
             leader=successor.replica_id,
             expected_epoch=self._state.epoch,
             voters=voters,
+            planned_from=tuple(sorted(planned_from)),
             unfit=tuple(sorted(self._unfit.at(now_ms) if unfit is None else unfit)),
             level=self._higher_level(),
             why=reason,
@@ -671,7 +665,9 @@ class Controller:
 
     def _epoch_max(self) -> int:
         """Return the highest credible epoch: at most EPOCH_LEAP_MAX above the median log's last."""
-        logs = sorted(node.report.last_epoch for node in self._nodes.values() if node.report)
+        reports = [node.report for node in self._nodes.values() if node.report]
+        reports += [report for report, _ in self._learners.values()]
+        logs = sorted(report.last_epoch for report in reports)
         middle = logs[(len(logs) - 1) // 2] if logs else 0
         return max(self._state.epoch, middle) + EPOCH_LEAP_MAX
 
@@ -723,12 +719,14 @@ class Controller:
         if leader is None or leader not in fresh or not self._served:
             return _refused("no leader serves")
         learner = self._learner(now_ms, name)
-        voters = {node.name: node.replica_id for node in self._nodes.values()}
-        nameless = [each for each, replica_id in voters.items() if each == _id_name(replica_id)]
-        if nameless and (change is not Change.REPLACE or name in voters or len(nameless) > 1):
-            return _refused(f"the name of voter {nameless[0]} is unknown: start it, or replace it")
-        if nameless:  # the learner replaces the voter that has lost its name
-            voters[name] = voters.pop(nameless[0])
+        voters = self._voters()
+        nameless = [each for each, replica_id in voters.items() if each == id_name(replica_id)]
+        if change is Change.REPLACE and name not in voters and len(nameless) == 1:
+            voters[name] = voters.pop(nameless[0])  # that voter has lost its name
+        elif change is Change.ADD and nameless:  # it may be the one to be added
+            first = f"replace {name}" if len(nameless) == 1 else f"remove {nameless[0]}"
+            why = f"the name of voter {nameless[0]} is unknown: start it, or {first}"
+            return ControllerEffects(refusal=Refusal(why, later=False))
         reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
         leader_end = leader.latest.last_epoch, leader.latest.last_index
         after = planned(change, name, voters, learner, leader_end, reporting)
@@ -740,7 +738,7 @@ class Controller:
         if successor is None:
             return _refused(_NO_SUCCESSOR)
         why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"
-        return self._appoint(now_ms, successor, why, after)
+        return self._appoint(now_ms, successor, why, after, leader.latest.voters)
 
     def _learner(self, now_ms: MonoMs, name: str) -> Learner | None:
         """Return the learner that reports under a name, or did so in the last LEARNER_MS."""
@@ -768,6 +766,9 @@ class Controller:
         self._handed_over_at_ms = now_ms
         peer = min(peers, key=lambda node: node.replica_id)
         return ControllerEffects(hand_over_to=peer.name, reason="the controller leads the log too")
+
+    def _voters(self) -> dict[str, ReplicaId]:
+        return {node.name: node.replica_id for node in self._nodes.values()}
 
     def _leader(self) -> _Node | None:
         leader = self._state.leader

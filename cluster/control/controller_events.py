@@ -54,10 +54,15 @@ class ReplicaReport:
     accepts: bool = True
     """The node can take connections and open files, is not drained, and its certificate is valid
     for a while."""
-    voters: Voters = frozenset()
-    """All replicas that vote by the replica's log: of both sets while a change of the voters is not
+    sets: tuple[Voters, ...] = ()
+    """The voter sets in force in the replica's log: two while a change of the voters is not
     committed. Empty: a node of an earlier release sent none. The last field, which
     ControlPlane sends apart: see FrameKind.VOTERS."""
+
+    @property
+    def voters(self) -> Voters:
+        """All replicas that vote by the replica's log."""
+        return frozenset().union(*self.sets)
 
     def is_urgent_after(self, earlier: "ReplicaReport | None") -> bool:
         """Return whether the report has changes that the controller should learn at once."""
@@ -72,7 +77,7 @@ class ReplicaReport:
             self.highest_promise,
             self.unsure,
             self.last_epoch,
-            self.voters,
+            self.sets,
         )
 
 

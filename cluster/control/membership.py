@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from replication.core.quorum import VOTERS_MAX, Voters
+from replication.core.quorum import VOTERS_MAX
 from timer.model.units import Epoch, LogIndex, ReplicaId
 
 LAG_MAX: Final = 1_000
@@ -51,6 +51,11 @@ class Learner:
     silent_ms: int = 0
     """Milliseconds since its last report; 0: it reports. One that installs millions of timers does
     not report meanwhile."""
+
+
+def id_name(replica_id: ReplicaId) -> str:
+    """Return the name of a voter whose own name is unknown, after the loss of Raft's files."""
+    return f"{replica_id:016x}"
 
 
 def planned(
@@ -96,22 +101,3 @@ def planned(
         names = ", ".join(silent)
         return Refusal(f"no majority: {names} of the new voters would not answer")
     return after
-
-
-def still_one_change(
-    proposed: Mapping[str, ReplicaId], published: Mapping[str, ReplicaId], log: Voters
-) -> bool:
-    """Return whether no voter of the log is replaced under another name.
-
-    The controller plans from the published voters. The log has other ones while a leader has ended
-    after its change was committed, and before it published the voters. A node to add would then
-    take the vote of the node that was added. A voter without a published name may be replaced under
-    a name whose published replica has lost its vote: after the loss of Raft's files.
-    """
-    names = {replica: name for name, replica in published.items()}
-    added = {name for name, replica in proposed.items() if replica not in log}
-    removed = log - set(proposed.values())
-    vacant = {name for name, replica in published.items() if replica not in log}
-    return not added or all(
-        names[replica] in proposed if replica in names else added <= vacant for replica in removed
-    )

@@ -84,8 +84,8 @@ class FrameKind(enum.IntEnum):
     RELEASE = 4
     """[program, level_min, level_max]"""
     VOTERS = 5
-    """The ids of the voters in the sender's log. It comes before the report that it belongs to:
-    earlier programs take no longer report."""
+    """The voter sets in force in the sender's log, as lists of ids. They come before the report
+    that they belong to: earlier programs take no longer report."""
 
 
 PORT_METADATA: Final = "tcp-port"

@@ -45,7 +45,7 @@ def report_of(
         disk_ms=report.disk_ms,
         commit_ms=report.commit_ms,
         accepts=accepts,
-        voters=report.voters,
+        sets=report.sets,
     )
 
 

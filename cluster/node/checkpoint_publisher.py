@@ -9,6 +9,7 @@ from typing import Final
 
 from cluster.control.control_plane import CommandOutcome, ControlPlane
 from cluster.control.control_state import SharedCheckpoint
+from cluster.control.membership import id_name
 from cluster.settings.rounds import next_round
 from cluster.state.host import Host
 from replication.shell.replica import Replica
@@ -81,9 +82,11 @@ class CheckpointPublisher:
         for name, replica in (state.proposed or {}).items():
             known.setdefault(replica, name)
         voters = self._host.engine.machine.voters  # committed
-        names = {voter: self._replica.name_of(voter) or known.get(voter) for voter in voters}
-        named = {name: voter for voter, name in names.items() if name is not None}
+        named = {
+            self._replica.name_of(voter) or known.get(voter) or id_name(voter): voter
+            for voter in voters
+        }
         if len(named) < len(voters):
-            return  # a voter without a name has not connected yet
+            return  # a voter and its replacement have one name until the change is committed
         if named != state.voters or (state.proposed is not None and leader.epoch == state.epoch):
             await self._control.publish_members(leader.epoch, named)

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from cluster.control.control_plane import CommandAnswer, CommandOutcome, ControlPlane
 from cluster.control.control_state import ControlState
-from cluster.control.membership import still_one_change
 from cluster.node.build import build
 from cluster.settings.config import NodeConfig
 from replication.core.core_events import Role
@@ -176,9 +175,7 @@ class Node:
         if state.leader is not None and not (self._stopping and mine):
             if mine:
                 self._parts.promotions.appointed(state.epoch)
-            proposed, voters = state.proposed, None
-            if proposed is not None and still_one_change(proposed, state.voters, replica.voters):
-                voters = frozenset(proposed.values())
+            voters = state.change_of(replica.voters)
             replica.appointed(state.epoch, state.leader, voters, state.level)
         self._parts.digests.compare(state.checkpoint)
         self._parts.view.note_leader(state)

@@ -101,10 +101,10 @@ class OperatorCommands:
                 instead: the leadership may have moved.
             CommitTimeoutError: a node was appointed and was not seen serving yet.
         """
-        voters = self._control.state.voters
+        voters = self._replica.voters
         if not target and len(voters) == 1:  # a retry would change nothing
             raise InvalidRequestError("target", UNSHOWN, "there is no other voter")
-        replica_id = voters.get(target) if target else None
+        replica_id = next((each for each in voters if self._view.name_of(each) == target), None)
         if target and replica_id is None:
             raise NotReadyError(f"{target} is not a voter yet")
         answer = await self._control.request_transfer(replica_id)

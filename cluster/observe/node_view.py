@@ -12,6 +12,7 @@ from cluster.api.peer_queries import Peers, Stub, ask_all, status_of
 from cluster.api.policy_admin import description
 from cluster.control.control_plane import ControlPlane
 from cluster.control.control_state import ControlState
+from cluster.control.membership import id_name
 from cluster.files.scrubber import Scrubber
 from cluster.files.storage import LastRepair
 from cluster.observe import lag, quota_view
@@ -144,7 +145,7 @@ class NodeState(TopicView):
 
     def voter_name(self, voter: ReplicaId) -> str:
         """Return the name of a voter, or its replica id if the name is unknown."""
-        return self._name_of(voter) or str(voter)
+        return self._name_of(voter) or id_name(voter)
 
     def _name_of(self, replica_id: ReplicaId | None) -> str | None:
         if replica_id == self._replica.replica_id:
@@ -186,7 +187,7 @@ class NodeState(TopicView):
             if node.reachable
         ]
         for voter in voters - {row.replica_id for row in rows}:
-            name = self._replica.name_of(voter) or self._name_of(voter) or ""
+            name = self._replica.name_of(voter) or self.voter_name(voter)
             address = self._config.peers.get(name, "")
             rows.append(
                 pb.Member(

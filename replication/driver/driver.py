@@ -170,8 +170,9 @@ class LogStatus:
     """Milliseconds for a majority to have an entry, likewise; 0 if not a leader."""
     stranded: tuple[ReplicaId, ...]
     """Followers that need entries which the leader's log has dropped; see `Progress.stranded`."""
-    voters: Voters
-    """All replicas that vote by the log: in the committed set, and in a newer one if any."""
+    sets: tuple[Voters, ...]
+    """The voter sets in force in the log: the last one that is known to be committed, then every
+    later one."""
 
 
 class Driver:
@@ -501,7 +502,7 @@ class Driver:
             disk_ms=self._on_disk.ms(now_ms),
             commit_ms=self._committed.ms(now_ms),
             stranded=core.stranded,
-            voters=frozenset().union(*(start.voters for start in sets)),
+            sets=tuple(dict.fromkeys(start.voters for start in sets)),
         )
 
 

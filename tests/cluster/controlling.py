@@ -1,5 +1,6 @@
 """A controller that decides over time, without nodes."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from cluster.control.control_state import Appoint, ControlState, Init
@@ -20,6 +21,7 @@ from cluster.control.controller_events import (
     StateApplied,
 )
 from cluster.control.membership import Refusal
+from replication.core.quorum import Voters
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -51,6 +53,11 @@ def follower(
         highest_promise=Epoch(epoch if promise is None else promise),
         unsure=False,
     )
+
+
+def voter_sets(ids: Iterable[int]) -> tuple[Voters, ...]:
+    """Return the sets of a log with one set."""
+    return (frozenset(map(ReplicaId, ids)),)
 
 
 def serving(name: str, *, epoch: int) -> ReplicaReport:

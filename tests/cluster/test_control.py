@@ -247,6 +247,12 @@ def test_proposed_voters_last_until_the_next_appointment_or_the_logs_word() -> N
     state = after(INIT, proposed)
     assert (state.proposed, state.voters) == (wanted, INIT.voters)
     assert load(dump(state)) == state
+    planned = after(INIT, replace(proposed, planned_from=(ReplicaId(1), ReplicaId(4))))
+    of_init, of_log, new = (frozenset(map(ReplicaId, ids)) for ids in ((1, 2), (1, 4), (1, 3)))
+    assert (state.change_of(of_init), state.change_of(of_log)) == (new, None)
+    assert (planned.change_of(of_init), planned.change_of(of_log)) == (None, new)
+    assert planned.change_of(new) == new  # the log has it already
+    assert load(dump(planned)) == planned
     assert after(appoint(2, 1, expected=1), state=state).proposed is None
     said = Members(epoch=Epoch(1), voters=wanted)
     settled = after(said, state=state)

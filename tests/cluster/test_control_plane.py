@@ -73,7 +73,7 @@ class Node:
             applied_index=LogIndex(0),
             highest_promise=cluster.promises.get(name, Epoch(0)),
             unsure=False,
-            voters=frozenset(VOTERS.values()),
+            sets=(frozenset(VOTERS.values()),),
         )
         self.plane = ControlPlane(
             name=name,
@@ -672,8 +672,8 @@ async def test_voters_that_only_the_logs_know_elect_a_leader(tmp_path: Path) -> 
     await cluster.start(*VOTERS)
     try:
         await until(lambda: cluster.serves(above=4), "a leader")
-        told = cluster.nodes[await cluster.controller()].plane._peer_voters
-        await until(lambda: [*told.values()] == [frozenset(VOTERS.values())] * 2, "their voters")
+        told = cluster.nodes[await cluster.controller()].plane._peer_sets
+        await until(lambda: [*told.values()] == [(frozenset(VOTERS.values()),)] * 2, "their voters")
     finally:
         await cluster.stop()
 

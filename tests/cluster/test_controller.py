@@ -23,7 +23,7 @@ from cluster.control.controller_events import (
     StateApplied,
     TransferAsked,
 )
-from cluster.control.membership import LAG_MAX, Change, Refusal, still_one_change
+from cluster.control.membership import LAG_MAX, Change, Refusal
 from tests.cluster.controlling import (
     CONFIG,
     FOUNDED,
@@ -33,6 +33,7 @@ from tests.cluster.controlling import (
     follower,
     in_service,
     serving,
+    voter_sets,
 )
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -577,27 +578,42 @@ def test_replacement_votes_though_the_leader_died_before_it_could_say_so(
     play = with_learner("c")
     play.do(ChangeAsked(Change.REPLACE, "c"))
     play.reports["b"] = serving("b", epoch=6)
-    voters = frozenset({VOTERS["a"], VOTERS["b"], LEARNER})
-    heir = replace(play.reports["c"], role=ReportedRole.FOLLOWER, voters=voters)
+    sets = voter_sets({VOTERS["a"], VOTERS["b"], LEARNER})
+    heir = replace(play.reports["c"], role=ReportedRole.FOLLOWER, sets=sets)
     play.reports["c"] = replace(heir, last_epoch=Epoch(epoch))
     if leader == "a":
-        play.reports["a"] = replace(play.reports["a"], last_epoch=Epoch(6), voters=voters)
+        play.reports["a"] = replace(play.reports["a"], last_epoch=Epoch(6), sets=sets)
     play.run(STEP_MS)
     play.lose("b")
     play.run(2_000)
     assert play.appointed[1] == (7, leader)
 
 
-def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files() -> None:
-    voters = frozenset({VOTERS["a"], LEARNER, ReplicaId(45)})  # 45 is down; its name is unknown
-    newest = replace(follower("b", epoch=9), name="d", replica_id=LEARNER, voters=voters)
-    removed = replace(follower("c", epoch=4), voters=frozenset(VOTERS.values()))
-    play = Play({"a": replace(follower("a", epoch=9), voters=voters), "c": removed, "d": newest})
+def lost_raft() -> Play:
+    """Raft has lost its files. The voters are a, d, and 45, which is down; its name is unknown."""
+    sets = voter_sets({VOTERS["a"], LEARNER, ReplicaId(45)})
+    newest = replace(follower("b", epoch=9), name="d", replica_id=LEARNER, sets=sets)
+    removed = replace(follower("c", epoch=4), sets=voter_sets(VOTERS.values()))
+    play = Play({"a": replace(follower("a", epoch=9), sets=sets), "c": removed, "d": newest})
     play.lead()
     play.do(LinkChanged("d", up=True))
     play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
-    assert play.appointed == [(10, "d")]
+    return play
 
+
+@pytest.mark.parametrize(
+    ("change", "name", "after"),
+    [
+        (Change.REPLACE, "e", {"a": VOTERS["a"], "d": LEARNER, "e": ReplicaId(46)}),
+        (Change.REMOVE, "000000000000002d", {"a": VOTERS["a"], "d": LEARNER}),
+    ],
+)
+def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files(
+    change: Change, name: str, after: dict[str, ReplicaId]
+) -> None:
+    play = lost_raft()
+    assert play.appointed == [(10, "d")]
+    newest = play.reports["d"]
     leads = replace(newest, role=ReportedRole.LEADER, serving=True, lease_ok=True)
     play.reports["d"] = replace(leads, epoch=Epoch(10), last_epoch=Epoch(10))
     e = replace(newest, name="e", replica_id=ReplicaId(46), role=ReportedRole.LEARNER)
@@ -605,25 +621,93 @@ def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files() -> None:
     play.run(2 * STEP_MS)
     play.do(ChangeAsked(Change.ADD, "e"))
     assert play.refusal is not None
-    assert "name of voter 000000000000002d is unknown" in play.refusal.why
-    play.do(ChangeAsked(Change.REPLACE, "e"))
-    assert proposal(play).voters == {"a": VOTERS["a"], "d": LEARNER, "e": ReplicaId(46)}
+    assert not play.refusal.later
+    assert "voter 000000000000002d is unknown: start it, or replace e" in play.refusal.why
+    play.do(ChangeAsked(change, name))
+    assert proposal(play).voters == after
+    assert proposal(play).planned_from == (VOTERS["a"], LEARNER, 45)
 
-    f = replace(newest, name="f", replica_id=ReplicaId(45))
-    play.do(Reported(replace(f, last_epoch=Epoch(11))))
+    play.do(Reported(replace(newest, name="f", replica_id=ReplicaId(45))))
+    play.run(STEP_MS)
     assert play.core._nodes.keys() == {"a", "d", "f"}
 
 
-def test_voters_of_a_log_from_an_earlier_or_incredible_epoch_do_not_count() -> None:
-    old = frozenset({VOTERS["a"], ReplicaId(8), ReplicaId(9)})
+def test_log_counts_though_the_appointed_epoch_never_began() -> None:
+    play = lost_raft()
+    play.do(RaftLeadership(leads=False))  # d did not begin, and the controller has moved
+    play.do(RaftLeadership(leads=True))
+    play.run(CONFIG.idle_grace_ms + 3 * STEP_MS)
+    assert play.appointed[1:] == [(11, "a")]
+
+
+def test_change_that_only_a_dead_leader_had_does_not_count() -> None:
+    play = with_learner("d")
+    play.do(ChangeAsked(Change.ADD, "d"))
+    of_three = voter_sets(VOTERS.values())
+    for name in "ac":
+        play.reports[name] = replace(play.reports[name], sets=of_three)
+    of_four = (*of_three, *voter_sets({*VOTERS.values(), LEARNER}))
+    play.reports["b"] = replace(serving("b", epoch=6), serving=False, sets=of_four)
+    play.run(STEP_MS)
+    play.lose("d")
+    play.lose("b")
+    play.run(500)
+    assert play.appointed[1:] == [(7, "c")]
+
+
+def test_each_of_two_sets_needs_a_majority() -> None:
+    old, new = {*VOTERS.values(), 4, 5}, {*VOTERS.values(), 4, 6}
+    sets = (*voter_sets(old), *voter_sets(new))
+    play = Play({name: replace(follower(name, epoch=9), sets=sets) for name in VOTERS})
+    play.lead()
+    play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
+    assert play.appointed == [(10, "b")]  # three of five, twice, though there are six voters
+    apart = (*voter_sets(VOTERS.values()), *voter_sets({VOTERS["a"], 4, 5}))
+    play = Play({name: replace(follower(name, epoch=9), sets=apart) for name in VOTERS})
+    play.lead()
+    play.run(5_000)
+    assert play.appointed == []
+
+
+@pytest.mark.parametrize("epoch", [30, 1 << 33])
+@pytest.mark.parametrize("ids", [{77, 78, 79}, {77}])
+def test_logs_of_restored_data_do_not_count_beside_the_cluster(epoch: int, ids: set[int]) -> None:
     play = in_service(epoch=9)
-    play.reports["a"] = replace(follower("a", epoch=4), voters=old)
-    leap = replace(follower("c", epoch=1 << 33), name="x", replica_id=LEARNER, voters=old)
-    play.reports["x"] = leap  # its epoch is incredible
+    for name, report in play.reports.items():
+        play.reports[name] = replace(report, sets=voter_sets(VOTERS.values()))
+    stray = replace(follower("c", epoch=epoch), name="x", replica_id=ReplicaId(77))
+    play.reports["x"] = replace(stray, sets=voter_sets(ids))
     play.do(LinkChanged("x", up=True))
     play.run(2_000)
     assert play.core._nodes.keys() == VOTERS.keys()
+    play.lose("b")
+    play.run(500)
+    assert play.appointed == [(10, "c")]
+    play.lose("c")  # no majority is left
+    play.run(5_000)
+    assert play.appointed == [(10, "c")]
+
+
+def test_old_log_does_not_count_beside_a_leader_of_the_release_before() -> None:
+    old = voter_sets({VOTERS["a"], 8, 9})
+    play = in_service(epoch=9)
+    play.reports["a"] = replace(follower("a", epoch=4), sets=old)
+    play.run(2_000)
+    assert play.core._nodes.keys() == VOTERS.keys()
     assert play.appointed == []
+
+
+def test_epochs_may_be_far_above_those_of_a_new_control_plane() -> None:
+    sets = voter_sets({44, 45, 46})
+    play = Play({})
+    for name, replica in zip("abc", (44, 45, 46), strict=True):
+        report = replace(follower(name, epoch=1 << 33), replica_id=ReplicaId(replica), sets=sets)
+        play.reports[name] = report
+    play.lead()
+    for name in "bc":
+        play.do(LinkChanged(name, up=True))
+    play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
+    assert play.appointed[0] == ((1 << 33) + 1, "b")
 
 
 def test_appointee_without_a_vote_by_its_own_log_is_replaced_as_one_that_does_not_begin() -> None:
@@ -706,10 +790,3 @@ def test_one_change_at_a_time() -> None:
     play.do(ChangeAsked(Change.REMOVE, "a"))
     assert play.refusal is not None
     assert ("another change" in play.refusal.why, play.refusal.later) == (True, True)
-
-
-def test_voter_without_a_published_name_is_replaced_under_a_name_without_a_vote_alone() -> None:
-    log = frozenset({VOTERS["a"], VOTERS["b"], LEARNER})  # of c, which was replaced twice
-    left = {"a": VOTERS["a"], "b": VOTERS["b"]}
-    assert still_one_change({**left, "c": ReplicaId(55)}, VOTERS, log)
-    assert not still_one_change({**left, "e": ReplicaId(55)}, VOTERS, log)

@@ -65,7 +65,7 @@ def commands_with(outcome: CommandOutcome) -> OperatorCommands:
         return CommandAnswer(outcome, "why")
 
     control: Any = SimpleNamespace(
-        state=SimpleNamespace(voters={"n1": ReplicaId(1)}),
+        state=SimpleNamespace(voters={"n1": ReplicaId(1)}, name_of={1: "n1"}.get),
         request_change=answer,
         request_transfer=answer,
     )
@@ -76,8 +76,9 @@ def commands_with(outcome: CommandOutcome) -> OperatorCommands:
         return MonoMs(next(passing) * operator_commands.CHANGE_TIMEOUT_MS)
 
     none = cast("Any", None)
-    node = NodeState(config, none, HOST, control, {}, mono_ms, none)
-    return OperatorCommands(node, none, HOST, control, mono_ms)
+    replica: Any = SimpleNamespace(replica_id=1, voters=frozenset({1}))
+    node = NodeState(config, replica, HOST, control, {}, mono_ms, none)
+    return OperatorCommands(node, replica, HOST, control, mono_ms)
 
 
 @pytest.mark.parametrize(
@@ -527,7 +528,7 @@ def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatc
         files,
         "the cluster's clock is 2.0 s ahead of the voters' clocks, and runs at half the rate",
         "n2's clock is 120.0 s ahead",
-        "3's clock is 1.0 s behind",
+        "0000000000000003's clock is 1.0 s behind",
     ]
     assert not_ready.startswith("not ready: has not caught up with the leader")
     replica.behind_ms = 0

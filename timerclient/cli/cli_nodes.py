@@ -467,13 +467,15 @@ class NodeCommands(Commands):
         status: pb.GetStatusResponse,
     ) -> None:
         headings = ("NAME", "REPLICA", "VOTER", "ROLE", "LOG END", "LAG", "ADDRESS", "NOTE")
-        voters, old = {m.name for m in members.members if m.voter}, too_old(status)
+        replaced, old = {m.name for m in members.members if m.voter}, too_old(status)
+        if any(f"{m.replica_id:016x}" in replaced for m in members.members):
+            replaced.update(m.name for m in members.members)  # a voter has lost its name
         rows = [
             (
                 *(m.name, f"{m.replica_id:016x}", m.voter, m.role),
                 m.log_end if m.role != "unreachable" else None,
                 _lag_of_member(m, members),
-                *(m.address, ", ".join(_notes_of_member(m, voters, old.get(m.replica_id)))),
+                *(m.address, ", ".join(_notes_of_member(m, replaced, old.get(m.replica_id)))),
             )
             for m in members.members
         ]
@@ -490,14 +492,17 @@ def _lag_of_member(member: pb.Member, answer: pb.ListMembersResponse) -> int | N
     return member.lag_entries if answer.leader and member.role != "unreachable" else None
 
 
-def _notes_of_member(member: pb.Member, voters: Container[str], old: str | None) -> Iterator[str]:
-    """Yield what to know of a member. `voters`: names of all voters. `old`: see `too_old`."""
+def _notes_of_member(member: pb.Member, replaced: Container[str], old: str | None) -> Iterator[str]:
+    """Yield what to know of a member.
+
+    `replaced`: names of learners that would replace a voter. `old`: see `too_old`.
+    """
     if member.unsure:
         yield "unsure"
     if old is not None:
         yield old
     elif not member.voter and member.role == "learner":
-        change = "replace" if member.name in voters else "add"
+        change = "replace" if member.name in replaced else "add"
         yield f"to give it a vote: timerctl members {change} {member.name}"
     elif not member.voter:
         yield "its data has no vote here: format it again, as a learner"

@@ -137,10 +137,11 @@ class SimControl:
         delay_us = int(TELL_US * self._rng.expovariate(1.0))
         if "late" in self.mischief and self._rng.random() < 0.1:
             delay_us += self._rng.randrange(LATE_US)
-        voters = None if state.proposed is None else frozenset(state.proposed.values())
+        self._world.timeline.after(delay_us, node.call, self._tell, node, state, state.leader)
+
+    def _tell(self, node: "SimNode", state: ControlState, leader: ReplicaId) -> None:
         level = 1 + (state.epoch >= RAISED_IN or self._world.options.series)
-        event = Appointed(state.epoch, state.leader, voters, level)
-        self._world.timeline.after(delay_us, node.call, node.handle, event)
+        node.handle(Appointed(state.epoch, leader, state.change_of(node.core.voters), level))
 
     def transfer(self, replica: ReplicaId) -> None:
         """Order this leader, as an operator does."""
@@ -270,16 +271,15 @@ class SimControl:
 
     def _look_at_raft(self, now_ms: int) -> None:
         shell = self._leading()
-        if shell is not None and not shell.controller.leads:
-            shell = None
-        if shell is not None and self._has_quorum(shell.node):
+        leads = shell is not None and shell.controller.leads
+        if shell is not None and leads and self._has_quorum(shell.node):
             self._leaderless_ms = None
             return
         if self._leaderless_ms is None:
             self._leaderless_ms = now_ms
             self._elected_after_ms = self._rng.randint(*RAFT_MS)
         gone_ms = now_ms - self._leaderless_ms
-        if gone_ms >= DEPOSED_MS and shell is not None and not shell.node.paused:
+        if gone_ms >= DEPOSED_MS and shell is not None and leads and not shell.node.paused:
             self._step(shell, RaftLeadership(leads=False))
         if gone_ms < self._elected_after_ms or now_ms < self._quiet_until_ms:
             return
