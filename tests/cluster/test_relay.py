@@ -1,6 +1,7 @@
 """Any node takes any request: followers of a real cluster send on what only the leader can do."""
 
 import asyncio
+import contextlib
 import json
 import queue
 import re
@@ -235,14 +236,6 @@ def test_refusals_are_the_leaders(cluster: Running) -> None:
     assert refused[0][2] == "INVALID_REQUEST"
 
 
-def test_a_direct_request_is_not_sent_on(cluster: Running, topic: str) -> None:
-    with pytest.raises(grpc.RpcError) as failed:
-        cluster.timers(cluster.followers()[0]).Schedule(
-            one_timer(topic), timeout=RPC_S, metadata=((DIRECT, "test"),)
-        )
-    assert reason(failed.value) == "NOT_LEADER"
-
-
 class Follower(Service):
     """Knows no leader."""
 
@@ -376,16 +369,11 @@ async def test_a_leader_that_dies_leaves_changes_in_doubt(
         await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         return b""
 
-    server, address = await serving(method, broken)
-    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address))
     context: Any = FakeContext()
-    try:
+    async with relaying(method, broken) as relay:
         assert relay.target(method, context) == "n2"
         with pytest.raises(error, match="the node n2 did not answer"):
             await relay.answer("n2", method, pb.CancelRequest(), context)
-    finally:
-        await relay.close()
-        await server.stop(None)
 
 
 async def test_a_leader_without_a_connection_gets_no_request(
@@ -409,6 +397,26 @@ async def test_a_leader_without_a_connection_gets_no_request(
         with pytest.raises(NotReadyError, match=r"n2 took no connection within 0\.01 s: retry"):
             await relay.answer("n2", "Cancel", pb.CancelRequest(), context)
         await relay.close()
+
+
+@contextlib.asynccontextmanager
+async def relaying(
+    method: str,
+    answer: Callable[..., Any],
+    leader: Callable[[], str] = lambda: "n2",
+    *,
+    options: Sequence[tuple[str, int]] = (),
+    shape: Callable[..., Any] = grpc.unary_unary_rpc_method_handler,
+) -> AsyncIterator[Relay]:
+    """A relay to a server with one method. Each of its connections is a TCP connection."""
+    server, address = await serving(method, answer, options, shape=shape)
+    local = [("grpc.use_local_subchannel_pool", 1)]
+    relay = Relay("n1", leader, lambda _: grpc.aio.insecure_channel(address, options=local))
+    try:
+        yield relay
+    finally:
+        await relay.close()
+        await server.stop(None)
 
 
 async def serving(
@@ -437,15 +445,10 @@ async def test_two_nodes_that_name_each_other_end_at_the_second() -> None:
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "", ((TRAILER, trailer),))
         return b""
 
-    server, address = await serving("GetTimer", get_timer)
-    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address))
     context: Any = FakeContext()
-    try:
+    async with relaying("GetTimer", get_timer) as relay:
         with pytest.raises(NotReadyError, match="moving to another node"):
             await relay.answer("n2", "GetTimer", pb.GetTimerRequest(), context)
-    finally:
-        await relay.close()
-        await server.stop(None)
 
 
 async def test_a_silent_leader_is_given_up_once_another_leads(
@@ -460,18 +463,13 @@ async def test_a_silent_leader_is_given_up_once_another_leads(
         await asyncio.Event().wait()
         return b""
 
-    server, address = await serving("Cancel", silent)
-    relay = Relay("n1", lambda: leader, lambda _: grpc.aio.insecure_channel(address))
     context: Any = FakeContext()
-    try:
+    async with relaying("Cancel", silent, lambda: leader) as relay:
         answer = asyncio.create_task(relay.answer("n2", "Cancel", pb.CancelRequest(), context))
         await asked.wait()
         leader = "n3"
         with pytest.raises(LeadershipLostError, match="another node leads now"):
             await answer
-    finally:
-        await relay.close()
-        await server.stop(None)
 
 
 async def test_stopping_node_gives_up_the_calls_that_wait_for_messages_and_no_others(
@@ -549,23 +547,18 @@ async def test_relayed_stream_ends_after_the_answers_before_a_refused_request() 
     async def abort(code: Any, details: str, trailers: Any) -> None:
         raise ConnectionAbortedError(details)
 
-    shape = grpc.stream_stream_rpc_method_handler
-    server, address = await serving("ScheduleStream", schedule, shape=shape)
-    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address))
     context: Any = FakeContext()
     context.read, context.peer, context.abort = read, lambda: "ipv4:10.0.0.1:1", abort
-    stream: Any = Relaying(ServiceHooks(relay=relay, admit=admit)).ScheduleStream
 
-    async def collect() -> None:
+    async def collect(relay: Relay) -> None:
+        stream: Any = Relaying(ServiceHooks(relay=relay, admit=admit)).ScheduleStream
         async for answer in stream(SimpleNamespace(__aiter__=None), context):
             answers.append(answer)
 
-    try:
+    shape = grpc.stream_stream_rpc_method_handler
+    async with relaying("ScheduleStream", schedule, shape=shape) as relay:
         with pytest.raises(ConnectionAbortedError, match="memory for ScheduleStream"):
-            await collect()
-    finally:
-        await relay.close()
-        await server.stop(None)
+            await collect(relay)
     assert answers == [request.SerializeToString()]
 
 
@@ -583,11 +576,8 @@ async def test_open_calls_do_not_crowd_out_others(monkeypatch: pytest.MonkeyPatc
         return b""
 
     options = [("grpc.max_concurrent_streams", 2)]
-    server, address = await serving("Cancel", wait, options)
-    local = [("grpc.use_local_subchannel_pool", 1)]
-    relay = Relay("n1", lambda: "n2", lambda _: grpc.aio.insecure_channel(address, options=local))
     context: Any = FakeContext()
-    try:
+    async with relaying("Cancel", wait, options=options) as relay:
         answers = [
             asyncio.create_task(relay.answer("n2", "Cancel", pb.CancelRequest(), context))
             for _ in range(5)
@@ -597,9 +587,6 @@ async def test_open_calls_do_not_crowd_out_others(monkeypatch: pytest.MonkeyPatc
         over.set()
         assert await asyncio.gather(*answers) == [b""] * 5
         assert len(relay._lines) == 1
-    finally:
-        await relay.close()
-        await server.stop(None)
 
 
 async def test_renewal_ends_no_open_call_and_gives_old_connections_no_further_one() -> None:
