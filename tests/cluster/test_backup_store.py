@@ -243,40 +243,32 @@ def test_parts_that_a_prune_deletes_during_a_verification_are_no_damage(
     assert damages_of(store) == (len({*first.parts, *second.parts}), [])
 
 
+@pytest.mark.parametrize("during", ["a fetch", "the write of the catalogue"])
 def test_backup_fails_if_a_prune_has_deleted_one_of_its_parts(
-    node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
+    node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch, during: str
 ) -> None:
-    fetch, deleted = node.fetch_backup, list[str]()
+    fetch, put, deleted = node.fetch_backup, store.put, list[str]()
 
-    def slow(*request: Any) -> bytes:
+    def prune_a_part() -> None:
         found = [name for name in store.sizes("parts") if manifest.NAME not in name]
         if found and not deleted:
             deleted.append(found[0])
             store.delete(found[0])
+
+    def slow_fetch(*request: Any) -> bytes:
+        prune_a_part()
         return fetch(*request)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(node, "fetch_backup", slow)
-        with pytest.raises(BackupError, match="a prune deleted parts of this backup"):
-            backed_up(node, store)
-    assert read_catalogues(store) == []
-    found = backed_up(node, store)
-    assert damages_of(store) == (len(found.parts), [])
-
-
-def test_backup_whose_part_a_prune_deletes_before_the_catalogue_is_there_is_not_listed(
-    node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put, deleted = store.put, list[str]()
-
-    def slow(name: str, data: Any, size: int) -> None:
+    def slow_put(name: str, data: Any, size: int) -> None:
         if name.startswith(CATALOGUES):
-            deleted.append(next(name for name in store.sizes("parts") if manifest.NAME not in name))
-            store.delete(deleted[0])
+            prune_a_part()
         put(name, data, size)
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "put", slow)
+        if during == "a fetch":
+            patched.setattr(node, "fetch_backup", slow_fetch)
+        else:
+            patched.setattr(store, "put", slow_put)
         with pytest.raises(BackupError, match="a prune deleted parts of this backup"):
             backed_up(node, store)
     assert len(deleted) == 1
