@@ -211,13 +211,6 @@ async def test_refusals_of_any_path_are_problems(
     assert (found["status"], detail in found["detail"]) == (status, True), found
 
 
-async def test_nothing_can_be_changed(page: Page) -> None:
-    url = f"http://127.0.0.1:{page.port}/v1/status"
-    async with aiohttp.ClientSession() as session, session.post(url) as answer:
-        assert answer.status == 405
-    assert (await page.get("/v1/other")).status == 404
-
-
 # ---- start and stop
 
 
