@@ -73,6 +73,7 @@ def test_when_is_one_number_of_milliseconds_never_early_or_a_level(
         ({"delay": -0.0001}, "must be 0 to"),
         ({"delay": timedelta(microseconds=-1)}, "must be 0 to"),
         ({"delay": float("nan")}, "must be 0 to"),
+        ({"delay": float("inf")}, "must be 0 to"),
         ({"delay": "1s"}, "number of seconds"),
         ({"delay": b"5"}, "number of seconds"),
         ({"delay": ""}, "number of seconds"),
