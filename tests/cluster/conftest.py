@@ -1,9 +1,11 @@
-"""One cluster of real processes per module."""
+"""One cluster of real processes per module, and a store of backups."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from cluster.backup.backup_store import BackupStore
 from tests.cluster.running import Running
 from timerclient import TimerClient
 from timerclient.cli import timerctl
@@ -26,6 +28,12 @@ def client(cluster: Running) -> Iterator[TimerClient]:
     """A client of the cluster."""
     with cluster.client() as client:
         yield client
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BackupStore:
+    """A store of backups in a directory."""
+    return BackupStore(str(tmp_path / "store"))
 
 
 @pytest.fixture

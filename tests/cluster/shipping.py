@@ -149,9 +149,11 @@ class Shipper:
             self.shipper._pruning.exception()
 
 
-def backed_up(directory: Path, store: BackupStore) -> tuple[Shipped, Shipper]:
-    """Return a node with ten applied entries, and a shipper that has taken a backup of them."""
-    node = Shipped(directory, applied=10)
+def backed_up(
+    directory: Path, store: BackupStore, applied: int = 10, log: Log | None = None
+) -> tuple[Shipped, Shipper]:
+    """Return a node with applied entries, and a shipper that has taken a backup of them."""
+    node = Shipped(directory, applied, log)
     shipper = Shipper(node, store)
     shipper.step()
     shipper.back_up()

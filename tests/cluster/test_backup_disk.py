@@ -30,11 +30,6 @@ from timerclient.values.errors import Unavailable
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> BackupStore:
-    return BackupStore(str(tmp_path / "store"))
-
-
-@pytest.fixture
 def found(store: BackupStore, tmp_path: Path) -> Catalogue:
     return backed_up(OneNode(tmp_path / "node"), store)
 

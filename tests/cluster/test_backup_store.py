@@ -61,11 +61,6 @@ def node(tmp_path: Path) -> OneNode:
     return OneNode(tmp_path)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> BackupStore:
-    return BackupStore(str(tmp_path / "store"))
-
-
 def test_wait_for_a_leader_is_told_once(
     node: OneNode, store: BackupStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

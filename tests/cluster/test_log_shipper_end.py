@@ -21,11 +21,6 @@ from timerclient.cli.timerctl import main as timerctl
 from timerclient.values.errors import Unavailable
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> BackupStore:
-    return BackupStore(str(tmp_path / "store"))
-
-
 def test_silent_node_is_not_waited_for_and_is_told_again_later(
     tmp_path: Path, store: BackupStore
 ) -> None:
@@ -234,10 +229,7 @@ def test_list_aligns_the_end_of_the_log_of_all_backups(
 
 
 def test_restore_to_an_earlier_index_is_no_gap(tmp_path: Path, store: BackupStore) -> None:
-    old = Shipped(tmp_path / "old", applied=10)
-    shipper = Shipper(old, store)
-    shipper.step()
-    shipper.back_up()
+    old, shipper = backed_up(tmp_path / "old", store)
     old.applied = 30
     shipper.step()
     log = first(old.log, 20)
@@ -269,10 +261,7 @@ def test_restore_to_an_index_before_the_end_of_the_stored_log_is_a_gap_at_any_ep
             log.topic(f"{name}{number}")
         return Shipped(tmp_path / name, applied=applied, log=log)
 
-    old = Shipped(tmp_path / "old", applied=10)
-    shipper = Shipper(old, store)
-    shipper.step()
-    shipper.back_up()
+    old, _ = backed_up(tmp_path / "old", store)
     abandoned = Shipper(restored("abandoned", 1 << 30, applied=30, later_ms=1), store)
     abandoned.step()
     abandoned.back_up()

@@ -47,11 +47,6 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.values.errors import NotFound
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> BackupStore:
-    return BackupStore(str(tmp_path / "store"))
-
-
 @pytest.mark.parametrize("chunk", [1, 300, 1 << 20])
 def test_state_at_every_index_after_a_backup_is_the_one_that_the_node_had(
     tmp_path: Path, store: BackupStore, monkeypatch: pytest.MonkeyPatch, chunk: int
@@ -85,10 +80,7 @@ def test_state_at_every_index_after_a_backup_is_the_one_that_the_node_had(
 def test_shipper_that_begins_again_continues_and_one_beside_it_does_no_harm(
     tmp_path: Path, store: BackupStore
 ) -> None:
-    node = Shipped(tmp_path, applied=10)
-    one = Shipper(node, store)
-    one.step()
-    one.back_up()
+    node, one = backed_up(tmp_path, store)
     node.applied = 20
     one.step()
     node.applied = 22
@@ -167,10 +159,7 @@ def test_gap_is_told_and_a_new_backup_begins_behind_it(tmp_path: Path, store: Ba
 def test_log_of_a_restored_cluster_goes_on_in_the_same_store(
     tmp_path: Path, store: BackupStore
 ) -> None:
-    old = Shipped(tmp_path / "old", applied=10)
-    shipper = Shipper(old, store)
-    shipper.step()
-    shipper.back_up()
+    old, shipper = backed_up(tmp_path / "old", store)
     old.applied = 30
     shipper.step()
     log = first(old.log, 10)
@@ -282,10 +271,7 @@ def test_idle_cluster_fills_no_store_with_small_parts(tmp_path: Path, store: Bac
     log.topic("a")
     for _ in range(30):
         log.checkpoint()
-    node = Shipped(tmp_path, applied=2, log=log)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store, applied=2, log=log)
     parts = len(stored(store).parts)
     for applied in range(3, 33):
         node.applied = applied
@@ -497,10 +483,7 @@ def test_index_of_a_backup_is_restored_though_the_log_after_it_is_damaged(
 def test_prune_keeps_a_part_that_begins_before_the_oldest_backup(
     tmp_path: Path, store: BackupStore
 ) -> None:
-    node = Shipped(tmp_path, applied=5)
-    shipper = Shipper(node, store)
-    shipper.step()
-    shipper.back_up()
+    node, shipper = backed_up(tmp_path, store, applied=5)
     node.applied = 20
     node.grow()
     node.applied = 25
@@ -615,9 +598,7 @@ def test_wish_is_reached_by_the_part_after_which_no_entry_is_wished() -> None:
 def test_two_restores_from_one_backup_have_different_epochs(
     tmp_path: Path, store: BackupStore
 ) -> None:
-    shipper = Shipper(Shipped(tmp_path, applied=10), store)
-    shipper.step()
-    shipper.back_up()
+    backed_up(tmp_path, store)
     [found] = read_catalogues(store)
     epochs = {plan_of(found, restore_id=str(number)).epoch for number in range(20)}
     assert len(epochs) == 20
