@@ -355,13 +355,19 @@ async def test_write_to_a_connection_that_has_ended_breaks_the_link(
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
 
 
+async def greeted(channel: grpc.aio.Channel, *more: str) -> Call:
+    """Return a new stream of node a to node b after their hellos. `more`: fields of its hello."""
+    call: Call = channel.stream_stream(METHOD)()
+    await call.write(msgpack.packb([VERSION, "a", "b", "test", *more]))
+    await call.read()
+    return call
+
+
 async def way_to(
     b: End, a: End, channel: grpc.aio.Channel, on_lost: Callable[[], object] = lambda: None
 ) -> tuple[Call, TcpStream, Receive]:
     """Return a stream from `a` to `b`, its connection, and the method that gets its messages."""
-    call: Call = channel.stream_stream(METHOD)()
-    await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
-    await call.read()
+    call = await greeted(channel)
     told = dict(await call.initial_metadata())
     port, key = int(told[PORT_METADATA]), told[KEY_METADATA]
     assert isinstance(key, bytes)
@@ -464,9 +470,7 @@ async def test_junk_on_a_stream_breaks_it_off() -> None:
     async with linked(only_b=True) as (_, b):
         for junk in (b"\xc1", msgpack.packb([[0, b"no message"]]), msgpack.packb([7])):
             async with channel_to(b.address) as channel:
-                call: Call = channel.stream_stream(METHOD)()
-                await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
-                await call.read()
+                call = await greeted(channel)
                 await call.write(junk)
                 assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert b.raft == []
@@ -476,9 +480,7 @@ async def test_peer_that_announces_nothing_is_of_the_first_release_until_it_does
     async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
         seen: list[tuple[str, ProgramRelease]] = []
         b.link._on_release = lambda peer, release: seen.append((peer, release))
-        call: Call = channel.stream_stream(METHOD)()
-        await call.write(msgpack.packb([VERSION, "a", "b", "test", "of a later release"]))
-        await call.read()
+        call = await greeted(channel, "of a later release")
         release = msgpack.packb(["0.9.0", 1, 7, "of a later release"])
         await call.write(msgpack.packb([[FrameKind.RELEASE, release]]))
         await until(lambda: len(seen) == 2)
@@ -486,28 +488,21 @@ async def test_peer_that_announces_nothing_is_of_the_first_release_until_it_does
         for bad in (["0.9.0", 0, 1], ["0.9.0", 2, 1], [1, 1, 2], ["0.9.0", 1], 5):
             frame = msgpack.packb([[FrameKind.RELEASE, msgpack.packb(bad)]])
             async with channel_to(b.address) as other:
-                broken: Call = other.stream_stream(METHOD)()
-                await broken.write(msgpack.packb([VERSION, "a", "b", "test"]))
-                await broken.read()
+                broken = await greeted(other)
                 await broken.write(frame)
                 assert await broken.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_unknown_kind_of_frame_is_skipped() -> None:
     async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
-        call: Call = channel.stream_stream(METHOD)()
-        await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
-        await call.read()
+        call = await greeted(channel)
         await call.write(msgpack.packb([[99, b""], [FrameKind.ASK, msgpack.packb(1)]]))
         await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
 
 
 async def test_newer_stream_of_a_peer_ends_the_older(caplog: pytest.LogCaptureFixture) -> None:
     async with linked(only_b=True) as (_, b), channel_to(b.address) as channel:
-        calls: list[Call] = [channel.stream_stream(METHOD)() for _ in range(2)]
-        for call in calls:
-            await call.write(msgpack.packb([VERSION, "a", "b", "test"]))
-            await call.read()
+        calls = [await greeted(channel) for _ in range(2)]
         assert await calls[0].code() is grpc.StatusCode.ABORTED
         await calls[1].write(msgpack.packb([[FrameKind.ASK, msgpack.packb(1)]]))
         await until(lambda: b.frames == [("a", FrameKind.ASK, 1)])
