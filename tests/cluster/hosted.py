@@ -90,9 +90,7 @@ class Hosted:
 def flushed(cluster: Running) -> None:
     """Wait until every node has written a manifest with all entries so far."""
     local = pb.GetCheckpointRequest(local=True)
-    index = (
-        cluster.admin().GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0].log_end
-    )
+    index = cluster.log_end()
 
     def written() -> bool:
         nodes = [

@@ -186,6 +186,11 @@ class Running(Forking):
     def admin(self, name: str | None = None) -> rpc.AdminServiceStub:
         return rpc.AdminServiceStub(self.channel(name or self.wait_for_leader()))
 
+    def log_end(self, name: str | None = None) -> int:
+        """Return the last index of a node's log. None: of the leader's."""
+        local = pb.GetStatusRequest(local=True)
+        return int(self.admin(name).GetStatus(local, timeout=RPC_S).nodes[0].log_end)
+
     def get(self, name: str, path: str, timeout_s: float = RPC_S) -> tuple[int, str]:
         """Return status and body of a page of a node's HTTP port."""
         url = f"http://{self._node(name).http}{path}"
@@ -214,14 +219,13 @@ class Running(Forking):
 
         Checks that all nodes have the same digest there (P6). Returns the nodes' checkpoints.
         """
-        leader = self.admin()
-        status = leader.GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0]
+        leader, log_end = self.admin(), self.log_end()
         local = pb.GetCheckpointRequest(local=True)
 
         def last() -> int:
             return leader.GetCheckpoint(local, timeout=RPC_S).nodes[0].checkpoint_index
 
-        until(lambda: last() > status.log_end)
+        until(lambda: last() > log_end)
         index = last()
         digests = {name: until(partial(self._digest, name, index)) for name in self.nodes}
         assert len({*digests.values()}) == 1, (index, digests)

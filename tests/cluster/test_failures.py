@@ -17,6 +17,7 @@ from tests.cluster.running import (
     Running,
     code_of,
     columns,
+    flip,
     in_time,
     nothing_comes,
     now_ms,
@@ -133,9 +134,7 @@ def test_node_with_damaged_or_lost_raft_files_comes_back_by_itself(
         if file == "raft":
             shutil.rmtree(data / file)
         else:
-            damaged = bytearray((data / file).read_bytes())
-            damaged[5] ^= 1
-            (data / file).write_bytes(damaged)
+            flip(data / file, 5)
         cluster.restart(name)
         client.schedule(topic, b"p", delay=3600)
         cluster.digests_agree()
@@ -349,12 +348,7 @@ def test_manifests_runs_and_spills_carry_everything_through_a_kill_of_all(
         soon = client.schedule_batch(topic, [b"soon %d" % at for at in range(100)], delay=6)
         ids = [i for future in far for i in future.result().ids]
         assert client.cancel_batch(ids[::50]) == [CancelResult.CANCELLED] * 26
-        index = (
-            cluster.admin()
-            .GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S)
-            .nodes[0]
-            .log_end
-        )
+        index = cluster.log_end()
         until(lambda: on_all(lambda node: node.manifest_index >= index and node.runs > 0))
         assert client.cancel_batch(ids[1::50]) == [CancelResult.CANCELLED] * 26
     for name in cluster.nodes:

@@ -10,7 +10,6 @@ import pytest
 
 from tests.cluster.load import loaded
 from tests.cluster.running import (
-    RPC_S,
     SOON_DROPPED,
     Rotting,
     Running,
@@ -19,7 +18,6 @@ from tests.cluster.running import (
     kept_runs,
     until,
 )
-from timerclient.proto import timer_pb2 as pb
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +48,7 @@ def first_kept(cluster: Running, name: str) -> int:
 
 def outgrow(cluster: Running, leader: str) -> None:
     """Schedule until the leader has dropped all entries that its log holds now."""
-    last = (
-        cluster.admin(leader)
-        .GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S)
-        .nodes[0]
-        .log_end
-    )
+    last = cluster.log_end(leader)
     with cluster.client() as client:
 
         def outgrown() -> bool:

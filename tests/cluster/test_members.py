@@ -12,7 +12,7 @@ from cluster.files.replacement import REPLACEABLE
 from cluster.node.timerd import init
 from deploy.local import LocalNode, free_ports
 from tests.cluster.load import loaded
-from tests.cluster.running import RPC_S, Running, until
+from tests.cluster.running import RPC_S, Running, flip, until
 from timerclient import TimerError
 from timerclient.cli.cli_errors import OK, UNKNOWN
 from timerclient.cli.timerctl import main as timerctl
@@ -86,9 +86,7 @@ def test_node_with_a_damaged_promise_or_identity_is_replaced_by_one_command(
             before = voters(cluster)
             cluster.kill(name)
             path = cluster.directory / cluster.node(name).data / file
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+            flip(path, path.stat().st_size // 2)
             cluster._spawn(cluster.node(name))
             command = f"timerctl members replace {name}"
             until(lambda name=name, command=command: command in cluster.log(name))  # type: ignore[misc]

@@ -94,7 +94,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             with running.client() as client:
                 client.schedule_batch("soon", [b"soon"] * 10, due_ms=due_ms)
             stub = running.admin()
-            end = stub.GetStatus(pb.GetStatusRequest(local=True), timeout=RPC_S).nodes[0].log_end
+            end = running.log_end()
 
             def flushed() -> bool:
                 local = pb.GetCheckpointRequest(local=True)
@@ -158,10 +158,8 @@ def test_node_of_a_killed_test_process_ends(site: Site) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("limits.key_bytes_maks=1", ("limits.key_bytes_maks", "did you mean limits.key_bytes_max")),
         ("nonsense=1", ("nonsense", "unknown")),
         ("timing=5", ("timing = '5': must be a table: [timing]",)),
-        ("timing.tick_ms=0", ("timing.tick_ms", "must be 1 to 1000")),
         ("timing.tick_ms=ten", ("timing.tick_ms", "must be a whole number")),
         ("http=nowhere", ("http", "host:port")),
         ("grpc=0.0.0.0:7000", ("grpc", "insecure")),
