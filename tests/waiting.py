@@ -21,3 +21,9 @@ async def until(holds: Callable[[], object], what: str = "") -> float:
         assert clock() - began_s < WITHIN_S, what or holds
         await asyncio.sleep(POLL_S)
     return clock() - began_s
+
+
+async def settled() -> None:
+    """Return when all tasks have done what they can do without a wait."""
+    for _ in range(5):
+        await asyncio.sleep(0)

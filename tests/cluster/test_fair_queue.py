@@ -15,6 +15,7 @@ from cluster.rpc.fair_queue import LATE_S, WAITING_MAX, WINDOW_MAX, WINDOW_MIN, 
 from cluster.rpc.handlers import Service, ServiceHooks, answered
 from cluster.settings.config import NodeConfig
 from tests.cluster.hosted import Hosted
+from tests.waiting import settled
 from timer.model.timer_errors import OverloadedError
 from timerclient.proto import timer_pb2 as pb
 
@@ -62,12 +63,6 @@ class Play:
     def narrow(self) -> None:
         """Let a FIRE be late."""
         self.queue.fired(LATE_S + 0.001)
-
-
-async def settled() -> None:
-    """Return when all tasks have done what they can do."""
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 @pytest.fixture

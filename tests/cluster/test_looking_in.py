@@ -22,6 +22,7 @@ from cluster.settings.config import NodeConfig
 from tests.cluster.hosted import Hosted
 from tests.timer.lookups import FAR, PLACES, filled, flip
 from tests.timer.machines import STATE, ids_of
+from tests.waiting import settled
 from timer.model import timer_id
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -146,8 +147,7 @@ def gate() -> Iterator[threading.Event]:
 async def given_up(look: TimerQueries, work: Callable[[Cut], None]) -> None:
     """Look, and lose patience as soon as it goes on elsewhere."""
     task = asyncio.create_task(look._read_cut(work))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settled()
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -193,11 +193,9 @@ async def test_caller_with_many_queries_leaves_places_and_turns_to_others(
         done.append(name)
 
     many = [as_caller("many", look, partial(work, "many")) for _ in range(QUERIES_WAITING_MAX)]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settled()
     few = [as_caller("few", look, partial(work, "few")) for _ in range(3)]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settled()
     gate.set()
     results = await asyncio.gather(*many, return_exceptions=True)
     assert sum(isinstance(each, OverloadedError) for each in results) == QUERIES_WAITING_MAX // 2

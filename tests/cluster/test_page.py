@@ -27,6 +27,7 @@ from cluster.page.page_routes import CONTENT_POLICY, StatusPages
 from cluster.rpc.endpoints import AdminChannels
 from cluster.rpc.http import HttpServer
 from tests.cluster.http_document import FakeNode
+from tests.waiting import settled
 from timer.model.timer_errors import EngineError, NotFoundError, NotLeaderError
 from timer.model.units import Epoch, MonoMs, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2 as pb
@@ -178,11 +179,6 @@ class Work:
         return await self.ended
 
 
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
 async def test_readers_share_one_work_and_get_the_last_result_while_it_runs() -> None:
     work = Work()
     measurement = Measurement(work.run, work.mono_ms, every_ms=1000)
@@ -190,7 +186,7 @@ async def test_readers_share_one_work_and_get_the_last_result_while_it_runs() ->
     assert [*both] == [None, None]
     assert (work.starts, measurement.age_ms) == (1, None)
     work.ended.set_result(7)
-    await settle()
+    await settled()
     work.now_ms = 999
     assert (await measurement.read(0), measurement.age_ms, work.starts) == (7, 999, 1)
     work.now_ms = 1000
@@ -206,7 +202,7 @@ async def test_costly_work_rests_longer() -> None:
     measurement = Measurement(work.run, work.mono_ms, every_ms=1000, cost_ms=lambda *_: 50)
     await measurement.read(0)
     work.ended.set_result(7)
-    await settle()
+    await settled()
     for work.now_ms in (50 * REST - 1, 50 * REST):
         await measurement.read(0)
     assert work.starts == 2
@@ -218,11 +214,11 @@ async def test_failed_work_leaves_the_last_result_and_is_repeated_and_a_bug_is_r
     measurement = Measurement(work.run, work.mono_ms, every_ms=1000)
     await measurement.read(0)
     work.ended.set_result(7)
-    await settle()
+    await settled()
     for work.now_ms, error in ((1000, NotFoundError("run", "7")), (2000, RuntimeError("bug"))):
         await measurement.read(0)
         work.ended.set_exception(error)
-        await settle()
+        await settled()
         if isinstance(error, RuntimeError):
             with pytest.raises(RuntimeError, match="bug"):
                 await measurement.read(0)

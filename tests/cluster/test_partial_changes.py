@@ -12,6 +12,7 @@ from cluster.api import timer_changes
 from cluster.api.timer_changes import TimerChanges
 from cluster.api.timer_queries import TimerQueries
 from tests.cluster.hosted import FAR, Hosted
+from tests.waiting import settled
 from timer.entries.entry_frame import EntryKind
 from timer.entries.payloads import Ids
 from timer.entries.policies import Scope, ScopePolicy
@@ -113,8 +114,7 @@ async def test_reschedule_in_flight_when_the_leader_is_lost_has_an_unknown_outco
     entries_max(call, 2)  # the third is refused, and that certainly
     call.host.holds = True
     asked = asyncio.create_task(call(ids(*range(N))))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settled()
     assert len(call.host.leader._in_flight) == 2
     call.host.leader.close(NotLeaderError(None))
     with pytest.raises(LeadershipLostError):

@@ -31,6 +31,7 @@ from cluster.settings.config import build_config
 from replication.core.core_events import Role
 from tests.cluster.hosted import BASE
 from tests.timer.leading import Play
+from tests.waiting import settled
 from timer.entries.policies import Policies, Scope, ScopePolicy
 from timer.leader.intake.cluster_clock import ClockReport
 from timer.model.recurrence import SeriesSpec
@@ -90,11 +91,13 @@ def commands_with(outcome: CommandOutcome) -> OperatorCommands:
         (CommandOutcome.UNKNOWN, CommitTimeoutError),
     ],
 )
-async def test_change_that_raft_refused_may_be_asked_again_and_a_senseless_one_not(
+async def test_change_or_transfer_fails_by_the_outcome_that_the_controller_tells(
     outcome: CommandOutcome, error: type[EngineError]
 ) -> None:
     with pytest.raises(error, match="n1"):
         await commands_with(outcome).change_members(Change.REMOVE, "n1")
+    with pytest.raises(error, match="why"):
+        await commands_with(outcome).transfer("n1")
 
 
 async def test_replacement_whose_program_is_too_old_is_named_with_its_version() -> None:
@@ -112,22 +115,6 @@ async def test_replacement_whose_program_is_too_old_is_named_with_its_version() 
         NotReadyError, match=r"its version 0\.1\.0 does not support feature level 2"
     ):
         await commands.change_members(Change.REPLACE, "n3")
-
-
-@pytest.mark.parametrize(
-    ("outcome", "error"),
-    [
-        (CommandOutcome.REFUSED, InvalidRequestError),
-        (CommandOutcome.NOT_NOW, NotReadyError),
-        (CommandOutcome.FAILED, NotReadyError),
-        (CommandOutcome.UNKNOWN, CommitTimeoutError),
-    ],
-)
-async def test_transfer_of_unknown_outcome_is_told_as_that(
-    outcome: CommandOutcome, error: type[EngineError]
-) -> None:
-    with pytest.raises(error, match="why"):
-        await commands_with(outcome).transfer("n1")
 
 
 async def test_transfer_of_a_lone_voter_is_refused_and_not_put_off() -> None:
@@ -645,8 +632,7 @@ class Drained:
     async def begin(self, holder: str) -> "asyncio.Task[bool]":
         """Begin a drain; return when it transfers the leadership, or waits."""
         task = asyncio.create_task(self.node.drain(undo=False, holder=holder))
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await settled()
         return task
 
 
@@ -679,8 +665,7 @@ async def test_drain_whose_transfer_fails_leaves_the_drain_that_came_after_it(
     world.transfers[0].set_exception(NotReadyError("no node caught up"))
     with pytest.raises(NotReadyError):
         await first
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await settled()
     world.transfers[1].set_result(True)
     assert await second
     assert world.node.drained
