@@ -67,6 +67,15 @@ class FakeCollector:
         self.threshold = young, middle, old
 
 
+def started(held: int = 0) -> tuple[FakeCollector, Sweeper]:
+    """Return a collector that held objects as its sweeper started, and the sweeper."""
+    collector = FakeCollector()
+    collector.make(held)
+    sweeper = Sweeper(collector, lambda: 0)
+    sweeper.start()
+    return collector, sweeper
+
+
 @pytest.mark.parametrize("held", [10 * LEFT_MAX, 2 * SINCE_MIN])
 def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much_or_many_more(
     held: int,
@@ -88,9 +97,7 @@ def test_what_is_held_is_looked_at_again_only_once_there_is_twice_as_much_or_man
 
 
 def test_what_comes_and_goes_is_never_set_aside() -> None:
-    collector = FakeCollector()
-    sweeper = Sweeper(collector, lambda: 0)
-    sweeper.start()
+    collector, sweeper = started()
     for _ in range(5):
         collector.make(LEFT_MAX)
         sweeper.sweep()
@@ -99,10 +106,7 @@ def test_what_comes_and_goes_is_never_set_aside() -> None:
 
 
 def test_what_was_set_aside_and_went_does_not_count() -> None:
-    collector = FakeCollector()
-    collector.make(10 * LEFT_MAX)
-    sweeper = Sweeper(collector, lambda: 0)
-    sweeper.start()
+    collector, sweeper = started(10 * LEFT_MAX)
     more = LEFT_MAX + 1
     for _ in range(2 * SINCE_MIN // more):
         collector.make(more)
@@ -112,10 +116,7 @@ def test_what_was_set_aside_and_went_does_not_count() -> None:
 
 
 def test_once_in_a_long_time_all_is_looked_at() -> None:
-    collector = FakeCollector()
-    collector.make(10 * LEFT_MAX)
-    sweeper = Sweeper(collector, lambda: 0)
-    sweeper.start()
+    collector, sweeper = started(10 * LEFT_MAX)
     for _ in range(int(2 * ALL_EVERY_S / SWEEP_S)):
         sweeper.sweep()
     assert collector.looked_at == [0] + [10 * LEFT_MAX] * 2
@@ -144,9 +145,7 @@ def test_node_is_busy_while_its_state_is_captured_and_while_it_is_written() -> N
 
 
 def test_little_that_is_new_is_left_alone() -> None:
-    collector = FakeCollector()
-    sweeper = Sweeper(collector, lambda: 0)
-    sweeper.start()
+    collector, sweeper = started()
     collector.make(7)
     collector.rounds = YOUNG_ROUNDS - 1
     sweeper.sweep()

@@ -96,10 +96,14 @@ def test_status_code_is_the_one_the_proto_promises(error: timer_errors.EngineErr
 
 
 @pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
-def test_wire_error_says_what_the_class_says(error: timer_errors.EngineError) -> None:
+def test_wire_error_says_what_the_classes_of_server_and_client_say(
+    error: timer_errors.EngineError,
+) -> None:
     wire = to_wire(error)
     assert wire.message == str(error)
     assert (wire.retryable, wire.outcome_known) == (error.retryable, error.outcome_known)
+    known = client_errors.BY_REASON.get(Reason(wire.reason))
+    assert known is None or known.outcome_known == error.outcome_known
 
 
 def test_details_of_an_error_reach_their_own_fields() -> None:
@@ -186,12 +190,3 @@ def test_long_error_has_no_details_for_which_metadata_has_no_room() -> None:
     assert len(dict(trailers_of(code_of(INSTANCES[4]), wire, is_repeatable=True))) == 2
     wire.field = "x" * TEXT_SIZE_MAX
     assert [*dict(trailers_of(code_of(INSTANCES[4]), wire, is_repeatable=True))] == [TRAILER]
-
-
-@pytest.mark.parametrize("error", INSTANCES, ids=lambda each: type(each).__name__)
-def test_client_and_server_agree_on_whether_an_outcome_is_known(
-    error: timer_errors.EngineError,
-) -> None:
-    wire = to_wire(error)
-    known = client_errors.BY_REASON.get(Reason(wire.reason))
-    assert known is None or known.outcome_known == error.outcome_known
