@@ -55,24 +55,6 @@ def fired_marks(told: tuple[LogStory, Notes]) -> list[int]:
     return [int(mark) for mark in fired["mark"][order]]
 
 
-def test_timers_fire_in_order_of_due_then_seq(log: Log, tmp_path: Path) -> None:
-    log.schedule(T, [(300, 1), (100, 2), (300, 3), (100, 4), (301, 5)])
-    log.fire(300)
-    told = read(log, tmp_path)
-    assert fired_marks(told) == [2, 4, 1, 3]
-    assert ends(told)[4] == PENDING
-    assert told[1].table["ended_at_ms"].tolist() == [300] * 4 + [NONE]
-
-
-def test_limited_fire_moves_the_read_time_to_its_last_row(log: Log, tmp_path: Path) -> None:
-    log.schedule(T, [(100, 1), (200, 2), (300, 3)])
-    log.fire(300, rows_max=2)
-    assert read(log, tmp_path)[0].last_read_time_ms == 200
-    log.fire(300, rows_max=2)
-    told = read(log, tmp_path)
-    assert (told[0].last_read_time_ms, fired_marks(told)) == (300, [1, 2, 3])
-
-
 def test_fire_limited_by_bytes_moves_at_least_one_row(log: Log, tmp_path: Path) -> None:
     log.schedule(T, [(100, 1), (200, 2), (300, 3)], size=50)
     log.fire(300, bytes_max=10)
@@ -97,14 +79,6 @@ def test_repeated_or_skipped_sequence_schedules_nothing(log: Log, tmp_path: Path
     log.schedule(T, [(100, 5)], producer=(producer + 1, 1))  # never issued
     log.schedule(T, [(100, 6)])  # not idempotent
     assert read(log, tmp_path)[1].table["mark"].tolist() == [1, 4, 6]
-
-
-def test_cancelled_timer_does_not_fire(log: Log, tmp_path: Path) -> None:
-    log.schedule(T, [(100, 1), (100, 2), (100, 3)])
-    log.cancel([(100, 2), (999, 3), (100, 77)])  # the second has another due time, the third no row
-    log.fire(100)
-    log.cancel([(100, 1)])
-    assert ends(read(log, tmp_path)) == [FIRED, CANCELLED, FIRED]
 
 
 def test_key_that_a_pending_timer_has_is_rejected_kept_or_taken_over(

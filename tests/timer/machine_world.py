@@ -380,13 +380,6 @@ def schedule(machine: Machine, log: Log, *dues: int, topic: int = 1) -> list[tup
     return [(due, first + at) for at, due in enumerate(dues)]
 
 
-def fired(machine: Machine, log: Log, read_ms: int, rows_max: int = 16_384) -> list[int]:
-    """Fire; return the due times of the fired timers of topic 1, in order."""
-    before = machine.topics[TopicId(1)].queue.end
-    machine.apply(log.fire(read_ms, rows_max))
-    return [int(m[2][1:]) for m in queue_of(machine, 1) if m[0] >= before]
-
-
 def cancel(machine: Machine, log: Log, *targets: tuple[int, int]) -> list[int]:
     answer: list[int] = answer_of(machine.apply(log.cancel(targets)))[0]
     return answer

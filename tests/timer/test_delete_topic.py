@@ -252,43 +252,6 @@ def test_what_names_a_deleted_topic_later_finds_nobody_and_changes_nothing() -> 
     assert machine.digest() == machine.digest_anew()
 
 
-def test_checkpoint_has_the_queue_offsets_of_the_topics_that_are_there() -> None:
-    machine, log = machine_on(SimDisk(), leads=True), Log()
-
-    def offsets() -> dict[str, int]:
-        for entry in [*log.entries[machine.applied_index :], log.checkpoint()]:
-            machine.apply(entry)
-        assert machine.checkpoint is not None
-        return dict(machine.checkpoint.queue_offsets)
-
-    for name in "abc":
-        log.topic(name)
-    log.schedule(part_of([(1, DUE, b"x"), (1, DUE, b"x"), (2, DUE, b"x")]))
-    log.fire(DUE)
-    assert offsets() == {"a": 2, "b": 1, "c": 0}
-    for topic in (1, 3):
-        log.delete_topic(topic)
-    assert offsets() == {"b": 1}
-    log.topic("a")
-    log.schedule(part_of([(4, DUE, b"x")]))
-    log.fire(DUE)
-    log.topic("d")
-    log.delete_topic(5)
-    assert offsets() == {"a": 1, "b": 1} == offsets()
-
-
-def test_topic_of_the_same_name_is_another_one_with_its_keys_free() -> None:
-    machine, log = machine_on(SimDisk(), leads=True), Log()
-    machine.apply(log.topic("a"))
-    machine.apply(log.schedule(part_of([(1, DUE, b"x")], keys=[b"k"])))
-    machine.apply(log.delete_topic(1))
-    assert answer_of(machine.apply(log.topic("a"))) == 2
-    answer = answer_of(machine.apply(log.schedule(part_of([(2, DUE, b"y")], keys=[b"k"]))))
-    assert answer[0][0][3] is None, "plainly scheduled"
-    machine.apply(log.fire(DUE))
-    assert [m[2] for m in queue_of(machine, 2)] == [b"y"]
-
-
 # ---- the leader
 
 

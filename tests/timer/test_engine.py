@@ -9,7 +9,7 @@ from tests.timer.machines import START_MS, STATE, Log, catch_up, engine_on, flus
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.files.disk_reserve import Room
 from timer.leader.leader import LeaderConfig
-from timer.model.timer_errors import NotLeaderError, ShuttingDownError
+from timer.model.timer_errors import NotLeaderError
 from timer.model.units import Epoch, LogIndex, MonoMs, Now, UnixMs
 from timer.pending.prefetch import Prefetch
 from timer.pending.runs.run import Finder
@@ -347,16 +347,6 @@ def test_leader_serves_until_it_steps_down_and_the_next_epoch_may_be_led_again()
         log.begin_epoch()
         catch_up(engine, log)
     assert engine.machine.counts.scheduled == 2
-
-
-def test_stepping_down_answers_what_waits_with_the_given_reason() -> None:
-    engine, log = begun()
-    leader = engine.lead(Epoch(2), log.propose, NOW)
-    answers: list[object] = []
-    leader.schedule(part_of([(1, START_MS, b"x")]), answers.append)
-    why = ShuttingDownError("bye")
-    engine.step_down(why)
-    assert answers == [why]
 
 
 def test_engine_that_is_behind_does_not_lead() -> None:

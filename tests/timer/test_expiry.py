@@ -284,17 +284,6 @@ def test_message_expires_as_its_time_to_live_is_over_and_not_before() -> None:
     assert play.deliveries == []
 
 
-def test_time_to_live_counts_from_the_due_time_and_not_from_the_schedule() -> None:
-    play = playing()
-    group = play.make_group()
-    play.join(group)
-    play.schedule("s", 5 * TTL_MS)
-    play.settle()
-    play.wait(5 * TTL_MS)
-    play.settle()
-    assert play.last() == ([0], [1])
-
-
 def test_messages_of_one_moment_expire_in_one_entry() -> None:
     play = playing()
     play.make_group()

@@ -1,4 +1,4 @@
-"""Key conflicts inside one entry: an update replaces a pending timer, or schedules nothing."""
+"""Key conflicts inside one entry: its rows are decided one after the other."""
 
 import numpy as np
 import pytest
@@ -33,31 +33,6 @@ def decided(
         held,
         ~np.isin(mine["seq"], [*due]),
     )
-
-
-def test_update_replaces_the_pending_timer_and_is_not_scheduled_without_one() -> None:
-    made = decided(("a", UPDATE), ("b", UPDATE), pending={"a": 7})
-    assert made.verdicts.verdict.tolist() == [REPLACED, NOT_PENDING]
-    assert made.verdicts.seq.tolist() == [7, 0]
-    assert made.ended["seq"].tolist() == [7]
-
-
-def test_row_that_is_not_scheduled_holds_no_key() -> None:
-    made = decided(("a", UPDATE), ("a", UPDATE), ("a", OnConflict.REJECT), pending={})
-    assert made.verdicts.verdict.tolist() == [NOT_PENDING, NOT_PENDING, SCHEDULED]
-
-
-def test_update_replaces_an_earlier_row_of_its_entry() -> None:
-    made = decided(("a", OnConflict.REJECT), ("a", UPDATE), pending={})
-    assert made.verdicts.verdict.tolist() == [SCHEDULED, REPLACED]
-    assert made.verdicts.seq.tolist() == [0, 101]
-    assert made.undone.tolist() == [True, False]
-
-
-def test_update_after_a_row_that_fires_at_once_finds_no_pending_timer() -> None:
-    made = decided(("a", REPLACE), ("a", UPDATE), pending={"a": 7}, due=frozenset({101}))
-    assert made.verdicts.verdict.tolist() == [REPLACED, NOT_PENDING]
-    assert made.ended["seq"].tolist() == [7]
 
 
 @pytest.mark.parametrize("before", range(3))

@@ -451,20 +451,6 @@ def test_checkpoint_comes_every_interval_after_a_fire_and_one_at_a_time() -> Non
 # ---- consumers
 
 
-def test_fired_messages_are_handed_out_and_acked() -> None:
-    play = Play()
-    delivered(play, 0, 0)
-    (delivery,) = play.deliveries
-    assert delivery.lease.offsets.tolist() == [0, 1]
-    assert delivery.attempts.tolist() == [1, 1]
-    play.ack("a", delivery)
-    assert play.step() == [EntryKind.GROUP]
-    assert play.answers == {}
-    play.commit()
-    assert play.verdict("a") == [ACCEPT, ACCEPT]
-    assert delivery.group.cursor == 2
-
-
 def test_acks_of_many_requests_go_in_one_entry_and_each_is_judged() -> None:
     play = Play()
     delivered(play, 0, 0, 0)

@@ -119,16 +119,6 @@ def test_share_of_a_burst_is_of_what_the_group_may_hold() -> None:
     assert [len(play.hand_out()) for _ in range(4)] == [2, 2, 2, 0]
 
 
-def test_nothing_is_handed_out_beyond_what_was_reserved() -> None:
-    play = Play()
-    play.fire(5)
-    play.join(credit=10)
-    assert play.hand_out() == []
-    assert [op.op for op in play.log] == [Op.RESERVE]
-    play.apply()
-    assert play.hand_out() == [0, 1, 2, 3, 4]
-
-
 def test_reserve_runs_ahead_so_that_one_op_serves_many_messages() -> None:
     play = ready(20_000, credit=20_000)
     proposed = 1
@@ -205,18 +195,6 @@ def test_delivery_is_of_about_a_megabyte_but_of_one_message_at_least() -> None:
     play.join(credit=10)
     play.apply()
     assert [play.hand_out() for _ in range(5)] == [[0, 1], [2], [3], [4], []]
-
-
-def test_lease_ends_at_its_deadline_and_comes_again_marked_once_that_is_applied() -> None:
-    play = ready(2)
-    play.hand_out()
-    play.wait(LEASE_MS - 1)
-    assert play.log == []
-    play.wait(1)
-    assert play.hand_out() == []
-    play.apply()
-    assert play.hand_out() == [0, 1]
-    assert play.group.attempts(play.held[-1][1].offsets).tolist() == [2, 2]
 
 
 def test_consumer_that_retired_keeps_no_callback_while_its_lease_lasts() -> None:
@@ -379,16 +357,6 @@ def test_new_leader_behind_a_stuck_message_looks_at_what_is_acked_in_steps() -> 
     assert not play.leases.unfinished
 
 
-def test_consumer_that_leaves_gives_back_what_it_did_not_ack() -> None:
-    play = ready(4)
-    play.hand_out()
-    play.ack_lease([1, 2])
-    play.leave(play.consumers[0])
-    play.join(credit=10)
-    play.apply()
-    assert play.hand_out() == [0, 3]
-
-
 def test_ack_is_judged_by_who_holds_the_message() -> None:
     play = ready(3)
     play.hand_out()
@@ -402,20 +370,6 @@ def test_ack_is_judged_by_who_holds_the_message() -> None:
     assert play.hand_out() == [2]
     assert play.ack_lease([2], back=2) == [LEASE_LOST], "leased again"
     assert play.ack_lease([2]) == [ACCEPT]
-
-
-def test_ack_of_an_older_epoch_is_accepted_until_the_message_is_leased_again() -> None:
-    play = ready(3)
-    play.hand_out()
-    play.next_epoch()
-    play.join(credit=1)
-    play.apply()
-    assert play.hand_out() == [0]
-    assert play.ack_lease([0, 1], back=2) == [LEASE_LOST, ACCEPT]
-    play.apply()
-    play.consumers[0].credit = 5
-    assert play.hand_out() == [2]
-    assert play.group.attempts(play.held[-1][1].offsets).tolist() == [2]
 
 
 def test_ack_of_what_was_never_handed_out_is_refused() -> None:

@@ -74,16 +74,6 @@ def test_new_log_is_empty(disk: Disk, tmp_path: Path) -> None:
         log.close()
 
 
-def test_appended_is_read_at_once_and_durable_after_sync(disk: Disk, tmp_path: Path) -> None:
-    log = open_log(disk, tmp_path / "log")
-    log.append(frames(1, 3))
-    assert (log.last_index, log.last_epoch, log.durable_index) == (3, 1, 0)
-    assert read_all(log) == frames(1, 3)
-    log.sync()
-    assert log.durable_index == 3
-    log.close()
-
-
 def test_segments_roll_and_everything_is_there_after_restart(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = open_log(disk, path)
@@ -315,12 +305,6 @@ def test_missing_segment_in_the_middle_is_corrupt(missing: Path) -> None:
     for floor in (0, 14):
         with pytest.raises(CorruptFileError, match="before it is missing"):
             recover(files, floor)
-
-
-def test_missing_last_segment_is_corrupt() -> None:
-    files = {path: data for path, data in SEALED.items() if path != SEGMENTS[-1]}
-    with pytest.raises(CorruptFileError, match="entry 14 was durable"):
-        recover(files)
 
 
 @pytest.mark.parametrize("floor", [None, 3, 4, 14])

@@ -166,14 +166,6 @@ def test_spill_files_leave_with_the_last_block_that_a_group_needs() -> None:
     assert engine_on(disk).machine.topics[TopicId(1)].queue.end == end
 
 
-def test_files_that_no_manifest_names_are_removed_at_start() -> None:
-    disk, _ = flushed(busy_log())
-    names = disk.list_dir(SPILLS)
-    disk.write_atomic(SPILLS / "00ff.spill", b"of a flush that was cut short")
-    engine_on(disk)
-    assert disk.list_dir(SPILLS) == names
-
-
 @pytest.mark.parametrize("after", range(6))
 def test_flush_that_fails_leaves_the_old_manifest_whole(after: int) -> None:
     log = busy_log()
@@ -212,13 +204,6 @@ def test_manifest_cut_at_every_byte_is_corrupt() -> None:
         disk.write_atomic(PATH, data[:size])
         with pytest.raises(CorruptFileError):
             manifest.read(disk, STATE)
-
-
-def test_directory_without_a_manifest_is_empty() -> None:
-    disk = SimDisk()
-    disk.make_dir(STATE)
-    assert manifest.read(disk, STATE) is None
-    assert engine_on(disk).machine.applied_index == 0
 
 
 @pytest.mark.parametrize("kind", ["spill", "run"])

@@ -35,30 +35,12 @@ def test_rows_are_found_by_due_and_seq_across_gaps() -> None:
     assert memtable.rows["buf"][:3].tolist() == [7, 7, 7]
 
 
-def test_killed_rows_are_neither_found_nor_shown_nor_flushed() -> None:
-    memtable = Memtable(START)
-    memtable.insert(rows_of([50, 40, 60], [1, 2, 3]), 1, b"")
-    memtable.kill(np.array([1]))
-    assert found(memtable, [50, 40], [1, 2]) == [0, -1]
-    assert peek(memtable, START, 100, 10).rows["seq"].tolist() == [1, 3]
-    assert memtable.left().live.tolist() == [0, 2]
-    assert memtable.next_due() == 50
-
-
 def test_inserted_rows_are_copies() -> None:
     memtable = Memtable(START)
     rows = rows_of([5, 6], [1, 2])
     memtable.insert(rows, 1, b"")
     rows["due_ms"] = 99
     assert peek(memtable, START, 10, 10).rows["due_ms"].tolist() == [5, 6]
-
-
-def test_memtable_grows_beyond_its_capacity_and_keeps_every_row() -> None:
-    memtable = Memtable(START, capacity=2)
-    for first in range(1, 100, 7):
-        memtable.insert(rows_of([first + 1_000] * 7, [*range(first, first + 7)]), first, b"")
-    assert peek(memtable, START, 2_000, 1_000).rows["seq"].tolist() == list(range(1, 106))
-    assert found(memtable, [1_001, 1_099], [1, 99]) == [0, 98]
 
 
 def test_dead_rows_stay_dead_in_a_larger_memtable() -> None:
@@ -78,17 +60,6 @@ def test_memory_of_a_larger_memtable_is_touched_from_its_first_free_place() -> N
     portions = [len(list(each.make_room(2 * ROOM_ROWS))) for each in (grown, fresh)]
     assert len(grown.rows) == len(fresh.rows)
     assert portions[0] == portions[1] > 0
-
-
-def test_peek_stops_at_the_count_and_says_how_far_it_is_complete() -> None:
-    memtable = Memtable(START)
-    memtable.insert(rows_of([5, 5, 6, 9], [1, 4, 5, 6]), 1, b"")
-    first = peek(memtable, START, 8, 2)
-    assert first.rows["seq"].tolist() == [1, 4]
-    assert first.last == Position(5, 4)
-    second = peek(memtable, Position(5, 4), 8, 2)
-    assert second.rows["seq"].tolist() == [5]
-    assert second.last is None
 
 
 def test_dropped_position_hides_rows_from_flush_and_tombstones_too() -> None:

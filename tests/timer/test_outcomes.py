@@ -158,14 +158,6 @@ def test_old_timer_that_ends_later_is_known_and_nothing_is_unknown_for_ever(
     assert restored(outcomes).words == outcomes.words
 
 
-def test_nothing_recorded_nothing_found() -> None:
-    outcomes = Outcomes()
-    outcomes.add(DROPPED, u64(), np.empty(0, np.int64))
-    assert outcomes.pack() == [0, 0]
-    assert results_of(outcomes) == []
-    assert results_of(outcomes, 0, 1) == [NOT_FOUND] * 2
-
-
 def test_end_that_was_forgotten_for_lack_of_memory_is_not_found_and_never_another_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -380,26 +380,6 @@ def test_nothing_of_a_paused_topic_fires_and_others_do() -> None:
     assert paused.machine.store.next_due() == START_MS + 20
 
 
-def test_a_timer_that_is_due_at_once_is_held_too() -> None:
-    paused = Paused()
-    paused.fire(100)
-    paused.schedule(50, 100, -5)
-    assert (paused.fired(), paused.pending()) == ([], [-5, 50, 100])
-    assert paused.machine.store.held == 3
-
-
-def test_a_timer_of_the_very_time_at_which_a_limited_fire_stands_is_not_lost() -> None:
-    paused = Paused()
-    paused.schedule(10, topic=2)
-    paused.schedule(10, topic=2)
-    assert paused.fire(20, rows_max=1)[1]
-    [timer] = paused.schedule(10)
-    assert paused.pending() == [10]
-    assert not paused.fire(20)[1]
-    assert (paused.fired(), paused.fired(2)) == ([], [10, 10])
-    assert paused.cancel(timer) == [CANCELLED]
-
-
 @pytest.mark.parametrize("flushed", [False, True])
 def test_held_timers_are_cancelled_rescheduled_read_and_keep_their_keys(flushed: bool) -> None:
     paused = Paused()
@@ -456,65 +436,6 @@ def test_overdue_timers_follow_catch_up_and_others_fire(
     told = {10 * n: result for n, result in zip((1, 3, 2, 9), paused.cancel(*timers), strict=True)}
     assert {due for due, result in told.items() if result == ALREADY_FIRED} == {*fires}
     assert {*told.values()} <= {ALREADY_FIRED, DROPPED}
-
-
-def test_timers_overdue_at_the_resume_that_no_fire_has_reached_follow_catch_up() -> None:
-    paused = Paused()
-    paused.schedule(10, 20, 30)
-    paused.fire(5)
-    paused.resume("latest", 25)
-    [*settle(paused, 40, 1)]
-    assert paused.fired() == [20, 30]
-
-
-def test_what_is_scheduled_after_the_resume_is_not_dropped() -> None:
-    paused = Paused()
-    paused.schedule(10)
-    paused.fire(20)
-    paused.resume("drop", 20)
-    paused.schedule(15, 20)
-    [*settle(paused, 20)]
-    assert paused.fired() == [15, 20]
-
-
-def test_what_comes_due_during_a_release_fires_after_what_was_held() -> None:
-    paused = Paused()
-    paused.schedule(*range(10))
-    paused.fire(20)
-    paused.schedule(30, 40)
-    paused.resume("all", 25)
-    paused.fire(50, 3)
-    paused.schedule(1)
-    [*settle(paused, 50, 3)]
-    assert sorted(paused.fired()) == sorted([*range(10), 1, 30, 40])
-    assert [each for each in paused.fired() if each != 1] == [0, *range(2, 10), 30, 40]
-
-
-def test_a_release_goes_on_where_it_was_after_a_restart() -> None:
-    paused = Paused()
-    paused.schedule(*range(20))
-    paused.fire(30)
-    paused.resume("all", 30)
-    answer = paused.fire(30, 6)
-    while answer[1]:
-        paused.restart()
-        answer = paused.fire(30, 6)
-    assert paused.fired() == [*range(20)]
-    assert paused.machine.counts.fired == 20
-
-
-def test_pausing_again_keeps_what_is_left_and_the_next_resume_is_for_all_of_it() -> None:
-    paused = Paused()
-    paused.schedule(*range(10))
-    paused.fire(20)
-    paused.resume("all", 20)
-    paused.fire(20, 4)
-    paused.say(paused=True)
-    paused.catch_up()
-    assert [paused.fire(30)[1], paused.fired()] == [False, [0, 1, 2, 3]]
-    paused.resume("latest", 40)
-    [*settle(paused, 40, 2)]
-    assert paused.fired() == [0, 1, 2, 3, 9]
 
 
 def test_the_latest_that_is_cancelled_before_its_turn_fires_nothing() -> None:

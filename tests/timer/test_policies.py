@@ -178,17 +178,6 @@ def test_narrower_wins_field_by_field(field: str) -> None:
     assert getattr(other, field) == getattr(policies.of(CLUSTER), field)
 
 
-def test_what_is_unset_is_the_wider_scopes_again_and_an_empty_record_is_none() -> None:
-    policies = (
-        Policies().changed(CLUSTER, ScopePolicy(tick_ms=20)).changed(NS, ScopePolicy(tick_ms=30))
-    )
-    assert policies.effective(DEFAULTS, "ns").policy.tick_ms == 30
-    policies = policies.changed(NS, ScopePolicy())
-    assert policies.effective(DEFAULTS, "ns").policy.tick_ms == 20
-    assert [*policies] == [(CLUSTER, ScopePolicy(tick_ms=20))]
-    assert policies.changed(CLUSTER, ScopePolicy()).packed == Policies().packed == b""
-
-
 def test_no_policy_allows_more_than_the_node() -> None:
     node = ScopePolicy(delay_ms_max=100, payload_bytes_max=10).over(DEFAULTS)
     policies = Policies().changed(NS, ScopePolicy(delay_ms_max=101, payload_bytes_max=9))
@@ -269,13 +258,6 @@ def test_digest_tells_policies_apart() -> None:
     said: list[dict[str, Any]] = [{}, {"tick_ms": 20}, {"tick_ms": 30}, {"fixed_delay_ms": 20}]
     digests = {engine_with(a=each)[1].machine.digest() for each in said}
     assert len(digests) == len(said)
-
-
-def test_digest_depends_on_what_is_said_not_on_the_order_in_which_it_came() -> None:
-    first, second = (CLUSTER, ScopePolicy(tick_ms=20)), (NS, ScopePolicy(tick_ms=30))
-    one = Policies().changed(*first).changed(*second)
-    other = Policies().changed(*second).changed(CLUSTER, ALL).changed(*first)
-    assert one.packed == other.packed
 
 
 def test_restart_from_a_manifest_knows_every_scopes_policy() -> None:

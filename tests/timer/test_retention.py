@@ -94,18 +94,6 @@ def test_acked_message_is_kept_for_the_retention_and_goes_with_a_checkpoint() ->
     assert world.topic.queue.begin == 2
 
 
-def test_shorter_retention_ends_the_stretch_that_a_longer_one_began() -> None:
-    world = World()
-    world.say(retention_ms=100 * 365 * 24 * HOUR_MS)
-    group = world.group("g")
-    world.fire()
-    world.say(retention_ms=60_000)
-    world.fire()
-    world.ack(group, 2)
-    world.checkpoint(HOUR_MS)
-    assert world.topic.queue.begin == 2
-
-
 def test_shorter_retention_is_of_what_fired_last_before_it_too() -> None:
     world = World()
     world.say(retention_ms=100 * 365 * 24 * HOUR_MS)
@@ -117,26 +105,6 @@ def test_shorter_retention_is_of_what_fired_last_before_it_too() -> None:
     assert world.topic.queue.begin == 0, "at least so long"
     world.checkpoint(3_000)
     assert world.topic.queue.begin == 2
-
-
-def test_retention_that_changes_between_two_checkpoints_holds_at_the_second() -> None:
-    world = World()
-    world.fire(2)
-    world.checkpoint(HOUR_MS)
-    assert world.topic.queue.begin == 0
-    world.say(CLUSTER, retention_ms=60_000)
-    world.checkpoint()
-    assert world.topic.queue.begin == 2
-
-
-def test_unacked_message_is_kept_however_long_the_retention_is_over() -> None:
-    world = World()
-    world.say(retention_ms=1)
-    group = world.group("g")
-    world.fire(3)
-    world.ack(group, 1)
-    world.checkpoint(HOUR_MS)
-    assert (world.topic.queue.begin, world.topic.ready) == (1, 2)
 
 
 def test_topic_that_waits_for_an_ack_is_not_looked_at_until_it_changes() -> None:

@@ -27,7 +27,6 @@ from tests.timer.stores import (
     ROWS_MAX,
     STEPS,
     Comparison,
-    Timer,
     batch,
     make_small,
     merge_all,
@@ -154,52 +153,6 @@ def flush(store: Store) -> RunMeta | None:
 
 def fire_all(store: Store, read_time_ms: int = NOW + 1_000_000) -> FiredRows:
     return store.fire(UnixMs(read_time_ms), ALL, ALL)
-
-
-def test_rows_of_one_time_fire_in_the_order_of_their_seqs_wherever_they_lie(store: Store) -> None:
-    for first in (1, 11, 21):
-        store.insert(*batch(first, [NOW + 5] * 10))
-        if first < 21:
-            flush(store)
-    assert fire_all(store).rows["seq"].tolist() == list(range(1, 31))
-
-
-def test_bytes_limit_lets_one_row_pass_and_counts_key_and_headers(store: Store) -> None:
-    store.insert(*batch(1, [NOW + 1] * 20))
-    fired = store.fire(UnixMs(NOW + 1), ALL, 0)
-    assert fired.rows["seq"].tolist() == [1]
-    assert fired.limited
-    sizes = [sum(len(text) for text in texts) for _, (_, _, *texts) in expected(range(2, 21))]
-    fired = store.fire(UnixMs(NOW + 1), ALL, sum(sizes[:4]))
-    assert fired.rows["seq"].tolist() == [2, 3, 4, 5]
-
-
-def expected(seqs: range) -> list[tuple[tuple[int, int], Timer]]:
-    rows, buf = batch(seqs.start, [NOW + 1] * len(seqs))
-    return timers_of(rows, {0: buf})
-
-
-def test_limit_at_exactly_all_that_is_due_is_not_limited(store: Store) -> None:
-    store.insert(*batch(1, [NOW + 1, NOW + 1, NOW + 9]))
-    assert not store.fire(UnixMs(NOW + 1), 2, ALL).limited
-    assert store.position == (NOW + 1, SEQ_MAX)
-
-
-def test_cancelled_rows_do_not_count_towards_the_limit(store: Store) -> None:
-    store.insert(*batch(1, [NOW + 1] * 6))
-    flush(store)
-    store.cancel(np.full(3, NOW + 1), np.array([1, 2, 6], np.uint64))
-    fired = store.fire(UnixMs(NOW + 1), 3, ALL)
-    assert fired.rows["seq"].tolist() == [3, 4, 5]
-    assert not fired.limited
-
-
-def test_fire_of_a_frozen_row_is_not_repeated_by_its_run(store: Store) -> None:
-    store.insert(*batch(1, [NOW + 1, NOW + 2]))
-    frozen = store.freeze()
-    assert store.fire(UnixMs(NOW + 1), ALL, ALL).rows["seq"].tolist() == [1]
-    store.install(frozen, store.write_run(frozen))
-    assert fire_all(store).rows["seq"].tolist() == [2]
 
 
 def test_flush_of_what_has_ended_writes_no_run(store: Store, tmp_path: Path) -> None:

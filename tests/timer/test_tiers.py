@@ -92,19 +92,6 @@ def test_million_due_at_once_become_ready_a_chunk_at_a_time() -> None:
     assert len(taken(tiers, START, 7, 65_536)) == 65_536
 
 
-def test_next_due_skips_dead_pairs_in_every_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiers_module, "FRESH_MAX", 2)
-    tiers = Tiers()
-    add(tiers, [(10, 0), (20, 1)])
-    add(tiers, [(12, 2), (5, 3)])
-    add(tiers, [(6, 4)])
-    alive = np.ones(5, np.bool_)
-    for place, due in ((3, 5), (4, 6), (0, 10), (2, 12), (1, 20)):
-        assert tiers.next_due(alive) == due
-        alive[place] = False
-    assert tiers.next_due(alive) is None
-
-
 def test_next_due_looks_through_fresh_pairs_that_came_one_by_one_as_one_array() -> None:
     chance = random.Random(4)
     tiers, pairs = Tiers(), [(chance.randrange(1 << 20), ref) for ref in range(5_000)]
