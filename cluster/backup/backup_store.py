@@ -169,7 +169,7 @@ class BackupStore:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Any]:
-        """Give a pyarrow stream to write a file. It is complete and durable at the end, or absent.
+        """Give a binary stream to write a file. It is complete and durable at the end, or absent.
 
         In a directory, the file of an earlier writer of the name stays after an error; if the last
         sync of the folder fails, it has the new bytes. In an object store, a writer that fails
@@ -185,7 +185,10 @@ class BackupStore:
         opened = list[Any]()
 
         def begin() -> None:
-            opened.append(self._fs.open_output_stream(there, compression=None))
+            if self._is_local:
+                opened.append(os.fdopen(create_file(Path(there), os.O_WRONLY), "wb"))
+            else:
+                opened.append(self._fs.open_output_stream(there, compression=None))
 
         def abandon() -> None:
             for each in opened:
@@ -198,14 +201,14 @@ class BackupStore:
             if self._is_local:
                 _make_folder(Path(path).parent)
             try:
-                if self._is_local:
-                    os.close(create_file(Path(there), os.O_WRONLY))
                 self._call(begin)  # a signal may end the wait: the thread still has the stream
                 out = self._interruptible(opened[0])
                 yield out
+                if self._is_local:  # the name may be another file's by now
+                    out.flush()
+                    os.fsync(out.fileno())
                 out.close()
                 if self._is_local:
-                    _sync(there)
                     is_new = not Path(path).exists()
                     self._fs.move(there, path)
                     there = path if is_new else there
@@ -328,7 +331,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _sync(path: str) -> None:
-    """Make a local file or directory durable."""
+    """Make the names in a local directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -15,14 +15,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from cluster.backup import pin_keeper, store_calls
+from cluster.backup import backup_store, pin_keeper, store_calls
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import Catalogue, catalogue_name
 from cluster.backup.parquet_export import CLAIM, ParquetExport
 from cluster.backup.restoration import STAGE, receive
 from tests.cluster.backups import DISK, OneNode, backed_up, restored
 from tests.cluster.running import WAIT_S, until
-from timer.files.disk import RealDisk
+from timer.files.disk import RealDisk, create_file
 from timer.recovery.rows_at_rest import pending_rows
 from timerclient.cli.timerctl import main as timerctl
 from timerclient.client import timer_client
@@ -106,6 +106,24 @@ def test_backup_and_its_copy_that_root_makes_are_for_the_owner_of_the_directory(
     assert copies
     assert copies <= given.keys()
     assert {*given.values()} == {(4242, 4243)}
+
+
+def test_file_is_written_where_it_was_created_if_its_name_becomes_a_link(
+    store: BackupStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"of root")
+
+    def created(path: Path, flags: int) -> int:
+        fd = create_file(path, flags)
+        path.unlink()
+        path.symlink_to(victim)
+        return fd
+
+    monkeypatch.setattr(backup_store, "create_file", created)
+    with pytest.raises(StoreUnavailable):
+        store.put("parts/a", [b"new"], 3)
+    assert victim.read_bytes() == b"of root"
 
 
 @pytest.mark.parametrize("failing", [".tmp", "parts"])
