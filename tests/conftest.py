@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from timer.files import disk
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -216,21 +218,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
     """Name -> user and group to whom the process gave it, as if root ran it in a directory of 4242.
 
-    Nothing is given away: the test runs as any user.
+    Nothing is given away: the test runs as any user. All files and directories are root's before.
     """
     found = dict[str, tuple[int, int]]()
-    real = Path.stat
+    owners = dict[int, tuple[int, int]]()
+    real = os.fstat
 
-    def stat(path: Path, **options: bool) -> os.stat_result:
-        mode, ino, dev, links, _, _, *rest = real(path, **options)
-        return os.stat_result((mode, ino, dev, links, 4242, 4243, *rest))
+    def fstat(fd: int) -> os.stat_result:
+        mode, ino, dev, links, _, _, *rest = real(fd)
+        return os.stat_result((mode, ino, dev, links, *owners.get(ino, (0, 0)), *rest))
 
     def chown(fd: int, user: int, group: int) -> None:
+        owners[real(fd).st_ino] = (user, group)
         found[Path(os.readlink(f"/proc/self/fd/{fd}")).name] = (user, group)
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "chown", chown)
-    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(os, "fstat", fstat)
+    monkeypatch.setattr(disk, "owner_of", lambda _: (4242, 4243))
     return found
 
 

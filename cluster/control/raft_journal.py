@@ -37,7 +37,7 @@ from typing import Final, TypeAlias
 import msgpack
 from isal import isal_zlib
 
-from timer.files.disk import RealDisk, disk_failed
+from timer.files.disk import RealDisk, disk_failed, open_file
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, UnknownVersionError
 
 MAGIC: Final = b"TIMERAFT"
@@ -159,7 +159,7 @@ class Journal:
 
     def _open(self) -> int:
         with _failing(self._path, "open"):
-            return os.open(self._path, os.O_WRONLY | os.O_APPEND)
+            return open_file(self._path, os.O_WRONLY | os.O_APPEND)
 
     def _cut(self) -> None:
         """End the file after the last record, durably."""

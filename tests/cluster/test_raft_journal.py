@@ -128,15 +128,22 @@ def test_journal_that_may_not_be_opened_for_writing_is_a_failed_disk(
 ) -> None:
     opened = os.open
 
-    def refusing(path: Path, flags: int, *more: int) -> int:
+    def refusing(path: Path, flags: int, *more: Any, **options: Any) -> int:
         if flags & os.O_WRONLY:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return opened(path, flags, *more)
+        return opened(path, flags, *more, **options)
 
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(DiskFailedError, match=r"journal: open failed: EACCES") as failed:
         Journal(directory)
     assert exit_code(failed.value) == EXIT_DISK
+
+
+def test_journal_behind_a_symbolic_link_is_not_opened_for_writing(directory: Path) -> None:
+    (directory / "journal").rename(directory / "elsewhere")
+    (directory / "journal").symlink_to(directory / "elsewhere")
+    with pytest.raises(DiskFailedError, match="journal: open failed: ELOOP"):
+        Journal(directory)
 
 
 def test_directory_that_vanishes_under_an_open_journal_is_a_failed_disk(directory: Path) -> None:

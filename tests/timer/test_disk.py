@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 
-from timer.files.disk import Bytes, FreshDisk, RealDisk
+from timer.files import disk
+from timer.files.disk import Bytes, FreshDisk, RealDisk, create_dir, create_file
 from timer.model.timer_errors import CorruptFileError, DiskFailedError, WrongDirectoryError
 
 DISK = RealDisk()
@@ -112,8 +113,8 @@ def test_read_of_a_range_ends_where_the_file_does(
     assert DISK.read(tmp_path / "a", 8, 4) == b"89"
     assert DISK.read(tmp_path / "a", 12, 4) == b""
     assert DISK.read(tmp_path / "a", 4) == b"456789"
-    for disk in (DISK, FreshDisk()):
-        parts = disk.read_parts(tmp_path / "a", [(3, 4), (8, 4), (12, 4), (0, 10)])
+    for each in (DISK, FreshDisk()):
+        parts = each.read_parts(tmp_path / "a", [(3, 4), (8, 4), (12, 4), (0, 10)])
         assert parts == [b"3456", b"89", b"", b"0123456789"]
     assert DISK.size(tmp_path / "a") == 10
 
@@ -208,17 +209,31 @@ def test_all_that_root_makes_is_for_the_owner_of_the_directory_and_not_for_other
     assert not any(path.stat().st_mode & 0o007 for path in made.values())
     given.clear()
     make_one_of_each(tmp_path)
-    assert given.keys() == {"atomic.tmp"}, "the others were there"
+    assert given.keys() == {"atomic.tmp"}, "the others were the owner's"
+
+
+def test_file_that_a_killed_process_of_root_left_is_given_away_when_it_is_opened(
+    tmp_path: Path, given: dict[str, tuple[int, int]]
+) -> None:
+    names = ("appended", "mark", "LOCK")
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "dir").mkdir()
+    create_dir(tmp_path / "dir")
+    make_one_of_each(tmp_path)
+    assert given.keys() == {*names, "atomic.tmp"}, "a directory that was there stays as it is"
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOSYS])
 @pytest.mark.usefixtures("given")
-def test_root_makes_files_where_their_owner_can_not_be_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+def test_root_makes_files_where_their_owner_can_not_be_changed_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     monkeypatch.setattr(os, "chown", mock.Mock(side_effect=OSError(number, "planted")))
     make_one_of_each(tmp_path)
     assert len(DISK.list_dir(tmp_path)) == 5
+    (message,) = caplog.messages
+    assert message.endswith(f"({os.strerror(number)}). Run, as root: chown -R 4242:4243 {tmp_path}")
 
 
 @pytest.mark.parametrize(("user", "owner"), [(0, 0), (1000, 4242)])
@@ -229,16 +244,72 @@ def test_owner_stays_in_a_directory_of_root_and_if_another_user_makes_a_file(
     user: int,
     owner: int,
 ) -> None:
-    around = Path.stat
-
-    def stat(path: Path, **options: bool) -> os.stat_result:
-        found = list(around(path, **options))
-        return os.stat_result((*found[:4], owner, *found[5:]))
-
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(disk, "owner_of", lambda _: (owner, owner))
     make_one_of_each(tmp_path)
     assert not given
+
+
+@pytest.mark.parametrize(
+    ("mode", "has_identity", "owner"),
+    [(0o2770, True, 4242), (0o2770, False, 0), (0o1777, True, 0)],
+)
+def test_files_in_a_directory_of_root_are_for_the_owner_of_the_identity_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, has_identity: bool, owner: int
+) -> None:
+    real = os.fstat, os.stat
+
+    def owned(found: os.stat_result, user: int) -> os.stat_result:
+        return os.stat_result((*found[:4], user, 4243, *found[6:]))
+
+    tmp_path.chmod(mode)
+    if has_identity:
+        (tmp_path / "identity.json").touch()
+    monkeypatch.setattr(os, "fstat", lambda fd: owned(real[0](fd), 0))
+    monkeypatch.setattr(os, "stat", lambda name, **way: owned(real[1](name, **way), 4242))
+    with disk._opened_dir(tmp_path) as fd:
+        assert disk.owner_of(fd) == (owner, 4243)
+
+
+def test_second_name_of_the_file_of_another_user_is_not_opened_for_writing_by_root(
+    tmp_path: Path, given: dict[str, tuple[int, int]]
+) -> None:
+    DISK.open_append(tmp_path / "a").close()
+    given.clear()
+    DISK.link(tmp_path / "a", tmp_path / "b")
+    DISK.open_append(tmp_path / "b").close()  # it is of the directory's owner
+    (tmp_path / "victim").write_bytes(b"of root")
+    DISK.link(tmp_path / "victim", tmp_path / "LOCK")
+    for opened in (DISK.lock, DISK.open_append, DISK.open_mark):
+        with pytest.raises(DiskFailedError, match="EMLINK"):
+            opened(tmp_path / "LOCK")
+    assert DISK.read(tmp_path / "victim") == b"of root"
+    assert not given
+
+
+def test_directory_that_becomes_a_link_while_it_is_made_is_not_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, tuple[int, int]]
+) -> None:
+    def swapped(path: Path, mode: int) -> None:
+        del mode
+        os.mkdir(tmp_path / "victim")
+        path.symlink_to(tmp_path / "victim")
+
+    monkeypatch.setattr(Path, "mkdir", swapped)
+    with pytest.raises(DiskFailedError, match="ENOTDIR"):
+        DISK.make_dir(tmp_path / "dir")
+    assert not given
+
+
+@pytest.mark.usefixtures("given")
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    make_one_of_each(tmp_path)
+    (tmp_path / "victim").touch()
+    DISK.link(tmp_path / "victim", tmp_path / "b")
+    with pytest.raises(DiskFailedError, match="EMLINK"):
+        DISK.open_append(tmp_path / "b")
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
@@ -258,19 +329,22 @@ def test_file_behind_a_symbolic_link_is_not_opened_for_writing(tmp_path: Path) -
     for opened in (DISK.lock, DISK.open_append, DISK.open_mark):
         with pytest.raises(DiskFailedError, match="ELOOP"):
             opened(tmp_path / "LOCK")
+    for name in ("LOCK", "victim"):
+        with pytest.raises(FileExistsError):
+            create_file(tmp_path / name, os.O_WRONLY)
     assert DISK.read(tmp_path / "victim") == b"of root"
 
 
-def test_file_that_another_process_makes_meanwhile_is_opened_and_not_given_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, tuple[int, int]]
+def test_file_that_another_process_makes_meanwhile_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.open
 
-    def late(path: Path, *words: int) -> int:
+    def late(path: Path | str, *words: int, **options: int) -> int:
         try:
-            return real(path, *words)
+            return real(path, *words, **options)
         except FileNotFoundError:
-            path.write_bytes(b"of another")
+            (tmp_path / path).write_bytes(b"of another")
             raise
 
     monkeypatch.setattr(os, "open", late)
@@ -278,7 +352,6 @@ def test_file_that_another_process_makes_meanwhile_is_opened_and_not_given_away(
     monkeypatch.undo()
     assert file.size == len(b"of another")
     file.close()
-    assert not given
 
 
 def test_lock_is_exclusive_names_its_holder_and_ends_with_release(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from timer.files.disk import Disk, FileLock
+from timer.files.disk import OWNER_FILE, Disk, FileLock
 from timer.model.feature_level import is_supported
 from timer.model.timer_errors import (
     CorruptFileError,
@@ -50,7 +50,7 @@ FORMAT: Final = 2
 FORMAT_OF_LEVEL_1: Final = 1
 REPLICA_ID_MAX: Final = (1 << 63) - 1
 
-IDENTITY_NAME: Final = "identity.json"
+IDENTITY_NAME: Final = OWNER_FILE
 LOCK_NAME: Final = "LOCK"
 PROMISE_NAME: Final = "promise"
 

@@ -18,13 +18,18 @@ Any thread may call a Disk. A file belongs to one thread at a time.
 
 import contextlib
 import errno
+import functools
+import logging
 import mmap
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 from timer.model.timer_errors import DiskFailedError, UnreadableFileError, WrongDirectoryError
+
+logger = logging.getLogger(__name__)
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -32,6 +37,8 @@ UNKNOWN_BOOT: Final = bytes(16)
 """The boot id of a machine that has none."""
 MARK_SIZE_MAX: Final = 512
 """Bytes in a MarkFile: one sector. A disk writes a sector completely or not at all."""
+OWNER_FILE: Final = "identity.json"
+"""The file of a data directory that is never absent. Its owner is the node's user."""
 TEMPORARY: Final = ".tmp"
 """End of the name under which `write_atomic` writes a file. A crash may leave it."""
 
@@ -327,12 +334,8 @@ class RealDisk:
 
     def sync_dir(self, path: Path) -> None:
         """See Disk."""
-        with failing(path, "fsync of the directory"):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        with failing(path, "fsync of the directory"), _opened_dir(path) as fd:
+            os.fsync(fd)
 
     def free_bytes(self, path: Path) -> int:
         """See Disk."""
@@ -490,48 +493,105 @@ def create_file(path: Path, flags: int) -> int:
         FileExistsError: there is such a name; a link to a file is not followed.
         OSError: the file can't be created.
     """
-    fd = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-    _give_to_owner_of(path.parent, fd)
+    return open_file(path, flags | os.O_CREAT | os.O_EXCL)
+
+
+def open_file(path: Path, flags: int) -> int:
+    """Open a file, which `_give` may give away. Return its descriptor. A link is not followed.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it can't be opened; ELOOP: it is a link; EMLINK: see `_give`.
+    """
+    with _opened_dir(path.parent) as around:
+        fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640, dir_fd=around)
+        try:
+            _give(path, fd, around)
+        except OSError:
+            os.close(fd)
+            raise
     return fd
 
 
 def create_dir(path: Path) -> None:
-    """Create a directory for the owner of the one around it. An existing one keeps its mode.
+    """Create a directory for the owner of the one around it. An existing one stays as it is.
 
     Raises:
         OSError: the directory can't be created.
     """
-    path.mkdir(mode=0o750, exist_ok=True)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _give_to_owner_of(path.parent, fd)
+        path.mkdir(mode=0o750)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    with _opened_dir(path, os.O_NOFOLLOW) as fd, _opened_dir(Path(".."), dir_fd=fd) as around:
+        _give(path, fd, around)
+
+
+@contextlib.contextmanager
+def _opened_dir(path: Path, flags: int = 0, dir_fd: int | None = None) -> Iterator[int]:
+    """Open a directory during the block; relative to the directory `dir_fd` if that is given."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags, dir_fd=dir_fd)
+    try:
+        yield fd
     finally:
         os.close(fd)
 
 
-def _give_to_owner_of(directory: Path, fd: int) -> None:
-    """Give a new file or directory to the owner of the directory around it, if root made it.
+def owner_of(directory: int) -> tuple[int, int]:
+    """Return the user and the group of the files of an open directory.
 
-    The node's user can then open the file. It stays root's if the file system allows no change.
+    A volume may be root's, with a group that may write. If it is a data directory, its files are
+    those of the owner of its identity. Where all users may write, any of them may make that file.
     """
-    if os.geteuid() == 0:
-        with contextlib.suppress(OSError):
-            owner = directory.stat()
-            if owner.st_uid != 0:
-                os.chown(fd, owner.st_uid, owner.st_gid)
+    found = os.fstat(directory)
+    if found.st_uid == 0 and not found.st_mode & stat.S_IWOTH:
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(OWNER_FILE, dir_fd=directory, follow_symlinks=False)
+    return found.st_uid, found.st_gid
+
+
+def _give(path: Path, fd: int, around: int) -> None:
+    """Give a file or directory of root to the owner of the directory around it, if root runs this.
+
+    So the node's user can open it. A killed process may have left it root's, hence at each open.
+
+    Raises:
+        OSError: EMLINK: another user's file has a second name. That may be outside, where the owner
+            of the directory could not write.
+    """
+    if os.geteuid() != 0:
+        return
+    (user, group), found = owner_of(around), os.fstat(fd)
+    if user == 0 or found.st_uid == user:
+        return
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), str(path))
+    if found.st_uid == 0:
+        try:
+            os.chown(fd, user, group)
+        except OSError as error:
+            _warn(path.parent, f"chown -R {user}:{group}", os.strerror(error.errno or 0))
+
+
+@functools.cache
+def _warn(directory: Path, remedy: str, reason: str) -> None:
+    """Log once that new files in a directory stay root's."""
+    text = "%s: files that root makes there stay root's (%s). Run, as root: %s %s"
+    logger.warning(text, directory, reason, remedy, directory)
 
 
 def _open_or_create(path: Path, flags: int) -> int:
-    """Return a descriptor of the file; an absent one is created. A link is not followed."""
-    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    """Return a descriptor of the file; an absent one is created. See `open_file`."""
     try:
-        return os.open(path, flags)
+        return open_file(path, flags)
     except FileNotFoundError:
         pass
     try:
         return create_file(path, flags)
     except FileExistsError:  # another process has just created it
-        return os.open(path, flags)
+        return open_file(path, flags)
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
