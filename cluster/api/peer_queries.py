@@ -42,8 +42,13 @@ async def answer_of(name: str, address: str, stub: Stub) -> pb.GetStatusResponse
     try:
         return await stub.GetStatus(pb.GetStatusRequest(local=True), timeout=PART_S)
     except grpc.aio.AioRpcError as error:
-        node = pb.NodeStatus(name=name, address=address, role="unreachable", error=why(error))
-        return pb.GetStatusResponse(nodes=[node])
+        return unreachable(name, address, why(error))
+
+
+def unreachable(name: str, address: str, reason: str) -> pb.GetStatusResponse:
+    """Return the answer for an unreachable node."""
+    node = pb.NodeStatus(name=name, address=address, role="unreachable", error=reason)
+    return pb.GetStatusResponse(nodes=[node])
 
 
 async def status_of(name: str, address: str, stub: Stub) -> pb.NodeStatus:

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from cluster.api.peer_queries import Peers, Stub, answer_of, ask_all
+from cluster.api.peer_queries import Peers, Stub, answer_of, ask_all, unreachable
 from cluster.rpc.endpoints import AdminChannels, Endpoints
 from cluster.rpc.grpc_errors import abort
 from cluster.rpc.handlers import PINGED
@@ -89,7 +89,8 @@ class _Others(grpc.GenericRpcHandler):
 class _PeerQuery:
     """A query of the other nodes, for all callers of the next FRESH_S."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, cluster_id: str, peers: Peers) -> None:
+        self._cluster_id = cluster_id
         self.answers: list[pb.GetStatusResponse] = []
         """The status of the nodes that have answered so far."""
         self._ends_s = asyncio.get_running_loop().time() + FRESH_S
@@ -97,6 +98,11 @@ class _PeerQuery:
 
     async def _ask(self, name: str, address: str, stub: Stub) -> pb.GetStatusResponse:
         answer = await answer_of(name, address, stub)
+        if answer.cluster_id not in ("", self._cluster_id):
+            reason = f"its address is of a node of cluster {answer.cluster_id}"
+            answer = unreachable(name, address, reason)
+        elif answer.nodes and answer.nodes[0].name != name:
+            answer = unreachable(name, address, f"its address is of node {answer.nodes[0].name}")
         if answer.nodes:
             self.answers.append(answer)
         return answer
@@ -201,7 +207,7 @@ class Standby:
         own, peers = self._own(), self._config.peers
         newest = max(answers, key=lambda each: (each.epoch, each.leader != ""), default=own)
         own.epoch, own.leader, own.controller = newest.epoch, newest.leader, newest.controller
-        own.leader_address = peers.get(newest.leader, "")
+        own.leader_address = newest.leader_address or peers.get(newest.leader, "")
         own.feature_level = max((answer.feature_level for answer in answers), default=0)
         if not leadership:
             own.nodes.extend(answer.nodes[0] for answer in answers)
@@ -213,7 +219,9 @@ class Standby:
         if self._query is None or not self._query.is_fresh():
             assert self._channels is not None
             peers, stubs = self._config.peers, self._channels.stubs
-            self._query = _PeerQuery({name: (peers[name], stubs[name]) for name in stubs})
+            self._query = _PeerQuery(
+                self._config.cluster_id, {name: (peers[name], stubs[name]) for name in stubs}
+            )
         query = self._query
         await asyncio.wait([query.task], timeout=timeout_s)
         return query.answers

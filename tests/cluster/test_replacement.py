@@ -134,6 +134,7 @@ async def test_waiting_node_shares_a_query_of_the_others_and_waits_little_for_th
 ) -> None:
     assert ClientSettings().probe_s > LEADER_S
     monkeypatch.setattr("cluster.files.standby_ports.LEADER_S", 0.01)
+    monkeypatch.setattr("cluster.files.standby_ports.FRESH_S", 0)
     monkeypatch.setattr("cluster.api.peer_queries.PART_S", 600)
     nodes = {name: [pb.NodeStatus(name=name, role="follower")] for name in ("n2", "n3")}
     peers = {
@@ -178,3 +179,35 @@ async def test_waiting_node_shares_a_query_of_the_others_and_waits_little_for_th
         assert standby._channels is not None
         to_other = standby._channels.channel("n2")
     assert to_other.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+async def test_waiting_node_names_the_leader_of_its_cluster_and_nodes_behind_a_wrong_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.files.standby_ports.FRESH_S", 600)
+    monkeypatch.setattr("cluster.api.peer_queries.PART_S", 600)
+    n2, n3 = (pb.NodeStatus(name=name, role="follower") for name in ("n2", "n3"))
+    led = pb.GetStatusResponse(cluster_id="demo", epoch=7, leader="n9", controller="n2", nodes=[n2])
+    led.leader_address = "10.0.0.9:7401"
+    peers = {
+        "n2": _Peer(led),
+        "n3": _Peer(pb.GetStatusResponse(cluster_id="another", epoch=9, leader="n3", nodes=[n3])),
+        "n4": _Peer(pb.GetStatusResponse(epoch=9, leader="n3", nodes=[n3])),
+    }
+    async with _standing_by(peers) as standby:
+        asked = [asyncio.create_task(standby._answer(leadership=False)) for _ in range(2)]
+        peers["n4"].may_answer.set()
+        peers["n3"].may_answer.set()
+        await until(lambda: standby._query is not None and len(standby._query.answers) == 2)
+        peers["n2"].may_answer.set()
+        answer, _ = await asyncio.gather(*asked)
+        await standby._answer(leadership=True)
+    assert [peer.queries for peer in peers.values()] == [1, 1, 1]
+    assert (answer.epoch, answer.leader, answer.controller) == (7, "n9", "n2")
+    assert answer.leader_address == "10.0.0.9:7401"
+    assert [(node.name, node.role, node.error) for node in answer.nodes] == [
+        ("n1", "waiting", "its disk is full"),
+        ("n2", "follower", ""),
+        ("n3", "unreachable", "its address is of a node of cluster another"),
+        ("n4", "unreachable", "its address is of node n3"),
+    ]
