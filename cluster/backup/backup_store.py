@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -280,19 +280,26 @@ class BackupStore:
 
         interruptible(_each, self.delete, names)
 
-    def discard(self, names: set[str]) -> None:
-        """Delete files as far as the store allows it, and remove their names from `names`.
+    def discard(self, groups: Sequence[Collection[str]], left: set[str]) -> None:
+        """Delete files, a group after the other, and remove their names from `left`.
 
-        If a handler of a signal raises, the deletions go on.
+        The last group is the one with a file that can't be deleted. If a handler of a signal
+        raises, the deletions go on.
         """
 
         def discard(name: str) -> None:
             with suppress(StoreUnavailable):
                 self.delete(name)
-                names.remove(name)
+                left.remove(name)
+
+        def discard_all() -> None:
+            for names in groups:
+                _each(discard, names)
+                if not left.isdisjoint(names):
+                    return
 
         with suppress(InterruptedError):
-            interruptible(_each, discard, [*names])
+            interruptible(discard_all)
 
 
 def _each(work: Callable[[str], None], names: Iterable[str]) -> None:

@@ -224,7 +224,8 @@ def _claimed(target: BackupStore, left: set[str]) -> Iterator[None]:
     exports one at least sees the claim of the other.
 
     `left`: gets the names of the files that are written in the block. They are deleted after an
-    error, and the claim always. The names of those that can't be deleted stay.
+    error, the index first, and the claim always, if no other file is left. The names of those that
+    can't be deleted stay.
 
     Raises:
         BackupError: the place has files, or another claim.
@@ -239,7 +240,8 @@ def _claimed(target: BackupStore, left: set[str]) -> Iterator[None]:
         yield
         left.intersection_update([claim])
     finally:
-        target.discard(left)
+        index = left & {INDEX_NAME}
+        target.discard([index, left - index - {claim}, {claim}], left)
 
 
 def _check_empty(target: BackupStore, claim: str = "") -> None:
