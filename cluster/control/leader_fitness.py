@@ -113,9 +113,9 @@ class ServiceRecord:
 class DiskRecord:
     """The speed of this node's disk, whatever its role. A sync that hangs counts as well.
 
-    A sync counts for MEMORY_MS after its end, or for twice the interval of checkpoints if that is
-    longer: without other entries, a sync follows each of them. The record's memory is as long, so a
-    single slow sync is no complaint.
+    A sync counts for MEMORY_MS after its end. If syncs are rare, it counts for twice the time
+    between them, at most twice the interval of checkpoints: a sync follows each of them. The
+    record's memory is as long, so a single slow sync is no complaint, except one of MEMORY_MS.
     """
 
     _slow: TimeShare = field(default_factory=TimeShare)
@@ -123,6 +123,10 @@ class DiskRecord:
     _limit_ms: int = 0
     _last: tuple[int, LogIndex] | None = None
     _synced_ms: MonoMs = MonoMs(0)
+    _durable_ms: MonoMs = MonoMs(0)
+    """When the last entry became durable."""
+    _gap_ms: int = 0
+    """Time between syncs. It falls slowly: several entries may follow each other after a pause."""
 
     def note(
         self,
@@ -138,7 +142,12 @@ class DiskRecord:
         `durable`: index of the last durable entry. `lease_ms`: the lease. A sync of a fifth of it,
         and of SLOW_MS_MIN, is slow.
         """
-        memory_ms = max(MEMORY_MS, 2 * checkpoint_interval_ms)
+        if self._last is None or self._last[1] != durable:
+            self._gap_ms = max(now_ms - self._durable_ms, self._gap_ms * 3 // 4)
+            self._durable_ms = now_ms
+        memory_ms = MEMORY_MS
+        if disk_ms < MEMORY_MS:
+            memory_ms = max(MEMORY_MS, 2 * min(self._gap_ms, checkpoint_interval_ms))
         if self._last != (disk_ms, durable):
             self._last, self._synced_ms = (disk_ms, durable), now_ms
         self._limit_ms = max(lease_ms // SLOW_PARTS, SLOW_MS_MIN)

@@ -135,27 +135,61 @@ def test_node_whose_disk_is_slow_for_seconds_names_figure_limit_and_remedy() -> 
     assert complaints(0, 10_000, hangs=True)
 
 
+class _Noted:
+    """A record of a disk, noted at each step."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self.record, self.now_ms, self.interval_ms = DiskRecord(), 0, interval_ms
+        self.complains: list[bool] = []
+        self.durable = 0
+
+    def until(self, end_ms: int, disk_ms: int, every_ms: int, *, pairs: bool = False) -> None:
+        """Note a sync of `disk_ms` each `every_ms`, or two of them in a row."""
+        while self.now_ms < end_ms:
+            self.durable += (self.now_ms + STEP_MS) % every_ms in ((0, STEP_MS) if pairs else (0,))
+            self.note(disk_ms)
+
+    def note(self, disk_ms: int) -> None:
+        self.now_ms += STEP_MS
+        self.record.note(
+            MonoMs(self.now_ms),
+            disk_ms=disk_ms,
+            durable=LogIndex(self.durable),
+            lease_ms=500,
+            checkpoint_interval_ms=self.interval_ms,
+        )
+        self.complains.append(bool(self.record.complaints()))
+
+
 @pytest.mark.parametrize("interval_ms", [3_000, 8_000, 60_000])
-def test_slow_disk_of_an_idle_node_is_named_without_a_pause(interval_ms: int) -> None:
-    record, complains = DiskRecord(), list[bool]()
+@pytest.mark.parametrize("pairs", [False, True])
+def test_slow_disk_of_an_idle_node_is_named_without_a_pause(interval_ms: int, pairs: bool) -> None:
+    # A checkpoint is late by half of its interval.
+    disk, every_ms = _Noted(interval_ms), interval_ms * 3 // 2
+    disk.until(20 * every_ms, 1, every_ms)
+    disk.until(21 * every_ms, 3_000, every_ms)
+    disk.until(40 * every_ms, 1, every_ms)
+    assert not any(disk.complains), "a single sync was slow"
+    disk.until(60 * every_ms, 3_000, every_ms, pairs=pairs)
+    assert all(disk.complains[-16 * every_ms // STEP_MS :])
 
-    def note_until(end_ms: int, disk_ms: int) -> None:
-        """Note a sync of `disk_ms` for each checkpoint."""
-        for now_ms in range(len(complains) * STEP_MS, end_ms, STEP_MS):
-            record.note(
-                MonoMs(now_ms),
-                disk_ms=disk_ms,
-                durable=LogIndex(now_ms // interval_ms),
-                lease_ms=500,
-                checkpoint_interval_ms=interval_ms,
-            )
-            complains.append(bool(record.complaints()))
 
-    note_until(interval_ms, 3_000)
-    note_until(20 * interval_ms, 1)
-    assert not any(complains), "a single sync was slow"
-    note_until(40 * interval_ms, 3_000)
-    assert all(complains[24 * interval_ms // STEP_MS :])
+@pytest.mark.parametrize("interval_ms", [1_000, 3_000, 60_000])
+def test_slow_or_hanging_disk_is_named_in_seconds_however_rare_checkpoints_are(
+    interval_ms: int,
+) -> None:
+    disk = _Noted(interval_ms)
+    disk.until(A_WHILE_MS, 1, interval_ms)
+    disk.until(A_WHILE_MS + 10_000, 300, 300)
+    assert disk.complains[-1]
+    disk.until(2 * A_WHILE_MS, 1, STEP_MS)
+    disk.until(2 * A_WHILE_MS + 6_500, 300, 300)
+    assert disk.complains[-1]
+    disk = _Noted(interval_ms)
+    disk.until(3 * A_WHILE_MS, 1, interval_ms)
+    for hangs_ms in range(0, 11_000, STEP_MS):
+        disk.note(hangs_ms)
+    assert disk.complains[-1]
 
 
 def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
