@@ -324,6 +324,11 @@ def _restore(args: argparse.Namespace) -> int:
     result = restoration.restore(store, plan, places, target, now_ms)
     if (stage := target / restoration.STAGE).exists():
         tell(f"{stage} could not be removed; the restore is complete without it: remove it")
+    for place in places.values():
+        if place.stat().st_uid == 0:
+            tell(
+                f"{place} is root's: if its node runs as another user, run chown -R before a start"
+            )
     put(args, _restored(result, now_ms), _report(result, now_ms, plan.catalogue.index))
     return OK
 

@@ -346,6 +346,7 @@ def test_restore_whose_temporary_files_stay_is_complete_and_names_them(
     told = capsys.readouterr()
     assert "restored backup" in told.out
     assert f"{target / STAGE} could not be removed" in told.err
+    assert (f"{target / 'n1'} is root's" in told.err) is (os.geteuid() == 0)
 
 
 @pytest.mark.parametrize("command", ["export", "restore"])
