@@ -103,11 +103,17 @@ def test_no_context_needs_no_file_of_contexts(ctl: Ctl, file: Path, address: str
 
 
 def test_contexts_that_this_user_may_not_read_are_needed_only_without_endpoints(
-    ctl: Ctl, address: str
+    ctl: Ctl, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    damaged = OSError(errno.EIO, "Input/output error")
+    with mock.patch.object(Path, "read_text", side_effect=damaged):
+        assert ctl("status", "--endpoints", address)[0] == 2
     denied = PermissionError(errno.EACCES, "Permission denied")
     with mock.patch.object(Path, "read_text", side_effect=denied):
         assert ctl("status", "--endpoints", address)[0] == 0
+        with monkeypatch.context() as given:
+            given.setenv("TIMERCTL_ENDPOINTS", address)
+            assert ctl("status")[0] == 0
         for more in ((), ("--endpoints", address, "--context", "prod")):
             code, _, err = ctl("status", *more)
             assert (code, "can't read" in err) == (2, True)
