@@ -35,6 +35,7 @@ from timer.files.data_directory import format_directory, founding_replica_id
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError, EngineError
 from timer.model.units import ReplicaId
+from timerclient.cli.standard_streams import open_standard_streams
 
 _DESCRIPTION: Final = """\
 Run one node of the cluster.
@@ -68,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run `timerd`; return its exit code."""
     if not __debug__:
         sys.exit("timerd: refusing to run under -O: assertions guard the data")
-    _open_standard_streams()
+    open_standard_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments[:1] == ["init"]:
@@ -180,21 +181,8 @@ def run(argv: list[str]) -> int:
     return process.run(config, raft_lost=arguments.raft_lost, reload=load)
 
 
-def _open_standard_streams() -> None:
-    """Open /dev/null as each of the descriptors 0 to 2 that is closed.
-
-    Files and sockets of the node would get these numbers. A C library may print to descriptor 2,
-    and libuv ends a process that closes one of them.
-    """
-    while (lowest := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(lowest)
-
-
 def _drop_unwritten_log() -> None:
     """Drop the lines that standard error did not take. Python would end with 120 for them."""
-    if sys.stderr is None:  # closed at the start
-        return
     try:
         sys.stderr.flush()
     except OSError:

@@ -114,6 +114,17 @@ def test_extra_that_is_missing_is_named_and_how_to_install_it(module: str, tmp_p
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("main", ["cluster.node.timerd", "timerclient.cli.timerctl"])
+def test_closed_standard_streams_are_no_files_of_the_process(main: str) -> None:
+    code = (
+        f"import os; from {main} import main; main(['--config', '/absent'])\n"
+        "print(*[os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 2)])"
+    )
+    words = ["sh", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, code]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "/dev/null /dev/null\n")
+
+
 def test_help_tells_of_init_of_set_and_of_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])

@@ -50,6 +50,7 @@ from timerclient.cli.cli_errors import (
 )
 from timerclient.cli.contexts import apply_context
 from timerclient.cli.missing_modules import DISTRIBUTION, why_missing
+from timerclient.cli.standard_streams import open_standard_streams
 from timerclient.values.client_events import LOG, MISSING_S, Event, LeaderMissing
 from timerclient.values.errors import OutcomeUnknown, TimerError
 
@@ -76,8 +77,7 @@ CLIENT: Final = "timerclient.client.timer_client"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     words = sys.argv[1:] if argv is None else [*argv]
-    if sys.stderr is None:  # it was closed: errors are dropped, and the exit code stays
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the process
+    open_standard_streams()
     if sys.stdout is None:
         closed = UsageError("standard output is closed; to drop the output: >/dev/null")
         print_error(closed, words, None)
