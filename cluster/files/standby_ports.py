@@ -8,6 +8,7 @@ calls of clients are refused with that reason, and other nodes take it for absen
 import asyncio
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,6 +42,8 @@ status at most twice a second for this one."""
 LEADER_S: Final = 0.4
 """Longest wait for the other nodes' answers before a leader is named. Clients wait `probe_s` of
 timerclient/values/client_settings.py, 0.7 s."""
+NAMED_S: Final = 0.1
+"""Longest wait for further answers once one has named a leader: another may name a newer one."""
 
 
 WAITING: Final = "waiting for room"
@@ -93,8 +96,11 @@ class _PeerQuery:
         self._cluster_id = cluster_id
         self.answers: list[pb.GetStatusResponse] = []
         """The status of the nodes that have answered so far."""
+        self.is_settled = asyncio.Event()
+        """An answer has named a leader, or all nodes have answered."""
         self._ends_s = asyncio.get_running_loop().time() + FRESH_S
         self.task = asyncio.create_task(ask_all(peers, self._ask))
+        self.task.add_done_callback(lambda _: self.is_settled.set())
 
     async def _ask(self, name: str, address: str, stub: Stub) -> pb.GetStatusResponse:
         answer = await answer_of(name, address, stub)
@@ -105,6 +111,8 @@ class _PeerQuery:
             answer = unreachable(name, address, f"its address is of node {answer.nodes[0].name}")
         if answer.nodes:
             self.answers.append(answer)
+        if answer.leader:
+            self.is_settled.set()
         return answer
 
     def is_fresh(self) -> bool:
@@ -203,7 +211,7 @@ class Standby:
 
     async def _answer(self, *, leadership: bool) -> pb.GetStatusResponse:
         """Return all nodes' status, or only this node's if `leadership`, and the leader."""
-        answers = await self._answers(LEADER_S if leadership else None)
+        answers = await self._answers(leadership=leadership)
         own, peers = self._own(), self._config.peers
         newest = max(answers, key=lambda each: (each.epoch, each.leader != ""), default=own)
         own.epoch, own.leader, own.controller = newest.epoch, newest.leader, newest.controller
@@ -214,8 +222,8 @@ class Standby:
             own.nodes.sort(key=lambda node: node.name)
         return own
 
-    async def _answers(self, timeout_s: float | None) -> list[pb.GetStatusResponse]:
-        """Return the other nodes' answers so far, after `timeout_s` at most. None: all answers."""
+    async def _answers(self, *, leadership: bool) -> list[pb.GetStatusResponse]:
+        """Return the other nodes' answers. With `leadership`: those of LEADER_S at most."""
         if self._query is None or not self._query.is_fresh():
             assert self._channels is not None
             peers, stubs = self._config.peers, self._channels.stubs
@@ -223,7 +231,10 @@ class Standby:
                 self._config.cluster_id, {name: (peers[name], stubs[name]) for name in stubs}
             )
         query = self._query
-        await asyncio.wait([query.task], timeout=timeout_s)
+        if leadership:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(query.is_settled.wait(), LEADER_S - NAMED_S)
+        await asyncio.wait([query.task], timeout=NAMED_S if leadership else None)
         return query.answers
 
     async def _refuse(

@@ -211,3 +211,21 @@ async def test_waiting_node_names_the_leader_of_its_cluster_and_nodes_behind_a_w
         ("n3", "unreachable", "its address is of a node of cluster another"),
         ("n4", "unreachable", "its address is of node n3"),
     ]
+
+
+@pytest.mark.parametrize("silent", [["n3"], []])
+async def test_waiting_node_waits_for_no_silent_node_once_a_leader_is_named(
+    monkeypatch: pytest.MonkeyPatch, silent: list[str]
+) -> None:
+    monkeypatch.setattr("cluster.files.standby_ports.LEADER_S", 600)
+    monkeypatch.setattr("cluster.files.standby_ports.NAMED_S", 0.01)
+    monkeypatch.setattr("cluster.api.peer_queries.PART_S", 600)
+    nodes = {name: [pb.NodeStatus(name=name, role="follower")] for name in ("n2", "n3")}
+    leader = "n2" if silent else ""  # without a leader, all answers are enough
+    peers = {name: _Peer(pb.GetStatusResponse(nodes=nodes[name])) for name in nodes}
+    peers["n2"].answer.leader = leader
+    for name in peers.keys() - silent:
+        peers[name].may_answer.set()
+    async with _standing_by(peers) as standby, asyncio.timeout(60):
+        answer = await standby._answer(leadership=True)
+    assert answer.leader == leader
