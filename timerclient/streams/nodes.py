@@ -24,6 +24,7 @@ import copy
 import math
 import os
 import random
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -570,7 +571,7 @@ class Nodes:
             within_s: Seconds that it may take in total.
             repeatable: It may be applied twice without harm.
             repeat_s: Seconds after the first attempt that may have been applied in which it may be
-                retried.
+                retried. Time in which the machine sleeps counts, too.
             on_doubt: Called when the response of an attempt that may have been applied is lost.
             at_once: Errors that are raised without a retry, if no attempt is in doubt.
 
@@ -581,7 +582,7 @@ class Nodes:
         """
         pauses = RetryPauses(self.settings, self.rng)
         now = self.loop().time
-        ends_s = until_s = now() + within_s
+        ends_s, repeat_until_s = now() + within_s, math.inf
         in_doubt = asking = False
         last: TimerError | None = None
         try:
@@ -591,12 +592,13 @@ class Nodes:
                         node = await self.leader(denied=not in_doubt)
                     except TimerError as error:
                         raise (errors.as_unknown(error) if in_doubt else error) from None
-                    asking = True
                     if not in_doubt:
-                        until_s = min(ends_s, now() + repeat_s)
-                        patience.reschedule(until_s)
+                        repeat_until_s = boot_time_s() + repeat_s
+                    until_s = min(ends_s, now() + repeat_until_s - boot_time_s())
+                    patience.reschedule(until_s)
+                    call = partial(method, node, deadline_s(until_s - now()))
+                    asking = True
                     try:
-                        call = partial(method, node, deadline_s(until_s - now()))
                         answer = await self.attempt(node, call)
                     except TimerError as error:
                         asking = False
@@ -679,8 +681,21 @@ class Nodes:
         raise Unreachable(text)
 
 
+def boot_time_s() -> float:
+    """Return a monotonic time, in seconds. On Linux it continues while the machine sleeps."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
 def deadline_s(left_s: float) -> float:
-    """Return a node's deadline, in seconds, for a call that has `left_s` left."""
+    """Return a node's deadline, in seconds, for a call that has `left_s` left.
+
+    Raises:
+        TimeoutError: No time is left.
+    """
+    if left_s <= 0:
+        raise TimeoutError
     return min(left_s + LATER_S, DEADLINE_S_MAX)
 
 
