@@ -124,8 +124,8 @@ class Judge(StoryBook):
         """Time of the last entry."""
         self.story = LogStory(self, spill)
         self._epoch_ms: int | None = None
-        """Time of the epoch's first entry after EPOCH; None: there is none. EPOCH itself has the
-        time of the entry before it, which is that of the last epoch's end."""
+        """Time of the epoch's first entry after EPOCH (which has the last epoch's time), or of its
+        last one before which the log's clock jumped by `overdue_ms`; None: there is none."""
         self._queues: dict[int, WatchedQueue] = {}
         self._ended: deque[tuple[int, npt.NDArray[np.void]]] = deque()
         """(time, timers that ended without a firing) of the last while."""
@@ -172,11 +172,11 @@ class Judge(StoryBook):
         for frame in frames:
             item = entry_frame.frame_at(memoryview(frame), 0)
             assert isinstance(item, Entry), item
-            self.clock_ms = max(self.clock_ms, item.time_ms)
             if item.kind is EntryKind.EPOCH:
                 self._epoch_ms = None
-            elif self._epoch_ms is None:
+            elif self._epoch_ms is None or item.time_ms - self.clock_ms > self.overdue_ms:
                 self._epoch_ms = item.time_ms
+            self.clock_ms = max(self.clock_ms, item.time_ms)
             try:
                 story.apply(item)
             except (AssertionError, KeyError, ValueError) as error:

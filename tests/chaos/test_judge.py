@@ -52,7 +52,7 @@ class Court:
 
     def pass_to(self, at_ms: int, *, reach_ms: int | None = None) -> None:
         """Let the log's clock and the witness move on."""
-        self.log.entry(EntryKind.CHECKPOINT, b"", at_ms=at_ms)
+        self.log.idle(at_ms)
         self.reaches["t"] = at_ms if reach_ms is None else reach_ms
 
     def step(self) -> list[Violation]:
@@ -144,6 +144,7 @@ def test_new_leader_has_its_time(court: Court) -> None:
     court.log.epoch(2)
     court.reaches["t"] = NOW + 60_000
     assert court.step() == []
+    court.log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 20_000)
     for at_ms in (NOW + 20_000, NOW + 19_999 + OVERDUE_MS):
         court.pass_to(at_ms, reach_ms=NOW + 60_000)
         assert court.step() == []
@@ -162,6 +163,15 @@ def test_timer_that_no_fire_covers_is_late_once() -> None:
     court.log.fire(NOW + 20_000)
     court.pass_to(NOW + 60_000)
     assert court.step() == []
+
+
+def test_timer_is_not_late_because_the_logs_clock_jumped(court: Court) -> None:
+    court.log.schedule(court.topic, [(NOW + 10_000, 1), (NOW + 10_000, 2)], at_ms=NOW)
+    court.log.cancel([(NOW + 10_000, 2)], at_ms=NOW + 120_000)
+    court.pass_to(NOW + 119_999 + OVERDUE_MS)
+    assert court.step() == []
+    court.pass_to(NOW + 120_000 + OVERDUE_MS)
+    assert court.kinds() == [("late", 1)]
 
 
 def ended(court: Court) -> None:

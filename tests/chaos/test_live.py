@@ -99,7 +99,7 @@ def plant(desk: Desk) -> None:
     desk.log.group(topic, WITNESS_GROUP)
     desk.log.schedule(topic, [(NOW + 1000, 1)])
     desk.log.fire(NOW + 1000)
-    desk.log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 20_000)
+    desk.log.idle(NOW + 20_000)
     desk.write()
     desk.history.open("t", WITNESS_GROUP, start_ms=NOW)
     desk.beat(NOW + 20_000, "t")
@@ -128,7 +128,7 @@ def test_planted_messages_are_raised_once_over_restarts(desk: Desk) -> None:
     desk.beat(NOW + 5000, "t")
     expected = [("diverged", 30), ("duplicate_fire", 11), ("early", 30)]
     assert desk.done() == expected
-    log.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 20_000)
+    log.idle(NOW + 20_000)
     desk.write()
     desk.beat(NOW + 20_000, "t")
     expected = [*expected, ("lost", 7)]
@@ -215,8 +215,7 @@ def test_half_written_line_waits(desk: Desk) -> None:
 def test_log_without_its_beginning_needs_its_archive(desk: Desk) -> None:
     plant(desk)
     log, other = desk.run.root / "n1/log", world.Log(desk.log)
-    for _ in range(8):
-        other.entry(EntryKind.CHECKPOINT, b"", at_ms=NOW + 30_000)
+    other.idle(NOW + 44_000)  # eight entries
     world.write_log(log, other.frames, frames_per_segment=4)
     follow(log, desk.run.archive_of("n1"))
     (log / f"{1:016x}.log").unlink()

@@ -69,6 +69,11 @@ class Log:
         index = LogIndex(len(self.frames) + 1)
         self.frames.append(entry.encode(kind, self.current, index, self.time_ms, [*payload]))
 
+    def idle(self, until_ms: int) -> None:
+        """Append what a leader without work does: a CHECKPOINT every three seconds."""
+        for at_ms in [*range(self.time_ms + 3000, until_ms, 3000), until_ms]:
+            self.entry(EntryKind.CHECKPOINT, b"", at_ms=at_ms)
+
     def epoch(self, number: int, at_ms: int | None = None) -> None:
         self.current = Epoch(number)
         start = payloads.EpochStart(self.current, ReplicaId(1), (ReplicaId(1),))
