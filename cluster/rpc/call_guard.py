@@ -259,7 +259,7 @@ class _OpenRpc:
 
 def _check_date(expires_s: float, now_s: float) -> None:
     if now_s >= expires_s:
-        at = utc_text(expires_s)
+        at = f"{utc_text(expires_s)} (this node's clock: {utc_text(now_s)})"
         raise NotReadyError(f"your certificate expired at {at}: connect again with a new one")
 
 

@@ -84,6 +84,7 @@ def test_streams_of_an_expired_certificate_end(cluster: Running, store: Certific
             error: Any = ended(call)
             assert code_of(error) is grpc.StatusCode.UNAVAILABLE
             assert "your certificate expired at" in error.details()
+            assert "Z (this node's clock: 20" in error.details()
         assert SHORT_S - 1 < time.time() - began_s < SHORT_S + BOUND_S
 
 

@@ -152,6 +152,14 @@ def test_a_healthy_cluster_is_ok() -> None:
             "certificate",
             "has expired",
         ),
+        (
+            lambda n, _: n[1].CopyFrom(
+                pb.NodeStatus(name="n2", error="your certificate expired at 2030 (this node's …)")
+            ),
+            2,
+            "certificate",
+            "this node's",
+        ),
         (lambda n, _: setattr(n[1], "unsure", True), 1, "files", "does not vote"),
         (lambda n, _: unlike(n), 1, "settings", "lease_ms must be the same on all nodes"),
         (lambda _, c: setattr(c[1], "lag_entries", 101), 1, "behind", "101 entries behind"),
