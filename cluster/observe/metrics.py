@@ -151,6 +151,8 @@ class Levels:
     memtable_bytes: int = 0
     read_time_lag_ms: int = 0
     """How long the earliest pending timer has been overdue on the cluster's clock; 0: none is."""
+    series_lag_ms: int = 0
+    """Age of the oldest missed time that a series with FIRE_ALL makes up for; 0: there is none."""
     undelivered_lag_ms: int = 0
     """Age of the oldest fired message that waits for a consumer, in any group; 0: none waits."""
     unacked_lag_ms: int = 0
@@ -330,6 +332,11 @@ class _LevelsCollector(Collector):
             "timer_read_time_lag_seconds",
             "How long the oldest overdue timer has been due; 0: none is overdue",
             value=levels.read_time_lag_ms / 1000,
+        )
+        yield GaugeMetricFamily(
+            "timer_series_lag_seconds",
+            "Age of the oldest missed time that a series with misfire=fire_all makes up for",
+            value=levels.series_lag_ms / 1000,
         )
         for kind, text in _LAGS.items():
             value = getattr(levels, f"{kind}_lag_ms") / 1000

@@ -37,6 +37,8 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.message_json import as_dict
 
 _WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
+SERIES_BEHIND_MS: Final = 10_000
+"""The status reports series that are further behind; as the warning of `timerctl check`."""
 REPAIR_SHOWN_MS: Final = 86_400_000
 """Time for which the status shows a repair."""
 MEASURE_S: Final = 0.5
@@ -321,6 +323,7 @@ class NodeState(TopicView):
             disk_reserve_bytes=engine.room.reserve,
             disk_low=engine.room.low,
             refusing=leader is not None and leader.full is not None,
+            series_lag_ms=machine.series.behind_ms(now.clock_ms) if leader is not None else 0,
             unplanned_series=leader.series.unplanned if leader is not None else 0,
             scrubbed_bytes=self._scrubber.bytes_read,
             scrub_passes=self._scrubber.passes,
@@ -418,6 +421,10 @@ class NodeState(TopicView):
         if not has_spare():
             yield "its limit of open files is reached: it takes no connections"
         yield from warnings_of(self._host.clock_report(), self.voter_name)
+        if self._host.serves:
+            behind_ms = self._host.engine.machine.series.behind_ms(self._host.now().clock_ms)
+            if behind_ms > SERIES_BEHIND_MS:
+                yield f"a series with misfire=fire_all is {behind_ms // 1_000} s behind its times"
         repair = self._last_repair
         if repair is not None and self._host.now().clock_ms - repair.began_ms < REPAIR_SHOWN_MS:
             yield f"repaired at {utc_text(repair.began_ms / 1000)}: {repair.why}"

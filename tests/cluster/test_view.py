@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 from unittest import mock
 
 import grpc
+import numpy as np
 import pytest
 
 from cluster.api import admin_service, series_desk
@@ -34,7 +36,7 @@ from tests.timer.leading import Play
 from tests.waiting import settled
 from timer.entries.policies import Policies, Scope, ScopePolicy
 from timer.leader.intake.cluster_clock import ClockReport
-from timer.model.recurrence import SeriesSpec
+from timer.model.recurrence import Misfire, SeriesSpec
 from timer.model.timer_errors import (
     AlreadyExistsError,
     CommitTimeoutError,
@@ -42,7 +44,7 @@ from timer.model.timer_errors import (
     InvalidRequestError,
     NotReadyError,
 )
-from timer.model.units import MonoMs, ReplicaId, TopicId
+from timer.model.units import MonoMs, Now, ReplicaId, TopicId, UnixMs
 from timer.state.series_table import SeriesTable
 from timerclient.proto import timer_pb2 as pb
 
@@ -493,6 +495,29 @@ async def test_lists_of_series_at_the_same_time_take_turns_of_the_loop_portion_b
     assert ended[:3].count("few") == 1
     for size, more in ((11, True), (12, False)):
         assert (await desk.list(pb.ListSeriesRequest(page_size=size))).more == more
+
+
+def test_series_that_makes_up_for_missed_times_is_a_warning() -> None:
+    table, now_ms = SeriesTable(), 1_000_000
+    machine: Any = SimpleNamespace(series=table)
+    host: Any = SimpleNamespace(engine=SimpleNamespace(machine=machine), serves=True)
+    host.now, host.clock_report = (
+        lambda: Now(clock_ms=UnixMs(now_ms), mono_ms=MonoMs(0)),
+        ClockReport,
+    )
+    replica: Any = SimpleNamespace(role=Role.LEADER, replica_id=1, leader_id=1, silent_ms=0)
+    replica.behind_ms, replica.name_of = 0, lambda _: None
+    config, none = build_config(BASE, {"limits.metric_topics_max": 0}), cast("Any", None)
+    node = NodeState(config, replica, host, none, {}, lambda: MonoMs(0), none)
+    spec = SeriesSpec(every_ms=1_000, start_ms=1)
+    late, all_ = UnixMs(now_ms - 60_000), replace(spec, misfire=Misfire.FIRE_ALL)
+    table.add(TopicId(1), b"once", spec, late)
+    table.add(TopicId(1), b"paused", replace(all_, paused=True), late)
+    table.add(TopicId(1), b"a minute behind", all_, late)
+    assert [*node._warnings()] == ["a series with misfire=fire_all is 60 s behind its times"]
+    planned = np.array([now_ms - 10_000])
+    table.begin(np.array([2]), np.array([1], np.uint64), planned, planned)
+    assert [*node._warnings()] == []
 
 
 def test_warnings_are_what_an_operator_has_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,16 @@ class SeriesTable:
         rows = self._rows[: len(self._bodies)]
         return bool(((rows["id"] == 0) | (rows["flags"] & FINISHED > 0)).all())
 
+    def behind_ms(self, now_ms: int) -> int:
+        """Return the age of the oldest missed time that still has to occur; 0: there is none.
+
+        Only series with FIRE_ALL make up for many. Paused and finished ones are left out.
+        """
+        rows = self._rows[: len(self._bodies)]
+        rows = rows[rows["flags"] & (MISFIRE | PAUSED | FINISHED) == Misfire.FIRE_ALL]
+        oldest = np.where(rows["seq"] > 0, rows["planned_ms"], rows["last_ms"])
+        return now_ms - int(oldest.min(initial=now_ms))
+
     # ---- look-ups
 
     def find(self, topic: int, key: bytes) -> int:
