@@ -44,6 +44,8 @@ class ClockWatch:
     def __init__(self, name_of: Callable[[ReplicaId], str]) -> None:
         self._name_of = name_of
         self._jumped_ms = 0
+        self.jumped_total_ms = 0
+        """Sum of the jumps since the start, over all leaderships of this node."""
         self._wrong: set[str] = set()
         """Names of voters with a wrong clock, and of the cluster if its clock is."""
         self._in_doubt = False
@@ -52,6 +54,7 @@ class ClockWatch:
         """Log what has changed. The first report of a leadership is of its start: no jump yet."""
         if (jump_ms := report.jumped_ms - self._jumped_ms) > 0:
             logger.warning("the cluster's clock jumped ahead", extra={"jumped_ms": jump_ms})
+            self.jumped_total_ms += jump_ms
         self._jumped_ms = report.jumped_ms
         self._note(_CLUSTER, report.error_ms)
         self._doubt(report)

@@ -173,6 +173,8 @@ class Levels:
     """Setting of a gRPC port of clients -> connections that it takes, at most."""
     clock_spread_ms: int = 0
     """Greatest difference between two voters' clocks, as the leader sees it."""
+    clock_jumped_ms: int = 0
+    """How far the cluster's clock has jumped ahead since the start, while this node led."""
     clock_error_ms: int = 0
     """How far the leader's cluster clock is ahead of the median of the voters' clocks."""
     clock_offsets: tuple[NamedFigures, ...] = ()
@@ -280,6 +282,32 @@ def _topics(figures: Sequence[TopicFigures]) -> Iterator[Metric]:
         yield gauge
 
 
+def _clocks(levels: Levels) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "timer_clock_spread_seconds",
+        "Greatest difference between the clocks of two voters",
+        value=levels.clock_spread_ms / 1000,
+    )
+    yield CounterMetricFamily(
+        "timer_clock_jumped_seconds",
+        "Time by which the cluster's clock has jumped ahead",
+        value=levels.clock_jumped_ms / 1000,
+    )
+    yield GaugeMetricFamily(
+        "timer_clock_error_seconds",
+        "How far the cluster's clock is ahead of the median of the voters' clocks",
+        value=levels.clock_error_ms / 1000,
+    )
+    yield _labelled(
+        "timer_clock_offset_seconds",
+        "How far a voter's clock is ahead of the median of the voters' clocks",
+        ["voter"],
+        levels.clock_offsets,
+        0,
+        unit=1_000,
+    )
+
+
 def _labelled(
     name: str,
     text: str,
@@ -371,24 +399,7 @@ class _LevelsCollector(Collector):
             for port, number in by_port.items():
                 family.add_metric([port], number)
             yield family
-        yield GaugeMetricFamily(
-            "timer_clock_spread_seconds",
-            "Greatest difference between the clocks of two voters",
-            value=levels.clock_spread_ms / 1000,
-        )
-        yield GaugeMetricFamily(
-            "timer_clock_error_seconds",
-            "How far the cluster's clock is ahead of the median of the voters' clocks",
-            value=levels.clock_error_ms / 1000,
-        )
-        yield _labelled(
-            "timer_clock_offset_seconds",
-            "How far a voter's clock is ahead of the median of the voters' clocks",
-            ["voter"],
-            levels.clock_offsets,
-            0,
-            unit=1_000,
-        )
+        yield from _clocks(levels)
 
 
 class _Build(Collector):

@@ -314,6 +314,7 @@ class NodeState(TopicView):
             inflight_bytes=leader.bytes_in_flight if leader is not None else 0,
             memtable_bytes=machine.store.memtable.size,
             clock_spread_ms=clocks.spread_ms,
+            clock_jumped_ms=self.clock_watch.jumped_total_ms,
             clock_error_ms=clocks.error_ms,
             clock_offsets=tuple(
                 ((self.voter_name(voter),), (offset_ms,))

@@ -123,6 +123,7 @@ def test_page_shows_the_levels() -> None:
         pending=3,
         read_time_lag_ms=250,
         series_lag_ms=1_500,
+        clock_jumped_ms=2_500,
     )
     page = page_of(telemetry_of(levels).registry)
     assert page["timer_scheduled_total"] == 10
@@ -131,6 +132,7 @@ def test_page_shows_the_levels() -> None:
     assert page["timer_serving"] == 1
     assert page["timer_read_time_lag_seconds"] == 0.25
     assert page["timer_series_lag_seconds"] == 1.5
+    assert page["timer_clock_jumped_seconds_total"] == 2.5
     roles = {role: page[f'timer_role{{timer_role="{role}"}}'] for role in ROLES}
     assert roles == {role: float(role == "leader") for role in ROLES}
     assert page['timer_build_info{node="n1",version="0.1.0"}'] == 1

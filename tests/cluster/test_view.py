@@ -570,6 +570,7 @@ def test_log_has_a_line_when_a_clock_jumps_and_when_one_becomes_wrong_or_right(
         (0, 1_500, -2_000),
     ):
         watch.look(ClockReport(error_ms, jumped_ms, {ReplicaId(1): 0, ReplicaId(2): second_ms}))
+    assert watch.jumped_total_ms == 300_000 + 1_500
     for doubt_ms in (1_001, 600, 499):
         watch.look(ClockReport(0, 0, {ReplicaId(1): 0, ReplicaId(3): 1_001}, doubt_ms))
     watch.look(ClockReport())
