@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import AsyncMock
 
 import prometheus_client
@@ -22,13 +22,16 @@ from timerclient import (
     Backoff,
     ClientSettings,
     InvalidRequest,
+    NotFound,
     PermissionDenied,
     TimerApp,
     Worker,
 )
+from timerclient.client.consumers import AsyncConsumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Acking, Message
 from timerclient.values.results import AckResult
+from timerclient.worker import handler_runner
 from timerclient.worker.handler_runner import LOG, HandlerRunner
 from timerclient.worker.worker_metrics import Outcome
 from timerclient.worker.worker_port import CONNECTIONS_MAX, WorkerPort
@@ -159,6 +162,38 @@ async def test_worker_without_permission_to_set_the_group_warns_once_for_each_re
     lines = [each.getMessage() for each in caplog.records if "no permission" in each.message]
     warned = [each.partition("Denied: ")[2] for each in lines]
     assert warned == ["no rule'", "no token'", "no token'"]
+
+
+@pytest.mark.parametrize("what", ["group", "topic", "group of a consumer that ended"])
+async def test_worker_of_a_deleted_group_ends_and_does_not_create_it_again(
+    what: str, async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_runner, "PAUSE_S", 0.0)
+    shop = Shop()
+
+    async def delete_and_deny(*_: object) -> NoReturn:
+        await client.delete_group("orders", "billing")
+        raise PermissionDenied("no rule")
+
+    async def run() -> None:
+        async with async_timer_app(shop.app, cluster=cluster) as timers:
+            await shop.cancel_unpaid.schedule(order_id=1)
+            await timers.settle()
+            if what == "topic":
+                await client.delete_topic("orders")
+            elif what == "group":
+                await client.delete_group("orders", "billing")
+            else:
+                monkeypatch.setattr(AsyncConsumer, "receive", delete_and_deny)
+                await shop.cancel_unpaid.schedule(order_id=2)  # ends the present call
+            await timers._running  # type: ignore[misc]
+
+    text = "; the next start of the worker creates 'billing' of 'orders' again"
+    async with AsyncFakeCluster() as cluster, cluster.client() as client:
+        with pytest.raises(NotFound, match=text):
+            await run()
+        groups = {each.name: len(each.groups) for each in await client.topics()}
+        assert groups.get("orders", 0) == 0
 
 
 async def test_drain_waits_for_handlers_and_returns_the_rest_at_once(

@@ -37,7 +37,7 @@ from timerclient.client.group_calls import GroupOptions, encode_options
 from timerclient.client.tracing import Tracing
 from timerclient.rows.messages import Message
 from timerclient.values.codecs import reason_of
-from timerclient.values.errors import LeaseLost, PermissionDenied, TimerError
+from timerclient.values.errors import LeaseLost, NotFound, PermissionDenied, TimerError
 from timerclient.values.lease_clock import MONOTONIC, ClockAlarm, LeaseClock
 from timerclient.worker.rejected_letters import (
     failure_text,
@@ -110,6 +110,8 @@ class HandlerRunner:
         self._slot = asyncio.Event()
         """Set when a handler ends."""
         self._consumer: AsyncConsumer | None = None
+        self._was_open = False
+        """A consumer was open: a group that no longer exists was deleted."""
         self._paces: Backoff | None = None
         """Pauses that the worker gives itself; None: the group has them."""
         self._denied = ""
@@ -132,16 +134,22 @@ class HandlerRunner:
 
         Raises:
             TimerError: The first attempt to open it was rejected for good.
+            NotFound: Its group or topic was deleted later.
         """
-        pause_s, was_open = PAUSE_S, False
+        pause_s = PAUSE_S
         while True:
             try:
                 await self._open()
-                pause_s, was_open = PAUSE_S, True
+                pause_s, self._was_open = PAUSE_S, True
                 await self._deliver()
             except TimerError as error:
-                if not (was_open or error.retryable):
-                    raise
+                if not self._was_open:
+                    if not error.retryable:
+                        raise
+                elif isinstance(error, NotFound):
+                    topic, group = self.handler.options.place
+                    text = f"the next start of the worker creates {group!r} of {topic!r} again"
+                    raise NotFound(f"{error}; {text}") from error
                 self._log(logging.WARNING, "consumer ended", error=reason_of(error))
             finally:
                 self.metrics.is_connected = False
@@ -168,7 +176,7 @@ class HandlerRunner:
         self.metrics.is_connected = True
 
     async def _prepare_group(self) -> None:
-        """Create the group, and give it the handler's settings."""
+        """Create the group, except after the first start, and give it the handler's settings."""
         options, client = self.handler.options, self.handler.app.client
         wanted: GroupOptions = {}
         if options.retry is not None:
@@ -177,9 +185,12 @@ class HandlerRunner:
             wanted["lease"] = options.lease
         self._letters = letters_topic(options.topic, options.group, "")
         try:
-            status = await client.create_group(
-                options.topic, options.group, start=options.start, **wanted
-            )
+            if self._was_open:
+                status = await client.alter_group(options.topic, options.group)
+            else:
+                status = await client.create_group(
+                    options.topic, options.group, start=options.start, **wanted
+                )
             changed = [
                 f"{field.name}: {old}->{value}"
                 for field, value in encode_options(wanted).ListFields()
