@@ -30,11 +30,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 from timerclient.client.consumers import AsyncConsumer, hold_max_s
 from timerclient.client.group_calls import GroupOptions, encode_options
 from timerclient.client.tracing import Tracing
+from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Message
 from timerclient.values.codecs import reason_of
 from timerclient.values.errors import LeaseLost, NotFound, PermissionDenied, TimerError
@@ -45,7 +47,7 @@ from timerclient.worker.rejected_letters import (
     letters_topic,
     write_letter,
 )
-from timerclient.worker.retry_policy import Backoff, Reject, Retry
+from timerclient.worker.retry_policy import Backoff, Reject, Retry, RetryAfter
 from timerclient.worker.target_brake import TargetUnreached
 from timerclient.worker.timer_app import CONTEXT, TimerContext, TimerHandler
 from timerclient.worker.worker_metrics import HandlerMetrics, Outcome
@@ -112,8 +114,10 @@ class HandlerRunner:
         self._consumer: AsyncConsumer | None = None
         self._was_open = False
         """A consumer was open: a group that no longer exists was deleted."""
-        self._paces: Backoff | None = None
-        """Pauses that the worker gives itself; None: the group has them."""
+        self._backoff = UNSET
+        """Pauses of the group, or of this worker."""
+        self._is_pacing = True
+        """The worker gives the pauses: the group has none, or could not be set."""
         self._denied = ""
         """Reason for which the group could not be set, as logged. Empty: it was set."""
         self._letters = ""
@@ -201,14 +205,15 @@ class HandlerRunner:
                 text = "settings of the group replaced by the handler's"
                 self._log(logging.WARNING, text, settings=", ".join(changed))
         except PermissionDenied as error:
-            self._paces = options.retry or UNSET
+            self._backoff, self._is_pacing = options.retry or UNSET, True
             if (reason := reason_of(error)) != self._denied:
                 text = "no permission to set the group, which keeps its number of attempts"
                 self._log(logging.WARNING, text, error=reason)
             self._denied = reason
             return
         self._denied = ""
-        self._paces = None if status.settings.backoff_ms_min else UNSET
+        self._is_pacing = not status.settings.backoff_ms_min
+        self._backoff = UNSET if self._is_pacing else _backoff_of(status.settings)
         self._attempts = status.settings.max_attempts
         self._letters = letters_topic(
             options.topic, options.group, status.settings.dead_letter_topic
@@ -381,9 +386,12 @@ class HandlerRunner:
     def _return(self, run: HandlerRun, error: BaseException, outcome: Outcome) -> Outcome:
         """Nack a message with the backoff, and log the error."""
         message, run.error = run.message, error
-        pause_s = None if self._paces is None else self._paces.delay_s(message.failures)
+        backoff_s = self._backoff.delay_s(message.failures)
+        pause_s = backoff_s if self._is_pacing else None
         try:
             own_s = error.delay_s if isinstance(error, Retry) else None
+            if own_s is not None and isinstance(error, RetryAfter):
+                own_s = max(own_s, backoff_s)
             text = failure_text(error, with_text=self.handler.app.send_errors)
             self._nack(message, pause_s if own_s is None else own_s, text)
             self._log_failure(outcome, message, error)
@@ -515,6 +523,13 @@ class HandlerRunner:
         text = " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
         extra = {"timer_event": event} | {f"timer_{name}": each for name, each in fields.items()}
         LOG.log(level, "%s: %s", event, text, exc_info=cause, extra=extra)
+
+
+def _backoff_of(settings: pb.GroupSettings) -> Backoff:
+    """Return the backoff of a group that has one."""
+    first_ms = settings.backoff_ms_min
+    longest_ms = settings.backoff_ms_max or first_ms
+    return Backoff(timedelta(milliseconds=first_ms), max=timedelta(milliseconds=longest_ms))
 
 
 def _quoted(value: object) -> str:

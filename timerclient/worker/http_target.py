@@ -2,7 +2,7 @@
 
     2xx                      the message is acked
     410                      a dead letter at once
-    429, 503 + Retry-After   a failure; delivered again after that time
+    429, 503 + Retry-After   a failure; delivered again after that time, or the longer backoff
     any other, no answer     a failure; delivered again after the backoff of the group
     no connection            no failure; the message returns to the group
 
@@ -28,7 +28,7 @@ from timerclient.rows import rows
 from timerclient.rows.messages import DETAIL_BYTES_MAX, Message
 from timerclient.values.errors import InvalidRequest
 from timerclient.worker.renewed_file import RenewedFile
-from timerclient.worker.retry_policy import Reject, Retry
+from timerclient.worker.retry_policy import Reject, RetryAfter
 from timerclient.worker.target_brake import TargetBrake, TargetUnreached
 from timerclient.worker.webhook_headers import (
     delivery_headers,
@@ -119,7 +119,7 @@ class HttpTarget:
 
         Raises:
             Reject: It answers 410.
-            Retry: It answers 429 or 503, and when to try again.
+            RetryAfter: It answers 429 or 503, and when to try again.
             PushFailed: It answers otherwise, or the connection ends before the answer.
             TargetUnreached: There is no connection, or one with an answer before its request.
             TimeoutError: There is no answer in time.
@@ -180,7 +180,7 @@ class HttpTarget:
         if status == 410:
             raise Reject(text)
         if after_s is not None:
-            raise Retry(text, delay=after_s)
+            raise RetryAfter(text, delay=after_s)
         raise PushFailed(text)
 
     def _unavailable(self, began_s: float, why: str, least_s: float = 0.0) -> None:

@@ -74,3 +74,7 @@ class Retry(Exception):
     def __init__(self, *reason: object, delay: float | timedelta) -> None:
         super().__init__(*reason)
         self.delay_s = rows.span_ms("delay", delay, rows.PAUSE_MS_MAX) / 1000
+
+
+class RetryAfter(Retry):
+    """The target of a push failed: tried again after `delay`, or the backoff if that is longer."""
