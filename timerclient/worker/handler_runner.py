@@ -6,7 +6,7 @@
                   │             ├──────► raised TargetUnreached: back to the group, not failed
                   │             ├──────► runs for longer than `hold_max`: cancelled, nack with the
                   │             │        backoff; in a thread it runs on, and keeps its place
-                  │             └──────► cut off by the drain: nack without a delay
+                  │             └──────► cut off by the drain: back to the group, not failed
                   └──► no arguments of the function: nack with the backoff
 
 The consumer reconnects through failovers and renews the leases. If a lease ends while the function
@@ -57,8 +57,6 @@ PAUSE_S: Final = 1.0
 """First pause before a consumer that ended with an error is opened again. It doubles each time."""
 PAUSE_S_MAX: Final = 30.0
 """Longest pause before a consumer that ended with an error is opened again."""
-INTERRUPTED: Final = "the worker stopped before the handler ended"
-"""Detail of the nack of a message whose handler the drain cut off."""
 HOLD_S_MAX: Final = 3_650 * 86_400.0
 """Longest time of a call in seconds, in place of an endless `hold_max`."""
 NACK_S: Final = 2.0
@@ -378,7 +376,7 @@ class HandlerRunner:
             return self._return(run, error, Outcome.FAILED)
         if run.cut is Outcome.INTERRUPTED:
             run.error = error
-            self._nack(run.message, 0, INTERRUPTED)
+            self._hand_back(run.message)
             return Outcome.INTERRUPTED
         late = TimeoutError(f"the handler ran for longer than hold_max ({self._hold_s:g} s)")
         return self._return(run, late.with_traceback(error.__traceback__), Outcome.TIMEOUT)

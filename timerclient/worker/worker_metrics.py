@@ -34,7 +34,8 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     """The handler ran for longer than `hold_max` and was cancelled; as FAILED."""
     INTERRUPTED = "interrupted"
-    """The worker stopped before the handler ended; another worker tries it at once."""
+    """The worker stopped before the handler ended. The message is tried again at once, and has not
+    failed."""
     RETURNED = "returned"
     """The handler gave the message back, or a push had no connection to its target. The message is
     tried again, and has not failed."""
