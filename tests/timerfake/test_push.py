@@ -280,6 +280,8 @@ async def test_status_counts_if_the_body_does_not_end(monkeypatch: pytest.Monkey
     [
         (None, "no answer within 0.1 s"),
         (b"", "Server disconnected"),
+        (b"HTTP/1.1 200 OK\r\nSet-Cookie: " + b"geheim" * 1000, "Error: Server disconnected"),
+        (b"HTTP/1.1 200 OK\r\n" + b"geheim" * 1000 + b"\r\n\r\n", "ClientResponseError: "),
         (b"nonsense\r\n\r\n", "no answer: ClientResponseError: Bad status line"),
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 200_000, "no answer: ClientResponseError: "),
     ],
@@ -295,11 +297,13 @@ async def test_target_that_does_not_answer_well_is_a_failure(
         return data
 
     timeout = 0.1 if data is None else 30
-    async with Receiver(answers) as receiver, pushing(receiver.url, timeout=timeout) as push:
+    receiver = Receiver(answers, closes=True)
+    async with receiver, pushing(receiver.url, timeout=timeout) as push:
         await push.send()
         assert push.outcomes() == {"failed": 1}
         [failed] = push.timers.errors
         assert error in str(failed)
+        assert len(str(failed)) < 1_100
         assert "who=me" not in str(failed)
         receiver.answers = lambda _: OK
         await push.timers.advance(10)

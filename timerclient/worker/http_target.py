@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from timerclient.rows import rows
-from timerclient.rows.messages import DETAIL_BYTES_MAX, Message
+from timerclient.rows.messages import Message, cut_detail
 from timerclient.values.errors import InvalidRequest
 from timerclient.worker.renewed_file import RenewedFile
 from timerclient.worker.retry_policy import Reject, RetryAfter
@@ -143,7 +143,8 @@ class HttpTarget:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Without the URL, whose query may have secrets.
             timed_out = isinstance(error, aiohttp.ConnectionTimeoutError)
-            text = f"{type(error).__name__}: {'no connection in time' if timed_out else error}"
+            why = "no connection in time" if timed_out else _one_line(str(error))
+            text = f"{type(error).__name__}: {why}"
             self._unavailable(began_s, text)
             raise TargetUnreached(text) from None
         except TimeoutError:
@@ -151,8 +152,10 @@ class HttpTarget:
             self._unavailable(began_s, text)
             raise TimeoutError(text) from None
         except aiohttp.ClientError as error:
-            why = error.message if isinstance(error, aiohttp.ClientResponseError) else error
-            text = f"no answer: {type(error).__name__}: {_one_line(str(why))}"
+            why = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+            if isinstance(error, aiohttp.ServerDisconnectedError):
+                why = "Server disconnected"  # its own text may be the headers of the answer
+            text = f"no answer: {type(error).__name__}: {_one_line(why)}"
             self._unavailable(began_s, text)
             raise PushFailed(text) from None
 
@@ -284,11 +287,12 @@ async def _beginning(answer: "aiohttp.ClientResponse") -> str:
                 data += part  # a read of 0 bytes ends it
     except (aiohttp.ClientError, TimeoutError):
         pass
-    return _one_line(data[:DETAIL_BYTES_MAX].decode(errors="replace"))
+    return _one_line(data.decode(errors="replace"))
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    """Return the beginning of a text from the target in one line, as long as a detail may be."""
+    return cut_detail(" ".join("".join(c if c.isprintable() else " " for c in text).split()))
 
 
 def _named(status: int) -> str:
