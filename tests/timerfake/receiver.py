@@ -39,6 +39,7 @@ class Receiver:
     answers: Answers = lambda _: OK
     tls: ssl.SSLContext | None = None
     port: int = 0
+    path: str = "/hook?who=me"
     posted: list[Posted] = field(default_factory=list)
     connections: int = 0
     most_at_once: int = 0
@@ -55,7 +56,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}/hook?who=me"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}{self.path}"
 
     async def until(self, number: int) -> None:
         """Wait until so many requests have come."""

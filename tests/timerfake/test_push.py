@@ -167,6 +167,21 @@ async def test_headers_that_are_too_large_are_left_out_and_counted() -> None:
     assert posted.headers["content-type"] == "application/octet-stream"
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("/cb?sig=a%2Fb%3D&sp=%2Frun&x=%7E&n=%41", None),
+        ("/a/%2E%2E/b/../c;v=%3D?p[]=a+b", None),
+        ("?sig=%2f", "/?sig=%2f"),
+        ('/{id}|"?q=<x>', "/%7Bid%7D%7C%22?q=%3Cx%3E"),
+    ],
+)
+async def test_url_is_sent_as_it_is_given(given: str, sent: str | None) -> None:
+    async with Receiver(path=given) as receiver, pushing(receiver.url) as push:
+        await push.send()
+    assert receiver.posted[0].line == f"POST {sent or given} HTTP/1.1"
+
+
 @pytest.mark.parametrize("status", [200, 202, 204, 299])
 async def test_success_is_an_ack(status: int) -> None:
     answers: Answers = lambda _: answer(status)  # noqa: E731

@@ -22,7 +22,7 @@ from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from timerclient.rows import rows
 from timerclient.rows.messages import Message, cut_detail
@@ -57,6 +57,8 @@ BODY_S: Final = 2.0
 IDLE_S: Final = 1.0
 """Time for which an idle connection is kept: less than servers keep theirs, so that no request
 meets its end."""
+URL_CHARACTERS: Final = "%:/?#[]@!$&'()*+,;="
+"""Punctuation of URLs (RFC 3986). Other characters are percent-encoded."""
 _UNAVAILABLE: Final = (429, 502, 503, 504)
 _HOST: Final = re.compile(r"[0-9A-Za-z._:%-]+")
 
@@ -95,10 +97,13 @@ class HttpTarget:
         ca: str | Path | None = None,
     ) -> None:
         import aiohttp  # a missing one is an error here, not at the first timer
+        from yarl import URL
 
         self.url = url
         self.name = f"push:{_checked(url)}"[:NAME_MAX]
         """For logs and the list of consumers."""
+        self._sent_url = URL(quote(url, safe=URL_CHARACTERS), encoded=True)
+        """As given, since a signature in a query may cover its escapes."""
         self.brake = TargetBrake()
         self.timeout_s = rows.span_ms("timeout", timeout, TIMEOUT_MS_MAX, 100) / 1000
         named = enumerate((f"{name}: {value}" for name, value in (headers or {}).items()), 1)
@@ -129,7 +134,7 @@ class HttpTarget:
         began_s = time.monotonic()
         try:
             sending = self._opened().post(
-                self.url,
+                self._sent_url,
                 data=message.payload,
                 headers=self._request_headers(message),
                 allow_redirects=False,
