@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -15,11 +16,12 @@ from timer.leader.groups.dead_letters import _put_off
 from timerclient import (
     Backoff,
     InvalidRequest,
+    PermissionDenied,
     Reject,
     Retry,
     TimerApp,
 )
-from timerclient.worker import rejected_letters
+from timerclient.worker import handler_runner, rejected_letters
 from timerclient.worker.handler_runner import HandlerRunner
 from timerclient.worker.rejected_letters import detail_of, letter_headers
 from timerclient.worker.worker_metrics import Outcome
@@ -159,6 +161,25 @@ def test_rejected_message_is_a_dead_letter_at_once_and_can_be_sent_back(
     assert len(shop.calls) == 2
     headers = shop.contexts[1].message.headers
     assert headers == {"a": "b", "content-type": "application/json"}
+
+
+def test_rejection_whose_letter_is_denied_fails_with_its_own_text(
+    timer_app: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop()
+    timers = timer_app(shop.app)
+    shop.fails = Reject("no such order")
+    denied = AsyncMock(side_effect=PermissionDenied("no rule"))
+    monkeypatch.setattr(handler_runner, "write_letter", denied)
+    shop.cancel_unpaid.schedule_sync(order_id=1)
+    timers.advance(1000)
+    assert timers.errors == [shop.fails] * 4
+    lines = [each for each in caplog.messages if each.startswith("dead letter not written")]
+    assert len(lines) == 4
+    assert lines[0].endswith(" letters=orders.billing.dead error='PermissionDenied: no rule'")
+    with timers.cluster.client() as client:
+        [letter] = client.peek(LETTERS).messages
+    assert letter.headers["dead-letter-detail"] == "Reject: no such order"
 
 
 def test_rejection_that_is_repeated_after_a_lost_ack_writes_one_letter(

@@ -421,7 +421,9 @@ class HandlerRunner:
         try:
             await write_letter(client, message, group, self._letters, error)
         except TimerError as failed:
-            return self._return(run, failed, Outcome.FAILED)
+            text, why = "dead letter not written, the timer fails", reason_of(failed)
+            self._log(logging.WARNING, text, message, letters=self._letters, error=why)
+            return self._return(run, error, Outcome.FAILED)
         self._ack(message)
         self._log_failure(Outcome.REJECTED, message, error)
         return Outcome.REJECTED
