@@ -165,8 +165,15 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
         timers.cluster.works.append(timers._until_idle)
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("app:app", "timerctl: consumer 'first' has it\n"),
+        ("-o json app:app", '{\n  "error": {\n    "reason": "GROUP_HELD"'),
+    ],
+)
 def test_process_of_a_rejected_consumer_waits_for_no_thread_of_a_handler(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = TimerApp("timers://127.0.0.1:1")
     app.timer("orders", group="billing")(lambda: None)
@@ -181,10 +188,11 @@ def test_process_of_a_rejected_consumer_waits_for_no_thread_of_a_handler(
     monkeypatch.setattr(worker.runners[0], "fetch", fetch)
     monkeypatch.setattr("os._exit", leave)
     monkeypatch.setattr(worker_process, "_run_exit_functions", lambda: None)
+    monkeypatch.setattr("sys.argv", ["timerctl", "worker", *words.split()])
     with pytest.raises(SystemExit) as ended:
         cli_worker.run_worker(worker, Namespace(port=None))
     assert ended.value.code == FAILED
-    assert capsys.readouterr().err == "timerctl: consumer 'first' has it\n"
+    assert capsys.readouterr().err.startswith(error)
 
 
 @pytest.mark.parametrize(

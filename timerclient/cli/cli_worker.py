@@ -203,7 +203,7 @@ async def _serve(worker: "Worker", args: argparse.Namespace) -> int:
             await worker.run()
             code = CUT_OFF if worker.left_running else OK
         except TimerError as error:
-            print_error(error, [], args)
+            print_error(error, sys.argv[1:], args)
             code = exit_code(error)
         LOG.info("worker stopped")
     return code
