@@ -535,6 +535,19 @@ def test_file_that_does_not_fit_is_reported_once(
     assert file.value == {"a": "2"}
 
 
+def test_file_that_is_gone_is_reported_once_and_read_again_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
+    (path := tmp_path / "headers").write_text("a: 1")
+    file = RenewedFile("header_file", path, read_header_file)
+    path.rename(tmp_path / "old")  # keeps its inode in use
+    assert [file.value for _ in range(3)] == [{"a": "1"}] * 3
+    assert caplog.messages == [f"file is gone, its last value is used: {path}"]
+    path.write_text("\ufeffa: 2")  # as editors on Windows write it
+    assert file.value == {"a": "2"}
+
+
 def test_pipe_in_place_of_a_file_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

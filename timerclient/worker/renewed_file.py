@@ -18,7 +18,7 @@ SIZE_MAX: Final = 65_536
 
 
 class RenewedFile(Generic[T]):
-    """The value of a text file. A changed file that does not fit leaves the former value in use.
+    """The value of a text file. One that is gone or does not fit leaves the former value in use.
 
     A pipe is read once. The event loop reads the file: it has at most SIZE_MAX characters.
 
@@ -36,6 +36,8 @@ class RenewedFile(Generic[T]):
         self._stamp = stamp_of(path)
         self._unfit: tuple[int, int] | None = None
         """Stamp of a file that did not fit at the last look."""
+        self._is_gone = False
+        """There was no file at the last look."""
         self._value = self._content()
         self._looked_s = time.monotonic()
 
@@ -47,6 +49,10 @@ class RenewedFile(Generic[T]):
             self._looked_s = now_s
             if self._path.is_file() and (stamp := stamp_of(self._path)) != self._stamp:
                 self._renew(stamp)
+            is_gone = not self._path.exists()
+            if is_gone and not self._is_gone:
+                LOG.warning("file is gone, its last value is used: %s", self._path)
+            self._is_gone = is_gone
         return self._value
 
     def _renew(self, stamp: tuple[int, int]) -> None:
@@ -61,7 +67,7 @@ class RenewedFile(Generic[T]):
 
     def _content(self) -> T:
         try:
-            with self._path.open(encoding="utf-8", errors="replace") as file:
+            with self._path.open(encoding="utf-8-sig", errors="replace") as file:
                 text = file.read(SIZE_MAX)
         except OSError as error:
             limit = f"must be a readable file: {error.strerror}"
