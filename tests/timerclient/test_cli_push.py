@@ -30,6 +30,8 @@ PUSH = ("push", "orders", "--group", "billing")
         ("", "the following arguments are required: --to"),
         ("--to ftp://h", "--to = 'ftp://h': must be http://HOST"),
         ("--to http://h --header geheim", "--header: must be NAME: VALUE"),
+        ("--to http://h --header a:1 --header a:geheim", "--header 'a': must be given once"),
+        ("--to http://h --ca ca.pem", "--ca = 'ca.pem': needs a URL that begins with https://"),
         ("--to http://h --header-file none", "--header-file = 'none': must be a readable file"),
         ("--to http://h --secret-file none", "--secret-file = 'none': must be a readable file"),
         ("--to https://h --ca none", "--ca = 'none': must be a PEM file"),

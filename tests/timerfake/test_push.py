@@ -584,6 +584,7 @@ _NO_HEADER = "header_file = '/dev/null': headers: there is none: give lines NAME
         ("http://h", {"timeout": 0}, "timeout = 0: must be 0.1 to 3600 s"),
         ("http://h", {"headers": {"a b": "geheim"}}, "header 1: must be NAME: VALUE"),
         ("http://h", {"headers": {"a": "geheim\r\nb: c"}}, "header 1: must be NAME: VALUE"),
+        ("http://h", {"headers": {"a": "1", "A": "geheim"}}, "header = 'A': must be given once"),
         ("http://h", {"headers": {"Host": "geheim"}}, "header = 'Host': is set by the push"),
         ("http://h", {"headers": {"Webhook-Id": "geheim"}}, "is set by the push itself"),
         ("http://h", {"header_file": "none"}, "header_file = 'none': must be a readable file"),
@@ -592,6 +593,7 @@ _NO_HEADER = "header_file = '/dev/null': headers: there is none: give lines NAME
         ("http://h", {"secrets": ["whsec_Z2VoZWlt"]}, "secret 1: must be whsec_ and the base64"),
         ("http://h", {"secret_file": "/dev/null"}, "secrets: there is none"),
         ("https://h", {"ca": "none"}, "ca = 'none': must be a PEM file of certificates: No such"),
+        ("http://h", {"ca": "ca.pem"}, "ca = 'ca.pem': needs a URL that begins with https://"),
         ("https://h", {"ca": "/dev/null"}, "ca = '/dev/null': must be a PEM file"),
     ],
 )

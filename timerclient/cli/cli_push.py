@@ -134,7 +134,9 @@ def _target(args: argparse.Namespace) -> "HttpTarget":
         name, colon, value = text.partition(":")
         if not colon:
             raise UsageError("--header: must be NAME: VALUE")
-        headers[name.strip()] = value.strip()
+        if (name := name.strip()) in headers:
+            raise UsageError(f"--header {name!r}: must be given once")
+        headers[name] = value.strip()
     try:
         return HttpTarget(
             args.to,

@@ -111,7 +111,7 @@ class HttpTarget:
         self._header_file = _file("header_file", header_file, read_header_file)
         self._secrets = read_secrets(enumerate(secrets, 1)) if secrets else []
         self._secret_file = _file("secret_file", secret_file, lambda t: read_secrets(lines_of(t)))
-        self._tls = _context(ca) if url.lower().startswith("https:") else True
+        self._tls = _tls_of(url, ca)
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -273,7 +273,16 @@ def _connector(tls: "ssl.SSLContext | bool") -> "aiohttp.TCPConnector":
     return Connector(limit=0, ssl=tls, keepalive_timeout=IDLE_S)
 
 
-def _context(ca: str | Path | None) -> ssl.SSLContext:
+def _tls_of(url: str, ca: str | Path | None) -> ssl.SSLContext | bool:
+    """Return the check of certificates. True: the URL has no TLS.
+
+    Raises:
+        InvalidRequest: `ca` can't be read, or is given for http://.
+    """
+    if not url.lower().startswith("https:"):
+        if ca is not None:
+            raise InvalidRequest.of("ca", str(ca), "needs a URL that begins with https://")
+        return True
     try:
         return ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:

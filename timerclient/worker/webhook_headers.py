@@ -142,9 +142,9 @@ def read_headers(lines: Iterable[tuple[int, str]]) -> dict[str, str]:
     """Return the headers of lines `Name: value`. No error has a value.
 
     Raises:
-        InvalidRequest: A line is no header, or its name is reserved.
+        InvalidRequest: A line is no header, or its name is reserved or that of an earlier line.
     """
-    found = {}
+    found, names = {}, set[str]()
     for number, line in lines:
         name, colon, value = (part.strip() for part in line.partition(":"))
         if not (colon and _NAME.fullmatch(name) and _VALUE.fullmatch(value)):
@@ -152,5 +152,8 @@ def read_headers(lines: Iterable[tuple[int, str]]) -> dict[str, str]:
             raise InvalidRequest.of(f"header {number}", None, limit)
         if (lower := name.lower()) in _RESERVED or lower.startswith(_RESERVED_PREFIXES):
             raise InvalidRequest.of("header", name, "is set by the push itself")
+        if lower in names:
+            raise InvalidRequest.of("header", name, "must be given once")
+        names.add(lower)
         found[name] = value
     return found
