@@ -4,7 +4,7 @@
      ▲                   │
      └─────answered──────┘
 
-Messages then wait in the cluster, and do not fail one after the other. The core is pure: the time
+Messages then wait, and do not fail one after the other. The core is pure: the time
 is an argument.
 """
 
