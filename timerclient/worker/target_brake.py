@@ -4,8 +4,7 @@
      ▲                   │
      └─────answered──────┘
 
-Messages then wait, and do not fail one after the other. The core is pure: the time
-is an argument.
+Messages then wait, and do not fail one after the other. The core is pure: the time is an argument.
 """
 
 from typing import Final
