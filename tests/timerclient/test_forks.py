@@ -81,8 +81,6 @@ LOCKED = """
 import os, sys, threading
 
 def hold():
-    sys.modules["timerclient.streams.node_channel"]._channels_lock.acquire()
-    sys.modules["timerclient.rows.background"]._loop_lock.acquire()
     sys.modules["timerclient.worker.timer_app"]._clients_lock.acquire()
 
 def hold_elsewhere():  # as another thread may do after the package's own hook
@@ -137,7 +135,7 @@ def test_fork_does_not_wait_for_a_channel_that_the_application_keeps(threaded: T
     assert run(threaded, PARENT + KEPT) == "0 []\n"
 
 
-def test_process_forked_while_a_thread_notes_a_channel_has_its_own_client(
+def test_process_forked_while_a_thread_makes_a_client_has_its_own(
     threaded: Threaded,
 ) -> None:
     assert run(threaded, LOCKED + PARENT + IN_TIME) == "0\n"

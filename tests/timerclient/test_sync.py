@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -32,8 +32,10 @@ from timerclient import (
     TimerApp,
     TimerClient,
 )
+from timerclient.client import aio
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows import background
 from timerclient.rows.background import Budget
 from timerclient.streams import node_channel, producer
 from timerclient.streams.subscription import Subscription
@@ -73,27 +75,71 @@ def test_client_needs_threads_that_gevent_has_not_replaced(
         kind("127.0.0.1:1")
 
 
-@pytest.mark.timeout(20)
-def test_signal_handler_gets_the_client_that_its_thread_looks_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    app, found = TimerApp(), list[TimerClient]()
-
-    def url() -> str:
-        monkeypatch.setattr(app, "url", lambda: "timers://127.0.0.1:1")
-        signal.raise_signal(signal.SIGUSR1)
-        return app.url()  # type: ignore[return-value]
-
-    monkeypatch.setattr(app, "url", url)
-    before = signal.signal(signal.SIGUSR1, lambda *_: found.append(app.thread_client))
+@contextlib.contextmanager
+def at_signal(handle: Callable[[], object]) -> Iterator[None]:
+    """Call `handle` once, at the first SIGUSR1."""
+    calls = iter([handle])
+    before = signal.signal(signal.SIGUSR1, lambda *_: [call() for call in calls])
     try:
-        found.append(app.thread_client)
+        yield
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def after_signal(call: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*args: Any, **named: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return call(*args, **named)
+
+    return called
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (TimerApp, "url"),
+        (aio, "check_not_forked"),
+        (background, "check_threads"),
+        (asyncio, "new_event_loop"),
+        (threading.Thread, "start"),
+    ],
+)
+def test_signal_handler_gets_the_client_that_its_thread_looks_for(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, found = TimerApp("timers://127.0.0.1:1"), list[TimerClient]()
+    monkeypatch.setattr(background, "_loops", loops := dict[int, asyncio.AbstractEventLoop]())
+    monkeypatch.setattr(owner, name, after_signal(getattr(owner, name)))
+    with at_signal(lambda: found.append(app.thread_client)):
+        found.append(app.thread_client)
     first, second = found
     assert first is second
+    assert [first._background.loop] == [*loops.values()]
     app.close_sync()
     assert "closed" in repr(first)
+    first._background.loop.call_soon_threadsafe(first._background.loop.stop)
+
+
+@pytest.mark.timeout(20)
+def test_call_of_a_signal_handler_ends_though_its_thread_makes_a_client(
+    threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noted(SimpleNamespace):
+        is_closed = False
+
+        @property
+        def pid(self) -> int:
+            signal.raise_signal(signal.SIGUSR1)
+            return os.getpid()
+
+    client, found = connect(threaded), list[str]()
+    monkeypatch.setattr(node_channel, "_channels", weakref.WeakValueDictionary())
+    schedule = lambda: found.append(client.schedule("orders", b"p", delay=60).id)  # noqa: E731
+    with client, at_signal(schedule):
+        node_channel.note_channel(noted := Noted())  # type: ignore[arg-type]
+        TimerClient("127.0.0.1:1").close()
+    assert found, noted
 
 
 async def test_asyncio_client_refuses_calls_on_another_event_loop(threaded: Threaded) -> None:
@@ -529,7 +575,8 @@ def test_process_forked_off_one_with_an_open_client_is_told_so(
     threaded: Threaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = os.getpid()
-    monkeypatch.setattr(node_channel, "_channels", weakref.WeakSet())  # other tests' clients apart
+    # Other tests' clients apart.
+    monkeypatch.setattr(node_channel, "_channels", weakref.WeakValueDictionary())
     with connect(threaded) as client:
         client.schedule("orders", b"p", delay=60)
         with monkeypatch.context() as child:

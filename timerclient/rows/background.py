@@ -21,7 +21,6 @@ from timerclient.values.errors import Closed, Overloaded
 T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
-_loop_lock = threading.RLock()  # a signal handler may make a client meanwhile
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 """Process id -> the loop of all its clients.
 
@@ -29,32 +28,34 @@ grpc.aio passes the events of all loops to the first loop that polls. With a loo
 late events of a closed client would disturb the others.
 """
 
-
-def _renew_lock() -> None:
-    global _loop_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _loop_lock = threading.RLock()
-
-
+# The first loop sets asyncio's policy, under a lock that a signal handler could not take again.
+asyncio.new_event_loop().close()
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_lock)
+    os.register_at_fork(after_in_child=_loops.clear)
 
 
 def _loop_of_process() -> asyncio.AbstractEventLoop:
-    """Return the running loop that this process's clients share, on its own daemon thread."""
-    with _loop_lock:
-        loop = _loops.get(os.getpid())
-        if loop is None:
-            loop = asyncio.new_event_loop()
-            loop.set_exception_handler(_on_loop_error)
-            threading.Thread(target=_run_loop, args=[loop], name="timerclient", daemon=True).start()
-            _loops.clear()
-            _loops[os.getpid()] = loop
-        return loop
+    """Return the running loop that this process's clients share, on its own daemon thread.
+
+    A signal handler or another thread may start a loop meanwhile. The first one that is noted
+    counts, and the others end. No loop is noted before its thread runs.
+    """
+    pid = os.getpid()
+    if (noted := _loops.get(pid)) is not None:
+        return noted
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_on_loop_error)
+    threading.Thread(target=_run_loop, args=[loop], name="timerclient", daemon=True).start()
+    noted = _loops.setdefault(pid, loop)
+    if noted is not loop:
+        loop.call_soon_threadsafe(loop.stop)
+    return noted
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
+    loop.close()
 
 
 def is_running(loop: asyncio.AbstractEventLoop | None) -> bool:

@@ -8,7 +8,6 @@ import contextlib
 import gc
 import math
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -132,10 +131,9 @@ class NodeChannel:
         return f"Node({self.address})"
 
 
-_channels_lock = threading.RLock()  # a signal handler may make a client meanwhile
-_channels: "weakref.WeakSet[NodeChannel]" = weakref.WeakSet()
+_channels: "weakref.WeakValueDictionary[int, NodeChannel]" = weakref.WeakValueDictionary()
 """Channels over TCP that gRPC's threads serve: open ones, and closed ones that are not freed yet.
-After a fork also those of the parent."""
+After a fork also those of the parent. The keys are their ids."""
 _closed_s = -math.inf
 """When a channel was last closed, on the monotonic clock."""
 THREADS_END_S: Final = 0.2
@@ -144,8 +142,7 @@ THREADS_END_S: Final = 0.2
 
 def note_channel(node: NodeChannel) -> None:
     """Note a channel over TCP: it does not survive a fork."""
-    with _channels_lock:
-        _channels.add(node)
+    _channels[id(node)] = node
 
 
 def check_not_forked() -> None:
@@ -154,9 +151,7 @@ def check_not_forked() -> None:
     Raises:
         RuntimeError: This process is a fork of one that had a client open.
     """
-    with _channels_lock:
-        theirs = any(each.pid != os.getpid() for each in _channels)
-    if theirs:
+    if any(each.pid != os.getpid() for each in _noted()):
         text = "this process was forked from one with an open client; gRPC does not work here"
         raise RuntimeError(f"{text}: close the client before the fork, or use spawn")
 
@@ -178,14 +173,13 @@ def _free_closed() -> None:
 
 
 def _count_closed() -> int:
-    with _channels_lock:
-        return sum(each.is_closed for each in _channels)
+    return sum(each.is_closed for each in _noted())
 
 
-def _renew_lock() -> None:
-    global _channels_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _channels_lock = threading.RLock()
+def _noted() -> list[NodeChannel]:
+    """Return the noted channels. No lock is needed: other threads may note channels meanwhile."""
+    return [node for each in _channels.valuerefs() if (node := each()) is not None]
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_free_closed, after_in_child=_renew_lock)
+    os.register_at_fork(before=_free_closed)
