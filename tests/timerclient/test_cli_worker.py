@@ -320,6 +320,13 @@ signal.signal(signal.SIGUSR1, lambda *_: exit(CODE))
 def in_loop():
     asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGUSR1)
 
+def twice_in_loop():
+    in_loop()
+    in_loop()
+
+def in_step_of_the_worker():
+    signal.raise_signal(signal.SIGUSR1)
+
 def in_task_of_the_worker():
     OneCall._beat_s = property(fset=lambda *_: signal.raise_signal(signal.SIGUSR1))
     left.append(asyncio.create_task(one_call._beat()))
@@ -337,12 +344,19 @@ async def handler():
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGUSR1)  # the loop handles signals in their order
         await seen.wait()
+    atexit.register(signal.raise_signal, signal.SIGHUP)
 """
+DEFAULT = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 NOHUP = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
 RELOADS = "signal.signal(signal.SIGHUP, lambda *_: print('reload'))"
 POOLS = """
 def ignores_sigterm(ready):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    time.sleep(60)
+
+def prints_sigterm(ready):
+    signal.signal(signal.SIGTERM, lambda *_: (print("terminated", flush=True), os._exit(0)))
     ready.set()
     time.sleep(60)
 
@@ -354,8 +368,19 @@ async def handler():
         context = multiprocessing.get_context(method)
         left.append(executor := concurrent.futures.ProcessPoolExecutor(2, mp_context=context))
         print(executor.submit(abs, -2).result())
-    mp.Process(target=ignores_sigterm, args=[ready := mp.Event()]).start()
-    ready.wait()
+    for target in (ignores_sigterm, prints_sigterm):
+        mp.Process(target=target, args=[ready := mp.Event()]).start()
+        ready.wait()
+    atexit.register(print, "exit handler", flush=True)
+    print("left", flush=True)
+"""
+INTERRUPTED = """
+def close_sync(timeout):
+    signal.raise_signal(signal.SIGINT)
+
+@run
+async def handler():
+    app.close_sync = close_sync
     atexit.register(print, "exit handler")
 """
 AWAY = """
@@ -396,7 +421,11 @@ def test_process_that_an_exit_handler_forks_keeps_the_signal_handlers_of_the_app
 
 
 def test_process_ends_though_its_handlers_have_left_pools_and_processes() -> None:
-    assert run_program(POOLS) == (0, "[1]\n2\n2\nstops 0\nexit handler\n")
+    assert run_program(POOLS) == (0, "[1]\n2\n2\nleft\nstops 0\nexit handler\nterminated\n")
+
+
+def test_exit_handlers_run_though_a_signal_interrupts_the_close_of_the_client() -> None:
+    assert run_program(INTERRUPTED) == (0, "stops 0\nexit handler\n")
 
 
 def test_client_of_threads_is_closed_in_the_time_of_the_stop_though_the_cluster_is_away() -> None:
@@ -404,20 +433,26 @@ def test_client_of_threads_is_closed_in_the_time_of_the_stop_though_the_cluster_
 
 
 def test_end_of_the_terminal_stops_a_worker_once_unless_the_application_handles_sighup() -> None:
-    assert run_program(HUNG_UP) == (0, "stops 1\n")
+    assert run_program(DEFAULT + HUNG_UP) == (0, "stops 1\n")
     assert run_program(NOHUP + HUNG_UP) == (0, "stops 0\n")
-    assert run_program(RELOADS + HUNG_UP) == (0, "reload\nreload\nstops 0\n")
+    assert run_program(RELOADS + HUNG_UP) == (0, "reload\nreload\nstops 0\nreload\n")
 
 
 @pytest.mark.parametrize(
-    ("place", "argument", "code"),
-    [("in_loop", "", 0), ("in_loop", "'no'", 1), ("in_task_of_the_worker", "4", 4)],
+    ("place", "argument", "code", "printed"),
+    [
+        ("in_loop", "", 0, "stops 1\n"),
+        ("in_loop", "'no'", 1, "stops 1\n"),
+        ("twice_in_loop", "4", 4, "stops 2\n"),
+        ("in_step_of_the_worker", "4", 4, ""),
+        ("in_task_of_the_worker", "4", 4, "stops 1\n"),
+    ],
 )
 def test_exit_in_a_signal_handler_of_the_application_stops_the_worker_with_its_code(
-    place: str, argument: str, code: int
+    place: str, argument: str, code: int, printed: str
 ) -> None:
     program = EXITS_AT_SIGNAL.replace("PLACE", place).replace("CODE", argument)
-    assert run_program(program) == (code, "stops 1\n")
+    assert run_program(program) == (code, printed)
 
 
 def test_exit_in_a_task_of_a_handler_does_not_end_the_worker() -> None:

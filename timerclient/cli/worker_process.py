@@ -6,12 +6,14 @@ the child, and would stop the worker.
 """
 
 import atexit
+import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import active_children, util
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -20,11 +22,14 @@ from timerclient.values.errors import TimerError
 if TYPE_CHECKING:
     from timerclient.worker.worker import Worker
 
+LOG: Final = logging.getLogger("timerclient.worker")
 STOPPING: Final = [s for s in signal.Signals if s.name in ("SIGTERM", "SIGINT", "SIGHUP")]
 PROCESSES_S: Final = 1.0
 """Longest wait for processes that handlers have left; then they are killed."""
 
-_handled: Final[list[signal.Signals]] = []
+_end_multiprocessing: Final[Callable[[], None]] = vars(util)["_exit_function"]
+
+_handled: Final = set[signal.Signals]()
 """Signals that stop the worker of this process."""
 
 
@@ -42,8 +47,9 @@ _masks: Final = _Masks()
 def stopped_by_signals(worker: "Worker") -> Iterator[None]:
     """Stop the worker at each signal to this process. After the block, a signal ends the process.
 
-    It ends forked children at once. A closed terminal may send SIGHUP twice, so SIGHUP does not
-    end a drain. A handler of the application for SIGHUP stays, as does SIG_IGN, which nohup sets.
+    In a forked child, a signal to the child ends the child. A closed terminal may send SIGHUP
+    twice, so SIGHUP ends neither a drain nor, after the block, the process. A handler of the
+    application for SIGHUP stays, as does SIG_IGN, which nohup sets.
     """
     from asyncio import get_running_loop
 
@@ -58,13 +64,13 @@ def stopped_by_signals(worker: "Worker") -> Iterator[None]:
             continue
         with suppress(NotImplementedError):  # Windows: an interrupt ends the worker at once
             loop.add_signal_handler(each, hang_up if is_hang_up else worker.stop)
-            _handled.append(each)
+            _handled.add(each)
     try:
         yield
     finally:
-        for each in _handled:
+        for each in [s for s in _handled if s.name != "SIGHUP"]:
             loop.remove_signal_handler(each)
-        _handled.clear()
+            _handled.remove(each)
 
 
 def _block_signals() -> None:
@@ -97,32 +103,41 @@ def end_process(worker: "Worker", code: int) -> NoReturn:
     """Close the client of threads, run the exit handlers, and end the process with `code`.
 
     Handlers may have left tasks, threads and processes. The ends of an event loop and of the
-    interpreter wait for these, so the process ends before.
+    interpreter wait for these, so the process ends before. Errors are logged, SystemExit and
+    KeyboardInterrupt of signal handlers, too. The next step then follows.
     """
     try:
-        with suppress(TimerError):
-            worker.app.close_sync(worker.close_s())
-        _run_exit_functions()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        close = partial(worker.app.close_sync, worker.close_s())
+        flushes = sys.stdout.flush, sys.stderr.flush
+        for step in (close, _run_exit_functions, _end_processes, *flushes):
+            try:
+                with suppress(TimerError):
+                    step()
+            except BaseException:
+                LOG.exception("an error at the end of the worker's process")
     finally:
         os._exit(code)
 
 
 def _run_exit_functions() -> None:
-    """Run the exit handlers, those of logging, too, then end processes of multiprocessing.
-
-    The exit function of multiprocessing ends daemons, such as those of a Pool, in their order. It
-    waits for other processes, such as those of a ProcessPoolExecutor, so they are terminated first.
-    """
-    end_all: Callable[[], None] = vars(util)["_exit_function"]
-    atexit.unregister(end_all)
+    """Run the exit handlers, those of logging, too, except that of multiprocessing."""
+    atexit.unregister(_end_multiprocessing)
     atexit._run_exitfuncs()  # noqa: SLF001
+
+
+def _end_processes() -> None:
+    """End processes of multiprocessing.
+
+    Its exit function ends daemons, such as those of a Pool, in their order. It waits for other
+    processes, such as those of a ProcessPoolExecutor, so they are terminated first.
+    """
     for each in active_children():
         if not each.daemon:
             each.terminate()
-    ending = threading.Thread(target=end_all, daemon=True)
+    ending = threading.Thread(target=_end_multiprocessing, daemon=True)
     ending.start()
-    ending.join(PROCESSES_S)
-    for each in active_children():
-        each.kill()
+    try:
+        ending.join(PROCESSES_S)
+    finally:
+        for each in active_children():
+            each.kill()
