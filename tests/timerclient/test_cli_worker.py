@@ -455,5 +455,15 @@ def test_exit_in_a_signal_handler_of_the_application_stops_the_worker_with_its_c
     assert run_program(program) == (code, printed)
 
 
+async def test_tasks_of_a_worker_run_no_coroutines_of_asyncio() -> None:
+    app, before = TimerApp(), asyncio.all_tasks()
+    app.timer("orders", group="billing")(lambda: None)
+    async with AsyncFakeApp(app):
+        tasks: list[Any] = [*asyncio.all_tasks() - before]
+        modules = [each.get_coro().cr_frame.f_globals["__name__"] for each in tasks]
+    assert "timerclient.worker.worker" in modules
+    assert not any(each.startswith("asyncio") for each in modules)
+
+
 def test_exit_in_a_task_of_a_handler_does_not_end_the_worker() -> None:
     assert run_program(EXITS) == (0, "failed\nstops 0\n")

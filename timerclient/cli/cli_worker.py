@@ -161,13 +161,13 @@ def _result(loop: "AbstractEventLoop", worker: "Worker", serving: "Task[int]") -
 
 
 def _is_of_a_task(error: SystemExit) -> bool:
-    """Return whether a task of the application raised it, and neither a task of ours nor the loop.
+    """Return whether a task of the application raised it: no task of ours or gRPC, nor the loop.
 
     The loop runs a task in the frame of its outermost coroutine.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_flags & inspect.CO_COROUTINE:
-            return not frame.f_globals["__name__"].startswith("timerclient.")
+            return not frame.f_globals["__name__"].startswith(("timerclient.", "grpc."))
     return False
 
 

@@ -115,7 +115,7 @@ class Worker:
         return self._stops > 0
 
     def close_s(self, after: int = 0) -> float:
-        """Return the seconds that a close may take during the stop, with `after` more to come."""
+        """Return the seconds that a close may take. `after`: number of closes that follow."""
         return max(CLOSE_S_MIN, self._until_s - after * CLOSE_S_MIN - time.monotonic())
 
     # ---- life
@@ -127,7 +127,7 @@ class Worker:
             TimerError: A consumer was rejected, such as by the rules of access.
         """
         fetching = [asyncio.create_task(each.fetch()) for each in self.runners]
-        stopped = asyncio.create_task(self._stopped.wait())
+        stopped = asyncio.create_task(self._until_stopped())
         beating = asyncio.create_task(self._beat())
         try:
             await asyncio.wait([*fetching, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -141,6 +141,10 @@ class Worker:
         for error in ended:
             if isinstance(error, Exception):
                 raise error
+
+    async def _until_stopped(self) -> None:
+        # Its own coroutine: `timerctl worker` tells the worker's tasks from those of handlers.
+        await self._stopped.wait()
 
     def stop(self) -> None:
         """Stop fetching and drain; a second call ends the drain. On the event loop only."""
