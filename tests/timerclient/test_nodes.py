@@ -162,26 +162,28 @@ async def test_checkpoints_are_those_of_a_node_that_reaches_the_leader_and_most_
 
 
 @pytest.mark.parametrize(
-    ("named", "others", "called"),
+    ("named", "others", "asked", "called"),
     [
-        ("n3:1", True, ["n1:1", "n2:1", "n3:1"]),
-        ("n2:1", True, ["n1:1", "n2:1"]),
-        ("n3:1", False, ["n1:1", "n2:1"]),
-        (None, True, ["n1:1", "n2:1"]),
+        (["n3:1"], True, ["n1:1"], ["n1:1", "n2:1", "n3:1"]),
+        (["n2:1"], True, ["n1:1"], ["n1:1", "n2:1"]),
+        (["n3:1"], False, [], ["n1:1", "n2:1"]),
+        ([None], True, ["n1:1"], ["n1:1", "n2:1"]),
+        (["", "n3:1"], True, ["n1:1", "n2:1"], ["n1:1", "n2:1", "n3:1"]),
     ],
 )
-async def test_call_to_any_node_asks_one_waiting_node_for_the_leader_within_its_time(
-    named: str | None, *, others: bool, called: list[str]
+async def test_call_to_any_node_asks_waiting_nodes_for_the_leader_within_its_time(
+    named: list[str | None], *, others: bool, asked: list[str], called: list[str]
 ) -> None:
     nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None), others=others)
-    asked, calls = list[str](), list[str]()
+    answers, asks, calls = iter(named), list[str](), list[str]()
     for address in ("n1:1", "n2:1"):
 
         async def status(*_: object, address: str = address, **__: object) -> pb.GetStatusResponse:
-            asked.append(address)
-            if named is None:
+            asks.append(address)
+            leader = next(answers)
+            if leader is None:
                 await be_silent()
-            return pb.GetStatusResponse(leader_address=named or "")
+            return pb.GetStatusResponse(leader_address=leader or "")
 
         nodes.node(address).admin = SimpleNamespace(GetStatus=status)  # type: ignore[assignment]
 
@@ -191,13 +193,14 @@ async def test_call_to_any_node_asks_one_waiting_node_for_the_leader_within_its_
             raise NotReady("waits for room")
         return node.address
 
-    call = nodes.anywhere(method, within_s=60 if named else 0.01, rank=lambda _: RANK_MAX, final=())
+    within_s = 0.01 if None in named else 60
+    call = nodes.anywhere(method, within_s=within_s, rank=lambda _: RANK_MAX, final=())
     if called[-1] == "n3:1":
         assert await call == "n3:1"
     else:
         with pytest.raises(Unreachable, match="n2:1: waits for room"):
             await call
-    assert (asked, calls) == (["n1:1"] if others else [], called)
+    assert (asks, calls) == (asked, called)
     await nodes.close()
 
 

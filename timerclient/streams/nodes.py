@@ -385,12 +385,15 @@ class Nodes:
             return status.leader_address if status.hears_leader else ""
         return ""
 
-    async def _named_by(self, address: str, within_s: float) -> str:
-        """Return the address of the leader that a node names in time; empty: it names none."""
-        with suppress(TimerError, TimeoutError):
+    async def _named_by(self, address: str, within_s: float) -> str | None:
+        """Return the address of the leader that a node names. Empty: none; None: it is silent."""
+        try:
             async with asyncio.timeout(within_s):
                 return (await self._status_of(self.node(address), within_s)).leader_address
-        return ""
+        except TimeoutError:
+            return None
+        except TimerError:
+            return ""
 
     async def _probe_hint(self) -> NodeChannel | None:
         hint, self._hint = self._hint, ""
@@ -636,8 +639,8 @@ class Nodes:
     ) -> T:
         """Call each address once; return the first response of rank RANK_MAX, else the highest.
 
-        The first node that is not ready is asked for the leader. A leader at another address is
-        called, too. Each of these calls takes at most `within_s`.
+        Nodes that are not ready are asked for the leader, until one names it or is silent. A leader
+        at another address is called, too. Each of these calls takes at most `within_s`.
 
         Raises:
             Unreachable: No node answers, or none can serve the call now.
@@ -648,6 +651,7 @@ class Nodes:
         each_s = min(within_s, self.settings.stall_s)
         best: list[T] = []
         denials: list[TimerError] = []
+        named: str | None = ""
         refusal, addresses = "", [*self._addresses]
         for address in addresses:
             try:
@@ -665,9 +669,9 @@ class Nodes:
                 self.last_error = Unreachable(f"{address}: {error}")
                 denials += [error] if isinstance(error, _DENIALS) else []
                 if isinstance(error, NotReady):
-                    if self._others and not refusal:
+                    if self._others and named == "":
                         named = await self._named_by(address, each_s)
-                        addresses += {named} - {"", *addresses}
+                        addresses += [named] if named and named not in addresses else []
                     refusal = f"{address}: {error}"
         if best:
             return best[0]
