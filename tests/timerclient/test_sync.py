@@ -38,6 +38,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import background
 from timerclient.rows.background import Budget
 from timerclient.streams import node_channel, producer
+from timerclient.streams.nodes import Nodes
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
 
@@ -111,14 +112,47 @@ def test_signal_handler_gets_the_client_that_its_thread_looks_for(
     app, found = TimerApp("timers://127.0.0.1:1"), list[TimerClient]()
     monkeypatch.setattr(background, "_loops", loops := dict[int, asyncio.AbstractEventLoop]())
     monkeypatch.setattr(owner, name, after_signal(getattr(owner, name)))
+    made, init = list[TimerClient](), TimerClient.__init__
+
+    def note(client: TimerClient, url: str) -> None:
+        made.append(client)
+        init(client, url)
+
+    monkeypatch.setattr(TimerClient, "__init__", note)
     with at_signal(lambda: found.append(app.thread_client)):
         found.append(app.thread_client)
     first, second = found
     assert first is second
+    assert [each for each in made if not each._background.stopped] == [first]
     assert [first._background.loop] == [*loops.values()]
     app.close_sync()
     assert "closed" in repr(first)
     first._background.loop.call_soon_threadsafe(first._background.loop.stop)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("owner", "name"), [(TimerApp, "url"), (Nodes, "abandon"), (aio, "check_not_forked")]
+)
+def test_signal_handler_gets_the_client_of_the_running_loop(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, found = TimerApp("timers://127.0.0.1:1"), list[AsyncTimerClient]()
+    *ended, loop = (asyncio.new_event_loop() for _ in range(3))
+
+    async def look() -> None:
+        found.append(app.client)
+        app.client.nodes()
+
+    for each in ended:
+        each.run_until_complete(look())
+    for each in ended:
+        each.close()
+    monkeypatch.setattr(owner, name, after_signal(getattr(owner, name)))
+    with at_signal(lambda: found.append(app.client)), contextlib.closing(loop):
+        loop.run_until_complete(look())
+    assert found[2] is found[3]
+    assert [*app._clients] == [loop]
 
 
 @pytest.mark.timeout(20)

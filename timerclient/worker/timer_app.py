@@ -517,13 +517,15 @@ class TimerApp:
 
     def _abandon_ended(self) -> None:
         """Forget the clients of event loops that have ended, and close their connections."""
-        for loop in [each for each in self._clients if each.is_closed()]:
+        for loop, client in list(self._clients.items()):  # a signal handler may do so meanwhile
+            if not loop.is_closed():
+                continue
             with contextlib.suppress(Closed):
-                nodes = self._clients[loop].nodes()
+                nodes = client.nodes()
                 if nodes.pid != os.getpid():  # the parent's: see check_not_forked
                     continue
                 nodes.abandon()
-            del self._clients[loop]
+            self._clients.pop(loop, None)
 
     @property
     def thread_client(self) -> TimerClient:
