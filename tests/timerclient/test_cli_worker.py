@@ -274,6 +274,59 @@ def handler():
     child.join()
     print("parent", *signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 """
+INTERRUPTED_FORK = """
+import sys
+
+def interrupted(how, mask):
+    signal.pthread_sigmask = real
+    try:
+        return real(how, mask)
+    finally:
+        signal.raise_signal(signal.SIGUSR1)
+
+real = signal.pthread_sigmask
+sys.unraisablehook = lambda each: print(each.exc_type.__name__, flush=True)
+signal.signal(signal.SIGUSR1, lambda *_: exit(4))
+
+@run
+async def handler():
+    signal.pthread_sigmask = interrupted
+    if not (pid := os.fork()):
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print("blocked:", *real(signal.SIG_BLOCK, ()))
+"""
+FORKS_AT_ONCE = """
+import threading
+
+def in_turn(how, mask):
+    before = real(how, mask)
+    if how == signal.SIG_BLOCK and mask:  # the last step before the fork
+        if threading.current_thread() is second:
+            blocked.set()
+            forked.wait()
+        else:
+            second.start()
+            blocked.wait()
+    return before
+
+def fork(own):
+    real(signal.SIG_SETMASK, {own})
+    if not (pid := os.fork()):
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print(*real(signal.SIG_SETMASK, ()))
+    forked.set()
+
+real, blocked, forked = signal.pthread_sigmask, threading.Event(), threading.Event()
+second = threading.Thread(target=fork, args=[signal.SIGUSR2])
+
+@run
+async def handler():
+    signal.pthread_sigmask = in_turn
+    fork(signal.SIGUSR1)
+    second.join()
+"""
 OWN_HANDLER = """
 def work(ready):
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
@@ -410,6 +463,14 @@ def test_signal_to_a_process_that_a_handler_forked_ends_it_and_does_not_stop_the
 def test_fork_keeps_the_signal_mask_of_its_thread_in_parent_and_child() -> None:
     blocked = f"child {signal.SIGTERM}\nparent {signal.SIGTERM}\n"
     assert run_program(MASKED) == (0, f"{blocked}child\nparent\nstops 0\n")
+
+
+def test_fork_that_an_exception_of_a_signal_handler_interrupts_blocks_no_signals() -> None:
+    assert run_program(INTERRUPTED_FORK) == (0, "SystemExit\nblocked:\nstops 0\n")
+
+
+def test_threads_that_fork_at_the_same_time_keep_their_signal_masks() -> None:
+    assert run_program(FORKS_AT_ONCE) == (0, f"{signal.SIGUSR1}\n{signal.SIGUSR2}\nstops 0\n")
 
 
 def test_forked_process_that_handles_a_signal_does_not_stop_the_worker() -> None:

@@ -37,7 +37,7 @@ class _Masks(threading.local):
     """The signal masks of a thread before its forks; a signal handler may fork during a fork."""
 
     def __init__(self) -> None:
-        self.saved = list[set[int | signal.Signals]]()
+        self.saved = list[set[int | signal.Signals] | None]()
 
 
 _masks: Final = _Masks()
@@ -74,13 +74,16 @@ def stopped_by_signals(worker: "Worker") -> Iterator[None]:
 
 
 def _block_signals() -> None:
-    # The mask is read first: a handler that raises an exception ends `pthread_sigmask`.
-    _masks.saved.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    # The mask is read first: a handler that raises an exception ends `pthread_sigmask`. The fork
+    # follows nonetheless. None: no signals were blocked.
+    _masks.saved.append(None)
+    _masks.saved[-1] = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
 
 
 def _restore_mask() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.saved.pop())
+    if _masks.saved and (mask := _masks.saved.pop()) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _reset_signals() -> None:
