@@ -204,6 +204,21 @@ async def test_call_to_any_node_asks_waiting_nodes_for_the_leader_within_its_tim
     await nodes.close()
 
 
+async def test_call_to_any_node_names_a_wait_though_the_other_nodes_deny_the_call() -> None:
+    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None))
+
+    async def status(*_: object, **__: object) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(leader_address="n3:1")
+
+    async def method(node: NodeChannel, _: float) -> str:
+        raise NotReady("waits for room") if node.address == "n1:1" else PermissionDenied("no rule")
+
+    nodes.node("n1:1").admin = SimpleNamespace(GetStatus=status)  # type: ignore[assignment]
+    with pytest.raises(Unreachable, match="n1:1: waits for room"):
+        await nodes.anywhere(method, within_s=60, rank=lambda _: RANK_MAX, final=())
+    await nodes.close()
+
+
 @pytest.mark.parametrize("sleeps", [False, True])
 async def test_call_is_not_sent_again_once_the_cluster_may_have_forgotten_it(
     sleeps: bool, monkeypatch: pytest.MonkeyPatch
