@@ -6,7 +6,6 @@ command. It needs the extra `certs`.
 
 import argparse
 import datetime
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from deploy.certificate_store import CertificateFacts, CertificateStore
 
 FOLDER: Final = Path("certs")
-NEEDED: Final = "cryptography"
 DAYS_LEFT: Final = 30
 
 
@@ -87,11 +85,9 @@ def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
 
     def command(args: argparse.Namespace) -> int:
         try:
-            importlib.import_module(NEEDED)
+            from deploy.certificate_store import CertificateError, CertificateStore
         except ModuleNotFoundError as missing:
             return put_failure(args, "CERTIFICATE", why_missing(missing, "certs"))
-        from deploy.certificate_store import CertificateError, CertificateStore
-
         try:
             return run(CertificateStore(args.dir), args)
         except BrokenPipeError:  # of our own output: timerctl ends quietly

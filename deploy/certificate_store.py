@@ -33,7 +33,7 @@ from cluster.security.identities import (
     node_host,
     nodes_host,
 )
-from cluster.settings.config import NAME, NAME_RULE
+from cluster.settings.names import NAME, NAME_RULE
 
 AUTHORITY_DAYS: Final = 3650
 LEAF_DAYS: Final = 365

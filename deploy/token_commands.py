@@ -54,7 +54,7 @@ def _days(text: str) -> int:
 
 
 def _new(args: argparse.Namespace) -> int:
-    from cluster.settings.config import NAME, NAME_RULE
+    from cluster.settings.names import NAME, NAME_RULE
 
     if not NAME.fullmatch(args.name):
         raise UsageError(f"NAME = {args.name!r}: must be {NAME_RULE}", "timerctl tokens new")

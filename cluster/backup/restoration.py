@@ -33,7 +33,7 @@ from cluster.backup.catalogue import Catalogue, StoredPart
 from cluster.backup.log_parts import StoredLog
 from cluster.backup.roll_forward import Until, roll_forward
 from cluster.files.recover import EPOCH_STEP
-from cluster.settings.config import NAME, NAME_RULE
+from cluster.settings.names import NAME, NAME_RULE
 from replication.core.promise import NEVER_GIVEN, Promise, PromiseFile
 from timer.entries import entry_frame
 from timer.entries.entry_frame import EntryKind

@@ -30,7 +30,6 @@ from typing import Final
 
 import timerclient  # noqa: F401 -- before grpc, whose core then writes no lines of its own
 from cluster.settings.exit_codes import EXIT_OTHER, exit_code
-from replication.core.promise import NEVER_GIVEN
 from timer.files.data_directory import format_directory, founding_replica_id
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError, EngineError
@@ -106,7 +105,9 @@ def init(argv: list[str]) -> int:
         help="without a vote: for a node that joins later, or that lost its disk",
     )
     arguments = parser.parse_args(argv)
-    from cluster.settings.config import NAME, NAME_RULE, check_directory
+    from cluster.settings.config import check_directory
+    from cluster.settings.names import NAME, NAME_RULE
+    from replication.core.promise import NEVER_GIVEN
 
     check_directory("--data", arguments.data)
     names = [name.strip() for name in arguments.voters.split(",") if name.strip()]

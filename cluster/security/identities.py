@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from cluster.settings.config import NAME
+from cluster.settings.names import NAME
 
 SCHEME: Final = "timer"
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cluster.settings.config import NAME, NAME_RULE
+from cluster.settings.names import NAME, NAME_RULE
 from timer.model.timer_errors import UNSHOWN, ConfigError, TokenRejectedError
 
 TOKENS_MAX: Final = 1_000

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
+from cluster.settings.names import NAME, NAME_RULE
 from replication.core.replication_config import ReplicationConfig
 from timer.entries.entry_frame import HEADER_SIZE, PAYLOAD_SIZE_MAX
 from timer.model.columns import ROW
@@ -42,9 +43,6 @@ TEST_CLUSTER: Final = "test-"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("text", "json")
 
-NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-"""Names of nodes, clusters and identities."""
-NAME_RULE: Final = "1 to 63 letters, digits, '.', '_' and '-', the ends a letter or digit"
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 _NO_HOST: Final = re.compile(r"[\s/@\[\],]|^\.|\.\.|[^.:]{64}")
 """In no host name. A label of DNS has 1 to 63 bytes."""

@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import re
 import ssl
+import subprocess
+import sys
+import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -340,3 +344,40 @@ def test_the_command_makes_shows_and_checks(
     assert (shown.out.count("\nca.pem "), shown.err.count("ca.pem")) == (2, 1)
     assert certs("init", "prod") == 1
     assert "already" in capsys.readouterr().err
+
+
+def test_certificates_and_tokens_need_no_package_of_a_node(tmp_path: Path) -> None:
+    extras = tomllib.loads(Path("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    absent = [re.split(r"[=<>]", each)[0].replace("-", "_") for each in extras["server"]]
+    code = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({absent!r}))\n"
+        "runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+    )
+
+    def run(module: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, module, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    (tmp_path / "tokens.toml").write_text("token = []")
+    for words in (
+        ("certs", "init", "prod", "--dir", str(tmp_path)),
+        ("certs", "check", "--dir", str(tmp_path)),
+        ("tokens", "new", "ci"),
+        ("tokens", "show", str(tmp_path / "tokens.toml")),
+    ):
+        done = run("timerclient.cli.timerctl", *words)
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    done = run(
+        "cluster.node.timerd",
+        "init",
+        "--data",
+        "d",
+        "--name",
+        "n1",
+        "--cluster-id",
+        "c",
+        "--voters",
+        "n1",
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "needs isal: pip install '.[server]'" in done.stderr
