@@ -605,7 +605,8 @@ class AdminService(Service, rpc.AdminServiceServicer):
             raise InvalidRequestError("change", int(request.change), "ADD, REPLACE or REMOVE")
         known = name in (self._view.name, *self._view.peers())
         if not known and not self._view.is_voter(name):
-            raise NotFoundError("node", name)
+            where = f"in peers of {self._view.name} (docs/members.md)"
+            raise NotFoundError(f"node {where}", name)
         await self._commands.change_members(change, name)
         return as_type(pb.ChangeMembersResponse, await self._view.members())
 

@@ -131,15 +131,18 @@ def test_dead_node_is_replaced_under_its_name_and_its_successor_counts(cluster: 
     settled(cluster)
 
 
-def join(cluster: Running, *names: str) -> None:
-    """Let every node know these among its peers, one restart after the other."""
-    nodes = cluster.nodes
+def join(cluster: Running, *names: str, without: str = "") -> None:
+    """Let every node know these among its peers, one restart after the other.
+
+    `without`: a node that the others leave out of their peers.
+    """
+    nodes = {name: node for name, node in cluster.nodes.items() if name != without}
     ports = free_ports(2 * len(names))
     for number, name in enumerate(names):
         grpc, http = ports[2 * number : 2 * number + 2]
         nodes[name] = LocalNode(name, 0, f"127.0.0.1:{grpc}", f"127.0.0.1:{http}", name)
     cluster._write([*nodes.values()])
-    cluster_id = tomllib.loads(cluster._config_path(nodes["n1"]).read_text())["cluster_id"]
+    cluster_id = cluster._cluster_id(next(iter(nodes.values())))
     for node in nodes.values():
         text = cluster._config(cluster_id, node, [*nodes.values()])
         cluster._config_path(node).write_text(text)
@@ -150,6 +153,34 @@ def join(cluster: Running, *names: str) -> None:
             cluster.stop(node.name)
         cluster._spawn(dataclasses.replace(node))
         cluster.wait_for_leader()
+
+
+def test_dead_node_is_replaced_by_one_of_another_name(
+    cluster: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--endpoints", ",".join(cluster.endpoints)]
+    dead, other = cluster.followers()
+    with loaded(cluster, "renamed") as load:
+        cluster.kill(dead)
+        restart = ["rolling-restart", "--restart-with", "false {node}", "--dry-run", *asked]
+        until(lambda: f"{dead} does not answer" in refusal(capsys, restart))
+        assert "gone for good: docs/members.md" in refusal(capsys, restart)
+        assert "in peers of" in refusal(capsys, ["members", "add", "n4", *asked])
+        change(cluster, "remove", dead)
+        join(cluster, "n4", without=dead)
+        change(cluster, "add", "n4")
+        votes(cluster, *cluster.nodes)
+        cluster.kill(other)  # the majority is now the leader and the new one
+        load.wait_for_acks(50)
+        cluster.restart(other)
+    settled(cluster)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
+    """Return the error of a command that fails."""
+    capsys.readouterr()
+    assert timerctl(words) != OK
+    return capsys.readouterr().err
 
 
 @pytest.mark.long  # four changes of members, and five nodes

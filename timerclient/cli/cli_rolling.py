@@ -301,6 +301,8 @@ class RollingCommands(Commands):
             troubles = [*troubles_of(status, client.members())]
             names = [name for name in order_of(status) if not _is_done(status, name, args.since)]
             if troubles:
+                if not all(node.reachable for node in status.nodes):
+                    troubles.append("to replace a node that is gone for good: docs/members.md")
                 refused = RestartError(f"refused, nothing was restarted: {'; '.join(troubles)}")
                 refused.outcome_known = True
                 raise refused
