@@ -124,6 +124,7 @@ class Levels:
     serving: bool = False
     epoch: int = 0
     raft_term: int = 0
+    controller_reached: bool = False
     feature_level: int = 0
     voters: int = 0
     log_end: int = 0
@@ -206,6 +207,7 @@ class Levels:
 _GAUGES: Final = {
     "epoch": "Current epoch of this node",
     "raft_term": "Term of Raft in the control plane",
+    "controller_reached": "1: this node is the controller, or has a link to it",
     "feature_level": "Feature level of the last epoch in this node's log",
     "voters": "Voters in this node's log",
     "log_end": "Index of the last entry of this node's log",

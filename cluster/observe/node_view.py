@@ -277,6 +277,7 @@ class NodeState(TopicView):
             serving=self._host.serves,
             epoch=replica.epoch,
             raft_term=self._control.raft_term,
+            controller_reached=self._control.reached_controller is not None,
             feature_level=self._replica.level,
             voters=len(replica.voters),
             log_end=replica.last_index,

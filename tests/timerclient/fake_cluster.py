@@ -286,7 +286,7 @@ class Node:
         nodes = [node.status() for node in ([self] if request.local else cluster.nodes)]
         status = pb.GetStatusResponse(cluster_id="fake", epoch=cluster.epoch, nodes=nodes)
         if cluster.leader is not None:
-            status.leader = f"n{cluster.leader + 1}"
+            status.leader = status.controller = f"n{cluster.leader + 1}"
             status.leader_address = "" if self.leads else cluster.nodes[cluster.leader].address
         return status
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -83,7 +84,9 @@ def full_and_away(full: pb.NodeStatus, away: pb.NodeStatus) -> None:
 def judged(change: Change) -> list[Finding]:
     nodes, checkpoints = cluster()
     change(nodes, checkpoints)
-    status = pb.GetStatusResponse(cluster_id="c", epoch=4, leader="n1", nodes=nodes)
+    status = pb.GetStatusResponse(
+        cluster_id="c", epoch=4, leader="n1", controller="n2", nodes=nodes
+    )
     checkpoint = pb.GetCheckpointResponse(nodes=checkpoints)
     return [*findings_of_nodes(status, voters(1, 2, 3), checkpoint, 100)]
 
@@ -91,7 +94,7 @@ def judged(change: Change) -> list[Finding]:
 def test_a_healthy_cluster_is_ok() -> None:
     findings = judged(lambda *_: None)
     assert worst(findings) is Level.OK
-    checks = {"leader", "nodes", "level", "disk", "behind", "state"}
+    checks = {"leader", "controller", "nodes", "level", "disk", "behind", "state"}
     assert {each.check for each in findings} == checks
 
 
@@ -173,6 +176,29 @@ def test_each_trouble_has_its_level(change: Change, level: int, check: str, text
     findings = judged(change)
     assert any(each.check == check and text in each.text for each in findings), findings
     assert worst(findings) == level
+
+
+def test_a_cluster_without_a_controller_is_critical_after_an_election(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, checkpoints = cluster()
+    without = pb.GetStatusResponse(cluster_id="c", epoch=4, leader="n1", nodes=nodes)
+    elected = pb.GetStatusResponse(controller="n2")
+    elected.MergeFrom(without)
+    checkpoint = pb.GetCheckpointResponse(nodes=checkpoints)
+    client = Answering(members=voters(1, 2, 3), checkpoint=checkpoint)
+    monkeypatch.setattr(timerctl, "_client", lambda _: client)
+    clock = count()  # seconds
+    monkeypatch.setattr(
+        cli_nodes, "time", SimpleNamespace(monotonic=clock.__next__, sleep=lambda _: None)
+    )
+    for answers, level, text in (
+        ([without, elected], 0, "n2 appoints leaders"),
+        ([without] * 5, 2, "none; no new leader can be appointed"),
+    ):
+        monkeypatch.setattr(client, "status", partial(answers.pop, 0), raising=False)
+        code, out, _ = ctl("check")
+        assert (code, answers, text in out) == (level, [], True), out
 
 
 def test_status_waits_until_the_cluster_serves(
@@ -266,6 +292,10 @@ def test_a_silent_node_in_peers_without_a_vote_is_named() -> None:
     status.nodes.add(name="n5", reachable=True, replica_id=5)
     [found] = findings_of_votes(status, voters(1, 2, 3, 5))
     assert (found.of, found.level) == ("n4", Level.WARNING)
+    status.nodes[4].withholds_votes = True  # so three of five can elect a controller
+    assert [each.level for each in findings_of_votes(status, voters(1, 2, 3, 5))] == [
+        Level.CRITICAL
+    ]
     assert not [*findings_of_votes(status, voters(1, 2, 3, 4, 5))]
 
 

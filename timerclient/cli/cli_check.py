@@ -26,6 +26,7 @@ from timerclient.cli import output
 from timerclient.cli.cli_args import Commands, duration, duration_text
 from timerclient.cli.cli_nodes import (
     HOW_TO_VOTE,
+    awaited_status,
     lag_of,
     rejects_new_timers,
     too_old,
@@ -39,20 +40,24 @@ from timerclient.cli.colours import colours
 from timerclient.values.errors import InvalidRequest, NotFound, TimerError, Unavailable
 
 if TYPE_CHECKING:  # the client is loaded by a command that connects
+    from timerclient.client.timer_client import TimerClient
     from timerclient.proto import timer_pb2 as pb
 
 EXIT_CODES_OF_CHECK: Final = """\
 exit codes, as of a Nagios plug-in:
   0  ok
   1  warning: the cluster serves, and the loss of one more node or disk may end that
-  2  critical: the cluster, or a topic, does not do its work; or a node of `peers` without a vote
-     does not answer, and one more loss leaves no majority of `peers`; or the command line is wrong
+  2  critical: the cluster, or a topic, does not do its work; no node can appoint a leader; or a
+     node of `peers` without a vote does not answer, and one more loss leaves no majority of
+     `peers`; or the command line is wrong
   3  unknown: the check itself failed
 """
 BEHIND: Final = 10_000
 """Log entries that a node may be behind, by default."""
 RESERVES: Final = 2
 """Free space below so many reserves is a warning."""
+CONTROLLER_WAIT: Final = timedelta(seconds=5)
+"""Time for the election of a controller, which takes about a second."""
 EXPIRES: Final = timedelta(days=14)
 """A certificate that expires sooner is a warning; as the alert TimerCertificateExpires."""
 
@@ -96,6 +101,9 @@ def findings_of_nodes(
     trouble = trouble_of_leader(status)
     leads = trouble or f"{status.leader} leads epoch {status.epoch}"
     yield Finding("leader", "", Level.CRITICAL if trouble else Level.OK, leads)
+    named = status.controller
+    appoints = f"{named} appoints leaders" if named else "none; no new leader can be appointed"
+    yield Finding("controller", "", Level.OK if named else Level.CRITICAL, appoints)
     there = [node for node in status.nodes if node.reachable]
     absent = [node for node in status.nodes if not node.reachable]
     majority = len(status.nodes) // 2 + 1
@@ -145,12 +153,13 @@ def findings_of_votes(
 ) -> Iterator[Finding]:
     """Yield the nodes without a vote: learners, replicas of another log, and nodes removed.
 
-    The controller needs a majority of `peers`, voters or not. So a node without a vote that does
-    not answer is critical if one more loss leaves no such majority.
+    The controller needs the Raft votes of a majority of `peers`, voters of the log or not. So a
+    node without a vote that does not answer is critical if one more loss leaves no such majority.
     """
     voters = {each.replica_id for each in members.members if each.voter}
     names = {each.name for each in members.members if each.voter}  # empty: of an unknown one
-    spare = sum(node.reachable for node in status.nodes) - (len(status.nodes) // 2 + 1)
+    electing = sum(node.reachable and not node.withholds_votes for node in status.nodes)
+    spare = electing - (len(status.nodes) // 2 + 1)
     for node in status.nodes:
         if node.reachable and node.replica_id not in voters:
             text = f"a {node.role} without a vote; {HOW_TO_VOTE}"
@@ -297,7 +306,7 @@ class CheckCommands(Commands):
     def _findings(self, args: argparse.Namespace) -> Iterator[Finding]:
         try:
             with self._connect(args) as client:
-                status, members = client.status(), client.members()
+                status, members = _status_of(client), client.members()
                 checkpoint = client.checkpoint()
                 yield from findings_of_nodes(status, members, checkpoint, args.behind)
                 yield from findings_of_votes(status, members)
@@ -314,6 +323,17 @@ class CheckCommands(Commands):
             yield Finding("leader", "", Level.CRITICAL, str(error))
         except TimerError as error:
             yield Finding("leader", "", Level.UNKNOWN, str(error))
+
+
+def _status_of(client: TimerClient) -> pb.GetStatusResponse:
+    """Return the status, after an election of a controller that is in progress.
+
+    Raises:
+        TimerError: There is no status.
+    """
+    return awaited_status(
+        client, CONTROLLER_WAIT, lambda found: bool(found.controller or trouble_of_leader(found))
+    )
 
 
 def _text(args: argparse.Namespace, findings: Sequence[Finding]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -143,8 +143,10 @@ def unlike_settings(status: pb.GetStatusResponse) -> Iterator[str]:
             yield f"{setting} must be the same on all nodes: {shown}"
 
 
-def _awaited_status(client: TimerClient, wait: timedelta) -> pb.GetStatusResponse:
-    """Return the status once the cluster serves, or the one that is there after `wait`.
+def awaited_status(
+    client: TimerClient, wait: timedelta, is_settled: Callable[[pb.GetStatusResponse], bool]
+) -> pb.GetStatusResponse:
+    """Return the first status that is settled, or the one that is there after `wait`.
 
     Raises:
         TimerError: There is no status after `wait`.
@@ -153,7 +155,7 @@ def _awaited_status(client: TimerClient, wait: timedelta) -> pb.GetStatusRespons
     while True:
         try:
             status = client.status()
-            if not trouble_of_leader(status) or time.monotonic() >= until_s:
+            if is_settled(status) or time.monotonic() >= until_s:
                 return status
         except Unavailable:
             if time.monotonic() >= until_s:
@@ -264,7 +266,7 @@ class NodeCommands(Commands):
         """Show the nodes, the leader and the counters; with --wait once the cluster serves."""
         with self._connect(args) as client:
             wait, args.wait = args.wait, timedelta()  # --watch: in the first frame
-            status = _awaited_status(client, wait)
+            status = awaited_status(client, wait, lambda found: not trouble_of_leader(found))
             trouble = trouble_of_leader(status)
             low = not trouble and any(node.disk_low for node in status.nodes)
             rejects = low and rejects_new_timers(status, client.members())
