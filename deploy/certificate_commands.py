@@ -106,7 +106,7 @@ def _init(store: "CertificateStore", args: argparse.Namespace) -> int:
 
 
 def _issue(store: "CertificateStore", args: argparse.Namespace) -> int:
-    from cluster.security.identities import IdentityKind
+    from cluster.security.identities import IdentityKind, node_host, nodes_host
     from deploy.certificate_store import LEAF_DAYS, facts_of
 
     kind = IdentityKind(args.kind)
@@ -114,6 +114,12 @@ def _issue(store: "CertificateStore", args: argparse.Namespace) -> int:
         raise UsageError("--host: only the certificate of a node has hosts", "timerctl certs issue")
     path = store.issue(kind, args.name, hosts=args.host, days=args.days or LEAF_DAYS)
     made = facts_of(path)
+    own = {node_host(args.name, made[0].cluster), nodes_host(made[0].cluster)}
+    if own == {*made[0].hosts}:
+        sys.stderr.write(
+            f"timerctl: {path.name} has no host: with --host HOST clients can verify it by their "
+            f"endpoint; else they need --tls-server-name {nodes_host(made[0].cluster)}\n"
+        )
     if (end := store.authority_end(kind)) == made[0].not_after:
         sys.stderr.write(f"timerctl: {path.name} expires with its authority on {end:%Y-%m-%d}\n")
     return _print(args, made)

@@ -321,10 +321,12 @@ def test_the_command_makes_shows_and_checks(
         return timerctl.main(["certs", *words, "--dir", str(tmp_path / "d")])
 
     assert certs("init", "prod") == 0
+    assert certs("issue", "node", "n1") == 0
+    assert "node-n1.pem has no host" in capsys.readouterr().err
     assert certs("issue", "node", "n1", "--host", "::1") == 0
     assert certs("issue", "admin", "alice", "--days", "10") == 0
     assert certs("issue", "client", "b", "--host", "h") == 2
-    capsys.readouterr()
+    assert "no host" not in capsys.readouterr().err
     assert certs("show", "-o", "json") == 0
     shown = json.loads(capsys.readouterr().out)["certificates"]
     assert [each["identity"] for each in shown] == [
