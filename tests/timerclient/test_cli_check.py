@@ -229,6 +229,10 @@ def test_status_waits_until_the_cluster_serves(
             patch.setattr(cli_nodes, "time", SimpleNamespace(monotonic=clock.__next__, sleep=id))
             assert ctl("status", "--wait", "1s")[0] == 3
         assert len(answers) == 1, "there is no further request"
+    heard = pb.GetStatusResponse(epoch=1, leader="n1", nodes=[pb.NodeStatus(name="n1")])
+    heard.hears_leader = True
+    answers[:] = [heard, serves]  # the leader answers the asked node a moment later
+    assert ctl("status")[0] == 0
     answers[:] = [serves, pb.GetStatusResponse()]
     with pytest.raises(IndexError):  # there is no answer for a third frame
         ctl("status", "--wait", "1h", "--watch", "0.1")

@@ -26,7 +26,9 @@ from timerclient.cli import output
 from timerclient.cli.cli_args import Commands, duration, duration_text
 from timerclient.cli.cli_nodes import (
     HOW_TO_VOTE,
+    SETTLE_WAIT,
     awaited_status,
+    in_doubt,
     lag_of,
     rejects_new_timers,
     too_old,
@@ -56,8 +58,6 @@ BEHIND: Final = 10_000
 """Log entries that a node may be behind, by default."""
 RESERVES: Final = 2
 """Free space below so many reserves is a warning."""
-CONTROLLER_WAIT: Final = timedelta(seconds=5)
-"""Time for the election of a controller, which takes about a second."""
 EXPIRES: Final = timedelta(days=14)
 """A certificate that expires sooner is a warning; as the alert TimerCertificateExpires."""
 
@@ -326,14 +326,17 @@ class CheckCommands(Commands):
 
 
 def _status_of(client: TimerClient) -> pb.GetStatusResponse:
-    """Return the status, after an election of a controller that is in progress.
+    """Return the status, after an election or a search for the leader that is in progress.
 
     Raises:
         TimerError: There is no status.
     """
-    return awaited_status(
-        client, CONTROLLER_WAIT, lambda found: bool(found.controller or trouble_of_leader(found))
-    )
+
+    def is_settled(found: pb.GetStatusResponse) -> bool:
+        is_electing = not found.controller and not trouble_of_leader(found)
+        return not (is_electing or in_doubt(found))
+
+    return awaited_status(client, SETTLE_WAIT, is_settled)
 
 
 def _text(args: argparse.Namespace, findings: Sequence[Finding]) -> str:

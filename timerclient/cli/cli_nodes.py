@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # the client is loaded by a command that connects
 CLOSE: Final = 100
 """Log entries that a node which has caught up may be behind: the log grows meanwhile."""
 HOW_TO_VOTE: Final = "see timerctl members"
+SETTLE_WAIT: Final = timedelta(seconds=5)
+"""Time for a cluster that changes: a leader is connected to, or a controller elected."""
 POLL_S: Final = 0.25
 """Seconds between two looks at the cluster."""
 
@@ -84,12 +86,18 @@ def trouble_of_leader(status: pb.GetStatusResponse) -> str:
     return trouble
 
 
+def in_doubt(status: pb.GetStatusResponse) -> bool:
+    """Return whether the node that answered hears a leader that did not answer it, or not yet."""
+    return status.hears_leader and bool(trouble_of_leader(status))
+
+
 def _trouble(status: pb.GetStatusResponse) -> str:
     if not status.leader:
         return "no node leads"
     named = next((node for node in status.nodes if node.name == status.leader), None)
     if named is None or not named.reachable:
-        return f"{status.leader} is appointed and does not answer"
+        heard = ", although the node that answered hears it" if status.hears_leader else ""
+        return f"{status.leader} is appointed and does not answer{heard}"
     if named.role != "leader" or named.epoch != status.epoch:
         return f"{status.leader} is appointed for epoch {status.epoch} and does not lead"
     return "" if named.serving else f"{status.leader} leads and does not serve yet"
@@ -267,6 +275,8 @@ class NodeCommands(Commands):
         with self._connect(args) as client:
             wait, args.wait = args.wait, timedelta()  # --watch: in the first frame
             status = awaited_status(client, wait, lambda found: not trouble_of_leader(found))
+            if in_doubt(status):
+                status = awaited_status(client, SETTLE_WAIT, lambda found: not in_doubt(found))
             trouble = trouble_of_leader(status)
             low = not trouble and any(node.disk_low for node in status.nodes)
             rejects = low and rejects_new_timers(status, client.members())
