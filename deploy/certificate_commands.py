@@ -151,6 +151,7 @@ def _print(args: argparse.Namespace, found: "list[CertificateFacts]") -> int:
                 "identity": each.subject,
                 "hosts": list(each.hosts),
                 "issuer": each.issuer,
+                "issuer_key_id": each.issuer_key_id,
                 "not_after": each.not_after.isoformat(),
             }
             for each in found
@@ -158,7 +159,10 @@ def _print(args: argparse.Namespace, found: "list[CertificateFacts]") -> int:
         print(output.to_json({"certificates": documents}))
         return 0
     rows = [
-        (each.path.name, each.subject, f"{each.not_after:%Y-%m-%d}", each.issuer, *_hosts(each))
+        (
+            *(each.path.name, each.subject, f"{each.not_after:%Y-%m-%d}"),
+            *(f"{each.issuer} {each.issuer_key_id[:8]}".strip(), *_hosts(each)),
+        )
         for each in found
     ]
     print(cli_args.table(args, ("FILE", "IDENTITY", "EXPIRES", "SIGNED BY", "HOSTS"), rows))

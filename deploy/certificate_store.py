@@ -72,6 +72,8 @@ class CertificateFacts:
     cluster: str
     hosts: tuple[str, ...]
     issuer: str
+    issuer_key_id: str
+    """Of the authority's key, in hexadecimal digits; empty: the certificate does not state it."""
     not_after: datetime.datetime
 
 
@@ -269,8 +271,20 @@ def _facts(path: Path, found: x509.Certificate) -> CertificateFacts:
         cluster=cluster,
         hosts=hosts,
         issuer=_common_name(found.issuer),
+        issuer_key_id=_issuer_key_id(found.extensions),
         not_after=found.not_valid_after_utc,
     )
+
+
+def _issuer_key_id(extensions: x509.Extensions) -> str:
+    """Return the key id of a certificate's authority, which an authority states as its own."""
+    with contextlib.suppress(x509.ExtensionNotFound):
+        named = extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+        return (named.key_identifier or b"").hex()
+    with contextlib.suppress(x509.ExtensionNotFound):
+        own = extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        return own.digest.hex()
+    return ""
 
 
 def _load(path: Path) -> list[x509.Certificate]:

@@ -34,8 +34,9 @@ from timer.model.timer_errors import CertificateDateError, ConfigError
 FILE_BYTES_MAX: Final = 1 << 20
 _HANDSHAKE_STEPS: Final = 16
 """A handshake takes four steps."""
-_NOT_YET_VALID, _EXPIRED = 9, 10
-"""Of OpenSSL: X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+_NOT_YET_VALID, _EXPIRED, _NO_ISSUER = 9, 10, 20
+"""Of OpenSSL: X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED and
+X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +181,10 @@ def _peer_of_handshake(
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in (_NOT_YET_VALID, _EXPIRED):
             raise _date_error(files, ca, pair, error.verify_code) from None
-        raise ConfigError("tls.certificate", files.certificate, error.verify_message) from None
+        limit = error.verify_message
+        if error.verify_code == _NO_ISSUER:
+            limit = f"not signed by an authority in tls.ca = {files.ca}: {limit}"
+        raise ConfigError("tls.certificate", files.certificate, limit) from None
     except ssl.SSLError as error:
         if "KEY_VALUES_MISMATCH" in str(error):
             limit = f"must be of the key {files.key}"

@@ -88,7 +88,7 @@ def test_the_two_authorities_must_differ(store: CertificateStore, tmp_path: Path
         ("n2", "prod", {}, "Hostname mismatch"),
         ("n1", "test", {}, "Hostname mismatch"),
         ("n1", "prod", {"key": "node-n2-key.pem"}, "must be of the key"),
-        ("n1", "prod", {"ca": "client-ca.pem"}, "unable to get local issuer"),
+        ("n1", "prod", {"ca": "client-ca.pem"}, r"authority in tls.ca = .*client-ca.pem: unable"),
         ("n1", "prod", {"ca": "ca-key.pem"}, "tls.ca"),
         ("n1", "prod", {"client_ca": "empty.pem"}, "tls.client_ca"),
         ("n1", "prod", {"certificate": "access.toml"}, "tls.certificate"),
@@ -343,6 +343,9 @@ def test_the_command_makes_shows_and_checks(
     capsys.readouterr()
     assert certs("check", "--within", "9") == 1, "ca.pem has two authorities"
     shown = capsys.readouterr()
+    signed = re.findall(r"^(ca|node-n1)\.pem .* prod nodes ([0-9a-f]{8}) ", shown.out, re.MULTILINE)
+    assert [name for name, _ in signed] == ["ca", "ca", "node-n1"]
+    assert signed[2][1] == signed[0][1] != signed[1][1], "node-n1 is of the first authority"
     assert (shown.out.count("\nca.pem "), shown.err.count("ca.pem")) == (2, 1)
     assert certs("init", "prod") == 1
     assert "already" in capsys.readouterr().err
