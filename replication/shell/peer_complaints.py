@@ -1,10 +1,20 @@
-"""Warnings about peers at a limited rate, as a faulty peer often repeats its fault at once."""
+"""Warnings about peers at a limited rate, as a faulty peer often repeats its fault at once.
+
+`in_plain_words` makes gRPC's texts about connections readable.
+"""
 
 import logging
 import time
 from typing import Final
 
 EVERY_S: Final = 60.0
+_SHUT_DOWN: Final = "tcp handshaker shutdown"
+"""gRPC's text about a connection that was not made in time, as to a host that is off."""
+
+
+def in_plain_words(details: str) -> str:
+    """Return gRPC's text about a failed call, with plain words for a host that is off."""
+    return details.replace(_SHUT_DOWN, "no connection in time")
 
 
 class Complaints:

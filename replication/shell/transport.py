@@ -34,7 +34,7 @@ from google.protobuf.message import DecodeError
 
 from replication.core.message_check import ID_MAX
 from replication.proto import replication_pb2 as pb
-from replication.shell.peer_complaints import Complaints
+from replication.shell.peer_complaints import Complaints, in_plain_words
 from replication.shell.task_failures import failure_of
 from replication.shell.tcp_stream import TcpEnds, TcpStream
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
@@ -435,7 +435,7 @@ class _Outbound:
         now_s = asyncio.get_running_loop().time()
         since_s = self._failing_since_s = self._failing_since_s or now_s
         text = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-        why = f"{text or 'no answer in time':.400}"
+        why = f"{in_plain_words(text or 'no answer in time'):.400}"
         logger.debug("no stream to a peer", extra={"peer_name": self._peer, "error": why})
         if now_s - since_s >= FAILING_S:
             self._transport.unreachable(self._peer, why)

@@ -20,6 +20,7 @@ def test_silent_node_is_given_up_before_a_client_gives_up_the_node_that_it_asks(
             "its certificate: certificate has expired",
         ),
         ("Failed to connect to remote host: Connection refused]", "connection refused"),
+        ("tcp handshaker shutdown", "no connection in time"),
     ],
 )
 def test_reason_of_a_node_that_does_not_answer_is_the_cause_in_the_text_of_grpc(
