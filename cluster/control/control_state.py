@@ -116,7 +116,8 @@ class ControlState:
 
     cluster_id: str | None = None
     voters: Mapping[str, ReplicaId] = field(default_factory=lambda: MappingProxyType({}))
-    """Node name to replica id, as proposed. Only the log's own voters count."""
+    """Node name to replica id, as published. The name is the id if it is unknown. Only the log's
+    own voters count."""
     epoch: Epoch = Epoch(0)
     proposed: Mapping[str, ReplicaId] | None = None
     """Voters for the appointed leader's EPOCH entry. None: no change is proposed."""

@@ -283,9 +283,10 @@ class Controller:
             if learnt is not None and learnt[0].replica_id == replica_id:
                 node.report, node.reported_at_ms = self._learners.pop(name)
             self._nodes[name] = node
-        for name in known.keys() - voters.keys():
-            if (report := known[name].report) is not None:
-                self._learners.setdefault(name, (report, known[name].reported_at_ms))
+        for name, node in known.items():
+            is_gone = name not in voters and node.replica_id not in voters.values()
+            if is_gone and node.report is not None:
+                self._learners.setdefault(name, (node.report, node.reported_at_ms))
 
     def _note_link(self, now_ms: MonoMs, name: str, *, up: bool) -> None:
         if name not in self._links or self._links[name][0] != up:
@@ -503,7 +504,8 @@ class Controller:
         leader = self._leader()
         if leader is None:
             return "no leader is appointed"
-        if not leader.linked and now_ms - leader.link_changed_at_ms >= config.link_grace_ms:
+        broken_at_ms = max(leader.link_changed_at_ms, self._watched_since_ms)
+        if not leader.linked and now_ms - broken_at_ms >= config.link_grace_ms:
             return "its link broke"
         heard_at_ms = max(leader.reported_at_ms, self._watched_since_ms)
         if now_ms - heard_at_ms >= config.report_timeout_ms:
@@ -721,12 +723,12 @@ class Controller:
         learner = self._learner(now_ms, name)
         voters = self._voters()
         nameless = [each for each, replica_id in voters.items() if each == id_name(replica_id)]
-        if change is Change.REPLACE and name not in voters and len(nameless) == 1:
+        if nameless and change is not Change.REMOVE and name not in voters:
+            if change is Change.ADD or len(nameless) > 1:  # which of them has this name?
+                first = f"replace {name}" if len(nameless) == 1 else f"remove {nameless[0]}"
+                why = f"the name of voter {nameless[0]} is unknown: start it, or {first}"
+                return ControllerEffects(refusal=Refusal(why, later=False))
             voters[name] = voters.pop(nameless[0])  # that voter has lost its name
-        elif change is Change.ADD and nameless:  # it may be the one to be added
-            first = f"replace {name}" if len(nameless) == 1 else f"remove {nameless[0]}"
-            why = f"the name of voter {nameless[0]} is unknown: start it, or {first}"
-            return ControllerEffects(refusal=Refusal(why, later=False))
         reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
         leader_end = leader.latest.last_epoch, leader.latest.last_index
         after = planned(change, name, voters, learner, leader_end, reporting)

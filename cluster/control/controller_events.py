@@ -56,8 +56,8 @@ class ReplicaReport:
     for a while."""
     sets: tuple[Voters, ...] = ()
     """The voter sets in force in the replica's log: two while a change of the voters is not
-    committed. Empty: a node of an earlier release sent none. The last field, which
-    ControlPlane sends apart: see FrameKind.VOTERS."""
+    committed. Empty: the log knows none, or a node of an earlier release sent none. The last
+    field, which ControlPlane sends apart: see FrameKind.VOTERS."""
 
     @property
     def voters(self) -> Voters:

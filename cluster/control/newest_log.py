@@ -7,6 +7,9 @@ leader of a change failed before it published them, or Raft's files were lost.
     no leader serves         those of the newest log count: as in an election, a majority of each of
                              its sets is needed, and a log that is not the newest wins none
     no node tells voters     the published ones count: the nodes are of an earlier release
+
+Data that was restored elsewhere may reach these nodes. Its log has other voters, and does not count
+beside one that has known ones.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cluster.control.control_state import ControlState
 from cluster.control.controller_events import ReplicaReport, ReportedRole
 from cluster.control.membership import id_name
-from replication.core.quorum import Voters
+from replication.core.quorum import Voters, granted
 from timer.model.units import ReplicaId
 
 
@@ -33,31 +36,40 @@ def newest_log(
         epoch_max: The highest credible epoch.
     """
     for report in reports:
-        leads = report.role is ReportedRole.LEADER and report.epoch == state.epoch
-        if leads and report.replica_id == state.leader and report.serving and report.lease_ok:
+        is_appointed = (report.replica_id, report.epoch) == (state.leader, state.epoch)
+        serves = report.role is ReportedRole.LEADER and report.serving and report.lease_ok
+        tells = report.sets or report.replica_id in published.values()
+        if is_appointed and serves and tells:
             return report
     known = {*published.values(), *(state.proposed or {}).values()}
     if state.leader is not None:
         known.add(state.leader)
-
-    def counts(report: ReplicaReport) -> bool:
-        if report.last_epoch > epoch_max:
-            return False
-        if not report.sets:
-            return report.replica_id in known
-        # Data that was restored elsewhere may reach these nodes: it has other voters. All known
-        # voters may be outdated after the loss of Raft's files, until a leader is appointed.
-        is_ours = state.leader is None or bool(known & report.voters)
+    logs = [
+        report
+        for report in reports
         # A change that only others than voters have cannot be committed, and does not count.
-        return is_ours and (len(report.sets) == 1 or report.replica_id in report.voters)
+        if report.last_epoch <= epoch_max
+        and (len(report.sets) == 1 or report.replica_id in (report.voters or known))
+    ]
+    ours = [report for report in logs if known & {report.replica_id, *report.voters}]
+    newest = _newest(ours)
+    if state.leader is None and not _can_win(newest, reports):
+        return _newest(logs)  # all known voters may be those of long ago: Raft's files are lost
+    return newest
 
+
+def _newest(logs: Sequence[ReplicaReport]) -> ReplicaReport | None:
     # Of logs with the same last epoch, the one with fewer sets knows that a change is committed:
     # the voters of before no longer count.
     return max(
-        filter(counts, reports),
+        logs,
         key=lambda each: (each.last_epoch, bool(each.sets), -len(each.sets)),
         default=None,
     )
+
+
+def _can_win(log: ReplicaReport | None, reports: Sequence[ReplicaReport]) -> bool:
+    return log is not None and granted(log.sets, {report.replica_id for report in reports})
 
 
 def named(

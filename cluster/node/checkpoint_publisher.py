@@ -87,6 +87,6 @@ class CheckpointPublisher:
             for voter in voters
         }
         if len(named) < len(voters):
-            return  # a voter and its replacement have one name until the change is committed
+            return  # two voters have one name until one of them is known by another
         if named != state.voters or (state.proposed is not None and leader.epoch == state.epoch):
             await self._control.publish_members(leader.epoch, named)

@@ -104,7 +104,8 @@ class OperatorCommands:
         voters = self._replica.voters
         if not target and len(voters) == 1:  # a retry would change nothing
             raise InvalidRequestError("target", UNSHOWN, "there is no other voter")
-        replica_id = next((each for each in voters if self._view.name_of(each) == target), None)
+        named = (each for each in voters if self._view.name_of(each) == target)
+        replica_id = next(named, None) if target else None
         if target and replica_id is None:
             raise NotReadyError(f"{target} is not a voter yet")
         answer = await self._control.request_transfer(replica_id)
@@ -126,7 +127,7 @@ class OperatorCommands:
         """
         lost = change is Change.REPLACE and name in self._view.peers()
         fresh = lost and await self._make_learner(name)
-        before = self._control.state.voters.get(name)
+        before = {*self._control.state.voters.values()}
         answer = await self._control.request_change(change, name)
         deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
         refused = (CommandOutcome.REFUSED, CommandOutcome.NOT_NOW)
@@ -139,7 +140,7 @@ class OperatorCommands:
             raise NotReadyError(f"{change} {name}: {answer.why}")
         deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
         while self._mono_ms() < deadline_ms:
-            if self._control.state.voters.get(name) != before:
+            if {*self._control.state.voters.values()} != before:
                 self._remade.discard(name)
                 return
             await asyncio.sleep(CHANGE_POLL_S)

@@ -154,7 +154,10 @@ class NodeState(TopicView):
             return self.name
         if replica_id is None:
             return None
-        return self._control.state.name_of(replica_id) or self._replica.name_of(replica_id)
+        published = self._control.state.name_of(replica_id)
+        if published in (None, id_name(replica_id)):
+            return self._replica.name_of(replica_id) or published
+        return published
 
     def peers(self) -> Peers:
         """Return the other nodes: name -> (address, stub)."""

@@ -172,7 +172,7 @@ class LogStatus:
     """Followers that need entries which the leader's log has dropped; see `Progress.stranded`."""
     sets: tuple[Voters, ...]
     """The voter sets in force in the log: the last one that is known to be committed, then every
-    later one."""
+    later one. Empty: the log of a new learner knows no voters."""
 
 
 class Driver:
@@ -502,7 +502,7 @@ class Driver:
             disk_ms=self._on_disk.ms(now_ms),
             commit_ms=self._committed.ms(now_ms),
             stranded=core.stranded,
-            sets=tuple(dict.fromkeys(start.voters for start in sets)),
+            sets=tuple(dict.fromkeys(start.voters for start in sets if start.voters)),
         )
 
 

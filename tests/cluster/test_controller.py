@@ -640,6 +640,32 @@ def test_log_counts_though_the_appointed_epoch_never_began() -> None:
     assert play.appointed[1:] == [(11, "a")]
 
 
+def test_serving_leader_whose_name_is_not_known_yet_stays() -> None:
+    sets = voter_sets({VOTERS["a"], VOTERS["b"], LEARNER})
+    leads = replace(serving("c", epoch=9), replica_id=LEARNER, sets=sets)
+    told = {name: replace(follower(name, epoch=9), sets=sets) for name in "ab"}
+    state = replace(FOUNDED, epoch=Epoch(9), leader=LEARNER)
+    play = Play({**told, "c": leads}, state=state)
+    play.lead()
+    play.run(2_000)
+    assert play.appointed == []
+
+
+def test_of_two_voters_without_names_one_is_removed_first() -> None:
+    play = in_service("a", epoch=9)
+    sets = voter_sets({*VOTERS.values(), 44, 45})
+    for name, report in play.reports.items():
+        play.reports[name] = replace(report, sets=sets)
+    learner = replace(follower("b", epoch=9), name="d", replica_id=ReplicaId(46))
+    play.reports["d"] = replace(learner, role=ReportedRole.LEARNER)
+    play.run(2 * STEP_MS)
+    play.do(ChangeAsked(Change.REPLACE, "d"))
+    assert play.refusal is not None
+    assert "is unknown: start it, or remove 000000000000002" in play.refusal.why
+    play.do(ChangeAsked(Change.REMOVE, "000000000000002d"))
+    assert proposal(play).voters == {**VOTERS, "000000000000002c": 44}
+
+
 def test_change_that_only_a_dead_leader_had_does_not_count() -> None:
     play = with_learner("d")
     play.do(ChangeAsked(Change.ADD, "d"))

@@ -259,6 +259,7 @@ async def test_idle_snapshots_are_unpinned_on_every_node_and_voters_published_by
         ({A: "a", B: "b"}, {"voters": {"a": A}}, {"a": A, "b": B}),
         ({A: "a", B: "b"}, {"voters": {"a": A, "b": B}}, None),
         ({A: "a"}, {"voters": {"a": A, "c": C}}, {"a": A, id_name(B): B}),  # B's name is unknown
+        ({A: "a", B: "b"}, {"voters": {"a": A, id_name(B): B}}, {"a": A, "b": B}),
         # A proposal that this epoch's leader has decided, and one that awaits its next epoch:
         ({}, {"epoch": 4, "voters": {"a": A, "b": B}, "proposed": {"a": A}}, {"a": A, "b": B}),
         ({}, {"epoch": 5, "voters": {"a": A, "b": B}, "proposed": {"a": A}}, None),

@@ -119,6 +119,26 @@ async def test_replacement_whose_program_is_too_old_is_named_with_its_version() 
         await commands.change_members(Change.REPLACE, "n3")
 
 
+async def test_transfer_without_a_target_leaves_the_choice_to_the_controller() -> None:
+    commands = commands_with(CommandOutcome.OK)
+    asked: list[ReplicaId | None] = []
+
+    async def answer(target: ReplicaId | None) -> CommandAnswer:
+        asked.append(target)
+        return CommandAnswer(CommandOutcome.OK, "", changed=True)
+
+    control: Any = commands._control
+    replica: Any = commands._replica
+    control.request_transfer = answer
+    replica.voters, replica.name_of = frozenset({1, 44}), {44: "d"}.get
+    control.state.name_of = {1: "n1", 44: "000000000000002c", 45: ""}.get
+    for target in ("", "n1", "d"):
+        assert await commands.transfer(target)
+    assert asked == [None, 1, 44]
+    with pytest.raises(NotReadyError, match="x is not a voter yet"):
+        await commands.transfer("x")
+
+
 async def test_transfer_of_a_lone_voter_is_refused_and_not_put_off() -> None:
     with pytest.raises(InvalidRequestError, match=r"^target: there is no other voter$"):
         await commands_with(CommandOutcome.NOT_NOW).transfer("")

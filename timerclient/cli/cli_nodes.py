@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -479,15 +479,17 @@ class NodeCommands(Commands):
         status: pb.GetStatusResponse,
     ) -> None:
         headings = ("NAME", "REPLICA", "VOTER", "ROLE", "LOG END", "LAG", "ADDRESS", "NOTE")
-        replaced, old = {m.name for m in members.members if m.voter}, too_old(status)
-        if any(f"{m.replica_id:016x}" in replaced for m in members.members):
-            replaced.update(m.name for m in members.members)  # a voter has lost its name
+        voters, old = {m.name for m in members.members if m.voter}, too_old(status)
+        nameless = voters & {f"{m.replica_id:016x}" for m in members.members}
         rows = [
             (
                 *(m.name, f"{m.replica_id:016x}", m.voter, m.role),
                 m.log_end if m.role != "unreachable" else None,
                 _lag_of_member(m, members),
-                *(m.address, ", ".join(_notes_of_member(m, replaced, old.get(m.replica_id)))),
+                *(
+                    m.address,
+                    ", ".join(_notes_of_member(m, voters, nameless, old.get(m.replica_id))),
+                ),
             )
             for m in members.members
         ]
@@ -504,18 +506,22 @@ def _lag_of_member(member: pb.Member, answer: pb.ListMembersResponse) -> int | N
     return member.lag_entries if answer.leader and member.role != "unreachable" else None
 
 
-def _notes_of_member(member: pb.Member, replaced: Container[str], old: str | None) -> Iterator[str]:
+def _notes_of_member(
+    member: pb.Member, voters: Container[str], nameless: Collection[str], old: str | None
+) -> Iterator[str]:
     """Yield what to know of a member.
 
-    `replaced`: names of learners that would replace a voter. `old`: see `too_old`.
+    `voters`: names of all voters. `nameless`: the names that are ids, as docs/members.md explains.
+    `old`: see `too_old`.
     """
     if member.unsure:
         yield "unsure"
     if old is not None:
         yield old
     elif not member.voter and member.role == "learner":
-        change = "replace" if member.name in replaced else "add"
-        yield f"to give it a vote: timerctl members {change} {member.name}"
+        change = "replace" if member.name in voters or nameless else "add"
+        loss = f", once voter {min(nameless)} is lost for good" if nameless else ""
+        yield f"to give it a vote: timerctl members {change} {member.name}{loss}"
     elif not member.voter:
         yield "its data has no vote here: format it again, as a learner"
 
