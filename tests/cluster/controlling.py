@@ -26,6 +26,7 @@ from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
 VOTERS = {"a": ReplicaId(1), "b": ReplicaId(2), "c": ReplicaId(3)}
+LEARNER = ReplicaId(44)
 
 
 CONFIG = ControllerConfig()
@@ -157,3 +158,22 @@ def in_service(
     play.run(1_000)
     assert play.appointed == []
     return play
+
+
+def with_learner(name: str, *, index: int = 100) -> Play:
+    """A learner reports under `name`; if that is a voter's, the voter is dead."""
+    play = in_service()
+    if name in play.reports:
+        play.lose(name)
+        play.run(STEP_MS)
+    learner = replace(follower("c", epoch=5, index=index), name=name, replica_id=LEARNER)
+    play.reports[name] = replace(learner, role=ReportedRole.LEARNER)
+    play.do(LinkChanged(name, up=True))
+    play.run(1_100)  # what the dead one said is old by then
+    return play
+
+
+def proposal(play: Play) -> Appoint:
+    command = play.proposed[-1]
+    assert isinstance(command, Appoint)
+    return command

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.control.control_state import Appoint, ControlState, Init
+from cluster.control.control_state import ControlState, Init
 from cluster.control.controller import (
     EPOCH_LEAP_MAX,
     LEARNER_MS,
@@ -27,13 +27,15 @@ from cluster.control.membership import LAG_MAX, Change, Refusal
 from tests.cluster.controlling import (
     CONFIG,
     FOUNDED,
+    LEARNER,
     STEP_MS,
     VOTERS,
     Play,
     follower,
     in_service,
+    proposal,
     serving,
-    voter_sets,
+    with_learner,
 )
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId
 
@@ -541,199 +543,12 @@ def test_controller_that_leads_the_log_too_hands_over_seldom() -> None:
     assert play.appointed == []
 
 
-LEARNER = ReplicaId(44)
-
-
-def with_learner(name: str, *, index: int = 100) -> Play:
-    """A learner reports under `name`; if that is a voter's, the voter is dead."""
-    play = in_service()
-    if name in play.reports:
-        play.lose(name)
-        play.run(STEP_MS)
-    learner = replace(follower("c", epoch=5, index=index), name=name, replica_id=LEARNER)
-    play.reports[name] = replace(learner, role=ReportedRole.LEARNER)
-    play.do(LinkChanged(name, up=True))
-    play.run(1_100)  # what the dead one said is old by then
-    return play
-
-
-def proposal(play: Play) -> Appoint:
-    command = play.proposed[-1]
-    assert isinstance(command, Appoint)
-    return command
-
-
 def test_learner_replaces_the_voter_of_its_name_under_the_same_leader() -> None:
     play = with_learner("c")
     play.do(ChangeAsked(Change.REPLACE, "c"))
     assert play.refusal is None
     assert play.appointed == [(6, "b")]
     assert proposal(play).voters == {"a": VOTERS["a"], "b": VOTERS["b"], "c": LEARNER}
-
-
-@pytest.mark.parametrize(("epoch", "leader"), [(6, "c"), (5, "a")])
-def test_replacement_votes_though_the_leader_died_before_it_could_say_so(
-    epoch: int, leader: str
-) -> None:
-    play = with_learner("c")
-    play.do(ChangeAsked(Change.REPLACE, "c"))
-    play.reports["b"] = serving("b", epoch=6)
-    sets = voter_sets({VOTERS["a"], VOTERS["b"], LEARNER})
-    heir = replace(play.reports["c"], role=ReportedRole.FOLLOWER, sets=sets)
-    play.reports["c"] = replace(heir, last_epoch=Epoch(epoch))
-    if leader == "a":
-        play.reports["a"] = replace(play.reports["a"], last_epoch=Epoch(6), sets=sets)
-    play.run(STEP_MS)
-    play.lose("b")
-    play.run(2_000)
-    assert play.appointed[1] == (7, leader)
-
-
-def lost_raft() -> Play:
-    """Raft has lost its files. The voters are a, d, and 45, which is down; its name is unknown."""
-    sets = voter_sets({VOTERS["a"], LEARNER, ReplicaId(45)})
-    newest = replace(follower("b", epoch=9), name="d", replica_id=LEARNER, sets=sets)
-    removed = replace(follower("c", epoch=4), sets=voter_sets(VOTERS.values()))
-    play = Play({"a": replace(follower("a", epoch=9), sets=sets), "c": removed, "d": newest})
-    play.lead()
-    play.do(LinkChanged("d", up=True))
-    play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
-    return play
-
-
-@pytest.mark.parametrize(
-    ("change", "name", "after"),
-    [
-        (Change.REPLACE, "e", {"a": VOTERS["a"], "d": LEARNER, "e": ReplicaId(46)}),
-        (Change.REMOVE, "000000000000002d", {"a": VOTERS["a"], "d": LEARNER}),
-    ],
-)
-def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files(
-    change: Change, name: str, after: dict[str, ReplicaId]
-) -> None:
-    play = lost_raft()
-    assert play.appointed == [(10, "d")]
-    newest = play.reports["d"]
-    leads = replace(newest, role=ReportedRole.LEADER, serving=True, lease_ok=True)
-    play.reports["d"] = replace(leads, epoch=Epoch(10), last_epoch=Epoch(10))
-    e = replace(newest, name="e", replica_id=ReplicaId(46), role=ReportedRole.LEARNER)
-    play.reports["e"] = replace(e, last_epoch=Epoch(10))
-    play.run(2 * STEP_MS)
-    play.do(ChangeAsked(Change.ADD, "e"))
-    assert play.refusal is not None
-    assert not play.refusal.later
-    assert "voter 000000000000002d is unknown: start it, or replace e" in play.refusal.why
-    play.do(ChangeAsked(change, name))
-    assert proposal(play).voters == after
-    assert proposal(play).planned_from == (VOTERS["a"], LEARNER, 45)
-
-    play.do(Reported(replace(newest, name="f", replica_id=ReplicaId(45))))
-    play.run(STEP_MS)
-    assert play.core._nodes.keys() == {"a", "d", "f"}
-
-
-def test_log_counts_though_the_appointed_epoch_never_began() -> None:
-    play = lost_raft()
-    play.do(RaftLeadership(leads=False))  # d did not begin, and the controller has moved
-    play.do(RaftLeadership(leads=True))
-    play.run(CONFIG.idle_grace_ms + 3 * STEP_MS)
-    assert play.appointed[1:] == [(11, "a")]
-
-
-def test_serving_leader_whose_name_is_not_known_yet_stays() -> None:
-    sets = voter_sets({VOTERS["a"], VOTERS["b"], LEARNER})
-    leads = replace(serving("c", epoch=9), replica_id=LEARNER, sets=sets)
-    told = {name: replace(follower(name, epoch=9), sets=sets) for name in "ab"}
-    state = replace(FOUNDED, epoch=Epoch(9), leader=LEARNER)
-    play = Play({**told, "c": leads}, state=state)
-    play.lead()
-    play.run(2_000)
-    assert play.appointed == []
-
-
-def test_of_two_voters_without_names_one_is_removed_first() -> None:
-    play = in_service("a", epoch=9)
-    sets = voter_sets({*VOTERS.values(), 44, 45})
-    for name, report in play.reports.items():
-        play.reports[name] = replace(report, sets=sets)
-    learner = replace(follower("b", epoch=9), name="d", replica_id=ReplicaId(46))
-    play.reports["d"] = replace(learner, role=ReportedRole.LEARNER)
-    play.run(2 * STEP_MS)
-    play.do(ChangeAsked(Change.REPLACE, "d"))
-    assert play.refusal is not None
-    assert "is unknown: start it, or remove 000000000000002" in play.refusal.why
-    play.do(ChangeAsked(Change.REMOVE, "000000000000002d"))
-    assert proposal(play).voters == {**VOTERS, "000000000000002c": 44}
-
-
-def test_change_that_only_a_dead_leader_had_does_not_count() -> None:
-    play = with_learner("d")
-    play.do(ChangeAsked(Change.ADD, "d"))
-    of_three = voter_sets(VOTERS.values())
-    for name in "ac":
-        play.reports[name] = replace(play.reports[name], sets=of_three)
-    of_four = (*of_three, *voter_sets({*VOTERS.values(), LEARNER}))
-    play.reports["b"] = replace(serving("b", epoch=6), serving=False, sets=of_four)
-    play.run(STEP_MS)
-    play.lose("d")
-    play.lose("b")
-    play.run(500)
-    assert play.appointed[1:] == [(7, "c")]
-
-
-def test_each_of_two_sets_needs_a_majority() -> None:
-    old, new = {*VOTERS.values(), 4, 5}, {*VOTERS.values(), 4, 6}
-    sets = (*voter_sets(old), *voter_sets(new))
-    play = Play({name: replace(follower(name, epoch=9), sets=sets) for name in VOTERS})
-    play.lead()
-    play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
-    assert play.appointed == [(10, "b")]  # three of five, twice, though there are six voters
-    apart = (*voter_sets(VOTERS.values()), *voter_sets({VOTERS["a"], 4, 5}))
-    play = Play({name: replace(follower(name, epoch=9), sets=apart) for name in VOTERS})
-    play.lead()
-    play.run(5_000)
-    assert play.appointed == []
-
-
-@pytest.mark.parametrize("epoch", [30, 1 << 33])
-@pytest.mark.parametrize("ids", [{77, 78, 79}, {77}])
-def test_logs_of_restored_data_do_not_count_beside_the_cluster(epoch: int, ids: set[int]) -> None:
-    play = in_service(epoch=9)
-    for name, report in play.reports.items():
-        play.reports[name] = replace(report, sets=voter_sets(VOTERS.values()))
-    stray = replace(follower("c", epoch=epoch), name="x", replica_id=ReplicaId(77))
-    play.reports["x"] = replace(stray, sets=voter_sets(ids))
-    play.do(LinkChanged("x", up=True))
-    play.run(2_000)
-    assert play.core._nodes.keys() == VOTERS.keys()
-    play.lose("b")
-    play.run(500)
-    assert play.appointed == [(10, "c")]
-    play.lose("c")  # no majority is left
-    play.run(5_000)
-    assert play.appointed == [(10, "c")]
-
-
-def test_old_log_does_not_count_beside_a_leader_of_the_release_before() -> None:
-    old = voter_sets({VOTERS["a"], 8, 9})
-    play = in_service(epoch=9)
-    play.reports["a"] = replace(follower("a", epoch=4), sets=old)
-    play.run(2_000)
-    assert play.core._nodes.keys() == VOTERS.keys()
-    assert play.appointed == []
-
-
-def test_epochs_may_be_far_above_those_of_a_new_control_plane() -> None:
-    sets = voter_sets({44, 45, 46})
-    play = Play({})
-    for name, replica in zip("abc", (44, 45, 46), strict=True):
-        report = replace(follower(name, epoch=1 << 33), replica_id=ReplicaId(replica), sets=sets)
-        play.reports[name] = report
-    play.lead()
-    for name in "bc":
-        play.do(LinkChanged(name, up=True))
-    play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
-    assert play.appointed[0] == ((1 << 33) + 1, "b")
 
 
 def test_appointee_without_a_vote_by_its_own_log_is_replaced_as_one_that_does_not_begin() -> None:

@@ -157,7 +157,7 @@ def test_nodes_without_a_leader_are_counted_and_not_taken_for_unreachable(
     monkeypatch.delenv("TIMERCTL_ENDPOINTS")
     threaded.cluster.leader = None
     for command in (("schedule", "orders", "p"), ("cancel", ID)):
-        code, _, err = ctl(*command, "--timeout", "2s")
+        code, _, err = ctl(*command, "--timeout", "4s")
         assert (code, "set --endpoints" in err) == (3, False)
         assert "1 of 2 nodes answers, none leads; " in err
         assert err.endswith("; see: timerctl status\n")
