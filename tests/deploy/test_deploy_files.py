@@ -95,7 +95,9 @@ def test_units_are_ones_that_systemd_reads(tmp_path: Path) -> None:
     for unit in UNIT.parent.iterdir():
         text = re.sub(r"^(Exec\w+)=\S+", r"\1=/bin/true", unit.read_text(), flags=re.MULTILINE)
         (tmp_path / unit.name).write_text(text)
-    [worker] = re.findall(r"```ini\n(.*?)```", (ROOT / "docs/workers.md").read_text(), re.DOTALL)
+    [worker] = re.findall(
+        r"```ini\n(.*?)```", (ROOT / "docs/deploy-workers.md").read_text(), re.DOTALL
+    )
     text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", worker, flags=re.MULTILINE)
     (tmp_path / "timerd-worker@.service").write_text(text)
     copies = sorted(map(str, tmp_path.iterdir()))
@@ -109,7 +111,7 @@ def test_units_are_ones_that_systemd_reads(tmp_path: Path) -> None:
 
 
 def test_workers_have_time_to_drain() -> None:
-    page = (ROOT / "docs/workers.md").read_text()
+    page = (ROOT / "docs/deploy-workers.md").read_text()
     commands = [
         *re.findall(r"^ExecStart=\S+/timerctl (.+)$", page, re.MULTILINE),
         *re.findall(r"command: \[timerctl, (.+)\]$", page, re.MULTILINE),
