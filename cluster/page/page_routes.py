@@ -28,8 +28,8 @@ Times are Unix milliseconds, unless a name says otherwise. `/v1/overview` return
     lateness         bounds_ms, and counts per bound of firings and of first deliveries
     pending          total, ready, topics; counts of buckets_s: overdue, up to a bound, later. Null:
                      not counted yet. exact, held (in overdue), age_ms
-    lags             {topics, groups} with most lag, 20 each; null: not known, or not searched yet.
-                     lags_age_ms
+    lags             {topics, groups} with most lag, 20 each, then 20 groups `dead-letters`; null:
+                     not known, or not searched yet. lags_age_ms
     changes          [epoch, leader, time_ms, reason, earlier]: the last 20, newest first
 
 `/v1/topics` returns topics, count (of all that match; null for a caller that may see some topics

@@ -21,8 +21,9 @@ class WorstLags:
     async def measure(self) -> dict[str, Any] | None:
         """Return the SHOWN worst topics and groups, worst first. None: this node does not lead.
 
-        Topics by the age of their oldest overdue timer, groups by that of their oldest message that
-        waits for a consumer, then of their oldest unacked one. The work pauses now and then.
+        As many groups of dead letters follow the groups. Topics are ordered by the age of their
+        oldest overdue timer, groups by that of their oldest message that waits for a consumer,
+        then of their oldest unacked one. The work pauses now and then.
         """
         leader, clock_ms = self._host.leader, self._host.now().clock_ms
         if leader is None:
@@ -44,6 +45,6 @@ class WorstLags:
                     "unacked_ms": each.unacked_ms,
                     "unacked": each.topic.queue.end - each.group.cursor,
                 }
-                for each in heapq.nlargest(SHOWN, groups, key=lambda each: each[2:])
+                for each in lag.worst(groups, SHOWN)
             ],
         }

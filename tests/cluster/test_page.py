@@ -19,15 +19,19 @@ from multidict import CIMultiDictProxy
 
 import cluster.page
 from cluster.control.control_state import ControlState
+from cluster.observe import lag
+from cluster.observe.lag import GroupLag
 from cluster.observe.leader_history import CHANGES_MAX, LeaderHistory
 from cluster.observe.metrics import Levels, Telemetry
 from cluster.page.measurement import REST, Measurement
 from cluster.page.page_data import PEER_EVERY_MS, PageData
 from cluster.page.page_routes import CONTENT_POLICY, StatusPages
+from cluster.page.worst_lags import SHOWN, WorstLags
 from cluster.rpc.endpoints import AdminChannels
 from cluster.rpc.http import HttpServer
 from tests.cluster.http_document import FakeNode
 from tests.waiting import settled
+from timer.leader.groups import dead_letters
 from timer.model.timer_errors import EngineError, NotFoundError, NotLeaderError
 from timer.model.units import Epoch, MonoMs, ReplicaId, UnixMs
 from timerclient.proto import timer_pb2 as pb
@@ -277,6 +281,38 @@ async def test_page_reaches_other_nodes_after_a_renewal_of_the_certificate() -> 
     gc.collect()
     assert freed() is None, "renewals leave no channels"
     data._histogram.close()
+
+
+# ---- lags
+
+
+async def test_dead_letters_which_wait_for_days_leave_places_for_other_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic: Any = SimpleNamespace(name="t", queue=SimpleNamespace(end=9))
+
+    def lag_of(name: str, age_ms: int) -> GroupLag:
+        group: Any = SimpleNamespace(name=name, cursor=7)
+        return GroupLag(topic, group, 0, age_ms)
+
+    async def of_groups(*_: Any) -> list[GroupLag]:
+        letters = [lag_of(dead_letters.GROUP, 1_000_000 + age_ms) for age_ms in range(SHOWN + 1)]
+        return [*letters, lag_of("g", 1)]
+
+    async def late() -> dict[Any, int]:
+        return {}
+
+    monkeypatch.setattr(lag, "of_groups", of_groups)
+    leader = SimpleNamespace(machine=SimpleNamespace(topics={}))
+    host: Any = SimpleNamespace(
+        leader=leader,
+        now=lambda: SimpleNamespace(clock_ms=0),
+        totals=SimpleNamespace(unacked=lambda: ()),
+    )
+    found = await WorstLags(host, late).measure()
+    assert found is not None
+    names = [each["group"] for each in found["groups"]]
+    assert names == ["g", *[dead_letters.GROUP] * SHOWN]
 
 
 # ---- leaders
