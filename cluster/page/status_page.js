@@ -7,6 +7,9 @@
    Text from the cluster (names, keys, reasons) becomes text nodes only. There is no HTML from data. */
 
 const POLL_MS = 2000, POLL_MS_MAX = 30000, ANSWER_MS = 4000, POINTS = 60;
+const LATE_MS = 1000;  /* a timer counts as late from this age on; timers due now are always overdue */
+const FOLDED = 5;  /* rows of a folded table */
+const DEAD_LETTERS = "dead-letters";  /* the group that keeps dead letters; the name is reserved */
 const SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
 
@@ -77,6 +80,22 @@ function table(label, columns, rows, cls) {
     h("tbody", { role: "rowgroup" }, body));
 }
 
+const unfolded = new Set();  /* labels of the tables with all rows */
+
+/* A table with its first rows, and a button for the others. */
+function folded(label, columns, rows) {
+  const all = unfolded.has(label), rest = rows.length - FOLDED;
+  return [table(label, columns, all ? rows : rows.slice(0, FOLDED), "cards"), rest <= 0 ? "" : h("div", { class: "more" },
+    h("button", { type: "button", "data-fold": label, "aria-expanded": String(all) }, all ? "Show fewer" : `Show ${rest} more`))];
+}
+
+document.addEventListener("click", (event) => {
+  const label = event.target.closest("[data-fold]")?.dataset.fold;
+  if (!label) return;
+  if (!unfolded.delete(label)) unfolded.add(label);
+  drawLags(last);
+});
+
 const note = (text, cls) => h("p", { class: cls ? `note ${cls}` : "note" }, text);
 const pill = (text, cls) => h("span", { class: cls ? `pill ${cls}` : "pill" }, text);
 
@@ -124,9 +143,15 @@ function time(ms, { millis = false } = {}) {
 
 /* ---- sections */
 
+const asking = (o) => o.nodes.some((node) => node.role === "asked");
+
+/* Why the cluster does not serve; empty: it serves. */
 function trouble(o) {
-  const why = leaderTrouble(o), voting = o.nodes.filter((node) => node.reachable && node.role !== "learner").length;
-  return why && 2 * voting <= o.nodes.length ? `${why}; ${voting} of ${o.nodes.length} nodes answer and vote` : why;
+  const why = leaderTrouble(o), all = o.nodes.length, most = Math.floor(all / 2) + 1;
+  const voting = o.nodes.filter((node) => node.reachable && node.role !== "learner").length;
+  if (!why || voting >= most) return why && `Does not serve: ${why}`;
+  const votes = voting === 1 ? "answers and votes" : "answer and vote", missing = most - voting;
+  return `No majority: ${voting} of ${all} nodes ${votes}. Nothing fires until ${missing} more ${missing === 1 ? "does" : "do"}.`;
 }
 
 function leaderTrouble(o) {
@@ -146,12 +171,12 @@ function rejects(o) {
 }
 
 function drawState(o) {
-  const asked = o.nodes.some((node) => node.role === "asked"), why = trouble(o);
+  const asked = asking(o), why = trouble(o);
   const absent = o.nodes.filter((node) => node.role === "unreachable").map((node) => node.name);
   const voteless = o.nodes.filter((node) => node.role === "learner").map((node) => node.name);
   const full = !why && !asked && rejects(o);
   const cls = asked ? "" : why || full ? "bad" : absent.length || voteless.length ? "warn" : "good";
-  let text = asked ? "Asking the nodes." : why ? `Does not serve: ${why}` : `${o.leader} leads and serves`;
+  let text = asked ? "Asking the nodes." : why || `${o.leader} leads and serves`;
   if (full) text += " · rejects new timers: disks have too little room";
   if (absent.length && !why && !asked) text += ` · ${absent.join(", ")} unreachable`;
   if (voteless.length && !why && !asked) text += ` · without a vote: ${voteless.join(", ")}`;
@@ -239,7 +264,7 @@ function drawPending(o) {
     return;
   }
   show("pending-note", total, ` · ${p.exact ? "counted" : "estimated"} by due time ${duration(p.age_ms)} ago`);
-  const most = Math.max(1, ...p.counts);
+  const most = Math.max(1, ...p.counts), late = p.counts[0] > p.held && (o.lags ? lateTopics(o.lags).length > 0 : !asking(o) && trouble(o));
   const rows = p.counts.map((n, at) => {
     const bound = p.buckets_s[at];
     let label = bound === 0 ? "overdue" : bound === undefined ? "later" : `within ${names[bound] || `${bound} s`}`;
@@ -247,35 +272,43 @@ function drawPending(o) {
     const bar = s("svg", { "aria-hidden": "true", viewBox: "0 0 100 10", preserveAspectRatio: "none" },
       s("rect", { width: width.toFixed(2), height: 10 }));
     if (bound === 0 && p.held) label = ["overdue ", h("span", { class: "dim", title: "of paused topics" }, `${count(p.held)} held`)];
-    return { cls: bound === 0 && n > p.held ? "overdue" : null, cells: [label, bar, `${p.exact ? "" : "≈ "}${count(n)}`] };
+    return { cls: bound === 0 && late ? "overdue" : null, cells: [label, bar, `${p.exact ? "" : "≈ "}${count(n)}`] };
   });
-  const columns = [{ label: "Due" }, { label: "logarithmic", cls: "bar" }, { label: "Timers", num: true }];
-  show("pending", table("Pending timers by due time", columns, rows, "bars"));
+  const columns = [{ label: "Due" }, { label: "", cls: "bar" }, { label: "Timers", num: true }];
+  show("pending", table("Pending timers by due time", columns, rows, "bars"), note("The bars have a logarithmic scale."));
 }
+
+const lateTopics = (lags) => lags.topics.filter((each) => each.overdue_ms > LATE_MS);
 
 function drawLags(o) {
   const lags = o.lags;
+  $("dead-letters").hidden = !lags || !lags.groups.some((each) => each.group === DEAD_LETTERS);
   if (!lags) {
-    const leader = o.nodes.find((node) => node.name === o.leader);
-    const page = leader ? pageOf(leader, o) : "";
+    const leader = o.nodes.find((node) => node.name === o.leader), page = leader && leader.reachable ? pageOf(leader, o) : "";
     show("lags-note");
-    show("lags", o.figures_error === "" ? note("The lag is being searched.") : h("p", { class: "note" }, `Only the leader knows lag. Not known: ${o.figures_error}.`,
-      o.leader && o.leader !== o.viewed ? [" See ", page ? h("a", { href: page }, `the page of ${o.leader}`) : `the page of ${o.leader}`, "."] : ""));
+    show("lags", o.figures_error === "" ? note("The lag is being searched.") : h("p", { class: "note" },
+      `Only the leader knows lag. Not known: ${o.figures_error}.`, page ? [" See ", h("a", { href: page }, `the page of ${o.leader}`), "."] : ""));
     return;
   }
-  show("lags-note", lags.topics.length || lags.groups.length ? `the worst, ${duration(o.lags_age_ms)} ago` : "");
+  const late = lateTopics(lags), letters = lags.groups.filter((each) => each.group === DEAD_LETTERS);
+  const waiting = lags.groups.filter((each) => each.group !== DEAD_LETTERS);
+  show("lags-note", late.length || waiting.length ? `the worst, ${duration(o.lags_age_ms)} ago` : "");
   const parts = [];
-  if (lags.topics.length) {
-    parts.push(h("h3", {}, "Topics with overdue timers"), table("Topics with overdue timers",
-      [{ label: "Topic", cls: "name" }, { label: "Overdue", num: true }, { label: "Pending", num: true }],
-      lags.topics.map((t) => [topicLink(t.topic), duration(t.overdue_ms), count(t.pending)]), "cards"));
+  if (late.length) {
+    parts.push(h("h3", {}, "Topics with overdue timers"), folded("Topics with overdue timers",
+      [{ label: "Topic", cls: "name" }, { label: "Oldest overdue", num: true }, { label: "Pending", num: true }],
+      late.map((t) => [topicLink(t.topic), duration(t.overdue_ms), count(t.pending)])));
   }
-  if (lags.groups.length) {
-    parts.push(h("h3", {}, "Groups with waiting messages"), table("Groups with waiting messages",
-      [{ label: "Topic / group", cls: "name" }, { label: "Undelivered", num: true }, { label: "Unacked", num: true }, { label: "Messages", num: true }],
-      lags.groups.map((g) => [[topicLink(g.topic), " / ", g.group], duration(g.undelivered_ms), duration(g.unacked_ms), count(g.unacked)]), "cards"));
+  if (waiting.length) {
+    parts.push(h("h3", {}, "Groups with waiting messages"), folded("Groups with waiting messages",
+      [{ label: "Topic / group", cls: "name" }, { label: "Unacked", num: true }, { label: "Oldest unacked", num: true },
+        { label: "Oldest undelivered", num: true, cls: "wide" }],
+      waiting.map((g) => [[topicLink(g.topic), " / ", g.group], count(g.unacked), duration(g.unacked_ms), duration(g.undelivered_ms)])));
   }
-  show("lags", parts.length ? parts : note("No timer is overdue, and no message waits."));
+  show("lags", parts.length ? parts : note("No timer is overdue by more than a second, and no message waits."));
+  show("letters", folded("Dead letters",
+    [{ label: "Topic", cls: "name" }, { label: "Letters", num: true }, { label: "Oldest", num: true }],
+    letters.map((g) => [topicLink(g.topic), count(g.unacked), duration(g.unacked_ms)])));
 }
 
 function drawChanges(o) {
@@ -341,7 +374,7 @@ function spark(points, label) {
 
 function drawRates(o) {
   const leads = o.figures_error === "";
-  show("rates-note", leads ? "last two minutes" : `as applied on ${o.viewed}; deliveries and acks are not known: ${o.figures_error}`);
+  show("rates-note", leads ? (series.fired.length < POINTS ? "since you opened this page" : "last two minutes") : `as applied on ${o.viewed}; deliveries and acks are not known: ${o.figures_error}`);
   const tile = (label, value, unit, points) => {
     const most = Math.max(0, ...points.filter((p) => p !== null && Number.isFinite(p)));
     return h("div", { class: "tile" }, h("div", { class: "label" }, label),
@@ -383,7 +416,7 @@ async function poll() {
   try {
     const o = await get("/v1/overview");
     draw(o);
-    waits = o.pending.counts && o.nodes.every((node) => node.role !== "asked") ? POLL_MS : POLL_MS / 4;
+    waits = o.pending.counts && !asking(o) ? POLL_MS : POLL_MS / 4;
     document.body.classList.remove("stale");
   } catch (error) {
     waits = Math.min(POLL_MS_MAX, Math.max(POLL_MS, waits) * 2);
@@ -411,9 +444,9 @@ let pages = [""];  /* the names after which the pages so far begin */
 async function findTopics() {
   const prefix = $("topics-form").elements.prefix.value, after = pages.at(-1);
   try {
-    const found = await get(`/v1/topics?${new URLSearchParams({ prefix, after })}`);
-    drawTopics(found);
+    drawTopics(await get(`/v1/topics?${new URLSearchParams({ prefix, after })}`));
   } catch (error) {
+    show("topics-note");
     show("topics", h("div", { class: "result" }, note(failure(error), "bad")));
   }
 }
@@ -427,20 +460,23 @@ function groupLine(g) {
 }
 
 function drawTopics(found) {
+  const leads = found.topics.every((t) => t.lag_ms !== null);
   const columns = [
-    { label: "Topic", cls: "name" }, { label: "Pending", num: true }, { label: "Fired", num: true },
-    { label: "Ready", num: true }, { label: "Overdue", num: true }, { label: "Groups", cls: "full" },
-  ];
+    { label: "Topic", cls: "name" }, { label: "Pending", num: true, cls: leads ? "" : "wide" }, { label: "Fired", num: true },
+    { label: "Ready", num: true }, leads && { label: "Overdue", num: true }, { label: "Groups", cls: "full" },
+  ].filter(Boolean);
   const rows = found.topics.map((t) => [
-    [t.name, " ", t.paused ? pill("paused", "warn") : ""], count(t.pending), count(t.fired), count(t.ready), duration(t.lag_ms || null),
+    [t.name, " ", t.paused ? pill("paused", "warn") : ""], count(t.pending), count(t.fired), count(t.ready), ...(leads ? [duration(t.lag_ms || null)] : []),
     t.groups.length ? h("div", {}, t.groups.map(groupLine),
       t.group_count > t.groups.length ? h("div", { class: "dim" }, `and ${count(t.group_count - t.groups.length)} more`) : "") : "",
   ]);
   const first = pages.length > 1 ? h("button", { type: "button", "data-go": "back" }, "Back") : "";
   const more = found.next_after ? h("button", { type: "button", "data-go": "on", "data-after": found.next_after }, "Next") : "";
+  show("topics-note", `${count(found.count)} in all · as of `, time(Date.now()));
   show("topics", h("div", { class: "result" },
     rows.length ? table("Topics", columns, rows, "cards") : note("No topic has such a name."),
-    h("div", { class: "more" }, first, more, h("span", { class: "dim" }, `${count(found.count)} in all`))));
+    leads ? "" : note("Overdue timers, leases and consumers are known on the leader's page only."),
+    first || more ? h("div", { class: "more" }, first, more) : ""));
 }
 
 $("topics").addEventListener("click", (event) => {
@@ -502,6 +538,7 @@ function drawTimer(t) {
     ["Goes on as", t.successor_id ? timerLink(t.successor_id) : ""],
   ].filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const events = t.story.events.map(storyEvent);
+  show("timer-note", "as of ", time(Date.now()));
   show("timer", h("div", { class: "result" },
     h("dl", {}, fields.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
     events.length ? h("ol", { class: "story", "aria-label": "Story" }, events) : note("The log holds no event of this timer."),
@@ -509,6 +546,7 @@ function drawTimer(t) {
 }
 
 async function findTimer(query) {
+  show("timer-note");
   show("timer", h("div", { class: "result" }, note("Reading the log.")));
   try {
     drawTimer(await get(`/v1/timer?${new URLSearchParams(query)}`));
@@ -566,3 +604,4 @@ $("timer-form").addEventListener("submit", (event) => {
 window.addEventListener("hashchange", follow);
 poll();
 follow();
+if (!new URLSearchParams(location.hash.slice(1)).has("topics")) findTopics();

@@ -99,14 +99,78 @@ async def test_page_of_a_follower_shows_lag_and_deliveries_or_why_not(
     async with chromium.opened(tmp_path, f"http://{cluster.node(follower).http}/") as tab:
         await tab.until("document.querySelectorAll('#rates .spark').length === 6")
         await tab.until(f"{text.format('#lags')}.includes('{topic}')")
-        assert await tab.value(text.format("#rates-note")) == "last two minutes"
+        assert await tab.value(text.format("#rates-note")) == "since you opened this page"
         silent = "{...last, lags: null, figures_of: last.viewed, figures_error: 'it is silent'}"
         shown = await tab.value(
             f"draw({silent}), `${{{text.format('#lags')}}} ${{{text.format('#rates-note')}}}`"
         )
         assert "Only the leader knows lag. Not known: it is silent. See the page of n" in shown
         assert "deliveries and acks are not known: it is silent" in shown
+        gone = "last.nodes.map((n) => ({...n, reachable: n.name === last.viewed}))"
+        shown = await tab.value(
+            f"draw({{...{silent}, nodes: {gone}}}), "
+            f"`${{{text.format('#lags')}}} ${{{text.format('#state')}}}`"
+        )
+        assert "See the page" not in shown
+        assert (
+            "No majority: 1 of 3 nodes answers and votes. Nothing fires until 1 more does." in shown
+        )
         assert tab.complaints == []
+
+
+@pytest.mark.chromium
+async def test_page_lists_the_first_topics_once_and_names_the_time(
+    cluster: Running, client: TimerClient, topic: str, tmp_path: Path
+) -> None:
+    client.schedule(topic, b"x", delay=600)
+    leader, follower = cluster.wait_for_leader(), until(cluster.followers)[0]
+    text = "document.querySelector('{}').textContent"
+    for name, foreign in ((leader, False), (follower, True)):
+        directory = tmp_path / name
+        async with chromium.opened(directory, f"http://{cluster.node(name).http}/") as tab:
+            note = await tab.until("document.querySelector('#topics-note')?.textContent")
+            assert re.fullmatch(r"\d+ in all · as of \d\d:\d\d:\d\d", note)
+            listed = await tab.value(text.format("#topics"))
+            assert topic in listed
+            assert ("known on the leader's page only" in listed) == foreign
+            assert ("Overdue" in listed.split("Groups")[0]) != foreign
+            await tab.until("series.fired.length >= 3")
+            assert sum("/v1/topics" in each for each in tab.requested) == 1
+            assert tab.complaints == []
+
+
+@pytest.mark.chromium
+async def test_lag_is_folded_dead_letters_are_apart_and_timers_due_now_are_not_late(
+    cluster: Running, client: TimerClient, topic: str, tmp_path: Path
+) -> None:
+    client.schedule(topic, b"x", delay=600)
+    url = f"http://{cluster.node(cluster.wait_for_leader()).http}/"
+    async with chromium.opened(tmp_path, url) as tab:
+        await tab.until("document.querySelectorAll('#pending rect').length === 7")
+        await tab.until("last.lags")
+        await tab.value("draw = ((drawn) => (o) => o.drawn && drawn(o))(draw), true")  # no polls
+        group = "{topic: 't', unacked: 9, unacked_ms: 7000, undelivered_ms: 5000}"
+        waiting = f"[1, 2, 3, 4, 5, 6, 7].map((n) => ({{...{group}, group: `g${{n}}`}}))"
+        letters = f"{{...{group}, topic: 't.dead', group: 'dead-letters'}}"
+        pending = "{...last.pending, counts: [3, ...last.pending.counts.slice(1)], held: 0}"
+        for age_ms, late in ((999, False), (1_001, True)):
+            topics = f"[{{topic: 'due', overdue_ms: {age_ms}, pending: 3}}]"
+            lags = f"{{topics: {topics}, groups: [...{waiting}, {letters}]}}"
+            await tab.value(
+                f"draw({{...last, drawn: true, lags: {lags}, pending: {pending}}}), true"
+            )
+            amber = "document.querySelectorAll('#pending .overdue').length"
+            assert (await tab.value(amber), late) in ((0, False), (1, True))
+            assert ("due" in await tab.value("$('lags').textContent.split('Groups')[0]")) == late
+        groups = "$('lags').querySelectorAll('table:last-of-type tbody tr').length"
+        assert await tab.value(groups) == 5
+        await tab.value("document.querySelector('[data-fold]').click()")
+        assert await tab.value(groups) == 7
+        assert "dead" not in await tab.value("$('lags').textContent")
+        assert await tab.value("$('dead-letters').hidden") is False
+        assert "t.dead97.0 s" in await tab.value("$('letters').textContent")
+        await tab.value("draw({...last, drawn: true, lags: {topics: [], groups: []}}), true")
+        assert await tab.value("$('dead-letters').hidden") is True
 
 
 def test_topics_are_found_by_prefix_page_by_page(cluster: Running, client: TimerClient) -> None:
