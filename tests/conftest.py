@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -15,8 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from timer.files import disk
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -218,24 +217,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[int, int]]:
     """Name -> user and group to whom the process gave it, as if root ran it in a directory of 4242.
 
-    Nothing is given away: the test runs as any user. All files and directories are root's before.
+    Nothing is given away: the test runs as any user. All directories are of 4242.
     """
     found = dict[str, tuple[int, int]]()
-    owners = dict[int, tuple[int, int]]()
     real = os.fstat
 
     def fstat(fd: int) -> os.stat_result:
-        mode, ino, dev, links, _, _, *rest = real(fd)
-        return os.stat_result((mode, ino, dev, links, *owners.get(ino, (0, 0)), *rest))
+        status = real(fd)
+        owner = (4242, 4243) if stat.S_ISDIR(status.st_mode) else (0, 0)
+        return os.stat_result((*status[:4], *owner, *status[6:]))
 
     def chown(fd: int, user: int, group: int) -> None:
-        owners[real(fd).st_ino] = (user, group)
         found[Path(os.readlink(f"/proc/self/fd/{fd}")).name] = (user, group)
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(os, "chown", chown)
     monkeypatch.setattr(os, "fstat", fstat)
-    monkeypatch.setattr(disk, "owner_of", lambda _: (4242, 4243))
     return found
 
 

@@ -97,9 +97,12 @@ def test_files_that_root_makes_belong_to_the_owner_of_the_directory_around(tmp_p
     assert {data / "LOCK", data / "recovered.log", data / "raft" / "meta"} <= owners.keys()
     assert owners == dict.fromkeys(owners, (4242, 4243))
     os.chown(data, 0, 4243)  # as a volume with fsGroup
-    os.chown(data / "LOCK", 0, 0)  # of a process of root that was killed
+    (data / "recovered.log").unlink()
+    (data / "LOCK").chmod(0o600)
+    os.chown(data / "LOCK", 0, 0)  # a file of root that was there
     assert timerctl(["recover", "epoch", "--data", str(data), "--yes"]) == 0
-    assert (data / "LOCK").stat().st_uid == 4242
+    assert (data / "recovered.log").stat().st_uid == 4242
+    assert (data / "LOCK").stat().st_uid == 0
 
 
 @pytest.mark.parametrize("module", ["numpy", "uvloop"])

@@ -3,7 +3,9 @@
 import errno
 import mmap
 import os
+import stat
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -202,17 +204,20 @@ def test_all_that_root_makes_is_for_the_owner_of_the_directory_and_not_for_other
     tmp_path: Path, given: dict[str, tuple[int, int]]
 ) -> None:
     (tmp_path / "atomic.tmp").write_bytes(b"of root, which was killed")
+    mask = os.umask(0)
     make_one_of_each(tmp_path)
+    os.umask(mask)
     made = {path.name: path for path in tmp_path.iterdir()}
     names = made.keys() - {"atomic"} | {"atomic.tmp"}  # renamed afterwards
     assert given == dict.fromkeys(names, (4242, 4243))
-    assert not any(path.stat().st_mode & 0o007 for path in made.values())
+    modes = {name: stat.S_IMODE(path.stat().st_mode) for name, path in made.items()}
+    assert modes == dict.fromkeys(made, 0o640) | {"dir": 0o750}
     given.clear()
     make_one_of_each(tmp_path)
     assert given.keys() == {"atomic.tmp"}, "the others were the owner's"
 
 
-def test_file_that_a_killed_process_of_root_left_is_given_away_when_it_is_opened(
+def test_file_or_directory_that_was_there_is_not_given_away(
     tmp_path: Path, given: dict[str, tuple[int, int]]
 ) -> None:
     names = ("appended", "mark", "LOCK")
@@ -221,7 +226,9 @@ def test_file_that_a_killed_process_of_root_left_is_given_away_when_it_is_opened
     (tmp_path / "dir").mkdir()
     create_dir(tmp_path / "dir")
     make_one_of_each(tmp_path)
-    assert given.keys() == {*names, "atomic.tmp"}, "a directory that was there stays as it is"
+    assert given.keys() == {"atomic.tmp"}
+    with pytest.raises(DiskFailedError, match="EEXIST"):
+        DISK.make_dir(tmp_path / "mark")
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EINVAL, errno.ENOSYS])
@@ -233,7 +240,9 @@ def test_root_makes_files_where_their_owner_can_not_be_changed_and_says_so_once(
     make_one_of_each(tmp_path)
     assert len(DISK.list_dir(tmp_path)) == 5
     (message,) = caplog.messages
-    assert message.endswith(f"({os.strerror(number)}). Run, as root: chown -R 4242:4243 {tmp_path}")
+    assert message.startswith(f"{tmp_path}: all that root creates there stays root's (")
+    assert f"({os.strerror(number)}: CAP_CHOWN is missing" in message
+    assert message.endswith("Run on it: chown 4242:4243")
 
 
 @pytest.mark.parametrize(("user", "owner"), [(0, 0), (1000, 4242)])
@@ -264,51 +273,82 @@ def test_files_in_a_directory_of_root_are_for_the_owner_of_the_identity_there(
 
     tmp_path.chmod(mode)
     if has_identity:
-        (tmp_path / "identity.json").touch()
+        (tmp_path / "identity.json").symlink_to("absent")  # the owner of the link itself counts
     monkeypatch.setattr(os, "fstat", lambda fd: owned(real[0](fd), 0))
     monkeypatch.setattr(os, "stat", lambda name, **way: owned(real[1](name, **way), 4242))
-    with disk._opened_dir(tmp_path) as fd:
-        assert disk.owner_of(fd) == (owner, 4243)
+    with disk._around(tmp_path / "a") as (_, found):
+        assert found == (owner, 4243)
 
 
-def test_second_name_of_the_file_of_another_user_is_not_opened_for_writing_by_root(
-    tmp_path: Path, given: dict[str, tuple[int, int]]
+def _link(name: Path, victim: Path) -> None:
+    name.symlink_to(victim)
+
+
+def _rename(name: Path, victim: Path) -> None:
+    victim.rename(name)
+
+
+@pytest.mark.parametrize("take", [_link, _rename])
+def test_directory_that_takes_the_name_of_one_just_made_is_not_given_away(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, tuple[int, int]],
+    take: Callable[[Path, Path], None],
 ) -> None:
-    DISK.open_append(tmp_path / "a").close()
-    given.clear()
-    DISK.link(tmp_path / "a", tmp_path / "b")
-    DISK.open_append(tmp_path / "b").close()  # it is of the directory's owner
-    (tmp_path / "victim").write_bytes(b"of root")
-    DISK.link(tmp_path / "victim", tmp_path / "LOCK")
-    for opened in (DISK.lock, DISK.open_append, DISK.open_mark):
-        with pytest.raises(DiskFailedError, match="EMLINK"):
-            opened(tmp_path / "LOCK")
-    assert DISK.read(tmp_path / "victim") == b"of root"
-    assert not given
-
-
-def test_directory_that_becomes_a_link_while_it_is_made_is_not_given_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, tuple[int, int]]
-) -> None:
-    def swapped(path: Path, mode: int) -> None:
-        del mode
-        os.mkdir(tmp_path / "victim")
-        path.symlink_to(tmp_path / "victim")
-
-    monkeypatch.setattr(Path, "mkdir", swapped)
-    with pytest.raises(DiskFailedError, match="ENOTDIR"):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "secret").touch()
+    monkeypatch.setattr(os, "mkdir", lambda name, *_, **__: take(tmp_path / name, victim))
+    with nullcontext() if take is _rename else pytest.raises(DiskFailedError, match="ENOTDIR"):
         DISK.make_dir(tmp_path / "dir")
     assert not given
+
+
+def test_all_is_made_in_the_directory_whose_owner_gets_it_if_that_is_moved_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, moved, victim = (tmp_path / name for name in ("place", "moved", "victim"))
+
+    def moves(directory: int) -> tuple[int, int]:
+        Path(os.readlink(f"/proc/self/fd/{directory}")).rename(moved)
+        place.symlink_to(victim)
+        return 4242, 4243
+
+    victim.mkdir()
+    monkeypatch.setattr(disk, "owner_of", moves)
+    monkeypatch.setattr(os, "chown", mock.Mock())
+    place.mkdir()
+    os.close(create_file(place / "file", os.O_WRONLY))
+    place.unlink()
+    moved.rename(place)
+    create_dir(place / "dir")
+    assert {*os.listdir(moved)} == {"file", "dir"}
+    assert not os.listdir(victim)
+
+
+def test_names_are_made_in_a_directory_that_may_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refused(path: Path | str, flags: int, *words: int, **options: Any) -> int:
+        if tmp_path == path and not flags & os.O_PATH:
+            raise PermissionError(errno.EACCES, "planted")
+        return real(path, flags, *words, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    create_dir(tmp_path / "dir")
+    os.close(create_file(tmp_path / "file", os.O_WRONLY))
+    with pytest.raises(DiskFailedError, match="if root made it or its directory, chown that"):
+        DISK.sync_dir(tmp_path)
 
 
 @pytest.mark.usefixtures("given")
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     make_one_of_each(tmp_path)
-    (tmp_path / "victim").touch()
-    DISK.link(tmp_path / "victim", tmp_path / "b")
-    with pytest.raises(DiskFailedError, match="EMLINK"):
-        DISK.open_append(tmp_path / "b")
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "mark", os.O_WRONLY)
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -330,8 +370,9 @@ def test_file_behind_a_symbolic_link_is_not_opened_for_writing(tmp_path: Path) -
         with pytest.raises(DiskFailedError, match="ELOOP"):
             opened(tmp_path / "LOCK")
     for name in ("LOCK", "victim"):
-        with pytest.raises(FileExistsError):
+        with pytest.raises(FileExistsError) as failed:
             create_file(tmp_path / name, os.O_WRONLY)
+        assert failed.value.filename == str(tmp_path / name)
     assert DISK.read(tmp_path / "victim") == b"of root"
 
 

@@ -108,7 +108,7 @@ def test_verify_reports_a_file_that_cannot_be_opened_and_reads_the_others() -> N
         checked = [*scrub.verify(disk, state=STATE, log=LOG)]
         assert [each.path for each in damaged(checked)] == [path]
         assert [str(each.damage) for each in damaged(checked)] == [
-            f"{path}: read failed: EACCES (Permission denied)"
+            str(disk_failed(path, "read", errno.EACCES))
         ]
         needs_manifest = {each for each in whole if each.parent.parent == STATE}
         unread = needs_manifest if path == STATE / manifest.NAME else set[Path]()

@@ -212,6 +212,8 @@ def disk_failed(path: Path, action: str, number: int | None) -> DiskFailedError:
     name, meaning = "?", "unknown reason"
     if number is not None:
         name, meaning = errno.errorcode.get(number, str(number)), os.strerror(number)
+    if number == errno.EACCES:
+        meaning += "; if root made it or its directory, chown that to the node's user"
     return DiskFailedError(f"{path}: {action} failed: {name} ({meaning})", errno=number)
 
 
@@ -334,7 +336,7 @@ class RealDisk:
 
     def sync_dir(self, path: Path) -> None:
         """See Disk."""
-        with failing(path, "fsync of the directory"), _opened_dir(path) as fd:
+        with failing(path, "fsync of the directory"), _opened_dir(path, os.O_RDONLY) as fd:
             os.fsync(fd)
 
     def free_bytes(self, path: Path) -> int:
@@ -493,24 +495,21 @@ def create_file(path: Path, flags: int) -> int:
         FileExistsError: there is such a name; a link to a file is not followed.
         OSError: the file can't be created.
     """
-    return open_file(path, flags | os.O_CREAT | os.O_EXCL)
+    flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with _around(path) as (directory, owner):
+        fd = os.open(path.name, flags, 0o640, dir_fd=directory)
+        _give(path, fd, owner)
+    return fd
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file, which `_give` may give away. Return its descriptor. A link is not followed.
+    """Open a file. Return its descriptor. A link is not followed.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it can't be opened; ELOOP: it is a link; EMLINK: see `_give`.
+        OSError: it can't be opened; ELOOP: it is a link.
     """
-    with _opened_dir(path.parent) as around:
-        fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640, dir_fd=around)
-        try:
-            _give(path, fd, around)
-        except OSError:
-            os.close(fd)
-            raise
-    return fd
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def create_dir(path: Path) -> None:
@@ -519,31 +518,44 @@ def create_dir(path: Path) -> None:
     Raises:
         OSError: the directory can't be created.
     """
-    try:
-        path.mkdir(mode=0o750)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        return
-    with _opened_dir(path, os.O_NOFOLLOW) as fd, _opened_dir(Path(".."), dir_fd=fd) as around:
-        _give(path, fd, around)
+    with _around(path) as (directory, owner):
+        try:
+            os.mkdir(path.name, 0o750, dir_fd=directory)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            return
+        with _opened_dir(path.name, os.O_RDONLY | os.O_NOFOLLOW, directory) as fd:
+            if not os.listdir(fd):  # another one, with files, may have taken its name
+                _give(path, fd, owner)
 
 
 @contextlib.contextmanager
-def _opened_dir(path: Path, flags: int = 0, dir_fd: int | None = None) -> Iterator[int]:
+def _opened_dir(path: Path | str, flags: int, dir_fd: int | None = None) -> Iterator[int]:
     """Open a directory during the block; relative to the directory `dir_fd` if that is given."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags, dir_fd=dir_fd)
+    fd = os.open(path, flags | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
+@contextlib.contextmanager
+def _around(path: Path) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Open the directory of a path during the block: (descriptor, owner). OSErrors get the path."""
+    with _opened_dir(path.parent, os.O_PATH) as directory:
+        try:
+            yield directory, owner_of(directory)
+        except OSError as error:
+            error.filename = str(path)
+            raise
+
+
 def owner_of(directory: int) -> tuple[int, int]:
     """Return the user and the group of the files of an open directory.
 
-    A volume may be root's, with a group that may write. If it is a data directory, its files are
-    those of the owner of its identity. Where all users may write, any of them may make that file.
+    A volume may be root's, with a group that may write. If it is the data directory itself, files
+    there belong to the owner of its identity, which any user can make if all may write.
     """
     found = os.fstat(directory)
     if found.st_uid == 0 and not found.st_mode & stat.S_IWOTH:
@@ -552,34 +564,21 @@ def owner_of(directory: int) -> tuple[int, int]:
     return found.st_uid, found.st_gid
 
 
-def _give(path: Path, fd: int, around: int) -> None:
-    """Give a file or directory of root to the owner of the directory around it, if root runs this.
-
-    So the node's user can open it. A killed process may have left it root's, hence at each open.
-
-    Raises:
-        OSError: EMLINK: another user's file has a second name. That may be outside, where the owner
-            of the directory could not write.
-    """
-    if os.geteuid() != 0:
-        return
-    (user, group), found = owner_of(around), os.fstat(fd)
-    if user == 0 or found.st_uid == user:
-        return
-    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
-        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), str(path))
-    if found.st_uid == 0:
+def _give(path: Path, fd: int, owner: tuple[int, int]) -> None:
+    """Give a file or directory that root has just created to a user, so the node can open it."""
+    if os.geteuid() == 0 and owner[0] != 0:
         try:
-            os.chown(fd, user, group)
+            os.chown(fd, *owner)
         except OSError as error:
-            _warn(path.parent, f"chown -R {user}:{group}", os.strerror(error.errno or 0))
+            _warn(path.parent, *owner, os.strerror(error.errno or 0))
 
 
 @functools.cache
-def _warn(directory: Path, remedy: str, reason: str) -> None:
+def _warn(directory: Path, user: int, group: int, reason: str) -> None:
     """Log once that new files in a directory stay root's."""
-    text = "%s: files that root makes there stay root's (%s). Run, as root: %s %s"
-    logger.warning(text, directory, reason, remedy, directory)
+    why = f"{reason}: CAP_CHOWN is missing, or the file system does not allow it"
+    text = "%s: all that root creates there stays root's (%s). Run on it: chown %d:%d"
+    logger.warning(text, directory, why, user, group)
 
 
 def _open_or_create(path: Path, flags: int) -> int:
@@ -587,11 +586,9 @@ def _open_or_create(path: Path, flags: int) -> int:
     try:
         return open_file(path, flags)
     except FileNotFoundError:
-        pass
-    try:
-        return create_file(path, flags)
-    except FileExistsError:  # another process has just created it
-        return open_file(path, flags)
+        with contextlib.suppress(FileExistsError):  # another process has just created it
+            return create_file(path, flags)
+    return open_file(path, flags)
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
