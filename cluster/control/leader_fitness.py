@@ -20,7 +20,7 @@ from typing import Final
 from timer.model.units import LogIndex, MonoMs, ReplicaId
 
 MEMORY_MS: Final = 5_000
-"""Time that is this old counts a third of the present. See DiskRecord for that of disks."""
+"""Time that is this old counts a third of the present."""
 LEASELESS: Final = 0.3
 """A leader with its lease half of the time is found within five seconds; 1.7 s without it are not
 enough."""
@@ -44,13 +44,13 @@ class TimeShare:
     """The share of the time in which a condition was true, from 0 to 1."""
 
     value: float = 0.0
-    _is_so: bool = False
-    _since_ms: MonoMs | None = None
+    _is_so: bool | None = None
+    _since_ms: MonoMs = MonoMs(0)
 
-    def note(self, now_ms: MonoMs, *, is_so: bool, memory_ms: int = MEMORY_MS) -> None:
-        """Note that the condition is true, or false, from now on. `memory_ms`: see MEMORY_MS."""
-        if self._since_ms is not None:
-            kept = math.exp((self._since_ms - now_ms) / memory_ms)
+    def note(self, now_ms: MonoMs, *, is_so: bool | None) -> None:
+        """Note that the condition is true, or false, from now on. None: the time does not count."""
+        if self._is_so is not None:
+            kept = math.exp((self._since_ms - now_ms) / MEMORY_MS)
             self.value = kept * self.value + (1 - kept) * self._is_so
         self._is_so, self._since_ms = is_so, now_ms
 
@@ -113,46 +113,29 @@ class ServiceRecord:
 class DiskRecord:
     """The speed of this node's disk, whatever its role. A sync that hangs counts as well.
 
-    A sync counts for MEMORY_MS after its end. If syncs are rare, it counts for twice the time
-    between them, at most twice the interval of checkpoints: a sync follows each of them. The
-    record's memory is as long, so a single slow sync is no complaint, except one of MEMORY_MS.
+    A sync counts until the next one, at most for MEMORY_MS from its start or until its end. Other
+    time does not count. So a single slow sync is no complaint, except one of more than MEMORY_MS,
+    and a complaint ends with fast syncs only.
     """
 
     _slow: TimeShare = field(default_factory=TimeShare)
     _took_ms: int = 0
     _limit_ms: int = 0
     _last: tuple[int, LogIndex] | None = None
-    _synced_ms: MonoMs = MonoMs(0)
-    _durable_ms: MonoMs = MonoMs(0)
-    """When the last entry became durable."""
-    _gap_ms: int = 0
-    """Time between syncs. It falls slowly: several entries may follow each other after a pause."""
+    _counts_until_ms: int = 0
 
-    def note(
-        self,
-        now_ms: MonoMs,
-        *,
-        disk_ms: int,
-        durable: LogIndex,
-        lease_ms: int,
-        checkpoint_interval_ms: int,
-    ) -> None:
+    def note(self, now_ms: MonoMs, *, disk_ms: int, durable: LogIndex, lease_ms: int) -> None:
         """Take note of the duration of the last sync, or of the present one if that is longer.
 
         `durable`: index of the last durable entry. `lease_ms`: the lease. A sync of a fifth of it,
         and of SLOW_MS_MIN, is slow.
         """
-        if self._last is None or self._last[1] != durable:
-            self._gap_ms = max(now_ms - self._durable_ms, self._gap_ms * 3 // 4)
-            self._durable_ms = now_ms
-        memory_ms = MEMORY_MS
-        if disk_ms < MEMORY_MS:
-            memory_ms = max(MEMORY_MS, 2 * min(self._gap_ms, checkpoint_interval_ms))
-        if self._last != (disk_ms, durable):
-            self._last, self._synced_ms = (disk_ms, durable), now_ms
+        if self._last != (disk_ms, durable):  # `disk_ms` rises during a sync
+            self._last = disk_ms, durable
+            self._counts_until_ms = now_ms + max(1, MEMORY_MS - disk_ms)
         self._limit_ms = max(lease_ms // SLOW_PARTS, SLOW_MS_MIN)
-        is_slow = disk_ms >= self._limit_ms and now_ms - self._synced_ms < memory_ms
-        self._slow.note(now_ms, is_so=is_slow, memory_ms=memory_ms)
+        is_slow = disk_ms >= self._limit_ms
+        self._slow.note(now_ms, is_so=is_slow if now_ms < self._counts_until_ms else None)
         if is_slow:
             self._took_ms = disk_ms
 

@@ -458,7 +458,6 @@ def _control_plane(
             disk_ms=found.disk_ms,
             durable=found.last_index,
             lease_ms=config.leadership.lease_ms,
-            checkpoint_interval_ms=config.timing.checkpoint_interval_ms,
         )
         return found
 

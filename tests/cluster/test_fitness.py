@@ -110,13 +110,7 @@ def test_node_whose_disk_is_slow_for_seconds_names_figure_limit_and_remedy() -> 
         nonlocal now_ms, durable
         for _ in range(0, for_ms, STEP_MS):
             durable = LogIndex(durable + (not idle and not hangs))
-            record.note(
-                now_ms,
-                disk_ms=disk_ms,
-                durable=durable,
-                lease_ms=lease_ms,
-                checkpoint_interval_ms=100,
-            )
+            record.note(now_ms, disk_ms=disk_ms, durable=durable, lease_ms=lease_ms)
             now_ms, disk_ms = MonoMs(now_ms + STEP_MS), disk_ms + STEP_MS * hangs
         return record.complaints()
 
@@ -138,8 +132,8 @@ def test_node_whose_disk_is_slow_for_seconds_names_figure_limit_and_remedy() -> 
 class _Noted:
     """A record of a disk, noted at each step."""
 
-    def __init__(self, interval_ms: int) -> None:
-        self.record, self.now_ms, self.interval_ms = DiskRecord(), 0, interval_ms
+    def __init__(self) -> None:
+        self.record, self.now_ms = DiskRecord(), 0
         self.complains: list[bool] = []
         self.durable = 0
 
@@ -156,7 +150,6 @@ class _Noted:
             disk_ms=disk_ms,
             durable=LogIndex(self.durable),
             lease_ms=500,
-            checkpoint_interval_ms=self.interval_ms,
         )
         self.complains.append(bool(self.record.complaints()))
 
@@ -165,7 +158,7 @@ class _Noted:
 @pytest.mark.parametrize("pairs", [False, True])
 def test_slow_disk_of_an_idle_node_is_named_without_a_pause(interval_ms: int, pairs: bool) -> None:
     # A checkpoint is late by half of its interval.
-    disk, every_ms = _Noted(interval_ms), interval_ms * 3 // 2
+    disk, every_ms = _Noted(), interval_ms * 3 // 2
     disk.until(20 * every_ms, 1, every_ms)
     disk.until(21 * every_ms, 3_000, every_ms)
     disk.until(40 * every_ms, 1, every_ms)
@@ -178,18 +171,38 @@ def test_slow_disk_of_an_idle_node_is_named_without_a_pause(interval_ms: int, pa
 def test_slow_or_hanging_disk_is_named_in_seconds_however_rare_checkpoints_are(
     interval_ms: int,
 ) -> None:
-    disk = _Noted(interval_ms)
+    disk = _Noted()
     disk.until(A_WHILE_MS, 1, interval_ms)
     disk.until(A_WHILE_MS + 10_000, 300, 300)
     assert disk.complains[-1]
     disk.until(2 * A_WHILE_MS, 1, STEP_MS)
     disk.until(2 * A_WHILE_MS + 6_500, 300, 300)
     assert disk.complains[-1]
-    disk = _Noted(interval_ms)
+    disk = _Noted()
     disk.until(3 * A_WHILE_MS, 1, interval_ms)
+    for hangs_ms in range(0, 3_000, STEP_MS):
+        disk.note(hangs_ms)
+    disk.until(disk.now_ms + 9_000, 3_000, A_WHILE_MS)
+    assert not any(disk.complains[-9_000 // STEP_MS :]), "a single sync, and no entry follows"
+    disk.until(disk.now_ms + A_WHILE_MS, 1, STEP_MS)
     for hangs_ms in range(0, 11_000, STEP_MS):
         disk.note(hangs_ms)
     assert disk.complains[-1]
+
+
+@pytest.mark.parametrize(
+    ("every_ms", "work_ms"), [(60_000, 3_000), (30_000, 5_000), (10_000, 2_000)]
+)
+def test_slow_disk_is_named_between_bursts_too_until_syncs_are_fast(
+    every_ms: int, work_ms: int
+) -> None:
+    disk = _Noted()
+    for began_ms in range(0, 10 * every_ms, every_ms):
+        disk.until(began_ms + work_ms, 300, 300)
+        disk.until(began_ms + every_ms, 300, 10 * every_ms)
+    assert all(disk.complains[2 * every_ms // STEP_MS :])
+    disk.until(disk.now_ms + 3_000, 1, 300)
+    assert not disk.complains[-1]
 
 
 def test_leader_whose_commits_are_slow_on_fast_disks_is_relieved() -> None:
