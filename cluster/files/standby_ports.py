@@ -97,7 +97,7 @@ class _PeerQuery:
         self.answers: list[pb.GetStatusResponse] = []
         """The status of the nodes that have answered so far."""
         self.is_settled = asyncio.Event()
-        """An answer has named a leader, or all nodes have answered."""
+        """A serving leader, or a node that hears its leader, has answered, or all nodes have."""
         self._ends_s = asyncio.get_running_loop().time() + FRESH_S
         self.task = asyncio.create_task(ask_all(peers, self._ask))
         self.task.add_done_callback(lambda _: self.is_settled.set())
@@ -111,7 +111,7 @@ class _PeerQuery:
             answer = unreachable(name, address, f"its address is of node {answer.nodes[0].name}")
         if answer.nodes:
             self.answers.append(answer)
-        if answer.leader:
+        if answer.hears_leader or any(node.serving for node in answer.nodes):
             self.is_settled.set()
         return answer
 

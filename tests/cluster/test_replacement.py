@@ -89,6 +89,9 @@ async def test_waiting_node_names_all_nodes_and_the_leader(tmp_path: Path) -> No
     assert roles == {name: "waiting", follower: "follower", status.leader: "leader"}
 
 
+_N2 = pb.NodeStatus(name="n2")
+
+
 class _Peer:
     """A node that answers all queries once `may_answer` is set."""
 
@@ -213,19 +216,47 @@ async def test_waiting_node_names_the_leader_of_its_cluster_and_nodes_behind_a_w
     ]
 
 
-@pytest.mark.parametrize("silent", [["n3"], []])
+@pytest.mark.parametrize(
+    ("silent", "status"),
+    [
+        (["n3"], pb.GetStatusResponse(leader="n3", hears_leader=True, nodes=[_N2])),
+        (["n3"], pb.GetStatusResponse(leader="n2", nodes=[pb.NodeStatus(name="n2", serving=True)])),
+        ([], pb.GetStatusResponse(leader="n3", nodes=[_N2])),  # all answers are enough
+    ],
+)
 async def test_waiting_node_waits_for_no_silent_node_once_a_leader_is_named(
-    monkeypatch: pytest.MonkeyPatch, silent: list[str]
+    monkeypatch: pytest.MonkeyPatch, silent: list[str], status: pb.GetStatusResponse
 ) -> None:
     monkeypatch.setattr("cluster.files.standby_ports.LEADER_S", 600)
     monkeypatch.setattr("cluster.files.standby_ports.NAMED_S", 0.01)
     monkeypatch.setattr("cluster.api.peer_queries.PART_S", 600)
-    nodes = {name: [pb.NodeStatus(name=name, role="follower")] for name in ("n2", "n3")}
-    leader = "n2" if silent else ""  # without a leader, all answers are enough
-    peers = {name: _Peer(pb.GetStatusResponse(nodes=nodes[name])) for name in nodes}
-    peers["n2"].answer.leader = leader
+    peers = {
+        "n2": _Peer(status),
+        "n3": _Peer(pb.GetStatusResponse(nodes=[pb.NodeStatus(name="n3")])),
+    }
     for name in peers.keys() - silent:
         peers[name].may_answer.set()
     async with _standing_by(peers) as standby, asyncio.timeout(60):
         answer = await standby._answer(leadership=True)
-    assert answer.leader == leader
+    assert answer.leader == status.leader
+
+
+async def test_waiting_node_waits_for_a_newer_leader_if_one_is_named_that_is_not_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.files.standby_ports.NAMED_S", 0.01)
+    monkeypatch.setattr("cluster.files.standby_ports.LEADER_S", 600)
+    monkeypatch.setattr("cluster.api.peer_queries.PART_S", 600)
+    stale = pb.GetStatusResponse(epoch=5, leader="n2", nodes=[pb.NodeStatus(name="n4")])
+    newest = pb.GetStatusResponse(epoch=9, leader="n3", hears_leader=True)
+    newest.nodes.add(name="n3")
+    peers = {"n2": _Peer(pb.GetStatusResponse()), "n3": _Peer(newest), "n4": _Peer(stale)}
+    peers["n4"].may_answer.set()
+    async with _standing_by(peers) as standby, asyncio.timeout(60):
+        asked = asyncio.create_task(standby._answer(leadership=True))
+        await until(lambda: standby._query is not None and len(standby._query.answers) == 1)
+        assert standby._query is not None
+        assert not standby._query.is_settled.is_set()
+        peers["n3"].may_answer.set()
+        answer = await asked
+        assert (answer.epoch, answer.leader) == (9, "n3")
