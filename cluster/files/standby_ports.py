@@ -215,7 +215,7 @@ class Standby:
         own, peers = self._own(), self._config.peers
         newest = max(answers, key=lambda each: (each.epoch, each.leader != ""), default=own)
         own.epoch, own.leader, own.controller = newest.epoch, newest.leader, newest.controller
-        own.leader_address = newest.leader_address or peers.get(newest.leader, "")
+        own.leader_address = peers.get(newest.leader) or newest.leader_address
         own.feature_level = max((answer.feature_level for answer in answers), default=0)
         if not leadership:
             own.nodes.extend(answer.nodes[0] for answer in answers)

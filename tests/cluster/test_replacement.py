@@ -248,7 +248,8 @@ async def test_waiting_node_waits_for_a_newer_leader_if_one_is_named_that_is_not
     monkeypatch.setattr("cluster.files.standby_ports.LEADER_S", 600)
     monkeypatch.setattr("cluster.api.peer_queries.PART_S", 600)
     stale = pb.GetStatusResponse(epoch=5, leader="n2", nodes=[pb.NodeStatus(name="n4")])
-    newest = pb.GetStatusResponse(epoch=9, leader="n3", hears_leader=True)
+    # n3 still follows the stream of n2, and names the leader of a new appointment.
+    newest = pb.GetStatusResponse(epoch=9, leader="n3", leader_address="n2:1", hears_leader=True)
     newest.nodes.add(name="n3")
     peers = {"n2": _Peer(pb.GetStatusResponse()), "n3": _Peer(newest), "n4": _Peer(stale)}
     peers["n4"].may_answer.set()
@@ -260,3 +261,4 @@ async def test_waiting_node_waits_for_a_newer_leader_if_one_is_named_that_is_not
         peers["n3"].may_answer.set()
         answer = await asked
         assert (answer.epoch, answer.leader) == (9, "n3")
+        assert answer.leader_address == standby._config.peers["n3"]
