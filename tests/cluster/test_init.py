@@ -121,11 +121,12 @@ def test_extra_that_is_missing_is_named_and_how_to_install_it(module: str, tmp_p
 def test_closed_standard_streams_are_no_files_of_the_process(main: str) -> None:
     code = (
         f"import os; from {main} import main; main(['--config', '/absent'])\n"
-        "print(*[os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 2)])"
+        "for fd in (0, 2):\n"
+        "    print(os.readlink(f'/proc/self/fd/{fd}'), os.get_inheritable(fd))"
     )
     words = ["sh", "-c", 'exec "$0" -c "$1" <&- 2>&-', sys.executable, code]
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "/dev/null /dev/null\n")
+    assert (done.returncode, done.stdout) == (0, "/dev/null True\n" * 2)
 
 
 def test_help_tells_of_init_of_set_and_of_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
