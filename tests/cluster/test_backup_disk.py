@@ -131,8 +131,10 @@ def test_file_whose_sync_fails_is_deleted_and_one_that_was_there_stays(
     store: BackupStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     store.put("parts/a", [b"a"], 1)
+    sizes = list[int]()
 
     def fails(fd: int) -> None:
+        sizes.append(os.fstat(fd).st_size)
         if os.readlink(f"/proc/self/fd/{fd}").endswith(failing):
             raise OSError(errno.EIO, "planted")
 
@@ -141,6 +143,7 @@ def test_file_whose_sync_fails_is_deleted_and_one_that_was_there_stays(
         store.put("parts/b", [b"b"], 1)
     with pytest.raises(StoreUnavailable, match="planted"):
         store.put("parts/a", [b"a"], 1)  # as a second node that stores the same part of the log
+    assert sizes[0] == 1, "the bytes were not yet in the file"
     assert files(tmp_path) == ["a"]
 
 
