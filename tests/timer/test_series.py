@@ -50,6 +50,7 @@ from timer.model.units import TopicId, UnixMs
 from timer.state.apply_results import OccurrencesApplied, SeriesApplied
 from timer.state.machine import Machine
 from timer.state.recurring import NUMBER_HEADER, SERIES_HEADER, SERIES_KEY_HEADER
+from timer.state.series_table import SeriesTable
 from timerclient.rows.series_fields import EVERY_S_MAX, EVERY_S_MIN
 
 FAR_MS = START_MS + 10**9
@@ -288,6 +289,46 @@ def test_random_changes_number_each_occurrence_once_and_replicas_and_oracle_agre
     fired = headers_of(leading, 1) + headers_of(leading, 2)
     numbers = [(each[SERIES_HEADER], each[NUMBER_HEADER]) for each in fired]
     assert len(numbers) == len(set(numbers)) > 10
+
+
+def test_series_is_behind_by_its_oldest_missed_time_that_still_has_to_occur() -> None:
+    now_ms, hour = START_MS + 10**9, 3_600_000
+    all_ = SeriesSpec(every_ms=hour, start_ms=START_MS, misfire=Misfire.FIRE_ALL)
+    daily = replace(all_, every_ms=24 * hour)
+
+    def behind_ms(
+        spec: SeriesSpec, last_ms: int, *, planned_ms: int = 0, due_ms: int = 0, over: bool = False
+    ) -> int:
+        table, place = SeriesTable(), np.array([0])
+        table.add(TopicId(1), b"k", spec, UnixMs(last_ms))
+        if planned_ms:
+            due = np.array([due_ms or planned_ms])
+            table.begin(place, np.array([1], np.uint64), due, np.array([planned_ms]))
+        if over:
+            table.finish(place)
+        return table.behind_ms(now_ms)
+
+    old_ms, ago_ms = now_ms - 9 * hour, now_ms - 5 * hour
+    assert behind_ms(all_, old_ms) == 8 * hour
+    assert behind_ms(all_, old_ms, planned_ms=ago_ms, due_ms=now_ms) == 5 * hour
+    assert behind_ms(all_, old_ms, planned_ms=ago_ms, due_ms=now_ms + 1) == 0  # rescheduled, tick
+    assert behind_ms(all_, old_ms, planned_ms=now_ms + hour) == 0
+    assert behind_ms(daily, old_ms) == 0
+    for spec in (
+        replace(all_, every_ms=0, cron="0 9 1 * *"),
+        replace(all_, end_ms=old_ms + hour - 1),
+        replace(daily, start_ms=now_ms + hour),
+        replace(all_, paused=True),
+        replace(all_, misfire=Misfire.SKIP),
+    ):
+        assert behind_ms(spec, old_ms) == 0, spec
+    assert behind_ms(all_, old_ms, over=True) == 0
+    table = SeriesTable()
+    table.add(TopicId(1), b"k", replace(all_, max_count=1), UnixMs(old_ms))
+    one, past = np.array([1], np.uint64), np.array([old_ms])
+    table.begin(np.array([0]), one, past, past)
+    table.ended(one)
+    assert table.behind_ms(now_ms) == 0, "as many as it may have"
 
 
 def test_malformed_payloads_are_refused() -> None:

@@ -124,12 +124,21 @@ class SeriesTable:
     def behind_ms(self, now_ms: int) -> int:
         """Return the age of the oldest missed time that still has to occur; 0: there is none.
 
-        Only series with FIRE_ALL make up for many. Paused and finished ones are left out.
+        Only series with FIRE_ALL make up for many. Left out are paused and finished ones, a pending
+        occurrence that is due later, and one of a cron expression that is not planned yet.
         """
-        rows = self._rows[: len(self._bodies)]
-        rows = rows[rows["flags"] & (MISFIRE | PAUSED | FINISHED) == Misfire.FIRE_ALL]
-        oldest = np.where(rows["seq"] > 0, rows["planned_ms"], rows["last_ms"])
-        return now_ms - int(oldest.min(initial=now_ms))
+        rows = self._rows[: len(self._bodies)]  # by columns: a mask of whole rows copies them
+        mine = rows["flags"] & (MISFIRE | PAUSED | FINISHED) == Misfire.FIRE_ALL
+        pending = rows["seq"] > 0
+        due = mine & pending & (rows["due_ms"] <= now_ms)
+        oldest_ms = int(rows["planned_ms"].min(initial=now_ms, where=due))
+        waits = np.flatnonzero(mine & ~pending)
+        every, last, end, number, count = (
+            rows[name][waits] for name in ("every_ms", "last_ms", "end_ms", "number", "max_count")
+        )
+        following = last + every
+        known = (every > 0) & ((end == 0) | (following <= end)) & ((count == 0) | (number < count))
+        return now_ms - int(following.min(initial=oldest_ms, where=known))
 
     # ---- look-ups
 
