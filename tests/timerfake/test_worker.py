@@ -164,14 +164,16 @@ async def test_worker_without_permission_to_set_the_group_warns_once_for_each_re
     assert warned == ["no rule'", "no token'", "no token'"]
 
 
-@pytest.mark.parametrize("what", ["group", "topic", "group of a consumer that ended"])
+@pytest.mark.parametrize("what", ["group", "topic", "group of a consumer that ended", "no manage"])
 async def test_worker_of_a_deleted_group_ends_and_does_not_create_it_again(
     what: str, async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handler_runner, "PAUSE_S", 0.0)
-    shop = Shop()
+    shop, deleted = Shop(), asyncio.Event()
 
     async def delete_and_deny(*_: object) -> NoReturn:
+        assert not deleted.is_set(), "the group was created again"
+        deleted.set()
         await client.delete_group("orders", "billing")
         raise PermissionDenied("no rule")
 
@@ -184,6 +186,10 @@ async def test_worker_of_a_deleted_group_ends_and_does_not_create_it_again(
             elif what == "group":
                 await client.delete_group("orders", "billing")
             else:
+                if what == "no manage":
+                    denied = AsyncMock(side_effect=PermissionDenied("no rule"))
+                    for method in ("create_group", "alter_group"):
+                        monkeypatch.setattr(AsyncTimerClient, method, denied)
                 monkeypatch.setattr(AsyncConsumer, "receive", delete_and_deny)
                 await shop.cancel_unpaid.schedule(order_id=2)  # ends the present call
             await timers._running  # type: ignore[misc]

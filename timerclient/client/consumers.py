@@ -255,6 +255,13 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
         if self._subscription is not None:
             await self._subscription.close(within_s)
 
+    def require_group(self) -> None:
+        """Raise NotFound at the opening if the group does not exist, instead of creating it.
+
+        For the worker, which calls it before it opens the consumer.
+        """
+        self._opening.existing = True
+
     def begin_leaving(self) -> None:
         """Return messages that were fetched ahead, and fetch no more; acks work until `close`.
 

@@ -394,7 +394,7 @@ class Subscription:
             opening = pb.OpenConsumer()
             opening.CopyFrom(self._opening)
             # A deleted group is not created again.
-            opening.existing = self._phase > ConsumerPhase.OPENING
+            opening.existing |= self._phase > ConsumerPhase.OPENING
             opening.recalls = True
             leaving = self._phase >= ConsumerPhase.LEAVING
             resends = self._acks.begin_stream()

@@ -159,7 +159,8 @@ class HandlerRunner:
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
     async def _open(self) -> None:
-        await self._prepare_group()
+        if not self._was_open:
+            await self._prepare_group()
         await self.close()
         options, client = self.handler.options, self.handler.app.client
         self._clock, self._tracing = client.nodes().clock, client.tracing
@@ -172,13 +173,15 @@ class HandlerRunner:
             start=options.start,
             name=self.handler.name,
         )
+        if self._was_open:
+            consumer.require_group()
         await consumer.__aenter__()  # `close` leaves it, after the handlers have ended
         consumer.take_turns(run.message for run in self.running.values())
         self._consumer = consumer
         self.metrics.is_connected = True
 
     async def _prepare_group(self) -> None:
-        """Create the group, except after the first start, and give it the handler's settings."""
+        """Create the group if it does not exist, and give it the handler's settings."""
         options, client = self.handler.options, self.handler.app.client
         wanted: GroupOptions = {}
         if options.retry is not None:
@@ -187,12 +190,9 @@ class HandlerRunner:
             wanted["lease"] = options.lease
         self._letters = letters_topic(options.topic, options.group, "")
         try:
-            if self._was_open:
-                status = await client.alter_group(options.topic, options.group)
-            else:
-                status = await client.create_group(
-                    options.topic, options.group, start=options.start, **wanted
-                )
+            status = await client.create_group(
+                options.topic, options.group, start=options.start, **wanted
+            )
             changed = [
                 f"{field.name}: {old}->{value}"
                 for field, value in encode_options(wanted).ListFields()
