@@ -118,14 +118,14 @@ class Judge(StoryBook):
         self, spill: Path, *, overdue_ms: int = OVERDUE_MS, horizon_ms: int = HORIZON_MS
     ) -> None:
         """`spill`: a folder for pending timers beyond those that memory holds."""
-        self.overdue_ms = overdue_ms
-        self.horizon_ms = horizon_ms
+        self.overdue_ms, self.horizon_ms = overdue_ms, horizon_ms
         self.clock_ms = 0
         """Time of the last entry."""
         self.story = LogStory(self, spill)
         self._epoch_ms: int | None = None
-        """Time of the epoch's first entry after EPOCH (which has the last epoch's time), or of its
-        last one before which the log's clock jumped by `overdue_ms`; None: there is none."""
+        """Time of its first entry after EPOCH, which has the last epoch's; None: there is none."""
+        self._gaps: deque[tuple[int, int]] = deque(maxlen=100)
+        """(begin, end) of the last pauses of the log for more than `overdue_ms`."""
         self._queues: dict[int, WatchedQueue] = {}
         self._ended: deque[tuple[int, npt.NDArray[np.void]]] = deque()
         """(time, timers that ended without a firing) of the last while."""
@@ -174,8 +174,10 @@ class Judge(StoryBook):
             assert isinstance(item, Entry), item
             if item.kind is EntryKind.EPOCH:
                 self._epoch_ms = None
-            elif self._epoch_ms is None or item.time_ms - self.clock_ms > self.overdue_ms:
+            elif self._epoch_ms is None:
                 self._epoch_ms = item.time_ms
+            elif item.time_ms - self.clock_ms > self.overdue_ms:
+                self._gaps.append((self.clock_ms, item.time_ms))
             self.clock_ms = max(self.clock_ms, item.time_ms)
             try:
                 story.apply(item)
@@ -332,20 +334,34 @@ class Judge(StoryBook):
             lost = ~(rows["came"] | rows["lost"] | rows["excused"] | rows["expired"])
             since_ms = self._groups_ms[queue.group - 1] if queue.group else 0
             could_ms = np.maximum(rows["fired_ms"], max(epoch_ms, since_ms))
-            lost &= could_ms + self.overdue_ms <= reach_ms
+            lost &= could_ms <= min(reach_ms - self.overdue_ms, self._served(self.overdue_ms))
             rows["lost"] |= lost
             yield from self._each("lost", topic, rows[lost], "fired, and not delivered")
 
     def _late(self, epoch_ms: int) -> Iterator[Violation]:
         """Yield timers that no FIRE covers, though a leader had the time."""
-        before_ms = self.clock_ms - self.overdue_ms
+        before_ms = self._served(self.overdue_ms)
         if epoch_ms > before_ms:
             return
-        held_ms = before_ms if epoch_ms + RELEASE_MS <= before_ms else 0
+        resumed_ms = self._served(self.overdue_ms + RELEASE_MS)
+        held_ms = resumed_ms + RELEASE_MS if epoch_ms <= resumed_ms else 0
         rows = self.story.overdue(before_ms, held_ms)
         rows = rows[rows["time_ms"] <= before_ms]
         for topic in np.unique(rows["topic"]).tolist():
             yield from self._each("late", topic, rows[rows["topic"] == topic], "no FIRE covers it")
+
+    def _served(self, left_ms: int) -> int:
+        """Return the latest time since which the leader has served for `left_ms`.
+
+        In a gap the log's clock may have jumped: half of `overdue_ms` counts, at the gap's begin.
+        """
+        at_ms = self.clock_ms
+        for begin_ms, end_ms in reversed(self._gaps):
+            if at_ms - end_ms >= left_ms:
+                break
+            left_ms -= at_ms - end_ms
+            at_ms = begin_ms + self.overdue_ms // 2
+        return at_ms - left_ms
 
     def _forget(self) -> None:
         before_ms = self.clock_ms - self.horizon_ms

@@ -63,8 +63,7 @@ class AlertFiles:
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._say = say
+        self._folder, self._say = folder, say
         lines = (line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines())
         self._raised = {_key(json.loads(line)) for line in lines}
 
@@ -134,8 +133,7 @@ class LiveAudit:
         bounds = {"overdue_ms": settings.overdue_ms, "horizon_ms": settings.horizon_ms}
         self.judge = Judge(folder / "spill", **bounds)
         self._messages = RecordedMessages(folder)
-        self._sink = sink
-        self._watch = Watch(settings.stalled_ms)
+        self._sink, self._watch = sink, Watch(settings.stalled_ms)
 
     def step(self) -> int:
         """Judge the present state; return how many entries are new.

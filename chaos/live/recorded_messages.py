@@ -35,8 +35,7 @@ class RecordedFile:
     """The history of one witness."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._position = 0
+        self._path, self._position = path, 0
         self._read_ms = 0
         """All lines that were written by then were read."""
         self._progress: dict[str, tuple[int, int]] = {}

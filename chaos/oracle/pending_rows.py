@@ -124,8 +124,7 @@ class WaitingRows:
     """Pending rows, with a folder for those that exceed the memory."""
 
     def __init__(self, folder: Path, *, rows_max: int = ROWS_MAX) -> None:
-        self._folder = folder
-        self._rows_max = rows_max
+        self._folder, self._rows_max = folder, rows_max
         self._buckets: dict[int, list[Rows]] = {}
         self._order: list[int] = []
         self._in_buckets = 0

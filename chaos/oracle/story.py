@@ -142,8 +142,7 @@ class LogStory:
         self, book: StoryBook, spill: Path, *, pending_max: int = ROWS_MAX, checksums: bool = False
     ) -> None:
         """`checksums`: also report the CRC-32 of each scheduled payload."""
-        self.last_index = 0
-        self.last_read_time_ms = 0
+        self.last_index, self.last_read_time_ms = 0, 0
         self.topics: dict[int, str] = {}
         self.deleted: dict[int, tuple[int, int]] = {}
         """Deleted topic -> (index of the entry that deleted it, its time)."""
@@ -174,8 +173,7 @@ class LogStory:
         self.moved_early: list[tuple[GroupStory, int, int, int]] = []
         """(group, queue offset, failures, index) of messages moved before enough failures."""
         self.quotas = QuotaStory(self._ready)
-        self._book = book
-        self._checksums = checksums
+        self._book, self._checksums = book, checksums
         self._pending = WaitingRows(spill, rows_max=pending_max)
         self._said = Said()
         self.intake = IntakeStory()

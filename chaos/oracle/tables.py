@@ -114,8 +114,7 @@ class GrowingTable:
 
     def __init__(self, writer: pq.ParquetWriter, columns_of: Callable[..., Iterable[Any]]) -> None:
         """`columns_of`: makes the columns of a row group from those of the pieces."""
-        self._writer = writer
-        self._columns_of = columns_of
+        self._writer, self._columns_of = writer, columns_of
         self._waiting: list[tuple[Any, ...]] = []
         self._rows = 0
 

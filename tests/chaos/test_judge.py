@@ -174,6 +174,19 @@ def test_timer_is_not_late_because_the_logs_clock_jumped(court: Court) -> None:
     assert court.kinds() == [("late", 1)]
 
 
+@pytest.mark.parametrize("gap_ms", [3 * OVERDUE_MS // 5, OVERDUE_MS, OVERDUE_MS + 1, 60_000])
+def test_log_of_few_entries_is_judged(court: Court, gap_ms: int) -> None:
+    fired(court, 1)
+    court.log.schedule(court.topic, [(NOW + 2000, 2)])
+    found = []
+    for number in range(1, 4):
+        at_ms = NOW + 2000 + number * gap_ms
+        court.log.entry(EntryKind.CHECKPOINT, b"", at_ms=at_ms)
+        court.reaches["t"] = at_ms
+        found += court.kinds()
+    assert found == [("lost", 1), ("late", 2)]
+
+
 def ended(court: Court) -> None:
     """End timers in all ways: 1 fires; 2 is cancelled, 3 replaced by 4, which becomes 5."""
     log, topic = court.log, court.topic

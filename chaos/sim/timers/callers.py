@@ -93,10 +93,8 @@ class SimProducer:
     """One idempotent producer."""
 
     def __init__(self, town: "Town", token: bytes, rng: random.Random) -> None:
-        self._town = town
-        self._rng = rng
-        self._token = token
-        self._lives = 0
+        self._town, self._rng = town, rng
+        self._token, self._lives = token, 0
         self.producer_id: ProducerId | None = None
         self._next = 1
         self.waiting: list[SimRequest] = []

@@ -94,8 +94,7 @@ class EngineApp(App):
     """State plane of one simulated process."""
 
     def __init__(self, node: "SimNode", town: Town) -> None:
-        self.node = node
-        self.town = town
+        self.node, self.town = node, town
         secret = f"{node.replica} {node.nonce}".encode()  # differs between processes
         config = CROWD_CONFIG if node.world.options.crowds else CONFIG
         self._producer_ids = PRODUCER_IDS

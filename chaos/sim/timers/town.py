@@ -64,8 +64,7 @@ class ClientLink:
     """The link between clients and nodes: it delays messages and loses some."""
 
     def __init__(self, world: "World", rng: random.Random) -> None:
-        self._world = world
-        self._rng = rng
+        self._world, self._rng = world, rng
         self.loss = world.options.client_loss
 
     def carry(self, call: Callable[..., None], *args: object) -> None:

@@ -51,8 +51,7 @@ class FaultInjector:
     """Injects faults until `end_us`."""
 
     def __init__(self, world: "World", rng: random.Random, end_us: int) -> None:
-        self._world = world
-        self._rng = rng
+        self._world, self._rng = world, rng
         self.struck: list[str] = []
         """The kind of each fault that has struck, in order."""
         self._armed: set[str] = set()

@@ -83,8 +83,7 @@ class SimSnapshotFetch:
         self._source: SimNode | None = None
         """The node that sends the snapshot. None: one that offers one must be found."""
         self._snapshot: Snapshot | None = None
-        self._whole = False
-        self._tries = 0
+        self._whole, self._tries = False, 0
         node.world.timeline.after(0, self._run, self._look)
 
     def _run(self, step: Callable[[], int | None]) -> None:

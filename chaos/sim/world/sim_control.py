@@ -101,8 +101,7 @@ class SimControl:
     """The control plane of one world."""
 
     def __init__(self, world: "World", rng: random.Random) -> None:
-        self._world = world
-        self._rng = rng
+        self._world, self._rng = world, rng
         self.mischief: tuple[str, ...] = world.options.mischief
         self.deaf: set[ReplicaId] = set()
         """Nodes that can't reach the Raft of the others."""
@@ -116,8 +115,7 @@ class SimControl:
         self._leader: SimNode | None = None
         """Raft's leader. None: there is none."""
         self._leaderless_ms: int | None = None
-        self._elected_after_ms = 0
-        self._quiet_until_ms = 0
+        self._elected_after_ms, self._quiet_until_ms = 0, 0
         self._nonce = 0
         world.timeline.after(1_000, self._tick)
 

@@ -19,8 +19,7 @@ class SimNetwork:
     """The links of a world, one for each ordered pair of nodes."""
 
     def __init__(self, timeline: Timeline, rng: random.Random, options: WorldOptions) -> None:
-        self._timeline = timeline
-        self._rng = rng
+        self._timeline, self._rng = timeline, rng
         self._options = options
         self._nodes: dict[ReplicaId, SimNode] = {}
         self._cuts: dict[_Link, int] = {}
