@@ -1,6 +1,7 @@
 """The search for the leader, on a clock that the test moves."""
 
 import asyncio
+import time
 import weakref
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -29,6 +30,19 @@ from timerclient.values.errors import (
     TokenRejected,
     Unreachable,
 )
+from timerclient.values.lease_clock import BOOT_CLOCK, boot_time_s
+
+
+async def test_clock_of_leases_continues_while_the_machine_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("time.clock_gettime", {time.CLOCK_BOOTTIME: 1_000.0}.__getitem__)
+    assert (boot_time_s(), BOOT_CLOCK.now_s()) == (1_000, 1_000)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "call_later", lambda left_s, _: loop.call_at(left_s, id, 0))
+    alarm: Any = BOOT_CLOCK.call_at(1_002.5, lambda: None)
+    assert alarm.when() == 2.5
+    alarm.cancel()
 
 
 async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_are_silent(

@@ -24,7 +24,6 @@ import copy
 import math
 import os
 import random
-import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -63,7 +62,7 @@ from timerclient.values.errors import (
     TokenRejected,
     Unreachable,
 )
-from timerclient.values.lease_clock import clock_of
+from timerclient.values.lease_clock import boot_time_s, clock_of
 from timerclient.values.wire_errors import from_rpc
 
 T = TypeVar("T")
@@ -683,13 +682,6 @@ class Nodes:
             raise failure
         text = f"no node answers; the last error: {self.last_error}"
         raise Unreachable(text)
-
-
-def boot_time_s() -> float:
-    """Return a monotonic time, in seconds. On Linux it continues while the machine sleeps."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
 
 
 def deadline_s(left_s: float) -> float:

@@ -40,7 +40,7 @@ from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import Message
 from timerclient.values.codecs import reason_of
 from timerclient.values.errors import LeaseLost, NotFound, PermissionDenied, TimerError
-from timerclient.values.lease_clock import MONOTONIC, ClockAlarm, LeaseClock
+from timerclient.values.lease_clock import BOOT_CLOCK, ClockAlarm, LeaseClock
 from timerclient.worker.rejected_letters import (
     failure_text,
     first_failure,
@@ -105,7 +105,7 @@ class HandlerRunner:
         self._concurrency = concurrency or handler.options.concurrency
         self._hold_s = 0.0
         """Longest time of a call in seconds. 0: the lease alone."""
-        self._clock: LeaseClock = MONOTONIC
+        self._clock: LeaseClock = BOOT_CLOCK
         self._tracing: Tracing | None = None
         self._slot = asyncio.Event()
         """Set when a handler ends."""

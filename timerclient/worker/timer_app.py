@@ -37,7 +37,7 @@ from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.values.cluster_url import VARIABLE
 from timerclient.values.codecs import JSON, BytesCodec, Codec, EncodedValue
 from timerclient.values.errors import Closed, Described, InvalidRequest
-from timerclient.values.lease_clock import MONOTONIC, LeaseClock
+from timerclient.values.lease_clock import BOOT_CLOCK, LeaseClock
 from timerclient.worker.handler_arguments import (
     OPTIONS,
     HandlerArguments,
@@ -78,7 +78,7 @@ class TimerContext:
 
     message: Message
     group: str
-    clock: LeaseClock = MONOTONIC
+    clock: LeaseClock = BOOT_CLOCK
     """The clock of the message's lease."""
 
     @property
