@@ -16,6 +16,7 @@ from timer.leader.groups.dead_letters import _put_off
 from timerclient import (
     Backoff,
     InvalidRequest,
+    NotFound,
     PermissionDenied,
     Reject,
     Retry,
@@ -25,7 +26,7 @@ from timerclient.worker import handler_runner, rejected_letters
 from timerclient.worker.handler_runner import HandlerRunner
 from timerclient.worker.rejected_letters import detail_of, letter_headers
 from timerclient.worker.worker_metrics import Outcome
-from timerfake import AsyncFakeApp
+from timerfake import AsyncFakeApp, FakeApp
 
 
 def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
@@ -362,6 +363,20 @@ def test_interrupt_while_a_handler_runs_ends_the_test(timer_app: Run) -> None:
     handler.schedule_sync()
     with pytest.raises(KeyboardInterrupt):
         timers.settle()
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_deleted_topic_is_an_error_of_the_fake_app_once_and_none_of_its_exit(
+    *, is_seen: bool
+) -> None:
+    shop = Shop()
+    with FakeApp(shop.app) as timers, timers.cluster.client() as client:
+        shop.cancel_unpaid.schedule_sync(order_id=1)
+        timers.settle()
+        client.delete_topic("orders")
+        if is_seen:
+            with pytest.raises(NotFound):
+                _ = [*iter(timers.settle, "end")]
 
 
 def test_rejection_without_a_readable_text_is_a_dead_letter(timer_app: Run) -> None:
