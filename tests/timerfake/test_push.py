@@ -546,6 +546,8 @@ def test_file_that_is_gone_is_reported_once_and_read_again_when_it_is_back(
     assert caplog.messages == [f"file is gone, its last value is used: {path}"]
     path.write_text("\ufeffa: 2")  # as editors on Windows write it
     assert file.value == {"a": "2"}
+    path.rename(tmp_path / "older")
+    assert (file.value, len(caplog.messages)) == ({"a": "2"}, 2)
 
 
 def test_pipe_in_place_of_a_file_is_read_once(

@@ -150,7 +150,8 @@ async def test_worker_of_another_version_changes_the_settings_of_the_group(
 async def test_worker_without_permission_to_set_the_group_warns_once_for_each_reason(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answer = AsyncMock(return_value=SimpleNamespace(settings=pb.GroupSettings()))
+    settings = pb.GroupSettings(backoff_ms_min=1)
+    answer = AsyncMock(return_value=SimpleNamespace(settings=settings))
     for method in ("create_group", "alter_group"):
         monkeypatch.setattr(AsyncTimerClient, method, answer)
     shop = Shop(url="timers://127.0.0.1:1")
@@ -162,6 +163,7 @@ async def test_worker_without_permission_to_set_the_group_warns_once_for_each_re
     lines = [each.getMessage() for each in caplog.records if "no permission" in each.message]
     warned = [each.partition("Denied: ")[2] for each in lines]
     assert warned == ["no rule'", "no token'", "no token'"]
+    assert (runner._backoff, runner._is_pacing) == (runner.handler.options.retry, True)
 
 
 @pytest.mark.parametrize("what", ["group", "topic", "group of a consumer that ended", "no manage"])

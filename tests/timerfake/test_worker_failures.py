@@ -22,9 +22,11 @@ from timerclient import (
     Retry,
     TimerApp,
 )
+from timerclient.proto import timer_pb2 as pb
 from timerclient.worker import handler_runner, rejected_letters
 from timerclient.worker.handler_runner import HandlerRunner
 from timerclient.worker.rejected_letters import detail_of, letter_headers
+from timerclient.worker.retry_policy import RetryAfter
 from timerclient.worker.worker_metrics import Outcome
 from timerfake import AsyncFakeApp, FakeApp
 
@@ -135,6 +137,15 @@ def test_handler_chooses_the_pause_before_its_next_attempt(timer_app: Run) -> No
     shop.fails = None
     timers.advance(1)
     assert (len(shop.calls), shop.contexts[-1].failures) == (3, 2)
+    shop.fails = Retry("sooner than the backoff", delay=1)
+    shop.cancel_unpaid.schedule_sync(order_id=2)
+    timers.settle()
+    shop.fails = RetryAfter("not sooner", delay=1)
+    for pause_s, attempts in ((1, 5), (59, 5), (1, 6)):
+        timers.advance(pause_s)
+        assert len(shop.calls) == attempts
+    only_first = pb.GroupSettings(backoff_ms_min=5_000)
+    assert handler_runner._backoff_of(only_first).delay_s(3) == 5
     for wrong in (-1, timedelta(days=31)):
         with pytest.raises(InvalidRequest):
             Retry(delay=wrong)
