@@ -127,6 +127,7 @@ class AsyncFakeApp:
         try:
             with contextlib.suppress(*self._expected):
                 await self._running
+            await asyncio.to_thread(self.app.close_sync)  # the client of functions in threads
         finally:
             self.app.connect(self._former)
             self.app.on_error = self._former_on_error

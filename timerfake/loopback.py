@@ -1,4 +1,4 @@
-"""gRPC within one event loop: channels and a server without sockets.
+"""gRPC within one process: channels and a server without sockets.
 
     stub --bytes--> Channel --> Server --> servicer        and back the same way
 
@@ -6,13 +6,17 @@ Messages are serialised and parsed as on the wire. A stream holds at most UNREAD
 messages; beyond it the writer waits. A status arrives with its trailing metadata. Generated stubs
 and servicers work unchanged.
 
+Servicers and queues run on the event loop that made the server. Clients of other event loops, and
+so of other threads, wait for it (`Server.at_home`).
+
 `Server.moved` counts events; a caller finds by it when no more events come.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final, NoReturn, Self
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 import grpc
 
@@ -22,6 +26,18 @@ UNREAD_MAX: Final = 64
 """Messages of one stream and direction; beyond it the writer waits."""
 
 CLOSED: Final = "the fake cluster is closed"
+BLOCKED_S: Final = 10.0
+"""Seconds for which a call of another event loop waits until that of the server takes it."""
+BLOCKED: Final = (
+    "the event loop of the fake cluster is blocked: code on it must await calls of an "
+    "AsyncTimerClient, and run blocking functions in a thread (asyncio.to_thread)"
+)
+FAR_CONSUMER: Final = (
+    "a consumer of a fake cluster runs on the cluster's event loop: use FakeCluster and a "
+    "TimerClient, or an AsyncFakeCluster and an AsyncTimerClient on its event loop"
+)
+
+T = TypeVar("T")
 
 Serialize = Callable[[Any], bytes]
 Parse = Callable[[bytes], Any]
@@ -82,7 +98,7 @@ class Context:
 
 
 class Server:
-    """Servicers by method. Call it only on the event loop that made it."""
+    """Servicers by method, on the event loop that made it."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -139,15 +155,43 @@ class Server:
         """Count the begin of a call.
 
         Raises:
-            RuntimeError: On another event loop, after a bug, or after `close`.
+            RuntimeError: After a bug, or after `close`.
         """
-        if asyncio.get_running_loop() is not self._loop:
-            msg = "a fake cluster serves one event loop: make an AsyncFakeCluster on this one"
-            raise RuntimeError(msg)
         self.check()
-        if self._closed:
+        if self._closed or self._loop.is_closed():
             raise RuntimeError(CLOSED)
         self.moved += 1
+
+    @property
+    def is_home(self) -> bool:
+        """Whether the caller runs on the event loop of this server."""
+        return asyncio.get_running_loop() is self._loop
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T] | Future[T]":
+        """Start a coroutine on the event loop of this server, from any event loop."""
+        if self.is_home:
+            return asyncio.ensure_future(work)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def at_home(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of a coroutine that runs on the event loop of this server.
+
+        Raises:
+            RuntimeError: That event loop is closed, or has been blocked for BLOCKED_S.
+        """
+        if self.is_home:
+            return await work()
+        if self._loop.is_closed():
+            raise RuntimeError(CLOSED)
+        try:
+            async with asyncio.timeout(BLOCKED_S):
+                await self._far(asyncio.sleep(0))
+        except TimeoutError:
+            raise RuntimeError(BLOCKED) from None
+        return await self._far(work())
+
+    async def _far(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def handler(self, method: str) -> Any:
         """Return the handler of a method.
@@ -161,9 +205,19 @@ class Server:
 
 
 class Stream:
-    """The client's side of a call that returns a stream, and may take a stream."""
+    """The client's side of a call that returns a stream, and may take a stream.
 
-    def __init__(self, server: Server, method: str, serialize: Serialize, parse: Parse) -> None:
+    `request`: the only one, of a unary-stream call. None: `write` sends them.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        method: str,
+        serialize: Serialize,
+        parse: Parse,
+        request: Any = None,
+    ) -> None:
         server.enter()
         self._server = server
         self._serialize = serialize
@@ -174,7 +228,9 @@ class Stream:
         """Responses. None: the call has ended, with `_error` if that is set."""
         self._error: grpc.aio.AioRpcError | None = None
         self._cancelled = False
-        self._task = asyncio.ensure_future(self._serve(method))
+        if request is not None:
+            self._up.put_nowait(serialize(request))
+        self._task = server.spawn(self._serve(method))
 
     async def _serve(self, method: str) -> None:
         self._server.streams.add(self)
@@ -220,11 +276,8 @@ class Stream:
         """
         if self._task.done():
             raise asyncio.InvalidStateError("the call is over")
-        await self._put(self._up, self._serialize(message))
-
-    def begin(self, request: Any) -> None:
-        """Send the only request of a unary-stream call."""
-        self._up.put_nowait(self._serialize(request))
+        data = self._serialize(message)
+        await self._server.at_home(lambda: self._put(self._up, data))
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Iterate over the messages until the call ends."""
@@ -233,7 +286,7 @@ class Stream:
 
     async def done_writing(self) -> None:
         """End the stream of requests."""
-        await self._put(self._up, None)
+        await self._server.at_home(lambda: self._put(self._up, None))
 
     async def read(self) -> Any:
         """Return the next message, or grpc.aio.EOF after the last one.
@@ -244,13 +297,18 @@ class Stream:
         """
         if self._cancelled:
             raise asyncio.CancelledError
-        data = await self._get(self._down)
+        data = await self._server.at_home(self._next)
         if data is not None:
             return self._parse(data)
-        self._down.put_nowait(None)  # a further read returns the same
         if self._error is not None:
             raise self._error
         return grpc.aio.EOF
+
+    async def _next(self) -> bytes | None:
+        data = await self._get(self._down)
+        if data is None:
+            self._down.put_nowait(None)  # a further read returns the same
+        return data
 
     def cancel(self) -> bool:
         """Cancel the call; return whether it was still running or was cancelled before."""
@@ -283,6 +341,9 @@ class Channel(grpc.aio.Channel):
             metadata: object = (),
         ) -> Any:
             del metadata
+            return await self._server.at_home(lambda: serve(request, timeout))
+
+        async def serve(request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
             server = self._server
             server.enter()
             try:
@@ -307,7 +368,14 @@ class Channel(grpc.aio.Channel):
     def stream_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
         """Return the method; each call returns a Stream."""
         serialize, parse = _serializers(serializers, more)
-        return lambda metadata=(): Stream(self._server, method, serialize, parse)
+
+        def call(*, metadata: object = ()) -> Stream:
+            del metadata
+            if method.endswith("/Consume") and not self._server.is_home:
+                raise RuntimeError(FAR_CONSUMER)
+            return Stream(self._server, method, serialize, parse)
+
+        return call
 
     def unary_stream(self, method: str, *serializers: Any, **more: Any) -> Any:
         """Return the method; each call takes a request and returns a Stream that is only read."""
@@ -315,9 +383,7 @@ class Channel(grpc.aio.Channel):
 
         def call(request: Any, *, metadata: object = ()) -> Stream:
             del metadata
-            stream = Stream(self._server, method, serialize, parse)
-            stream.begin(request)
-            return stream
+            return Stream(self._server, method, serialize, parse, request)
 
         return call
 

@@ -141,7 +141,7 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
     run_exit_functions = lambda: exits.append(("atexit", go.is_set()))  # noqa: E731
     monkeypatch.setattr(worker_process, "_run_exit_functions", run_exit_functions)
 
-    def close_sync(timeout: float) -> None:
+    def close_sync(timeout: float = 1.0) -> None:
         assert timeout > 0
         exits.append((signal.getsignal(signal.SIGTERM), go.is_set()))
 

@@ -20,11 +20,13 @@ from cluster.api.consume_service import _Stream
 from cluster.state.alarm import KernelAlarm
 from tests.cluster.running import WAIT_S, until
 from tests.parsing import parsed
+from tests.timerfake.shop import MINUTE, Shop
 from timer.model.timer_errors import ConfigError, InvalidRequestError
 from timer.model.units import DUE_MS_MAX
 from timerclient import (
     AsyncTimerClient,
     InvalidRequest,
+    NotFound,
     OutcomeUnknown,
     TimerClient,
     TimerError,
@@ -36,7 +38,13 @@ from timerclient.rows.series_fields import SeriesConflict, SeriesOptions
 from timerclient.streams import shared_calls
 from timerclient.streams.credit import LINK_BYTES_MIN
 from timerclient.values.errors import RpcFailed
-from timerfake import AsyncFakeCluster, FakeCluster
+from timerfake import (
+    AsyncFakeCluster,
+    AsyncTimerAppFixture,
+    FakeCluster,
+    TimerAppFixture,
+    loopback,
+)
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -294,14 +302,54 @@ async def test_asyncio_clients_run_side_by_side_with_time() -> None:
         await asyncio.gather(worker, return_exceptions=True)
 
 
-async def test_cluster_of_threads_refuses_coroutines() -> None:
+async def test_cluster_serves_calls_of_other_event_loops_and_no_consumers_there() -> None:
     cluster = FakeCluster()
     async with AsyncTimerClient(cluster.address, dial=cluster.dial) as client:
-        with pytest.raises(RuntimeError, match="AsyncFakeCluster"):
-            await client.topics()
-        with pytest.raises((RuntimeError, TimerError), match="AsyncFakeCluster"):
-            await client.schedule("t", b"p", timeout=5)
+        timers = [await client.schedule("t", b"p", delay=HOUR) for _ in range(3)]
+        assert len({timer.id for timer in timers}) == 3
+        assert len((await client.tell_story(timers[2])).events) == 1
+        with pytest.raises(RpcFailed, match="runs on the cluster's event loop: use FakeCluster"):
+            await client.consumer("t", "g").receive(timeout=WAIT_S)
+        with pytest.raises(NotFound):
+            await client.get_timer(key="none", topic="t")
     cluster.close()
+
+
+async def test_call_of_a_thread_for_which_the_event_loop_of_the_cluster_waits_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loopback, "BLOCKED_S", 0.01)
+    async with AsyncFakeCluster() as cluster:
+        with TimerClient(cluster.address, dial=cluster.dial) as client:
+            with pytest.raises(RuntimeError, match=r"is blocked: .* \(asyncio.to_thread\)"):
+                client.topics()
+            monkeypatch.undo()
+            assert await asyncio.to_thread(client.topics) == []
+
+
+async def test_handler_in_a_thread_schedules_with_the_client_of_threads(
+    async_timer_app: AsyncTimerAppFixture,
+) -> None:
+    shop = Shop()
+    async with async_timer_app(shop.app) as timers:
+        await shop.send_mail.schedule(to="again")
+        await timers.advance(MINUTE)
+        assert [to for to, _ in shop.calls] == ["again", "end"]
+
+
+def test_test_without_an_event_loop_runs_coroutines_of_its_application(
+    timer_app: TimerAppFixture,
+) -> None:
+    async def schedule() -> None:
+        for number in range(3):
+            await shop.cancel_unpaid.schedule(order_id=number)
+
+    shop = Shop()
+    timers = timer_app(shop.app)
+    for calls in (3, 6):
+        asyncio.run(schedule())
+        timers.settle()
+        assert len(shop.calls) == calls
 
 
 async def test_asyncio_cluster_must_be_entered_first() -> None:
