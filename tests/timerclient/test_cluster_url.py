@@ -1,10 +1,11 @@
 """The address of a cluster as a URL, and the environment."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from timerclient import ClientTls, InvalidRequest, TimerApp, TimerClient
+from timerclient import AsyncTimerClient, ClientTls, InvalidRequest, TimerApp, TimerClient
 from timerclient.values.cluster_url import ClusterUrl
 
 ENVIRON = {"TIMERS_TLS_CA": "/e/ca", "TIMERS_TLS_CERT": "/e/c", "TIMERS_TLS_KEY": "/e/k"}
@@ -43,9 +44,17 @@ def test_url_of_another_form_is_refused_and_shows_no_secret(url: str, text: str)
 def test_client_and_app_take_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match="'a': must be host:port"):
         TimerClient("timers://a")
-    monkeypatch.delenv("TIMERS_URL", raising=False)
-    with pytest.raises(InvalidRequest, match="or the variable TIMERS_URL"):
-        TimerApp().thread_client  # noqa: B018
-    monkeypatch.setenv("TIMERS_URL", "timers://b")
-    with pytest.raises(InvalidRequest, match="'b': must be host:port"):
-        TimerApp().thread_client  # noqa: B018
+    makers: list[Callable[[], object]] = [
+        *(TimerClient, AsyncTimerClient),
+        lambda: TimerApp().thread_client,
+        lambda: TimerApp("").thread_client,
+    ]
+    unset = "cluster: set the variable TIMERS_URL to timers://HOST:PORT"
+    for value, text in (("", unset), ("timers://b", "'b': must be host:port")):
+        monkeypatch.setenv("TIMERS_URL", value)
+        for make in makers:
+            with pytest.raises(InvalidRequest, match=text):
+                make()
+    monkeypatch.delenv("TIMERS_URL")
+    with pytest.raises(InvalidRequest, match=unset):
+        TimerClient()

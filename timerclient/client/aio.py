@@ -53,7 +53,7 @@ from timerclient.streams.subscription import Subscription
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.client_tls import ClientTls
-from timerclient.values.cluster_url import ClusterUrl, is_url
+from timerclient.values.cluster_url import ClusterUrl, default_cluster, is_url
 from timerclient.values.codecs import NO_VALUE, EncodedValue, Payload, payload_of
 from timerclient.values.errors import Closed, InvalidRequest, Overloaded, TimerError
 from timerclient.values.node_addresses import parse_addresses
@@ -173,7 +173,7 @@ class AsyncTimerClient(SeriesCalls):
 
     Args:
         cluster: "host:port,host:port", a sequence of addresses, or a URL
-            (timerclient/values/cluster_url.py). Some of the nodes suffice.
+            (timerclient/values/cluster_url.py). Some of the nodes suffice. None: $TIMERS_URL.
         timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
         credentials: TLS: the files of a certificate, or gRPC's credentials. None: no TLS.
         token: A bearer token or the path of its file. Needs TLS and all nodes' ports for tokens.
@@ -181,11 +181,14 @@ class AsyncTimerClient(SeriesCalls):
         settings: Limits and waits.
         on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
         tracing: Makes OpenTelemetry's spans of schedules. None: no traces.
+
+    Raises:
+        InvalidRequest: An argument is wrong, or neither `cluster` nor $TIMERS_URL names a cluster.
     """
 
     def __init__(  # noqa: PLR0913 -- options, by keyword
         self,
-        cluster: str | Sequence[str],
+        cluster: str | Sequence[str] | None = None,
         *,
         timeout: Seconds | None = None,
         credentials: grpc.ChannelCredentials | ClientTls | None = None,
@@ -195,6 +198,8 @@ class AsyncTimerClient(SeriesCalls):
         on_event: OnEvent | None = None,
         tracing: Tracing | None = None,
     ) -> None:
+        if cluster is None:
+            cluster = default_cluster()
         if is_url(cluster):
             place = ClusterUrl.read(str(cluster))
             cluster = place.addresses

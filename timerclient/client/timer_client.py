@@ -53,7 +53,7 @@ class TimerClient(ThreadClient):
 
     Args:
         cluster: "host:port,host:port", a sequence of addresses, or a URL
-            (timerclient/values/cluster_url.py). Some of the nodes suffice.
+            (timerclient/values/cluster_url.py). Some of the nodes suffice. None: $TIMERS_URL.
         timeout: Default timeout of calls, failovers included. None: `ClientSettings.call_s`.
         credentials: TLS: the files of a certificate, or gRPC's credentials. None: no TLS.
         token: A bearer token or the path of its file. Needs TLS and all nodes' ports for tokens.
@@ -61,11 +61,14 @@ class TimerClient(ThreadClient):
         settings: Limits and waits.
         on_event: Called with each event (timerclient/values/client_events.py). All are also logged.
         tracing: Makes OpenTelemetry's spans of schedules. None: no traces.
+
+    Raises:
+        InvalidRequest: An argument is wrong, or neither `cluster` nor $TIMERS_URL names a cluster.
     """
 
     def __init__(
         self,
-        cluster: str | Sequence[str],
+        cluster: str | Sequence[str] | None = None,
         *,
         timeout: Seconds | None = None,
         credentials: grpc.ChannelCredentials | ClientTls | None = None,

@@ -84,6 +84,18 @@ def _token(given: Mapping[str, str], environ: Mapping[str, str], file: str) -> s
     return Path(file) if file else None
 
 
+def default_cluster() -> str:
+    """Return the cluster of clients that name none: $TIMERS_URL.
+
+    Raises:
+        InvalidRequest: The variable is not set, or empty.
+    """
+    if url := os.environ.get(VARIABLE):
+        return url
+    limit = f"set the variable {VARIABLE} to {PLAIN}HOST:PORT,…, or give addresses or a URL"
+    raise InvalidRequest.of("cluster", None, limit)
+
+
 def is_url(cluster: object) -> bool:
     """Return whether a client's argument `cluster` is a URL."""
     return isinstance(cluster, str) and cluster.startswith((PLAIN, SECURE))

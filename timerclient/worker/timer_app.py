@@ -511,7 +511,7 @@ class TimerApp:
         with _clients_lock:
             if loop not in self._clients:
                 self._abandon_ended()
-                made = AsyncTimerClient(self._where(), **self.connection.options)
+                made = AsyncTimerClient(self.url() or None, **self.connection.options)
                 self._clients.setdefault(loop, made)  # a signal handler may have made one
             return self._clients[loop]
 
@@ -533,7 +533,7 @@ class TimerApp:
         with _clients_lock:
             if (found := self._found_client()) is not None:
                 return found
-            made = TimerClient(self._where(), **self.connection.options)
+            made = TimerClient(self.url() or None, **self.connection.options)
             if (found := self._found_client()) is not None:  # of a signal handler meanwhile
                 made.close()
                 return found
@@ -544,13 +544,6 @@ class TimerApp:
         """Return the client of this process's threads. None: there is none."""
         pid, client = self._thread_client or (0, None)
         return client if pid == os.getpid() else None
-
-    def _where(self) -> str:
-        url = self.url()
-        if not url:
-            limit = f"TimerApp needs a URL, or the variable {VARIABLE}: timers://HOST:PORT,…"
-            raise InvalidRequest.of("url", url, limit)
-        return url
 
     async def close(self) -> None:
         """Close the client of the running event loop."""
