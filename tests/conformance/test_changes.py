@@ -153,6 +153,8 @@ def test_reschedule_gives_a_new_id_and_keeps_all_else(world: World, topic: str) 
     with pytest.raises(NotPending) as refused:
         client.reschedule(new, delay=HOUR)
     assert refused.value.result is RescheduleResult.ALREADY_FIRED
+    with pytest.raises(NotPending, match=r"key = 'k': no pending timer .* nothing was rescheduled"):
+        client.reschedule(key="k", topic=topic, delay=HOUR)
 
 
 def test_reschedule_to_the_past_delivers_at_once(world: World, topic: str) -> None:

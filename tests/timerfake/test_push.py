@@ -619,7 +619,9 @@ def test_push_and_handler_of_one_group_are_refused() -> None:
     [push] = app.handlers
     assert (push.name, push.options.hold_max) == ("push:http://h/x", 1260)
     decorate: Callable[..., Any] = app.timer("orders", group="billing")
-    with pytest.raises(InvalidRequest, match="push:http://h/x has it in 'orders'"):
+    with pytest.raises(
+        InvalidRequest, match="push:http://h/x already runs it for the topic 'orders'"
+    ):
         decorate(lambda: None)
 
 

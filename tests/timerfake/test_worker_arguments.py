@@ -55,6 +55,10 @@ def test_bound_handler_is_scheduled_alone_and_in_a_batch(timer_app: Run) -> None
     ):
         with pytest.raises(InvalidRequest, match=text):
             shop.cancel_unpaid.bind(**given)
+    with pytest.raises(
+        InvalidRequest, match=r"arguments: .* by name, or call `bind\(…\)\.schedule"
+    ):
+        shop.cancel_unpaid.schedule_sync(1)  # type: ignore[arg-type]
     assert {*ClientOptions.__annotations__} == {*signature(AsyncTimerClient).parameters} - {
         "cluster"
     }
@@ -214,12 +218,12 @@ def test_handler_that_can_not_be_called_by_names_is_refused() -> None:
     def many(*args: int) -> None: ...
     def fine() -> None: ...
 
-    for function, text in ((options, "key"), (many, "args")):
+    for function, text in ((options, "options: rename its parameter 'key'"), (many, "args")):
         with pytest.raises(InvalidRequest, match=text):
             app.timer("t", group="g")(function)
     app.timer("t", group="g")(fine)
     for same in ("t", "default/t"):
-        with pytest.raises(InvalidRequest, match=rf"group = 'g': .*fine has it in '{same}'"):
+        with pytest.raises(InvalidRequest, match=rf"'g': handler .*fine already .*topic '{same}'"):
             app.timer(same, group="g")(fine)
     for wrong in ({"concurrency": 0}, {"retry": Backoff(1)} | {"group": ""}):
         with pytest.raises(InvalidRequest):

@@ -282,13 +282,13 @@ class Existing:
             move = partial(self._move, pending_timers.by_keys(topic), way)
             line, most = ("reschedule", way, topic), pending_timers.CHANGES_MAX
             one = await self._share(line, key, (key, ms), move, most, timeout)
-            return pending_timers.only(one, key)
+            return pending_timers.only(one, key=key)
         raw = raw_ids([the_timer(timer)])
         by_ids = partial(self._move, pending_timers.by_ids, way)
         one = await self._share(
             ("reschedule", way), raw, (raw, ms), by_ids, CANCEL_IDS_MAX, timeout
         )
-        return pending_timers.only(one, ids.to_text(raw))
+        return pending_timers.only(one, timer_id=ids.to_text(raw))
 
     async def _move(
         self,

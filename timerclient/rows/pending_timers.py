@@ -212,15 +212,17 @@ def cancelled(answer: pb.CancelResponse) -> list[CancelResult]:
     ]
 
 
-def only(one: Rescheduled, name: str) -> Timer:
-    """Return the new timer.
+def only(one: Rescheduled, *, timer_id: str = "", key: str = "") -> Timer:
+    """Return the new timer of a call that named a timer by its id, or by its key.
 
     Raises:
         NotPending: The timer was not rescheduled.
     """
-    if one.timer is None:
-        raise NotPending.of(name, one.result, one.replaced_by)
-    return one.timer
+    if one.timer is not None:
+        return one.timer
+    if timer_id:
+        raise NotPending.of(timer_id, one.result, one.replaced_by)
+    raise NotPending.of_key(key, "rescheduled")
 
 
 def infos(topic: str, timers: pb.PendingTimers, held: int) -> Iterator[TimerInfo]:

@@ -122,10 +122,10 @@ class NotPending(NotFound):
         return error
 
     @classmethod
-    def of_key(cls, key: str) -> "NotPending":
-        """Return the error of a key that no pending timer has."""
+    def of_key(cls, key: str, done: str = "scheduled") -> "NotPending":
+        """Return the error of a key that no pending timer has; nothing was `done`."""
         named = f"key = {key!r}: " if key else ""
-        return cls(f"{named}no pending timer of the topic has the key; nothing was scheduled")
+        return cls(f"{named}no pending timer of the topic has the key; nothing was {done}")
 
 
 class AlreadyExists(TimerError):

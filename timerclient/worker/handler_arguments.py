@@ -69,8 +69,8 @@ class HandlerArguments:
                 limit = "each parameter must have a name: no *args, no **kwargs, no /"
                 raise InvalidRequest.of(f"handler {name}", str(each), limit)
             if each.name in OPTIONS:
-                limit = f"the options of schedule have these names: {', '.join(OPTIONS)}"
-                raise InvalidRequest.of(f"handler {name}", each.name, limit)
+                limit = f"rename its parameter {each.name!r}: schedule has an option of this name"
+                raise InvalidRequest.of(f"handler {name}", None, limit)
         self._required = {
             each.name for each in self._parameters.values() if each.default is each.empty
         }

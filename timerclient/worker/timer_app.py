@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import iscoroutinefunction
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, cast
+from typing import Any, Final, Generic, NamedTuple, Never, ParamSpec, TypeVar, Unpack, cast
 
 from timerclient.client.aio import AsyncTimerClient, ClientOptions
 from timerclient.client.group_calls import Start
@@ -200,7 +200,7 @@ class TimerHandler(Generic[P, R]):
     def _bound(self, arguments: Mapping[str, Any]) -> BoundHandler:
         return BoundHandler(self, self._payload(arguments))
 
-    async def schedule(self, **given: Any) -> Timer:
+    async def schedule(self, *args: Never, **given: Any) -> Timer:
         """Schedule a timer for this handler, with its arguments by name; on an event loop.
 
         Type checkers do not check them: see `bind`.
@@ -212,12 +212,12 @@ class TimerHandler(Generic[P, R]):
                 exceeds a limit.
             TimerError: As `AsyncTimerClient.schedule`.
         """
-        options = _taken_options(given)
+        options = _taken_options(args, given)
         return await self._bound(given).schedule(**options)
 
-    def schedule_sync(self, **given: Any) -> Timer:
+    def schedule_sync(self, *args: Never, **given: Any) -> Timer:
         """Schedule a timer for this handler from a thread; otherwise as `schedule`."""
-        options = _taken_options(given)
+        options = _taken_options(args, given)
         return self._bound(given).schedule_sync(**options)
 
     def _payload(self, arguments: Mapping[str, Any]) -> EncodedValue:
@@ -300,8 +300,15 @@ class TimerHandler(Generic[P, R]):
         return f"TimerHandler({self.name}, {self.options.topic!r}, {self.options.group!r})"
 
 
-def _taken_options(given: dict[str, Any]) -> ScheduleOptions:
-    """Remove the options of `schedule` from the arguments of a call, and return them."""
+def _taken_options(args: tuple[Never, ...], given: dict[str, Any]) -> ScheduleOptions:
+    """Remove the options of `schedule` from the arguments of a call, and return them.
+
+    Raises:
+        InvalidRequest: An argument has no name.
+    """
+    if args:
+        limit = "give them by name, or call `bind(…).schedule(…)`"
+        raise InvalidRequest.of("arguments", None, limit)
     taken = {name: given.pop(name) for name in OPTIONS if name in given}
     return cast("ScheduleOptions", taken)
 
@@ -463,7 +470,8 @@ class TimerApp:
         of = handler.options
         for other in self.handlers:
             if other.options.place == of.place:
-                raise InvalidRequest.of("group", of.group, f"{other.name} has it in {of.topic!r}")
+                limit = f"handler {other.name} already runs it for the topic {of.topic!r}"
+                raise InvalidRequest.of("group", of.group, limit)
         self.handlers.append(handler)
 
     @property
