@@ -49,6 +49,7 @@ from cluster.rpc.problem_details import (
     ProblemError,
     ProblemProtocol,
     is_api,
+    json_line,
     problem_of,
     problems,
 )
@@ -437,7 +438,7 @@ async def json_answer(read: Callable[[], Awaitable[Mapping[str, object]]]) -> we
     """Answer with the result of `read`, or with its error."""
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return web.json_response(await read())
+            return web.json_response(await read(), dumps=json_line)
     except EngineError as error:
         return problem_of(error)
     except ProblemError as refused:

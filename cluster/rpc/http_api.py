@@ -15,7 +15,6 @@ at the node (DNS rebinding) is none.
 import asyncio
 import functools
 import ipaddress
-import json
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
@@ -36,7 +35,7 @@ from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyAccount, BodyCharge, pa
 from cluster.rpc.json_fields import refused
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.peek_form import peek_answer
-from cluster.rpc.problem_details import HEADERS, UNSUPPORTED, ProblemError, problem_of
+from cluster.rpc.problem_details import HEADERS, UNSUPPORTED, ProblemError, json_line, problem_of
 from cluster.rpc.relay import METHODS
 from cluster.rpc.route_forms import FORMS
 from cluster.rpc.schedule_batches import BatchCaller, ScheduleBatches
@@ -146,7 +145,7 @@ class HttpApi:
             raise InvalidRequestError("bytes of the messages", size, limit)
 
         def text() -> str:
-            return json.dumps(_document(route, form, message, answer))
+            return json_line(_document(route, form, message, answer))
 
         # In a thread: a message of megabytes would hold the event loop.
         is_small = form is not None and answer.ByteSize() < ANSWER_BYTES

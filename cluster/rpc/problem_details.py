@@ -7,6 +7,7 @@
 there if they are known.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote, unquote_to_bytes
@@ -79,6 +80,11 @@ class ProblemError(Exception):
         self.error, self.status, self.more = error, status, more or {}
 
 
+def json_line(document: object) -> str:
+    """Return a document as JSON on a line of its own, for terminals."""
+    return json.dumps(document) + "\n"
+
+
 def document_of_error(wire: pb.Error, status: int = 0) -> dict[str, Any]:
     """Return an error for JSON. `status`: HTTP status; 0: that of the reason."""
     reason = short_name(pb.Reason.DESCRIPTOR, wire.reason)
@@ -106,7 +112,7 @@ def problem_of(error: pb.Error | EngineError | ProblemError, status: int = 0) ->
         wire = to_wire(error) if isinstance(error, EngineError) else error
     document = document_of_error(wire, status) | dict(more)
     code = document["status"]
-    answer = web.json_response(document, status=code, content_type=PROBLEM)
+    answer = web.json_response(document, status=code, content_type=PROBLEM, dumps=json_line)
     answer.headers.update(HEADERS)
     if code == UNAUTHORIZED:
         answer.headers["WWW-Authenticate"] = "Bearer"

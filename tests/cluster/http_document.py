@@ -140,7 +140,9 @@ def send(
     try:
         connection.request(verb, path, text, JSON if headers is None else headers)
         answer = connection.getresponse()
-        found = Reply(answer.status, json.loads(answer.read() or b"null"), answer.headers)
+        read = answer.read()
+        assert read.endswith(b"}\n") or not read, "no final newline"
+        found = Reply(answer.status, json.loads(read or b"null"), answer.headers)
         wrong = http_document.wrong_in_answer(verb, path, found.status, found.body)
         assert not wrong, (verb, path, wrong)
         return found
