@@ -38,6 +38,12 @@ if not TYPE_CHECKING:  # a type checker would accept any name
     def __getattr__(name: str) -> object:
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        try:
+            module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+        except ModuleNotFoundError as missing:
+            from timerclient.cli.missing_modules import why_missing
+
+            text = f"{name} {why_missing(missing, 'testing')}"
+            raise ModuleNotFoundError(text, name=missing.name) from missing
         globals()[name] = found = getattr(module, name)
         return found

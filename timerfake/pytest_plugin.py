@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # numpy and gRPC are loaded by the tests that use a fixture
 @pytest.fixture
 def timer_app() -> "Iterator[TimerAppFixture]":
     """A function that runs a TimerApp on an in-memory cluster until the end of the test."""
-    from timerfake.fake_app import FakeApp
+    from timerfake import FakeApp
 
     with ExitStack() as opened:
 
@@ -33,6 +33,6 @@ def timer_app() -> "Iterator[TimerAppFixture]":
 @pytest.fixture
 def async_timer_app() -> "AsyncTimerAppFixture":
     """The same on the test's event loop: `async with async_timer_app(app) as timers`."""
-    from timerfake.fake_app import AsyncFakeApp
+    from timerfake import AsyncFakeApp
 
     return AsyncFakeApp

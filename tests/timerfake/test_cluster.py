@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import inspect
+import re
 import socket
 import subprocess
 import sys
@@ -68,6 +69,20 @@ with FakeCluster() as cluster, cluster.client() as client:
     client.schedule("t", b"x", delay=60)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=WAIT_S)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from timerfake import FakeCluster",
+        "from timerfake import pytest_plugin; next(pytest_plugin.timer_app.__wrapped__())",
+    ],
+)
+def test_module_that_the_fake_lacks_is_named_with_the_extra(use: str) -> None:
+    command = [sys.executable, "-c", f"import sys; sys.modules['isal'] = None; {use}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert re.search(r": Fake(App|Cluster) needs isal: pip install '\.\[testing\]'", last), last
 
 
 def test_series_whose_zone_the_leader_does_not_know_is_declared_again_and_changed(
