@@ -105,7 +105,7 @@ def test_files_that_root_makes_belong_to_the_owner_of_the_directory_around(tmp_p
     assert (data / "LOCK").stat().st_uid == 0
 
 
-@pytest.mark.parametrize("module", ["numpy", "uvloop"])
+@pytest.mark.parametrize("module", ["isal", "numpy", "uvloop"])
 def test_extra_that_is_missing_is_named_and_how_to_install_it(module: str, tmp_path: Path) -> None:
     words = ["--name", "n1", "--data", str(tmp_path / "d"), "--set", "cluster_id=c"]
     words += ["--set", "peers=n1=127.0.0.1:7001"]
