@@ -17,6 +17,7 @@ from tests.chaos.planted.planted import ANY_WORLD, Mutation, calm, hunt
 FIRST_SEED = 1000
 SOON = {
     "own_disk_alone": 1019,
+    "tear_is_always_in_doubt": 1010,
     "stepdown_forgets_portion": 1005,
     "manifest_with_one_mark": 1002,
     "frames_after_another_base": 1033,

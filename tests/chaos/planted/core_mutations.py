@@ -226,7 +226,7 @@ MUTATIONS: Final = (
         "tear_is_always_in_doubt",
         "a replica that was killed inside a write is unsure",
         frozenset({"doubt"}),
-        10,
+        20,
         "a process that dies inside a write",
         patch(SimDisk, "boot_id", lambda _: bytes(16)),
         {"faults": ("torn_write",), "fault_gap_ms": 1_500},
