@@ -74,9 +74,9 @@ def test_peek_waits_for_the_disk_and_not_for_ever(
     monkeypatch.setattr(Queue, "at_hand", lambda *_: 0)
     monkeypatch.setattr(message_peek, "WAIT_S", 0.0)
     with pytest.raises(Unavailable, match="not read from disk in time"):
-        client.peek("orders", timeout=0.3)
+        client.peek("orders", timeout=1.5)
     with pytest.raises(Unavailable, match="not read from disk in time"):
-        client.read_messages("orders", timeout=0.3)
+        client.read_messages("orders", timeout=1.5)
 
 
 def test_timerctl_peek(client: TimerClient, ctl: Ctl) -> None:
