@@ -284,9 +284,10 @@ class Controller:
                 node.report, node.reported_at_ms = self._learners.pop(name)
             self._nodes[name] = node
         for name, node in known.items():
-            is_gone = name not in voters and node.replica_id not in voters.values()
-            if is_gone and node.report is not None:
-                self._learners.setdefault(name, (node.report, node.reported_at_ms))
+            if node.report is not None and node.replica_id not in voters.values():
+                learner = node.report, node.reported_at_ms
+                if learner[1] > self._learners.get(name, (None, _NEVER))[1]:
+                    self._learners[name] = learner
 
     def _note_link(self, now_ms: MonoMs, name: str, *, up: bool) -> None:
         if name not in self._links or self._links[name][0] != up:
@@ -345,7 +346,8 @@ class Controller:
         reports += [report for report, at_ms in self._learners.values() if at_ms > since_ms]
         state, before = self._state, self._voters()
         published = state.voters or self.founders
-        newest = newest_log(reports, state, published, self._epoch_max())
+        has_waited = now_ms - self._watched_since_ms >= self.config.gather_first_ms
+        newest = newest_log(reports, state, published, self._epoch_max(), has_waited=has_waited)
         if newest is None:
             return
         voters = published
@@ -503,9 +505,12 @@ class Controller:
         config, watched_ms = self.config, now_ms - self._watched_since_ms
         leader = self._leader()
         if leader is None:
-            return "no leader is appointed"
-        broken_at_ms = max(leader.link_changed_at_ms, self._watched_since_ms)
-        if not leader.linked and now_ms - broken_at_ms >= config.link_grace_ms:
+            return self._why_unknown(watched_ms)
+        broken_at_ms = leader.link_changed_at_ms
+        if broken_at_ms == _NEVER:  # the link comes up
+            broken_at_ms = self._watched_since_ms
+        is_named = leader.name != id_name(leader.replica_id)  # otherwise its link is unknown
+        if not leader.linked and is_named and now_ms - broken_at_ms >= config.link_grace_ms:
             return "its link broke"
         heard_at_ms = max(leader.reported_at_ms, self._watched_since_ms)
         if now_ms - heard_at_ms >= config.report_timeout_ms:
@@ -530,6 +535,13 @@ class Controller:
         if not self._served and watched_ms >= config.stall_timeout_ms << self._stalls:
             return "it does not serve"
         return self._why_above(now_ms)
+
+    def _why_unknown(self, watched_ms: int) -> str | None:
+        """Return why no voter is the leader. None: the voters of its log may be reported yet."""
+        if self._state.leader is None:
+            return "no leader is appointed"
+        is_over = watched_ms >= self.config.report_timeout_ms
+        return "the appointed leader is no known voter" if is_over else None
 
     def _why_above(self, now_ms: MonoMs) -> str | None:
         """Return the reason if voters have promised another leadership. None: there is none."""

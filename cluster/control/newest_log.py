@@ -26,6 +26,8 @@ def newest_log(
     state: ControlState,
     published: Mapping[str, ReplicaId],
     epoch_max: int,
+    *,
+    has_waited: bool,
 ) -> ReplicaReport | None:
     """Return the report whose voters count. None: no voter reports a log of this cluster.
 
@@ -34,6 +36,7 @@ def newest_log(
         state: The replicated object.
         published: Its voters, or the founders if it has none.
         epoch_max: The highest credible epoch.
+        has_waited: The known voters have had the time to report.
     """
     for report in reports:
         is_appointed = (report.replica_id, report.epoch) == (state.leader, state.epoch)
@@ -53,7 +56,7 @@ def newest_log(
     ]
     ours = [report for report in logs if known & {report.replica_id, *report.voters}]
     newest = _newest(ours)
-    if state.leader is None and not _can_win(newest, reports):
+    if state.leader is None and has_waited and not _can_win(newest, reports):
         return _newest(logs)  # all known voters may be those of long ago: Raft's files are lost
     return newest
 

@@ -127,7 +127,7 @@ class OperatorCommands:
         """
         lost = change is Change.REPLACE and name in self._view.peers()
         fresh = lost and await self._make_learner(name)
-        before = {*self._control.state.voters.values()}
+        before = self._control.state.voters
         answer = await self._control.request_change(change, name)
         deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
         refused = (CommandOutcome.REFUSED, CommandOutcome.NOT_NOW)
@@ -140,7 +140,9 @@ class OperatorCommands:
             raise NotReadyError(f"{change} {name}: {answer.why}")
         deadline_ms = self._mono_ms() + CHANGE_TIMEOUT_MS
         while self._mono_ms() < deadline_ms:
-            if {*self._control.state.voters.values()} != before:
+            now = self._control.state.voters
+            # An id may give way to a name meanwhile, or an earlier change may be published.
+            if now.get(name) != before.get(name) and {*now.values()} != {*before.values()}:
                 self._remade.discard(name)
                 return
             await asyncio.sleep(CHANGE_POLL_S)

@@ -8,11 +8,13 @@ import pytest
 from cluster.control.control_state import ControlState
 from cluster.control.controller_events import (
     ChangeAsked,
+    ControllerTick,
     LinkChanged,
     RaftLeadership,
     ReplicaReport,
     Reported,
     ReportedRole,
+    StateApplied,
 )
 from cluster.control.membership import Change
 from cluster.control.newest_log import named, newest_log
@@ -110,8 +112,23 @@ def log(replica: int, epoch: int, *sets: tuple[int, ...], **more: Any) -> Replic
 def test_voters_of_which_log_count(
     reports: list[ReplicaReport], state: ControlState, newest: int | None
 ) -> None:
-    found = newest_log(reports, state, state.voters, EPOCH_MAX)
+    found = newest_log(reports, state, state.voters, EPOCH_MAX, has_waited=True)
     assert found is (None if newest is None else reports[newest])
+
+
+def test_restored_data_does_not_win_a_new_control_plane_by_reporting_first() -> None:
+    reports = {"a": log(1, 9, OURS), "x": log(77, 30, (77,), name="x"), "b": log(2, 9, OURS)}
+    reports = {name: replace(report, name=name) for name, report in reports.items()}
+    play = Play({"a": reports["a"], "x": reports["x"]}, state=LOST)
+    for name in "bx":
+        play.do(LinkChanged(name, up=True))
+    play.do(StateApplied(play.state))
+    play.do(RaftLeadership(leads=True))
+    play.run(CONFIG.gather_first_ms // 2)
+    play.reports["b"] = reports["b"]
+    play.run(CONFIG.gather_first_ms)
+    assert play.appointed[0] == (10, "b")
+    assert {name for _, name in play.appointed} == {"b"}
 
 
 def test_name_of_a_voter_that_is_unknown_is_its_id() -> None:
@@ -202,10 +219,29 @@ def test_serving_leader_whose_name_is_not_known_yet_stays() -> None:
     leads = replace(serving("c", epoch=9), replica_id=LEARNER, sets=sets)
     told = {name: replace(follower(name, epoch=9), sets=sets) for name in "ab"}
     state = replace(FOUNDED, epoch=Epoch(9), leader=LEARNER)
-    play = Play({**told, "c": leads}, state=state)
+    play = Play(told, state=state)
     play.lead()
+    play.do(LinkChanged("c", up=True))
+    play.run(CONFIG.link_grace_ms + 2 * STEP_MS)
+    play.reports["c"] = leads
     play.run(2_000)
     assert play.appointed == []
+    play.lose("b")
+    play.run(2_000)
+    assert play.appointed == []
+    play.lose("c")
+    play.run(STEP_MS)
+    assert play.appointed == []  # no majority reports
+
+
+def test_link_that_broke_before_the_controller_moved_is_no_reason_to_wait() -> None:
+    play = in_service("c", epoch=9)
+    play.do(RaftLeadership(leads=False))
+    play.lose("c")
+    play.run(400)
+    play.do(RaftLeadership(leads=True))
+    play.do(ControllerTick())
+    assert play.appointed == [(10, "b")]
 
 
 def test_of_two_voters_without_names_one_is_removed_first() -> None:

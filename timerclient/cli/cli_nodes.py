@@ -519,9 +519,12 @@ def _notes_of_member(
     if old is not None:
         yield old
     elif not member.voter and member.role == "learner":
-        change = "replace" if member.name in voters or nameless else "add"
-        loss = f", once voter {min(nameless)} is lost for good" if nameless else ""
-        yield f"to give it a vote: timerctl members {change} {member.name}{loss}"
+        change = f"replace {member.name}" if member.name in voters else f"add {member.name}"
+        if nameless and member.name not in voters:
+            lost = min(nameless)
+            change = f"replace {member.name}" if len(nameless) == 1 else f"remove {lost}"
+            change += f", once voter {lost} is lost for good"
+        yield f"to give it a vote: timerctl members {change}"
     elif not member.voter:
         yield "its data has no vote here: format it again, as a learner"
 
