@@ -19,10 +19,13 @@ identity is damaged waits for its replacement (cluster/files/replacement.py).
 
 import argparse
 import gc
+import logging
 import os
 import secrets
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,14 +79,14 @@ def main(argv: list[str] | None = None) -> int:
         with _ended_by_signals():
             return run(arguments)
     except EngineError as error:
-        with suppress(OSError):  # standard error may be a file on a full disk
-            print("timerd:", error, *getattr(error, "__notes__", ()), file=sys.stderr)  # noqa: T201
-        return exit_code(error)
+        text = " ".join(map(str, ("timerd:", error, *getattr(error, "__notes__", ()))))
+        return _failed(text, exit_code(error))
     except ModuleNotFoundError as missing:  # only the client is installed
         from timerclient.cli.missing_modules import why_missing  # not needed by a start
 
-        print(f"timerd: {why_missing(missing, 'server')}", file=sys.stderr)  # noqa: T201
-        return EXIT_OTHER
+        return _failed(f"timerd: {why_missing(missing, 'server')}", EXIT_OTHER)
+    except Exception:  # noqa: BLE001 -- Python would print it to a pipe that may be full
+        return _failed(traceback.format_exc(), EXIT_OTHER)
     finally:
         _drop_unwritten_log()
 
@@ -180,6 +183,26 @@ def run(argv: list[str]) -> int:
         from cluster.node import process
 
     return process.run(config, raft_lost=arguments.raft_lost, reload=load)
+
+
+def _failed(text: str, code: int) -> int:
+    """Print a text to standard error, after the log; return the code.
+
+    End the process with the code if standard error is full for a second.
+    """
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+    def write() -> None:
+        with suppress(OSError):  # standard error may be a file on a full disk
+            print(text, file=sys.stderr)  # noqa: T201
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    writing.join(1.0)
+    if writing.is_alive():
+        os._exit(code)
+    return code
 
 
 def _drop_unwritten_log() -> None:

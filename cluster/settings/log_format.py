@@ -11,12 +11,12 @@ import json
 import logging
 import math
 import re
-import sys
 import time
 from collections.abc import Callable
-from typing import Final, TextIO
+from typing import Final
 
 from cluster.settings.config import LOG_LEVELS
+from cluster.settings.log_writer import LogWriter
 from timer.model.timer_errors import InvalidRequestError, NotFoundError
 
 AUDIT: Final = "cluster.audit"
@@ -25,6 +25,7 @@ DEFAULT: Final = "default"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:/@+,\[\]-]+", re.ASCII)
 _GRPC: Final = "grpc._cython.cygrpc"
 _HTTP: Final = "aiohttp.server"
+STDERR: Final = 2
 FLOOD_S: Final = 10.0
 """Length of a window in which lines are counted."""
 LINES_MAX: Final = 100
@@ -169,13 +170,13 @@ def set_level(logger: str, level: str) -> str:
 
 
 def setup_logs(
-    *, level: str, node: str, form: str = "text", stream: TextIO | None = None
+    *, level: str, node: str, form: str = "text", descriptor: int = STDERR
 ) -> logging.Handler:
     """Log all records of the process from `level` (a name) on, and remove earlier handlers.
 
     `form`: one of LOG_FORMATS. Returns the handler; a test removes it.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = LogWriter(descriptor)
     handler.setFormatter(JsonFormatter(node) if form == "json" else LineFormatter(node))
     handler.addFilter(_Flood())
     root = logging.getLogger()

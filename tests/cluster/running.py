@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import time
 import tomllib
@@ -61,6 +62,18 @@ _BAD: Final = re.compile(
     re.MULTILINE,
 )
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """Yield the ends of a pipe, to read and to write. The second one blocks its next writer."""
+    read, write = os.pipe()
+    with open(read, "rb"), open(write, "wb", buffering=0) as full:
+        os.set_blocking(write, False)
+        while full.write(b"\n" * 64):
+            pass
+        os.set_blocking(write, True)
+        yield read, write
 
 
 class Forking(LocalCluster):

@@ -15,6 +15,8 @@ import pytest
 from cluster.node import process
 from cluster.node.python_garbage import Sweeper
 from cluster.settings.config import load_config
+from cluster.settings.exit_codes import EXIT_CONFIG
+from tests.cluster.running import WAIT_S, full_pipe
 from tests.timer.log_files import frames
 from timer.files.disk import RealDisk
 from timer.files.log import Log
@@ -140,6 +142,13 @@ def test_signal_during_the_imports_ends_the_start(tmp_path: Path, module: str, n
     env = os.environ | {"TIMERD_CONFIG": str(config)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_error_of_the_start_has_its_exit_code_if_standard_error_is_full() -> None:
+    command = [sys.executable, "-m", "cluster.node.timerd", "--config", "/absent"]
+    with full_pipe() as (_, full):
+        done = subprocess.run(command, stderr=full, timeout=WAIT_S, check=False)
+    assert done.returncode == EXIT_CONFIG
 
 
 def test_node_with_a_snapshot_to_install_starts_again(run: Run) -> None:

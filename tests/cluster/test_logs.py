@@ -1,14 +1,13 @@
 """Every log record is one line that a program can parse."""
 
 import asyncio
-import io
 import json
 import logging
 import re
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,23 +16,51 @@ from google.protobuf.message import DecodeError
 
 from cluster.rpc.handlers import NO_HOOKS, _Measured
 from cluster.settings.log_format import DEFAULT, LineFormatter, set_level, setup_logs
+from cluster.settings.log_writer import WAITING_MAX
+from tests.cluster.running import full_pipe
 from timer.model.timer_errors import InvalidRequestError, NotFoundError
 
 
+class Written:
+    """A log file, and its text so far."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def getvalue(self) -> str:
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+        return self._path.read_text()
+
+
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    """The process's log output at level info; the setup is undone afterwards."""
+def restored() -> Iterator[None]:
+    """Undo a setup of the logs afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    written = io.StringIO()
-    setup_logs(level="info", node="n1", stream=written)
-    yield written
+    yield
     logging.captureWarnings(capture=False)
+    for handler in root.handlers:
+        handler.close()
     root.handlers[:] = handlers
     root.setLevel(level)
 
 
-def test_line_has_time_level_node_logger_message_and_fields(stream: io.StringIO) -> None:
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    """The descriptor of a log file."""
+    with (tmp_path / "log").open("wb") as file:
+        yield file.fileno()
+
+
+@pytest.fixture
+def stream(restored: None, file: int, tmp_path: Path) -> Written:
+    """The process's log output at level info; the setup is undone afterwards."""
+    setup_logs(level="info", node="n1", descriptor=file)
+    return Written(tmp_path / "log")
+
+
+def test_line_has_time_level_node_logger_message_and_fields(stream: Written) -> None:
     logging.getLogger("cluster.node.node").info(
         "leader since %d ms", 4, extra={"epoch": 7, "why": ""}
     )
@@ -56,7 +83,7 @@ def test_time_is_utc_with_milliseconds() -> None:
     assert line.startswith("time=2023-11-14T22:13:20.042Z level=info ")
 
 
-def test_whatever_is_logged_stays_one_line(stream: io.StringIO) -> None:
+def test_whatever_is_logged_stays_one_line(stream: Written) -> None:
     logger = logging.getLogger("a")
     try:
         int("first\nsecond")
@@ -71,12 +98,12 @@ def test_whatever_is_logged_stays_one_line(stream: io.StringIO) -> None:
     assert "stack=" in lines[1]
 
 
-def test_level_is_the_least_that_is_logged(stream: io.StringIO) -> None:
+def test_level_is_the_least_that_is_logged(stream: Written) -> None:
     logging.getLogger("a").debug("hidden")
     assert stream.getvalue() == ""
 
 
-def test_debug_lines_of_grpc_are_left_out(stream: io.StringIO) -> None:
+def test_debug_lines_of_grpc_are_left_out(stream: Written) -> None:
     logging.getLogger().setLevel("DEBUG")
     for name in ("grpc._cython.cygrpc", "a"):
         logging.getLogger(name).debug("of %s", name)
@@ -85,7 +112,7 @@ def test_debug_lines_of_grpc_are_left_out(stream: io.StringIO) -> None:
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), DecodeError("no protobuf")])
 def test_a_peers_fault_that_grpc_logs_as_an_error_is_one_line_of_information(
-    stream: io.StringIO, error: BaseException
+    stream: Written, error: BaseException
 ) -> None:
     grpc_log = logging.getLogger("grpc._cython.cygrpc")
     grpc_log.error("not handled in [/Peer/Link]", exc_info=(type(error), error, None))
@@ -94,23 +121,46 @@ def test_a_peers_fault_that_grpc_logs_as_an_error_is_one_line_of_information(
     assert f"[/Peer/Link]: {error}" in stream.getvalue()
 
 
-def test_warnings_of_python_are_logged(stream: io.StringIO) -> None:
+def test_warnings_of_python_are_logged(stream: Written) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("old", DeprecationWarning, stacklevel=1)
     assert "logger=py.warnings" in stream.getvalue()
 
 
-def test_logs_go_to_stderr_unless_told(stream: io.StringIO) -> None:
+@pytest.mark.usefixtures("restored")
+def test_logs_go_to_stderr_unless_told(capfd: pytest.CaptureFixture[str]) -> None:
     handler = setup_logs(level="error", node="n2")
-    assert isinstance(handler, logging.StreamHandler)
-    assert handler.stream is sys.stderr
     assert logging.getLogger().handlers == [handler]
-    assert stream.getvalue() == ""
+    logging.getLogger("a").error("told")
+    handler.flush()
+    assert "msg=told" in capfd.readouterr().err
 
 
-def test_json_has_the_same_fields_and_stays_one_line_of_valid_json(stream: io.StringIO) -> None:
-    setup_logs(level="info", node="n1", form="json", stream=stream)
+@pytest.mark.usefixtures("restored")
+def test_full_pipe_delays_no_caller_and_the_next_line_has_the_number_of_lines_left_out() -> None:
+    with full_pipe() as (read, write):
+        handler = setup_logs(level="info", node="n1", descriptor=write)
+        handler.filters.clear()
+        logger, changing = logging.getLogger("a"), ["as it was"]
+        for _ in range(3 * WAITING_MAX):  # one part may be with the thread, one waits
+            logger.info("%s", changing)
+        changing[0] = "changed"
+        logger.critical("last")
+        written, line = 0, b""
+        with open(read, "rb", closefd=False) as pipe:
+            while b"msg=last" not in line:
+                written += b"as it was" in line
+                line = pipe.readline()
+        left_out = int(line.split(b"left_out=")[1])
+        assert written >= WAITING_MAX
+        assert written + left_out == 3 * WAITING_MAX
+
+
+def test_json_has_the_same_fields_and_stays_one_line_of_valid_json(
+    stream: Written, file: int
+) -> None:
+    setup_logs(level="info", node="n1", form="json", descriptor=file)
     extra = {"epoch": 7, "late_s": float("nan"), "on": True, "peers": ["a"], "why": 'x"\n\ud800'}
     logging.getLogger("a").info("led %d", 4, extra=extra)
     [line] = stream.getvalue().splitlines()
@@ -130,7 +180,7 @@ def test_json_has_the_same_fields_and_stays_one_line_of_valid_json(stream: io.St
     }
 
 
-def test_level_of_one_logger_is_set_and_follows_its_package_again(stream: io.StringIO) -> None:
+def test_level_of_one_logger_is_set_and_follows_its_package_again(stream: Written) -> None:
     logger = logging.getLogger("pack.module")
     assert set_level("pack", "debug") == "info"
     logger.debug("one")
@@ -165,7 +215,7 @@ def test_wrong_levels_and_loggers_are_rejected(
     assert len(logging.root.manager.loggerDict) == known, "no logger is made"
 
 
-def test_level_debug_has_a_line_for_each_call(stream: io.StringIO) -> None:
+def test_level_debug_has_a_line_for_each_call(stream: Written) -> None:
     context: Any = SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
     for level in ("INFO", "DEBUG"):
         logging.getLogger().setLevel(level)

@@ -15,7 +15,7 @@ from cluster.node import timerd
 from cluster.settings.config import build_config
 from cluster.settings.service_manager import notice_opening, notice_ready, send_notice
 from deploy.local import free_ports
-from tests.cluster.running import WAIT_S
+from tests.cluster.running import WAIT_S, full_pipe
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def settings(tmp_path: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streams", ["2>/dev/null", "2>/dev/full", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", ["2>/dev/null", "2>/dev/full", "<&- >&- 2>&-", ""])
 def test_node_reports_that_it_is_ready_alive_and_stopping(
     manager: socket.socket, tmp_path: Path, streams: str
 ) -> None:
@@ -53,7 +53,10 @@ def test_node_reports_that_it_is_ready_alive_and_stopping(
         "PYTHONUNBUFFERED": "",
         **{f"TIMERD_{key.upper()}": str(chosen[key]) for key in chosen},
     }
-    with subprocess.Popen(words, env=env) as node:
+    with (
+        full_pipe() as (_, full),
+        subprocess.Popen(words, env=env, stderr=full) as node,
+    ):
         try:
             told = [manager.recv(4096).decode()]
             while not told[-1].startswith("READY=1\n"):
