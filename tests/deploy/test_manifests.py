@@ -101,6 +101,12 @@ def test_pods_in_maintenance_run_no_node_and_reach_the_store(tmp_path: Path) -> 
     assert 0 < page.find("statefulset/timerd --replicas=0") < page.find("--set maintenance=false")
 
 
+def test_node_whose_memory_is_resized_in_place_restarts() -> None:
+    [node] = chart("--no-hooks")["StatefulSet timerd"]["spec"]["template"]["spec"]["containers"]
+    policy = {"resourceName": "memory", "restartPolicy": "RestartContainer"}
+    assert node["resizePolicy"] == [policy], "it reads the limit once (cluster/rpc/memory.py)"
+
+
 def test_clients_reach_both_ports_of_the_service() -> None:
     rendered = chart("--no-hooks")
     ports = {each["name"] for each in rendered["Service timerd"]["spec"]["ports"]}
