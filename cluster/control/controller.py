@@ -616,8 +616,12 @@ class Controller:
         `may_lead_again`: the present leader counts as the others do. Otherwise it is appointed only
         if there is no other candidate.
         """
-        others = [node for node in candidates if node.replica_id != self._state.leader]
-        pool = candidates if may_lead_again or not others else others
+        # A learner by its own log never begins: it is a voter of a set that no longer counts, or
+        # does not know of its vote yet.
+        able = [node for node in candidates if node.latest.role is not ReportedRole.LEARNER]
+        able = able or [*candidates]
+        others = [node for node in able if node.replica_id != self._state.leader]
+        pool = able if may_lead_again or not others else others
         unfit, most = self._unfit.at(now_ms), self._epoch_max()
         chosen = best(
             [

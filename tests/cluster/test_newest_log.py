@@ -274,6 +274,16 @@ def test_change_that_only_a_dead_leader_had_does_not_count() -> None:
     assert play.appointed[1:] == [(7, "c")]
 
 
+def test_learner_by_its_own_log_is_not_appointed_before_a_voter() -> None:
+    sets = (*voter_sets(VOTERS.values()), *voter_sets({VOTERS["a"], VOTERS["c"], LEARNER}))
+    told = {name: replace(follower(name, epoch=9), sets=sets) for name in VOTERS}
+    told["b"] = replace(told["b"], role=ReportedRole.LEARNER)  # it knows that it was replaced
+    play = Play(told)
+    play.lead()
+    play.run(CONFIG.gather_first_ms + 2 * STEP_MS)
+    assert play.appointed == [(10, "c")]
+
+
 def test_each_of_two_sets_needs_a_majority() -> None:
     old, new = {*VOTERS.values(), 4, 5}, {*VOTERS.values(), 4, 6}
     sets = (*voter_sets(old), *voter_sets(new))

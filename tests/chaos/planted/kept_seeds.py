@@ -37,7 +37,7 @@ KEPT: Final = (
         "85d2fce1",
         "a controller that had lost the last changes of the voters waited for a majority of the old"
         " voters",
-        "tests/cluster/test_controller.py::"
+        "tests/cluster/test_newest_log.py::"
         "test_voters_of_the_newest_log_count_if_raft_has_lost_its_files",
     ),
     KeptSeed(
