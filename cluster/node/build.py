@@ -36,6 +36,7 @@ from cluster.files.disk_room import Space
 from cluster.files.repair import check_state
 from cluster.files.scrubber import Scrubber
 from cluster.files.storage import NodeFiles, last_repair, open_storage
+from cluster.node.allocator import give_back_free_pages
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
 from cluster.node.operator_commands import OperatorCommands
@@ -502,7 +503,17 @@ def _services(
     ports = {parse_address("grpc", each).port for each in addresses}
     connections = Connections(ports, outboxes.unread)
     on_end = telemetry.rpcs.connections_ended.inc
-    memory = MemoryGuard(config.limits.memory_bytes_max, connections, on_end)
+
+    def looked() -> None:
+        planes.host.use_memory(high=memory.high)
+
+    memory = MemoryGuard(
+        config.limits.memory_bytes_max,
+        connections,
+        on_end,
+        on_look=looked,
+        give_back=give_back_free_pages,
+    )
     port_guard = PortGuard(connections, connections_limits(config)["grpc"], on_end)
     telemetry.memory_limit_bytes.set(memory.bytes_max)
     planes.view.memory_high = lambda: memory.high

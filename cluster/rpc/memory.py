@@ -2,10 +2,12 @@
 
 Each large request is refused that would exceed the limit.
 
-resident > limits.memory_bytes_max --> new work is OVERLOADED, the heaviest connections end
+resident > limits.memory_bytes_max --> new work is OVERLOADED, the heaviest connections end,
+                                       the state plane flushes, free pages return to the system
          < nine tenths of that     --> all requests are served again
 """
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -22,6 +24,9 @@ from timer.model.timer_errors import OverloadedError
 
 LOOK_S: Final = 0.25
 FORGET_S: Final = 60.0
+GIVE_BACK_S: Final = 5.0
+"""Interval at which free pages return to the system while memory is above its limit. The flushes of
+that time free some."""
 RETRY_AFTER_MS: Final = 1_000
 LARGE_BYTES: Final = 1 << 20
 """A request of so many bytes is not left to the next look: many of them may come before."""
@@ -88,17 +93,25 @@ class MemoryGuard:
     """Checks the process's memory every LOOK_S."""
 
     def __init__(
-        self, bytes_max: int, connections: Connections, on_end: Callable[[], None] = lambda: None
+        self,
+        bytes_max: int,
+        connections: Connections,
+        on_end: Callable[[], None] = lambda: None,
+        *,
+        on_look: Callable[[], None] = lambda: None,
+        give_back: Callable[[], None] = lambda: None,
     ) -> None:
-        """`bytes_max`: see `limit_of`.
-
-        `on_end`: called for each connection that the guard ends.
+        """Args:
+        bytes_max: See `limit_of`.
+        on_end: Called for each connection that the guard ends.
+        on_look: Called after each look.
+        give_back: Returns free pages to the system. A thread calls it while memory is high.
         """
         self.bytes_max = limit_of(bytes_max)
         self._connections = connections
         self.high = False
         """True while new work is refused."""
-        self._on_end = on_end
+        self._on_end, self._on_look, self._give_back = on_end, on_look, give_back
 
     def complaints(self) -> list[str]:
         """Return why new work is refused; empty: it is not."""
@@ -122,11 +135,14 @@ class MemoryGuard:
         return size < LARGE_BYTES or resident_bytes() + COPIES * size <= self.bytes_max
 
     async def run(self) -> None:
-        """Check until cancelled; forget closed connections each FORGET_S."""
+        """Check until cancelled, give free pages back, and forget closed connections."""
         for number in itertools.count(1):
             await next_round(LOOK_S)
             with contextlib.suppress(OSError):  # no file can be opened: the next look retries
                 await self.look()
+                self._on_look()
+                if self.high and number % round(GIVE_BACK_S / LOOK_S) == 0:
+                    await asyncio.to_thread(self._give_back)
                 if number % round(FORGET_S / LOOK_S) == 0:
                     await self._connections.weigh()
 

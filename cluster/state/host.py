@@ -249,6 +249,10 @@ class Host:
         """Take note of the disk's room. If it has become low, drop the log and flush."""
         self._io.guarded(self._plane.use_room, room)
 
+    def use_memory(self, *, high: bool) -> None:
+        """Take note whether memory is above its limit. While it is, flushes come sooner."""
+        self._plane.memory_high = high
+
     @property
     def applied_index(self) -> LogIndex:
         """The last applied entry."""

@@ -54,11 +54,11 @@ LEASE_LOOK_MS: Final = 20
 UNSPILLED_FACTOR: Final = 4
 """Folding waits at this many times the memtable's limit of unspilled messages, during a flush."""
 LOW_FLUSH_MS: Final = 20_000
-"""The flush interval while the disk has little room, or while most of the memtable's rows are dead.
-The first flush retires files. The next one removes these, and the files that merges have replaced.
-So unused room is free within a minute."""
-WASTE_SHARE: Final = 8
-"""A memtable of dead rows counts from this part of `memtable_bytes`."""
+"""The flush interval while the disk has little room, while memory is above its limit, or while most
+of the memtable's rows are dead. The first flush retires files. The next one removes these, and the
+files that merges have replaced. So unused room is free within a minute."""
+EARLY_SHARE: Final = 8
+"""An earlier flush frees memory only if it frees at least this part of `memtable_bytes`."""
 TOPICS_AT_ONCE: Final = 128
 """Topics in one portion of a flush. Each takes a hundredth of a millisecond."""
 READ_AHEAD_MS: Final = 50
@@ -203,6 +203,8 @@ class StatePlane:
         self._merging = self._reading = self._fetching = False
         self._read_at_ms = self._flushed_at_ms = io.mono_ms()
         self._share = io.draw_share()
+        self.memory_high = False
+        """Whether the process's memory is above its limit, last measured by the shell."""
 
     # ---- for services
 
@@ -441,8 +443,9 @@ class StatePlane:
     def _is_flush_due(self, now: Now) -> bool:
         share, limits = self._share, self._limits
         interval_ms = limits.interval_ms
-        wasted = self.engine.wastes(limits.memtable_bytes // WASTE_SHARE)
-        if self.engine.room.low or wasted:  # only a flush frees disk and memory of dead rows
+        early = limits.memtable_bytes // EARLY_SHARE
+        frees = self.memory_high and self.engine.unflushed_bytes >= early
+        if self.engine.room.low or frees or self.engine.wastes(early):  # only a flush frees them
             interval_ms = min(interval_ms, LOW_FLUSH_MS)
         return now.mono_ms - self._flushed_at_ms >= share * interval_ms or self.engine.wants_flush(
             memtable_bytes=int(share * limits.memtable_bytes),

@@ -165,8 +165,35 @@ async def test_closed_connections_are_forgotten_each_minute(
     for address in ("open", "closed"):
         take(address)
     with pytest.raises(TimeoutError):
-        await MemoryGuard(1 << 50, connections).run()
+        await MemoryGuard(1 << 50, connections, give_back=pytest.fail).run()
     assert connections._taken.keys() == {"open", "new"}
+
+
+async def test_free_pages_return_to_the_system_while_memory_is_above_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds, given, looks = list[float](), list[float](), list[bool]()
+
+    async def next_round(seconds: float) -> None:
+        rounds.append(seconds)
+        if sum(rounds) > 3 * memory.GIVE_BACK_S:
+            raise TimeoutError
+
+    async def end_heaviest(excess: int) -> list[tuple[str, int]]:
+        return []
+
+    monkeypatch.setattr(memory, "next_round", next_round)
+    monkeypatch.setattr(memory, "resident_bytes", lambda: 200 if sum(rounds) < 12 else 10)
+    guard = MemoryGuard(
+        100,
+        Mock(end_heaviest=end_heaviest),
+        on_look=lambda: looks.append(guard.high),
+        give_back=lambda: given.append(sum(rounds)),
+    )
+    with pytest.raises(TimeoutError):
+        await guard.run()
+    assert given == [memory.GIVE_BACK_S, 2 * memory.GIVE_BACK_S]
+    assert looks.index(False) == looks.count(True) == round(12 / memory.LOOK_S) - 1
 
 
 def test_operators_calls_are_served_while_memory_is_above_its_limit() -> None:

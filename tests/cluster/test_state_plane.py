@@ -8,6 +8,8 @@ import pytest
 
 from chaos.sim.world.simdisk import SimDisk
 from cluster.state.state_plane import (
+    EARLY_SHARE,
+    LOW_FLUSH_MS,
     READ_AHEAD_MS,
     SAMPLE_MS,
     UNSPILLED_FACTOR,
@@ -347,6 +349,33 @@ def test_disk_that_becomes_low_drops_log_that_others_may_need_and_flushes_once()
         plane.use_room(Room(free=1 << 40, reserve=1 << 41, low=True))
         io.turn()
     assert (io.drops, len(io.syncs)) == ([(1, False)], 1)
+
+
+def test_memory_above_its_limit_is_freed_by_a_flush_at_most_every_twenty_seconds() -> None:
+    log = log_of(2, size=1_000)
+    plane, io = plane_of(log, memtable_bytes=EARLY_SHARE * 1_000)
+    flushes = list[int]()
+    for io.now_ms in (LOW_FLUSH_MS, LOW_FLUSH_MS + 1, 2 * LOW_FLUSH_MS):
+        plane.on_commit(end(log))
+        plane.fold_later()
+        io.turn()
+        assert not io.syncs
+        plane.memory_high = True
+        plane.kick()
+        io.turn()
+        flushes.append(len(io.syncs))
+        if io.syncs:
+            io.syncs.popleft()()
+            io.finish(ThreadWork.FLUSH)
+            io.turn()
+        plane.memory_high = False
+        log.schedule(part_of([(1, START_MS + 10**9, bytes(2_000))]))
+    assert flushes == [1, 0, 1]
+    plane.memory_high = True
+    io.now_ms += LOW_FLUSH_MS
+    plane.kick()
+    io.turn()
+    assert not io.syncs, "little memory would be freed"
 
 
 def test_no_manifest_is_written_before_the_log_beside_it_is_synced() -> None:
