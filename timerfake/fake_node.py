@@ -66,7 +66,7 @@ class FakeNode(TopicView):
             mono_ms=clock.mono_ms,
             wall_ms=clock.wall_ms,
             fold_interval_ms=config.timing.fold_interval_ms,
-            limits=FlushLimits(NEVER, NEVER, NEVER, NEVER),
+            limits=FlushLimits(NEVER, NEVER, NEVER, NEVER, NEVER),
             draw_id=random.Random(0).getrandbits,  # noqa: S311 -- the same steps, the same state
             handed_out=self.handed_out,
             on_leading=self._leading_changed,

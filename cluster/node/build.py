@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from cluster.api.admin_service import no_files
 from cluster.api.backup_desk import BackupDesk
@@ -83,8 +83,20 @@ from timer.leader.intake.cluster_clock import ClockReport
 from timer.model import timer_id
 from timer.model.timer_errors import EngineError, FileDamage
 from timer.model.units import LogIndex, MonoMs, Nonce, UnixMs
+from timer.ready.page_cache import PAGES_SIZE_MAX
 from timer.recovery.engine import Engine
 from timer.state.apply_results import Applied, Checkpoint
+
+MEMTABLE_PART: Final = 16
+"""A flush begins at this part of the memory limit, if the setting is not less."""
+UNSPILLED_FACTOR: Final = 4
+"""Folding waits at this many times `storage.memtable_bytes_flush` of messages in no file."""
+UNSPILLED_PART: Final = 12
+"""The same as a part of the memory limit. With 4 GiB of memory it is what the default allows."""
+PAGES_PART: Final = 8
+"""The page cache as a part of the memory limit."""
+PART_MIN: Final = 1 << 20
+"""Bytes that such a part has at least."""
 
 
 class NodeCalls(Listener, Protocol):
@@ -400,6 +412,23 @@ def _replica(
     )
 
 
+def flush_limits(config: NodeConfig) -> FlushLimits:
+    """Return the limits of flushes: the settings', or a part of the node's memory limit if less."""
+    storage, memory = config.storage, limit_of(config.limits.memory_bytes_max)
+    unspilled = UNSPILLED_FACTOR * storage.memtable_bytes_flush
+    return FlushLimits(
+        memtable_bytes=_least(storage.memtable_bytes_flush, memory // MEMTABLE_PART),
+        log_bytes=storage.log_bytes_flush,
+        log_entries=storage.log_entries_flush,
+        interval_ms=storage.flush_interval_ms,
+        unspilled_bytes=_least(unspilled, memory // UNSPILLED_PART),
+    )
+
+
+def _least(setting: int, part: int) -> int:
+    return min(setting, max(part, PART_MIN))
+
+
 def _host(
     basis: _Basis,
     replica: Replica,
@@ -408,7 +437,9 @@ def _host(
     leader_address: Callable[[], str | None],
     damaged: Callable[[FileDamage], None] | None,
 ) -> Host:
-    storage, telemetry = basis.config.storage, basis.telemetry
+    telemetry = basis.telemetry
+    pages, memory_max = basis.files.engine.machine.pages, basis.config.limits.memory_bytes_max
+    pages.size_max = _least(PAGES_SIZE_MAX, limit_of(memory_max) // PAGES_PART)
 
     def committed(kind: EntryKind, seconds: float) -> None:
         telemetry.observe_commit(kind, seconds)
@@ -424,12 +455,7 @@ def _host(
         mono_ms=mono_ms,
         wall_ms=basis.wall_ms,
         fold_interval_ms=basis.config.timing.fold_interval_ms,
-        limits=FlushLimits(
-            memtable_bytes=storage.memtable_bytes_flush,
-            log_bytes=storage.log_bytes_flush,
-            log_entries=storage.log_entries_flush,
-            interval_ms=storage.flush_interval_ms,
-        ),
+        limits=flush_limits(basis.config),
         make_alarm=KernelAlarm,
         handed_out=handed_out,
         leader_address=leader_address,

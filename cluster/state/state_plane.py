@@ -51,8 +51,6 @@ _T = TypeVar("_T")
 WAKE_MS_MAX: Final = 1000
 LEASE_LOOK_MS: Final = 20
 """A leader without a lease looks this often whether the lease is back."""
-UNSPILLED_FACTOR: Final = 4
-"""Folding waits at this many times the memtable's limit of unspilled messages, during a flush."""
 LOW_FLUSH_MS: Final = 20_000
 """The flush interval while the disk has little room, while memory is above its limit, or while most
 of the memtable's rows are dead. The first flush retires files. The next one removes these, and the
@@ -83,12 +81,17 @@ class ThreadWork(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FlushLimits:
-    """A flush is due when one of these is reached, or the drawn share of it."""
+    """A flush is due when one of the first four is reached, or the drawn share of it.
+
+    They decide when a node folds and flushes. The state does not depend on them.
+    """
 
     memtable_bytes: int
     log_bytes: int
     log_entries: int
     interval_ms: int
+    unspilled_bytes: int
+    """Folding waits for the flush from so many bytes of fired messages on that no file holds."""
     topics_at_once: int = TOPICS_AT_ONCE
 
 
@@ -308,6 +311,7 @@ class StatePlane:
                 self._prefetch(entries, prefetch)
                 return
             self._io.timed(self.engine.fold, entries)
+        self.kick()  # first: the step may begin the flush for which the next fold has to wait
         if self.waits_for_flush:
             pass  # the end of the flush folds
         elif self._held_until_ms is not None:
@@ -316,7 +320,6 @@ class StatePlane:
             self._io.soon(self._fold)
         elif self._promoting is not None:
             self._serve(self._promoting)
-        self.kick()
 
     def _ripe(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return those of the entries whose header's time has come, on a leader; elsewhere all.
@@ -363,10 +366,14 @@ class StatePlane:
 
     @property
     def waits_for_flush(self) -> bool:
-        """Whether messages that no file holds yet take so much memory that folding must wait."""
-        stuck = self.engine.flushing or not self.engine.flush_fits
-        unspilled = self.engine.machine.pages.unspilled_size
-        return stuck and unspilled >= UNSPILLED_FACTOR * self._limits.memtable_bytes
+        """Whether messages that no file holds yet take so much memory that folding must wait.
+
+        It waits only if the end of a flush or more room on the disk follows. So a FIRE passes that
+        exceeds the limit alone.
+        """
+        engine = self.engine
+        stuck = engine.flushing or engine.cutting or not engine.flush_fits
+        return stuck and engine.machine.pages.unspilled_size >= self._limits.unspilled_bytes
 
     def _serve(self, epoch: Epoch) -> None:
         self._promoting = None
@@ -430,7 +437,7 @@ class StatePlane:
     # ---- flushing and merging
 
     def _maybe_flush(self, now: Now) -> None:
-        if self._draining:
+        if self._draining and not self.engine.cutting:
             return  # the drain ends with a flush
         if self._is_flush_due(now) or self.engine.cutting:
             if not self._io.timed(self.engine.prepare_flush, self._limits.topics_at_once):
@@ -464,8 +471,11 @@ class StatePlane:
         self._begin_flush(done or _nothing)
 
     def _begin_flush(self, done: Callable[[], None]) -> None:
+        waited = self.waits_for_flush
         flush = self._io.timed(self.engine.begin_flush)
         if flush is None:
+            if waited and not self.waits_for_flush:
+                self._fold()
             done()
             return
         # Other nodes may have committed entries that this disk lacks. No manifest may pass the log.

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from cluster.api.public_services import services_of
+from cluster.node.build import MEMTABLE_PART, flush_limits
 from cluster.rpc import audit_log, memory, open_files
 from cluster.rpc.connections import Connections, grpc_address
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
@@ -287,6 +288,20 @@ def test_default_is_part_of_what_there_is(
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     nothing: Any = None
     assert MemoryGuard(0, nothing).bytes_max == 300 * MIB
+
+
+@pytest.mark.parametrize(("available", "part"), [(4096, 1), (1024, 4), (256, 16)])
+def test_little_memory_lowers_the_limits_of_flushes(
+    monkeypatch: pytest.MonkeyPatch, available: int, part: int
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: available * MIB)
+    config = NodeConfig(
+        name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"}, insecure=True
+    )
+    limits = flush_limits(config)
+    assert limits.unspilled_bytes == 256 * MIB // part
+    assert limits.memtable_bytes == min(64 * MIB, available * MIB * 3 // 4 // MEMTABLE_PART)
+    assert limits.log_bytes == config.storage.log_bytes_flush
 
 
 def test_too_few_files_are_told_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

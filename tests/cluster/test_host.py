@@ -82,7 +82,7 @@ def make_clock(now_ms: UnixMs) -> ClusterClock:
     raise AssertionError("a follower needs none")
 
 
-NO_FLUSH = FlushLimits(1 << 30, 1 << 30, 1 << 30, 1 << 30)
+NO_FLUSH = FlushLimits(1 << 30, 1 << 30, 1 << 30, 1 << 30, 1 << 30)
 
 
 def host_on(directory: Path, follower: Follower, errors: list[BaseException], **other: Any) -> Host:

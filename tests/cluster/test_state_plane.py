@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from cluster.state.state_plane import (
     LOW_FLUSH_MS,
     READ_AHEAD_MS,
     SAMPLE_MS,
-    UNSPILLED_FACTOR,
+    TOPICS_AT_ONCE,
     WAKE_MS_MAX,
     FlushLimits,
     StatePlane,
@@ -35,6 +36,7 @@ from timer.model.timer_errors import (
 from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 from timer.pending.runs import run_set
 from timer.pending.runs.run_writer import unpaced
+from timer.recovery.engine import FOLD_BYTES
 
 NEVER = 1 << 40
 
@@ -148,7 +150,8 @@ class Turns:
 
 def plane_of(log: Log, disk: SimDisk | None = None, **limits: int) -> tuple[StatePlane, Turns]:
     io = Turns(log)
-    given = dict.fromkeys(("memtable_bytes", "log_bytes", "log_entries", "interval_ms"), NEVER)
+    given = dict.fromkeys((field.name for field in fields(FlushLimits)), NEVER)
+    given["topics_at_once"] = TOPICS_AT_ONCE
     return StatePlane(engine_on(disk or SimDisk()), FlushLimits(**given | limits), io), io
 
 
@@ -304,7 +307,7 @@ def fired_log() -> Log:
 
 def test_fold_waits_for_a_flush_while_too_much_has_fired_and_goes_on_at_its_end() -> None:
     log = fired_log()
-    plane, io = plane_of(log, memtable_bytes=20_000 // UNSPILLED_FACTOR // 2)
+    plane, io = plane_of(log, memtable_bytes=30_000, unspilled_bytes=10_000)
     plane.on_commit(LogIndex(end(log) - 1))
     plane.fold_later()
     io.turn()
@@ -320,9 +323,31 @@ def test_fold_waits_for_a_flush_while_too_much_has_fired_and_goes_on_at_its_end(
     assert io.drops == [(end(log), True)]
 
 
+def test_fold_waits_while_the_state_of_a_flush_is_captured_and_one_fire_always_passes() -> None:
+    log = Log()
+    for number in range(3):
+        log.topic(f"a{number}")
+    log.schedule(part_of([(1, START_MS + each, bytes(FOLD_BYTES)) for each in (1, 2, 3)]))
+    for each in (1, 2, 3):
+        log.fire(START_MS + each)
+    fires = [entry.index for entry in log.entries if entry.kind is EntryKind.FIRE]
+    plane, io = plane_of(log, memtable_bytes=FOLD_BYTES, unspilled_bytes=1_000, topics_at_once=1)
+    plane.on_commit(end(log))
+    plane.fold_later()
+    waits = []
+    while plane.engine.behind:
+        io.turn()
+        assert plane.waits_for_flush or not plane.engine.behind
+        waits.append(plane.engine.machine.applied_index)
+        if io.syncs:
+            io.syncs.popleft()()
+            io.finish(ThreadWork.FLUSH)
+    assert waits == fires[:-1]
+
+
 def test_fold_that_waits_for_a_flush_goes_on_once_the_disk_has_room_for_it() -> None:
     log = fired_log()
-    plane, io = plane_of(log, memtable_bytes=20_000 // UNSPILLED_FACTOR // 2)
+    plane, io = plane_of(log, memtable_bytes=2_500, unspilled_bytes=10_000)
     plane.use_room(Room(free=0, reserve=0, low=False))
     plane.on_commit(LogIndex(end(log) - 1))
     plane.fold_later()

@@ -12,6 +12,7 @@ from timer.entries.payloads import Op
 from timer.leader.groups.group_leases import ACCEPT, Leases
 from timer.leader.groups.lease_table import ConsumerStream
 from timer.model.units import MonoMs, TopicId, UnixMs
+from timer.ready import page_cache
 from timer.ready import queue as queues_module
 from timer.ready import spill as spill_module
 from timer.ready.group import Group
@@ -26,7 +27,7 @@ Message = tuple[int, bytes]
 def make_tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the memory so that hardly a message stays in it."""
     for module, name, value in (
-        (engine_module, "PAGES_SIZE_MAX", 3_000),
+        (page_cache, "PAGES_SIZE_MAX", 3_000),
         (engine_module, "FETCH_SIZE", 1_500),
         (queues_module, "AHEAD_BLOCKS", 2),
         (spill_module, "BLOCK_ROWS_MAX", 3),

@@ -81,6 +81,20 @@ def test_fold_stops_after_some_entries_however_small_they_are() -> None:
     assert 16 <= engine.fold(log.cached(*engine.next_chunk())) <= 64
 
 
+def test_fold_stops_after_a_fire_of_much_payload() -> None:
+    engine, log = begun()
+    for _ in range(6):
+        log.schedule(part_of([(1, START_MS + 10, bytes(FOLD_BYTES // 2))]))
+    catch_up(engine, log)
+    for _ in range(6):
+        log.fire(START_MS + 10, rows_max=1)
+    engine.committed(LogIndex(len(log.entries)))
+    sizes = []
+    while engine.behind:
+        sizes.append(engine.fold(log.cached(*engine.next_chunk())))
+    assert sizes == [2, 2, 2]
+
+
 def test_fold_stops_after_a_fire_of_many_rows() -> None:
     # P9: a FIRE has a few dozen bytes, for any number of timers.
     engine, log = begun()

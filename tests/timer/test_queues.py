@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from timer.model.columns import ROW, RowArray
 from timer.model.units import QueueOffset, UnixMs
-from timer.ready import queue as queues_module
 from timer.ready.page_cache import Block, BlockRows, SpillRef, constant_ms
 from timer.ready.queue import AHEAD_BLOCKS, BLOCK_ROWS_MAX, MARK_MS, Queue
 
@@ -189,11 +188,9 @@ def test_what_is_not_in_memory_is_wanted_and_so_is_what_comes_next() -> None:
     assert seqs_at(queue, [17, 18]) == [17, 18]
 
 
-def test_large_blocks_that_come_next_are_wanted_up_to_a_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(queues_module, "AHEAD_SIZE", 41)  # a block has 20 bytes
+def test_large_blocks_that_come_next_are_wanted_up_to_a_size() -> None:
     queue = cold_queue(30)
+    queue.pages.size_max = 82  # a block has 20 bytes
     offsets = np.arange(0, 6, dtype=np.uint64)
     assert queue.at_hand(offsets) == 0
     assert fetch(queue) == 3

@@ -19,6 +19,8 @@ from timer.model.columns import I64, Buffers, RowArray, row_bytes
 from timer.model.units import QueueOffset
 from timer.pending.memory.key_index import PLAIN, KeyHasher
 
+PAGES_SIZE_MAX: Final = 64 << 20
+"""Bytes of spilled pages that stay in memory, by default."""
 PAGE_OVERHEAD: Final = 1_024
 """Approximate bytes of memory that a page takes beside its rows."""
 
@@ -95,6 +97,8 @@ class Pages:
     def __init__(self, hasher: KeyHasher = PLAIN) -> None:
         self.hasher = hasher
         """Hashes the keys of fired messages."""
+        self.size_max = PAGES_SIZE_MAX
+        """Bytes of spilled pages that stay in memory."""
         self.unspilled_size = 0
         """Bytes of pages that are in no file."""
         self.spilled_size = 0

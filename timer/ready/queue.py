@@ -35,9 +35,9 @@ SHARED_SIZE: Final = 64 << 10
 """Bytes of such a shared buffer, roughly. A flush gives each queue its own buffer."""
 AHEAD_BLOCKS: Final = 8
 """Blocks after the delivered ones that are read from disk in advance."""
-AHEAD_SIZE: Final = 32 << 20
-"""Payload bytes from which on no further block is read in advance: the page cache must hold a
-reader's pages until they are delivered."""
+AHEAD_PART: Final = 2
+"""No further block is read in advance from so many payload bytes on: half of the page cache, which
+must hold a reader's pages until they are delivered."""
 _PRIME: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 _POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)
@@ -238,7 +238,7 @@ class Queue:
                 break
             count += len(here)
         number = self._number_of(int(offsets[min(count, len(offsets) - 1)]))
-        left = AHEAD_SIZE
+        left = self.pages.size_max // AHEAD_PART
         for block in self.blocks[number : number + AHEAD_BLOCKS]:
             if left <= 0:
                 break

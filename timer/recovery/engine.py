@@ -49,10 +49,8 @@ from timer.state.machine import Machine
 
 FOLD_BYTES: Final = 2 << 20
 """Work of one `fold`, in bytes of payload that cost the same: a few milliseconds."""
-PAGES_SIZE_MAX: Final = 64 << 20
-"""Bytes of fired messages in memory that a spill file has, too."""
 FETCH_SIZE: Final = 8 << 20
-"""Bytes of such messages that one read returns to memory."""
+"""Bytes of spilled messages that one read returns to memory."""
 KEEP_UPS: Final = 8
 """Rounds of `Machine.keep_up` per entry, as many as the topics that an entry may touch. A
 checkpoint has to do the rest."""
@@ -324,6 +322,7 @@ class Engine:
     def fold(self, entries: Sequence[Entry]) -> int:
         """Apply the next entries, up to about FOLD_BYTES. Return how many were applied.
 
+        The messages that fire count, too. So memory grows by FOLD_BYTES and one FIRE at most.
         It stops after the entries that the last `begin_prefetch` has seen. It may return 0: then
         another prefetch is needed, or the next entry is applied in portions.
         """
@@ -334,8 +333,10 @@ class Engine:
                     break
                 if not self.machine.portions.do(entry):
                     break
+                unspilled = self.machine.pages.unspilled_size
                 applied = self.machine.apply(entry)
-                work += _work(entry, applied)
+                fired = max(0, self.machine.pages.unspilled_size - unspilled)
+                work += _work(entry, applied) + fired
                 self.applied_bytes += len(entry.payload) + HEADER_SIZE
                 if isinstance(applied, Checkpoint):
                     self._record(applied)
@@ -397,8 +398,9 @@ class Engine:
         Raises:
             CorruptFileError: a spill file is missing.
         """
-        self.machine.pages.evict(PAGES_SIZE_MAX - FETCH_SIZE)
-        fetch.install(self.machine.pages)
+        pages = self.machine.pages
+        pages.evict(max(0, pages.size_max - FETCH_SIZE))
+        fetch.install(pages)
         if self.leader is not None:
             self.leader.groups.fetched()
 
@@ -499,7 +501,7 @@ class Engine:
         self.machine.store.install(flush.frozen, flush.windows)
         self.machine.store.forget(flush.retired)
         self.settle_flush(flush, len(flush.fresh) + len(flush.moved_of))
-        self.machine.pages.evict(PAGES_SIZE_MAX)
+        self.machine.pages.evict(self.machine.pages.size_max)
         self.manifest_index = flush.index
         self._manifest_size = flush.manifest_size
         self.flushing = False

@@ -81,13 +81,9 @@ class EngineWithoutPrefetch(Engine):
 
 
 def _limits(options: WorldOptions) -> FlushLimits:
-    return FlushLimits(
-        memtable_bytes=PRESSED_BYTES if options.pressed and not options.slow_files else NEVER,
-        log_bytes=NEVER,
-        log_entries=options.manifest_every,
-        interval_ms=NEVER,
-        topics_at_once=TOPICS_AT_ONCE,
-    )
+    memory = PRESSED_BYTES if options.pressed and not options.slow_files else NEVER
+    entries = options.manifest_every
+    return FlushLimits(memory, NEVER, entries, NEVER, 4 * memory, topics_at_once=TOPICS_AT_ONCE)
 
 
 class EngineApp(App):
