@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from cluster.api import log_shipping
-from cluster.backup import log_shipper, pin_keeper
+from cluster.backup import backup_store, log_shipper, pin_keeper
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable
 from cluster.backup.catalogue import read_catalogues
 from cluster.backup.roll_forward import Until
@@ -102,10 +102,9 @@ def test_trouble_of_a_store_is_told_once_though_each_message_is_another_one(
     busy = "AWS Error SLOW_DOWN: Reduce it. (Request ID: A{0}, Extended Request ID: {0}=)"
     for message, lines in ((busy, 1), ("error {}", log_shipper.CAUSES_MAX)):
         errors = [OSError(message.format(number)) for number in range(30)]
-        files = Mock(open_output_stream=Mock(side_effect=errors))
         node.applied += 5
         with monkeypatch.context() as patched:
-            patched.setattr(store, "_fs", files)
+            patched.setattr(backup_store, "create_file", Mock(side_effect=errors))
             for _ in errors:
                 shipper.step()
         assert len(shipper.told) == lines

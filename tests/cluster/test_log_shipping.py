@@ -5,7 +5,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -250,10 +250,10 @@ def test_trouble_is_told_once_and_another_node_is_asked(tmp_path: Path, store: B
     assert ("n2", 10) in {(name, after) for name, after, _ in node.asked}
     opened = os.open
 
-    def full(path: str, flags: int, *more: int) -> int:
+    def full(path: str, flags: int, *more: int, **named: Any) -> int:
         if flags & os.O_CREAT:
             raise OSError(errno.ENOSPC, "no space left", path)
-        return opened(path, flags, *more)
+        return opened(path, flags, *more, **named)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "open", full)

@@ -77,10 +77,10 @@ def test_stopped_node_on_a_read_only_disk_is_verified(
     assert init(["--data", str(data), *names]) == 0
     opened = os.open
 
-    def read_only(path: Any, flags: int, *words: Any) -> int:
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+    def read_only(path: Any, flags: int, *words: Any, **named: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and path != os.devnull:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-        return opened(path, flags, *words)
+        return opened(path, flags, *words, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", read_only)
