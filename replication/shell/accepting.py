@@ -59,12 +59,10 @@ async def accepted(listening: socket.socket) -> AsyncIterator[socket.socket]:
 
     A turn of a busy event loop takes long, so each accepts all that wait, up to AT_ONCE_MAX.
     """
-    loop = asyncio.get_running_loop()
     while True:
+        await _readable(listening)
         try:
-            connection, _ = await loop.sock_accept(listening)
-            yield connection
-            for _ in range(AT_ONCE_MAX - 1):
+            for _ in range(AT_ONCE_MAX):
                 connection, _ = listening.accept()
                 connection.setblocking(False)  # noqa: FBT003 - its only form
                 yield connection
@@ -72,5 +70,14 @@ async def accepted(listening: socket.socket) -> AsyncIterator[socket.socket]:
             pass
         except OSError:  # EMFILE, or the connection is gone already
             await asyncio.sleep(PAUSE_S)
-            continue
-        await asyncio.sleep(0)  # sock_accept does not wait while connections are there
+
+
+async def _readable(listening: socket.socket) -> None:
+    """Wait for a connection. `sock_accept` would take one, and lose it if it is cancelled then."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(listening, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listening)

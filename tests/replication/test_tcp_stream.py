@@ -337,3 +337,22 @@ def test_connections_that_wait_are_accepted_together(run: Any) -> None:
 
     run(main())
     assert turns < 20
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_connection_is_not_lost_if_the_wait_for_it_is_cancelled(turns: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        accepting: Any = accepted(listening)
+        waiting: asyncio.Task[Any] = asyncio.create_task(anext(accepting))
+        await asyncio.sleep(0)
+        with socket.create_connection(listening.getsockname()):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            found: Any = (await asyncio.gather(waiting, return_exceptions=True))[0]
+            if isinstance(found, asyncio.CancelledError):
+                found, _ = listening.accept()
+            assert isinstance(found, socket.socket)
+            found.close()
+        await accepting.aclose()
