@@ -283,6 +283,7 @@ async def test_replica_that_fell_silent_acknowledges_nothing(cluster: Cluster) -
     cluster.appoint(1, one)
     await until(lambda: one.leads == [1])
     await until(one.replica.lease_held)
+    await until(lambda: three.replica.last_index == one.replica.last_index)
     await two.stop()
     ended = three.replica.last_index
     flushing = asyncio.create_task(three.replica.synced(LogIndex(ended + 1)))
