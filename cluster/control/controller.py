@@ -335,12 +335,7 @@ class Controller:
         )
 
     def _learn_voters(self, now_ms: MonoMs) -> None:
-        """Take the voters of the log: those of the serving leader, or of the newest log.
-
-        The replicated object may have older voters: the leader of a change failed before it
-        published them, or Raft's files were lost. It counts if nodes of an earlier release report
-        no voters.
-        """
+        """Take the voters of the log that counts; see newest_log.py. Without one, none change."""
         since_ms = now_ms - self.config.report_timeout_ms
         reports = [node.latest for node in self._fresh(now_ms)]
         reports += [report for report, at_ms in self._learners.values() if at_ms > since_ms]

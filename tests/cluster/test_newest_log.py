@@ -234,6 +234,18 @@ def test_serving_leader_whose_name_is_not_known_yet_stays() -> None:
     assert play.appointed == []  # no majority reports
 
 
+def test_appointed_leader_that_is_no_known_voter_has_the_time_to_report() -> None:
+    state = ControlState(cluster_id="test", voters={"a": VOTERS["a"]}, epoch=Epoch(9))
+    state = replace(state, leader=LEARNER)
+    play = Play({"a": follower("a", epoch=9)}, state=state)  # its release tells no voters
+    play.lead()
+    play.run(CONFIG.report_timeout_ms // 2)
+    assert play.appointed == []
+    play.run(CONFIG.report_timeout_ms)
+    assert play.appointed[0] == (10, "a")
+    assert "the appointed leader is no known voter" in play.reason
+
+
 def test_link_that_broke_before_the_controller_moved_is_no_reason_to_wait() -> None:
     play = in_service("c", epoch=9)
     play.do(RaftLeadership(leads=False))
