@@ -356,7 +356,9 @@ class StatePlane:
         self._io.run(ThreadWork.PREFETCH, prefetch.read, done)
 
     def _apply(self, entries: Sequence[Entry]) -> None:
-        rest = entries[self._io.timed(self.engine.fold, entries) :]
+        rest = entries
+        if not self.waits_for_flush:  # a step may have begun the flush since the last portion
+            rest = entries[self._io.timed(self.engine.fold, entries) :]
         if not rest or self.stopped or self.waits_for_flush:
             self._folding = False
             self._fold()

@@ -323,7 +323,13 @@ def test_fold_waits_for_a_flush_while_too_much_has_fired_and_goes_on_at_its_end(
     assert io.drops == [(end(log), True)]
 
 
-def test_fold_waits_while_the_state_of_a_flush_is_captured_and_one_fire_always_passes() -> None:
+@pytest.mark.parametrize(
+    ("in_memory", "due_at", "drains", "flushes"),
+    [(True, 1, False, 2), (False, 4, False, 1), (True, 1, True, 1)],
+)
+def test_fold_waits_while_the_state_of_a_flush_is_captured_and_one_fire_always_passes(
+    in_memory: bool, due_at: int, drains: bool, flushes: int
+) -> None:
     log = Log()
     for number in range(3):
         log.topic(f"a{number}")
@@ -331,18 +337,24 @@ def test_fold_waits_while_the_state_of_a_flush_is_captured_and_one_fire_always_p
     for each in (1, 2, 3):
         log.fire(START_MS + each)
     fires = [entry.index for entry in log.entries if entry.kind is EntryKind.FIRE]
-    plane, io = plane_of(log, memtable_bytes=FOLD_BYTES, unspilled_bytes=1_000, topics_at_once=1)
+    due_at *= FOLD_BYTES
+    plane, io = plane_of(log, memtable_bytes=due_at, unspilled_bytes=1_000, topics_at_once=1)
+    io.in_memory = in_memory
     plane.on_commit(end(log))
     plane.fold_later()
+    while drains and not plane.engine.cutting:
+        io.turns.popleft()()
+    if drains:
+        plane.drain()
     waits = []
     while plane.engine.behind:
         io.turn()
-        assert plane.waits_for_flush or not plane.engine.behind
-        waits.append(plane.engine.machine.applied_index)
-        if io.syncs:
+        if plane.engine.behind:
+            assert plane.waits_for_flush
+            waits.append(plane.engine.machine.applied_index)
             io.syncs.popleft()()
             io.finish(ThreadWork.FLUSH)
-    assert waits == fires[:-1]
+    assert waits == fires[:flushes]
 
 
 def test_fold_that_waits_for_a_flush_goes_on_once_the_disk_has_room_for_it() -> None:
