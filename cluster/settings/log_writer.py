@@ -31,6 +31,8 @@ class LogWriter(logging.Handler):
         self._descriptor = descriptor
         self._lines = SimpleQueue[str | threading.Event | None]()
         self._left_out = 0
+        self._torn = False
+        """The last line is written in part."""
         self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
         self._thread.start()
 
@@ -78,6 +80,9 @@ class LogWriter(logging.Handler):
 
     def _write(self, text: bytes) -> None:
         """Write lines; drop what the descriptor does not take, as of a file on a full disk."""
+        text = b"\n" + text if self._torn else text
         with suppress(OSError):
             while text:
-                text = text[os.write(self._descriptor, text) :]
+                size = os.write(self._descriptor, text)
+                self._torn = text[size - 1 : size] != b"\n"
+                text = text[size:]

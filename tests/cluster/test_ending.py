@@ -146,8 +146,9 @@ def test_signal_during_the_imports_ends_the_start(tmp_path: Path, module: str, n
 
 def test_error_of_the_start_has_its_exit_code_if_standard_error_is_full() -> None:
     command = [sys.executable, "-m", "cluster.node.timerd", "--config", "/absent"]
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}  # a buffer blocks those who share it
     with full_pipe() as (_, full):
-        done = subprocess.run(command, stderr=full, timeout=WAIT_S, check=False)
+        done = subprocess.run(command, env=env, stderr=full, timeout=WAIT_S, check=False)
     assert done.returncode == EXIT_CONFIG
 
 

@@ -1,12 +1,14 @@
 """Every log record is one line that a program can parse."""
 
 import asyncio
+import errno
 import json
 import logging
+import os
 import re
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,15 +148,40 @@ def test_full_pipe_delays_no_caller_and_the_next_line_has_the_number_of_lines_le
         for _ in range(3 * WAITING_MAX):  # one part may be with the thread, one waits
             logger.info("%s", changing)
         changing[0] = "changed"
-        logger.critical("last")
+        logger.critical("last", extra={"left_out": 5})  # by the rate limit
+        logger.critical("next")
         written, line = 0, b""
         with open(read, "rb", closefd=False) as pipe:
             while b"msg=last" not in line:
                 written += b"as it was" in line
                 line = pipe.readline()
+            assert b"left_out" not in pipe.readline()
         left_out = int(line.split(b"left_out=")[1])
         assert written >= WAITING_MAX
-        assert written + left_out == 3 * WAITING_MAX
+        assert written + left_out == 3 * WAITING_MAX + 5
+
+
+def test_line_that_a_full_disk_has_in_part_is_not_joined_with_the_next_one(
+    stream: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = 100
+
+    def write(descriptor: int, text: bytes, write: Callable[[int, bytes], int] = os.write) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "no room")
+        size = write(descriptor, text[:room])
+        room -= size
+        return size
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write)
+        for _ in range(9):
+            logging.getLogger("a").info("during")
+        assert len(stream.getvalue()) == 100
+    for _ in range(2):
+        logging.getLogger("a").info("after")
+    assert [line.count("time=") for line in stream.getvalue().splitlines()] == [1, 1, 1, 1]
 
 
 def test_json_has_the_same_fields_and_stays_one_line_of_valid_json(
