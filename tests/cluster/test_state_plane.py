@@ -357,6 +357,25 @@ def test_fold_waits_while_the_state_of_a_flush_is_captured_and_one_fire_always_p
     assert waits == fires[:flushes]
 
 
+def test_fold_goes_on_if_the_flush_that_it_waits_for_can_not_begin_within_an_entry() -> None:
+    log = Log()
+    for number in range(3):
+        log.topic(f"a{number}")
+    log.schedule(part_of([(1, START_MS + 1, bytes(2_000))]))
+    plane, io = plane_of(log, memtable_bytes=1_000, unspilled_bytes=1_000, topics_at_once=1)
+    plane.on_commit(end(log))
+    plane.fold_later()
+    while not plane.engine.cutting:
+        io.turns.popleft()()
+    log.fire(START_MS + 1)
+    log.begin_epoch()
+    plane.on_commit(end(log))
+    plane.fold_later()
+    assert plane.waits_for_flush
+    io.turn()
+    assert not plane.engine.behind
+
+
 def test_fold_that_waits_for_a_flush_goes_on_once_the_disk_has_room_for_it() -> None:
     log = fired_log()
     plane, io = plane_of(log, memtable_bytes=2_500, unspilled_bytes=10_000)
@@ -408,9 +427,12 @@ def test_memory_above_its_limit_is_freed_by_a_flush_at_most_every_twenty_seconds
         plane.memory_high = False
         log.schedule(part_of([(1, START_MS + 10**9, bytes(2_000))]))
     assert flushes == [1, 0, 1]
+    log.entries.pop()
+    log.schedule(part_of([(1, START_MS + 10**9, b"small")]))
     plane.memory_high = True
     io.now_ms += LOW_FLUSH_MS
-    plane.kick()
+    plane.on_commit(end(log))
+    plane.fold_later()
     io.turn()
     assert not io.syncs, "little memory would be freed"
 
