@@ -17,12 +17,14 @@ from cluster.control.leader_fitness import DiskRecord
 from cluster.control.membership import id_name
 from cluster.control.replica_report import ReportSource
 from cluster.node import build, checkpoint_publisher, digest_comparison
+from cluster.node.allocator import give_back_free_pages
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
 from cluster.node.node import Node
 from cluster.node.ports import GrpcServers, Ports
 from cluster.observe.apply_metrics import PromotionMetrics
 from cluster.observe.metrics import Levels, Telemetry
+from cluster.rpc import memory
 from cluster.rpc.health_service import HealthService
 from cluster.settings.config import NodeConfig, build_config
 from cluster.settings.exit_codes import Diverged
@@ -507,3 +509,16 @@ async def test_node_notes_the_speed_of_its_disk_with_each_report_and_complains_o
     parts.control._report()
     assert noted == [{"disk_ms": 0, "durable": 0, "lease_ms": 500}]
     assert [text for concern in parts.view.concerns for text in concern()] == ["slow disk"]
+
+
+async def test_node_with_little_memory_caches_fewer_pages_and_flushes_while_it_is_high(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 256 << 20)
+    parts = build.build(founder(tmp_path, "n1", "n2", "n3"), Mock(), raft_lost=False)
+    guard, plane = parts.guards[0], parts.host._plane
+    assert plane.engine.machine.pages.size_max == 24 << 20
+    guard.high = True
+    guard._on_look()
+    assert plane.memory_high
+    assert guard._give_back is give_back_free_pages
