@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import shutil
 import signal
@@ -88,6 +89,20 @@ class Exited(Exception):
     """The process would be gone now."""
 
 
+class Waiting(logging.Handler):
+    """A log whose records wait until it is flushed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def flush(self) -> None:
+        self.records.clear()
+
+
 SENDER = """
 import os, signal, sys
 from cluster.node.timerd import main
@@ -105,10 +120,14 @@ sys.exit(main([]))
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def start_again() -> None:
+    log = Waiting()
+
+    def replaced(*_: object) -> None:
+        assert not log.records
         raise Replaced
 
     def exited(status: int) -> None:
+        assert not log.records
         raise Exited(status)
 
     def run(at_start: Act, at_stop: Act) -> int:
@@ -118,8 +137,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(process, "Node", FakeNode)
     monkeypatch.setattr(Sweeper, "start", lambda _: None)  # it is about this process
-    monkeypatch.setattr(process, "start_again", start_again)
     monkeypatch.setattr(process, "setup_logs", lambda **_: None)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [log])
+    monkeypatch.setattr(os, "execv", replaced)
     monkeypatch.setattr(os, "_exit", exited)
     config = tmp_path / "n1.toml"
     (tmp_path / "data").mkdir()
