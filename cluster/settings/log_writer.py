@@ -7,6 +7,7 @@ A QueueListener of the standard library is not used: its `stop` waits until all 
 
 import logging
 import os
+import select
 import threading
 import traceback
 from contextlib import suppress
@@ -83,6 +84,10 @@ class LogWriter(logging.Handler):
         text = b"\n" + text if self._torn else text
         with suppress(OSError):
             while text:
-                size = os.write(self._descriptor, text)
+                try:
+                    size = os.write(self._descriptor, text)
+                except BlockingIOError:  # another process has changed the pipe that they share
+                    select.select([], [self._descriptor], [])
+                    continue
                 self._torn = text[size - 1 : size] != b"\n"
                 text = text[size:]

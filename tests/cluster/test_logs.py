@@ -139,9 +139,13 @@ def test_logs_go_to_stderr_unless_told(capfd: pytest.CaptureFixture[str]) -> Non
     assert "msg=told" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("blocks", [True, False])
 @pytest.mark.usefixtures("restored")
-def test_full_pipe_delays_no_caller_and_the_next_line_has_the_number_of_lines_left_out() -> None:
+def test_full_pipe_delays_no_caller_and_the_next_line_has_the_number_of_lines_left_out(
+    blocks: bool,
+) -> None:
     with full_pipe() as (read, write):
+        os.set_blocking(write, blocks)
         handler = setup_logs(level="info", node="n1", descriptor=write)
         handler.filters.clear()
         logger, changing = logging.getLogger("a"), ["as it was"]
