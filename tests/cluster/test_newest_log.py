@@ -246,6 +246,20 @@ def test_appointed_leader_that_is_no_known_voter_has_the_time_to_report() -> Non
     assert "the appointed leader is no known voter" in play.reason
 
 
+def test_link_that_comes_up_late_at_a_new_controller_has_not_broken() -> None:
+    reports = {name: follower(name, epoch=9) for name in "ab"}
+    play = Play(reports, state=replace(FOUNDED, epoch=Epoch(9), leader=VOTERS["c"]))
+    play.do(LinkChanged("b", up=True))
+    play.do(StateApplied(play.state))
+    play.do(RaftLeadership(leads=True))
+    play.run(CONFIG.link_grace_ms - STEP_MS)
+    assert play.appointed == []
+    play.do(LinkChanged("c", up=True))
+    play.reports["c"] = serving("c", epoch=9)
+    play.run(2_000)
+    assert play.appointed == []
+
+
 def test_link_that_broke_before_the_controller_moved_is_no_reason_to_wait() -> None:
     play = in_service("c", epoch=9)
     play.do(RaftLeadership(leads=False))

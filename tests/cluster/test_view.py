@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -100,6 +101,26 @@ async def test_change_or_transfer_fails_by_the_outcome_that_the_controller_tells
         await commands_with(outcome).change_members(Change.REMOVE, "n1")
     with pytest.raises(error, match="why"):
         await commands_with(outcome).transfer("n1")
+
+
+@pytest.mark.parametrize(
+    ("after", "is_committed"),
+    [({"n1": 1, "n2": 2}, True), ({"n1": 1, "n9": 9}, False), ({"n2": 1}, False)],
+)
+async def test_change_is_committed_once_the_voters_and_its_own_node_have_changed(
+    after: dict[str, int], is_committed: bool
+) -> None:
+    commands = commands_with(CommandOutcome.OK)
+    control: Any = commands._control
+
+    async def answer(*_: object) -> CommandAnswer:
+        control.state.voters = after
+        return CommandAnswer(CommandOutcome.OK, "")
+
+    control.request_change = answer
+    commands._mono_ms = iter(map(MonoMs, (0, 0, 0, 1 << 30))).__next__
+    with nullcontext() if is_committed else pytest.raises(CommitTimeoutError):
+        await commands.change_members(Change.ADD, "n2")
 
 
 async def test_replacement_whose_program_is_too_old_is_named_with_its_version() -> None:
