@@ -91,7 +91,7 @@ class FlushLimits:
     log_entries: int
     interval_ms: int
     unspilled_bytes: int
-    """Folding waits for the flush from so many bytes of fired messages on that no file holds."""
+    """Bytes of fired messages in no file. From so many on, folding waits for the flush."""
     topics_at_once: int = TOPICS_AT_ONCE
 
 
