@@ -11,10 +11,10 @@ from cluster.api.group_admin import GroupDesk
 from cluster.api.peer_queries import (
     Peers,
     agreement_of,
+    answer_of,
     ask_all,
     begin_verification,
     checkpoint_of,
-    status_of,
     verification_of,
 )
 from cluster.api.policy_admin import PolicyDesk
@@ -109,10 +109,12 @@ async def status_answer(
     view: View, *, local: bool, leadership: bool = False
 ) -> pb.GetStatusResponse:
     """Return all nodes' status; this node's only if `local`, a part of it if `leadership`."""
-    nodes = [view.node_leadership() if leadership else view.node_status()]
-    if not (local or leadership):
-        nodes += await ask_all(view.peers(), status_of)
+    own = view.node_leadership() if leadership else view.node_status()
+    answers = [] if local or leadership else await ask_all(view.peers(), answer_of)
+    nodes = [own, *(answer.nodes[0] for answer in answers)]
     epoch, leader, controller = view.leadership()
+    # This node may have no link to the controller that others reach.
+    controller = controller or max((answer.controller for answer in answers), default="")
     return pb.GetStatusResponse(
         cluster_id=view.cluster_id,
         epoch=epoch,

@@ -214,7 +214,9 @@ class Standby:
         answers = await self._answers(leadership=leadership)
         own, peers = self._own(), self._config.peers
         newest = max(answers, key=lambda each: (each.epoch, each.leader != ""), default=own)
-        own.epoch, own.leader, own.controller = newest.epoch, newest.leader, newest.controller
+        own.epoch, own.leader = newest.epoch, newest.leader
+        others = (answer.controller for answer in answers)  # one may have no link to it
+        own.controller = newest.controller or max(others, default="")
         own.leader_address = peers.get(newest.leader) or newest.leader_address
         own.feature_level = max((answer.feature_level for answer in answers), default=0)
         if not leadership:

@@ -247,7 +247,9 @@ async def test_waiting_node_waits_for_a_newer_leader_if_one_is_named_that_is_not
     monkeypatch.setattr("cluster.files.standby_ports.NAMED_S", 0.01)
     monkeypatch.setattr("cluster.files.standby_ports.LEADER_S", 600)
     monkeypatch.setattr("cluster.api.peer_queries.PART_S", 600)
-    stale = pb.GetStatusResponse(epoch=5, leader="n2", nodes=[pb.NodeStatus(name="n4")])
+    stale = pb.GetStatusResponse(
+        epoch=5, leader="n2", controller="n4", nodes=[pb.NodeStatus(name="n4")]
+    )
     # n3 still follows the stream of n2, and names the leader of a new appointment.
     newest = pb.GetStatusResponse(epoch=9, leader="n3", leader_address="n2:1", hears_leader=True)
     newest.nodes.add(name="n3")
@@ -261,4 +263,5 @@ async def test_waiting_node_waits_for_a_newer_leader_if_one_is_named_that_is_not
         peers["n3"].may_answer.set()
         answer = await asked
         assert (answer.epoch, answer.leader) == (9, "n3")
+        assert answer.controller == "n4", "n3 has no link to it"
         assert answer.leader_address == standby._config.peers["n3"]

@@ -215,6 +215,24 @@ async def test_asked_who_leads_a_node_tells_that_of_itself_and_asks_no_other() -
     assert ([*told.nodes], told.leader, told.epoch) == ([leads], "n1", 3)
 
 
+async def test_status_names_the_controller_that_another_node_reaches() -> None:
+    def reached_by(name: str, controller: str) -> Any:
+        nodes = [pb.NodeStatus(name=name)]
+        answer = pb.GetStatusResponse(controller=controller, nodes=nodes)
+        return name, SimpleNamespace(GetStatus=mock.AsyncMock(return_value=answer))
+
+    view: Any = SimpleNamespace(
+        cluster_id="c",
+        node_status=lambda: pb.NodeStatus(name="n1"),
+        leadership=lambda: (3, "n2", ""),
+        leader_address=lambda: None,
+        hears_leader=lambda: True,
+        peers=lambda: {"n2": reached_by("n2", "n3"), "n4": reached_by("n4", "")},
+    )
+    told = await admin_of(view).GetStatus(pb.GetStatusRequest(), cast("Any", None))
+    assert ([node.name for node in told.nodes], told.controller) == (["n1", "n2", "n4"], "n3")
+
+
 async def test_digests_are_compared_only_at_an_index_that_the_asked_node_knows() -> None:
     """Without one, each peer returns a digest at the shared checkpoint that it knows itself."""
     seen = list[pb.GetVerificationRequest]()

@@ -10,7 +10,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -224,12 +224,24 @@ async def test_gone_is_a_dead_letter_at_once() -> None:
     assert letter["dead-letter-detail"] == "410 Gone: no such order"
 
 
+@pytest.fixture
+def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The local time is nine hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_east")
 @pytest.mark.parametrize(
     ("status", "after", "waits_s"),
     [
         (429, "30", 30),
         (503, "30", 30),
         (503, "date", 30),
+        (503, "date without a zone", 30),
         (503, "0", 10),
         (503, "999999999999999999999", 3600),
         (503, "Wed, 21 Oct 2015 07:28:00 GMT", 10),
@@ -245,6 +257,8 @@ async def test_target_asks_for_a_longer_pause_than_the_backoff_and_not_for_a_sho
     monkeypatch.setattr(target_brake, "LONGEST_S", 0.001)
     if after == "date":
         after = email.utils.formatdate(time.time() + 30, usegmt=True)
+    elif after == "date without a zone":
+        after = time.asctime(time.gmtime(time.time() + 30))
     answers = iter([answer(status, Retry_After=after), OK])
     async with Receiver(lambda _: next(answers)) as receiver, pushing(receiver.url) as push:
         await push.send()
@@ -543,7 +557,10 @@ def test_file_that_is_gone_is_reported_once_and_read_again_when_it_is_back(
     file = RenewedFile("header_file", path, read_header_file)
     path.rename(tmp_path / "old")  # keeps its inode in use
     assert [file.value for _ in range(3)] == [{"a": "1"}] * 3
-    assert caplog.messages == [f"file is gone, its last value is used: {path}"]
+    path.symlink_to("a" * 300)  # can't be looked at, as in a folder without access
+    assert file.value == {"a": "1"}
+    assert caplog.messages == [f"file can't be found, its last value is used: {path}"]
+    path.unlink()
     path.write_text("\ufeffa: 2")  # as editors on Windows write it
     assert file.value == {"a": "2"}
     path.rename(tmp_path / "older")

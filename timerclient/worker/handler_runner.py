@@ -115,7 +115,7 @@ class HandlerRunner:
         self._backoff = UNSET
         """Pauses of the group, or of this worker."""
         self._is_pacing = True
-        """The worker gives the pauses: the group has none, or could not be set."""
+        """The worker gives the pauses: the group has none, or could not be set, or is not known."""
         self._denied = ""
         """Reason for which the group could not be set, as logged. Empty: it was set."""
         self._letters = ""
@@ -175,6 +175,7 @@ class HandlerRunner:
         )
         if self._was_open:
             consumer.require_group()
+            self._is_pacing = True  # it may be another group of that name, without a backoff
         await consumer.__aenter__()  # `close` leaves it, after the handlers have ended
         consumer.take_turns(run.message for run in self.running.values())
         self._consumer = consumer

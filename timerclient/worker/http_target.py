@@ -18,7 +18,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, timedelta
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -323,7 +323,10 @@ def _retry_after_s(answer: "aiohttp.ClientResponse") -> float | None:
         after_s = float(text[:9])
     else:
         try:
-            after_s = email.utils.parsedate_to_datetime(text).timestamp() - time.time()
+            at = email.utils.parsedate_to_datetime(text)
+            if at.tzinfo is None:  # the oldest form of a date names no zone
+                at = at.replace(tzinfo=UTC)
+            after_s = at.timestamp() - time.time()
         except (ValueError, OverflowError):
             return None
     return min(max(1.0, after_s), RETRY_AFTER_S_MAX)

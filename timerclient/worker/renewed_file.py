@@ -1,6 +1,7 @@
 """A value that comes from a text file, and is read again when the file changes."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ SIZE_MAX: Final = 65_536
 
 
 class RenewedFile(Generic[T]):
-    """The value of a text file. One that is gone or does not fit leaves the former value in use.
+    """The value of a text file. It stays while the file can't be found, or does not fit.
 
     A pipe is read once. The event loop reads the file: it has at most SIZE_MAX characters.
 
@@ -37,7 +38,7 @@ class RenewedFile(Generic[T]):
         self._unfit: tuple[int, int] | None = None
         """Stamp of a file that did not fit at the last look."""
         self._is_gone = False
-        """There was no file at the last look."""
+        """No file was found at the last look."""
         self._value = self._content()
         self._looked_s = time.monotonic()
 
@@ -47,11 +48,12 @@ class RenewedFile(Generic[T]):
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
-            if self._path.is_file() and (stamp := stamp_of(self._path)) != self._stamp:
+            # These functions raise no error, such as that of a folder without access.
+            if os.path.isfile(self._path) and (stamp := stamp_of(self._path)) != self._stamp:
                 self._renew(stamp)
-            is_gone = not self._path.exists()
+            is_gone = not os.path.exists(self._path)
             if is_gone and not self._is_gone:
-                LOG.warning("file is gone, its last value is used: %s", self._path)
+                LOG.warning("file can't be found, its last value is used: %s", self._path)
             self._is_gone = is_gone
         return self._value
 
