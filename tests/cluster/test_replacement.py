@@ -236,7 +236,7 @@ async def test_waiting_node_waits_for_no_silent_node_once_a_leader_is_named(
     }
     for name in peers.keys() - silent:
         peers[name].may_answer.set()
-    async with _standing_by(peers) as standby, asyncio.timeout(60):
+    async with _standing_by(peers) as standby, asyncio.timeout(30):
         answer = await standby._answer(leadership=True)
     assert answer.leader == status.leader
 

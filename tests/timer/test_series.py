@@ -314,6 +314,7 @@ def test_series_is_behind_by_its_oldest_missed_time_that_still_has_to_occur() ->
     assert behind_ms(all_, old_ms, planned_ms=ago_ms, due_ms=now_ms + 1) == 0  # rescheduled, tick
     assert behind_ms(all_, old_ms, planned_ms=now_ms + hour) == 0
     assert behind_ms(daily, old_ms) == 0
+    assert behind_ms(replace(all_, end_ms=old_ms + hour), old_ms) == 8 * hour  # the end counts
     for spec in (
         replace(all_, every_ms=0, cron="0 9 1 * *"),
         replace(all_, end_ms=old_ms + hour - 1),

@@ -185,6 +185,8 @@ def test_a_cluster_without_a_controller_is_critical_after_an_election(
     without = pb.GetStatusResponse(cluster_id="c", epoch=4, leader="n1", nodes=nodes)
     elected = pb.GetStatusResponse(controller="n2")
     elected.MergeFrom(without)
+    heard = pb.GetStatusResponse(epoch=4, leader="n1", controller="n2", hears_leader=True)
+    heard.nodes.add(name="n1")
     checkpoint = pb.GetCheckpointResponse(nodes=checkpoints)
     client = Answering(members=voters(1, 2, 3), checkpoint=checkpoint)
     monkeypatch.setattr(timerctl, "_client", lambda _: client)
@@ -194,6 +196,7 @@ def test_a_cluster_without_a_controller_is_critical_after_an_election(
     )
     for answers, level, text in (
         ([without, elected], 0, "n2 appoints leaders"),
+        ([heard, elected], 0, "n1 leads epoch 4"),
         ([without] * 5, 2, "none; no new leader can be appointed"),
     ):
         monkeypatch.setattr(client, "status", partial(answers.pop, 0), raising=False)
