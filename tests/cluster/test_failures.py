@@ -233,6 +233,7 @@ def test_without_a_majority_schedules_fail_clearly_and_the_last_node_goes_on_ans
     assert cluster.json(leader, "/v1/members")["leader"] == ""
     assert cluster.json(leader, "/v1/checkpoint?scope=cluster")["shared"]
     assert cluster.metric(leader, "timer_serving") == 0
+    until(lambda: cluster.metric(leader, "timer_controller_reached") == 0)
     cluster.restart(first)
     with cluster.client() as client:
         client.schedule(topic, b"after")

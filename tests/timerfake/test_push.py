@@ -473,6 +473,17 @@ async def test_message_that_returns_waits_for_the_end_of_the_pause(
             assert (push.outcomes(), await push.left()) == ({"returned": 1}, 2)
 
 
+async def test_target_that_asks_for_a_pause_gets_no_other_message_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(target_brake, "FIRST_S", 0.001)
+    receiver = Receiver(lambda _: answer(503, Retry_After="30"))
+    async with receiver, pushing(receiver.url) as push:
+        for _ in range(3):
+            await push.send()
+        assert (len(receiver.posted), await push.left()) == (1, 3)
+
+
 # ---- the end, and settings
 
 
@@ -611,7 +622,7 @@ _NO_HEADER = "header_file = '/dev/null': headers: there is none: give lines NAME
         ("http://h", {"secrets": ["geheim"]}, "secret 1: must be whsec_ and the base64 of 24 to"),
         ("http://h", {"secrets": ["whsec_Z2VoZWlt"]}, "secret 1: must be whsec_ and the base64"),
         ("http://h", {"secret_file": "/dev/null"}, "secrets: there is none"),
-        ("https://h", {"ca": "none"}, "ca = 'none': must be a PEM file of certificates: No such"),
+        ("HTTPS://h", {"ca": "none"}, "ca = 'none': must be a PEM file of certificates: No such"),
         ("http://h", {"ca": "ca.pem"}, "ca = 'ca.pem': needs a URL that begins with https://"),
         ("https://h", {"ca": "/dev/null"}, "ca = '/dev/null': must be a PEM file"),
     ],
