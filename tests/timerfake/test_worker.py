@@ -204,37 +204,6 @@ async def test_worker_of_a_deleted_group_ends_and_does_not_create_it_again(
         assert groups.get("orders", 0) == 0
 
 
-async def test_worker_gives_the_pauses_if_its_group_was_created_again_without_a_backoff(
-    async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handler_runner, "PAUSE_S", 0.0)
-    app, receive, calls = TimerApp(), AsyncConsumer.receive, list[int]()
-
-    @app.timer("jobs", group="g", retry=Backoff(30))
-    async def job(number: int) -> None:
-        calls.append(number)
-        if len(calls) < 5:
-            raise ValueError("planted")
-
-    async def create_again_and_deny(*_: object) -> NoReturn:
-        monkeypatch.setattr(AsyncConsumer, "receive", receive)
-        await client.delete_group("jobs", "g")
-        await client.create_group("jobs", "g")
-        raise PermissionDenied("no rule")
-
-    async with (
-        AsyncFakeCluster() as cluster,
-        cluster.client() as client,
-        async_timer_app(app, cluster=cluster) as timers,
-    ):
-        monkeypatch.setattr(AsyncConsumer, "receive", create_again_and_deny)
-        await client.create_group("jobs", "g")
-        await job.schedule(number=1)  # ends the present call
-        await timers.advance(20)
-        assert calls == [1, 1], "once in each of the two groups"
-        timers.errors.clear()
-
-
 async def test_drain_waits_for_handlers_and_returns_the_rest_at_once_without_a_failure(
     async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
 ) -> None:

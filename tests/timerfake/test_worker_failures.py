@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest.mock import AsyncMock
 
 import pytest
@@ -22,13 +22,14 @@ from timerclient import (
     Retry,
     TimerApp,
 )
+from timerclient.client.consumers import AsyncConsumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.worker import handler_runner, rejected_letters
 from timerclient.worker.handler_runner import HandlerRunner
 from timerclient.worker.rejected_letters import detail_of, letter_headers
 from timerclient.worker.retry_policy import RetryAfter
 from timerclient.worker.worker_metrics import Outcome
-from timerfake import AsyncFakeApp, FakeApp
+from timerfake import AsyncFakeApp, AsyncFakeCluster, FakeApp
 
 
 def test_failure_is_tried_again_after_the_backoff_and_then_a_dead_letter(
@@ -192,6 +193,37 @@ def test_rejection_whose_letter_is_denied_fails_with_its_own_text(
     with timers.cluster.client() as client:
         [letter] = client.peek(LETTERS).messages
     assert letter.headers["dead-letter-detail"] == "Reject: no such order"
+
+
+async def test_worker_gives_the_pauses_if_its_group_was_created_again_without_a_backoff(
+    async_timer_app: type[AsyncFakeApp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler_runner, "PAUSE_S", 0.0)
+    app, receive, calls = TimerApp(), AsyncConsumer.receive, list[int]()
+
+    @app.timer("jobs", group="g", retry=Backoff(30))
+    async def job(number: int) -> None:
+        calls.append(number)
+        if len(calls) < 5:
+            raise ValueError("planted")
+
+    async def create_again_and_deny(*_: object) -> NoReturn:
+        monkeypatch.setattr(AsyncConsumer, "receive", receive)
+        await client.delete_group("jobs", "g")
+        await client.create_group("jobs", "g")
+        raise PermissionDenied("no rule")
+
+    async with (
+        AsyncFakeCluster() as cluster,
+        cluster.client() as client,
+        async_timer_app(app, cluster=cluster) as timers,
+    ):
+        monkeypatch.setattr(AsyncConsumer, "receive", create_again_and_deny)
+        await client.create_group("jobs", "g")
+        await job.schedule(number=1)  # ends the present call
+        await timers.advance(20)
+        assert calls == [1, 1], "once in each of the two groups"
+        timers.errors.clear()
 
 
 def test_rejection_that_is_repeated_after_a_lost_ack_writes_one_letter(
