@@ -77,24 +77,6 @@ with TimerClient(sys.argv[1], timeout=5) as client:
             sys.exit(0)
         print(os.waitpid(pid, 0)[1])
 """
-LOCKED = """
-import os, sys, threading
-
-def hold():
-    sys.modules["timerclient.worker.timer_app"]._clients_lock.acquire()
-
-def hold_elsewhere():  # as another thread may do after the package's own hook
-    thread = threading.Thread(target=hold)
-    thread.start()
-    thread.join()
-
-os.register_at_fork(before=hold_elsewhere)
-"""
-IN_TIME = """
-from timerclient import TimerApp
-app = TimerApp("timers://127.0.0.1:1")
-print(forked(lambda: (signal.alarm(5), app.thread_client.close())))
-"""
 
 
 def run(threaded: Threaded, program: str) -> str:
@@ -133,9 +115,3 @@ def test_fork_soon_after_a_close_waits_for_the_end_of_the_threads(threaded: Thre
 
 def test_fork_does_not_wait_for_a_channel_that_the_application_keeps(threaded: Threaded) -> None:
     assert run(threaded, PARENT + KEPT) == "0 []\n"
-
-
-def test_process_forked_while_a_thread_makes_a_client_has_its_own(
-    threaded: Threaded,
-) -> None:
-    assert run(threaded, LOCKED + PARENT + IN_TIME) == "0\n"

@@ -41,6 +41,7 @@ from timerclient.streams import node_channel, producer
 from timerclient.streams.nodes import Nodes
 from timerclient.streams.subscription import Subscription
 from timerclient.values import errors
+from timerclient.worker.timer_app import AppConnection
 
 
 def connect(threaded: Threaded) -> TimerClient:
@@ -112,18 +113,10 @@ def test_signal_handler_gets_the_client_that_its_thread_looks_for(
     app, found = TimerApp("timers://127.0.0.1:1"), list[TimerClient]()
     monkeypatch.setattr(background, "_loops", loops := dict[int, asyncio.AbstractEventLoop]())
     monkeypatch.setattr(owner, name, after_signal(getattr(owner, name)))
-    made, init = list[TimerClient](), TimerClient.__init__
-
-    def note(client: TimerClient, url: str) -> None:
-        made.append(client)
-        init(client, url)
-
-    monkeypatch.setattr(TimerClient, "__init__", note)
     with at_signal(lambda: found.append(app.thread_client)):
         found.append(app.thread_client)
     first, second = found
     assert first is second
-    assert [each for each in made if not each._background.stopped] == [first]
     assert [first._background.loop] == [*loops.values()]
     app.close_sync()
     assert "closed" in repr(first)
@@ -153,6 +146,40 @@ def test_signal_handler_gets_the_client_of_the_running_loop(
         loop.run_until_complete(look())
     assert found[2] is found[3]
     assert [*app._clients] == [loop]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_client_that_a_thread_makes_during_a_connect_is_not_kept(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look() -> object:
+        return app.client if kind == "loop" else app.thread_client
+
+    app = TimerApp("timers://127.0.0.1:1")
+    monkeypatch.setattr(aio, "check_not_forked", after_signal(vars(aio)["check_not_forked"]))
+    with (
+        at_signal(lambda: app.connect(AppConnection("timers://127.0.0.1:2", {}))),
+        contextlib.closing(asyncio.new_event_loop()) as loop,
+    ):
+        shown = [repr(loop.run_until_complete(look())) for _ in range(2)]
+    assert [each[-12:-1] for each in shown] == ["127.0.0.1:1", "127.0.0.1:2"]
+
+
+@pytest.mark.timeout(20)
+def test_call_of_a_signal_handler_ends_though_its_thread_looks_for_the_client_of_an_app(
+    threaded: Threaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def schedule() -> None:
+        future = client.submit("orders", b"p", delay=60)
+        future.add_done_callback(lambda _: seen.append(app.thread_client))  # the clients' thread
+        client.schedule("orders", b"p", delay=60)
+
+    app, seen = TimerApp("timers://127.0.0.1:1"), list[TimerClient]()
+    monkeypatch.setattr(TimerApp, "url", after_signal(TimerApp.url))
+    with connect(threaded) as client, at_signal(schedule):
+        assert app.thread_client is app.thread_client
+    assert seen == [app.thread_client]
 
 
 @pytest.mark.timeout(20)

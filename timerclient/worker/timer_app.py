@@ -17,7 +17,6 @@ function.
 import asyncio
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -57,19 +56,6 @@ HOLD_S: Final = 600.0
 """Least `hold_max` of a push, in seconds."""
 HOLD_MARGIN_S: Final = 60.0
 """Seconds by which it exceeds the time of one request."""
-
-
-_clients_lock = threading.RLock()
-"""Held while any app looks for its client or makes it. A signal handler may do so meanwhile."""
-
-
-def _renew_lock() -> None:
-    global _clients_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _clients_lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +355,12 @@ class TimerApp:
         self.send_errors = send_errors
         self.handlers: list[TimerHandler[..., Any]] = []
         self._clients: dict[asyncio.AbstractEventLoop, AsyncTimerClient] = {}
-        self._thread_client: tuple[int, TimerClient] | None = None
+        self._thread_clients: dict[int, TimerClient] = {}
+        """Process id -> the client of its threads.
+
+        No lock is held while a client is made: a signal handler may meanwhile wait for the clients'
+        own thread, and that thread for the lock. The first client that is noted counts.
+        """
 
     def __repr__(self) -> str:
         return f"TimerApp({self.url()!r}, handlers={[each.name for each in self.handlers]})"
@@ -497,10 +488,8 @@ class TimerApp:
 
         `timerctl worker --endpoints` and the fixtures of `timerfake` do so.
         """
-        with _clients_lock:
-            former, self.connection = self.connection, to
-            self._clients.clear()
-            self._thread_client = None
+        former, self.connection = self.connection, to
+        self._clients, self._thread_clients = {}, {}  # new ones: a thread may note a former client
         return former
 
     @property
@@ -516,16 +505,16 @@ class TimerApp:
         except RuntimeError:
             msg = "app.client is for code on an event loop; in other threads use app.thread_client"
             raise RuntimeError(msg) from None
-        with _clients_lock:
-            if loop not in self._clients:
-                self._abandon_ended()
-                made = AsyncTimerClient(self.url() or None, **self.connection.options)
-                self._clients.setdefault(loop, made)  # a signal handler may have made one
-            return self._clients[loop]
+        clients = self._clients
+        if (found := clients.get(loop)) is None:
+            self._abandon_ended()
+            made = AsyncTimerClient(self.url() or None, **self.connection.options)
+            found = clients.setdefault(loop, made)
+        return found
 
     def _abandon_ended(self) -> None:
         """Forget the clients of event loops that have ended, and close their connections."""
-        for loop, client in list(self._clients.items()):  # a signal handler may do so meanwhile
+        for loop, client in list(self._clients.items()):  # others may do so meanwhile
             if not loop.is_closed():
                 continue
             with contextlib.suppress(Closed):
@@ -538,31 +527,20 @@ class TimerApp:
     @property
     def thread_client(self) -> TimerClient:
         """The client of all threads of this process; as `client`."""
-        with _clients_lock:
-            if (found := self._found_client()) is not None:
-                return found
+        pid, clients = os.getpid(), self._thread_clients
+        if (found := clients.get(pid)) is None:
             made = TimerClient(self.url() or None, **self.connection.options)
-            if (found := self._found_client()) is not None:  # of a signal handler meanwhile
-                made.close()
-                return found
-            self._thread_client = os.getpid(), made
-            return made
-
-    def _found_client(self) -> TimerClient | None:
-        """Return the client of this process's threads. None: there is none."""
-        pid, client = self._thread_client or (0, None)
-        return client if pid == os.getpid() else None
+            found = clients.setdefault(pid, made)
+        return found
 
     async def close(self) -> None:
         """Close the client of the running event loop."""
-        with _clients_lock:
-            client = self._clients.pop(asyncio.get_running_loop(), None)
+        client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.close()
 
     def close_sync(self, timeout: Seconds | None = None) -> None:
         """Close the client of this process's threads, as `TimerClient.close`."""
-        with _clients_lock:
-            found, self._thread_client = self._found_client(), None
-        if found is not None:
-            found.close(timeout)
+        client = self._thread_clients.pop(os.getpid(), None)
+        if client is not None:
+            client.close(timeout)
