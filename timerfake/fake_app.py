@@ -223,7 +223,6 @@ class FakeApp:
 
     def __exit__(self, *_: object) -> None:
         """Stop the worker and the cluster; the app has its former cluster again."""
-        self.app.close_sync()
         try:
             self._run(self._inner.__aexit__(None, None, None))
         finally:

@@ -14,6 +14,7 @@ so of other threads, wait for it (`Server.at_home`).
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, NoReturn, Self, TypeVar
@@ -27,7 +28,7 @@ UNREAD_MAX: Final = 64
 
 CLOSED: Final = "the fake cluster is closed"
 BLOCKED_S: Final = 10.0
-"""Seconds for which a call of another event loop waits until that of the server takes it."""
+"""Seconds for which calls of other event loops wait until that of the server takes one."""
 BLOCKED: Final = (
     "the event loop of the fake cluster is blocked: code on it must await calls of an "
     "AsyncTimerClient, and run blocking functions in a thread (asyncio.to_thread)"
@@ -111,6 +112,9 @@ class Server:
         """The open streams."""
         self._down = False
         self._closed = False
+        self._asked_s = 0.0
+        """When calls of other event loops began to wait for this one, by `time.monotonic`. 0: none
+        waits. A client cancels and repeats its calls, so no single one may wait for BLOCKED_S."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Serve methods of a service. Generated code calls this."""
@@ -183,12 +187,17 @@ class Server:
             return await work()
         if self._loop.is_closed():
             raise RuntimeError(CLOSED)
+        self._asked_s = asked_s = self._asked_s or time.monotonic()
+        self._loop.call_soon_threadsafe(self._answer)  # also if this call is cancelled
         try:
-            async with asyncio.timeout(BLOCKED_S):
+            async with asyncio.timeout(asked_s + BLOCKED_S - time.monotonic()):
                 await self._far(asyncio.sleep(0))
         except TimeoutError:
             raise RuntimeError(BLOCKED) from None
         return await self._far(work())
+
+    def _answer(self) -> None:
+        self._asked_s = 0.0
 
     async def _far(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))

@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from timer.model.timer_errors import ConfigError, InvalidRequestError
 from timer.model.units import DUE_MS_MAX
 from timerclient import (
     AsyncTimerClient,
+    ClientSettings,
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
@@ -333,12 +336,19 @@ async def test_cluster_serves_calls_of_other_event_loops_and_no_consumers_there(
 async def test_call_of_a_thread_for_which_the_event_loop_of_the_cluster_waits_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loopback, "BLOCKED_S", 0.01)
+    monkeypatch.setattr(loopback, "BLOCKED_S", 0.5)
+    settings = ClientSettings(probe_s=0.1)  # the client cancels and repeats each call before
     async with AsyncFakeCluster() as cluster:
-        with TimerClient(cluster.address, dial=cluster.dial) as client:
+        with TimerClient(cluster.address, dial=cluster.dial, settings=settings) as client:
             with pytest.raises(RuntimeError, match=r"is blocked: .* \(asyncio.to_thread\)"):
                 client.topics()
             monkeypatch.undo()
+            assert await asyncio.to_thread(client.topics) == []
+            with pytest.raises(TimerError):
+                client.get_timer(key="k", topic="t", timeout=0.1)
+            await asyncio.sleep(0)
+            later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * loopback.BLOCKED_S)
+            monkeypatch.setattr(loopback, "time", later)
             assert await asyncio.to_thread(client.topics) == []
 
 

@@ -17,6 +17,7 @@ from timerclient import (
     Backoff,
     InvalidRequest,
     NotFound,
+    OutcomeUnknown,
     PermissionDenied,
     Reject,
     Retry,
@@ -546,3 +547,19 @@ def test_group_without_a_backoff_is_not_retried_at_full_speed(timer_app: Run) ->
     for pause_s, errors in ((0, 1), (1, 2), (1, 2), (1, 3), (3, 3), (1, 4)):
         timers.advance(pause_s)
         assert len(timers.errors) == errors
+
+
+def test_app_has_its_former_cluster_again_though_its_client_can_not_be_closed() -> None:
+    shop = Shop(url="timers://here:1", timeout=0.2)
+    timers = FakeApp(shop.app).__enter__()
+    shop.app.thread_client.schedule("t", b"p")
+    consumer = shop.app.thread_client.consumer("t", "g")
+    timers.settle()
+    [message] = consumer.receive()
+    timers.cluster.disconnect()
+    _ = message.ack()
+    with pytest.raises(OutcomeUnknown):
+        timers.__exit__()
+    assert shop.app.url() == "timers://here:1"
+    with pytest.raises(RuntimeError, match="closed"):
+        timers.cluster.advance(1)
