@@ -147,8 +147,8 @@ const asking = (o) => o.nodes.some((node) => node.role === "asked");
 
 /* Why the cluster does not serve; empty: it serves. */
 function trouble(o) {
-  const why = leaderTrouble(o), all = o.nodes.length, most = Math.floor(all / 2) + 1;
-  const voting = o.nodes.filter((node) => node.reachable && node.role !== "learner").length;
+  const why = leaderTrouble(o), voters = o.nodes.filter((node) => node.role !== "learner"), all = voters.length;
+  const most = Math.floor(all / 2) + 1, voting = voters.filter((node) => node.reachable).length;
   if (!why || voting >= most) return why && `Does not serve: ${why}`;
   const votes = voting === 1 ? "answers and votes" : "answer and vote", missing = most - voting;
   return `No majority: ${voting} of ${all} nodes ${votes}. Nothing fires until ${missing} more ${missing === 1 ? "does" : "do"}.`;

@@ -107,6 +107,7 @@ async def test_page_of_a_follower_shows_lag_and_deliveries_or_why_not(
         assert "Only the leader knows lag. Not known: it is silent. See the page of n" in shown
         assert "deliveries and acks are not known: it is silent" in shown
         gone = "last.nodes.map((n) => ({...n, reachable: n.name === last.viewed}))"
+        gone = f"[...{gone}, {{...last.nodes[0], reachable: true, role: 'learner'}}]"
         shown = await tab.value(
             f"draw({{...{silent}, nodes: {gone}}}), "
             f"`${{{text.format('#lags')}}} ${{{text.format('#state')}}}`"
