@@ -60,6 +60,17 @@ forked(int)
 node_channel.time.sleep = slept.append
 print(forked(int), slept)
 """
+ENDED = """
+import asyncio
+from timerclient import TimerApp
+app = TimerApp("timers://" + sys.argv[1], timeout=5)
+
+async def use_app():
+    await app.client.schedule("orders", b"p")
+
+asyncio.run(use_app())
+print(forked(lambda: asyncio.run(use_app())))
+"""
 SOON = """
 from timerclient.streams import node_channel
 client, consumer = use()
@@ -107,6 +118,14 @@ def test_process_forked_after_a_client_met_a_node_that_is_down_has_its_own(
     threaded: Threaded,
 ) -> None:
     assert run(threaded, PARENT + ONE_DOWN) == "0\n" * 10
+
+
+def test_process_forked_after_an_event_loop_ended_with_an_open_client_makes_none(
+    threaded: Threaded,
+) -> None:
+    answer = run(threaded, PARENT + ENDED)
+    assert answer.startswith("RuntimeError this process was forked from one with an open client")
+    assert answer.endswith("256\n")
 
 
 def test_fork_soon_after_a_close_waits_for_the_end_of_the_threads(threaded: Threaded) -> None:

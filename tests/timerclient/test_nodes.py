@@ -1,6 +1,7 @@
 """The search for the leader, on a clock that the test moves."""
 
 import asyncio
+import runpy
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from timerclient.streams import nodes as nodes_module
 from timerclient.streams.node_channel import NodeChannel, tcp
 from timerclient.streams.nodes import PATIENCE_S_MAX, RANK_MAX, RELAYED_S, RELAYED_SLOW_S, Nodes
 from timerclient.streams.producer import ProducerStream, WaitingCall
+from timerclient.values import lease_clock
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.errors import (
     Closed,
@@ -43,6 +45,11 @@ async def test_clock_of_leases_continues_while_the_machine_sleeps(
     alarm: Any = BOOT_CLOCK.call_at(1_002.5, lambda: None)
     assert alarm.when() == 2.5
     alarm.cancel()
+    monkeypatch.delattr("time.CLOCK_BOOTTIME")  # macOS
+    assert runpy.run_path(lease_clock.__file__)["_CLOCK"] == time.CLOCK_MONOTONIC
+    monkeypatch.delattr("time.CLOCK_MONOTONIC")  # Windows
+    monkeypatch.delattr("time.clock_gettime")
+    assert runpy.run_path(lease_clock.__file__)["boot_time_s"]() <= time.monotonic()
 
 
 async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_are_silent(

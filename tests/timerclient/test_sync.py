@@ -115,11 +115,13 @@ def test_signal_handler_gets_the_client_that_its_thread_looks_for(
     monkeypatch.setattr(owner, name, after_signal(getattr(owner, name)))
     with at_signal(lambda: found.append(app.thread_client)):
         found.append(app.thread_client)
-    first, second = found
+        app.close_sync()
+        found.append(app.thread_client)
+    first, second, third = found
     assert first is second
     assert [first._background.loop] == [*loops.values()]
-    app.close_sync()
     assert "closed" in repr(first)
+    assert "closed" not in repr(third)
     first._background.loop.call_soon_threadsafe(first._background.loop.stop)
 
 

@@ -38,6 +38,7 @@ from timerclient import (
 )
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
+from timerclient.rows.background import Background
 from timerclient.rows.series_fields import SeriesConflict, SeriesOptions
 from timerclient.streams import shared_calls
 from timerclient.streams.credit import LINK_BYTES_MIN
@@ -320,10 +321,13 @@ async def test_asyncio_clients_run_side_by_side_with_time() -> None:
         await asyncio.gather(worker, return_exceptions=True)
 
 
-async def test_cluster_serves_calls_of_other_event_loops_and_no_consumers_there() -> None:
+async def test_cluster_serves_calls_of_other_event_loops_and_no_consumers_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Background().loop, "_debug", True)  # it rejects calls of other threads
     cluster = FakeCluster()
     async with AsyncTimerClient(cluster.address, dial=cluster.dial) as client:
-        timers = [await client.schedule("t", b"p", delay=HOUR) for _ in range(3)]
+        timers = [(await client.schedule_batch("t", [b"p"], delay=HOUR))[0] for _ in range(3)]
         assert len({timer.id for timer in timers}) == 3
         assert len((await client.tell_story(timers[2])).events) == 1
         with pytest.raises(RpcFailed, match="runs on the cluster's event loop: use FakeCluster"):
@@ -339,7 +343,9 @@ async def test_call_of_a_thread_for_which_the_event_loop_of_the_cluster_waits_is
     monkeypatch.setattr(loopback, "BLOCKED_S", 0.5)
     settings = ClientSettings(probe_s=0.1)  # the client cancels and repeats each call before
     async with AsyncFakeCluster() as cluster:
-        with TimerClient(cluster.address, dial=cluster.dial, settings=settings) as client:
+        with TimerClient(
+            cluster.address, dial=cluster.dial, settings=settings, timeout=1
+        ) as client:
             with pytest.raises(RuntimeError, match=r"is blocked: .* \(asyncio.to_thread\)"):
                 client.topics()
             monkeypatch.undo()
@@ -350,6 +356,16 @@ async def test_call_of_a_thread_for_which_the_event_loop_of_the_cluster_waits_is
             later = SimpleNamespace(monotonic=lambda: time.monotonic() + 2 * loopback.BLOCKED_S)
             monkeypatch.setattr(loopback, "time", later)
             assert await asyncio.to_thread(client.topics) == []
+
+
+def test_cluster_whose_event_loop_has_ended_is_closed() -> None:
+    cluster = AsyncFakeCluster()
+    asyncio.run(cluster.start())
+    with TimerClient(cluster.address, dial=cluster.dial) as client:
+        with pytest.raises(RuntimeError, match="the fake cluster is closed"):
+            client.topics()
+        with pytest.raises(RuntimeError, match="the fake cluster is closed"):
+            client.schedule_batch("t", [b"p"])
 
 
 async def test_handler_in_a_thread_schedules_with_the_client_of_threads(

@@ -22,6 +22,7 @@ from timerclient import (
     Reject,
     Retry,
     TimerApp,
+    Worker,
 )
 from timerclient.client.consumers import AsyncConsumer
 from timerclient.proto import timer_pb2 as pb
@@ -421,6 +422,21 @@ def test_deleted_topic_is_an_error_of_the_fake_app_once_and_none_of_its_exit(
         if is_seen:
             with pytest.raises(NotFound):
                 _ = [*iter(timers.settle, "end")]
+
+
+async def test_other_error_of_the_worker_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def end(_: Worker) -> None:
+        await go.wait()
+        raise PermissionDenied("no longer")
+
+    go = asyncio.Event()
+    monkeypatch.setattr(Worker, "_until_stopped", end)
+    async with AsyncFakeApp(Shop().app) as timers:
+        go.set()
+        assert timers._running is not None
+        await asyncio.wait([timers._running])
+        with pytest.raises(PermissionDenied):
+            await timers.settle()
 
 
 def test_rejection_without_a_readable_text_is_a_dead_letter(timer_app: Run) -> None:
