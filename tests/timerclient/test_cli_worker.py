@@ -528,3 +528,25 @@ async def test_tasks_of_a_worker_run_no_coroutines_of_asyncio() -> None:
 
 def test_exit_in_a_task_of_a_handler_does_not_end_the_worker() -> None:
     assert run_program(EXITS) == (0, "failed\nstops 0\n")
+
+
+LEVELS = """
+import logging
+from argparse import Namespace
+from timerclient.cli.cli_worker import begin_log
+begin_log(Namespace(log_level="LEVEL"))
+for name in ("timerclient.worker", "grpc._cython.cygrpc", "asyncio"):
+    print(logging.getLevelName(logging.getLogger(name).getEffectiveLevel()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "levels"), [("debug", "DEBUG\nINFO\nINFO\n"), ("error", 3 * "ERROR\n")]
+)
+def test_debug_log_of_a_worker_has_no_lines_of_grpc_and_asyncio(level: str, levels: str) -> None:
+    assert run_program(LEVELS.replace("LEVEL", level)) == (0, levels)
+
+
+def test_worker_leaves_the_logging_of_an_application_as_it_is() -> None:
+    own = "\nimport logging\nlogging.basicConfig(level='DEBUG')\n"
+    assert run_program(own + LEVELS.replace("LEVEL", "debug")) == (0, 3 * "DEBUG\n")

@@ -120,9 +120,14 @@ def check_port(args: argparse.Namespace) -> None:
 
 def begin_log(args: argparse.Namespace) -> None:
     """Write the log on stderr, unless the application has set it."""
+    if logging.root.handlers:
+        return
     logging.basicConfig(
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if logging.root.level < logging.INFO:
+        for other in ("grpc", "asyncio"):
+            logging.getLogger(other).setLevel(logging.INFO)
 
 
 def run_worker(worker: "Worker", args: argparse.Namespace) -> NoReturn:
