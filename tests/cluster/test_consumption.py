@@ -1,19 +1,17 @@
 """Nacks, extensions and dead letters against three real processes, over failovers."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster.running import WAIT_S, Running, receive, redriven, until
+from tests.timerfake.doc_examples import examples
 from timerclient import ExtendResult, NackResult, TimerClient
 from timerclient.values import errors
 
 pytestmark = pytest.mark.slow
 
-DOCUMENT = Path(__file__).parents[2] / "docs/consuming.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+PAGES = ("docs/consuming.md", "docs/dead-letters.md", "docs/topics.md")
 
 
 def test_nacked_message_comes_back_after_its_delay_over_a_failover(
@@ -87,13 +85,13 @@ def unacked(client: TimerClient, topic: str) -> int:
     return groups[0][0].unacked if groups and groups[0] else -1
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_example_of_the_documentation_runs(cluster: Running, number: int) -> None:
-    with cluster.client() as client:
-        topic = f"orders-{number}"
-        client.schedule(topic, b"broken" if "broken" in EXAMPLES[number] else b"fine")
-        source = EXAMPLES[0] + EXAMPLES[number]  # the first has the imports
-        exec(source.replace("orders", topic), {"client": client})
+def test_examples_of_the_documentation_run_in_the_order_of_their_pages(cluster: Running) -> None:
+    for page in PAGES:
+        names: dict[str, Any] = {}
+        for example in examples(page):
+            with cluster.client() as names["client"]:
+                exec(example, names)
+        assert len(names) > 1, page
 
 
 def test_group_settings_are_checked_changed_in_part_and_told(client: TimerClient) -> None:

@@ -6,7 +6,6 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +21,7 @@ from tests.cluster.running import (
     take,
     until,
 )
+from tests.timerfake.doc_examples import examples
 from timer.model.units import ProducerId
 from timer.state.producers import name_of
 from timerclient import NewTimer, TimerClient
@@ -31,15 +31,6 @@ from timerclient.values import errors
 
 pytestmark = pytest.mark.slow
 
-DOCUMENT = Path(__file__).parents[2] / "docs/looking.md"
-EXAMPLES = {
-    name: next(
-        each
-        for each in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-        if re.search(rf"^{name} = ", each, re.MULTILINE)
-    )
-    for name in ("timer", "timers")
-}
 SETTINGS = ("limits.request_window_ms = 600000", "limits.producer_idle_ms = 2000")
 
 
@@ -237,11 +228,10 @@ def test_idle_producer_expires_is_told_so_and_its_client_goes_on(
 
 
 def test_examples_of_the_documentation_run_and_may_be_repeated(client: TimerClient) -> None:
-    for name, example in EXAMPLES.items():
-        results: list[Any] = []
-        for _ in "12":
-            found: dict[str, Any] = {"client": client}
-            exec(example, found)
-            results.append(found[name])
-        first, again = results
-        assert (first.duplicate, again.duplicate) == (False, True)
+    client.create_topic("orders")
+    first, again = (dict[str, Any](client=client) for _ in "12")
+    for names in (first, again):
+        for example in examples("docs/looking.md"):
+            exec(example, names)
+    for name in ("timer", "timers"):
+        assert (first[name].duplicate, again[name].duplicate) == (False, True)

@@ -131,16 +131,27 @@ def test_example_of_the_readme_does_what_it_says(monkeypatch: pytest.MonkeyPatch
         assert topic.groups[0].unacked == 0
 
 
-def test_example_of_throughput_sends_what_was_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = examples("docs/python.md")[3]
-    with FakeCluster() as fake:
-        assert sum(map(int, played(example, fake, monkeypatch))) == 5_000
+def test_examples_of_the_client_run_in_the_order_of_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with FakeCluster() as fake, fake.client() as client:
+        keys, _, codecs, throughput, _ = (
+            played(each, fake, monkeypatch) for each in examples("docs/python.md")
+        )
+        assert (keys, codecs) == ([], ["4711 shout"])
+        assert sum(map(int, throughput)) == 5_000
+        assert client.get_timer(key="order-4711", topic="orders").payload == b"total 25"
 
 
-def test_example_of_codecs_prints_what_was_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
-    example = examples("docs/python.md")[2]
-    with FakeCluster() as fake:
-        assert played(example, fake, monkeypatch) == ["4711 shout"]
+def test_examples_of_recurring_timers_run_in_the_order_of_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = examples("docs/recurring.md")
+    with FakeCluster() as fake, fake.client() as client:
+        shown = played(first, fake, monkeypatch)
+        assert shown == [f"Occurrence(series=2, key='db-1', number={n})" for n in (1, 2, 3)]
+        exec(second, {"client": client})
+        assert client.get_series("reports", "daily").cron == "0 6 * * *"
 
 
 def test_example_of_a_cancel_by_key_passes_over_a_lost_answer() -> None:
@@ -178,15 +189,6 @@ def test_example_of_a_deletion_leaves_nothing_readable(
     names["remind"].schedule_sync(customer=1, sealed=pending[0].json()["sealed"])
     timers.advance(86_400)
     assert (names["sent"], timers.errors) == (["two@example.org"], [])
-
-
-def test_example_of_keys_updates_a_timer_and_finds_one_by_its_old_id(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    [example, *_] = examples("docs/python.md")
-    with FakeCluster() as fake, fake.client() as client:
-        assert played(example, fake, monkeypatch) == []
-        assert client.get_timer(key="order-4711", topic="orders").payload == b"total 25"
 
 
 def test_consumer_holds_what_it_has_and_its_window_and_gives_its_group_its_lease() -> None:
