@@ -171,7 +171,7 @@ def _chosen(text: str) -> list[Measure]:
     names = {name.strip().lower() for name in text.split(",")}
     if unknown := names - MEASURES.keys():
         known = ", ".join(MEASURES)
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: there are {known}")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; known: {known}")
     return [measure for name, measure in MEASURES.items() if name in names]
 
 

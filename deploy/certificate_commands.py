@@ -45,11 +45,13 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         cli_args.add_output(parser)
         parser.set_defaults(run=_reporting(run))
     parsers["init"].add_argument(
-        "cluster", metavar="CLUSTER", help="the nodes' setting `cluster_id`"
+        "cluster", metavar="CLUSTER", help="id of the cluster, the nodes' setting `cluster_id`"
     )
     issue = parsers["issue"]
     issue.add_argument("kind", choices=("node", "client", "admin"), metavar="node|client|admin")
-    issue.add_argument("name", metavar="NAME", help="of a node: its setting `name`")
+    issue.add_argument(
+        "name", metavar="NAME", help="name in the rules of access; of a node: its setting `name`"
+    )
     issue.add_argument(
         "--host",
         action="append",
@@ -67,7 +69,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
         type=_days,
         default=DAYS_LEFT,
         metavar="DAYS",
-        help=f"the days that must be left; default: {DAYS_LEFT}",
+        help=f"exit with 1 if a certificate expires within DAYS; default: {DAYS_LEFT}",
     )
 
 

@@ -31,7 +31,9 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     tokens = subparsers.add_parser("tokens", **cli_args.described("make and show bearer tokens"))
     actions = tokens.add_subparsers(metavar="ACTION", required=True)
     new = actions.add_parser("new", **cli_args.described("make a token; it is printed once"))
-    new.add_argument("name", metavar="NAME", help="of the identity token/NAME in rules of access")
+    new.add_argument(
+        "name", metavar="NAME", help="name of the token, token/NAME in the rules of access"
+    )
     new.add_argument(
         "--valid",
         metavar="DAYS",
@@ -41,7 +43,9 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     new.set_defaults(run=_new)
     show = actions.add_parser("show", **cli_args.described("show the tokens of a file"))
-    show.add_argument("file", metavar="FILE", type=Path, help="that of the setting tls.tokens")
+    show.add_argument(
+        "file", metavar="FILE", type=Path, help="file of tokens, as in the setting tls.tokens"
+    )
     show.set_defaults(run=_show)
     for each in (new, show):
         cli_args.add_output(each)

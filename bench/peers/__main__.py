@@ -72,7 +72,7 @@ def _contest(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     names = args.only.split(",")
     if unknown := set(names) - set(others):
-        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(others)}")
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(others)}")
     head = bench_results.head_of(args.dir, Form.FULL if args.full else Form.SHORT)
     outcome = ContestOutcome(head=head)
     _install(outcome, names)

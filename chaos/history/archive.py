@@ -158,7 +158,7 @@ def places(run: Path | None, data: Path | None, into: Path | None) -> dict[str, 
     """
     if run is not None:
         if data or into:
-            raise ValueError("RUN_DIR: must be without --data and --into")
+            raise ValueError("RUN_DIR: must not be given with --data and --into")
         if (run / OWNER).exists():
             raise ValueError(f"RUN_DIR = {run}: a run of the chaos suite keeps an archive itself")
         there = RunFolder(run)

@@ -119,9 +119,9 @@ def witness(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `python -m chaos.live.witness`."""
     parser = argparse.ArgumentParser(description="consume topics for the live audit")
-    parser.add_argument("--cluster", required=True, metavar="HOST:PORT,...", help="its nodes")
-    parser.add_argument("--topic", action="append", required=True, help="may be given again")
-    parser.add_argument("--into", type=Path, required=True, metavar="RUN_DIR", help="run's folder")
+    parser.add_argument("--cluster", required=True, metavar="HOST:PORT,...", help="some nodes")
+    parser.add_argument("--topic", action="append", required=True, help="may be repeated")
+    parser.add_argument("--into", type=Path, required=True, metavar="RUN_DIR", help="its folder")
     args = parser.parse_args(argv)
     stopping: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):

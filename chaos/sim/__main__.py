@@ -81,15 +81,15 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=300, help="how many seeds (default 300)")
-    parser.add_argument("--start", type=int, help="first seed (default: drawn)")
-    parser.add_argument("--seed", type=int, help="run this one only")
+    parser.add_argument("--start", type=int, help="first seed (default: random)")
+    parser.add_argument("--seed", type=int, help="run only this seed")
     parser.add_argument("--app", choices=["both", *APPS], default="both")
-    parser.add_argument("--seconds", type=int, default=60, help="simulated, per seed")
+    parser.add_argument("--seconds", type=int, default=60, help="simulated seconds per seed")
     parser.add_argument("--nodes", type=int, choices=NODES)
-    parser.add_argument("--faults", type=_names, metavar="A,B", help="these, or none")
-    parser.add_argument("--mischief", type=_names, metavar="A,B", help="this, or none")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--json", action="store_true", help="the figures of the worlds, as JSON")
+    parser.add_argument("--faults", type=_names, metavar="A,B", help="only these, or none")
+    parser.add_argument("--mischief", type=_names, metavar="A,B", help="only this, or none")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel processes")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON")
     return parser
 
 

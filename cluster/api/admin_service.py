@@ -497,7 +497,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
     async def ReloadFiles(  # noqa: N802
         self, request: pb.ReloadFilesRequest
     ) -> pb.ReloadFilesResponse:
-        """Look at the certificates and the rules of access of one node."""
+        """Reread the certificates and access rules of one node; return the result for each file."""
         del request
         return pb.ReloadFilesResponse(
             node=self._view.name,

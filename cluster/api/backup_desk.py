@@ -123,9 +123,11 @@ class BackupDesk:
         backup = self._open.get(backup_id)
         if backup is None:
             if self._source.is_low:
-                raise NotReadyError("the node's disk has little room: use another node")
+                raise NotReadyError("the node's disk has little free space: use another node")
             if not self._free:
-                raise NotReadyError(f"{OPEN_MAX} backups are open on this node: must be at most so")
+                raise NotReadyError(
+                    f"{OPEN_MAX} backups are open on this node, the maximum: retry later"
+                )
             directory = self._free.pop()
             pinning = asyncio.create_task(self._pin(directory, min_index))
             backup = _OpenBackup(directory, pinning, self._mono_ms(), {})
@@ -145,8 +147,8 @@ class BackupDesk:
         while source.manifest_index < wanted:
             if self._mono_ms() > until_ms:
                 raise NotReadyError(
-                    f"min_index = {wanted}: this node has applied {source.applied_index}, and has"
-                    f" written {source.manifest_index}"
+                    f"min_index = {wanted}: the newest state on this node's disk is at index"
+                    f" {source.manifest_index}; applied: {source.applied_index}"
                 )
             if source.applied_index >= wanted:
                 await source.flush()

@@ -149,7 +149,9 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         first = await anext(requests, None)
         if first is None or first.WhichOneof("kind") != "open":
             raise InvalidRequestError(
-                "kind", first and first.WhichOneof("kind"), "must begin with open"
+                "kind",
+                first and first.WhichOneof("kind"),
+                "must be open in a stream's first request",
             )
         opening = first.open
         if len(opening.consumer.encode()) > CONSUMER_BYTES_MAX:
@@ -209,7 +211,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         """
         caller = caller_name()
         if self.outboxes.is_full(caller):
-            unread = "the room for messages that clients have not read"
+            unread = "the buffer of messages that clients have not read"
             raise OverloadedError(unread, retry_after_ms=OVERLOAD_RETRY_MS)
         return self._receives.taken(caller or caller_of(context))
 

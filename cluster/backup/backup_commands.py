@@ -60,7 +60,7 @@ def register_backup(commands: "argparse._SubParsersAction[Any]") -> None:
         action.add_argument("--from", dest="store", metavar="STORE", required=True, help=STORE)
         cli_args.add_output(action)
         if name == "verify":
-            action.add_argument("--backup", metavar="ID", help="default: all")
+            action.add_argument("--backup", metavar="ID", help="backup to read; default: all")
         if name == "prune":
             action.add_argument("--keep", type=_count, required=True, help="newest backups to keep")
 
@@ -101,7 +101,11 @@ def _alone(run: Run, name: str) -> Run:
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that backs a cluster up."""
     cli_args.add_connection(parser, argparse.SUPPRESS)
-    parser.add_argument("--node", default="", help="node that sends its state; default: chosen")
+    parser.add_argument(
+        "--node",
+        default="",
+        help="node that sends its state; default: that of the last backup, else a follower",
+    )
     parser.add_argument(
         "--timeout",
         metavar="DURATION",
@@ -122,10 +126,18 @@ def add_source(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the options that choose a backup."""
     parser.add_argument("--from", dest="store", metavar="STORE", required=required, help=STORE)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--backup", metavar="ID", help="default: the newest")
-    which.add_argument("--at-index", type=_count, metavar="N", help="the newest at or before it")
+    which.add_argument("--backup", metavar="ID", help="backup to use; default: the newest")
     which.add_argument(
-        "--at", type=cli_args.aware, metavar="ISO", help="the newest at or before this time"
+        "--at-index",
+        type=_count,
+        metavar="N",
+        help="the state at this index of the log: an older backup, and the stored log after it",
+    )
+    which.add_argument(
+        "--at",
+        type=cli_args.aware,
+        metavar="ISO",
+        help="the state at this time: an older backup, and the stored log after it",
     )
 
 
@@ -138,7 +150,10 @@ def register_restore(commands: "argparse._SubParsersAction[Any]") -> None:
     add_source(restore, required=True)
     place = restore.add_mutually_exclusive_group(required=True)
     place.add_argument(
-        "--into", type=Path, metavar="DIR", help="for all nodes: DIR/NODE; absent or empty"
+        "--into",
+        type=Path,
+        metavar="DIR",
+        help="parent of all nodes' data directories DIR/NODE, which must be absent or empty",
     )
     place.add_argument(
         "--config",

@@ -230,7 +230,7 @@ class BackupStore:
         with self._reported(name):
             written = self._fs.get_file_info(self._path(name)).size
         if written != size:
-            raise StoreUnavailable(f"{self.root}: {name}: {written} bytes are there of {size}")
+            raise StoreUnavailable(f"{self.root}: {name}: {written} of {size} bytes were written")
 
     def read(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file, in pieces.

@@ -432,9 +432,9 @@ class LogShipper:
                 return answer
         now_s = self._mono_s()
         self._gone_s = now_s if self._gone_s is None else self._gone_s
-        told = f"entry {after.index + 1} is not on the nodes any more"
+        told = f"no node that answers has entry {after.index + 1}"
         if silent and not self._plan.node and now_s - self._gone_s < GAP_S:
-            raise Unavailable(f"{told}, and {', '.join(sorted({*silent}))} may have it")
+            raise Unavailable(f"{told}; {', '.join(sorted({*silent}))} may have it")
         self._node, self._gone_s = "", None
         raise MissingEntries(told)
 

@@ -419,7 +419,7 @@ class ControlPlane:
     async def _propose(self, command: Command) -> CommandOutcome:
         outcome = await self._submit(command)
         if outcome is not CommandOutcome.OK and (command, outcome) != self._failed:
-            logger.warning("%s: %s; logged once", command, outcome)
+            logger.warning("command %s: %s; repetitions are not logged", command, outcome)
         self._failed = None if outcome is CommandOutcome.OK else (command, outcome)
         self._step(ProposalEnded(refused=outcome is CommandOutcome.FAILED))
         return outcome
@@ -610,7 +610,7 @@ class ControlPlane:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if (error := failure_of(task)) is not None:
-            logger.critical("control plane", exc_info=error)
+            logger.critical("a task of the control plane failed", exc_info=error)
             self._fail(Exit.SHELL_FAILED, repr(error))
 
     def _log(self, effects: ControllerEffects) -> None:

@@ -509,7 +509,7 @@ class Controller:
             return "its link broke"
         heard_at_ms = max(leader.reported_at_ms, self._watched_since_ms)
         if now_ms - heard_at_ms >= config.report_timeout_ms:
-            return "it reports nothing"
+            return f"no report for {config.report_timeout_ms} ms"
         reported_since = leader.reported_at_ms >= self._watched_since_ms
         report = leader.report if reported_since else None
         if report is not None:
@@ -576,8 +576,8 @@ class Controller:
         self._wait_said = True
         fresh = ", ".join(node.name for node in self._fresh(now_ms)) or "no node"
         linked = ", ".join(node.name for node in self._nodes.values() if node.linked) or "none"
-        why = f"{self._leader_name()}: {loss}; no majority reports: {fresh}; linked: {linked}"
-        return ControllerEffects(reason=why)
+        why = f"{loss}; fewer than a majority report: {fresh}; linked: {linked}"
+        return ControllerEffects(reason=f"{self._leader_name()}: {why}")
 
     def _has_majority(self, now_ms: MonoMs) -> bool:
         """Return whether a majority of the voters reports; of each set in force."""
@@ -700,7 +700,7 @@ class Controller:
         leader = self._leader()
         fresh = self._fresh(now_ms)
         if not self._has_majority(now_ms):
-            return _refused("no majority of the voters reports")
+            return _refused("fewer than a majority of the voters report")
         if target is None:
             others = [node for node in fresh if node is not leader]
             successor = self._best(now_ms, others, may_lead_again=True)

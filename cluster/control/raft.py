@@ -576,7 +576,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._journal.allow_votes()
             later_s = RECALL_LATER_S + SETTINGS["raftMaxTimeout"] * random.random()  # noqa: S311
             self._SyncObj__raftElectionDeadline = now + later_s
-            logger.warning("nodes are linked, and none leads: this one votes again")
+            logger.warning("all nodes are linked without a leader: this node's votes count again")
 
     def _pass_barrier(self, barrier: bytes) -> None:
         if barrier != self._barrier or not self.withholds:
@@ -586,7 +586,7 @@ class _Core(SyncObj):  # type: ignore[misc]
         self.flush()
         self._journal.allow_votes()
         self._SyncObj__raftElectionDeadline = monotonic() + SETTINGS["raftMaxTimeout"]
-        logger.info("a leader has brought this node up to date: it votes again")
+        logger.info("caught up with the leader: this node's votes count again")
 
 
 class _Transport(Transport):  # type: ignore[misc]

@@ -98,7 +98,7 @@ def open_files(
     is_empty = not directory.exists() or not any(directory.iterdir())
     if is_empty:
         if is_member:
-            logger.warning("%s is missing: it is made anew, without a vote", directory)
+            logger.warning("%s is missing; created again, without a vote", directory)
         _create(directory, may_vote=alone or (founding and not is_member))
     if not is_marked:
         DISK.write_atomic(marker, seal(owner))
@@ -106,7 +106,7 @@ def open_files(
         return _opened(directory)
     except CorruptFileError as error:
         aside = directory.with_name("raft.damaged")
-        logger.warning("%s; moved to %s, and made anew without a vote", error, aside)
+        logger.warning("%s; moved to %s, and created again without a vote", error, aside)
         if aside.exists():
             shutil.rmtree(aside)
         directory.rename(aside)
@@ -123,7 +123,7 @@ def _is_owner(marker: Path, owner: bytes) -> bool:
     try:
         body = unseal(marker)
     except CorruptFileError as error:
-        logger.warning("%s; it is written anew", error)
+        logger.warning("%s; writing it again", error)
         return False
     _check_version(marker, body)
     if body != owner:

@@ -95,7 +95,7 @@ class Space:
         room = before.after(free, self._reserve, self._used)
         if room.low != before.low:
             more = {"free_bytes": room.free, "reserve_bytes": room.reserve}
-            now = "too little room" if room.low else "room again"
+            now = "too little free space" if room.low else "enough free space again"
             logger.warning("the disk has %s", now, extra=more)
         self._host.use_room(room)
         leader = self._host.leader
@@ -128,7 +128,7 @@ class Space:
         if refusal is not None and not self._refusal:
             logger.warning("new timers are rejected", extra={"error": refusal})
         elif refusal is None and self._refusal:
-            logger.warning("a majority of the disks has room again: timers are accepted")
+            logger.warning("a majority of the disks has free space again: timers are accepted")
         self._refusal = str(refusal or "")
 
     def _move(self, now_ms: MonoMs) -> None:
@@ -138,7 +138,7 @@ class Space:
         if better is not None and not busy and now_ms - self._moved_ms >= MOVE_MS:
             self._moved_ms = now_ms
             more = {"target": self._replica.name_of(better)}
-            logger.warning("handing over to a node whose disk has room", extra=more)
+            logger.warning("handing over to a node whose disk has free space", extra=more)
             self._moving = asyncio.ensure_future(self._transfer(better))
 
 
@@ -178,4 +178,4 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
             free = await asyncio.to_thread(disk.free_bytes, config.data)
     finally:
         await standby.stop()
-    logger.warning("the disk has room again", extra={"free_bytes": free})
+    logger.warning("the disk has enough free space again", extra={"free_bytes": free})

@@ -161,7 +161,7 @@ class Scrubber:
             last.ended_ms = self._wall_ms()
             self.damage = str(last.damages[0][1]) if last.damages else ""
             for _, damage in last.damages:
-                hope = "with no other node to heal it from" if self._alone else "to be healed"
+                hope = "and no other node has it" if self._alone else "to be repaired"
                 logger.error("a file is damaged, %s", hope, extra={"error": damage})
             if last.damages:
                 damage = last.damages[0][1]
@@ -208,7 +208,7 @@ class Scrubber:
     def _cure(self, damage: FileDamage) -> str:
         """Return the repair of a damage, in words."""
         if self._alone:
-            return "none: there is no other node to heal it from"
+            return "none: there is no other node to fetch it from"
         if isinstance(damage, CorruptFileError):
             return "the node fetches its state and its log from the leader"
         return "the node ends: its release does not know the format of the file"
@@ -255,7 +255,7 @@ class Scrubber:
         if 2 * len(whole) <= len(voters):
             return f"{len(whole)} of {len(voters)} voters would be left"
         first = min([node.name for node in there if node.damage], default=self._name)
-        return f"{first} is healed first" if first < self._name else ""
+        return f"{first} is repaired first" if first < self._name else ""
 
 
 def _shown(path: Path, damage: FileDamage) -> pb.NodeVerification.Damage:

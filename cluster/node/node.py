@@ -142,7 +142,7 @@ class Node:
         """Fetch a snapshot while this node follows. The next start installs it."""
         if not self._fetching and not self._stopping:
             self._fetching = True
-            logger.warning("the leader has dropped what is needed next: fetching a snapshot")
+            logger.warning("the leader's log no longer has the next entry: fetching a snapshot")
             self.spawn(self._fetch())
 
     def on_forgotten(self) -> None:
@@ -208,7 +208,7 @@ class Node:
             async with asyncio.timeout(timeout_s):
                 await self._drain()
         except TimeoutError:
-            logger.warning("not drained within %.1f s: stopping all the same", timeout_s)
+            logger.warning("the drain took longer than %.1f s: stopping anyway", timeout_s)
         parts = self._parts
         await parts.ports.health.shut_down()
         parts.consumers.end_streams()
@@ -246,13 +246,13 @@ class Node:
             while not asked.done() and not control.is_alone:  # noqa: ASYNC110
                 await asyncio.sleep(DRAIN_POLL_S)
             if not asked.done():
-                logger.warning("no node takes over: no other one is running")
+                logger.warning("leadership not transferred: no other node is running")
             elif (answer := asked.result()).outcome is CommandOutcome.OK:
                 # The successor's fence makes this replica commit its tail and release the epoch.
                 while replica.serving and not control.is_alone:  # noqa: ASYNC110
                     await asyncio.sleep(DRAIN_POLL_S)
             else:
-                logger.warning("no node takes over: %s", answer.why)
+                logger.warning("leadership not transferred: %s", answer.why)
         finally:
             asked.cancel()
         await replica.release()
@@ -265,4 +265,4 @@ async def _transferred(control: ControlPlane) -> CommandAnswer:
         answer = await control.request_transfer(None)
         if answer.outcome is not CommandOutcome.NOT_NOW or control.state.epoch == epoch:
             return answer
-        logger.warning("the transfer is repeated: %s", answer.why)
+        logger.warning("retrying the transfer: %s", answer.why)

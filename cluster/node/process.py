@@ -96,7 +96,7 @@ def run(
     except DiskFailedError as error:
         if not is_full(error) or ending.asked:
             raise
-        logger.error("no room, to be waited for", extra={"error": error})  # noqa: TRY400 - no bug
+        logger.error("the disk is full; restarting to wait for free space", extra={"error": error})  # noqa: TRY400 - no bug
         start_again()
     if ending.restarts:  # read late: a signal may have arrived while the loop ended
         start_again()
@@ -142,7 +142,7 @@ def _was_a_moment(error: BaseException) -> bool:
         crc32_of(FreshDisk(), Path(str(error.path)))
     except (StorageError, FileNotFoundError):
         return False
-    logger.warning("it can be read again: nothing is noted as damaged")
+    logger.warning("the file is readable again; no damage is recorded")
     return True
 
 
@@ -152,7 +152,9 @@ def _begin_anew(
     """Restart if that helps against `error`; else return the error that ends the process."""
     error = _as_damage(config.data, error)
     if _curable(config, error):
-        logger.error("fatal, to be healed", exc_info=error, extra={"error": error})
+        logger.error(
+            "damaged data, to be repaired at the next start", exc_info=error, extra={"error": error}
+        )
         try:
             if not _was_a_moment(error):
                 note_damage(disk, config, error)
@@ -163,7 +165,7 @@ def _begin_anew(
         except FileNotFoundError:
             pass  # the whole directory is gone: a note has no place, and a new process no files
     if is_full(error) and not ending.asked:
-        logger.error("no room, to be waited for", extra={"error": error})
+        logger.error("the disk is full; restarting to wait for free space", extra={"error": error})
         start_again()
     return error
 

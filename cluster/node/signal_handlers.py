@@ -62,11 +62,12 @@ def dump() -> None:
     """Log the stacks of all threads and tasks, one line for each."""
     found = dump_stacks_now()
     for each in found.threads:
-        logger.warning("thread", extra={"thread_name": each.name, "at": " < ".join(each.frames)})
-    logger.warning("%d tasks", found.task_count, extra={"tasks_left_out": found.left_out})
+        extra = {"thread_name": each.name, "at": " < ".join(each.frames)}
+        logger.warning("stack of a thread", extra=extra)
+    logger.warning("stacks of %d tasks", found.task_count, extra={"tasks_left_out": found.left_out})
     for each in found.tasks:
         extra = {"task": each.name, "count": each.count, "at": " < ".join(each.frames)}
-        logger.warning("task", extra=extra)
+        logger.warning("stack of a task", extra=extra)
 
 
 def handle(loop: asyncio.AbstractEventLoop, reloading: Reloading) -> None:

@@ -177,7 +177,7 @@ function drawState(o) {
   const full = !why && !asked && rejects(o);
   const cls = asked ? "" : why || full ? "bad" : absent.length || voteless.length ? "warn" : "good";
   let text = asked ? "Asking the nodes." : why || `${o.leader} leads and serves`;
-  if (full) text += " · rejects new timers: disks have too little room";
+  if (full) text += " · rejects new timers: disks have too little free space";
   if (absent.length && !why && !asked) text += ` · ${absent.join(", ")} unreachable`;
   if (voteless.length && !why && !asked) text += ` · without a vote: ${voteless.join(", ")}`;
   const state = $("state");

@@ -426,18 +426,16 @@ class NodeConfig(_Part):
                 raise self.refuse("tokens", "must be empty without tls.tokens")
         self._check_dialled()
         if self.grpc == self.http:
-            raise self.refuse("http", "must be another port than grpc")
+            raise self.refuse("http", "must differ from grpc")
         if self.link and self.link in (self.grpc, self.http):
-            raise self.refuse("link", "must be another port than grpc and http")
+            raise self.refuse("link", "must differ from grpc and http")
         if self.tokens and self.tokens in (self.grpc, self.http, self.link):
-            raise self.refuse("tokens", "must be another port than grpc, http and link")
+            raise self.refuse("tokens", "must differ from grpc, http and link")
         if self.replication:
             self._check_bound("replication", port_min=0)
             known = self.replication in (self.grpc, self.http, self.link, self.tokens)
             if known and not self.replication.endswith(":0"):
-                raise self.refuse(
-                    "replication", "must be another port than grpc, http, link and tokens"
-                )
+                raise self.refuse("replication", "must differ from grpc, http, link and tokens")
 
     def _check_bound(self, name: str, *, port_min: int) -> None:
         address = parse_address(name, getattr(self, name), port_min=port_min)
@@ -460,7 +458,7 @@ class NodeConfig(_Part):
         except UnicodeEncodeError:
             raise self.refuse("data", "must be a path in UTF-8") from None
         if str(self.data) in ("", "."):
-            raise self.refuse("data", "must be a directory of its own")
+            raise self.refuse("data", "must be a directory other than the current one")
         check_directory("data", self.data)
 
     def source_of(self, bound: str) -> str:
@@ -490,7 +488,7 @@ def _check_table(key: str, addresses: Mapping[str, str]) -> None:
         if parse_address(f"{key}.{name}", address).is_wildcard:
             raise ConfigError(f"{key}.{name}", address, _DIALLED)
     if len(set(addresses.values())) < len(addresses):
-        raise ConfigError(key, dict(addresses), "must have another address for each node")
+        raise ConfigError(key, dict(addresses), "must not have two nodes with the same address")
 
 
 def check_directory(key: str, path: Path) -> None:
@@ -574,7 +572,8 @@ def _check_key(key: str, value: object, written: Callable[[str], str] = str) -> 
     if key in TYPES or key.startswith(_IN_TABLE):
         return
     if any(each.startswith(f"{key}.") for each in TYPES):
-        raise ConfigError(written(key), value, f"must be a table: [{key}], then a setting a line")
+        limit = f"must be a table: [{key}], with one setting per line below"
+        raise ConfigError(written(key), value, limit)
     by_leaf = {each.rpartition(".")[2]: each for each in TYPES}
     leaf = key.rpartition(".")[2].lower()
     near = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)

@@ -462,4 +462,4 @@ class _Outbound:
         elif self._unanswered == 2 and now_s - written_s > SILENCE_S:
             self._waiting_since_s = now_s
         elif now_s - waiting_s > SILENCE_S:
-            raise TimeoutError(f"nothing heard for {now_s - waiting_s:.1f} s")
+            raise TimeoutError(f"no message for {now_s - waiting_s:.1f} s")

@@ -158,7 +158,7 @@ def test_an_audit_follows_the_runs_of_each_cluster(
 
 
 def test_unknown_measures_are_refused_by_name() -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="s99: there are s1, "):
+    with pytest.raises(argparse.ArgumentTypeError, match="unknown: s99; known: s1, "):
         command._chosen("s1,s99")
 
 

@@ -261,7 +261,7 @@ def test_node_that_forgot_is_replaced(stage: Stage, chance: random.Random, blow:
 
 def made_anew(stage: Stage, name: str) -> int:
     """Return how often a node has made its Raft files anew."""
-    return stage.output(name).read_text().count("made anew")
+    return stage.output(name).read_text().count("created again")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSe
             assert any("nodes are up" in line for line in harness.stdout)
             until(lambda: [*folder.glob("histories/uniform-*")] and scheduled(RunFolder(folder)))
             cluster = LocalCluster(folder)
-            with pytest.raises(LaunchError, match="a run is being played there"):
+            with pytest.raises(LaunchError, match="another process runs there"):
                 clear(claimable(folder))
             remove_stale()  # the next run does this first
             assert all(map(cluster.is_running, cluster.nodes))
@@ -91,7 +91,7 @@ def test_nothing_of_a_crashed_run_is_left_or_lost(tmp_path: Path, spark: SparkSe
             else:
                 end_run(RunFolder(folder))
     assert not any(map(cluster.is_running, cluster.nodes))
-    with owning(RunFolder(folder)), pytest.raises(LaunchError, match="a run is being played there"):
+    with owning(RunFolder(folder)), pytest.raises(LaunchError, match="another process runs there"):
         clear(claimable(folder))
     assert not [*folder.glob("nodes/*.img")]
     assert all([*log.iterdir()] for log in RunFolder(folder).nodes().values())

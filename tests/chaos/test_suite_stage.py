@@ -41,11 +41,9 @@ def test_error_that_no_strike_explains_is_a_failure_though_the_node_healed(tmp_p
     stage = Stage(RunFolder(tmp_path), missing=dict.fromkeys(Need, ""))
     log = tmp_path / "logs" / "n1.log"
     log.parent.mkdir()
-    full = 'level=error node=n1 logger=cluster.process msg="no room, to be waited for: ENOSPC"'
+    full = 'level=error node=n1 logger=cluster.process msg="the disk is full; restarting: ENOSPC"'
     corrupt = 'level=error node=n1 logger=cluster.scrub msg="x: corrupt at byte 7: checksum"'
-    diverged = (
-        'level=error node=n1 logger=cluster.process msg="fatal, to be healed: x" exc="Diverged"'
-    )
+    diverged = 'level=error node=n1 logger=cluster.process msg="damaged data: x" exc="Diverged"'
     bug = 'level=error node=n1 logger=cluster.node msg="Task exception was never retrieved"'
     fine = 'level=info node=n1 logger=x msg="a level=error in words"'
     lines = [f"time=0 {each}" for each in (full, corrupt, diverged, bug, fine)]

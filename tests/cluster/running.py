@@ -409,7 +409,7 @@ class Rotting(Running):
     """Its nodes meet damage, and may say so."""
 
     def complaints(self) -> list[str]:
-        return [line for line in super().complaints() if "to be healed" not in line]
+        return [line for line in super().complaints() if "to be repaired" not in line]
 
 
 def installs(cluster: Running, name: str) -> int:

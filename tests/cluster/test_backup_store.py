@@ -575,7 +575,7 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
         await desk.fetch(2, part.path, 0)
     assert sum(path.is_file() for path in (tmp_path / "backups").rglob("*")) == len(opened.parts)
     source.is_low = True
-    with pytest.raises(NotReadyError, match="little room"):
+    with pytest.raises(NotReadyError, match="little free space"):
         await desk.open(5, index)
     desk.close(3)
     assert desk.completed_ms == 0

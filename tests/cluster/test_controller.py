@@ -94,7 +94,7 @@ def test_wait_for_reports_is_said_once() -> None:
     play.run(CONFIG.wait_said_ms)
     assert play.said == []
     play.run(20_000)
-    assert play.said == ["b: its link broke; no majority reports: a; linked: a, c"]
+    assert play.said == ["b: its link broke; fewer than a majority report: a; linked: a, c"]
     assert play.appointed == []
 
 

@@ -117,7 +117,7 @@ def test_leader_that_meets_damage_while_a_follower_is_being_healed_hands_over_fi
                 lambda: all(installs(cluster, each) > was for each, was in before.items()), WAIT_S
             )
             assert f"{run}: corrupt at byte" in cluster.log(leader)
-            assert "a file is damaged, to be healed" in cluster.log(leader)
+            assert "a file is damaged, to be repaired" in cluster.log(leader)
             assert "the leadership is over" in cluster.log(leader)
             assert cluster.node(leader).pid == pid
             cluster.start(timeout_s=WAIT_S)  # waits until it is ready

@@ -136,7 +136,7 @@ def test_gap_is_told_and_a_new_backup_begins_behind_it(tmp_path: Path, store: Ba
     shipper.step()
     [told] = shipper.told
     assert told == (
-        "gap in the log: entry 11 is not on the nodes any more; the next backup begins at once"
+        "gap in the log: no node that answers has entry 11; the next backup begins at once"
     )
     shipper.step()
     assert shipper.shipper._running is not None
@@ -400,7 +400,7 @@ def test_another_node_has_the_entry_that_the_asked_one_dropped(
     node.dropped, node.silent, node.applied = {"n1"}, {"n2"}, 20
     shipper.step()
     [told] = shipper.told
-    assert told == "entry 11 is not on the nodes any more, and n2 may have it; trying again"
+    assert told == "no node that answers has entry 11; n2 may have it; trying again"
     shipper.step(GAP_S - 1)
     node.silent = set()
     shipper.step()
@@ -410,7 +410,7 @@ def test_another_node_has_the_entry_that_the_asked_one_dropped(
     shipper.step()
     shipper.step(GAP_S)
     assert shipper.told[3:] == [
-        "gap in the log: entry 21 is not on the nodes any more; the next backup begins at once"
+        "gap in the log: no node that answers has entry 21; the next backup begins at once"
     ]
 
 
@@ -575,9 +575,11 @@ def test_frames_that_do_not_follow_are_refused(store: BackupStore) -> None:
     frames = [frame_of(entry) for entry in log.entries]
     begin = LogEnd(LogIndex(0), Epoch(0))
     assert len(entries_after(begin, b"".join(frames), "here")) == 3
-    with pytest.raises(BackupError, match="here: entry 3 of epoch 1 does not follow entry 1 of 1"):
+    with pytest.raises(
+        BackupError, match="here: entry 3 of epoch 1 does not follow entry 1 of epoch 1"
+    ):
         entries_after(begin, frames[0] + frames[2], "here")
-    with pytest.raises(BackupError, match="does not follow entry 0 of 5"):
+    with pytest.raises(BackupError, match="does not follow entry 0 of epoch 5"):
         entries_after(LogEnd(LogIndex(0), Epoch(5)), frames[0], "here")
     with pytest.raises(BackupError, match="here has no entry"):
         entries_after(begin, b"", "here")

@@ -335,9 +335,9 @@ async def test_leader_that_stops_waits_for_no_successor_when_it_is_the_last_node
 @pytest.mark.parametrize(
     ("answers", "lines"),
     [
-        (["not now", "ok"], ["the transfer is repeated: n1 was appointed instead"]),
-        (["not now, as before"], ["no node takes over: n1 was appointed instead"]),
-        (["failed"], ["no node takes over: n1 was appointed instead"]),
+        (["not now", "ok"], ["retrying the transfer: n1 was appointed instead"]),
+        (["not now, as before"], ["leadership not transferred: n1 was appointed instead"]),
+        (["failed"], ["leadership not transferred: n1 was appointed instead"]),
     ],
 )
 async def test_leader_that_stops_repeats_the_transfer_after_another_appointment(

@@ -286,7 +286,7 @@ async def test_page_shows_nodes_histogram_and_story_in_a_browser(
             f"draw({{...last, nodes: last.nodes.map((n) => {full})}}), "
             f"`${{{text.format('#state')}}} ${{{text.format('#nodes')}}}`"
         )
-        assert "rejects new timers: disks have too little room" in shown
+        assert "rejects new timers: disks have too little free space" in shown
         assert "free disk not yet an eighth above the reserve of 8 B" in shown
         assert re.search(
             r"^\d+ now, in \d+ topics? · counted by due time ",

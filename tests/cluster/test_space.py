@@ -73,7 +73,7 @@ class Nearly:
         """
         epoch = self.cluster.admin().GetStatus(pb.GetStatusRequest()).epoch
         logs = (self.cluster.log(name) for name in self.cluster.nodes)
-        return epoch, sum(log.count("has room again: timers are accepted") for log in logs)
+        return epoch, sum(log.count("has free space again: timers are accepted") for log in logs)
 
     def lapses_of_refusing(self) -> tuple[int, int]:
         """Wait until the leader rejects timers, and return the lapses of then."""

@@ -153,7 +153,7 @@ def test_a_relayed_call_keeps_the_identity_of_a_token(files: tuple[AccessFile, T
     ("changed", "why"),
     [
         ({"tls.tokens": ""}, "tokens = '10.0.0.1:7403': must be empty without tls.tokens"),
-        ({"tokens": "10.0.0.1:7402"}, "another port than grpc, http and link"),
+        ({"tokens": "10.0.0.1:7402"}, "must differ from grpc, http and link"),
         ({"tls.key": ""}, "tls.key = '': must be set, too"),
         ({f"tls.{n}": "" for n in ("ca", "client_ca", "certificate", "key", "access")}, "tls.ca"),
     ],

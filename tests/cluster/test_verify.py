@@ -178,7 +178,7 @@ def test_damage_that_nobody_reads_is_found_and_healed_under_the_same_pid(cluster
         before = installs(cluster, leader)
         flip(path, path.stat().st_size // 2)
         until(lambda: installs(cluster, leader) > before, WAIT_S)
-        assert "a file is damaged, to be healed" in cluster.log(leader)
+        assert "a file is damaged, to be repaired" in cluster.log(leader)
         assert f"{path}: corrupt at byte" in cluster.log(leader)
         assert cluster.node(leader).pid == pid
         cluster.start(timeout_s=WAIT_S)  # waits until it is ready
@@ -244,7 +244,7 @@ def status(number: int, **more: object) -> pb.NodeStatus:
         ([status(1), status(3, reachable=False)], "1 of 3 voters would be left"),
         ([status(1), status(3, unsure=True)], "1 of 3 voters would be left"),
         ([status(1), status(4)], "1 of 3 voters would be left"),
-        ([status(1, damage="x"), status(3)], "n1 is healed first"),
+        ([status(1, damage="x"), status(3)], "n1 is repaired first"),
         ([status(1), status(3, damage="x")], ""),
     ],
 )

@@ -9,7 +9,7 @@ EngineError
 +-- NotLeaderError            send the request to `leader`
 +-- NotReadyError             this node can't serve yet (starting, no majority, no known leader)
 +-- OverloadedError           back off `retry_after_ms`, then send it again
-+-- DiskFullError             a majority's disks have too little room; send it again later
++-- DiskFullError             a majority's disks have too little space; send it again later
 +-- QuotaReachedError         a topic has reached a quota; send it again when the topic has less
 |   +-- LimitReachedError     the number of topics, groups or producers has reached its limit
 +-- CommitTimeoutError        OUTCOME UNKNOWN; retry only as the same producer sequence
@@ -186,7 +186,9 @@ class DiskFullError(EngineError):
             + f" storage.reserve_bytes = {reserve}"
             for node, free, reserve in disks
         )
-        super().__init__(f"disks are nearly full: {low}: nothing new is taken until there is room")
+        super().__init__(
+            f"disks are nearly full: {low}: no new timer is accepted until there is free space"
+        )
         self.retry_after_ms = retry_after_ms
 
 

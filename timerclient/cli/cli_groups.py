@@ -44,7 +44,9 @@ class GroupCommands(Commands):
         """Add the commands to the parser of `groups`."""
         add = self.adding(groups, common)
         listing = add("list", self._list, "show groups and their settings")
-        listing.add_argument("topic", metavar="TOPIC", nargs="?", help="default: all topics")
+        listing.add_argument(
+            "topic", metavar="TOPIC", nargs="?", help="topic of the groups; default: all"
+        )
         one = add("describe", self._list, "show one group")
         add_watch(listing)
         add_watch(one)

@@ -63,7 +63,9 @@ class LetterCommands(Commands):
             "Show the topics of dead letters, the number of their letters, and the groups that "
             "send them. Example: timerctl deadletters list --watch"
         )
-        listing.add_argument("topic", metavar="TOPIC", nargs="?", help="default: all")
+        listing.add_argument(
+            "topic", metavar="TOPIC", nargs="?", help="topic of the letters; default: all"
+        )
         add_watch(listing)
         peek = add("peek", self._peek, "show the present dead letters of a topic")
         peek.set_defaults(group=GROUP)
@@ -72,7 +74,9 @@ class LetterCommands(Commands):
             "redrive", self._redrive, "send dead letters back to their topics, each exactly once"
         )
         which = redrive.add_mutually_exclusive_group()
-        which.add_argument("--limit", metavar="N", type=int, help="default: all")
+        which.add_argument(
+            "--limit", metavar="N", type=int, help="most letters to send back; default: all"
+        )
         which.add_argument(
             "--offset",
             metavar="N",

@@ -213,7 +213,7 @@ class NodeCommands(Commands):
         ):
             command = add(word, self._change, text)
             command.set_defaults(change=word)
-            command.add_argument("node", metavar="NAME")
+            command.add_argument("node", metavar="NAME", help="name of the node")
             command.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
     def register_status(self, status: argparse.ArgumentParser, _: object) -> None:
@@ -239,35 +239,48 @@ class NodeCommands(Commands):
         """Add the arguments to the parser of `transfer`."""
         transfer.set_defaults(run=self.transfer)
         transfer.add_argument(
-            "node", metavar="NODE", nargs="?", type=cli_args.some, help="default: any other"
+            "node",
+            metavar="NODE",
+            nargs="?",
+            type=cli_args.some,
+            help="node that becomes the leader; default: another voter",
         )
 
     def register_log_level(self, level: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `log-level`."""
         level.set_defaults(run=self.log_level)
         level.add_argument(
-            "node", metavar="NODE", nargs="?", help="default: every node that answers"
+            "node",
+            metavar="NODE",
+            nargs="?",
+            help="node whose level is set; default: every node that answers",
         )
         level.add_argument(
-            "logger", metavar="LOGGER", nargs="?", default="", help="default: all loggers"
+            "logger",
+            metavar="LOGGER",
+            nargs="?",
+            default="",
+            help="logger or package whose level is set; default: all",
         )
-        text = "debug, info, warning or error; of a named LOGGER also default"
+        text = "debug, info, warning or error; with LOGGER also default, to follow its package"
         level.add_argument("level", metavar="LEVEL", help=text)
 
     def register_reload(self, reload: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `reload`."""
         reload.set_defaults(run=self.reload)
-        reload.add_argument("nodes", metavar="NODE", nargs="*", help="default: every node")
+        reload.add_argument(
+            "nodes", metavar="NODE", nargs="*", help="nodes that reread their files; default: all"
+        )
 
     def register_dump(self, dump: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `dump`."""
         dump.set_defaults(run=self.dump)
-        dump.add_argument("node", metavar="NODE")
+        dump.add_argument("node", metavar="NODE", help="node whose stacks are shown")
 
     def register_drain(self, drain: argparse.ArgumentParser, _: object) -> None:
         """Add the arguments to the parser of `drain`."""
         drain.set_defaults(run=self.drain)
-        drain.add_argument("node", metavar="NODE")
+        drain.add_argument("node", metavar="NODE", help="node that must not lead")
         drain.add_argument("--undo", action="store_true", help="the node may lead again")
 
     def status(self, args: argparse.Namespace) -> int:
@@ -298,7 +311,7 @@ class NodeCommands(Commands):
         )
         head += _versions(status)
         head += f"\nthe cluster does not serve: {trouble}" if trouble else ""
-        head += "\nnew timers are rejected: disks have too little room" if rejects else ""
+        head += "\nnew timers are rejected: disks have too little free space" if rejects else ""
         table = cli_args.table(args, _STATUS, rows, _STATUS_WIDE)
         document = status_document(status) | {"serves": not trouble, "trouble": trouble}
         document |= {"rejects_new_timers": rejects}

@@ -49,8 +49,10 @@ class PeekCommands(Commands):
             "messages that the topic keeps. Nothing is leased. "
             "Example: timerctl peek orders --group billing --limit 20"
         )
-        parser.add_argument("topic", metavar="TOPIC")
-        parser.add_argument("--group", help="default: no group, all messages")
+        parser.add_argument("topic", metavar="TOPIC", help="topic of the messages")
+        parser.add_argument(
+            "--group", help="show its unacked messages only; default: all messages of the topic"
+        )
         add_range(parser)
 
     def peek(

@@ -41,7 +41,11 @@ class ProducerCommands(Commands):
         parser.set_defaults(limit=LIMIT)
         listing = add("list", self._list, "show the producers, last used first")
         listing.add_argument(
-            "--limit", metavar="N", type=int, default=LIMIT, help=f"default: {LIMIT}"
+            "--limit",
+            metavar="N",
+            type=int,
+            default=LIMIT,
+            help=f"most producers to show; default: {LIMIT}",
         )
         one = add("describe", self._describe, "show one producer")
         one.add_argument("producer", metavar="PRODUCER", type=_producer)

@@ -59,14 +59,20 @@ class SeriesCommands(Commands):
         resume = add("resume", self._resume, "resume a series")
         delete = add("delete", self._delete, "delete a series, and cancel its occurrence")
         for command in (describe, create, alter, pause, resume, delete):
-            command.add_argument("topic", metavar="TOPIC")
-            command.add_argument("key", metavar="KEY", help="of the series")
-        create.add_argument("payload", metavar="PAYLOAD", nargs="?", help="of each occurrence")
-        alter.add_argument("--payload", metavar="PAYLOAD", help="another payload")
+            command.add_argument("topic", metavar="TOPIC", help="topic of the series")
+            command.add_argument("key", metavar="KEY", help="key of the series")
+        create.add_argument(
+            "payload", metavar="PAYLOAD", nargs="?", help="payload of each occurrence"
+        )
+        alter.add_argument("--payload", metavar="PAYLOAD", help="payload of later occurrences")
         for command in (create, alter):
             _add_definition(command, new=command is create)
         describe.add_argument(
-            "--next", type=int, default=TIMES, metavar="COUNT", help=f"next times, default {TIMES}"
+            "--next",
+            type=int,
+            default=TIMES,
+            metavar="COUNT",
+            help=f"number of next times to show; default: {TIMES}",
         )
         create.add_argument(
             "--preview", type=int, metavar="COUNT", help="show the next COUNT times; create nothing"

@@ -157,7 +157,10 @@ class TopCommands(Commands):
             help=f"time between two frames; default: {duration_text(EVERY)}",
         )
         parser.add_argument(
-            "--frames", metavar="N", type=int, help="end after so many frames with rates"
+            "--frames",
+            metavar="N",
+            type=int,
+            help="end after N frames; a first one without rates does not count",
         )
         parser.add_argument(
             "--limit",

@@ -40,7 +40,7 @@ class VerifyCommands(Commands):
         verify.set_defaults(run=self.verify)
         text = "default: all nodes, whose states are also compared"
         verify.add_argument("node", metavar="NODE", nargs="?", default="", help=text)
-        text = "end after so long with status 3, while nodes read on; default: no limit"
+        text = "longest wait for the result, then exit with 3; the nodes read on; default: no limit"
         verify.add_argument("--wait", metavar="DURATION", type=duration, help=text)
         text = "read a stopped node's data directory instead, on its machine"
         verify.add_argument("--data", metavar="DIR", type=Path, help=text)

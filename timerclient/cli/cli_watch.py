@@ -29,9 +29,9 @@ def add_watch(parser: argparse.ArgumentParser) -> None:
         type=interval,
         const=EVERY,
         default=argparse.SUPPRESS,  # `topics --watch 2 list` is the option of the outer parser
-        help="show it again after every so many seconds, until Ctrl-C: redrawn on a terminal, "
-        "appended elsewhere, a line each with -o json; without a number: "
-        f"{duration_text(EVERY)}. Give it after the other arguments",
+        help=f"show it again every SECONDS, by default {duration_text(EVERY)}, until Ctrl-C. A "
+        "terminal's screen is redrawn; other output is appended, with -o json one line each time. "
+        "Must follow the other arguments",
     )
 
 

@@ -37,7 +37,7 @@ class Taking(Enum):
 
     MESSAGES = "single messages, or some of one batch"
     BATCHES = "whole batches"
-    NOTHING = "nothing for so long that its messages went back"
+    NOTHING = "nothing until its messages went back"
 
 
 class Inbox:

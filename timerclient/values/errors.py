@@ -11,7 +11,7 @@ TimerError
 |   +-- ShuttingDown       the node is stopping
 |   +-- Unreachable        no node answers, or none leads
 +-- Overloaded             the cluster was busy until the call's time was up
-+-- DiskFull               the cluster's disks had too little room until the call's time was up
++-- DiskFull               the cluster's disks had too little space until the call's time was up
 +-- QuotaReached           a topic is at a quota; the client does not retry
 +-- OutcomeUnknown         MAY HAVE BEEN APPLIED: the answer did not arrive
 |   +-- CommitTimeout      no majority in time

@@ -314,7 +314,7 @@ class PromiseBook:
     def _check_timer(self, place: Place, row: DeliveredRow) -> None:
         name, (group, offset) = row.name, place
         if row.payload not in self.payloads and row.payload not in self.series:
-            raise Broken("phantom", f"nobody has scheduled {row}")
+            raise Broken("phantom", f"no client scheduled {row}")
         topic = self.fates.story.groups[group].topic
         if self.fates.queues[topic][offset : offset + 1] != [name]:
             raise Broken("twice", f"{name} did not fire at {offset} of topic {topic}")

@@ -58,7 +58,7 @@ REMOVED: Final = "removed"
 RUNS_ON_S: Final = 8.0
 """A scrub begins every ten seconds, so some damage of state is found before, and some is not.
 Nothing reads the end of the log before the next start."""
-NOTICED: Final = "to be healed"
+NOTICED: Final = "to be repaired"
 """In the line of a node's log that says that it found damage."""
 FETCHED: Final = "; fetching state and log from the leader"
 """In the line of the process that fetches them."""

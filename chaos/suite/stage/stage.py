@@ -61,7 +61,7 @@ READY_S: Final = 90.0
 on an idle machine. Runs may last hours beside other work, and the audit reports the real times."""
 
 
-NO_ROOM: Final = 'msg="no room, to be waited for'
+NO_ROOM: Final = 'msg="the disk is full'
 """In the log line of a node whose disk is full, as a strike made it."""
 DAMAGE: Final = re.compile("corrupt at byte")
 """In the log lines of a node with damaged files."""
@@ -520,7 +520,7 @@ def owning(run: RunFolder) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock ends with the process
         except OSError:
-            raise LaunchError(f"{run.root}: a run is being played there") from None
+            raise LaunchError(f"{run.root}: another process runs there") from None
         yield
 
 
