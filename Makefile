@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
-# Where it is set, each of some hundred processes compiles all that it imports anew.
+# Where it is set, each of some hundred processes compiles all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
@@ -163,7 +163,7 @@ recipes: setup  ## the recipes of docs/recipes.md, with FastAPI, Django and Cele
 	  mv build/recipes.part build/recipes; }
 	PYTHONPATH=build/recipes $(BIN)/python -m pytest tests/timerfake/test_recipes.py $(ARGS)
 
-lock: setup  ## resolve the five locks anew from pyproject.toml
+lock: setup  ## resolve the five locks again from pyproject.toml
 	@[[ -x $(VENV)/uv/bin/uv ]] || { $(BIN)/python -m venv $(VENV)/uv; $(VENV)/uv/bin/pip install --quiet uv; }
 	$(LOCK) pyproject.toml --extra server --extra audit --extra dev -o requirements.lock
 	$(LOCK) pyproject.toml -c requirements.lock --extra server -o deploy/requirements-server.lock
@@ -243,7 +243,7 @@ java:
 	  echo "the audit runs on Spark, which needs Java 17 or newer on the PATH; found: $${version:-none}" >&2; \
 	  echo "(Debian, Ubuntu: apt-get install openjdk-17-jre-headless)" >&2; exit 1; }
 
-clean:  ## remove what can be made again, except .venv
+clean:  ## remove what can be created again, except .venv
 	rm -rf build dist run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 	  .benchmarks spark-warehouse metastore_db derby.log
 	find $(PACKAGES) -name __pycache__ -prune -exec rm -r {} +

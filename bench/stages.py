@@ -326,7 +326,7 @@ def _deliver_and_ack(loop: StagedLoop, got: list[Delivery]) -> int:
 
 
 def _promote_and_flush(loop: StagedLoop, topics: Sequence[TopicId], case: Case) -> None:
-    """Lead anew with timers in memory, then write them to a run."""
+    """Lead again with timers in memory, then write them to a run."""
     chunk = min(1_000, (8 << 20) // case.payload)
     for start in range(0, case.flushed, chunk):
         due = START_MS + FAR_MS + np.arange(start, min(start + chunk, case.flushed))

@@ -1,7 +1,7 @@
 """The contract timer.v1: names keep the rules of `buf lint`, and no change breaks a client.
 
 `make proto-lint` runs buf itself. These tests need no buf. tests/data/timer.v1.binpb is the
-contract of clients in use: later ones only add to it. `make proto-keep` writes it anew.
+contract of clients in use: later ones only add to it. `make proto-keep` writes it again.
 """
 
 import re

@@ -156,7 +156,7 @@ class Server:
             raise RuntimeError("the fake cluster failed") from self.failure
 
     def enter(self) -> None:
-        """Count the begin of a call.
+        """Count the start of a call.
 
         Raises:
             RuntimeError: After a bug, or after `close`.

@@ -72,7 +72,7 @@ class QueueIdentity:
             if None not in (old, new) and old != new:
                 return f"the checkpoint is of the {name} {old!r}, and the query reads {new!r}"
         if self.topic_id != now.topic_id:
-            return f"topic {now.topic!r} was deleted and created anew"
+            return f"topic {now.topic!r} was deleted and created again"
         return ""
 
     def changed(self, now: "QueueIdentity") -> str:

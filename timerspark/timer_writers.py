@@ -9,7 +9,7 @@ token and sends the same numbers. The cluster applies each once. It rejects a nu
 than at the first attempt. A partition that gives other rows each time therefore fails, and writes
 nothing twice.
 
-The producers stay registered: a late attempt of a task would otherwise begin anew. The cluster
+The producers stay registered: a late attempt of a task would otherwise begin again. The cluster
 forgets a producer after seven days, or after an hour if it has many (`limits.producers_max`).
 """
 
@@ -239,7 +239,7 @@ class _Sender:
             self._in_order = True
 
     async def _answered(self, most: int) -> None:
-        """Wait until at most so many requests are unanswered.
+        """Wait until at most `most` requests are unanswered.
 
         Raises:
             TimerError: The first that failed has this error.

@@ -4,7 +4,7 @@
     ….option("view", "entries")                     frames of all nodes' logs, for the audit
 
 View `entries` has one row per frame: node, life, index, epoch, kind, time_ms, crc32, rows. A log
-that began anew has several lives, 0, 1, …: two lives may hold the same frame. An entry that can't
+that began again has several lives, 0, 1, …: two lives may hold the same frame. An entry that can't
 be decoded has 0 rows: the comparison of the logs, or the replay, finds it.
 
 One partition per segment file. Segments without an entry in the range of the options are not

@@ -11,7 +11,7 @@ the same disk, and follows the changes of the log:
     the oldest is dropped    its link stays: entries below the first segment of a log are committed
     the end is truncated     links to segments that are gone above the first one are removed
     a segment is rewritten   it is linked again: another file has the same name
-    all files are others     the log began anew, after a wipe or a snapshot. A new life begins
+    all files are others     the log began again, after a wipe or a snapshot. A new life begins
 
     ARCHIVE/000/*.log      the first life of the log
     ARCHIVE/001/*.log      the second one: the node lost its log and got another

@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 from chaos.history.history import MARK_NONE, MS_MAX, SCHEMA, OpOutcome
 
 SHOWN_MAX: Final = 80
-"""A problem shows so many characters of a value."""
+"""Most characters of a value in a problem's text."""
 PROBLEMS_MAX: Final = 20
-"""The command prints so many problems of one file."""
+"""Most problems that the command prints for one file."""
 _ROWS: Final = 1024
-"""So many rows of a Parquet file are in memory at once."""
+"""Rows of a Parquet file that are in memory at once."""
 
 
 def _arrow_types() -> dict[str, pa.DataType]:

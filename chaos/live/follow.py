@@ -99,7 +99,7 @@ class LogTail:
                     return FollowedWindow(held, full=False)  # half written
                 start, epoch, index, frame = found
                 if index > expected:
-                    return FollowedWindow(held, full=False)  # cut and written anew meanwhile
+                    return FollowedWindow(held, full=False)  # cut and written again meanwhile
                 if index == expected:
                     crc32 = int.from_bytes(frame[:4], "little")
                     held.append(FollowedFrame(index, epoch, crc32, path, start + len(frame), frame))

@@ -39,7 +39,7 @@ from timerspark.log.segment_files import lives
 
 POLL_S: Final = 0.5
 BACKLOG: Final = 10_000
-"""Of so many entries in a step, the next step follows at once."""
+"""A step with at least this many entries is followed by the next at once."""
 STATUS_TIMEOUT_S: Final = 2.0
 
 

@@ -1,6 +1,6 @@
 """The begin of a topic's queue, as far as the audit needs it.
 
-Acks move the begin to the least cursor, except if a policy retains fired messages. Then a
+Acks move the beginning to the least cursor, except if a policy retains fired messages. Then a
 CHECKPOINT moves it, by the firing times. Firing times are kept per stretch of time. The length of a
 stretch follows from the retention at the firing.
 """

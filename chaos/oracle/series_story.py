@@ -7,7 +7,7 @@
    occurrence, and has ended as many as the row's number less one. planned_ms = -1 ends the series.
 4. An occurrence ends when its timer fires or ends in another way. A reschedule moves it.
 5. Its planned time is the first after the one before, or after the time of an entry that begins the
-   series anew. If that time has passed: fire_all takes it, fire_once the latest, skip the next.
+   series again. If that time has passed: fire_all takes it, fire_once the latest, skip the next.
 """
 
 from collections.abc import Iterable

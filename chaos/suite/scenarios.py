@@ -220,7 +220,7 @@ _SINGLE: Final = {
     "hurt-leader": _of("a file of the leader is damaged while it leads",
                        cards("hurt-running", (0, 0), who="leader", part=_PARTS,
                              how=(FLIPPED, CUT, REMOVED)), every_s=20),
-    "raft-files": _of("Raft files of a node are damaged or gone; the node makes them anew",
+    "raft-files": _of("Raft files of a node are damaged or gone; the node creates new ones",
                       cards("hurt-raft", (0, 0), who="leader", file="raft/journal", how=FLIPPED),
                       cards("hurt-raft", (0, 0), who="leader", file=RAFT, how=REMOVED),
                       cards("hurt-raft", (0, 0), who="follower", file="raft/journal", how=REMOVED),

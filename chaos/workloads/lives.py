@@ -1,4 +1,4 @@
-"""Kinds of workload with messages that come back, or groups that begin anew.
+"""Kinds of workload with messages that come back, or groups that begin again.
 
 The audit judges which messages had to arrive. It knows the log, and so the messages that a seek
 skipped.
@@ -26,7 +26,7 @@ REDRIVEN: Final = (None, None, 1, 20)
 """The most letters of a redrive; None: all."""
 SOUGHT: Final = "sought"
 ANEW: Final = "anew"
-"""The group that is deleted and made again."""
+"""The group that is deleted and created again."""
 ANEW_BEATS: Final = 14
 RULE_BEATS: Final = 24
 """Beats from one change of the retention to the next."""
@@ -66,7 +66,7 @@ def _letters_of(clients: WorkloadClients) -> str:
     ONE,
 )
 async def sought(clients: WorkloadClients) -> Rest:
-    """Seeks of groups back, ahead and to a time; groups reset, deleted and made anew."""
+    """Seeks of groups back, ahead and to a time; groups reset, deleted and created again."""
     chance, requests, one_by_one = clients.chance, clients.requests, Lock()
     among = ("retention_ms",)
     async for number, count in clients.beats():
@@ -128,7 +128,7 @@ async def _place(clients: WorkloadClients) -> tuple[int, int, int]:
 
 
 async def _make_anew(clients: WorkloadClients, start: Start) -> bool:
-    """Delete a group and make it again; return whether both were done.
+    """Delete a group and create it again; return whether both were done.
 
     The group exists when its deletion is requested. So only a repeated request can get the answer
     NOT_FOUND. Its consumers may make the group again first.

@@ -150,7 +150,7 @@ async def checkpoint_answer(
 
 
 def _members(view: View, nodes: list[_Answer]) -> list[_Answer]:
-    """Leave out nodes that neither answer nor vote, as before an `add` or after a `remove`."""
+    """Leave out nodes that neither answer nor are voters: not added yet, or removed."""
     return [node for node in nodes if node.reachable or view.is_voter(node.node)]
 
 
@@ -478,7 +478,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             nodes[0].digest = self._view.node_checkpoint(index).digest
             if not request.node:
                 nodes += _members(self._view, await ask_all(self._view.peers(), there))
-        if not index:  # each has looked at an index of its own, if any
+        if not index:  # digests of different indexes are not comparable
             for node in nodes:
                 node.digest = ""
         return pb.GetVerificationResponse(

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 TIMES_KEPT: Final = 16_384
 CLOCKS_KEPT: Final = 1_024
 YEARS: Final = 50
-"""A time is searched for so many years ahead, as in the library."""
+"""Years ahead in which a time is searched for, as in the library."""
 LAST_YEAR: Final = 9_000
 """No time is later. datetime ends with the year 9999."""
 LAST_MS: Final = int(datetime(LAST_YEAR, 1, 1, tzinfo=UTC).timestamp() * 1000)

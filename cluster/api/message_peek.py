@@ -4,7 +4,7 @@
                      ^               | no: pages are read from disk
                      +---------------+
 
-Nothing is leased and nothing is written. The offsets are found anew after each wait, because the
+Nothing is leased and nothing is written. The offsets are found again after each wait, because the
 queue may have dropped some meanwhile.
 """
 

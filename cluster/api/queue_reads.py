@@ -1,6 +1,6 @@
 """Reads of a topic's queue by offsets, for readers that keep their own position.
 
-Nothing is leased and nothing is written. The pages are found anew after each wait for the disk,
+Nothing is leased and nothing is written. The pages are found again after each wait for the disk,
 because the queue may have dropped some meanwhile.
 """
 

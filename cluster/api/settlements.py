@@ -85,7 +85,7 @@ def settle_all(asker: LeaseAsker, request: Settlement, now: Now, done: Done) -> 
     """Pass a consumer's request to the leader; `done` gets a verdict per offset or lease.
 
     Yields between two portions: the caller kicks the leader and gives the event loop a turn. The
-    leader checks the leadership, the topic, the group and the lease anew for each lease.
+    leader checks the leadership, the topic, the group and the lease again for each lease.
 
     Raises:
         InvalidRequestError: the number of messages, a lease, a time or a text is out of range.

@@ -54,9 +54,9 @@ from timerclient.rows.rows import (
 
 TOKEN_SIZE_MAX: Final = 64
 COLUMNS_MAX: Final = 1_024
-"""`TimerColumns` in one request, at most: checking so many takes about 70 ms."""
+"""Most `TimerColumns` in one request: they take about 70 ms to check."""
 HEADERS_MAX: Final = 32_768
-"""Names and values in one request, at most: checking so many takes about 20 ms."""
+"""Most names and values in one request: they take about 20 ms to check."""
 BYTES: Final = ("payload", "key", "headers")
 """The columns with bytes of variable length."""
 NO_TOPIC: Final = TopicId(0)

@@ -2,7 +2,7 @@
 
     status --> a node, and the newest committed index --> OpenBackup: the node pins its state there
     each file of the state:   in an earlier backup, and in the store still --> nothing to do
-                              in the store, of a backup that was cut       --> read and verified
+                              in the store, of an interrupted backup       --> read and verified
                               else       --> fetched, verified, and written under a name of its own
     catalogue written, and all parts in the store still --> the backup is complete
 

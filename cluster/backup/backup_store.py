@@ -26,8 +26,8 @@ DELETIONS: Final = 8
 """Files that are deleted at the same time."""
 RETRY_S: Final = 60
 """Time in which Google Cloud Storage is called again; its library's default is 15 minutes."""
-REST_AGE_S: Final = 3600.0
-"""Age of a file that no writer writes any more, in seconds. Each one writes for minutes at most."""
+INCOMPLETE_AGE_S: Final = 3600.0
+"""Age in seconds from which an incomplete file has no writer: a writer takes minutes at most."""
 _REQUEST_ID: Final = re.compile(r" *\([^()]*Request ID:[^()]*\)")
 """In messages of S3, another one each time."""
 _TEMPORARY: Final = ".tmp"
@@ -250,7 +250,7 @@ class BackupStore:
                     source.close()
 
     def delete_incomplete(self, folder: str) -> None:
-        """Delete the rests of files in a folder and below, whose writers were killed an hour ago.
+        """Delete incomplete files in a folder and below, whose writers were killed an hour ago.
 
         Raises:
             StoreUnavailable: a file can't be deleted.
@@ -259,7 +259,7 @@ class BackupStore:
             rests = [*Path(self._path(folder)).rglob(f"*{_TEMPORARY}")] if self._is_local else []
             for each in rests:
                 with suppress(FileNotFoundError):  # its writer has just ended
-                    if time.time() - each.stat().st_mtime >= REST_AGE_S:
+                    if time.time() - each.stat().st_mtime >= INCOMPLETE_AGE_S:
                         each.unlink()
 
     def delete(self, name: str) -> None:

@@ -6,7 +6,7 @@
                                               one file of a node's state, immutable
 
 A catalogue names the parts of its backup. Several name the same part: a later backup writes only
-the files that are new. A part without a catalogue comes from a backup that was cut. The name of a
+the files that are new. A part without a catalogue comes from an interrupted backup. The name of a
 part has the replica, the file's name there, its size, its CRC-32, and a random number of the backup
 that wrote it, so that a backup which fails deletes no part of another one. Earlier versions wrote
 names without it. A replica never uses the name of an immutable file twice.

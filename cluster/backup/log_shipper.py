@@ -2,16 +2,16 @@
 
     this thread     FetchLog --frames--> parts in the store, each interval, until none is left
     another thread  BackupRun, when the last backup is old, and after a gap
-    a third one     tells all nodes how far the store is, also while the store does not answer
+    a third one     reports the store's last index to all nodes, even if the store does not answer
     at the end      all entries that are committed by then
 
     log      100 ======101..200====|====201..260==|=261..  shipped every few seconds
     backups        ^150                 ^220               each continues in the log after its index
 
 The log is shipped from one node. Every node has the same applied entries, so any other one serves
-when it does not answer, or has dropped the next entry. All nodes are told now and then how far the
-store is, so that each keeps the rest. If no node has the next entry, there is a gap: the shipper
-goes on behind it, and takes a new backup there. No state within the gap can be restored.
+when it does not answer, or has dropped the next entry. Each node regularly gets the store's last
+index, and keeps the entries after it. If no node has the next entry, there is a gap: the shipper
+continues after it, and takes a new backup there. No state within the gap can be restored.
 """
 
 import secrets
@@ -53,10 +53,10 @@ IDLE_PART_S: Final = 60.0
 """Entries without an effect are written together, once in this time."""
 QUIET_S: Final = 30.0
 """A node that applies nothing for this time is left: a leader appends checkpoints all the time."""
-AGAIN_S: Final = 10.0
+RETRY_S: Final = 10.0
 """Pause after a backup that failed."""
 CAUSES_MAX: Final = 10
-"""Causes of trouble that are told. Some messages have a number that is another one each time."""
+"""Most causes of trouble that are logged: some messages have a number that changes each time."""
 _BEHIND_ALL: Final = LogEnd(LogIndex((1 << 63) - 1), Epoch(0))
 
 
@@ -275,7 +275,7 @@ class LogShipper:
         try:
             found = running.result()
         except TimerError as error:  # such as a node that restarted meanwhile
-            self._backup_due_s = self._wall_s() + AGAIN_S
+            self._backup_due_s = self._wall_s() + RETRY_S
             if isinstance(error, NotFound) and not self._plan.node:
                 raise Unavailable(str(error)) from None  # the chosen node left the cluster
             raise

@@ -82,9 +82,9 @@ ASK_SPARE_S: Final = 1.0
 REPORT_EVERY_MS: Final = 100
 """Interval of reports. They are made when Raft's messages leave, which is as often."""
 TICK_S: Final = 0.25
-"""Interval of the controller's look at the time, and of reports while no message of Raft leaves."""
+"""Interval of the controller's ticks, and of reports while Raft sends no message."""
 HURRY_S: Final = 0.05
-"""The same look while a link of the controller is down, or a transfer waits."""
+"""Interval of the ticks while a link of the controller is down, or a transfer waits."""
 SERVED_POLL_S: Final = 0.01
 
 
@@ -263,7 +263,7 @@ class ControlPlane:
 
     @property
     def is_current(self) -> bool:
-        """Whether `state` is of now. Before, commands of the past are applied, as after a start."""
+        """Whether `state` has all commands so far. After a start the journal is replayed first."""
         return self._is_current
 
     @property
@@ -273,7 +273,7 @@ class ControlPlane:
 
     @property
     def withholds_votes(self) -> bool:
-        """Whether this node made its Raft files anew, and its Raft votes do not count yet."""
+        """Whether this node made its Raft files again, and its Raft votes do not count yet."""
         return not self._view.may_vote
 
     @property

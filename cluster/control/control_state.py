@@ -372,7 +372,7 @@ def epoch_of(command: Command) -> int:
 
 
 def epoch_limit(epoch: Epoch) -> int:
-    """Return the highest epoch that may follow; after epoch 0 any may: Raft was founded anew."""
+    """Return the highest epoch that may follow; after epoch 0 any may: Raft was founded again."""
     return min(epoch + EPOCH_STEP_MAX, EPOCH_MAX) if epoch else EPOCH_MAX
 
 

@@ -269,7 +269,7 @@ class Controller:
     # Taking note
 
     def _meet(self, voters: Mapping[str, ReplicaId], sets: tuple[Voters, ...]) -> None:
-        """Take these voters. `sets`: in force; empty: there is one set, of all of them."""
+        """Replace the voters. `sets`: the sets of voters in force; empty: one set of all voters."""
         known, self._nodes = self._nodes, {}
         self._sets = sets or (frozenset(voters.values()),)
         for name, replica_id in voters.items():

@@ -70,10 +70,11 @@ REST_S_MAX: Final = 0.5
 BARRIER_EVERY_S: Final = 1.0
 """Interval of a node's barriers to one leader while the node withholds votes."""
 RECALL_S: Final = 10.0
-"""A node that withholds votes ends that after so long without a leader, if all nodes are linked:
-too many nodes have forgotten. Earlier votes are over by then. No absent node has more records."""
+"""A node that withholds its votes grants them again after this time without a leader, if all nodes
+are linked: too many nodes lost their files. Earlier elections are over by then, and no absent node
+has more records."""
 RECALL_LATER_S: Final = 3.0
-"""It then delays its candidacy by this, so that a node that has forgotten nothing is first."""
+"""It then delays its candidacy by this, so that a node that has lost no file is first."""
 UNCOVERED_SIZE_MAX: Final = 8 << 20
 """Bytes of the journal after its snapshot that start a compaction: a checkpoint of many topics has
 many long records. Raft keeps the journal in memory, too."""

@@ -6,7 +6,7 @@
 
 A Raft node that loses its files forgets its votes and acknowledgements. It could then elect a
 leader that lacks committed commands. But Raft's state is only a hint: the promises of the timer log
-fence its leaders and keep the epochs. So lost or damaged files stop no node, and are made anew. The
+fence its leaders and keep the epochs. So lost or damaged files stop no node, and are replaced. The
 node then *withholds* its votes and acknowledgements, as a node that joins later does. It withholds
 until the others have committed an entry of this node without it, or until all nodes are linked and
 none leads (raft.py). A founding voter, formatted together with all others, and a node alone vote
@@ -17,7 +17,7 @@ from the start.
     no               yes                a crash between creating the two: the marker is written
     yes              no                 created without a vote
     yes              yes                opened
-    damaged          any                as with a valid marker; the marker is written anew
+    damaged          any                as with a valid marker; the marker is written again
     another node's   any                WrongDirectoryError
     any              damaged            set aside as `raft.damaged`, created without a vote
 
@@ -84,7 +84,7 @@ class RaftFiles:
 def open_files(
     data_directory: Path, *, cluster_id: str, name: str, founding: bool, alone: bool = False
 ) -> RaftFiles:
-    """Open Raft's directory and its marker, or make them anew. `alone`: there is no other node.
+    """Open Raft's directory and its marker, or create them again. `alone`: there is no other node.
 
     Raises:
         WrongDirectoryError: the marker is another node's.
@@ -167,7 +167,7 @@ def _missing(path: Path) -> None:
 
 
 def remove(data_directory: Path, *, alone: bool) -> None:
-    """Delete the files of a stopped node, durably. The next start makes them anew.
+    """Delete the files of a stopped node, durably. The next start creates them again.
 
     The new files are without a vote, except if no other node is left (`alone`).
 

@@ -19,7 +19,7 @@ Two files in Raft's own directory. Little-endian, positions and sizes in bytes, 
 The two checksums tell three cases apart. *Torn*: the file ends inside a record, or a record has a
 sector that was never written (all zero) and no valid record follows. A torn record was never
 acknowledged, and is cut. *Corrupt*: any other bytes that do not verify. They were durable once, and
-the files are made anew (raft_files.py). etcd's WAL draws the same line. *Clean*: everything else.
+new files are created (raft_files.py). etcd's WAL draws the same line. *Clean*: everything else.
 
 Records are written at once and synced in groups: `flush` must be called before a message is sent or
 a command applied. Compaction and replacement write a new file and rename it. Term and vote are

@@ -17,7 +17,7 @@ with its stream. Raft and the reports tolerate that. Frames keep their order wit
 second stream from the same peer ends the first.
 
 If the peer has a TCP port for messages between nodes, it states the port and a key in its metadata
-at the begin of a stream. Then frames go there, as they take a fraction of the processor time
+at the start of a stream. Then frames go there, as they take a fraction of the processor time
 (replication/shell/tcp_stream.py). The gRPC stream stays open without messages: one ends with the
 other. A port that can't be reached is not tried again by the streams of the next minutes.
 
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 METHOD: Final = "/timer.cluster.Control/Link"
 VERSION: Final = 2
 QUEUE_FRAMES_MAX: Final = 4_096
-"""Frames that wait for a peer, at most. Above this the stream is ended, and both start anew."""
+"""Frames that wait for a peer, at most. Above this the stream is ended, and both start again."""
 TAKE_SIZE: Final = MESSAGE_SIZE_MAX // 2
 """Bytes of the frames in one message; a single longer frame is sent alone."""
 PROGRAM_SIZE_MAX: Final = 64
@@ -64,8 +64,8 @@ RETRY_S: Final = 0.1
 RETRY_LATER_S: Final = 0.5
 RETRY_LATER_AFTER_S: Final = 3.0
 RETRY_TCP_S: Final = 300.0
-"""A port that could not be reached is not tried for so long: each attempt delays the link, and a
-link that is late looks like the loss of a node."""
+"""Time for which an unreachable port is not tried again: each attempt delays the link, and a link
+that is late looks like the loss of a node."""
 
 CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, without back-off
@@ -161,9 +161,9 @@ class RaftLink(grpc.GenericRpcHandler):
             closes it.
         before_raft: Called when a message of Raft is about to be sent, before its frame is taken.
             Frames that it queues go along.
-        on_release: Called with a peer's name and release, at the begin of each of its streams.
+        on_release: Called with a peer's name and release, at the start of each of its streams.
         release: This program, with the highest feature level that the settings allow.
-        silence_s: The stream to a peer without a message for so long is ended.
+        silence_s: A stream without a message of its peer for this time is ended.
         identify: Returns the node name in the caller's certificate. None: without TLS a peer's
             name is not verified.
         tcp: How frames may go over TCP. The link neither opens nor closes the port.

@@ -72,7 +72,7 @@ class Space:
         """Bytes of the node's files, and when they were counted."""
 
     async def run(self) -> None:
-        """Read the free space, and look for the log's active segment, every LOOK_S.
+        """Every LOOK_S, measure the free space and check that the log's active segment exists.
 
         Raises:
             CorruptFileError: the segment was removed or cut: the node must acknowledge no entry.

@@ -209,7 +209,7 @@ def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
 
 
 def epoch(node: Stopped) -> RecoveryPlan:
-    """Plan to lower a promise that no other node can follow, and to found Raft's files anew.
+    """Plan to lower a promise that no other node can follow, and to found Raft again.
 
     Other promises are forgotten with it, so the replica becomes unsure.
     """

@@ -63,7 +63,7 @@ async def wait_for_replacement(disk: Disk, config: NodeConfig, error: StorageErr
         await asked.wait()
     finally:
         await standby.stop()
-    await asyncio.to_thread(format_anew, disk, config)
+    await asyncio.to_thread(reformat, disk, config)
     logger.warning("%s was emptied and formatted for a learner", config.data)
 
 
@@ -80,7 +80,7 @@ async def ask_to_replace(stub: Stub, cluster_id: str, name: str) -> None:
         await stub.ChangeMembers(request, timeout=PART_S, metadata=said)
 
 
-def format_anew(disk: Disk, config: NodeConfig) -> None:
+def reformat(disk: Disk, config: NodeConfig) -> None:
     """Empty the node's directory and format it for a new learner under the same name."""
     try:
         voters = dict(read_identity(disk, config.data).founding_voters)

@@ -60,7 +60,7 @@ class ScrubPass:
     files: int = 0
     bytes: int = 0
     extent: tuple[int, int] = 0, 0
-    """Files and bytes that there were at the begin."""
+    """Files and bytes that there were at the start."""
     damages: list[tuple[Path, FileDamage]] = field(default_factory=list)
     is_asked: bool = False
     """`begin` was called during the pass or for it."""

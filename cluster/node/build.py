@@ -87,14 +87,14 @@ from timer.ready.page_cache import PAGES_SIZE_MAX
 from timer.recovery.engine import Engine
 from timer.state.apply_results import Applied, Checkpoint
 
-MEMTABLE_PART: Final = 16
-"""A flush begins at this part of the memory limit, if the setting is not less."""
+MEMTABLE_DIVISOR: Final = 16
+"""A flush begins at 1/16 of the memory limit if that is below `storage.memtable_bytes_flush`."""
 UNSPILLED_FACTOR: Final = 4
 """Folding waits at this many times `storage.memtable_bytes_flush` of messages in no file."""
-UNSPILLED_PART: Final = 12
-"""The same as a part of the memory limit. With 4 GiB of memory it is what the default allows."""
-PAGES_PART: Final = 8
-"""The page cache as a part of the memory limit."""
+UNSPILLED_DIVISOR: Final = 12
+"""Or at 1/12 of the memory limit if that is less. With 4 GiB both are equal by default."""
+PAGES_DIVISOR: Final = 8
+"""The page cache takes 1/8 of the memory limit."""
 PART_MIN: Final = 1 << 20
 """Bytes that such a part has at least."""
 
@@ -193,7 +193,7 @@ def mono_ms() -> MonoMs:
 def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
     """Open the disk and make the parts of a node. Nothing runs, and no port is open yet.
 
-    `raft_lost`: the Raft files of all absent nodes are lost, by an operator's word.
+    `raft_lost`: an operator has declared the Raft files of all absent nodes lost.
 
     Raises:
         Damaged: state and log have to be fetched from the others; see cluster/files/repair.py.
@@ -417,11 +417,11 @@ def flush_limits(config: NodeConfig) -> FlushLimits:
     storage, memory = config.storage, limit_of(config.limits.memory_bytes_max)
     unspilled = UNSPILLED_FACTOR * storage.memtable_bytes_flush
     return FlushLimits(
-        memtable_bytes=_least(storage.memtable_bytes_flush, memory // MEMTABLE_PART),
+        memtable_bytes=_least(storage.memtable_bytes_flush, memory // MEMTABLE_DIVISOR),
         log_bytes=storage.log_bytes_flush,
         log_entries=storage.log_entries_flush,
         interval_ms=storage.flush_interval_ms,
-        unspilled_bytes=_least(unspilled, memory // UNSPILLED_PART),
+        unspilled_bytes=_least(unspilled, memory // UNSPILLED_DIVISOR),
     )
 
 
@@ -439,7 +439,7 @@ def _host(
 ) -> Host:
     telemetry = basis.telemetry
     pages, memory_max = basis.files.engine.machine.pages, basis.config.limits.memory_bytes_max
-    pages.size_max = _least(PAGES_SIZE_MAX, limit_of(memory_max) // PAGES_PART)
+    pages.size_max = _least(PAGES_SIZE_MAX, limit_of(memory_max) // PAGES_DIVISOR)
 
     def committed(kind: EntryKind, seconds: float) -> None:
         telemetry.observe_commit(kind, seconds)

@@ -47,7 +47,7 @@ class Node:
 
         `fatal`: called with an error that ends the process.
         `restart`: called when a snapshot waits to be installed by the next start.
-        `raft_lost`: the Raft files of all absent nodes are lost, by an operator's word.
+        `raft_lost`: an operator has declared the Raft files of all absent nodes lost.
 
         Raises:
             Damaged: state and log have to be fetched from the others; see cluster/files/repair.py.
@@ -155,7 +155,7 @@ class Node:
                 " lost, and was formatted as a founder's again: format it with `timerd init"
                 f" --learner`, start it, then `timerctl members replace {name}` (docs/members.md)."
                 " Or the cluster is new, and its founders were formatted with different --voters"
-                f" (here {','.join(founders)}): format all of them anew, with the same"
+                f" (here {','.join(founders)}): format all of them again, with the same"
             )
         )
 

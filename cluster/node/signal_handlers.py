@@ -62,8 +62,8 @@ def dump() -> None:
     """Log the stacks of all threads and tasks, one line for each."""
     found = dump_stacks_now()
     for each in found.threads:
-        extra = {"thread_name": each.name, "at": " < ".join(each.frames)}
-        logger.warning("stack of a thread", extra=extra)
+        where = {"thread_name": each.name, "at": " < ".join(each.frames)}
+        logger.warning("stack of a thread", extra=where)
     logger.warning("stacks of %d tasks", found.task_count, extra={"tasks_left_out": found.left_out})
     for each in found.tasks:
         extra = {"task": each.name, "count": each.count, "at": " < ".join(each.frames)}

@@ -10,7 +10,7 @@ is twice as busy, so that few series end.
 The counters of the other topics together start at zero, and rise by the cluster's totals minus
 those of the shown topics. So rates add up to the cluster's rate, over restarts too: a scraper takes
 a fall for a new start at zero. The values themselves do not add up: a topic that becomes one of the
-shown ones brings its whole life along.
+shown ones enters with its counts since its creation.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class BusiestTopics:
         self._others = [0] * len(COUNTERS)
 
     async def measure(self) -> None:
-        """Choose the topics anew. The work pauses, so that the loop serves others meanwhile."""
+        """Choose the topics again. The work pauses, so that the loop serves others meanwhile."""
         if not self._topics_max:
             return
         if self._changed is None:

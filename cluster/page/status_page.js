@@ -1,7 +1,7 @@
 "use strict";
 /* The status page. It polls /v1/overview and draws what changed.
 
-   poll -> answer -> draw: each section builds its elements anew, and `morph` applies the differences
+   poll -> answer -> draw: each section builds its elements again, and `morph` applies the differences
    to the page. So the focus, a selection and the scroll position stay.
 
    Text from the cluster (names, keys, reasons) becomes text nodes only. There is no HTML from data. */

@@ -75,11 +75,11 @@ from timer.model.timer_errors import (
 ANSWER_TIMEOUT_S: Final = 5.0
 """Limit for the status of the whole cluster, which needs the other nodes' answers."""
 IDLE_S: Final = 30.0
-"""A connection is closed if no request's headers came for so long, also after each answer."""
+"""A connection is closed after this time without a request's headers, also after each answer."""
 BEHIND_MS_MAX: Final = 5_000
 """A follower that lacks committed entries for longer is not ready; a busy one does for a moment."""
 DRAIN_TIMEOUT_S: Final = 1.0
-"""A stopping server waits so long for open answers; a scrape can be repeated."""
+"""Seconds that a stopping server waits for open answers; a scrape can be repeated."""
 
 _LINKS: Final = (
     *("/v1/status", "/v1/status?scope=cluster"),

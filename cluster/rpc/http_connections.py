@@ -44,7 +44,7 @@ LOOK_S: Final = 1.0
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Paths that are answered without a certificate, and with any number of requests under way."""
 FREE: Final = 16
-"""Of so many connections one takes no request, except for a probe."""
+"""One of this many connections takes no request, except for a probe."""
 RETRY_AFTER_MS: Final = 1_000
 
 

@@ -35,8 +35,8 @@ BODY_S: Final = 5.0
 PACE: Final = 1 << 20
 """Bytes a second that the body of a large request must have."""
 VALUES_MAX: Final = 100_000
-"""Values of a body above SMALL_BYTES_MAX, about: its commas and opening brackets. Parsing so many
-takes about 20 ms."""
+"""Most values in a body above SMALL_BYTES_MAX, counted by its commas and opening brackets. Parsing
+them takes about 20 ms."""
 PIECE_BYTES: Final = 16 << 10
 """Bytes of an expanded body, at most, between two turns of the event loop."""
 RETRY_AFTER_MS: Final = 500

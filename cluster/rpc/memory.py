@@ -29,7 +29,7 @@ GIVE_BACK_S: Final = 5.0
 that time free some."""
 RETRY_AFTER_MS: Final = 1_000
 LARGE_BYTES: Final = 1 << 20
-"""A request of so many bytes is not left to the next look: many of them may come before."""
+"""A request of at least this size is checked at once: many may come before the next check."""
 COPIES: Final = 4
 """Memory that a request takes until it is committed, as a multiple of its size: its columns, the
 log entry, and what is sent to the other nodes."""

@@ -225,9 +225,7 @@ FORMS: Final[Mapping[str, HttpForm]] = {
                 | {"description": "of the oldest message that the topic keeps"},
                 "end_offset": WHOLE | {"description": "of the next message that will fire"},
                 "topic_id": TEXT
-                | {
-                    "description": "another one, with offsets from 0, if the topic was created anew"
-                },
+                | {"description": "another one, with offsets from 0, if the topic was recreated"},
             },
         ),
     ),

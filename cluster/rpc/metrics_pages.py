@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 APART_S: Final = 0.1
-"""From the begin of one rendering to that of the next."""
+"""From the start of one rendering to that of the next."""
 
 
 class MetricsPages:

@@ -98,7 +98,7 @@ class TimingConfig(_Part):
     tick_ms: int = _int(1, 1, 1_000)
     """Step to which due times are rounded up. Larger: timers of a step fire together."""
     fold_interval_ms: int = _int(50, 10, 5_000, own=True)
-    """A follower applies committed entries at least so often; a promotion applies the rest."""
+    """Interval in which a follower applies committed entries; a promotion applies the rest."""
     checkpoint_interval_ms: int = _int(3_000, 100, 60_000)
     """Interval in which replicas compare digests and the shared checkpoint moves."""
     drain_timeout_ms: int = _int(10_000, 0, 600_000, own=True)
@@ -157,7 +157,7 @@ class LimitsConfig(_Part):
     """How long the answer to a request with a request_id is stored. At most 524,288 are stored, or
     1,747 per second over the default; further requests get RESOURCE_EXHAUSTED."""
     producer_idle_ms: int = _int(7 * 86_400_000, 1_000, 366 * 86_400_000)
-    """A producer idle for so long is forgotten at the next checkpoint; its client registers again
+    """A producer idle for this time is forgotten at the next checkpoint; its client registers again
     by itself."""
     topics_max: int = _int(100_000, 1, 1_000_000)
     """Topics, at most. Every replica has each in memory, about 2 KB, and in every manifest."""
@@ -191,7 +191,7 @@ class LimitsConfig(_Part):
     """Deliveries that consumers have not read, of all consumers together; of each at most 8 MiB.
     At most a quarter of the memory limit."""
     metric_topics_max: int = _int(100, 0, 10_000)
-    """Topics with figures of their own in the metrics: so many of the busiest, and as many that
+    """Topics with figures of their own in the metrics: this many of the busiest, and as many that
     hold timers. 0: none."""
     inflight_bytes_max: int = _int(64 * MIB, 1 * MIB, 4096 * MIB, own=True)
     """Bytes at the leader that are not on a majority yet, queued or sent; further requests get
@@ -268,7 +268,7 @@ class StorageConfig(_Part):
     """Rate at which a leader sends snapshots, all together. A node sends the files of backups at
     the same rate."""
     refetch_timeout_ms: int = _int(300_000, 1_000, 86_400_000)
-    """A node with damaged files waits so long for a leader that offers a snapshot, and for each
+    """Longest wait of a node with damaged files for a leader that offers a snapshot, and for each
     part of it. Then it ends and reports the damage."""
 
 

@@ -62,7 +62,7 @@ class KernelAlarm:
         self._loop.add_reader(self._file, self._expired)
 
     def set_in(self, wait_ms: int) -> None:
-        """Ring when CLOCK_BOOTTIME has counted `wait_ms` more: at the begin of that millisecond."""
+        """Ring when CLOCK_BOOTTIME has counted `wait_ms` more: at the start of that millisecond."""
         at_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // _NS_PER_MS + wait_ms
         self._time[2], self._time[3] = at_ms // 1000, at_ms % 1000 * _NS_PER_MS
         self._checked(self._libc.timerfd_settime(self._file, _ABSOLUTE, self._time, None))
@@ -76,7 +76,7 @@ class KernelAlarm:
     def _expired(self) -> None:
         try:
             os.read(self._file, 8)
-        except BlockingIOError:  # set anew since it expired
+        except BlockingIOError:  # set again since it expired
             return
         self._ring()
 

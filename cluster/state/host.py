@@ -73,7 +73,7 @@ class Host:
         self.steps = steps or Steps()
         self.hops = hops or HopRecorder()
         self.draw_id = draw_id
-        """Returns so many random bits, which no client can guess."""
+        """Takes a number of bits; returns as many random ones, which no client can guess."""
         self._failed = fatal
         self._damaged = damaged
         self._loop = asyncio.get_running_loop()

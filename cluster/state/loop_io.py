@@ -46,7 +46,7 @@ class HostLog(Protocol):
         """The first entry that is kept. Any thread may ask."""
 
     def kept(self, first: LogIndex, last: LogIndex, size_max: int) -> Sequence[Entry]:
-        """Return entries from the disk, about so many bytes; none: `first` is gone.
+        """Return entries from the disk, about `size_max` bytes; none: `first` is gone.
 
         For a thread.
         """

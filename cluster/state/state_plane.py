@@ -49,18 +49,19 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 WAKE_MS_MAX: Final = 1000
+"""Longest time between two steps."""
 LEASE_LOOK_MS: Final = 20
-"""A leader without a lease looks this often whether the lease is back."""
+"""Interval in which a leader without a lease checks whether it has one again."""
 LOW_FLUSH_MS: Final = 20_000
-"""The flush interval while the disk has little room, while memory is above its limit, or while most
-of the memtable's rows are dead. The first flush retires files. The next one removes these, and the
-files that merges have replaced. So unused room is free within a minute."""
+"""The flush interval while the disk has little space, memory is above its limit, or most rows of
+the memtable are dead. The first flush retires files. The next one removes these, and the files that
+merges have replaced. So unused space is free within a minute."""
 EARLY_SHARE: Final = 8
 """An earlier flush frees memory only if it frees at least this part of `memtable_bytes`."""
 TOPICS_AT_ONCE: Final = 128
 """Topics in one portion of a flush. Each takes a hundredth of a millisecond."""
 READ_AHEAD_MS: Final = 50
-"""The least time between two looks whether runs must be read on."""
+"""Least time between two checks whether more of the runs must be read."""
 SAMPLE_MS: Final = 100
 """The least time between two samples of the voters' clocks."""
 
@@ -81,7 +82,7 @@ class ThreadWork(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FlushLimits:
-    """A flush is due when one of the first four is reached, or the drawn share of it.
+    """A flush is due when one of the first four, times the share that `StateIo` draws, is reached.
 
     They decide when a node folds and flushes. The state does not depend on them.
     """
@@ -91,7 +92,7 @@ class FlushLimits:
     log_entries: int
     interval_ms: int
     unspilled_bytes: int
-    """Bytes of fired messages in no file. From so many on, folding waits for the flush."""
+    """Folding waits for the flush while more bytes of fired messages than this are in no file."""
     topics_at_once: int = TOPICS_AT_ONCE
 
 
@@ -195,7 +196,7 @@ class StatePlane:
         self._promoting: Epoch | None = None
         self._draining = False
         self._retiring: Leader | None = None
-        """The leader at the begin of the drain."""
+        """The leader at the start of the drain."""
         self._checkpointed = False
         """The drain has appended its CHECKPOINT."""
         self._held_until_ms: UnixMs | None = None
@@ -397,7 +398,7 @@ class StatePlane:
         self._sample(self._io.mono_ms())
         now = self.now()
         if self._held_until_ms is not None and now.clock_ms >= self._held_until_ms:
-            # Not asked for again here: a fold that waits for a thread or a flush goes on by itself.
+            # No new request: a fold that waits for a thread or a flush resumes when that ends.
             self._held_until_ms = None
             self._fold()
             now = self.now()

@@ -151,7 +151,7 @@ class EntrySizes:
         # _ends[i]: bytes from a fixed point to the end of entry first_index - 1 + i.
         self._old_index = LogIndex(0)
         self._look_ms = MonoMs(0)
-        """Time of the next `age` that looks; entries up to `_old_index` were there at the last."""
+        """Earliest time of the next new `_old_index`: the last entry at the previous one."""
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -205,7 +205,7 @@ class EntrySizes:
             self._remove(min(LogIndex(self.first_index + count - 1), durable_index))
 
     def age(self, now_ms: MonoMs, durable_index: LogIndex, keep_ms: int) -> None:
-        """Remove durable entries that have been here for `keep_ms`, at most twice as long.
+        """Remove durable entries that have been in memory for `keep_ms`, at most twice as long.
 
         A call removes AGED_MAX of them at most: to free many entries takes a while.
         """

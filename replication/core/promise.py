@@ -6,8 +6,8 @@ epoch. Two leaders of one epoch therefore can't both win a majority, even if bot
 The promise is durable before any message that depends on it leaves the process.
 
 A replica is *unsure* when it may have lost entries that it acknowledged: a torn tail was cut, or
-the log was fetched anew. The promise of an unsure replica counts only if every other voter promises
-too. A leader that has brought the replica up to its commit index ends this state.
+the log was fetched again. The promise of an unsure replica counts only if every other voter
+promises too. A leader that has brought the replica up to its commit index ends this state.
 
 Formatting a directory writes `NEVER_GIVEN`: no promise, and unsure. A missing file is therefore a
 lost file, and the replica does not start (docs/adr/0038).

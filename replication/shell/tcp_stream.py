@@ -36,8 +36,8 @@ MESSAGE_BYTES_MAX: Final = 64 << 20
 BUFFER_BYTES: Final = 1 << 20
 """A sender waits while its connection has more bytes to send."""
 TURN_BYTES: Final = 64 << 10
-"""After so many bytes at once the connection waits for the next turn of the event loop. libuv reads
-up to 8 MB in one turn, and their messages took 0.3 s of a follower that was behind."""
+"""Bytes after which a connection waits for the loop's next turn. libuv reads up to 8 MB in a turn,
+and their messages took 0.3 s of a follower that was behind."""
 CONNECT_S: Final = 1.0
 """For a connection to a peer's port. A firewall that drops packets delays a stream by this."""
 GREETING_S: Final = 5.0
@@ -45,7 +45,8 @@ GREETING_S: Final = 5.0
 GREETINGS_MAX: Final = 64
 """Connections without a key so far. Each other node needs two: one per stream."""
 UNCONFIRMED_MS: Final = 10_000
-"""A connection ends if the peer's machine confirms no byte for so long; Linux waits 15 minutes."""
+"""A connection ends after this time without a byte confirmed by the peer's machine. Linux waits 15
+minutes."""
 
 
 Receive = Callable[[bytes], bool]

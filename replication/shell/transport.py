@@ -450,7 +450,7 @@ class _Outbound:
     def _check_silence(self) -> None:
         """Raise TimeoutError if the peer has not answered for over SILENCE_S.
 
-        A pause after one message begins the wait anew: some messages are never answered.
+        A pause after one message begins the wait again: some messages are never answered.
         """
         now_s = asyncio.get_running_loop().time()
         waiting_s, written_s = self._waiting_since_s, self._written_s

@@ -129,7 +129,7 @@ def what_is_passed_over_or_came_back_holds_up_what_is_behind_it() -> Case:
             given("queue", "c", 1, 10, 1),
             given("queue", "c", 2, 11, 3),  # nobody was given 2 before
             given("queue", "d", 3, 12, 2),  # 1 is with c
-            given("queue", "c", 1, 13, 4, epoch=2),  # a later epoch's leases count anew
+            given("queue", "c", 1, 13, 4, epoch=2),  # a later epoch counts from zero
             given("queue", "c", 2, 14, 3, epoch=2, attempt=2),  # 2 is with d
             given("queue", "d", 3, 15, 3, epoch=2, attempt=3),
             given("queue", "c", 4, 16, 4, epoch=2, attempt=2),  # 3 went to d again

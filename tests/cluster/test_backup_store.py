@@ -22,7 +22,12 @@ from cluster.api.backup_desk import OPEN_MAX, BackupDesk
 from cluster.api.log_shipping import LogShipping
 from cluster.backup import restoration
 from cluster.backup.backup_run import BackupRun, chosen_node, committed_index
-from cluster.backup.backup_store import REST_AGE_S, BackupError, BackupStore, StoreUnavailable
+from cluster.backup.backup_store import (
+    INCOMPLETE_AGE_S,
+    BackupError,
+    BackupStore,
+    StoreUnavailable,
+)
 from cluster.backup.catalogue import (
     CATALOGUES,
     Catalogue,
@@ -694,7 +699,7 @@ def test_two_writers_of_a_part_do_not_meet_and_its_file_is_not_for_others(tmp_pa
     rest.write_bytes(b"of a writer that was killed")
     store.delete_incomplete("parts")
     assert rest.exists(), "its writer may live"
-    old_s = time.time() - REST_AGE_S
+    old_s = time.time() - INCOMPLETE_AGE_S
     os.utime(rest, (old_s, old_s))
     store.delete_incomplete("parts")
     assert not rest.exists()

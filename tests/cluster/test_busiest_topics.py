@@ -16,7 +16,7 @@ class Shop:
         self.start()
 
     def start(self) -> None:
-        """Start the figures anew, as a restart of the node does."""
+        """Start the figures again, as a restart of the node does."""
         self.busiest = BusiestTopics(self.machine, 2, lambda: MonoMs(self.ms), self.totals)
 
     def totals(self) -> TopicFigures:

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from cluster.api.public_services import services_of
-from cluster.node.build import MEMTABLE_PART, flush_limits
+from cluster.node.build import MEMTABLE_DIVISOR, flush_limits
 from cluster.rpc import audit_log, memory, open_files
 from cluster.rpc.connections import Connections, grpc_address
 from cluster.rpc.endpoints import LINKS_MAX, Endpoints
@@ -300,7 +300,7 @@ def test_little_memory_lowers_the_limits_of_flushes(
     )
     limits = flush_limits(config)
     assert limits.unspilled_bytes == 256 * MIB // part
-    assert limits.memtable_bytes == min(64 * MIB, available * MIB * 3 // 4 // MEMTABLE_PART)
+    assert limits.memtable_bytes == min(64 * MIB, available * MIB * 3 // 4 // MEMTABLE_DIVISOR)
     assert limits.log_bytes == config.storage.log_bytes_flush
 
 

@@ -676,7 +676,7 @@ def _get(path: str) -> bytes:
 
 
 def _head(client: socket.socket) -> bytes:
-    """Return the begin of an answer; empty: there is none yet."""
+    """Return the beginning of an answer; empty: there is none yet."""
     try:
         return client.recv(13, socket.MSG_DONTWAIT | socket.MSG_PEEK) or b"closed"
     except BlockingIOError:

@@ -17,10 +17,10 @@ from cluster.backup.backup_store import BackupError, BackupStore, WrongStore
 from cluster.backup.catalogue import read_catalogues
 from cluster.backup.log_parts import LogEnd, LogPart, StoredLog, entries_after, write_part
 from cluster.backup.log_shipper import (
-    AGAIN_S,
     GAP_S,
     IDLE_PART_S,
     QUIET_S,
+    RETRY_S,
 )
 from cluster.backup.roll_forward import Until
 from cluster.backup.store_care import damages_of, gaps_of, prune
@@ -300,7 +300,7 @@ def test_backup_that_fails_is_tried_again_and_a_stop_ends_it(
     shipper.back_up()
     assert "closed the backup" in shipper.told[0]
     node.left = None
-    shipper.step(AGAIN_S)
+    shipper.step(RETRY_S)
     assert shipper.shipper._running is not None
     shipper.shipper._running.exception()
     shipper.step()
@@ -322,7 +322,7 @@ def test_backup_of_a_node_that_leaves_the_cluster_is_tried_again(
         shipper.step()
         shipper.back_up()
     assert "no such node" in shipper.told[0]
-    shipper.step(AGAIN_S)
+    shipper.step(RETRY_S)
     shipper.back_up()
     assert shipper.done == [10]
 
@@ -433,7 +433,7 @@ def test_prune_that_fails_is_told_and_begins_no_backup(tmp_path: Path, store: Ba
     assert shipper.shipper._pruning is not None
     shipper.shipper._pruning.exception()
     for _ in range(5):
-        shipper.step(AGAIN_S)
+        shipper.step(RETRY_S)
     [told] = shipper.told
     assert "damaged.json: not a catalogue" in told
     assert shipper.shipper._running is None

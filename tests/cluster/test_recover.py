@@ -56,7 +56,7 @@ def schedule(client: TimerClient, due_ms: int) -> None:
     client.schedule_batch("t", [b"%d" % at for at in range(COUNT)], due_ms=due_ms)
 
 
-@pytest.mark.long  # a cluster is lost, and made anew from one node
+@pytest.mark.long  # a cluster is lost, and created again from one node
 def test_one_directory_of_three_becomes_a_cluster_that_delivers_and_grows(
     cluster: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,7 @@ class World:
         """Apply an entry to leader and follower; check that their answers agree; return it."""
         answer = answer_of(self.leader.apply(entry))
         assert answer_of(self.follower.apply(entry)) == answer
-        assert self.follower.digest() == self.leader.digest_anew()
+        assert self.follower.digest() == self.leader.recomputed_digest()
         return answer
 
     def topic_ids(self) -> list[int]:

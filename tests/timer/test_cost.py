@@ -226,7 +226,7 @@ def test_a_policy_of_the_cluster_reaches_its_topics_in_portions() -> None:
     engine.machine.pauses.apart_max = 0  # all take part in one sweep
     resume = log.policy(Scope(""), catch_up=DROP)
     assert max(portions_of(engine, resume, (Pauses, "_note"))) == MANY
-    assert engine.machine.digest() == engine.machine.digest_anew()
+    assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
 @pytest.mark.parametrize("catch_up_by", CATCH_UPS)
@@ -249,7 +249,7 @@ def test_each_fire_releases_timers_of_so_many_resumed_topics(catch_up_by: str) -
     counts_of = engine.machine.counts
     fired = {"all": 2 * topics, "latest": topics, "drop": 0}[catch_up_by]
     assert (counts_of.fired, counts_of.dropped) == (fired, 2 * topics - fired)
-    assert engine.machine.digest() == engine.machine.digest_anew()
+    assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
 def test_an_epoch_reaches_the_groups_of_all_topics_in_portions() -> None:
@@ -262,7 +262,7 @@ def test_an_epoch_reaches_the_groups_of_all_topics_in_portions() -> None:
     counts = portions_of(engine, log.begin_epoch(), (Group, "begin_epoch"))
     assert max(counts) == MANY
     assert sum(counts) == topics
-    assert engine.machine.digest() == engine.machine.digest_anew()
+    assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
 def test_a_checkpoint_forgets_idle_producers_in_portions() -> None:
@@ -276,7 +276,7 @@ def test_a_checkpoint_forgets_idle_producers_in_portions() -> None:
     assert max(counts) == MANY
     assert sum(counts) == idle
     assert len(engine.machine.producers) == 0
-    assert engine.machine.digest() == engine.machine.digest_anew()
+    assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
 def test_a_deleted_topic_loses_its_series_in_portions_and_freed_places_cost_no_hash() -> None:
@@ -296,7 +296,7 @@ def test_a_deleted_topic_loses_its_series_in_portions_and_freed_places_cost_no_h
     assert series.ids_of(None, 0, count) == [*range(1, count + 9, 341)]
     assert [series.find(2, b"k%d" % number) for number in (0, 341)] == [1, 342]
     assert [*series.waiting] == [*range(342, count + 9, 341)]
-    assert engine.machine.digest() == engine.machine.digest_anew()
+    assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
 def test_memory_for_rows_is_touched_in_portions_before_they_are_inserted() -> None:
@@ -328,7 +328,7 @@ def test_rows_are_copied_to_larger_arrays_in_portions() -> None:
         log.fire(DUE + count)
         catch_up(engine, log)
     assert engine.machine.counts.fired == count + ROOM_ROWS + 1
-    assert engine.machine.digest() == engine.machine.digest_anew()
+    assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
 def test_leases_of_many_groups_that_end_at_once_end_in_many_steps() -> None:

@@ -123,7 +123,7 @@ def test_timers_of_a_deleted_topic_are_gone_wherever_they_lie(where: str) -> Non
     assert queue_of(machine, 3) == []
     assert answer_of(machine.apply(log.cancel([(DUE, 1)])))[0] == [ALREADY_FIRED]  # by its time
     machine.apply(log.checkpoint())
-    assert machine.digest() == machine.digest_anew()
+    assert machine.digest() == machine.recomputed_digest()
 
 
 def _columns(timers: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -249,7 +249,7 @@ def test_what_names_a_deleted_topic_later_finds_nobody_and_changes_nothing() -> 
     machine.apply(log.policy(Scope("", TopicId(1)), tick_ms=7))
     assert not [*machine.policies]
     machine.apply(log.checkpoint())
-    assert machine.digest() == machine.digest_anew()
+    assert machine.digest() == machine.recomputed_digest()
 
 
 # ---- the leader

@@ -121,12 +121,12 @@ CHANGES = PLAIN | OTHERS
 
 
 def test_states_that_differ_in_one_thing_have_different_digests() -> None:
-    found = {"nothing": busy().digest_anew()}
-    assert busy().digest_anew() == found["nothing"]
+    found = {"nothing": busy().recomputed_digest()}
+    assert busy().recomputed_digest() == found["nothing"]
     for name, change in CHANGES.items():
         machine = busy()
         change(machine)
-        found[name] = machine.digest_anew()
+        found[name] = machine.recomputed_digest()
     places: dict[str, list[str]] = {}
     for name, digest in found.items():
         places.setdefault(digest, []).append(name)
@@ -140,5 +140,5 @@ def test_row_that_is_due_at_another_time_is_another_state(by_ms: int) -> None:
         machine, log = machine_on(SimDisk(), leads=False), Log()
         for entry in (log.begin_epoch(), log.topic("a"), log.schedule(part_of([(1, due_ms, b"")]))):
             machine.apply(entry)
-        digests.append(machine.digest_anew())
+        digests.append(machine.recomputed_digest())
     assert digests[0] != digests[1]

@@ -96,7 +96,7 @@ def test_what_passes_is_applied_whatever_was_overwritten_in_it(seed: int) -> Non
             machine.apply(log.append(seed_entry.kind, [bytes(seed_entry.payload)]))
     assert min(passed, refused) > 100, (passed, refused)
     machine.apply(log.checkpoint())
-    assert machine.digest() == machine.digest_anew()
+    assert machine.digest() == machine.recomputed_digest()
 
 
 def refused(kind: EntryKind, payload: bytes, time_ms: int = 1) -> str:

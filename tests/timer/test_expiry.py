@@ -142,7 +142,7 @@ def test_topic_and_groups_are_as_a_naive_model_and_a_restart_changes_nothing(
                 model.expire(which, known)
         catch_up(engine, log)
         _compare(engine.machine.topics[TopicId(1)], model)
-        assert engine.machine.digest() == engine.machine.digest_anew()
+        assert engine.machine.digest() == engine.machine.recomputed_digest()
 
 
 def _compare(topic: Topic, model: Model) -> None:

@@ -43,7 +43,7 @@ def hashes_at_checkpoint(engine: Engine, log: Log) -> tuple[int, int]:
     ):
         log.checkpoint()
         catch_up(engine, log)
-    assert engine.machine.digest() == engine.machine.digest_anew()
+    assert engine.machine.digest() == engine.machine.recomputed_digest()
     return of_topic.call_count, of_group.call_count
 
 

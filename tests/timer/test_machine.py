@@ -218,7 +218,7 @@ def test_digest_tells_any_two_changes_of_state_apart() -> None:
         machine.digest()  # whose parts that of the change goes on from
         machine.apply(change(log))
         digests[what] = machine.digest()
-        assert digests[what] == machine.digest_anew(), what
+        assert digests[what] == machine.recomputed_digest(), what
     assert len(set(digests.values())) == len(digests), digests
 
 

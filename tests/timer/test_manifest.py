@@ -82,7 +82,7 @@ def test_cut_that_was_prepared_topic_by_topic_while_they_changed_is_the_cut(star
         catch_up(engine, log)
         if at >= start:
             engine.prepare_flush(1)
-    for _ in range(2):  # and anew, now that nothing was prepared
+    for _ in range(2):  # and again, now that nothing was prepared
         state, fresh = manifest.capture(engine.machine, engine._ahead)
         anew, same = manifest.capture(engine.machine, manifest.FlushSources(engine.machine))
         for each in (state, anew):

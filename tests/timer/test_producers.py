@@ -173,8 +173,8 @@ def test_digest_has_the_same_of_producers_whatever_changed_since_the_last(
         elif step == "e":
             expired(producers, now_ms, 4 * which)
         else:
-            assert producers.sum() == producers.sum_anew()
-    assert producers.sum() == producers.sum_anew()
+            assert producers.sum() == producers.recomputed_sum()
+    assert producers.sum() == producers.recomputed_sum()
     used = [producer.used_at_ms for producer in map(producers.get, producers.ids()) if producer]
     assert used == sorted(used)
 
@@ -192,7 +192,7 @@ def test_digest_hashes_the_producers_that_changed_and_no_others(
     assert producers.sum() == producers.sum() != before
     assert sorted(producer_id for producer_id, _ in hashed) == [7, 500]
     monkeypatch.undo()
-    assert producers.sum() == producers.sum_anew()
+    assert producers.sum() == producers.recomputed_sum()
 
 
 def test_producer_that_ends_is_forgotten_with_its_token_and_its_name() -> None:
@@ -204,5 +204,5 @@ def test_producer_that_ends_is_forgotten_with_its_token_and_its_name() -> None:
     assert producers.end(ProducerId(99)) == 99
     assert [each for each, _ in producers.page(0, 9)] == [name_of(other)]
     assert refused(producers, me, 2) is UnknownProducerError
-    assert producers.sum() == producers.sum_anew() != before
+    assert producers.sum() == producers.recomputed_sum() != before
     assert registered(producers, b"a", 9) == 9, "another one"

@@ -360,9 +360,9 @@ def test_restart_knows_what_is_used() -> None:
 def test_digest_tells_pending_bytes_apart() -> None:
     _, engine, _ = engine_with(a={})
     [topic] = engine.machine.topics.values()
-    before = engine.machine.digest_anew()
+    before = engine.machine.recomputed_digest()
     topic.pending_bytes += 1
-    assert engine.machine.digest_anew() != before
+    assert engine.machine.recomputed_digest() != before
 
 
 # ---- a naive model

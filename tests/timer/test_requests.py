@@ -208,7 +208,7 @@ def test_pages_of_a_table_are_found_forgotten_and_lent(monkeypatch: pytest.Monke
         assert found is not None, number
         assert found.first_seq == number
     lent, packed = table.pack(), [*table.pack()]
-    accept(1, 50, 12)  # the second id, over but still there, anew; the first is forgotten
+    accept(1, 50, 12)  # the second id, over but still there, again; the first is forgotten
     table.expire(UnixMs(30))
     assert [fields[0][0] for fields in table.pack()] == [b"2", b"1"]
     assert (len(table), table.rows) == (2, 2)

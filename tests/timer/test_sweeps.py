@@ -79,7 +79,7 @@ def test_a_topic_whose_last_overdue_timer_was_cancelled_is_in_the_next_digest() 
     left = paused.machine.topics[TopicId(1)].release
     assert left is not None
     assert left.last is None
-    assert paused.machine.digest() == paused.machine.digest_anew()
+    assert paused.machine.digest() == paused.machine.recomputed_digest()
 
 
 def test_topics_are_swept_few_at_a_time_in_the_order_of_their_resumes() -> None:

@@ -227,7 +227,7 @@ def test_status_waits_until_the_cluster_serves(
         answers[:] = [answer]
         assert ctl("status")[0] == 3
         answers[:] = [answer] * 3
-        clock = count(0, 0.5)  # seconds, at the begin and after each answer
+        clock = count(0, 0.5)  # seconds, at the start and after each answer
         with monkeypatch.context() as patch:
             patch.setattr(cli_nodes, "time", SimpleNamespace(monotonic=clock.__next__, sleep=id))
             assert ctl("status", "--wait", "1s")[0] == 3

@@ -35,7 +35,7 @@ class Passes:
 
     def __init__(self) -> None:
         self.verifications: list[pb.GetVerificationResponse] = []
-        """Answers in their order. The first is also that of the begin; the last one stays."""
+        """Answers in their order. The first is also that of the start; the last one stays."""
         self.begun: list[str] = []
         """The nodes that requests to begin a verification named."""
 
@@ -75,7 +75,7 @@ def test_verify_waits_for_all_passes_and_begins_again_on_a_node_that_restarted(
 def test_verify_takes_no_pass_of_a_node_that_it_has_not_begun_or_joined(
     ctl: Ctl, passes: Passes
 ) -> None:
-    """The node was silent at the begin. Its last pass is an old one, or its own."""
+    """The node was silent at the start. Its last pass is an old one, or its own."""
     silent = pb.NodeVerification(node="n1", error="refused")
     for last in (verified("n1", ended=2), verified("n1", began=3)):
         passes.begun.clear()

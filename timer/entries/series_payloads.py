@@ -4,7 +4,7 @@ SERIES       a msgpack map, one of
                {topic, key, spec, last_ms}  creates a series, unless the topic has one of this
                                             key. Occurrences lie after `last_ms`
                {series, changes, last_ms}   changes fields of its definition; `last_ms`: 0, or
-                                            the series begins anew after this time
+                                            the series begins again after this time
                {series}                     deletes it
              spec and changes have the fields of SeriesSpec, all or some of them
 OCCURRENCES  n u32, 4 x 0, series n x u64 ascending, number n x u64, planned_ms n x i64,
@@ -51,7 +51,7 @@ class AlterSeries:
     series: int
     changes: Mapping[str, Any]
     last_ms: UnixMs
-    """0: times that the series missed stay missed. Else: it begins anew after this time."""
+    """0: times that the series missed stay missed. Else: it begins again after this time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,9 @@ RETRY_AFTER_MS: Final = 1_000
 START_BYTES: Final = 16 << 20
 """Free bytes below which a node does not start: it would fill its disk at once."""
 AMPLE: Final = 4
-"""A disk with so many times its reserve free does not become low within some seconds."""
+"""A disk with this multiple of its reserve free does not become low within some seconds."""
 AGAIN_SHARE: Final = 8
-"""A low node has room again when it has 1/8 of the reserve free above the reserve: no flapping."""
+"""A low disk has enough space again with 1/8 of the reserve free above the reserve: no flapping."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from typing import Final
 from timer.model.units import LogIndex, MonoMs
 
 AHEAD_MS_MAX: Final = 10
-"""Slower commits are hidden up to here. Entries behind a FIRE wait at most so long with it."""
+"""Most time by which a FIRE precedes its timers' due time. Slower commits delay them. The entries
+behind the FIRE wait at most this long."""
 GAP_MS_MAX: Final = 10
 """The longest time that a timer waits for the next FIRE, if none is in flight."""
 GAP_COMMITS: Final = 2
@@ -30,7 +31,7 @@ _SPARE_MS: Final = 1
 """A FIRE without another one shortly before is ahead by the rounded mean time of a commit and this.
 If the mean is below 1.5 ms, the FIRE is ahead by twice the mean, rounded down."""
 _WEIGHT: Final = 8
-"""A commit counts for so many parts in the mean of all commits before."""
+"""A commit moves the mean of the commit times by 1/_WEIGHT of its distance from it."""
 
 
 class FireTimes:

@@ -66,13 +66,16 @@ from timer.state.machine import Machine
 from timer.state.producers import IDLE_MS_MAX
 
 ENTRY_ROWS_MAX: Final = 65_536
+"""Most timers in one SCHEDULE entry or request, and ids in one request to cancel."""
 ENTRY_BYTES_MAX: Final = 8 << 20
+"""Most bytes of one SCHEDULE entry, except that one request may have more."""
 ENTRY_PARTS_MAX: Final = 1024
 """Requests in one SCHEDULE entry: each costs some microseconds, even with few rows."""
 CANCEL_ROWS_MAX: Final = 1024
 """Cancels gathered in one entry: that many take about 15 ms if their timers are in runs. One
 request is never split, and the service accepts no larger request."""
 REQUEST_BYTES_MAX: Final = PAYLOAD_SIZE_MAX - 4096
+"""Most bytes of one request, columns included: it must fit into one entry."""
 ENTRY_TOPICS_MAX: Final = 1024
 """Topics in one SCHEDULE entry, except that one request may have more: some 10 µs for each."""
 KEYED_ROWS_MAX: Final = 1024
@@ -86,9 +89,9 @@ CHANGES_MAX: Final = 256
 CANCELS_WAITING_MAX: Final = 1 << 20
 """Cancels by id that wait or are in flight; above that: OverloadedError."""
 KEYS_WAITING_MAX: Final = 1 << 16
-"""The same of cancels by key."""
+"""The same limit for cancels by key."""
 MOVES_WAITING_MAX: Final = 1 << 13
-"""The same of reschedules by id, and of those by key."""
+"""The same limit for reschedules by id, and for those by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -566,7 +569,7 @@ class Leader:
         self.groups.refusing = why
 
     def close(self, why: EngineError) -> None:
-        """End the epoch. Entries in flight have an unknown outcome; waiting requests had none."""
+        """End the epoch. Entries in flight have unknown outcomes; waiting requests, no effect."""
         if self.closed is not None:
             return
         self.closed = why
@@ -656,7 +659,7 @@ class Leader:
 
         self._propose(EntryKind.SCHEDULE, encode_schedule([part for part, _ in batch]), now, answer)
         if any(int(part.due_ms.min()) <= now.clock_ms for part, _ in batch):
-            self._fire(now)  # directly behind, so that timers due at once need no second commit
+            self._fire(now)
 
     def _flush_timed(self, now: Now) -> None:
         """Append all requests whose times are computed: schedules and reschedules."""
@@ -668,7 +671,7 @@ class Leader:
     def _flush_changes(self, now: Now, *lines: ChangeLine, all_of_them: bool = False) -> None:
         due = [line.flush(now, all_of_them=all_of_them) for line in lines if line or all_of_them]
         if any(due):
-            self._fire(now)  # directly behind, so that timers due at once need no second commit
+            self._fire(now)
 
     # ---- firing
 
@@ -692,6 +695,7 @@ class Leader:
         return self._fire_times.next(due - now.clock_ms, now.mono_ms)
 
     def _fire(self, now: Now, ahead_ms: int = 0) -> None:
+        """Append a FIRE; directly after new timers, so that those due at once share the commit."""
         self._fires_in_flight += 1
         self._fire_again = False
         self._fire_refused = False

@@ -184,7 +184,7 @@ SPEC_TYPES: Final[Mapping[str, type]] = {
 }
 """Field -> its type in the log."""
 TIMING: Final = frozenset({"every_ms", "cron", "zone", "start_ms"})
-"""Fields whose change begins the series anew: no time before the change is missed."""
+"""Fields whose change begins the series again: no time before the change is missed."""
 
 
 def nth(every_ms: int, start_ms: int, after_ms: int) -> int:

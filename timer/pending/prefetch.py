@@ -46,7 +46,7 @@ At = Callable[[I64, U64], I64]
 
 
 def is_surely_little(entries: Sequence[Entry], runs: int, *, keys: bool) -> bool:
-    """Return whether the entries need few reads of so many runs, by the entries' heads alone.
+    """Return whether the entries need few reads of `runs` runs, by the entries' heads alone.
 
     True for most entries. `keys`: some run has a timer with a key.
     """

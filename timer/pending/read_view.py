@@ -34,7 +34,7 @@ from timer.pending.runs.run import BatchColumns, Run
 from timer.pending.runs.run_totals import RunTotals
 
 SCAN_ROWS_MAX: Final = 65_536
-"""Rows that a page reads, about. Then it is returned even if it is short."""
+"""Approximate rows read for one page. Then it is returned even if it is short."""
 PART_ROWS: Final = 4_096
 """Rows of a memtable per step."""
 NO_TOPICS: Final = np.empty(0, np.uint32)
@@ -71,7 +71,7 @@ class ViewPage(NamedTuple):
     next: Position | None
     """Continue after it. None: there are no more."""
     held: int = 0
-    """So many of the first timers are held."""
+    """The first `held` timers are held ones."""
 
 
 class ViewTally(NamedTuple):
@@ -142,13 +142,14 @@ class Cut:
     # ---- counting
 
     def count(self, topic: int, until_ms: Sequence[int]) -> list[int]:
-        """Return how many pending timers of a topic have due <= each of `until_ms`.
+        """Return how many pending timers of a topic have due <= each of `until_ms`, ascending.
 
         Raises:
             CorruptFileError: a head doesn't verify.
             FileNotFoundError: a run was removed; take a new cut.
         """
         ends = [Position(until, SEQ_MAX) for until in until_ms]
+        edges = np.array(until_ms, np.int64)
         counts = np.zeros(len(ends), np.int64)
         if self._gone.has(topic):
             return counts.tolist()
@@ -156,10 +157,10 @@ class Cut:
             rows = table.rows
             places = np.flatnonzero(table.alive) if table.left is None else table.left.live
             mine = places[rows["topic"][places] == topic]
-            counts += self._counted(rows["due_ms"][mine], rows["seq"][mine], until_ms)
+            counts += self._counts_until(rows["due_ms"][mine], rows["seq"][mine], edges)
             due, seq, of = table.buried
             mine = of == topic
-            counts -= self._counted(due[mine], seq[mine], until_ms)
+            counts -= self._counts_until(due[mine], seq[mine], edges)
         for run in self._runs:
             counter = _RunCounter(run, topic)
             begun = counter.upto(self._position) + counter.upto(aside(BEGIN))
@@ -185,10 +186,10 @@ class Cut:
                 rows, live = table.rows[start : start + SCAN_ROWS_MAX], table.live(start)
                 if self._gone:
                     live &= ~self._gone.of(rows["topic"])  # perhaps deleted after the freeze
-                counts += self._within(rows["due_ms"][live], rows["seq"][live], edges)
+                counts += self._counts_until(rows["due_ms"][live], rows["seq"][live], edges)
             due, seq, topic = table.buried
             there = ~self._gone.of(topic)
-            counts -= self._within(due[there], seq[there], edges)
+            counts -= self._counts_until(due[there], seq[there], edges)
         for run in self._runs:
             totals = RunTotals(run, self._gone)
             begun = totals.upto(self._position) + totals.upto(aside(BEGIN))
@@ -202,7 +203,7 @@ class Cut:
     def first_overdue(self, until_ms: int, rows_max: int) -> dict[int, int]:
         """Return topic -> due time of its first timer with due <= `until_ms`, without held timers.
 
-        `rows_max`: of each run about so many rows are read, the oldest ones. The search ends, for
+        `rows_max`: about this many rows of each run are read, the oldest ones. The search ends, for
         all runs, at the (due, seq) of the first unread row: a later timer may be cancelled there.
 
         Raises:
@@ -244,18 +245,13 @@ class Cut:
         found, first = np.unique(topic[order], return_index=True)
         return dict(zip(found.tolist(), due[order][first].tolist(), strict=True))
 
-    def _within(self, due: I64, seq: U64, edges: I64) -> I64:
-        """Return how many pairs after the fire position have due <= each of `edges`, unsorted."""
+    def _counts_until(self, due: I64, seq: U64, edges: I64) -> I64:
+        """Return how many pairs after the fire position are due by each of `edges`, ascending."""
         later = due > self._position.due_ms
         if not later.all():
             due = due[later | after(due, seq, self._position)]
         places = np.bincount(edges.searchsorted(due & MASK), minlength=len(edges) + 1)
         return np.asarray(np.cumsum(places)[: len(edges)], np.int64)
-
-    def _counted(self, due: I64, seq: U64, until_ms: Sequence[int]) -> I64:
-        """Return how many pairs after the fire position have due <= each of `until_ms`."""
-        due = np.sort(due[after(due, seq, self._position)] & MASK)
-        return np.asarray(due.searchsorted(np.array(until_ms, np.int64), "right"), np.int64)
 
     def tally(self, what: Filter, seen: Position) -> ViewTally:
         """Return how many timers after `seen` a filter selects: all of them without a key prefix.

@@ -80,7 +80,7 @@ class Store:
     def __init__(self, disk: Disk, directory: Path, hasher: KeyHasher = PLAIN) -> None:
         """Begin empty. `directory`: the state's; runs lie in its `runs/`, created if missing."""
         self.hasher = hasher
-        """Hashes keys. Its secret belongs into the manifest, because key files hold hashes."""
+        """Hashes keys. The manifest stores its secret, because key files hold hashes."""
         self._runs = Runs(disk, directory / "runs", hasher)
         self._position = START
         self._memtable = Memtable(START, hasher=hasher)
@@ -139,7 +139,7 @@ class Store:
 
     @property
     def position(self) -> Position:
-        """The fire position F; it belongs into the manifest."""
+        """The fire position F; the manifest stores it."""
         return self._position
 
     @property
@@ -159,7 +159,7 @@ class Store:
 
     @property
     def window_end_ms(self) -> int | None:
-        """All pending rows due before this are in memory, except held ones. None: of any due."""
+        """Pending rows due before this are in memory, except held ones. None: of any due time."""
         return self._runs.window_end_ms
 
     # ---- topics
@@ -175,7 +175,7 @@ class Store:
         self._runs.gone = gone
 
     def drop_topic(self, topic: TopicId, pending: int, held: int) -> None:
-        """Delete the timers of a topic. `pending`, `held`: how many of its timers are so."""
+        """Delete a topic's timers. `pending`, `held`: the number of pending and of held ones."""
         for memtable in self._memtables():
             memtable.kill_topic(topic)
         self._runs.gone = self.gone.plus(topic)
@@ -210,7 +210,7 @@ class Store:
         self._held += len(rows)
 
     def cancel(self, due_ms: I64, seq: U64) -> tuple[npt.NDArray[np.bool_], RowArray]:
-        """Cancel the pending ones of n timers. Return which were pending (n, bool), and their rows.
+        """Cancel those of n timers that are pending. Return which (n, bool), and their rows.
 
         Of equal targets the first one hits. The rows have no valid payload, key and headers. The
         sizes of key and headers are valid only if the row was in memory.
@@ -404,7 +404,7 @@ class Store:
         self._held -= int(np.count_nonzero(due_ms >= ASIDE))
 
     def read(self, due_ms: I64, seq: U64, bytes_max: int) -> tuple[Whole, npt.NDArray[np.bool_]]:
-        """Return the pending ones of n timers with their bytes, and those left out (n, bool).
+        """Return rows and bytes of the pending ones of n timers; those left out (n, bool).
 
         Of equal targets the first counts. A timer is left out if payloads up to and including its
         own exceed `bytes_max` bytes. The first pending timer is always returned.
@@ -436,7 +436,7 @@ class Store:
         return self._known(self._at(due_ms, seq), seq)[0]["topic"].astype(np.uint32)
 
     def _known(self, due_ms: I64, seq: U64) -> tuple[RowArray, npt.NDArray[np.intp]]:
-        """Return the pending ones of n timers (n,), and their places in memtables (2, n), or -1.
+        """Return the rows of the pending ones of n timers (n,); places in memtables (2, n), or -1.
 
         `due_ms` are stored dues. seq = 0: not pending. Of equal targets the first counts.
         """
@@ -542,7 +542,7 @@ class Store:
     def peek_held(self, portion: Portion) -> FiredRows:
         """Return the first held rows of a portion, in (due, seq) order. They stay in the store.
 
-        Limits are those of `fire`. The next portion has a later `seen`, or begins anew. Rows of
+        Limits are those of `fire`. The next portion has a later `seen`, or begins again. Rows of
         runs are read here unless a thread read them before (`begin_prefetch`).
 
         Raises:

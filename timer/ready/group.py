@@ -268,7 +268,7 @@ class Group:
             self.later_sum = (self.later_sum + _times_sum(offsets, times)) & _MASK
 
     def later_hashes(self) -> int:
-        """Return `later_sum`, computed anew."""
+        """Return `later_sum`, recomputed."""
         offsets = self.later.offsets()
         return _times_sum(offsets, self.later.of(offsets))
 

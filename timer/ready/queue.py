@@ -36,8 +36,8 @@ SHARED_SIZE: Final = 64 << 10
 AHEAD_BLOCKS: Final = 8
 """Blocks after the delivered ones that are read from disk in advance."""
 AHEAD_PART: Final = 2
-"""No further block is read in advance from so many payload bytes on: half of the page cache, which
-must hold a reader's pages until they are delivered."""
+"""Divisor of the page cache. Once blocks read in advance fill this share of it, none is added: a
+reader's pages must stay until they are delivered."""
 _PRIME: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
 _POWERS: Final = np.full(BLOCK_ROWS_MAX + 1, _PRIME, np.uint64)

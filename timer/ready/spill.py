@@ -45,7 +45,7 @@ BLOCK_ROWS_MAX: Final = 4_096
 BLOCK_SIZE_MAX: Final = 1 << 20
 WRITE_SIZE: Final = 1 << 20
 SPARSE: Final = 4
-"""A file of which less than one part in so many is needed is dropped; that part is copied."""
+"""A file of which less than 1/SPARSE is needed is dropped; that part is copied."""
 SMALL_SIZE: Final = 256 << 10
 SMALL_FILES_MAX: Final = 8
 """Above this number of files below SMALL_SIZE, the small files are merged into one."""
@@ -120,7 +120,7 @@ def _joinable(blocks: Sequence[Block], stop: int, span_ms: int | None) -> list[B
     grow by a factor: few blocks remain, and a message is written again a few times.
 
     At most JOINED_MAX blocks are examined. If all of them are included, returns older small blocks
-    instead: those after a large one, or after the begin. Otherwise they would stay in front of a
+    instead: those after a large one, or at the beginning. Otherwise they would stay in front of a
     full block. With `span_ms` they stay there, and expire.
 
     `span_ms`: milliseconds between the first firings in the first and the last of the returned

@@ -50,7 +50,7 @@ class TopicRelease:
 
 @dataclass(slots=True)
 class Topic:
-    """One incarnation of a topic. A topic made anew under the same name has another id."""
+    """One incarnation of a topic. A topic created again under the same name has another id."""
 
     topic_id: TopicId
     name: str

@@ -44,7 +44,7 @@ class CaptureAhead(Generic[Id, Captured]):
         return not self._left
 
     def finish(self) -> list[Captured]:
-        """Return the present states, those captured first at first, and begin anew."""
+        """Return the present states, those captured first at first, and begin again."""
         if not self.take(0):
             self._changed.update(self._left or ())
         for each in sorted(self._changed):  # present ones keep their place, new ones come last
@@ -61,6 +61,6 @@ class CaptureAhead(Generic[Id, Captured]):
             self._taken[each] = state
 
     def forget(self) -> None:
-        """Drop the captured states. The next `take` begins anew."""
+        """Drop the captured states. The next `take` begins again."""
         self._taken, self._left = {}, None
         self._changed.clear()

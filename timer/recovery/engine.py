@@ -428,7 +428,7 @@ class Engine:
         return wanted and not self.flushing and self.flush_fits
 
     def wastes(self, memory_bytes: int) -> bool:
-        """Return whether the memtable has so many bytes, and most of its rows are dead."""
+        """Return whether the memtable has `memory_bytes` or more, and most of its rows are dead."""
         memtable = self.machine.store.memtable
         return memtable.mostly_dead and memtable.size >= memory_bytes
 

@@ -6,9 +6,9 @@
     16  8   length   of the body
     24      body     msgpack, the map that `capture` returns
 
-Version 11, written at feature level 1: the checksum is that of the body, and the map has no level.
-A flipped bit of its version may look like an earlier version, which ends the node. Later versions
-keep head and checksum, so the same in version 12 is found to be damage, which the node repairs.
+Version 11, written at feature level 1: the checksum covers only the body, so a flipped bit of the
+version may look like an earlier version, which ends the node. The map has no level. From version 12
+on the checksum covers the header as well, so such a bit is damage, which the node repairs.
 
 All of it is the state at `applied_index`. Pending rows are in the runs that it names, fired and
 unacked ones in the spill files. A restart reads the manifest and the log after it. The manifest is
@@ -117,7 +117,7 @@ class FlushSources:
         return self.producers.take(most) and whole
 
     def forget(self) -> None:
-        """Drop the captured states. The next `take` begins anew."""
+        """Drop the captured states. The next `take` begins again."""
         self.topics.forget()
         self.producers.forget()
         self._spills.clear()
@@ -249,7 +249,7 @@ def check_spills(state: State, disk: Disk, directory: Path) -> None:
 
 
 def restore(machine: Machine, state: State, disk: Disk, directory: Path) -> None:
-    """Bring an empty machine to the captured state, whose topics are removed from it.
+    """Bring an empty machine to the captured state. Empties `state["topics"]`, to free memory.
 
     The machine's store has the runs already.
 

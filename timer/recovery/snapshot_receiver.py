@@ -7,7 +7,7 @@ compared with its checksum.
 **Installing** replaces the state. The file `ready` begins an install: it is written when all parts
 are durable and verified. The removal of `ready` ends the install. A start that finds `ready`
 repeats the install from the beginning. No step depends on the progress of an earlier attempt. An
-undamaged log with the snapshot's entry stays and continues. Any other log begins anew after that
+undamaged log with the snapshot's entry stays and continues. Any other log begins again after that
 entry, and entries that this replica had acknowledged may be lost. Before the first file is removed,
 the caller therefore marks its promise as unsure (replication/shell/snapshot_install.py).
 
@@ -121,7 +121,7 @@ class Incoming:
         """Append fetched bytes of the wanted part. With its last bytes the part is durable.
 
         Returns:
-            False: the part is complete and its checksum is wrong. It begins anew.
+            False: the part is complete and its checksum is wrong. It begins again.
         """
         assert (part, offset) == self.wanted(), (part, offset, self.wanted())
         assert 0 < len(data) <= part.size - offset, (part, offset, len(data))
@@ -190,7 +190,7 @@ def install(
     """Replace the state by the snapshot that is `ready`, durably. Remove the note of damage.
 
     Repeats the install from the beginning after a crash or an error. `keep_log`: the log has the
-    snapshot's entry and stays. Otherwise it begins anew after that entry.
+    snapshot's entry and stays. Otherwise it begins again after that entry.
 
     Raises:
         CorruptFileError, DiskFailedError: the caller must repeat it.

@@ -125,7 +125,7 @@ class OfferedSnapshot:
         self._used = True
         try:
             return self._disk.read(self._directory / part.path, offset, size)
-        except FileNotFoundError:  # another program removed the link; the next offer pins anew
+        except FileNotFoundError:  # another program removed the link; the next offer pins again
             self.pinned = None
             return None
 

@@ -38,7 +38,7 @@ SIZE_MAX: Final = 32 << 20
 CHUNK_SIZE: Final = 4096
 """Bytes that a chunk counts for besides its data. It takes 300, but each chunk also costs time."""
 ROOM: Final = 16
-"""The part of the limit, one in so many, that is free after chunks were forgotten."""
+"""1/ROOM of the limit is free after chunks were forgotten."""
 LOWS_MAX: Final = 4096
 """Most ended timers that a chunk holds one by one: they take as much as the bits of all."""
 FEW: Final = 16
@@ -148,7 +148,7 @@ class Outcomes:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Forget the oldest timers, so many that old timers that end soon find room as well."""
+        """Forget the oldest timers until 1/ROOM of the limit is free, for timers that end soon."""
         while self._size > SIZE_MAX - SIZE_MAX // ROOM:
             oldest = min(each.peekitem(0)[0] for each in self._chunks.values() if each)
             self._first = max(self._first, 1 + oldest)

@@ -85,16 +85,16 @@ def _words_of(settings: GroupSettings) -> bytes:
     return repr(astuple(settings)).encode()
 
 
-def topic_sum(changed: set[TopicId], *, anew: bool = False) -> TopicSum:
+def topic_sum(changed: set[TopicId], *, recomputed: bool = False) -> TopicSum:
     """Return the sum of the topics' hashes; the digest contains it modulo 2 ** 64.
 
-    `anew`: hash every group, also those that did not change.
+    `recomputed`: hash every group, also those that did not change.
     """
-    return TopicSum(changed, partial(_topic_hash, _group_hash if anew else _kept_hash))
+    return TopicSum(changed, partial(_topic_hash, _group_hash if recomputed else _kept_hash))
 
 
-def digest_of(state: State, hashes: TopicSum, *, anew: bool = False) -> str:
-    """Return the digest, 16 hex digits. `hashes`: the state's sum, or one computed anew."""
+def digest_of(state: State, hashes: TopicSum, *, recomputed: bool = False) -> str:
+    """Return the digest, 16 hex digits. `hashes`: the state's sum, or a recomputed one."""
     digest, counts = _Hash(), state.counts
     digest.put(state.applied_index, state.last_read_time_ms, state.next_seq)
     digest.put(state.next_topic_id, state.next_group_id, state.topic_deleted_in)
@@ -106,8 +106,10 @@ def digest_of(state: State, hashes: TopicSum, *, anew: bool = False) -> str:
     digest.put(*(state.swept or (0, 0)))
     producers, requests = state.producers, state.requests
     digest.put(len(requests), requests.sum)
-    digest.put(producers.sum_anew() if anew else producers.sum())
+    digest.put(producers.recomputed_sum() if recomputed else producers.sum())
     series = state.series
     if series.used:  # so that programs without series compute the same digest
-        digest.put(series.next_id, len(series), series.sum_anew() if anew else series.sum())
+        digest.put(
+            series.next_id, len(series), series.recomputed_sum() if recomputed else series.sum()
+        )
     return digest.hex()

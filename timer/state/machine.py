@@ -640,9 +640,9 @@ class Machine(State):
         """Return a hash of the state, 16 hex digits: see timer/state/digest.py."""
         return digest_of(self, self._hashes)
 
-    def digest_anew(self) -> str:
-        """Return the digest computed from all parts anew, for checkers."""
-        return digest_of(self, topic_sum(set(self.topics), anew=True), anew=True)
+    def recomputed_digest(self) -> str:
+        """Return the digest recomputed from all parts, for checkers."""
+        return digest_of(self, topic_sum(set(self.topics), recomputed=True), recomputed=True)
 
 
 def _lies_beyond(op: GroupOp, queue_end: QueueOffset) -> bool:

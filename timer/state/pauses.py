@@ -295,7 +295,7 @@ class Pauses:
     def _passed(self, seen: Position, fired: Moved, topics_max: int | None) -> bool:
         """End the sweep's pass over all held rows; return whether a FIRE must follow.
 
-        `topics_max`: so many topics may fire their last overdue timer. None: all.
+        `topics_max`: most topics that may fire their last overdue timer. None: all.
         """
         swept = [self._state.changing(topic) for topic in sorted(self._swept_for)]
         ready = [topic for topic in swept if self._is_through(topic)]

@@ -239,8 +239,8 @@ class Producers:
             gone -= found
         self._sum = (self._sum - gone) & _MASK
 
-    def sum_anew(self) -> int:
-        """Return the sum computed from all producers anew, for checkers."""
+    def recomputed_sum(self) -> int:
+        """Return the sum recomputed from all producers, for checkers."""
         return sum(_hash(*each) for each in self._by_id.items()) & _MASK
 
     def get(self, producer_id: ProducerId) -> ProducerState | None:

@@ -3,7 +3,7 @@
     topic changed --> time of its next drop, if unchanged --> dropped at a checkpoint after it
 
 Retention's time intervals end at the same instants for many topics. Each checkpoint drops messages
-of some of them. A replica that starts anew computes the plan from the topics, so the plan is not
+of some of them. A replica that starts again computes the plan from the topics, so the plan is not
 part of the state. Replicas stay equal because they drop at the same checkpoints.
 """
 
@@ -34,7 +34,7 @@ class Retention:
         for at_ms, topic_id in self._order[:TOPICS_MAX]:
             if at_ms > now_ms:
                 break
-            self._plan(topic_id, None)  # planned anew as the topic changes now
+            self._plan(topic_id, None)  # planned again as the topic changes now
             topics[topic_id].forget(now_ms)
             yield topic_id
 

@@ -7,7 +7,7 @@
                finished                  paused, or waits
 
 An occurrence ends when it fires, is cancelled or is dropped. A series that waits has no occurrence
-and needs one. The leader looks at the series that wait, also at the begin of its epoch. So no
+and needs one. The leader looks at the series that wait, also at the start of its epoch. So no
 occurrence can be missed, and none is doubled: an occurrence takes effect only if its series waits
 for its number.
 
@@ -124,8 +124,9 @@ class SeriesTable:
     def behind_ms(self, now_ms: int) -> int:
         """Return the age of the oldest missed time that still has to occur; 0: there is none.
 
-        Only series with FIRE_ALL make up for many. Left out are paused and finished ones, a pending
-        occurrence that is due later, and one of a cron expression that is not planned yet.
+        Only series with FIRE_ALL fire more than one missed time. Left out are paused and finished
+        ones, a pending occurrence that is due later, and one of a cron expression that is not
+        planned yet.
         """
         rows = self._rows[: len(self._bodies)]  # by columns: a mask of whole rows copies them
         mine = rows["flags"] & (MISFIRE | PAUSED | FINISHED) == Misfire.FIRE_ALL
@@ -242,7 +243,7 @@ class SeriesTable:
         return series_id
 
     def alter(self, series_id: int, spec: SeriesSpec, last_ms: int) -> None:
-        """Give a series without a pending occurrence another definition. `last_ms`: 0: as it is."""
+        """Give a series without a pending occurrence another definition. `last_ms`: 0: the same."""
         place = self._place(series_id)
         assert place >= 0, series_id
         assert not self._rows["seq"][place], self._view(place)
@@ -393,7 +394,7 @@ class SeriesTable:
             self._sum = self._sum + gain & _MASK
         return self._sum
 
-    def sum_anew(self) -> int:
+    def recomputed_sum(self) -> int:
         """Return the same, of all series, for checkers."""
         hashes = self._hashes_of(self._rows[: len(self._bodies)])
         return int(np.add.reduce(hashes, dtype=np.uint64))

@@ -57,7 +57,7 @@ exit codes, as of a Nagios plug-in:
 BEHIND: Final = 10_000
 """Log entries that a node may be behind, by default."""
 RESERVES: Final = 2
-"""Free space below so many reserves is a warning."""
+"""Free space below this multiple of the reserve is a warning."""
 EXPIRES: Final = timedelta(days=14)
 """A certificate that expires sooner is a warning; as the alert TimerCertificateExpires."""
 

@@ -12,7 +12,7 @@
 A node restarts only while the leader serves, all voters answer, no voter lags or withholds its
 vote, and no other node is drained. So at most one voter is ever down, also if two commands run at
 the same time: each drains its node before it looks at the others. A drain has a holder, so no other
-command drains the same node. A node that neither answers nor votes at the begin is left out, as one
+command drains the same node. A node that neither answers nor votes at the start is left out, as one
 that was stopped after `members remove`. The others must go on answering.
 """
 

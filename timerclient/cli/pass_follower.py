@@ -4,7 +4,7 @@
     all nodes: digests at the shared checkpoint, until each node has one   --> result
 
 A node with damage ends soon after its pass, to be healed: its result stays. A node that restarts
-before the end of its pass, or was silent at the begin, begins another one. A pass that the node has
+before the end of its pass, or was silent at its start, begins another one. A pass that the node has
 begun by itself is joined: a node keeps the result only of a pass that was asked for.
 Nodes that neither answer nor vote are left out.
 """

@@ -943,7 +943,7 @@ class TimerClient(ThreadClient):
     ) -> Series:
         """Change the given fields of a series; return it.
 
-        The pending occurrence is cancelled, and planned anew. No time before a change of `every`,
+        The pending occurrence is cancelled, and planned again. No time before a change of `every`,
         `cron`, `zone` or `start` counts as missed.
 
         Args:

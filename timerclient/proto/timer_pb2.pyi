@@ -1887,7 +1887,7 @@ class Series(_message.Message):
     ended: _builtins.int
     """occurrences that fired, were cancelled or were dropped"""
     last_ms: _builtins.int
-    """planned time of the last one; before the first: the begin"""
+    """planned time of the last one; before the first: the start"""
     timer_id: _builtins.bytes
     """Of the pending occurrence, number `ended` + 1. Empty: none, or it is scheduled in a moment."""
     planned_ms: _builtins.int

@@ -211,7 +211,7 @@ class TimerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AlterSeries(self, request, context):
-        """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned anew.
+        """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

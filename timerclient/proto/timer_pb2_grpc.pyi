@@ -79,7 +79,7 @@ class TimerServiceStub:
     CreateSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.CreateSeriesRequest, _timer_pb2.CreateSeriesResponse]
     """Creates a series of recurring timers. A repeat of the same creation returns the series."""
     AlterSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.AlterSeriesRequest, _timer_pb2.AlterSeriesResponse]
-    """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned anew."""
+    """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned again."""
     DeleteSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.DeleteSeriesRequest, _timer_pb2.DeleteSeriesResponse]
     """Deletes a series and cancels its pending occurrence. Occurrences that fired stay."""
     GetSeries: _grpc.UnaryUnaryMultiCallable[_timer_pb2.GetSeriesRequest, _timer_pb2.GetSeriesResponse]
@@ -123,7 +123,7 @@ class TimerServiceAsyncStub(TimerServiceStub):
     CreateSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.CreateSeriesRequest, _timer_pb2.CreateSeriesResponse]  # type: ignore[assignment]
     """Creates a series of recurring timers. A repeat of the same creation returns the series."""
     AlterSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.AlterSeriesRequest, _timer_pb2.AlterSeriesResponse]  # type: ignore[assignment]
-    """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned anew."""
+    """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned again."""
     DeleteSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.DeleteSeriesRequest, _timer_pb2.DeleteSeriesResponse]  # type: ignore[assignment]
     """Deletes a series and cancels its pending occurrence. Occurrences that fired stay."""
     GetSeries: _aio.UnaryUnaryMultiCallable[_timer_pb2.GetSeriesRequest, _timer_pb2.GetSeriesResponse]  # type: ignore[assignment]
@@ -242,7 +242,7 @@ class TimerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _timer_pb2.AlterSeriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_timer_pb2.AlterSeriesResponse, _abc.Awaitable[_timer_pb2.AlterSeriesResponse]]:
-        """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned anew."""
+        """Changes, pauses or resumes a series. Its pending occurrence is cancelled and planned again."""
 
     @_abc_1.abstractmethod
     def DeleteSeries(

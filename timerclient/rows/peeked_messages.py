@@ -86,7 +86,7 @@ class MessagePage:
     end_offset: int
     """Offset of the next message that will fire."""
     topic_id: int
-    """Another one, with offsets from 0, after the topic was deleted and created anew."""
+    """Another one, with offsets from 0, after the topic was deleted and created again."""
 
     def __len__(self) -> int:
         return len(self.columns.queue_offsets)

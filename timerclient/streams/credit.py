@@ -19,7 +19,7 @@ TRAVEL: Final = 1 / 4
 LINK_BYTES_MIN: Final = 64 << 10
 LINK_BYTES_MAX: Final = 16 << 20
 TOLD_AFTER: Final = 1 / 4
-"""Fraction of a window: when so many bytes have come, the client reports them."""
+"""Fraction of a window after which the client reports the received bytes."""
 
 
 class WorkPace:

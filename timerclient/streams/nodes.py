@@ -499,7 +499,7 @@ class Nodes:
         return min(PATIENCE_S_MAX, self._searched_s / 4)
 
     async def _status_of(self, node: NodeChannel, least_s: float = 0.0) -> pb.GetStatusResponse:
-        """Return what a node knows itself. `least_s`: least time for its answer.
+        """Return a node's own status, not the cluster's. `least_s`: least time for its answer.
 
         Raises:
             TimerError: It does not answer in time, or rejects the call.

@@ -103,8 +103,8 @@ class Pipeline(Generic[R]):
     """0: register, with a new token, before the next request."""
     requests_kept: int = 0
     timers_kept: int = 0
-    """The cluster keeps the answers of so many requests and timers. No more are on the wire: if an
-    answer is forgotten, the ids of the request's timers are lost. 0: no bound."""
+    """Most requests, and most timers, on the wire. The cluster keeps the answers of as many: if it
+    forgets one, the ids of the request's timers are lost. 0: no bound."""
     queue: deque[R] = field(default_factory=deque)
     wire: dict[int, R] = field(default_factory=dict)
     """Requests sent on this stream and not answered, by request_no."""

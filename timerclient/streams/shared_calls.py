@@ -29,7 +29,7 @@ GRACE_S: Final = 0.05
 """Time after the end of a call in which its request may still say why it failed."""
 
 Send = Callable[[Sequence[R], float], Awaitable[Sequence[T | None]]]
-"""Sends a request of some rows, which may take so many seconds; returns an outcome for each row.
+"""Sends a request of some rows with a time limit in seconds; returns an outcome for each row.
 None: the row had no effect and must be sent again."""
 
 

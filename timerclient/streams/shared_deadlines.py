@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 STEP_S: Final = 0.01
-"""Items with deadlines within so many seconds of the loop's clock share a timer."""
+"""Items with deadlines within this many seconds of the loop's clock share a timer."""
 
 
 class SharedDeadlines(Generic[T]):

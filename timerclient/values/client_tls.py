@@ -11,7 +11,7 @@ from timerclient.values.errors import InvalidRequest
 class ClientTls:
     """Paths of PEM files, as `timerctl certs` makes them.
 
-    A client reads the files again when they change, and connects anew with them.
+    A client reads the files again when they change, and connects again with them.
     """
 
     ca: str | Path

@@ -7,7 +7,7 @@ and from the whole entries that create, delete or number anything:
     names    from the first entry of the log if it is the cluster's first; and from the manifest
     seqs     from a mark of the manifest's trace on (timer/state/firing_trace.py), up to the
              manifest's entry: no other notes tell which requests were repeats
-    lives    a log that began anew replaces the end of its life before; a gap between them is an
+    lives    a log that began again replaces the end of its life before; a gap between them is an
              error
 """
 

@@ -1,6 +1,6 @@
 """A node's timer log on disk: its segment files, and their entries.
 
-A lost or damaged log begins anew at the end of a snapshot. Then the node has several logs, its
+A lost or damaged log begins again at the end of a snapshot. Then the node has several logs, its
 *lives*, which may overlap and have gaps between them. A replay combines the lives of all nodes.
 """
 

@@ -134,7 +134,7 @@ CROSS JOIN (SELECT min(start_ms) AS opened_ms FROM lines WHERE op = 'open')
 
 ---- gaps
 -- The gaps without a success of at least :gap_ms. A gap lies between two successes (`moments`), or
--- between the begin of the plane's work and its first success. A gap after the last success, with
+-- between the start of the plane's work and its first success. A gap after the last success, with
 -- work that never succeeded, is not `over`.
 SELECT plane, from_ms, to_ms, over
 FROM (

@@ -1,6 +1,6 @@
 ---- deposed_handed_out
 -- Deliveries by deposed leaders, by their times of delivery. An epoch begins with the first entry
--- after its EPOCH entry, and ends with the begin of a later one.
+-- after its EPOCH entry, and ends with the start of a later one.
 SELECT client, topic, `group`, epoch, handed_out_ms, lease_id, over_ms
 FROM lines
 JOIN (

@@ -9,7 +9,7 @@ The excuses of both are a fault of the timeline and its recovery, and a change o
 A firing is also excused by the backlog after one of these, and by a pause of its topic.
 
 The wait for a consumer begins when the message fired, was moved from another topic, or came back
-and its delay was over. It begins anew when the consumer opened the group, when the group was
+and its delay was over. It begins again when the consumer opened the group, when the group was
 sought, redriven or deleted, and at the end of an excuse. So a message that waits long after an
 excuse is late, too. A consumer is free while each message that it received is acked, nacked or
 over. In an ordered group, or one with `max_in_flight`, all consumers of the group must be free. The

@@ -190,12 +190,12 @@ class PromiseBook:
     def digest(self, node: "SimNode", checkpoint: Checkpoint, machine: Machine) -> None:
         """Check P6: all replicas record the same digest at an index.
 
-        For one replica in three, in turn, the digest is also computed anew from all its state.
+        For one replica in three, in turn, the digest is also recomputed from all its state.
         """
         if (checkpoint.index + node.replica) % 3 == 0:
-            anew = machine.digest_anew()
-            if checkpoint.digest != anew:
-                raise Broken("digest", f"{checkpoint} on {node}: of all its state {anew}")
+            whole = machine.recomputed_digest()
+            if checkpoint.digest != whole:
+                raise Broken("digest", f"{checkpoint} on {node}: of all its state {whole}")
         known = self.digests.setdefault(checkpoint.index, checkpoint.digest)
         if known != checkpoint.digest:
             raise Broken("digest", f"{checkpoint.index}: {known} and, on {node}, {checkpoint}")

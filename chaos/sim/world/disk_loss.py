@@ -13,7 +13,7 @@ log from a leader, and must be up to date in the end like all others.
 A replica that lost its promise or its identity stays down. A wiped replica does not return as the
 voter that it was: a new replica takes its place. The other replicas must continue and lose nothing.
 
-There is one exception. So many of the other replicas may be unsure that no leader is possible
+There is one exception. The other replicas may be unsure in such number that no leader is possible
 without the lost replica's promise. Such a world *waits for repair*. Only the rules of safety are
 checked in it.
 """

@@ -80,7 +80,7 @@ def disk_errors(
 def bad_sector(
     stage: Stage, chance: random.Random, who: str = "follower", part: str = file_damage.STATE
 ) -> Iterator[None]:
-    """Reads of one file of a node fail with EIO. The node fetches its state anew.
+    """Reads of one file of a node fail with EIO. The node fetches its state again.
 
     The fault names the file by its inode. A second link to the file keeps the inode from being
     reused.

@@ -148,13 +148,13 @@ def _finds(stage: Stage, name: str, since: int) -> bool:
 
 
 def _until_fetching(stage: Stage, name: str, since: int) -> None:
-    """Return once a node fetches state and log anew.
+    """Return once a node fetches state and log again.
 
     Raises:
         LaunchError: it does not, in time: it took what it has for whole.
     """
     fetches = partial(_says, stage, name, since, FETCHED)
-    until(fetches, stage, name, READY_S, f"{name} does not fetch its state anew")
+    until(fetches, stage, name, READY_S, f"{name} does not fetch its state again")
 
 
 def _says(stage: Stage, name: str, since: int, text: str) -> bool:
@@ -322,7 +322,7 @@ def is_missed(stage: Stage, name: str, path: Path, file: FileIO, *, ran: bool = 
 
     Damage that it does not find is a failure of the run, with some exceptions. The log's last
     segment may have entries that are not known to be durable. A spill file may have bytes that the
-    manifest does not need. A whole log makes a missing manifest anew. A node that `ran` with the
+    manifest does not need. A whole log restores a missing manifest. A node that `ran` with the
     damage may have retired the file or replaced it.
     """
     data = stage.data(name)

@@ -1,7 +1,7 @@
 """Nemeses of voters: promise, identity and Raft files damaged, members changed in a partition.
 
 A node whose promise or identity is damaged waits until an operator replaces it. The nemesis acts as
-that operator (docs/members.md). A node makes damaged Raft files anew, and its Raft votes count
+that operator (docs/members.md). A node replaces damaged Raft files, and its Raft votes count
 again once the others have filled the files (docs/adr/0043-rafts-files-are-a-hint.md).
 """
 
@@ -62,7 +62,7 @@ def forget(
         time.sleep(runs_on_s)
         stage.kill(name)
         if _content(path) != harmed:
-            raise Fizzled(f"{name} wrote its {file} anew before it died")
+            raise Fizzled(f"{name} wrote its {file} again before it died")
     stage.archive.update()  # a replaced node deletes its log itself
     stage.launch(name)
 
@@ -82,7 +82,7 @@ def hurt_raft(
     stage: Stage, chance: random.Random, who: str = "follower", file: str = "raft/journal",
     how: str = FLIPPED,
 ) -> Iterator[None]:  # fmt: skip
-    """Raft files of a node are damaged or gone; the node makes them anew.
+    """Raft files of a node are damaged or gone; the node creates new ones.
 
     The files of all nodes may be lost at once, while none runs. No node then has the former
     register. The log has epochs and voters, and the promises are there: the next epoch is above.

@@ -40,7 +40,7 @@ class Exits:
         self._dead = _NONE
         """Offsets marked DYING, each array ascending."""
         self._again = 0
-        """So many arrays at the front of `_dead` are from before `max_attempts` was raised."""
+        """Number of arrays at the front of `_dead` from before `max_attempts` was raised."""
         self._attempts_max = group.settings.max_attempts
         self._expired: list[U64] = []
         """Offsets that were to be delivered, had expired, and are marked ACKING."""

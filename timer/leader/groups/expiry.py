@@ -38,7 +38,7 @@ from timer.state.machine import Machine
 LOOK_MS: Final = 100
 """Alarms are rounded up to multiples of this, so that one entry covers many single expiries."""
 LOOKS_MAX: Final = 64
-"""Topics looked at in one step, and alarms taken."""
+"""Most topics checked, and most alarms handled, in one step."""
 GROUPS_MAX: Final = 1024
 """Cursors that one entry may move, except that one topic with more groups goes alone."""
 SPAN_BYTES: Final = 16 << 20

@@ -5,7 +5,7 @@
               --extend--------> leases (timer/leader/groups/group_leases.py), at once
     deadlines --expire--------> ENDED ops
     failed too often ---------> MOVE ops (timer/leader/groups/dead_letters.py)
-    seek, delete -------------> SEEK, DELETE ops --applied--> leases begin anew, or are gone
+    seek, delete -------------> SEEK, DELETE ops --applied--> leases begin again, or are gone
     time to live is over -----> EXPIRE_BELOW, EXPIRE ops (timer/leader/groups/expiry.py)
 
 A pure core, owned by the leader (timer/leader/leader.py). A group's state is in the log. This
@@ -92,7 +92,7 @@ WAITING_OFFSETS_MAX: Final = 1 << 20
 """Acked and nacked offsets that may wait; above that they are rejected with OverloadedError."""
 DELIVERY_ROWS_MAX: Final = 2048
 STEP_GROUPS: Final = 64
-"""Most groups of each kind in one step: leases ended, may deliver again, handed over."""
+"""Most groups that one step handles for each cause: ended leases, free messages, handovers."""
 ROOM_LOOK_MS: Final = 1000
 """Pause between two tries to move dead letters while the disks are full, milliseconds."""
 IN_FLIGHT_MAX: Final = 2
@@ -259,7 +259,7 @@ class GroupDispatch:
         """Reject requests for a topic from the append of its deletion on.
 
         Redrives to the topic that still wait are rejected, too: behind the deletion they would
-        create the topic anew.
+        create the topic again.
         """
         self.deleting.add(topic)
         name = self.machine.topics[topic].name

@@ -59,7 +59,8 @@ NOT_DELIVERED: Final = 4
 EXPIRED: Final = 5
 """The message is done: acked or expired. The group's state does not hold which of the two."""
 DEAD_LETTERED: Final = 6
-"""Unacked, the message moved to another topic, as a dead letter or by a redrive, as a new one."""
+"""The unacked message was moved to another topic, as a dead letter or by a redrive. It is a new one
+there."""
 
 
 class Order(Protocol):
@@ -123,8 +124,8 @@ class Leases:
     ) -> None:
         """Start at the group's cursor: deliveries of the old leader are repeated, and marked so.
 
-        `lease_ids`: shared by all groups of the epoch. `leases_max`: at so many leases in force the
-        deliveries pause.
+        `lease_ids`: shared by all groups of the epoch. `leases_max`: deliveries pause
+        at this number of leases in force.
         """
         self.group, self.epoch = group, epoch
         self._lease_ids, self._leases_max = lease_ids, leases_max
@@ -215,7 +216,7 @@ class Leases:
         """Return the ops that record, for a successor, how often each message was delivered.
 
         Deliveries that were not sent are dropped, and count no attempt. Nothing is
-        delivered from then on until the ops are applied and offsets are reserved anew.
+        delivered from then on until the ops are applied and offsets are reserved again.
         """
         group = self.group
         if group.reserved == group.cursor and not self._reserving:

@@ -12,7 +12,7 @@ consumer (L). A message that returns by a nack or an ended lease is a wall until
 again. A return also recalls the later messages of its key from their consumer: RECALL. The
 deliveries of a key therefore go on without a gap, or go back to the key's first unacked message.
 
-The lease table alone decides which messages may be delivered. Each look computes them anew, in a
+The lease table alone decides which messages may be delivered. Each look computes them again, in a
 window that begins at the first unacked offset. Keys are hashes: two keys of one hash wait for each
 other.
 """

@@ -36,7 +36,7 @@ DELIVERY_BYTES: Final = 1 << 20
 """Most bytes of payloads, keys and headers in a delivery or a MOVE. A larger message goes alone."""
 UNBOUNDED: Final = 1 << 62
 RESERVE_AHEAD: Final = 4096
-"""Offsets that the leader reserves ahead of deliveries: one RESERVE op serves so many messages."""
+"""Offsets that one RESERVE op reserves ahead of deliveries."""
 DEADLINES_MIN: Final = 1024
 STALE_MAX: Final = 64
 """Deadlines of ended leases that one look for the next deadline removes."""
@@ -69,7 +69,7 @@ class ConsumerStream:
     paused: bool = False
     """The stream is full: the consumer gets nothing until it has drained."""
     room: int = UNBOUNDED
-    """Bytes of payloads, keys and headers that it may still get. The sink sets it anew."""
+    """Bytes of payloads, keys and headers that it may still get. The sink sets it again."""
     delivery_max: Callable[[], int] = lambda: DELIVERY_BYTES
     """Returns the bytes that its next delivery may have, for the room of all consumers."""
     one_by_one: bool = False

@@ -12,7 +12,7 @@ therefore among the next WAIT_MAX(k) deliveries, whatever has a higher priority:
     (k // OLDEST + 1) * (RUN + OLDEST)
 
 Messages beyond the first SHELF_MAX are not sorted. A pure core, in the leader's memory; a new
-leader fills it anew.
+leader fills it again.
 """
 
 from collections.abc import Callable

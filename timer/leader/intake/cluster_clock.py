@@ -58,8 +58,8 @@ FAR_MS: Final = 100
 """A clock that differs by more from the ends of the interval is wrong. The clock then follows
 another reading, since an end may be twice its reading's error away from the true offset."""
 TRUST_DECAY: Final = 20
-"""A sample's error grows by one millisecond in so many. An older, better sample prevails over a
-slow answer for a while only, because the voter's clock may have been set."""
+"""A sample's error grows by one millisecond in this many milliseconds. An older, better sample
+prevails over a slow answer for a while only, because the voter's clock may have been set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,8 +126,8 @@ class SeriesIntake:
     def alter(self, series_id: int, changes: Mapping[str, Any], now: Now, done: Answer) -> None:
         """Change fields of a series (timer/model/recurrence.py); `done` gets the SeriesApplied.
 
-        A change of its times begins it anew, as does any change if it is finished: no time before
-        the change occurs. A default start that has not passed is then computed anew.
+        A change of its times begins it again, as does any change if it is finished: no time before
+        the change occurs. A default start that has not passed is then computed again.
 
         Raises:
             NotFoundError: no such series.

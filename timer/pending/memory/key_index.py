@@ -31,7 +31,7 @@ SECRET_SIZE: Final = 16
 _WORD: Final = 8
 _ROWS_AT_ONCE: Final = 8_192
 _WORDS_AT_FIRST: Final = 16
-"""Keys of up to so many words need no more factors. Longer keys add some."""
+"""Words of a key for which factors exist from the start. Longer keys add some."""
 _LOW: Final = np.uint64(0xFFFF_FFFF)
 _HALF: Final = np.uint64(32)
 

@@ -24,7 +24,7 @@ FRESH_MAX: Final = 8_192
 LEVEL_MAX: Final = 2
 """Tiers of this level, half a million pairs, are not merged: a merge would take some 10 ms."""
 FEW: Final = 8
-"""Up to so many pairs are looked up in the fresh ones without sorting them. Sorting takes longer,
+"""Up to this many pairs are looked up in the fresh ones without sorting them. Sorting takes longer,
 and each time adds a tier to search."""
 CHUNK: Final = 16_384
 """Pairs per tier that become ready at a time if many are due. It bounds the longest step."""
@@ -261,7 +261,7 @@ def _as_one(chunks: list[tuple[I64, I64]]) -> tuple[I64, I64]:
 
 
 def _level(rows: int) -> int:
-    """Return the level of a tier of so many fresh rows: one more for 8 times as many."""
+    """Return the level of a tier of `rows` fresh rows: one more for 8 times as many."""
     return max(0, rows // FRESH_MAX).bit_length() // 3
 
 

@@ -34,9 +34,9 @@ DEPTH: Final = 12
 SMALL_SIZE: Final = 1 << 20
 """Runs below this count as similar in size."""
 BURIED: Final = 4
-"""A merge is due if at least one row in so many is a tombstone."""
+"""A merge is due if at least one row in BURIED is a tombstone."""
 VACANT: Final = 4
-"""A rewrite is due if at least one row in so many belongs to a deleted topic."""
+"""A rewrite is due if at least one row in VACANT belongs to a deleted topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def _tier(size: int) -> int:
 
 
 def _of_one_size(runs: Sequence[Sketch]) -> list[int]:
-    """Return FAN small runs of the smallest tier with so many: those with the earliest dues."""
+    """Return the FAN small runs with the earliest dues, of the smallest tier that has FAN."""
     tiers: dict[int, list[int]] = {}
     for number, run in enumerate(runs):
         if run.size < PART_SIZE:
@@ -102,7 +102,7 @@ def _of_one_size(runs: Sequence[Sketch]) -> list[int]:
 
 
 def _over_each_other(runs: Sequence[Sketch]) -> list[int]:
-    """Return the DEPTH widest parts where the most overlap, if so many do; else none."""
+    """Return the DEPTH widest parts where the most overlap, if at least DEPTH do; else none."""
     parts = [number for number, run in enumerate(runs) if run.size >= PART_SIZE]
     here: list[tuple[Position, int]] = []
     deepest: list[int] = []

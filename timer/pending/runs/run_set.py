@@ -187,7 +187,7 @@ class Runs:
 
     @property
     def window_end_ms(self) -> int | None:
-        """All rows due before this are loaded, except held ones. None: of any due."""
+        """All rows due before this are loaded, except held ones. None: rows of any due time."""
         ends = (each.end_ms for each in self._windows if each.run.meta.first.due_ms < ASIDE)
         return min((end for end in ends if end is not None), default=None)
 

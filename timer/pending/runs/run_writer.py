@@ -53,7 +53,7 @@ Pace = Callable[[int], None]
 
 _BINARIES: Final = ("payload", "key", "headers")
 INLINE_SIZE: Final = 12
-"""Strings of up to so many bytes are inside the view."""
+"""Strings of up to this many bytes are inside the view."""
 _VIEW: Final = np.dtype(
     {
         "names": ["size", "text", "buffer", "start"],
