@@ -81,7 +81,7 @@ LOOK_S: Final = 0.5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmarks. Return exit status 1 if a measure failed."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it stops the nodes
     try:
         with asyncio.Runner() as loop:
             if arguments[:1] == ["profile"]:
@@ -95,11 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench: interrupted", file=sys.stderr)
         return 130
-
-
-def _on_sigterm(number: int, frame: object) -> None:
-    """Raise, so that the nodes are stopped on the way out."""
-    raise KeyboardInterrupt
 
 
 # ---- measuring

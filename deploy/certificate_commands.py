@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FOLDER: Final = Path("certs")
 DAYS_LEFT: Final = 30
+DAYS_MAX: Final = 36_500
 
 
 def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -62,21 +63,18 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     for name, days in (("init", 3650), ("issue", 365)):
         parsers[name].add_argument(
-            "--days", type=_days, metavar="N", help=f"validity in days; default: {days}"
+            "--days",
+            type=cli_args.days(DAYS_MAX),
+            metavar="N",
+            help=f"validity in days; default: {days}",
         )
     parsers["check"].add_argument(
         "--within",
-        type=_days,
+        type=cli_args.days(DAYS_MAX),
         default=DAYS_LEFT,
         metavar="DAYS",
         help=f"exit with 1 if a certificate expires within DAYS; default: {DAYS_LEFT}",
     )
-
-
-def _days(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 36_500:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be 1 to 36500 days")
-    return int(text)
 
 
 Command = Callable[["CertificateStore", argparse.Namespace], int]

@@ -22,13 +22,14 @@ import json
 import os
 import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol
@@ -36,7 +37,6 @@ from typing import BinaryIO, Final, Protocol
 import grpc
 
 from deploy import local_tls
-from deploy.local_removal import IDENTITY, present, remove_files
 from replication.core.quorum import VOTERS_MAX
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc
@@ -59,6 +59,10 @@ POLL_S: Final = 0.05
 PROBE_S: Final = 1.0
 PATIENCE_S_MAX: Final = 5.0
 LOG_TAIL_LINES: Final = 15
+FILES: Final = ("cluster.json", "cluster.tmp", "LOCK")
+IDENTITY: Final = "identity.json"
+"""The file of a data directory that `timerd init` makes."""
+FOLDERS: Final = ("logs", local_tls.FOLDER)
 UNFIT: Final = b"waiting to be replaced"
 """State in /readyz of a node that takes no part until `timerctl members replace`."""
 _PORTS: Final = range(10_000, 32_768)
@@ -706,3 +710,45 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     return True
+
+
+def remove_files(
+    directory: Path, nodes: Iterable[tuple[str, str]], keep: Collection[Path] = ()
+) -> list[Path]:
+    """Remove the files of a cluster, then its directory if nothing else is in it.
+
+    Args:
+        directory: directory of the cluster.
+        nodes: name and data directory of each node. A data directory that does not lie within
+            `directory` stays.
+        keep: files and directories in `directory` that stay, or `directory` itself.
+
+    Returns:
+        The other files of the directory, and the data directories that stay; empty: all is removed.
+    """
+    inside, stay = directory.resolve(), []
+    known = [directory / name for name in FOLDERS]
+    for name, data in nodes:
+        known.append(directory / f"{Path(name).name}.toml")
+        path = (directory / data).resolve()
+        if inside in path.parents:
+            known.append(directory / data)
+        elif path.exists():
+            stay.append(path)
+    # cluster.json goes last: if an earlier file can't be removed, a further call finds the nodes.
+    for path in [*known, *(directory / name for name in reversed(FILES))]:
+        if directory / path.relative_to(directory).parts[0] in keep:
+            continue
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
+    stay += sorted(directory.iterdir())
+    if not stay and directory not in keep:
+        directory.rmdir()
+    return stay
+
+
+def present(directory: Path) -> list[Path]:
+    """Return a directory and the files in it; empty: it does not exist."""
+    return [directory, *directory.iterdir()] if directory.is_dir() else []

@@ -150,7 +150,7 @@ def _up(cluster: "LocalCluster", args: argparse.Namespace) -> None:
             name = args.add_context
             raise UsageError(f"--add-context = {name!r}: must begin with {CONTEXT_PREFIX!r}")
     _check_plan(cluster, args)
-    cluster.start(*args.names, tell=_tell)
+    cluster.start(*args.names, tell=output.print_progress)
     if args.add_context is not None:
         _keep_context(cluster, args.add_context)
     _status(cluster, args)
@@ -188,11 +188,6 @@ def _url(cluster: "LocalCluster") -> str:
         return f"{PLAIN}{addresses}"
     files = {"ca": tls.ca, "cert": tls.certificate, "key": tls.key}
     return f"{SECURE}{addresses}?{urlencode(files, safe='/')}"
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
 
 
 def _keep_context(cluster: "LocalCluster", name: str) -> None:
@@ -278,7 +273,7 @@ def _kill(cluster: "LocalCluster", args: argparse.Namespace) -> None:
 def _restart(cluster: "LocalCluster", args: argparse.Namespace) -> None:
     if running := [name for name in args.names if cluster.is_running(name)]:
         cluster.stop(*running)
-    cluster.start(*args.names, tell=_tell)
+    cluster.start(*args.names, tell=output.print_progress)
     _status(cluster, args)
 
 

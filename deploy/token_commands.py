@@ -37,7 +37,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     new.add_argument(
         "--valid",
         metavar="DAYS",
-        type=_days,
+        type=cli_args.days(DAYS_MAX),
         default=VALID_DAYS,
         help=f"days until the token expires; default: {VALID_DAYS}",
     )
@@ -49,12 +49,6 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
     show.set_defaults(run=_show)
     for each in (new, show):
         cli_args.add_output(each)
-
-
-def _days(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= DAYS_MAX:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be 1 to {DAYS_MAX} days")
-    return int(text)
 
 
 def _new(args: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ PAGES = {"list_timers": "list_page"}
 HELPERS = {
     "Iterator": "collections.abc",
     "at_hand": "timerclient.rows.rows",
-    "check_wait": "timerclient.rows.background",
+    "check_wait": "timerclient.threads.background",
     "times_at_hand": "timerclient.rows.rows",
 }
 """Names in the bodies of methods, and their modules."""

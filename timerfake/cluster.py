@@ -26,8 +26,8 @@ from timer.model.units import DUE_MS_MAX
 from timer.state.cancel_outcomes import HORIZON_MS
 from timerclient import AsyncTimerClient, ClientSettings
 from timerclient.client.timer_calls import Seconds
-from timerclient.rows.background import Background
 from timerclient.rows.rows import span_ms
+from timerclient.threads.background import Background
 from timerclient.values.errors import InvalidRequest
 from timerfake.fake_log import FakeClock
 from timerfake.fake_node import ADDRESS, FakeNode

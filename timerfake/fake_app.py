@@ -16,7 +16,7 @@ from typing import Any, Final, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from timerclient import NotFound, TimerApp, Worker
 from timerclient.client.timer_calls import Seconds
-from timerclient.rows.background import Background
+from timerclient.threads.background import Background
 from timerclient.worker.timer_app import AppConnection, OnHandlerError, TimerContext
 from timerfake.cluster import NOTHING, AsyncFakeCluster
 from timerfake.thread_cluster import FakeCluster

@@ -33,17 +33,12 @@ RESULTS: Final = ROOT / "run" / "bench-peers"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the contest, or make a report of earlier ones. Return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it stops the servers
     try:
         return _report(arguments[1:]) if arguments[:1] == ["report"] else _contest(arguments)
     except KeyboardInterrupt:
         print("bench-peers: interrupted", file=sys.stderr)
         return 130
-
-
-def _on_sigterm(number: int, frame: object) -> None:
-    """Raise, so that the servers are stopped on the way out."""
-    raise KeyboardInterrupt
 
 
 def _report(arguments: Sequence[str]) -> int:

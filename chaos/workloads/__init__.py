@@ -19,7 +19,7 @@ from typing import Final
 
 from chaos.workloads import kinds, lives, series_and_order, topic_changes
 from chaos.workloads.workload_clients import Setting, WorkloadClients, WorkloadKind
-from timerclient.rows.background import Background
+from timerclient.threads.background import Background
 
 END_S: Final = 60.0
 """For the end of all workloads; longer than any call of a client."""

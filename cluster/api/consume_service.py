@@ -126,10 +126,8 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         self, requests: AsyncIterator[pb.ConsumeRequest], context: Context
     ) -> AsyncGenerator[pb.ConsumeResponse, None]:
         """Serve one consumer until its stream or this node's leadership ends."""
-        peer = getattr(context, "peer", str)()
-        stream = await self._open(
-            requests := RequestStream(requests, context, self.hooks.taken), peer
-        )
+        requests = RequestStream(requests, context, self.hooks.taken)
+        stream = await self._open(requests, context.peer())
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(requests))
         try:

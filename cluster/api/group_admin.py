@@ -380,8 +380,8 @@ class _Moves:
 
     def begin(self, group: Group, letters: U64) -> None:
         """Append the ops; see `redrive` of the group dispatch."""
-        permitted = self._caller.may_produce if self._caller else bool
-        moves = self._leader.groups.redrive(group, letters, self._one, permitted)
+        allows = self._caller.may_produce if self._caller else lambda _: True
+        moves = self._leader.groups.redrive(group, letters, self._one, allows)
         self._homeless = len(letters) - sum(len(move.offsets) for move in moves)
         self._waiting = len(moves)
         if not moves:

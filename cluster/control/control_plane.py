@@ -22,7 +22,7 @@ import contextlib
 import enum
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -56,13 +56,14 @@ from cluster.control.controller_events import (
     TransferAsked,
 )
 from cluster.control.membership import Change
-from cluster.control.raft import Exit, Raft, RaftView, next_nonce
+from cluster.control.raft import Raft, RaftView, next_nonce
 from cluster.control.raft_link import FrameKind, RaftLink
+from cluster.settings.exit_codes import ExitCode
 from cluster.settings.rounds import next_round
 from replication.core.message_check import ID_MAX
 from replication.core.quorum import VOTERS_MAX, Voters
 from replication.shell.peer_complaints import Complaints
-from replication.shell.task_failures import failure_of
+from replication.shell.task_failures import TaskSet
 from replication.shell.tcp_stream import TcpEnds
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 from timer.model.units import Epoch, LogIndex, MonoMs, QueueOffset, ReplicaId
@@ -138,7 +139,7 @@ class ControlPlane:
         identify: Callable[[grpc.aio.ServicerContext[Any, Any]], str] | None = None,
         release: ProgramRelease = FIRST_RELEASE,
         tcp: TcpEnds,
-        fail: Callable[[Exit, str], NoReturn],
+        fail: Callable[[ExitCode, str], NoReturn],
     ) -> None:
         """Args:
         peers: Names of the other nodes.
@@ -197,7 +198,7 @@ class ControlPlane:
         self._complaints, self._publishing = Complaints(logger), asyncio.Lock()
         self._published = LogIndex(0)
         """The last checkpoint that this node published in whole. 0: none, or one is incomplete."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet(self._on_task_failed)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -230,14 +231,12 @@ class ControlPlane:
         self._view = self._raft.view
         self._raft.start(self._link)
         self._link.start()
-        self._spawn(self._run())
+        self._tasks.spawn(self._run())
 
     async def stop(self) -> None:
         """Stop links and Raft, and cancel all open commands and requests."""
         self._stopping = True
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.end()
         await self._link.stop()
         if self._raft is not None:
             await asyncio.to_thread(self._raft.stop)
@@ -406,13 +405,13 @@ class ControlPlane:
         try:
             return self._controller.step(self._clock(), event)
         except Exception as error:  # noqa: BLE001
-            self._fail(Exit.SHELL_FAILED, repr(error))
+            self._fail(ExitCode.SHELL_FAILED, repr(error))
 
     def _step(self, event: Event) -> None:
         effects = self._decide(event)
         self._log(effects)
         if effects.propose is not None:
-            self._spawn(self._propose(effects.propose))
+            self._tasks.spawn(self._propose(effects.propose))
         if effects.hand_over_to is not None and self._raft is not None:
             self._raft.hand_over(effects.hand_over_to)
 
@@ -522,7 +521,8 @@ class ControlPlane:
         if state is not self._state:
             self._state = state
             if state.cluster_id not in {None, self._cluster_id}:
-                self._fail(Exit.DIVERGED, f"Raft's state is of cluster {state.cluster_id!r}")
+                why = f"Raft's state is of cluster {state.cluster_id!r}"
+                self._fail(ExitCode.RAFT_DIVERGED, why)
             self._step(StateApplied(state))
             self._publish_state(state)
         self._is_current |= self._view.caught_up
@@ -542,7 +542,7 @@ class ControlPlane:
             self._on_state(state)
         # The node would act on a part of the new state only.
         except Exception as error:  # noqa: BLE001
-            self._fail(Exit.SHELL_FAILED, repr(error))
+            self._fail(ExitCode.SHELL_FAILED, repr(error))
 
     # Events of the links
 
@@ -580,9 +580,9 @@ class ControlPlane:
                 self._peer_sets[peer] = tuple(map(frozenset, sets))
             case FrameKind.ASK, (int(ask_id), (int() | None) as target):
                 asked = TransferAsked(None if target is None else ReplicaId(target))
-                self._spawn(self._answer(peer, ask_id, asked))
+                self._tasks.spawn(self._answer(peer, ask_id, asked))
             case FrameKind.ASK, (int(ask_id), str(change), str(name)) if change in set(Change):
-                self._spawn(self._answer(peer, ask_id, ChangeAsked(Change(change), name)))
+                self._tasks.spawn(self._answer(peer, ask_id, ChangeAsked(Change(change), name)))
             case FrameKind.ANSWER, (int(ask_id), str(outcome), str(why), bool(changed)):
                 if ask_id in self._asked and outcome in set(CommandOutcome):
                     self._answered(ask_id, CommandAnswer(CommandOutcome(outcome), why, changed))
@@ -602,16 +602,9 @@ class ControlPlane:
 
     # Tasks
 
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if (error := failure_of(task)) is not None:
-            logger.critical("a task of the control plane failed", exc_info=error)
-            self._fail(Exit.SHELL_FAILED, repr(error))
+    def _on_task_failed(self, error: BaseException) -> None:
+        logger.critical("a task of the control plane failed", exc_info=error)
+        self._fail(ExitCode.SHELL_FAILED, repr(error))
 
     def _log(self, effects: ControllerEffects) -> None:
         if effects.reason:

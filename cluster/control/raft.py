@@ -25,7 +25,6 @@ Only this module and its helpers use the word *term*. Elsewhere: epoch.
 
 import collections
 import contextlib
-import enum
 import itertools
 import logging
 import os
@@ -56,6 +55,7 @@ from cluster.control.raft_codec import (
 )
 from cluster.control.raft_files import RaftFiles, RaftSnapshot
 from cluster.control.raft_journal import DISK, Record
+from cluster.settings.exit_codes import ExitCode
 from replication.shell.peer_complaints import Complaints
 from timer.model.timer_errors import ConfigError, CorruptFileError, UnknownVersionError
 
@@ -113,17 +113,6 @@ _CERTAIN_FAILURES: Final = {
 _BARRIER: Final = b"barrier"  # no msgpack map, so no command of the machine
 
 
-class Exit(enum.IntEnum):
-    """Exit codes of a process whose Raft cannot continue; a restart is safe after each."""
-
-    APPLY_FAILED = 70
-    SNAPSHOT_FAILED = 71
-    TICK_FAILED = 72
-    TICK_STALLED = 73
-    DIVERGED = 74
-    SHELL_FAILED = 75
-
-
 class RaftMachine(Protocol):
     """The replicated object, as Raft calls it, on the tick thread."""
 
@@ -166,7 +155,7 @@ class RaftView:
     """This process has applied all commands that its leader had committed when they met."""
 
 
-def exit_process(code: Exit, why: str) -> NoReturn:
+def exit_process(code: ExitCode, why: str) -> NoReturn:
     """Log, and end the process without any clean-up that could write."""
     logger.critical("exit %d (%s): %s", code, code.name, why, exc_info=True)  # noqa: LOG014
     logging.shutdown()
@@ -208,7 +197,7 @@ class Raft:
         machine: RaftMachine,
         on_change: Callable[[], None],
         others_lost: bool = False,
-        fail: Callable[[Exit, str], NoReturn],
+        fail: Callable[[ExitCode, str], NoReturn],
     ) -> None:
         """`others_lost`: an operator has declared that all absent nodes lost their files, too."""
         assert name not in peers, name
@@ -289,7 +278,7 @@ class Raft:
             return
         self._stalled_ms += min(elapsed_ms, 1_000)
         if self._stalled_ms >= STALL_MS_MAX:
-            self._fail(Exit.TICK_STALLED, f"no tick for {self._stalled_ms} ms")
+            self._fail(ExitCode.TICK_STALLED, f"no tick for {self._stalled_ms} ms")
 
     def _progressed(self) -> None:
         self._ticks += 1
@@ -310,7 +299,7 @@ class Raft:
                     self._on_change()
         # A tick that failed half way leaves Raft in an unknown state.
         except BaseException as error:  # noqa: BLE001
-            self._fail(Exit.TICK_FAILED, repr(error))
+            self._fail(ExitCode.TICK_FAILED, repr(error))
 
 
 class _Core(SyncObj):  # type: ignore[misc]
@@ -326,7 +315,7 @@ class _Core(SyncObj):  # type: ignore[misc]
         peers: frozenset[str],
         files: RaftFiles,
         machine: RaftMachine,
-        fail: Callable[[Exit, str], NoReturn],
+        fail: Callable[[ExitCode, str], NoReturn],
         progressed: Callable[[], None],
         link: Link,
     ) -> None:
@@ -477,7 +466,8 @@ class _Core(SyncObj):  # type: ignore[misc]
             if index > self.raftLastApplied or not 0 <= held < len(self._journal):
                 continue
             if self._journal[held][2] != term:
-                self._fail(Exit.DIVERGED, f"the leader has another command at index {index}")
+                why = f"the leader has another command at index {index}"
+                self._fail(ExitCode.RAFT_DIVERGED, why)
 
     # Overridden methods that pysyncobj calls
 
@@ -505,7 +495,7 @@ class _Core(SyncObj):  # type: ignore[misc]
                 self._machine.apply(command[1:])
             self._progressed()  # a start may apply thousands of commands within one tick
         except BaseException as error:  # noqa: BLE001
-            self._fail(Exit.APPLY_FAILED, repr(error))
+            self._fail(ExitCode.APPLY_FAILED, repr(error))
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:  # noqa: N802, N803, FBT001
         super()._SyncObj__loadDumpFile(clearJournal)
@@ -518,7 +508,7 @@ class _Core(SyncObj):  # type: ignore[misc]
         try:
             raft_files.write_snapshot(Path(path), snapshot)
         except BaseException as error:  # noqa: BLE001
-            self._fail(Exit.SNAPSHOT_FAILED, repr(error))
+            self._fail(ExitCode.SNAPSHOT_FAILED, repr(error))
 
     def _take_chunk(self, chunk: tuple[bytes, bool, bool] | None) -> bool:
         """Return whether pysyncobj may take a part of a leader's snapshot: (bytes, first, last).
@@ -539,7 +529,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._complaints.say("", "rejected a snapshot from a leader", error=error)
             return False
         except BaseException as error:  # noqa: BLE001
-            self._fail(Exit.SNAPSHOT_FAILED, repr(error))
+            self._fail(ExitCode.SNAPSHOT_FAILED, repr(error))
         return True
 
     def _read_dump(self, path: str) -> tuple[Record, Record, set[Node]]:
@@ -550,7 +540,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             self._snapshot_size = len(snapshot.state)
             self._machine.load(snapshot.state)
         except BaseException as error:  # noqa: BLE001
-            self._fail(Exit.SNAPSHOT_FAILED, repr(error))
+            self._fail(ExitCode.SNAPSHOT_FAILED, repr(error))
         return snapshot.last, snapshot.previous, self.otherNodes | {self.selfNode}
 
     # Voting again

@@ -96,8 +96,9 @@ def _ordered(disk: Disk, incoming: Path) -> Iterator[Checked]:
     order = incoming / "ready"
     found = _checked(disk, order, lambda: ready(disk, incoming))
     yield found
-    snapshot = None if found.damage is not None else ready(disk, incoming)
-    for part in snapshot[0].parts if snapshot is not None else ():
+    if found.damage is not None or (snapshot := ready(disk, incoming)) is None:
+        return
+    for part in snapshot[0].parts:
         path = incoming / part.path
         yield _checked(disk, path, functools.partial(_check_part, disk, path, part))
 

@@ -29,7 +29,7 @@ from cluster.control.control_plane import ControlPlane
 from cluster.control.control_state import ControlState
 from cluster.control.controller import ControllerConfig
 from cluster.control.leader_fitness import DiskRecord
-from cluster.control.raft import Exit, exit_process
+from cluster.control.raft import exit_process
 from cluster.control.raft_link import CHANNEL_OPTIONS
 from cluster.control.replica_report import ReportSource
 from cluster.files.disk_room import Space
@@ -63,6 +63,7 @@ from cluster.rpc.port_guard import PortGuard
 from cluster.rpc.relay import Relay
 from cluster.rpc.rpc_caller import CALLER, check_request, denial_in
 from cluster.settings.config import NodeConfig, parse_address
+from cluster.settings.exit_codes import ExitCode
 from cluster.settings.release import RELEASE
 from cluster.settings.wall_clock import wall_clock
 from cluster.state.alarm import KernelAlarm
@@ -488,7 +489,7 @@ def _control_plane(
         )
         return found
 
-    def failed(code: Exit, why: str) -> NoReturn:
+    def failed(code: ExitCode, why: str) -> NoReturn:
         error = sys.exception()
         if is_full(error):
             assert error is not None
@@ -530,14 +531,11 @@ def _services(
     connections = Connections(ports, outboxes.unread)
     on_end = telemetry.rpcs.connections_ended.inc
 
-    def looked() -> None:
-        planes.host.use_memory(high=memory.high)
-
     memory = MemoryGuard(
         config.limits.memory_bytes_max,
         connections,
         on_end,
-        on_look=looked,
+        on_look=lambda: planes.host.use_memory(high=memory.high),
         give_back=give_back_free_pages,
     )
     port_guard = PortGuard(connections, connections_limits(config)["grpc"], on_end)

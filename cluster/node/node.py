@@ -17,7 +17,7 @@ from cluster.control.control_state import ControlState
 from cluster.node.build import build
 from cluster.settings.config import NodeConfig
 from replication.core.core_events import Role
-from replication.shell.task_failures import failure_of
+from replication.shell.task_failures import TaskSet
 from timer.entries.entry_check import check_entry
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.entries.payloads import decode_epoch
@@ -56,7 +56,7 @@ class Node:
         self.config = config
         self.fatal = fatal
         self._restart = restart
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(fatal)
         self._fetching = False
         """A snapshot is being fetched while this node follows."""
         self._stopping = False
@@ -100,14 +100,7 @@ class Node:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` as a task until the node stops. An exception of it is fatal."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if (error := failure_of(task)) is not None:
-            self.fatal(error)
+        self._tasks.spawn(work)
 
     # ---- calls of the replica (Listener)
 
@@ -213,8 +206,7 @@ class Node:
         await parts.ports.health.shut_down()
         parts.consumers.end_streams()
         parts.ports.end_waiting()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         parts.scrubber.stop()
         await parts.host.stop()
         await parts.control.stop()

@@ -5,11 +5,6 @@
     timerd --config n1.toml --print-config                              show the settings in force
     timerd --config n1.toml --raft-lost      with raft/ lost on most nodes (docs/members.md)
 
-Exit codes: 0 stopped by a signal; 2 usage; 64 a setting or a port; 65 the data directory; 66
-damaged files, another version's, a lost promise, or a founder formatted again; 67 the disk failed;
-68 the replicas' states differ, and no state has a majority; 69 a certificate is not valid at this
-machine's time; 70-75 the control plane (see cluster/control/raft.py); 1 any other error.
-
 A node does not end if its state or log is damaged, or if its state differs from the majority's. It
 fetches both from the leader (cluster/files/repair.py). Then the process replaces itself by a new
 one with the same pid, which installs them. Nothing of the old memory stays. The node ends with 66
@@ -32,7 +27,7 @@ from pathlib import Path
 from typing import Final
 
 import timerclient  # noqa: F401 -- before grpc, whose core then writes no lines of its own
-from cluster.settings.exit_codes import EXIT_OTHER, exit_code
+from cluster.settings.exit_codes import ExitCode, exit_code
 from timer.files.data_directory import format_directory, founding_replica_id
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError, EngineError
@@ -84,9 +79,9 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as missing:  # only the client is installed
         from timerclient.cli.missing_modules import why_missing  # not needed by a start
 
-        return _failed(f"timerd: {why_missing(missing, 'server')}", EXIT_OTHER)
+        return _failed(f"timerd: {why_missing(missing, 'server')}", ExitCode.OTHER)
     except Exception:  # noqa: BLE001 -- Python would print it to a pipe that may be full
-        return _failed(traceback.format_exc(), EXIT_OTHER)
+        return _failed(traceback.format_exc(), ExitCode.OTHER)
     finally:
         _drop_unwritten_log()
 

@@ -80,11 +80,19 @@ class Gate(Protocol):
         """
 
 
-class PublicGate:
-    """Admits clients and administrators by the access rules."""
+class _CertificateGate:
+    """A gate of callers that have certificates."""
 
     def __init__(self, cluster_id: str, access: AccessFile, usages: CallerUsages) -> None:
         self._cluster_id, self._access, self._usages = cluster_id, access, usages
+
+    def shown(self, context: _Context) -> str:
+        """See Gate."""
+        return shown_identity(_uris_of(context), self._cluster_id)
+
+
+class PublicGate(_CertificateGate):
+    """Admits clients and administrators by the access rules."""
 
     def admit(self, method: str, context: _Context) -> Caller:
         """See Gate."""
@@ -93,19 +101,15 @@ class PublicGate:
             raise PermissionDeniedError(f"{method}: {found} is a node; nodes have their own port")
         return _admitted(found, method, context, self._access, self._usages)
 
-    def shown(self, context: _Context) -> str:
-        """See Gate."""
-        return shown_identity(_uris_of(context), self._cluster_id)
 
-
-class LinkGate:
+class LinkGate(_CertificateGate):
     """Admits the other nodes to every method, and their callers by the access rules."""
 
     def __init__(
         self, cluster_id: str, access: AccessFile, usages: CallerUsages, nodes: Container[str]
     ) -> None:
-        self._cluster_id, self._nodes = cluster_id, nodes
-        self._access, self._usages = access, usages
+        super().__init__(cluster_id, access, usages)
+        self._nodes = nodes
 
     def admit(self, method: str, context: _Context) -> Caller | None:
         """See Gate."""
@@ -120,10 +124,6 @@ class LinkGate:
         except UntrustedIdentityError as error:
             raise PermissionDeniedError(f"{method}: {error}") from None
         return _admitted(caller, method, context, self._access, self._usages)
-
-    def shown(self, context: _Context) -> str:
-        """See Gate."""
-        return shown_identity(_uris_of(context), self._cluster_id)
 
 
 class TokenGate:

@@ -9,12 +9,13 @@ listener accepts connections itself (replication/shell/accepting.py).
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from cluster.rpc.aiohttp_server import RequestHandler
 from cluster.rpc.http_connections import BUFFER_BYTES, HttpConnections
 from replication.shell.accepting import accepted, listening_at
+from replication.shell.task_failures import cancel_and_wait
 
 HANDSHAKE_S: Final = 5.0
 """Limit for a TLS handshake."""
@@ -62,8 +63,8 @@ class HttpListener:
 
     async def stop(self) -> None:
         """Accept no more connections, and end the handshakes; allowed at any time."""
-        await _cancelled(self._accepting)
-        await _cancelled([*self._handshakes, *self._looking])
+        await cancel_and_wait(self._accepting)
+        await cancel_and_wait([*self._handshakes, *self._looking])
         for each in self._sockets:
             each.close()
         self._sockets.clear()
@@ -117,9 +118,3 @@ class HttpListener:
         else:
             min(there, key=lambda each: each.is_busy).abort()  # the first of the least
         return True
-
-
-async def _cancelled(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

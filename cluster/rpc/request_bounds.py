@@ -45,7 +45,7 @@ def size_of(request: Any) -> int:
 
     `ByteSize` encodes a message, so it is called only for a request of the HTTP port.
     """
-    return _RECEIVED.get() or getattr(request, "ByteSize", int)()
+    return _RECEIVED.get() or (request.ByteSize() if hasattr(request, "ByteSize") else 0)
 
 
 class _TooMany(Exception):

@@ -1,6 +1,6 @@
 """The exit codes of a node's process, by the error that ended it."""
 
-from typing import Final
+from enum import IntEnum
 
 from timer.model.timer_errors import (
     CertificateDateError,
@@ -12,13 +12,24 @@ from timer.model.timer_errors import (
     WrongDirectoryError,
 )
 
-EXIT_OTHER: Final = 1
-EXIT_CONFIG: Final = 64
-EXIT_DIRECTORY: Final = 65
-EXIT_CORRUPT: Final = 66
-EXIT_DISK: Final = 67
-EXIT_DIVERGED: Final = 68
-EXIT_DATE: Final = 69
+
+class ExitCode(IntEnum):
+    """The codes, as `timerd --help` and docs/runbook.md explain them."""
+
+    OTHER = 1
+    CONFIG = 64
+    DIRECTORY = 65
+    CORRUPT = 66
+    DISK = 67
+    STATE_DIVERGED = 68
+    DATE = 69
+    APPLY_FAILED = 70
+    """From here on: Raft cannot continue, and a restart is safe."""
+    SNAPSHOT_FAILED = 71
+    TICK_FAILED = 72
+    TICK_STALLED = 73
+    RAFT_DIVERGED = 74
+    SHELL_FAILED = 75
 
 
 class Diverged(Exception):
@@ -30,20 +41,20 @@ class Diverged(Exception):
         self.curable = curable
 
 
-def exit_code(error: BaseException) -> int:
+def exit_code(error: BaseException) -> ExitCode:
     """Return the exit code for `error`."""
     match error:
         case CertificateDateError():  # the clock may be corrected, or the file be replaced
-            return EXIT_DATE
+            return ExitCode.DATE
         case ConfigError():
-            return EXIT_CONFIG
+            return ExitCode.CONFIG
         case WrongDirectoryError():
-            return EXIT_DIRECTORY
+            return ExitCode.DIRECTORY
         case CorruptFileError() | UnknownVersionError() | PromiseLostError():
-            return EXIT_CORRUPT
+            return ExitCode.CORRUPT
         case StorageError():
-            return EXIT_DISK
+            return ExitCode.DISK
         case Diverged():
-            return EXIT_DIVERGED
+            return ExitCode.STATE_DIVERGED
         case _:
-            return EXIT_OTHER
+            return ExitCode.OTHER

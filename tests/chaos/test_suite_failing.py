@@ -46,7 +46,7 @@ from chaos.suite.nemeses.voter_damage import (
 )
 from chaos.suite.stage.disk_faults import FOLDER, Calls, DiskFaults, Kind
 from chaos.suite.stage.stage import MANY_SETTINGS, Stage, capabilities
-from cluster.settings.exit_codes import EXIT_DISK
+from cluster.settings.exit_codes import ExitCode
 from tests.chaos.blows import Blow, Undo, needs, recorded
 from tests.cluster.running import Forking, kept_runs, until
 from timer.files.data_directory import IDENTITY_NAME, PROMISE_NAME
@@ -156,7 +156,7 @@ def test_node_whose_disk_fails_ends_and_comes_back(
     stage: Stage, chance: random.Random, blow: Blow
 ) -> None:
     undo = blow.strike(stage, chance)
-    assert recorded(stage, "disk-failed")["status"] == EXIT_DISK
+    assert recorded(stage, "disk-failed")["status"] == ExitCode.DISK
     schedules(stage)
     undo()
     is_whole(stage)

@@ -36,9 +36,9 @@ from cluster.control.controller_events import (
     ReportedRole,
 )
 from cluster.control.membership import Change
-from cluster.control.raft import Exit
 from cluster.control.raft_link import CHANNEL_OPTIONS
 from cluster.observe.leader_history import LeaderHistory
+from cluster.settings.exit_codes import ExitCode
 from deploy.local import free_ports
 from replication.shell.tcp_stream import TcpEnds
 from tests.waiting import until
@@ -56,7 +56,7 @@ class Node:
     """A control plane, its server, and a replica that carries out each order at once."""
 
     def __init__(self, cluster: "Cluster", name: str, *, raft_lost: bool) -> None:
-        self.failures: list[tuple[Exit, str]] = []
+        self.failures: list[tuple[ExitCode, str]] = []
         self.name = name
         self.history = LeaderHistory()
         self.led: list[Epoch] = []
@@ -96,7 +96,7 @@ class Node:
         self.server.add_generic_rpc_handlers(self.plane.handlers())
         self.address = cluster.addresses.get(name, "127.0.0.1:0")
 
-    def fail(self, code: Exit, why: str) -> NoReturn:
+    def fail(self, code: ExitCode, why: str) -> NoReturn:
         self.failures.append((code, why))
         raise SystemExit(code)
 
@@ -661,7 +661,7 @@ async def test_controller_that_fails_at_a_request_ends_the_process(tmp_path: Pat
     double._controller = SimpleNamespace(step=step)
     with pytest.raises(SystemExit):
         await node.plane._asked_for(ChangeAsked(Change.ADD, "d"))
-    assert node.failures == [(Exit.SHELL_FAILED, "AssertionError('a half-done step')")]
+    assert node.failures == [(ExitCode.SHELL_FAILED, "AssertionError('a half-done step')")]
 
 
 async def test_voters_that_only_the_logs_know_elect_a_leader(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from cluster.node import process
 from cluster.node.python_garbage import Sweeper
 from cluster.settings.config import load_config
-from cluster.settings.exit_codes import EXIT_CONFIG
+from cluster.settings.exit_codes import ExitCode
 from tests.cluster.running import WAIT_S, full_pipe
 from tests.timer.log_files import frames
 from timer.files.disk import RealDisk
@@ -169,7 +169,7 @@ def test_error_of_the_start_has_its_exit_code_if_standard_error_is_full() -> Non
     env = {**os.environ, "PYTHONUNBUFFERED": ""}  # a buffer blocks those who share it
     with full_pipe() as (_, full):
         done = subprocess.run(command, env=env, stderr=full, timeout=WAIT_S, check=False)
-    assert done.returncode == EXIT_CONFIG
+    assert done.returncode == ExitCode.CONFIG
 
 
 def test_node_with_a_snapshot_to_install_starts_again(run: Run) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.settings.exit_codes import EXIT_CORRUPT
+from cluster.settings.exit_codes import ExitCode
 from tests.cluster.running import Running, take, until
 from timerclient import TimerError
 
@@ -73,7 +73,7 @@ def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Runn
         cluster._format(cluster.node(lost))
         for _ in range(2):  # a supervisor may restart it
             cluster._spawn(cluster.node(lost))
-            until(lambda: cluster.exit_status(lost) == EXIT_CORRUPT)
+            until(lambda: cluster.exit_status(lost) == ExitCode.CORRUPT)
             assert f"`timerctl members replace {lost}`" in cluster.log(lost)
             assert "with different --voters (here n1,n2,n3)" in cluster.log(lost)
             cluster._log_path(lost).write_text("")  # its errors are expected

@@ -31,6 +31,7 @@ from cluster.settings.exit_codes import Diverged
 from cluster.state.alarm import KernelAlarm
 from replication.core.core_events import Role
 from replication.core.promise import NEVER_GIVEN
+from replication.shell.task_failures import TaskSet
 from timer.files.data_directory import format_directory, founding_replica_id
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import ConfigError
@@ -373,10 +374,9 @@ async def test_stop_flushes_if_the_replica_has_not_fallen_silent(silent: bool) -
     assert host.flush.await_count == (not silent)
 
 
-async def test_task_that_ends_by_a_cancel_that_nothing_asked_for_is_fatal() -> None:
+async def test_cancel_that_nothing_asked_for_is_an_error_of_a_task() -> None:
     errors: list[BaseException] = []
-    node: Any = SimpleNamespace(_tasks=set(), fatal=errors.append)
-    node._ended = lambda task: Node._ended(node, task)
+    tasks = TaskSet(errors.append)
 
     async def wait_for_a_call(*, is_cancelled: bool) -> None:
         if is_cancelled:
@@ -384,8 +384,8 @@ async def test_task_that_ends_by_a_cancel_that_nothing_asked_for_is_fatal() -> N
         await asyncio.Event().wait()
 
     for is_cancelled in (True, False):
-        Node.spawn(node, wait_for_a_call(is_cancelled=is_cancelled))
-        [task] = node._tasks
+        tasks.spawn(wait_for_a_call(is_cancelled=is_cancelled))
+        [task] = tasks._tasks
         if not is_cancelled:
             task.cancel()
         await asyncio.wait({task})

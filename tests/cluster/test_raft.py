@@ -10,9 +10,10 @@ from typing import NoReturn
 import pytest
 
 from cluster.control import raft, raft_files, raft_journal
-from cluster.control.raft import STALL_MS_MAX, Exit, Raft, checked_conf
+from cluster.control.raft import STALL_MS_MAX, Raft, checked_conf
 from cluster.control.raft_codec import RaftMessage
 from cluster.control.raft_files import RaftFiles, open_files
+from cluster.settings.exit_codes import ExitCode
 from tests.calls import calls_of
 from tests.cluster.running import until
 from timer.model.timer_errors import ConfigError
@@ -54,10 +55,10 @@ def files_in(path: Path) -> RaftFiles:
 
 
 @contextmanager
-def running(path: Path) -> Iterator[tuple[Raft, Machine, list[Exit]]]:
-    failures: list[Exit] = []
+def running(path: Path) -> Iterator[tuple[Raft, Machine, list[ExitCode]]]:
+    failures: list[ExitCode] = []
 
-    def fail(code: Exit, _why: str) -> NoReturn:
+    def fail(code: ExitCode, _why: str) -> NoReturn:
         failures.append(code)
         raise SystemExit(code)
 
@@ -146,7 +147,7 @@ def test_exception_in_apply_ends_the_process(tmp_path: Path) -> None:
     with running(tmp_path) as (node, _, failures):
         node.submit(b"raise", no_failure)
         until(lambda: bool(failures))
-        assert failures[0] is Exit.APPLY_FAILED
+        assert failures[0] is ExitCode.APPLY_FAILED
 
 
 def test_stalled_tick_thread_ends_the_process(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_stalled_tick_thread_ends_the_process(tmp_path: Path) -> None:
         assert failures == []
         with pytest.raises(SystemExit):
             node.check_ticking(1_000)
-        assert failures == [Exit.TICK_STALLED]
+        assert failures == [ExitCode.TICK_STALLED]
         machine.gate.set()
         until(lambda: machine.applied == [b"slow"])
 
@@ -191,14 +192,14 @@ class Silence:
 
 
 @pytest.fixture
-def follower(tmp_path: Path) -> Iterator[tuple[raft._Core, list[Exit]]]:
+def follower(tmp_path: Path) -> Iterator[tuple[raft._Core, list[ExitCode]]]:
     """A node without peers in reach, whose journal ends with records of term 4."""
     files = files_in(tmp_path)
     for record in ((b"\1", 1, 0), (b"\1", 2, 4), (b"\0x", 3, 4), (b"\0y", 4, 4)):
         files.journal.add(*record)
-    failures: list[Exit] = []
+    failures: list[ExitCode] = []
 
-    def fail(code: Exit, _why: str) -> NoReturn:
+    def fail(code: ExitCode, _why: str) -> NoReturn:
         failures.append(code)
         raise SystemExit(code)
 
@@ -208,7 +209,7 @@ def follower(tmp_path: Path) -> Iterator[tuple[raft._Core, list[Exit]]]:
 
 
 def test_tick_thread_rests_until_something_is_due(
-    follower: tuple[raft._Core, list[Exit]], monkeypatch: pytest.MonkeyPatch
+    follower: tuple[raft._Core, list[ExitCode]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, _ = follower
     monkeypatch.setattr(raft, "monotonic", lambda: 100.0)
@@ -290,14 +291,14 @@ X, Y, Z = (b"\0x", 3, 4), (b"\0y", 4, 4), (b"\0z", 5, 4)
     ids=["all held", "old heartbeat", "some held", "new", "of a later leader"],
 )
 def test_records_held_from_the_same_leader_are_not_written_again(
-    follower: tuple[raft._Core, list[Exit]], message: RaftMessage, seen: RaftMessage
+    follower: tuple[raft._Core, list[ExitCode]], message: RaftMessage, seen: RaftMessage
 ) -> None:
     core, _ = follower
     assert core.filtered(message) == seen
 
 
 def test_node_that_forgot_stands_for_nothing(
-    follower: tuple[raft._Core, list[Exit]], monkeypatch: pytest.MonkeyPatch
+    follower: tuple[raft._Core, list[ExitCode]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, _ = follower
     said: list[RaftMessage] = [
@@ -314,7 +315,7 @@ def test_node_that_forgot_stands_for_nothing(
 
 
 def test_node_that_forgot_proposes_its_barrier_to_each_new_leader_at_once(
-    follower: tuple[raft._Core, list[Exit]], monkeypatch: pytest.MonkeyPatch
+    follower: tuple[raft._Core, list[ExitCode]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     core, _ = follower
     monkeypatch.setattr(core._journal, "_may_vote", False)
@@ -340,11 +341,11 @@ def test_node_that_forgot_proposes_its_barrier_to_each_new_leader_at_once(
 
 
 def test_command_that_was_applied_is_never_replaced(
-    follower: tuple[raft._Core, list[Exit]],
+    follower: tuple[raft._Core, list[ExitCode]],
 ) -> None:
     core, failures = follower
     core._SyncObj__raftLastApplied = 3
     core.filtered(append(5, (3, 4), (b"\1", 4, 5)))
     with pytest.raises(SystemExit):
         core.filtered(append(5, (2, 4), (b"\1", 3, 5)))
-    assert failures == [Exit.DIVERGED]
+    assert failures == [ExitCode.RAFT_DIVERGED]

@@ -19,7 +19,7 @@ from cluster.control.raft_files import (
     write_snapshot,
 )
 from cluster.control.raft_journal import HEADER_SIZE, RECORD_HEAD_SIZE, Journal, Record, read_meta
-from cluster.settings.exit_codes import EXIT_DISK, exit_code
+from cluster.settings.exit_codes import ExitCode, exit_code
 from timer.model.timer_errors import (
     CorruptFileError,
     DiskFailedError,
@@ -136,7 +136,7 @@ def test_journal_that_may_not_be_opened_for_writing_is_a_failed_disk(
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(DiskFailedError, match=r"journal: open failed: EACCES") as failed:
         Journal(directory)
-    assert exit_code(failed.value) == EXIT_DISK
+    assert exit_code(failed.value) == ExitCode.DISK
 
 
 def test_journal_behind_a_symbolic_link_is_not_opened_for_writing(directory: Path) -> None:

@@ -76,13 +76,13 @@ class Handing(Hosted):
 def test_letter_that_dies_over_and_over_tells_of_its_newest_deaths_alone() -> None:
     headers = {"mine": "kept"}
     for death in range(3 * dead_letters.DEATHS_MAX):
-        headers = dead_letters._put_off(headers) | {dead_letters.TOPIC: f"t{death}"}
+        headers = dead_letters._with_older_deaths(headers) | {dead_letters.TOPIC: f"t{death}"}
     newest = 3 * dead_letters.DEATHS_MAX - 1
     assert headers == {"mine": "kept"} | {
         dead_letters.PRIOR * deaths + dead_letters.TOPIC: f"t{newest - deaths}"
         for deaths in range(dead_letters.DEATHS_MAX)
     }
-    assert dead_letters._brought_back(headers)[dead_letters.TOPIC] == f"t{newest - 1}"
+    assert dead_letters._without_death(headers)[dead_letters.TOPIC] == f"t{newest - 1}"
 
 
 async def redriven(host: Handing) -> tuple[int, int]:
@@ -195,9 +195,9 @@ async def test_redrive_of_which_some_fails_says_how_many_went_back_and_why_no_mo
     real = host.leader.groups.redrive
 
     def half(
-        group: Any, offsets: Any, done: Callable[[object], None], permitted: Any = bool
+        group: Any, offsets: Any, done: Callable[[object], None], allows: Any = bool
     ) -> list[Move]:
-        moves = real(group, offsets, done, permitted)
+        moves = real(group, offsets, done, allows)
         done(LeadershipLostError("the leader was deposed"))  # an op for another topic
         return [*moves, replace(moves[0], offsets=moves[0].offsets[:0])]
 

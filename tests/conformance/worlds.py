@@ -28,8 +28,8 @@ from timerclient import TimerClient, TimerError
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.rows.background import Background
 from timerclient.rows.messages import Message
+from timerclient.threads.background import Background
 from timerclient.values.errors import InvalidRequest
 from timerclient.values.wire_errors import from_wire
 from timerfake import FakeCluster

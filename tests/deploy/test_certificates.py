@@ -26,7 +26,7 @@ from cluster.security.identities import (
     UntrustedIdentityError,
     identity_of,
 )
-from cluster.settings.exit_codes import EXIT_DATE
+from cluster.settings.exit_codes import ExitCode
 from deploy import certificate_store
 from deploy.certificate_store import CertificateError, CertificateStore, facts_of
 from timer.model.timer_errors import CertificateDateError, ConfigError
@@ -189,7 +189,7 @@ def test_a_node_whose_clock_may_be_wrong_ends_with_a_status_after_which_it_is_re
         return 0
 
     monkeypatch.setattr(timerd, "run", start)
-    assert timerd.main([]) == EXIT_DATE
+    assert timerd.main([]) == ExitCode.DATE
     error = capsys.readouterr().err
     assert f"tls.{which} = '{getattr(files(store), which)}': {why} 20" in error
     assert f"(this machine's clock: {datetime.now(UTC):%Y-%m-}" in error

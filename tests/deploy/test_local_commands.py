@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local import LocalCluster
-from deploy.local_removal import remove_files
+from deploy.local import LocalCluster, remove_files
 from tests.cluster.running import Forking
 from timerclient.cli import timerctl
 

@@ -11,8 +11,8 @@ import pytest
 from tests.timerclient.fake_cluster import Cluster, Order
 from timerclient import AsyncTimerClient, ClientSettings
 from timerclient.cli import timerctl
-from timerclient.rows.background import _on_loop_error
 from timerclient.streams import first_calls, subscription
+from timerclient.threads.background import _on_loop_error
 
 Ctl = Callable[..., tuple[int, str, str]]
 QUICK = ClientSettings(stall_s=0.2, probe_s=1, pause_s_min=0.002, pause_s_max=0.05)

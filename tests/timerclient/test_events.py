@@ -32,8 +32,8 @@ from timerclient import (
     TimerState,
     Unreachable,
 )
-from timerclient.rows.background import Budget
 from timerclient.rows.pending_timers import TimerInfo
+from timerclient.threads.background import Budget
 from timerclient.values.node_addresses import parse_addresses
 
 

@@ -36,10 +36,10 @@ from timerclient.client import aio
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import background
-from timerclient.rows.background import Budget
 from timerclient.streams import node_channel, producer
 from timerclient.streams.nodes import Nodes
 from timerclient.streams.subscription import Subscription
+from timerclient.threads.background import Budget
 from timerclient.values import errors
 from timerclient.worker.timer_app import AppConnection
 

@@ -10,7 +10,7 @@ from tests.cluster.running import error_of
 from timerclient import AckResult, InvalidRequest, TimerClient
 from timerclient.proto import timer_pb2 as pb
 from timerclient.proto import timer_pb2_grpc as rpc
-from timerclient.rows.background import Background
+from timerclient.threads.background import Background
 from timerfake import FakeCluster
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.timerfake.shop import LETTERS, Run, Shop
 from timer.leader.groups import dead_letters
-from timer.leader.groups.dead_letters import _put_off
+from timer.leader.groups.dead_letters import _with_older_deaths
 from timerclient import (
     Backoff,
     InvalidRequest,
@@ -251,7 +251,8 @@ def test_letters_of_workers_keep_the_headers_that_those_of_the_cluster_keep() ->
     headers = {name: name for name in (*deaths, *others)}
     message: Any = SimpleNamespace(headers=headers, topic="t", id="i", queue_offset=3, failures=0)
     letter = letter_headers(message, "g")
-    assert {name: letter[name] for name in letter if letter[name] in headers} == _put_off(headers)
+    kept = {name: letter[name] for name in letter if letter[name] in headers}
+    assert kept == _with_older_deaths(headers)
     assert {*dead_letters.HEADERS} == rejected_letters.HEADERS
 
 

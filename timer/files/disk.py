@@ -420,13 +420,36 @@ def _forget_cached(path: Path, start: int, size: int | None) -> None:
         os.close(fd)
 
 
-class _RealAppendFile:
+class _Descriptor:
+    """An open file."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _WrittenFile(_Descriptor):
+    """A file that is written and synced."""
+
+    def __init__(self, path: Path, fd: int) -> None:
+        super().__init__(fd)
+        self._refusal = DiskRefusal(path)
+
+    def sync(self) -> None:
+        with self._refusal.around("fdatasync"):
+            os.fdatasync(self._fd)
+
+
+class _RealAppendFile(_WrittenFile):
     """See AppendFile."""
 
     def __init__(self, path: Path, fd: int, size: int) -> None:
-        self._fd = fd
+        super().__init__(path, fd)
         self._size = size
-        self._refusal = DiskRefusal(path)
 
     @property
     def size(self) -> int:
@@ -436,28 +459,15 @@ class _RealAppendFile:
         with self._refusal.around("write"):
             self._size += _write_all(self._fd, buffers)
 
-    def sync(self) -> None:
-        with self._refusal.around("fdatasync"):
-            os.fdatasync(self._fd)
-
     def truncate(self, size: int) -> None:
         assert 0 <= size <= self._size, (size, self._size)
         with self._refusal.around("truncate"):
             os.ftruncate(self._fd, size)
             self._size = size
 
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
 
-
-class _RealMarkFile:
+class _RealMarkFile(_WrittenFile):
     """See MarkFile."""
-
-    def __init__(self, path: Path, fd: int) -> None:
-        self._fd = fd
-        self._refusal = DiskRefusal(path)
 
     def put(self, data: bytes) -> None:
         assert len(data) <= MARK_SIZE_MAX, len(data)
@@ -466,26 +476,11 @@ class _RealMarkFile:
             if written != len(data):
                 raise OSError(errno.EIO, f"wrote {written} of {len(data)} bytes")
 
-    def sync(self) -> None:
-        with self._refusal.around("fdatasync"):
-            os.fdatasync(self._fd)
 
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-class _RealLock:
+class _RealLock(_Descriptor):
     """A flock. The system releases it when the process ends in any way."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+    release = _Descriptor.close
 
 
 def create_file(path: Path, flags: int) -> int:

@@ -164,8 +164,9 @@ def _state_checks(disk: Disk, state: Path, said: manifest.State) -> dict[Path, C
 
 def _check_manifest(disk: Disk, state: Path) -> int:
     said = manifest.read(disk, state)
-    for fields in said["runs"] if said is not None else ():
-        RunMeta.unpack(fields)
+    if said is not None:
+        for fields in said["runs"]:
+            RunMeta.unpack(fields)
     return disk.size(state / manifest.NAME)
 
 

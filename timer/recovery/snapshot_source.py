@@ -140,7 +140,9 @@ class OfferedSnapshot:
         Raises:
             CorruptFileError: this node's file is damaged.
         """
-        for part in self.pinned.parts if self.pinned is not None else ():
+        if self.pinned is None:
+            return
+        for part in self.pinned.parts:
             with suppress(FileNotFoundError):  # as in `read`
                 if part.path == path and not self._is_whole(part):
                     self._damaged.add(part)

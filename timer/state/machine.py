@@ -362,15 +362,14 @@ class Machine(State):
 
     def _ended_by_fire(self, due_ms: I64, seq: U64) -> npt.NDArray[np.bool_]:
         """Return which ids, if issued and not cancelled, fired within the horizon, (n, bool)."""
-        recent = (due_ms <= self.last_read_time_ms) & (due_ms > self._forgotten_ms())
+        recent = (due_ms <= self.last_read_time_ms) & (due_ms > self._horizon()[1])
         return recent & (seq < self.next_seq) & (seq > 0) & (seq >= self.outcomes.unknown_below)
 
-    def _forgotten_ms(self) -> UnixMs:
-        """Return the read time at the horizon; timers due by then may be NOT_FOUND."""
-        return self._horizon()[1]
-
     def _horizon(self) -> tuple[UnixMs, UnixMs]:
-        """Return the newest mark before the horizon; (-1, -1) if none lies before it."""
+        """Return the newest mark before the horizon; (-1, -1) if none lies before it.
+
+        Timers due by its read time, the second one, may be NOT_FOUND.
+        """
         found = UnixMs(-1), UnixMs(-1)
         for mark in self.fire_marks:
             if mark[0] > self.applied_time_ms - HORIZON_MS:

@@ -33,7 +33,6 @@ All of this is state, equal on every replica. A portion therefore counts live ro
 cancelled rows are in some replicas' runs and not in others' (timer/pending/runs/held_scan.py).
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
@@ -67,9 +66,6 @@ APART_MAX: Final = 1 << 18
 takes a thread some 40 ms."""
 APART_BYTES: Final = 64 << 20
 """Most payload bytes of held rows for such a search: it reads whole batches."""
-
-_whole: Final = deque[None](maxlen=0).extend
-"""Runs work that is in portions to its end."""
 
 
 class Pauses:
@@ -136,7 +132,8 @@ class Pauses:
     def gone(self, topic: Topic) -> None:
         """Forget a topic that was deleted, with its held rows."""
         self._forget(topic.topic_id)
-        _whole(self._begin())
+        for _ in self._begin():
+            pass
 
     def _note(self, topic: Topic) -> None:
         topic_id, release = topic.topic_id, topic.release
@@ -315,8 +312,10 @@ class Pauses:
         early = len(ready) < len(swept)
         self._state.swept = BEGIN if again else seen if early else None
         if again:
-            _whole(self._admit(self.together))
-        _whole(self._begin())
+            for _ in self._admit(self.together):
+                pass
+        for _ in self._begin():
+            pass
         return again
 
     def _is_through(self, topic: Topic) -> bool:

@@ -408,6 +408,17 @@ def span(text: str) -> timedelta:
     return found
 
 
+def days(most: int) -> Callable[[str], int]:
+    """Return the reader of an option in days, 1 to `most`."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: must be 1 to {most} days")
+        return int(text)
+
+    return read
+
+
 def aware(text: str) -> datetime:
     """Return the time of an ISO 8601 text with a UTC offset."""
     try:

@@ -22,7 +22,6 @@ import argparse
 import secrets
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -31,7 +30,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from timerclient.cli import cli_args
+from timerclient.cli import cli_args, output
 from timerclient.cli.cli_args import Commands, UsageError, duration
 from timerclient.cli.cli_errors import FAILED
 from timerclient.cli.cli_nodes import trouble_of_leader
@@ -307,7 +306,9 @@ class RollingCommands(Commands):
                 refused.outcome_known = True
                 raise refused
             if left_out := [node.name for node in status.nodes if not node.reachable]:
-                _tell(f"left out, as it neither answers nor votes: {', '.join(left_out)}")
+                output.print_progress(
+                    f"left out, as it neither answers nor votes: {', '.join(left_out)}"
+                )
             document: dict[str, Any] = {"nodes": names, "restarted": not args.dry_run}
             plan = "restart " + (", ".join(names) or "no node")
             if args.dry_run or not names:
@@ -315,13 +316,15 @@ class RollingCommands(Commands):
                 return 0
             if not args.yes and not cli_args.agreed(plan, "One after the other."):
                 return FAILED
-            rolling = RestartSequence(client, restart, _tell, limit_s)
+            rolling = RestartSequence(client, restart, output.print_progress, limit_s)
             try:
                 with cli_args.sigterm_exits():
                     rolling.run(names)
             except BaseException:  # also Ctrl-C and SIGTERM
                 since = (args.since or began).isoformat(timespec="milliseconds")
-                _tell(f"stopped; to resume, repeat the command with --since {since}")
+                output.print_progress(
+                    f"stopped; to resume, repeat the command with --since {since}"
+                )
                 raise
         self._put(args, document, f"restarted {', '.join(names)}")
         return 0
@@ -334,8 +337,3 @@ def _is_done(status: pb.GetStatusResponse, name: str, since: datetime | None) ->
     [node] = [node for node in status.nodes if node.name == name]
     started = datetime.now(UTC) - timedelta(milliseconds=node.uptime_ms)
     return node.reachable and started > since
-
-
-def _tell(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()

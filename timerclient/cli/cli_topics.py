@@ -142,8 +142,8 @@ class TopicCommands(Commands):
         if gone is not None:
             document |= as_dict(gone)
             text += f", with {gone.pending} pending timers and {gone.messages} messages"
-        for group in gone.groups if gone is not None else ():
-            text += f"\ngroup {group.name}: {group.unacked} unacked"
+            for group in gone.groups:
+                text += f"\ngroup {group.name}: {group.unacked} unacked"
         self._put(args, document, text)
         return OK
 

@@ -91,6 +91,12 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
+def print_progress(line: str) -> None:
+    """Print a line to stderr at once."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def plain(text: str) -> str:
     """Return a text with control characters escaped: one line, without terminal commands."""
     if text.isprintable():

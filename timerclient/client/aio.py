@@ -40,7 +40,6 @@ from timerclient.client.timer_calls import Seconds, timeout_s
 from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import policy_fields, rows
-from timerclient.rows.background import check_threads
 from timerclient.rows.rows import DueTime, Headers, NewTimer, OnConflict, WhenMany
 from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
 from timerclient.streams.credit import Credit
@@ -50,6 +49,7 @@ from timerclient.streams.nodes import RANK_MAX, Nodes
 from timerclient.streams.producer import ProducerStream, SingleRow, WaitingCall, encode_rows
 from timerclient.streams.shared_calls import SharedCalls
 from timerclient.streams.subscription import Subscription
+from timerclient.threads.background import check_threads
 from timerclient.values.client_events import Events, OnEvent
 from timerclient.values.client_settings import ClientSettings
 from timerclient.values.client_tls import ClientTls

@@ -41,13 +41,13 @@ from timerclient.client.consumers import (
 from timerclient.client.timer_calls import Seconds, timeout_s
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.rows.background import Background, Budget, GuardedFuture, check_wait
 from timerclient.rows.messages import Batch, Message
 from timerclient.rows.rows import DueTime, Headers, OnConflict, WhenMany
 from timerclient.rows.scheduled_timers import RequestOutcome, Timer, Timers
 from timerclient.streams.credit import Credit
 from timerclient.streams.producer import WaitingCall
 from timerclient.streams.subscription import Subscription
+from timerclient.threads.background import Background, Budget, GuardedFuture, check_wait
 from timerclient.values.client_events import SubmitBlocked
 from timerclient.values.codecs import NO_VALUE, Payload, payload_of
 from timerclient.values.errors import TimerError

@@ -18,7 +18,6 @@ from timerclient.client.topic_calls import Namespace
 from timerclient.client.tracing import Tracing
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import pending_timers
-from timerclient.rows.background import check_wait
 from timerclient.rows.peeked_messages import MessagePage, Peeked
 from timerclient.rows.pending_timers import (
     Changed,
@@ -40,6 +39,7 @@ from timerclient.rows.rows import (
 from timerclient.rows.scheduled_timers import Timer, Timers
 from timerclient.rows.series_fields import Series, SeriesConflict, SeriesOptions
 from timerclient.streams.node_channel import Dial
+from timerclient.threads.background import check_wait
 from timerclient.values.client_events import OnEvent
 from timerclient.values.client_settings import PEEK_MAX, READ_MAX, ClientSettings
 from timerclient.values.client_tls import ClientTls

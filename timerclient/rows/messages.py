@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.background import GuardedFuture, call_guarded, is_running
 from timerclient.rows.rows import (
     PAUSE_MS_MAX,
     PRIORITY_DEFAULT,
@@ -27,6 +26,7 @@ from timerclient.rows.rows import (
     span_ms,
 )
 from timerclient.rows.series_fields import Occurrence, occurrence_of
+from timerclient.threads.background import GuardedFuture, call_guarded, is_running
 from timerclient.values import ids
 from timerclient.values.codecs import PayloadReader
 from timerclient.values.errors import InvalidRequest

@@ -8,6 +8,7 @@ from typing import Any
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.message_json import payload_fields
+from timerclient.rows.scheduled_timers import HasTimerId
 from timerclient.values import ids
 from timerclient.values.codecs import PayloadReader
 
@@ -28,7 +29,7 @@ class PeekState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PeekedMessage(PayloadReader):
+class PeekedMessage(PayloadReader, HasTimerId):
     """One message, at the moment of the call."""
 
     raw: bytes
@@ -45,16 +46,6 @@ class PeekedMessage(PayloadReader):
     payload: bytes
     ordering_key: str | None = None
     priority: int = rows.PRIORITY_DEFAULT
-
-    @property
-    def id(self) -> str:
-        """The id as text."""
-        return ids.to_text(self.raw)
-
-    @property
-    def due_ms(self) -> int:
-        """The effective due time, Unix milliseconds."""
-        return ids.due_ms_of(self.raw)
 
     def __repr__(self) -> str:
         return (

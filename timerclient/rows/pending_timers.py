@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
-from timerclient.rows.scheduled_timers import Timer
+from timerclient.rows.scheduled_timers import HasTimerId, Timer
 from timerclient.values import ids
 from timerclient.values.codecs import PayloadReader
 from timerclient.values.errors import InvalidRequest, NotPending
@@ -42,7 +42,7 @@ class Where(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class TimerInfo(PayloadReader):
+class TimerInfo(PayloadReader, HasTimerId):
     """One timer. Fields from `topic` to `held` are set for a pending timer only."""
 
     raw: bytes
@@ -62,21 +62,6 @@ class TimerInfo(PayloadReader):
     ordering_key: str | None = None
     priority: int | None = None
     """0 to 9, of a pending timer."""
-
-    @property
-    def id(self) -> str:
-        """The id as text."""
-        return ids.to_text(self.raw)
-
-    @property
-    def due_ms(self) -> int:
-        """The effective due time, Unix milliseconds."""
-        return ids.due_ms_of(self.raw)
-
-    @property
-    def due(self) -> datetime:
-        """The effective due time, in UTC."""
-        return rows.moment_of(self.due_ms)
 
     def __repr__(self) -> str:
         return (

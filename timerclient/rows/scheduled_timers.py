@@ -55,27 +55,12 @@ class RequestOutcome(NamedTuple):
         return Timer(self.raw, duplicate=self.duplicate, result=result, replaced=replaced)
 
 
-class Timer:
-    """A timer that a majority of the cluster has on disk."""
+class HasTimerId:
+    """A value with the raw id of a timer, which holds the due time."""
 
-    __slots__ = ("duplicate", "raw", "replaced", "result")
-
-    def __init__(
-        self,
-        raw: bytes,
-        *,
-        duplicate: bool = False,
-        result: ScheduleResult = ScheduleResult.SCHEDULED,
-        replaced: bytes | None = None,
-    ) -> None:
-        self.raw = raw
-        """Its id, 15 bytes."""
-        self.duplicate = duplicate
-        """The request was a repetition: an earlier attempt of it was applied."""
-        self.result = result
-        """SCHEDULED, REPLACED, or KEPT: the pending timer existed before."""
-        self.replaced = replaced
-        """Raw id of the timer that this one replaced. None: it replaced none."""
+    __slots__ = ()
+    raw: bytes
+    """Its id, 15 bytes."""
 
     @property
     def id(self) -> str:
@@ -91,6 +76,28 @@ class Timer:
     def due(self) -> datetime:
         """The effective due time, in UTC."""
         return moment_of(self.due_ms)
+
+
+class Timer(HasTimerId):
+    """A timer that a majority of the cluster has on disk."""
+
+    __slots__ = ("duplicate", "raw", "replaced", "result")
+
+    def __init__(
+        self,
+        raw: bytes,
+        *,
+        duplicate: bool = False,
+        result: ScheduleResult = ScheduleResult.SCHEDULED,
+        replaced: bytes | None = None,
+    ) -> None:
+        self.raw = raw
+        self.duplicate = duplicate
+        """The request was a repetition: an earlier attempt of it was applied."""
+        self.result = result
+        """SCHEDULED, REPLACED, or KEPT: the pending timer existed before."""
+        self.replaced = replaced
+        """Raw id of the timer that this one replaced. None: it replaced none."""
 
     def __repr__(self) -> str:
         return f"Timer({self.id!r}, due_ms={self.due_ms})"

@@ -226,7 +226,7 @@ class Nodes:
         nodes = self._end()
         trial, self._trial = self._trial, None
         if trial is not None and trial.get_loop() is asyncio.get_running_loop():
-            await cancelled([trial])
+            await cancel_and_wait([trial])
         await asyncio.gather(*(node.close() for node in nodes))
         self.last_error = None  # tracebacks have nodes
         self._unreached.clear()
@@ -435,7 +435,7 @@ class Nodes:
                 wait_s = max(self.settings.probe_s / 5, self._patience_s)
                 best = max(best, *((probe.result(), probes[probe]) for probe in done))
         finally:
-            await cancelled(probes)
+            await cancel_and_wait(probes)
         if best[0] < 0:
             self._count_answers(len(addresses))
             return None
@@ -554,7 +554,7 @@ class Nodes:
                 self._leader = None
             raise
         finally:
-            await cancelled([task])
+            await cancel_and_wait([task])
 
     async def call(
         self,
@@ -758,8 +758,8 @@ async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
         return await call()
 
 
-async def cancelled(tasks: Any) -> None:
-    """Cancel tasks and wait until they are over."""
+async def cancel_and_wait(tasks: Any) -> None:
+    """Cancel tasks, and wait until they are over."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -771,7 +771,7 @@ async def first_to_end(*parts: Coroutine[Any, Any, None]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await cancelled(tasks)
+        await cancel_and_wait(tasks)
     for task in done:
         task.result()
 

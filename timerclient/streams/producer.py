@@ -24,7 +24,7 @@ from timerclient.streams.node_channel import NodeChannel
 from timerclient.streams.nodes import (
     Nodes,
     RetryPauses,
-    cancelled,
+    cancel_and_wait,
     closing_call,
     converted,
     first_to_end,
@@ -380,7 +380,7 @@ class ProducerStream:
             task, self._task = self._task, None
             try:
                 if task is not None:
-                    await cancelled([task])
+                    await cancel_and_wait([task])
             finally:
                 self._give_up()
         left_s = min(until_s - loop.time(), UNREGISTER_S)

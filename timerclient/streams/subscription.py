@@ -32,7 +32,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.background import check_process
 from timerclient.rows.messages import UNSEEN, Acking, Batch, Message, Said, Word
 from timerclient.streams.ack_pipeline import AckPipeline
 from timerclient.streams.acks import QueuedAck
@@ -45,7 +44,7 @@ from timerclient.streams.node_channel import NodeChannel
 from timerclient.streams.nodes import (
     Nodes,
     RetryPauses,
-    cancelled,
+    cancel_and_wait,
     closing_call,
     converted,
     first_to_end,
@@ -53,6 +52,7 @@ from timerclient.streams.nodes import (
     write,
 )
 from timerclient.streams.unseen_returns import UnseenReturns
+from timerclient.threads.background import check_process
 from timerclient.values import errors
 from timerclient.values.client_events import LeasesLost
 from timerclient.values.errors import (
@@ -332,7 +332,7 @@ class Subscription:
         task, self._task = self._task, None
         try:
             if task is not None:
-                await cancelled([task])
+                await cancel_and_wait([task])
         finally:
             self._finish(None)
 

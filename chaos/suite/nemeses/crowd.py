@@ -17,7 +17,7 @@ from chaos.suite.stage.stage import Stage
 from chaos.workloads.history_books import Books
 from chaos.workloads.recorded_requests import RecordedRequests
 from timerclient import AsyncTimerClient, TimerClient
-from timerclient.rows.background import Background
+from timerclient.threads.background import Background
 from timerclient.values.errors import TimerError, Unavailable
 
 FLOOD: Final = "flood"

@@ -16,7 +16,7 @@ from chaos.suite.nemeses.file_damage import LOG
 from chaos.suite.nemeses.nemesis import Fizzled, Nemesis, back, chosen, remaining, said, until
 from chaos.suite.stage.disk_faults import Calls, Kind
 from chaos.suite.stage.stage import READY_S, Stage
-from cluster.settings.exit_codes import EXIT_DISK
+from cluster.settings.exit_codes import ExitCode
 
 MEETS_S: Final = 20.0
 """A node's calls meet a fault of its disk within this, because every node writes all the time."""
@@ -57,7 +57,7 @@ def disk_errors(
 ) -> Iterator[None]:
     """Calls to a node's disk fail with EIO. The node ends, and starts again with a sound disk.
 
-    It has to end with EXIT_DISK.
+    It has to end with ExitCode.DISK.
 
     `calls`: SYNCS or WRITES.
     """
@@ -70,7 +70,7 @@ def disk_errors(
         _until_ended(stage, name, f"{name} goes on")
         status = stage.cluster.exit_status(name)
         stage.record("disk-failed", **word, status=status)
-        if status != EXIT_DISK:
+        if status != ExitCode.DISK:
             stage.failures.append(f"{name} met EIO and ended with status {status}")
         yield
     back(stage, name)

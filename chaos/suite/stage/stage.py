@@ -30,7 +30,7 @@ from chaos.suite.stage.plan import Need
 from chaos.suite.stage.states import StateRecorder
 from chaos.suite.stage.turn import Turn
 from cluster.settings.config import load_config
-from cluster.settings.exit_codes import EXIT_CORRUPT
+from cluster.settings.exit_codes import ExitCode
 from deploy.local import LaunchError, LocalCluster, NodeHost
 from timer.files.disk import RealDisk
 from timer.model.timer_errors import StorageError
@@ -470,7 +470,7 @@ class Stage:
 
     def is_given_up(self, name: str) -> bool:
         """Return whether a damaged node has ended because it found no leader to heal from."""
-        return self.cluster.exit_status(name) == EXIT_CORRUPT
+        return self.cluster.exit_status(name) == ExitCode.CORRUPT
 
     def lose(self, name: str) -> None:
         """Record that a damaged node has ended for good; once per node."""

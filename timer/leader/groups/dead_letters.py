@@ -50,6 +50,7 @@ ATTEMPTS: Final = "dead-letter-attempts"
 DETAIL: Final = "dead-letter-detail"
 """Text of the nack that was the last failure, or of the rejection by a worker's handler."""
 HEADERS: Final = (REASON, TOPIC, FROM_GROUP, TIMER_ID, OFFSET, ATTEMPTS, DETAIL)
+"""A worker writes the same into its letters (timerclient/worker/rejected_letters.py)."""
 PRIOR: Final = "prior-"
 """Prefix of a header of an earlier death, once for each death since."""
 DEATHS_MAX: Final = 8
@@ -108,7 +109,7 @@ def move_letters(  # noqa: PLR0913 -- the source of each header
         }
         if nacked[at] and details[at]:
             death[DETAIL] = details[at]
-        return _put_off(headers) | death
+        return _with_older_deaths(headers) | death
 
     to = topic_of(topic, group.name, group.settings.dead_letter_topic)
     body = _encode(rows, bufs, due_ms, marked)
@@ -116,33 +117,29 @@ def move_letters(  # noqa: PLR0913 -- the source of each header
 
 
 def redrive(
-    group: Group, queue: Queue, offsets: U64, due_ms: UnixMs, goes: Callable[[str, str], bool]
+    group: Group, queue: Queue, offsets: U64, due_ms: UnixMs, is_allowed: Callable[[str, str], bool]
 ) -> list[Move]:
     """Return the ops that move dead letters back, one for each topic of origin.
 
-    Any client may write such headers, so `goes` decides whether a letter may go back to a topic and
-    group. Letters whose headers name no allowed origin are left out.
+    Any client may write such headers, so `is_allowed` decides whether a letter may go back to a
+    topic and group. Letters whose headers name no allowed origin are left out.
     """
     rows, bufs = _rows(queue, offsets)
     places: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
         headers = _headers(row, bufs)
         source = headers.get(TOPIC, "")
-        if goes(source, headers.get(FROM_GROUP, "")):
+        if is_allowed(source, headers.get(FROM_GROUP, "")):
             places.setdefault(source, []).append(at)
-
-    def restored(headers: dict[str, str], at: int) -> dict[str, str]:
-        del at
-        return _brought_back(headers)
 
     moves = []
     for to, mine in places.items():
-        body = _encode(rows[mine], bufs, due_ms, restored)
+        body = _encode(rows[mine], bufs, due_ms, lambda headers, _: _without_death(headers))
         moves.append(Move(Op.MOVE, group.topic, group.group_id, offsets[mine], to, "", body))
     return moves
 
 
-def _put_off(headers: dict[str, str]) -> dict[str, str]:
+def _with_older_deaths(headers: dict[str, str]) -> dict[str, str]:
     """Return headers with one more prefix: the newest death becomes an earlier one."""
     return {
         PRIOR + name if deaths else name: value
@@ -151,8 +148,8 @@ def _put_off(headers: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _brought_back(headers: dict[str, str]) -> dict[str, str]:
-    """Return headers without those of the newest death; the inverse of `_put_off`."""
+def _without_death(headers: dict[str, str]) -> dict[str, str]:
+    """Return headers without those of the newest death; the inverse of `_with_older_deaths`."""
     return {
         name.removeprefix(PRIOR) if _deaths_at(name) else name: value
         for name, value in headers.items()

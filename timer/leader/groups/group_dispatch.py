@@ -615,12 +615,12 @@ class GroupDispatch:
         return bool(len(offsets)) or leases.unfinished
 
     def redrive(
-        self, group: Group, offsets: U64, done: Done, permitted: Callable[[str], bool] = bool
+        self, group: Group, offsets: U64, done: Done, allows: Callable[[str], bool] = lambda _: True
     ) -> list[Move]:
         """Move dead letters, which are in memory, back to the topics that they came from.
 
         Returns the MOVE ops; `done` gets each MoveApplied. `offsets` ascend. Letters stay if their
-        headers name no existing, `permitted` topic, or no group that `sends_to` allows.
+        headers name no existing topic that `allows` accepts, or no group that `sends_to` accepts.
 
         Raises:
             EngineError: the leadership or the group is gone, or a topic is being deleted.
@@ -629,14 +629,14 @@ class GroupDispatch:
         topic = self.machine.topics[group.topic]
         due_ms, known = self.machine.last_read_time_ms, self.machine.topic_by_name
 
-        def goes(name: str, of_group: str) -> bool:
+        def is_allowed(name: str, of_group: str) -> bool:
             source = known.get(name)
-            if source is None or source is topic or not permitted(name):
+            if source is None or source is topic or not allows(name):
                 return False
             self.check_topic(source.topic_id)
             return dead_letters.sends_to(source, of_group, topic.name)
 
-        moves = dead_letters.redrive(group, topic.queue, offsets, due_ms, goes)
+        moves = dead_letters.redrive(group, topic.queue, offsets, due_ms, is_allowed)
         if moves and offsets[-1] >= group.reach:  # an op takes no message beyond
             self._batch.add(GroupOp(Op.RESERVE, group.topic, group.group_id, offsets[-1:] + 1))
         self._batch.asked += [PendingOp(move, done) for move in moves]

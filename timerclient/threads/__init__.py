@@ -1,0 +1,1 @@
+"""The thread of the clients' event loop, and the futures that other threads wait for."""
