@@ -92,7 +92,7 @@ class FlushLimits:
     log_entries: int
     interval_ms: int
     unspilled_bytes: int
-    """Folding waits for the flush while more bytes of fired messages than this are in no file."""
+    """Folding waits for the flush at this many bytes of fired messages in no file, or more."""
     topics_at_once: int = TOPICS_AT_ONCE
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from timer.model.timer_errors import InvalidRequestError
 from timer.model.timer_id import SEQ_MAX, SIZE, TEXT_SIZE, decode, encode, from_text, mix, to_text
 from timer.model.units import DUE_MS_MAX
+from timerclient.values import ids as client_ids
 
 quick = settings(derandomize=True, deadline=None)
 keys = st.lists(
@@ -46,6 +47,8 @@ def test_ids_and_their_texts_sort_as_their_timers_fire(
     texts = [to_text(raw) for raw in ids]
     assert texts == sorted(texts)
     assert [from_text(text) for text in texts] == ids
+    assert [client_ids.from_text(text) for text in texts] == ids  # the client has its own
+    assert [client_ids.to_text(raw) for raw in ids] == texts
     assert {len(text) for text in texts} <= {TEXT_SIZE}
 
 

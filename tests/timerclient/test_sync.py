@@ -35,10 +35,10 @@ from timerclient import (
 from timerclient.client import aio
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows import background
 from timerclient.streams import node_channel, producer
 from timerclient.streams.nodes import Nodes
 from timerclient.streams.subscription import Subscription
+from timerclient.threads import background
 from timerclient.threads.background import Budget
 from timerclient.values import errors
 from timerclient.worker.timer_app import AppConnection

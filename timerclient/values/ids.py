@@ -10,6 +10,7 @@ from typing import Final
 
 from timerclient.values.errors import InvalidRequest
 
+# As in timer/model/timer_id.py, which a client does not have.
 SIZE: Final = 15
 TEXT_SIZE: Final = 24
 
