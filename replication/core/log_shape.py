@@ -151,7 +151,7 @@ class EntrySizes:
         # _ends[i]: bytes from a fixed point to the end of entry first_index - 1 + i.
         self._old_index = LogIndex(0)
         self._look_ms = MonoMs(0)
-        """Until then `age` removes nothing. Entries up to `_old_index` are from before it was set."""
+        """Until then `age` removes nothing. Entries up to `_old_index` existed when it was set."""
 
     def __len__(self) -> int:
         return len(self._ends) - 1

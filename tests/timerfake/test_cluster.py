@@ -38,10 +38,10 @@ from timerclient import (
 )
 from timerclient.client.sync import Consumer
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.background import Background
 from timerclient.rows.series_fields import SeriesConflict, SeriesOptions
 from timerclient.streams import shared_calls
 from timerclient.streams.credit import LINK_BYTES_MIN
+from timerclient.threads.background import Background
 from timerclient.values.errors import RpcFailed
 from timerfake import (
     AsyncFakeCluster,

@@ -1,6 +1,6 @@
-"""Rates of delivery: at most so many messages a second, per topic and per group of a topic.
+"""Rates of delivery: most messages a second, per topic and per group of a topic.
 
-    time ----+rate a second--> bucket --room--> a lease of at most so many messages
+    time ----+rate a second--> bucket --room--> a lease of at most that many messages
                                  ^                  |
                                  +------ -1 each ---+      empty: the group waits for its alarm
 
