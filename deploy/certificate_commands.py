@@ -44,7 +44,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
             help=f"folder of the certificates; default: {FOLDER}",
         )
         cli_args.add_output(parser)
-        parser.set_defaults(run=_reporting(run))
+        parser.set_defaults(run=_with_error_reports(run))
     parsers["init"].add_argument(
         "cluster", metavar="CLUSTER", help="id of the cluster, the nodes' setting `cluster_id`"
     )
@@ -80,7 +80,7 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
 Command = Callable[["CertificateStore", argparse.Namespace], int]
 
 
-def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
+def _with_error_reports(run: Command) -> Callable[[argparse.Namespace], int]:
     """Return the command around `run`: an error becomes a message and exit status 1."""
 
     def command(args: argparse.Namespace) -> int:

@@ -100,7 +100,7 @@ class CertificateStore:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name, signs in (("ca", "nodes"), ("client-ca", "clients")):
             key = ec.generate_private_key(ec.SECP256R1())
-            subject = _named(f"{cluster_id} {signs}", cluster_id)
+            subject = _subject_name(f"{cluster_id} {signs}", cluster_id)
             built = (
                 _builder(subject, subject, key, _in_days(days))
                 .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -161,7 +161,7 @@ class CertificateStore:
             purposes.append(ExtendedKeyUsageOID.SERVER_AUTH)
         issuer_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         built = (
-            _builder(_named(str(identity), cluster_id), authority.subject, key, until)
+            _builder(_subject_name(str(identity), cluster_id), authority.subject, key, until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
@@ -317,7 +317,7 @@ def _in_days(days: float) -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
 
 
-def _named(common: str, cluster_id: str) -> x509.Name:
+def _subject_name(common: str, cluster_id: str) -> x509.Name:
     """Return a certificate's name. Programs do not read it, except `timerctl certs`."""
     return x509.Name(
         [

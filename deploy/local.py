@@ -132,7 +132,7 @@ class NodeHost:
     """Additional lines for the node's TOML file."""
 
 
-def _listed(*, pid: int, **texts: str) -> LocalNode:
+def _node_of(*, pid: int, **texts: str) -> LocalNode:
     """Return a node of cluster.json.
 
     Raises:
@@ -196,7 +196,7 @@ class LocalCluster:
         if not path.exists():
             return {}
         try:
-            listed = [_listed(**each) for each in json.loads(path.read_text())["nodes"]]
+            listed = [_node_of(**each) for each in json.loads(path.read_text())["nodes"]]
         except (ValueError, TypeError, LookupError) as error:
             raise LaunchError(f"{path} does not list a local cluster: {error!r}") from error
         return {node.name: node for node in listed}
@@ -311,7 +311,7 @@ class LocalCluster:
             for node in starting:
                 self._try_ports(node)
             if not known:
-                self._found([*planned.values()])
+                self._write_new([*planned.values()])
             for name in wanted:
                 if name not in running:
                     self._spawn(self._node(name))
@@ -376,7 +376,7 @@ class LocalCluster:
                         "(--base-port). No node was started"
                     ) from error
 
-    def _found(self, nodes: Sequence[LocalNode]) -> None:
+    def _write_new(self, nodes: Sequence[LocalNode]) -> None:
         """Write a new cluster's list of nodes and their configurations."""
         self.directory.mkdir(parents=True, exist_ok=True)
         # Each cluster has its own id, so that it refuses timer ids of another cluster.
@@ -413,7 +413,7 @@ class LocalCluster:
         log.parent.mkdir(exist_ok=True)
         data = self.directory / node.data
         if not (data / IDENTITY).exists():
-            self._format(node, *(["--learner"] if self._lost_its_disk(node) else []))
+            self._format(node, *(["--learner"] if self._has_lost_data(node) else []))
         with log.open("ab") as out:
             words = [*self._host(node.name).inside, *self._program, "--config", str(config)]
             child = self._launch(node.name, words, out)
@@ -427,7 +427,7 @@ class LocalCluster:
             path = self.directory / "cluster.json"
             raise LaunchError(f"{node.name} was not started: {path}: {error.strerror}") from error
 
-    def _lost_its_disk(self, node: LocalNode) -> bool:
+    def _has_lost_data(self, node: LocalNode) -> bool:
         """Return whether a node that was started before, beside others, has no data any more.
 
         A founding voter without its promise and its log is unsafe: it restarts as a learner.
@@ -540,7 +540,7 @@ class LocalCluster:
         if not self._signal(node, with_signal):
             raise LaunchError(f"{name} does not run")
         if with_signal in (signal.SIGKILL, signal.SIGTERM):
-            self._wait_ended([node], STOP_TIMEOUT_S)
+            self._wait_for_exit([node], STOP_TIMEOUT_S)
 
     def kill_together(self, *names: str) -> None:
         """Send SIGKILL to all named nodes before any has ended. Nodes that don't run are skipped.
@@ -551,7 +551,7 @@ class LocalCluster:
         nodes = [self._node(name) for name in names]
         for node in nodes:
             self._signal(node, signal.SIGKILL)
-        self._wait_ended(nodes, STOP_TIMEOUT_S)
+        self._wait_for_exit(nodes, STOP_TIMEOUT_S)
 
     def stop(self, *names: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop the named nodes, or all, in good order.
@@ -565,7 +565,7 @@ class LocalCluster:
             wanted = [self._node(name) for name in names] or [*self.nodes.values()]
             for node in wanted:
                 self._signal(node, signal.SIGTERM)
-            self._wait_ended(wanted, timeout_s)
+            self._wait_for_exit(wanted, timeout_s)
 
     def destroy(self) -> list[Path]:
         """Kill all nodes, and remove the cluster's files; return the files that stay.
@@ -579,7 +579,7 @@ class LocalCluster:
                 self.directory, [(node.name, node.data) for node in self.nodes.values()]
             )
 
-    def _wait_ended(self, nodes: Sequence[LocalNode], timeout_s: float) -> None:
+    def _wait_for_exit(self, nodes: Sequence[LocalNode], timeout_s: float) -> None:
         if not _wait(lambda: not any(map(self._runs, nodes)), timeout_s):
             left = [node.name for node in nodes if self._runs(node)]
             who = ", ".join(f"{name} (pid {self._node(name).pid})" for name in left)

@@ -64,7 +64,9 @@ def register(subparsers: "argparse._SubParsersAction[Any]") -> None:
             "--dir", type=Path, default=FOLDER, help=f"the cluster's directory; default: {FOLDER}"
         )
         cli_args.add_output(parser)
-        parser.set_defaults(run=_reporting(run), names=[], nodes=None, base_port=None, tls=False)
+        parser.set_defaults(
+            run=_with_error_reports(run), names=[], nodes=None, base_port=None, tls=False
+        )
         if name in ("up", "down"):
             parser.add_argument("names", nargs="*", metavar="NODE")
         if name in ("kill", "restart"):
@@ -121,7 +123,7 @@ def _add_logs(parser: argparse.ArgumentParser) -> None:
 Command = Callable[["LocalCluster", argparse.Namespace], int | None]
 
 
-def _reporting(run: Command) -> Callable[[argparse.Namespace], int]:
+def _with_error_reports(run: Command) -> Callable[[argparse.Namespace], int]:
     """Return the command around `run`: an error becomes a message and exit status 1 or 2."""
 
     def command(args: argparse.Namespace) -> int:

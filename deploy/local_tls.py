@@ -14,7 +14,7 @@ import grpc
 from timerclient.values.client_tls import ClientTls
 
 FOLDER: Final = "certs"
-WHO: Final = "local"
+LOCAL_NAME: Final = "local"
 """Name of the administrator and of the client."""
 RULES: Final = """
 [[rule]]
@@ -40,8 +40,8 @@ def make_certificates(directory: Path, cluster_id: str, hosts: Iterable[tuple[st
         store.issue(IdentityKind.NODE, node, hosts=["localhost", host])
     with store.access.open("a") as rules:
         rules.write(RULES)
-    store.issue(IdentityKind.ADMIN, WHO)
-    store.issue(IdentityKind.CLIENT, WHO)
+    store.issue(IdentityKind.ADMIN, LOCAL_NAME)
+    store.issue(IdentityKind.CLIENT, LOCAL_NAME)
 
 
 def settings_of(directory: Path, node: str) -> list[str]:
@@ -62,7 +62,7 @@ def tls_of(directory: Path) -> ClientTls | None:
     folder = directory / FOLDER
     if not (folder / "ca.pem").exists():
         return None
-    who = f"admin-{WHO}"
+    who = f"admin-{LOCAL_NAME}"
     return ClientTls(
         ca=folder / "ca.pem", certificate=folder / f"{who}.pem", key=folder / f"{who}-key.pem"
     )

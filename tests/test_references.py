@@ -124,9 +124,9 @@ def test_page_of_metrics_has_each_with_its_type_and_labels() -> None:
         clock_offsets=((("n1",), (1,)),),
     )
     telemetry = Telemetry(node="n1", version="1", read_levels=lambda: levels)
-    telemetry.rpcs.answered("Cancel", "OK", relayed="yes", seconds=0.1)
-    telemetry.rpcs.stream_began("Consume")
-    telemetry.rpcs.stream_ended("Consume", "OK", relayed="yes")
+    telemetry.rpcs.on_answer("Cancel", "OK", relayed="yes", seconds=0.1)
+    telemetry.rpcs.on_stream("Consume")
+    telemetry.rpcs.on_stream_end("Consume", "OK", relayed="yes")
     telemetry.error("Cancel", "NOT_FOUND")
     telemetry.observe_step("step", 0.1)
     telemetry.certificates.not_after_s = lambda: {"ca": 1.0}

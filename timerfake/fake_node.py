@@ -68,7 +68,7 @@ class FakeNode(TopicView):
             fold_interval_ms=config.timing.fold_interval_ms,
             limits=FlushLimits(NEVER, NEVER, NEVER, NEVER, NEVER),
             draw_id=random.Random(0).getrandbits,  # noqa: S311 -- the same steps, the same state
-            handed_out=self.handed_out,
+            on_delivery=self.on_delivery,
             on_leading=self._leading_changed,
             fatal=self.server.fail,
         )
@@ -121,13 +121,13 @@ class FakeNode(TopicView):
 
     def _applied(self, entry: Entry, applied: Applied) -> None:
         if isinstance(applied, FireApplied):
-            self.fired(applied, entry.time_ms)
+            self.on_fired(applied, entry.time_ms)
 
     def _leading_changed(self) -> None:
         if self.host.leader is None:
             self._consumers.end_streams()
         else:
-            self.led()
+            self.on_lead()
 
     def _make_clock(self, floor_ms: UnixMs) -> ClusterClock:
         now = self.clock.mono_ms()

@@ -21,7 +21,7 @@ from cluster.api.policy_admin import PolicyDesk
 from cluster.api.timer_service import TimerService
 from cluster.api.topic_filter import TopicFilter, filter_of_caller
 from cluster.control.membership import Change
-from cluster.rpc.handlers import Context, Service, ServiceHooks, answered, within
+from cluster.rpc.handlers import Context, Service, ServiceHooks, unary_handler, within
 from cluster.rpc.relay import DIRECT
 from cluster.security.reread_files import RereadFile
 from cluster.settings.log_format import set_level
@@ -212,8 +212,8 @@ def on_named_node(
     async def answer(self: "AdminService", request: _Request, context: Context) -> _Response:
         if self._is_here(request.node):
             return await handler(self, request)
-        passed: _Response = await self._passed_on(name, request, context)
-        return passed
+        encoded: _Response = await self._forward(name, request, context)
+        return encoded
 
     return answer
 
@@ -251,7 +251,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self._groups = groups
         self._require_leader = require_leader
 
-    @answered
+    @unary_handler
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
@@ -259,7 +259,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         del context
         return await status_answer(self._view, local=request.local, leadership=request.leadership)
 
-    @answered
+    @unary_handler
     async def GetCheckpoint(  # noqa: N802
         self, request: pb.GetCheckpointRequest, context: Context
     ) -> pb.GetCheckpointResponse:
@@ -269,7 +269,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             self._view, local=request.local, index=LogIndex(request.at_index)
         )
 
-    @answered
+    @unary_handler
     async def ListTopics(  # noqa: N802
         self, request: pb.ListTopicsRequest, context: Context
     ) -> pb.ListTopicsResponse:
@@ -289,7 +289,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         topic.lag_ms = await self._timers.lag_ms(topic.topic_id)
         return pb.ListTopicsResponse(topics=[topic], count=1)
 
-    @answered
+    @unary_handler
     async def ListProducers(  # noqa: N802
         self, request: pb.ListProducersRequest, context: Context
     ) -> pb.ListProducersResponse:
@@ -298,7 +298,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self._require_leader()
         return self._view.producers(request)
 
-    @answered
+    @unary_handler
     async def CreateTopic(  # noqa: N802
         self, request: pb.CreateTopicRequest, context: Context
     ) -> pb.CreateTopicResponse:
@@ -308,7 +308,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         assert isinstance(topic, Topic)
         return pb.CreateTopicResponse(topic_id=topic.topic_id)
 
-    @answered
+    @unary_handler
     async def DeleteTopic(  # noqa: N802
         self, request: pb.DeleteTopicRequest, context: Context
     ) -> pb.DeleteTopicResponse:
@@ -322,7 +322,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             groups=[pb.DeletedGroup(name=name, unacked=n) for name, n in applied.groups],
         )
 
-    @answered
+    @unary_handler
     async def CreateGroup(  # noqa: N802
         self, request: pb.CreateGroupRequest, context: Context
     ) -> pb.CreateGroupResponse:
@@ -331,7 +331,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         await within(made, context)
         return as_type(pb.CreateGroupResponse, self._view.group(request.topic, request.group))
 
-    @answered
+    @unary_handler
     async def AlterGroup(  # noqa: N802
         self, request: pb.AlterGroupRequest, context: Context
     ) -> pb.AlterGroupResponse:
@@ -340,7 +340,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         await within(altered, context)
         return as_type(pb.AlterGroupResponse, self._view.group(request.topic, request.group))
 
-    @answered
+    @unary_handler
     async def SeekGroup(  # noqa: N802
         self, request: pb.SeekGroupRequest, context: Context
     ) -> pb.SeekGroupResponse:
@@ -348,7 +348,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         await within(self._groups.seek(request), context)
         return as_type(pb.SeekGroupResponse, self._view.group(request.topic, request.group))
 
-    @answered
+    @unary_handler
     async def DeleteGroup(  # noqa: N802
         self, request: pb.DeleteGroupRequest, context: Context
     ) -> pb.DeleteGroupResponse:
@@ -356,7 +356,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         await within(self._groups.delete(request.topic, request.group), context)
         return pb.DeleteGroupResponse()
 
-    @answered
+    @unary_handler
     async def Redrive(  # noqa: N802
         self, request: pb.RedriveRequest, context: Context
     ) -> pb.RedriveResponse:
@@ -365,7 +365,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         assert isinstance(answer, pb.RedriveResponse)
         return answer
 
-    @answered
+    @unary_handler
     async def RedriveLetters(  # noqa: N802
         self, request: pb.RedriveLettersRequest, context: Context
     ) -> pb.RedriveLettersResponse:
@@ -375,7 +375,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         assert isinstance(answer, pb.RedriveLettersResponse)
         return answer
 
-    @answered
+    @unary_handler
     async def TransferLeadership(  # noqa: N802
         self, request: pb.TransferLeadershipRequest, context: Context
     ) -> pb.TransferLeadershipResponse:
@@ -387,7 +387,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         moved = await self._commands.transfer(request.target)
         return pb.TransferLeadershipResponse(unchanged=not moved)
 
-    @answered
+    @unary_handler
     @on_named_node
     async def DrainNode(  # noqa: N802
         self, request: pb.DrainNodeRequest
@@ -401,7 +401,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         moved = await self._commands.drain(undo=request.undo, holder=request.holder)
         return pb.DrainNodeResponse(node=request.node, drained=not request.undo, transferred=moved)
 
-    @answered
+    @unary_handler
     @on_named_node
     async def SetLogLevel(  # noqa: N802
         self, request: pb.SetLogLevelRequest
@@ -410,7 +410,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         before = set_level(request.logger, request.level)
         return pb.SetLogLevelResponse(node=self._view.name, before=before)
 
-    @answered
+    @unary_handler
     @on_named_node
     async def DumpStacks(  # noqa: N802
         self, request: pb.DumpStacksRequest
@@ -430,7 +430,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             left_out=found.left_out,
         )
 
-    @answered
+    @unary_handler
     @on_named_node
     async def TraceHops(  # noqa: N802
         self, request: pb.TraceHopsRequest
@@ -446,7 +446,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
                 answer.stamps.add(hop=pb.HopStamp.Hop.ValueType(hop), index=index, at_ns=at_ns)
         return answer
 
-    @answered
+    @unary_handler
     async def BeginVerification(  # noqa: N802
         self, request: pb.BeginVerificationRequest, context: Context
     ) -> pb.BeginVerificationResponse:
@@ -462,7 +462,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             nodes += _members(self._view, await ask_all(self._view.peers(), begin_verification))
         return pb.BeginVerificationResponse(nodes=sorted(nodes, key=lambda node: node.node))
 
-    @answered
+    @unary_handler
     async def GetVerification(  # noqa: N802
         self, request: pb.GetVerificationRequest, context: Context
     ) -> pb.GetVerificationResponse:
@@ -492,7 +492,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             raise InvalidRequestError("node", self._view.name, "can't verify: it has no files")
         return self._scrub
 
-    @answered
+    @unary_handler
     @on_named_node
     async def ReloadFiles(  # noqa: N802
         self, request: pb.ReloadFilesRequest
@@ -512,7 +512,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             ],
         )
 
-    @answered
+    @unary_handler
     @on_named_node
     async def OpenBackup(  # noqa: N802
         self, request: pb.OpenBackupRequest
@@ -531,7 +531,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             ],
         )
 
-    @answered
+    @unary_handler
     @on_named_node
     async def FetchBackup(  # noqa: N802
         self, request: pb.FetchBackupRequest
@@ -540,7 +540,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         data = await self._desk().fetch(request.backup_id, request.path, request.offset)
         return pb.FetchBackupResponse(data=data)
 
-    @answered
+    @unary_handler
     @on_named_node
     async def CloseBackup(  # noqa: N802
         self, request: pb.CloseBackupRequest
@@ -549,7 +549,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         self._desk().close(request.backup_id, complete=request.complete)
         return pb.CloseBackupResponse()
 
-    @answered
+    @unary_handler
     @on_named_node
     async def FetchLog(  # noqa: N802
         self, request: pb.FetchLogRequest
@@ -563,7 +563,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
             applied_index=found.applied[0],
             applied_epoch=found.applied[1],
             frames=found.frames,
-            is_gone=found.is_gone,
+            is_gone=found.is_dropped,
         )
 
     def _desk(self) -> BackupDesk:
@@ -581,14 +581,14 @@ class AdminService(Service, rpc.AdminServiceServicer):
             raise NotFoundError("node", node)
         return node in ("", self._view.name)
 
-    async def _passed_on(self, method: str, request: Any, context: Context) -> Any:
+    async def _forward(self, method: str, request: Any, context: Context) -> Any:
         """Return the answer of the node that a request names, encoded; see Registrar."""
         sender = dict(context.invocation_metadata() or ()).get(DIRECT)
         if self.hooks.relay is None or sender in self._view.peers():  # one hop at most
             raise NotReadyError(f"this node can't reach {request.node}")
         return await self.hooks.relay.answer(request.node, method, request, context)
 
-    @answered
+    @unary_handler
     async def ListMembers(  # noqa: N802
         self, request: pb.ListMembersRequest, context: Context
     ) -> pb.ListMembersResponse:
@@ -596,7 +596,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         del request, context
         return await self._view.members()
 
-    @answered
+    @unary_handler
     async def ChangeMembers(  # noqa: N802
         self, request: pb.ChangeMembersRequest, context: Context
     ) -> pb.ChangeMembersResponse:
@@ -612,7 +612,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         await self._commands.change_members(change, name)
         return as_type(pb.ChangeMembersResponse, await self._view.members())
 
-    @answered
+    @unary_handler
     async def AlterPolicies(  # noqa: N802
         self, request: pb.AlterPoliciesRequest, context: Context
     ) -> pb.AlterPoliciesResponse:
@@ -621,7 +621,7 @@ class AdminService(Service, rpc.AdminServiceServicer):
         assert isinstance(done, pb.DescribePoliciesResponse)
         return as_type(pb.AlterPoliciesResponse, done)
 
-    @answered
+    @unary_handler
     async def DescribePolicies(  # noqa: N802
         self, request: pb.DescribePoliciesRequest, context: Context
     ) -> pb.DescribePoliciesResponse:

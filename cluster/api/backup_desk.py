@@ -87,12 +87,12 @@ class BackupDesk:
         bytes_per_s: int,
         mono_ms: Callable[[], MonoMs],
         wall_ms: Callable[[], UnixMs],
-        damaged: Callable[[FileDamage], None],
+        on_damage: Callable[[FileDamage], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Remove the files that an earlier process pinned in `directory`.
 
-        `bytes_per_s`: maximum rate of all fetches. `damaged`: called with damage of this node's
+        `bytes_per_s`: maximum rate of all fetches. `on_damage`: called with damage of this node's
         own files, each time that a request meets it. `fatal`: called with any other error.
         """
         self.log: Final = log
@@ -102,7 +102,7 @@ class BackupDesk:
         """When the last complete backup ended, since the start; 0: none did."""
         self._disk, self._state, self._source = disk, state, source
         self._mono_ms, self._wall_ms = mono_ms, wall_ms
-        self._damaged, self._fatal = damaged, fatal
+        self._damaged, self._fatal = on_damage, fatal
         self._pace = SendRate(bytes_per_s)
         self._open: dict[int, _OpenBackup] = {}
         self._free = pin_directories(directory)
@@ -158,12 +158,12 @@ class BackupDesk:
         except NotReadyError:
             raise
         except (CorruptFileError, UnknownVersionError) as error:
-            raise self._to_be_healed(error) from error
+            raise self._repair_error(error) from error
         except Exception as error:
             self._fatal(error)
             raise
 
-    def _to_be_healed(self, damage: FileDamage) -> NotReadyError:
+    def _repair_error(self, damage: FileDamage) -> NotReadyError:
         self._damaged(damage)
         return NotReadyError(f"this node has damaged files: {damage}")
 
@@ -186,7 +186,7 @@ class BackupDesk:
         except FileNotFoundError:
             raise NotFoundError("open backup", f"{backup_id:016x}") from None
         except (CorruptFileError, UnknownVersionError) as error:
-            raise self._to_be_healed(error) from error
+            raise self._repair_error(error) from error
 
     def _part(self, backup_id: int, path: str) -> tuple[_OpenBackup, SnapshotPart]:
         backup = self._open.get(backup_id)

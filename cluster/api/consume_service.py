@@ -32,10 +32,10 @@ from cluster.rpc.handlers import (
     RequestStream,
     Service,
     ServiceHooks,
-    answered,
     caller_of,
-    streamed,
+    stream_handler,
     turn_of,
+    unary_handler,
     within,
 )
 from cluster.rpc.outboxes import Outboxes
@@ -121,12 +121,12 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             if not delivered.done():
                 delivered.set_exception(NotLeaderError(self._host.leader_address()))
 
-    @streamed
+    @stream_handler
     async def Consume(  # noqa: N802
         self, requests: AsyncIterator[pb.ConsumeRequest], context: Context
     ) -> AsyncGenerator[pb.ConsumeResponse, None]:
         """Serve one consumer until its stream or this node's leadership ends."""
-        requests = RequestStream(requests, context, self.hooks.taken)
+        requests = RequestStream(requests, context, self.hooks.on_request)
         stream = await self._open(requests, context.peer())
         self._streams.add(stream)
         reader = asyncio.create_task(stream.read(requests))
@@ -180,7 +180,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
 
     # ---- unary
 
-    @answered
+    @unary_handler
     async def Receive(  # noqa: N802
         self, request: pb.ReceiveRequest, context: Context
     ) -> pb.ReceiveResponse:
@@ -195,7 +195,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
                 request.topic, request.group, request.start, request.lease_ms
             )
             found = await self._receive(leader, group, request)
-            self.hooks.answering(_bytes_of(found), context)
+            self.hooks.before_answer(_bytes_of(found), context)
             if request.rows:
                 found = await rows_beside(found)
             return as_type(pb.ReceiveResponse, found)
@@ -211,7 +211,7 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
         if self.outboxes.is_full(caller):
             unread = "the buffer of messages that clients have not read"
             raise OverloadedError(unread, retry_after_ms=OVERLOAD_RETRY_MS)
-        return self._receives.taken(caller or caller_of(context))
+        return self._receives.hold(caller or caller_of(context))
 
     async def _receive(
         self, leader: Leader, group: Group, request: pb.ReceiveRequest
@@ -248,39 +248,39 @@ class ConsumeService(Service, rpc.ConsumeServiceServicer):
             (leader.groups.retire if reached else leader.groups.give_up)(group, consumer)
             self._host.kick()
 
-    @answered
+    @unary_handler
     async def Peek(  # noqa: N802
         self, request: pb.PeekRequest, context: Context
     ) -> pb.PeekResponse:
         """Return messages without delivering them."""
         del context
-        with self._peeks.taken(caller_name()):
+        with self._peeks.hold(caller_name()):
             return await peek(self._host, request, self._salt)
 
-    @answered
+    @unary_handler
     async def ReadMessages(  # noqa: N802
         self, request: pb.ReadMessagesRequest, context: Context
     ) -> pb.ReadMessagesResponse:
         """Return messages by their offsets without delivering them."""
         del context
-        with self._peeks.taken(caller_name()):
+        with self._peeks.hold(caller_name()):
             return await read_messages(self._host, request, self._salt)
 
-    @answered
+    @unary_handler
     async def Ack(  # noqa: N802
         self, request: pb.AckRequest, context: Context
     ) -> pb.AckResponse:
         """Acknowledge messages, as a rule those of a Receive."""
         return await self._settle(request, context)
 
-    @answered
+    @unary_handler
     async def Nack(  # noqa: N802
         self, request: pb.NackRequest, context: Context
     ) -> pb.NackResponse:
         """Return messages to the group."""
         return as_type(pb.NackResponse, await self._settle(request, context))
 
-    @answered
+    @unary_handler
     async def Extend(  # noqa: N802
         self, request: pb.ExtendRequest, context: Context
     ) -> pb.ExtendResponse:
@@ -307,7 +307,7 @@ def _bytes_of(deliveries: pb.Deliveries) -> int:
     return size + 64 * len(deliveries.payload_sizes)
 
 
-class _Bell:
+class _Wakeup:
     """Wakes the one task that waits for it.
 
     An idle stream has 3.2 KB less than with an asyncio.Queue and an asyncio.Event.
@@ -318,7 +318,7 @@ class _Bell:
     def __init__(self) -> None:
         self._waiter: asyncio.Future[None] | None = None
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake the task that waits, if one does."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -370,7 +370,7 @@ class _Stream:
         self._salt = salt
         self._ids = ids
         self._outbox: deque[_Outgoing] = deque()
-        self._filled = _Bell()
+        self._filled = _Wakeup()
         """Rings when the outbox gets a response."""
         self._outbox_bytes = self._writing = 0
         """Bytes of the outbox and of the last response read from it, which gRPC may still hold;
@@ -390,7 +390,7 @@ class _Stream:
         """Ack requests without an answer so far."""
         self._reading = True
         self._unread_acks = 0
-        self._read = _Bell()
+        self._read = _Wakeup()
         """Rings when the consumer has read a response."""
         self._leaving = False
         """The client takes no more messages."""
@@ -412,7 +412,7 @@ class _Stream:
             ordered=self._group.settings.type != SHARED,
             by_key=self._group.settings.type == KEY_SHARED,
         )
-        self._put(_Outgoing(pb.ConsumeResponse(opened=opened)))
+        self._enqueue(_Outgoing(pb.ConsumeResponse(opened=opened)))
         consumer = ConsumerStream(
             name, lease_ms, self._deliver, end=self.end, withdraw=self._withdraw
         )
@@ -434,17 +434,17 @@ class _Stream:
             limit = f"must be at most {self._sent}, the number of deliveries sent on this stream"
             raise InvalidRequestError("received", request.received, limit)
         self._window = request.window_bytes or self._window
-        came = self._on_way[: max(0, request.received - self._received)]
-        del self._on_way[: len(came)]
-        self._received += len(came)
-        self._on_way_bytes -= sum(came)
-        if self._consumer is not None and (came or request.window_bytes):
+        received = self._on_way[: max(0, request.received - self._received)]
+        del self._on_way[: len(received)]
+        self._received += len(received)
+        self._on_way_bytes -= sum(received)
+        if self._consumer is not None and (received or request.window_bytes):
             self._limit(self._consumer)
             self._consumer.paused |= self._consumer.room <= 0  # the window may be smaller now
             self._resume()
 
     def _limit(self, consumer: ConsumerStream) -> None:
-        consumer.one_by_one = self._outboxes.crowded
+        consumer.one_by_one = self._outboxes.is_crowded
         consumer.room = self._window - self._on_way_bytes if self._window else UNBOUNDED
 
     def credit(self, messages: int) -> None:
@@ -454,12 +454,12 @@ class _Stream:
         self._leader.groups.credit(self._group, self._consumer, min(messages, allowed))
         self._host.kick()
 
-    def _want_no_more(self) -> None:
+    def _begin_leaving(self) -> None:
         """Stop deliveries, and confirm that behind the deliveries in the outbox."""
         self._leaving = True
         self._end_credit()
         self._unread_acks += ANSWER_OFFSETS
-        self._put(_Outgoing(pb.ConsumeResponse(leaving=True), acks=ANSWER_OFFSETS))
+        self._enqueue(_Outgoing(pb.ConsumeResponse(leaving=True), acks=ANSWER_OFFSETS))
 
     def _end_credit(self) -> None:
         assert self._consumer is not None
@@ -475,14 +475,14 @@ class _Stream:
                 if self.ended is not None:
                     break
                 kind = request.WhichOneof("kind")
-                self._heard()
+                self._report_presence()
                 self.note_window(request)
                 if kind == "credit":
                     self.credit(request.credit)
                 elif kind in ("ack", "nack", "extend"):
                     await self._settle(getattr(request, kind))
                 elif kind == "leaving":
-                    self._want_no_more()
+                    self._begin_leaving()
                 elif kind is not None or not (request.window_bytes or request.received):
                     limit = "must be credit, ack, nack, extend or leaving once open"
                     raise InvalidRequestError("kind", kind, limit)
@@ -492,13 +492,13 @@ class _Stream:
             self._reading = False
             self._end_if_answered()
 
-    def _heard(self) -> None:
+    def _report_presence(self) -> None:
         if self._consumer is not None:
             self._leader.groups.heard(self._group, self._consumer)
 
     def _end_if_answered(self) -> None:
         if (self.ended is not None or not self._reading) and not self._acking:
-            self._put(_Outgoing(None))
+            self._enqueue(_Outgoing(None))
 
     async def _settle(self, request: Settlement) -> None:
         size = len(request.offsets) + len(request.leases) + ANSWER_OFFSETS
@@ -511,20 +511,20 @@ class _Stream:
             answer = answer_to(request, result)
             code = grpc_errors.code_in(answer.error)
             self._hooks.on_answer("Consume", code, "no", time.perf_counter() - began)
-            self._put(_Outgoing(pb.ConsumeResponse(acked=answer), acks=size))
+            self._enqueue(_Outgoing(pb.ConsumeResponse(acked=answer), acks=size))
             self._end_if_answered()
 
         asker = LeaseAsker(self._leader, self._group, self._ids, self._consumer, self._desk)
         try:
             for _ in settle_all(asker, request, self._host.now(), done):
-                self._begun(request)
+                self._after_portion(request)
                 await asyncio.sleep(0)
-            self._begun(request)
+            self._after_portion(request)
         except EngineError as refused:
             done(refused)
             self._host.kick()
 
-    def _begun(self, request: Settlement) -> None:
+    def _after_portion(self, request: Settlement) -> None:
         """Let the leader step after a portion of a request."""
         if isinstance(request, pb.NackRequest) and request.ends_credit and self._consumer:
             self._end_credit()  # else the consumer gets the same messages at once
@@ -548,7 +548,7 @@ class _Stream:
         self._consumer.paused = is_full or self._consumer.room <= 0
         self._last_lease = lease_id
         response = pb.ConsumeResponse(deliveries=deliveries)
-        self._put(_Outgoing(response, size, 0, lease_id, messages))
+        self._enqueue(_Outgoing(response, size, 0, lease_id, messages))
         if was_held and not self._consumer.paused:
             self.credit(0)
 
@@ -563,7 +563,7 @@ class _Stream:
         assert self._consumer is not None
         dropped = [each for each in self._outbox if each.lease >= lease_id]
         self._outbox = deque(each for each in self._outbox if each.lease < lease_id)
-        self._let_go(sum(each.size for each in dropped))
+        self._release_bytes(sum(each.size for each in dropped))
         lost = self._on_way[max(0, len(self._on_way) - len(dropped)) :]
         del self._on_way[len(self._on_way) - len(lost) :]
         self._received -= len(dropped) - len(lost)
@@ -579,19 +579,19 @@ class _Stream:
         recalled = pb.Recalled(offsets=() if offsets is None else offsets.tolist())
         weight = ANSWER_OFFSETS + len(recalled.offsets)
         self._unread_acks += weight
-        self._put(_Outgoing(pb.ConsumeResponse(recalled=recalled), acks=weight))
+        self._enqueue(_Outgoing(pb.ConsumeResponse(recalled=recalled), acks=weight))
 
-    def _put(self, outgoing: _Outgoing) -> None:
+    def _enqueue(self, outgoing: _Outgoing) -> None:
         self._outbox.append(outgoing)
-        self._filled.ring()
+        self._filled.set()
 
-    def _let_go(self, size: int) -> None:
+    def _release_bytes(self, size: int) -> None:
         self._outbox_bytes -= size
         self._outboxes.add(self._peer, self._caller, -size)
 
     async def next(self) -> pb.ConsumeResponse | None:
         """Return the next response. None: the stream is over."""
-        self._let_go(self._writing)
+        self._release_bytes(self._writing)
         self._writing = 0
         while not self._outbox:
             self._resume()
@@ -601,7 +601,7 @@ class _Stream:
         self._unread_acks -= outgoing.acks
         self._sent += bool(outgoing.lease)
         self._sent_lease = outgoing.lease or self._sent_lease
-        self._read.ring()
+        self._read.set()
         self._resume()
         return outgoing.response
 
@@ -624,7 +624,7 @@ class _Stream:
         """
         self.ended = self.ended or why
         if isinstance(why, NotLeaderError):
-            self._put(_Outgoing(None))
+            self._enqueue(_Outgoing(None))
         else:
             self._end_if_answered()
 
@@ -633,7 +633,7 @@ class _Stream:
 
         Deliveries in the outbox never left this node, so that they count no attempt.
         """
-        self._let_go(self._outbox_bytes)
+        self._release_bytes(self._outbox_bytes)
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             unsent = [each.lease for each in self._outbox if each.lease]

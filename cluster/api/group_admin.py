@@ -84,7 +84,7 @@ class GroupDesk:
         wire_rows.check_name("group", group, GROUP_NAME, self._name_bytes_max)
         check_start(start)
         settings = GroupSettings(lease_ms=self._defaults.visibility_timeout_ms)
-        settings = self._changed(settings, topic, group, changes)
+        settings = self._changed_settings(settings, topic, group, changes)
         leader = self._host.require_leader()
         of = await self._timers.topic(leader, topic)
         at = GroupStart.LATEST if start == pb.GROUP_START_LATEST else GroupStart.EARLIEST
@@ -134,7 +134,7 @@ class GroupDesk:
             NotFoundError: the group does not exist.
         """
         leader, of, found = self.find(topic, group)
-        changed = self._changed(found.settings, of.name, group, changes)
+        changed = self._changed_settings(found.settings, of.name, group, changes)
         if changed.type != found.settings.type:
             limit = f"cannot change after the group was created; it is {found.settings.type}"
             raise InvalidRequestError("type", changed.type, limit)
@@ -199,7 +199,7 @@ class GroupDesk:
                 return
         raise OverloadedError(f"the seeks of group {group.name}", retry_after_ms=OVERLOAD_RETRY_MS)
 
-    def _changed(
+    def _changed_settings(
         self, settings: GroupSettings, topic: str, group: str, changes: pb.GroupSettings
     ) -> GroupSettings:
         """Return the changed settings, checked; the dead letter topic's name is in plain form."""

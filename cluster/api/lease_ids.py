@@ -32,7 +32,7 @@ class LeaseIds:
         assert 0 <= number < _NUMBERS, number
         left, right = number >> _HALF_BITS, number & _HALF
         for turn in _ROUNDS:
-            left, right = right, left ^ self._mixed(turn, right)
+            left, right = right, left ^ self._mix(turn, right)
         return left << _HALF_BITS | right
 
     def number_of(self, lease_id: int) -> LeaseId:
@@ -41,11 +41,11 @@ class LeaseIds:
             return LeaseId(0)
         left, right = lease_id >> _HALF_BITS, lease_id & _HALF
         for turn in reversed(_ROUNDS):
-            left, right = right ^ self._mixed(turn, left), left
+            left, right = right ^ self._mix(turn, left), left
         number = left << _HALF_BITS | right
         return LeaseId(number if number < _NUMBERS else 0)
 
-    def _mixed(self, turn: int, half: int) -> int:
+    def _mix(self, turn: int, half: int) -> int:
         keyed = self._keyed.copy()
         keyed.update((half << 2 | turn).to_bytes(8, "little"))
         return int.from_bytes(keyed.digest(), "little") & _HALF

@@ -56,14 +56,14 @@ class ShippedEntries:
     """The last entry that the node has applied."""
     frames: bytes
     """Whole frames; empty: there are none."""
-    is_gone: bool = False
+    is_dropped: bool = False
     """The first of the entries is not in the log any more."""
 
 
 @dataclass(slots=True)
 class _Asker:
     stored: LogIndex
-    asked_ms: MonoMs
+    request_ms: MonoMs
     moved_ms: UnixMs
     """When its store got further, or had all; of a new shipper: until when its store had all."""
 
@@ -78,11 +78,11 @@ class LogShipping:
         applied: Callable[[], LogIndex],
         mono_ms: Callable[[], MonoMs],
         wall_ms: Callable[[], UnixMs],
-        damaged: Callable[[FileDamage], None],
+        on_damage: Callable[[FileDamage], None],
     ) -> None:
-        """`damaged`: called with damage of the log, each time that a request meets it."""
+        """`on_damage`: called with damage of the log, each time that a request meets it."""
         self._log, self._applied = log, applied
-        self._mono_ms, self._wall_ms, self._damaged = mono_ms, wall_ms, damaged
+        self._mono_ms, self._wall_ms, self._damaged = mono_ms, wall_ms, on_damage
         self._askers: dict[int, _Asker] = {}
         """Shipper id -> its last request, the latest one last."""
         self._reads = asyncio.Semaphore(READS_MAX)
@@ -131,7 +131,7 @@ class LogShipping:
         epoch = self._log.epoch_at(after)
         found = self._log.read(LogIndex(after + 1), CHUNK_SIZE, last) if after < last else []
         if epoch is None or (after < last and not found):
-            return ShippedEntries(Epoch(0), end, b"", is_gone=True)
+            return ShippedEntries(Epoch(0), end, b"", is_dropped=True)
         return ShippedEntries(epoch, end, b"".join(found))
 
     def _had_all_ms(self, stored: LogIndex, now_ms: UnixMs) -> UnixMs:
@@ -146,10 +146,10 @@ class LogShipping:
     def _present(self) -> list[_Asker]:
         """Return the shippers that asked within the last minute."""
         now_ms = self._mono_ms()
-        return [each for each in self._askers.values() if now_ms - each.asked_ms < PINNED_MS]
+        return [each for each in self._askers.values() if now_ms - each.request_ms < PINNED_MS]
 
     @property
-    def kept_from(self) -> LogIndex | None:
+    def needed_from(self) -> LogIndex | None:
         """The first entry that a store lacks. None: no shipper has asked for a minute."""
         present = self._present()
         return LogIndex(min(each.stored for each in present) + 1) if present else None

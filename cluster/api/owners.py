@@ -150,7 +150,7 @@ class CreationLimits:
         self._propose("series", new, count, propose, done)
 
     @contextmanager
-    def series_reserved(self, leader: Leader, topic: str, key: bytes) -> Iterator[None]:
+    def reserve_series(self, leader: Leader, topic: str, key: bytes) -> Iterator[None]:
         """Reserve a place for a series in a new topic, until the end of the block.
 
         `series` is to be called at once after the block. Equal requests share a place.
@@ -228,13 +228,13 @@ class CreationLimits:
             return
         self._check(kind, count)
 
-        def answered(result: object) -> None:
+        def on_answer(result: object) -> None:
             self._end(key, new)
             done(result)
 
         self._begin(key, new)
         try:
-            propose(answered)
+            propose(on_answer)
         except EngineError:
             self._end(key, new)
             raise

@@ -143,7 +143,7 @@ async def digests_at(peers: Peers, index: LogIndex) -> tuple[dict[str, str], boo
     return {answer.node: answer.digest for answer in answers if answer.digest}, lagging
 
 
-def judge(mine: str, others: Mapping[str, str], voters: int, *, votes: bool = True) -> str:
+def stop_reason(mine: str, others: Mapping[str, str], voters: int, *, votes: bool = True) -> str:
     """Return the reason why this replica must stop; empty: there is none.
 
     A replica may go on while a majority of `voters` has its digest, or no other digest differs.

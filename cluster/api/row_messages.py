@@ -72,7 +72,7 @@ def columns_of(request: pb.ScheduleTimerRequest) -> pb.ScheduleRequest:
         row.ordering_keys = ordering_key
     if request.HasField("priority"):
         row.priorities.append(request.priority)
-    if headers := _encoded(request):
+    if headers := _encode(request):
         row.headers_sizes.append(len(headers))
         row.headers = headers
     return out
@@ -90,7 +90,7 @@ def _milliseconds(field: str, value: Timestamp | Duration, seconds: range) -> in
     return value.seconds * 1000 - -value.nanos // 1_000_000
 
 
-def _encoded(request: pb.ScheduleTimerRequest) -> bytes:
+def _encode(request: pb.ScheduleTimerRequest) -> bytes:
     pairs = sorted(request.headers.items())  # equal maps are equal requests
     longest = max((len(text.encode()) for pair in pairs for text in pair), default=0)
     if longest > TEXT_BYTES_MAX:

@@ -70,7 +70,7 @@ def changes_of(fields: pb.SeriesFields, limits: RequestLimits) -> dict[str, Any]
     Raises:
         InvalidRequestError: a number or the headers are out of range.
     """
-    said: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for field, value in fields.ListFields():
         name = field.name
         if isinstance(value, int) and not isinstance(value, bool) and not 0 <= value <= DUE_MS_MAX:
@@ -79,22 +79,22 @@ def changes_of(fields: pb.SeriesFields, limits: RequestLimits) -> dict[str, Any]
             wire_rows.check_bound(name, value)
         elif name == "start_ms":  # an interval may count from a Monday of January 1970
             wire_rows.check_instant(name, value)
-        said[name] = value
-    if "cron" in said:
-        said["cron"] = NAMED.get(said["cron"], said["cron"])
-    if "misfire" in said:
-        if said["misfire"] not in _MISFIRES:
+        changes[name] = value
+    if "cron" in changes:
+        changes["cron"] = NAMED.get(changes["cron"], changes["cron"])
+    if "misfire" in changes:
+        if changes["misfire"] not in _MISFIRES:
             limit = f"must be one of {', '.join(pb.Misfire.keys()[1:])}"
-            raise InvalidRequestError("misfire", said["misfire"], limit)
-        said["misfire"] = _MISFIRES[said["misfire"]]
-    if len(headers := said.get("headers", b"")) > limits.headers_bytes_max:
+            raise InvalidRequestError("misfire", changes["misfire"], limit)
+        changes["misfire"] = _MISFIRES[changes["misfire"]]
+    if len(headers := changes.get("headers", b"")) > limits.headers_bytes_max:
         limit = f"must have at most {limits.headers_bytes_max} bytes"
         raise InvalidRequestError("headers", f"{len(headers)} bytes", limit)
     try:
         decode_headers(headers)
     except ValueError as malformed:
         raise InvalidRequestError("headers", "bytes", str(malformed)) from None
-    return said
+    return changes
 
 
 class SeriesDesk:
@@ -127,8 +127,8 @@ class SeriesDesk:
             PermissionDeniedError: the caller may not alter series.
         """
         leader, name = self._host.require_leader(), wire_rows.topic_name(request.topic)
-        key, said = self._key(request.key), changes_of(request.fields, self._limits)
-        spec = SeriesSpec(**said)
+        key, changes = self._key(request.key), changes_of(request.fields, self._limits)
+        spec = SeriesSpec(**changes)
         if request.preview:
             times = self._preview(spec, request.preview)
             return pb.CreateSeriesResponse(next_ms=await _in_portions(times))
@@ -137,11 +137,11 @@ class SeriesDesk:
         found = leader.machine.topic_by_name.get(name)
         known = leader.machine.series.find(found.topic_id, key) if found is not None else 0
         start_ms = leader.series.find(known).spec.start_ms if known else 0
-        begun = self._begun(replace(spec, start_ms=spec.start_ms or start_ms))
+        begun = self._with_start(replace(spec, start_ms=spec.start_ms or start_ms))
         begun.check_size(key)  # as all checks, before a topic is created
         if not known:
             self._check_calendar(begun)
-        reserved = self._creations.series_reserved(leader, name, key)
+        reserved = self._creations.reserve_series(leader, name, key)
         with reserved if found is None else nullcontext():
             topic = await self._topic(leader, name)
         known = leader.machine.series.find(topic.topic_id, key)
@@ -153,18 +153,22 @@ class SeriesDesk:
             assert isinstance(applied, SeriesApplied)
             if not isinstance(applied.refused, AlreadyExistsError):
                 _check(applied, name)
-                return pb.CreateSeriesResponse(series=self._shown(leader.machine, applied.series))
+                return pb.CreateSeriesResponse(
+                    series=self._series_message(leader.machine, applied.series)
+                )
             known = applied.series
         # An earlier declaration may still be on its way to the log: its effect counts.
         async with self._declaring.setdefault(known, asyncio.Lock()):
-            changes = leader.series.find(known).spec.changes_to(said)
+            changes = leader.series.find(known).spec.changes_to(changes)
             if changes and not request.alter:
                 limit = f"it differs in {', '.join(sorted(changes))}"
                 limit += "; on_conflict = alter gives it this definition"
                 raise AlreadyExistsError("series", request.key, limit)
             if changes:
                 await self._alter(leader, known, changes, name)
-        return pb.CreateSeriesResponse(series=self._shown(leader.machine, known), existed=True)
+        return pb.CreateSeriesResponse(
+            series=self._series_message(leader.machine, known), existed=True
+        )
 
     async def alter(self, request: pb.AlterSeriesRequest) -> pb.AlterSeriesResponse:
         """Change the given fields of a series.
@@ -173,12 +177,12 @@ class SeriesDesk:
             NotFoundError: no such topic or series.
             InvalidRequestError: names field, value and limit; or no field is given.
         """
-        leader, series_id = self._found(request.topic, request.key)
+        leader, series_id = self._leader_and_id(request.topic, request.key)
         changes = changes_of(request.fields, self._limits)
         if not changes:
             raise InvalidRequestError("fields", "none", "at least one must be given")
         await self._alter(leader, series_id, changes, request.topic)
-        return pb.AlterSeriesResponse(series=self._shown(leader.machine, series_id))
+        return pb.AlterSeriesResponse(series=self._series_message(leader.machine, series_id))
 
     async def _alter(
         self, leader: Leader, series_id: int, changes: Mapping[str, Any], topic: str
@@ -196,7 +200,7 @@ class SeriesDesk:
         Raises:
             NotFoundError: no such topic or series.
         """
-        leader, series_id = self._found(request.topic, request.key)
+        leader, series_id = self._leader_and_id(request.topic, request.key)
         now = self._host.now()
         applied = await self._host.ask(lambda done: leader.series.delete(series_id, now, done))
         assert isinstance(applied, SeriesApplied)
@@ -210,10 +214,10 @@ class SeriesDesk:
             NotFoundError: no such topic or series.
             InvalidRequestError: too many times are wanted.
         """
-        leader, series_id = self._found(request.topic, request.key)
+        leader, series_id = self._leader_and_id(request.topic, request.key)
         _check_times("next_times", request.next_times)
         times = self._next_times(leader.series.find(series_id), request.next_times)
-        shown = self._shown(leader.machine, series_id)
+        shown = self._series_message(leader.machine, series_id)
         return pb.GetSeriesResponse(series=shown, next_ms=await _in_portions(times))
 
     async def list(self, request: pb.ListSeriesRequest) -> pb.ListSeriesResponse:
@@ -234,7 +238,7 @@ class SeriesDesk:
         after = min(request.after_id, (1 << 63) - 1)
         async with self._listing.turn(caller_name()):
             if topics is None:
-                topics = await _shown_topics(self._host.require_lease().machine)
+                topics = await _covered_topics(self._host.require_lease().machine)
             return await self._page(topics, after, request.page_size or PAGE_SIZE)
 
     async def _page(
@@ -253,7 +257,7 @@ class SeriesDesk:
             await asyncio.sleep(0)
         return pb.ListSeriesResponse(series=shown, more=len(ids) > size)
 
-    def _found(self, topic: str, key: str) -> tuple[Leader, int]:
+    def _leader_and_id(self, topic: str, key: str) -> tuple[Leader, int]:
         """Return the leader with a lease, and the id of a series."""
         leader = self._host.require_lease()
         topic_id = wire_timers.topic_of(leader.machine.topic_by_name, topic)
@@ -268,7 +272,7 @@ class SeriesDesk:
             raise InvalidRequestError("key", f"{len(data)} bytes", f"must have 1 to {most} bytes")
         return data
 
-    def _begun(self, spec: SeriesSpec) -> SeriesSpec:
+    def _with_start(self, spec: SeriesSpec) -> SeriesSpec:
         """Return the definition of a series that is created now. The calendar is not asked."""
         return spec.started(self._host.now().clock_ms).check()
 
@@ -280,12 +284,12 @@ class SeriesDesk:
 
     def _preview(self, spec: SeriesSpec, count: int) -> Iterator[UnixMs]:
         _check_times("preview", count)
-        spec, now_ms = self._begun(spec), self._host.now().clock_ms
+        spec, now_ms = self._with_start(spec), self._host.now().clock_ms
         self._check_calendar(spec)
         count = min(count, spec.max_count or count)
         return planned_times(spec, spec.begins_after(now_ms), now_ms, count, self._calendar)
 
-    def _shown(self, machine: Machine, series_id: int) -> pb.Series:
+    def _series_message(self, machine: Machine, series_id: int) -> pb.Series:
         view = machine.series.view(series_id)
         if view is None:
             raise NotFoundError("series", series_id)
@@ -351,7 +355,7 @@ def _check(applied: SeriesApplied, topic: str) -> None:
         raise applied.refused
 
 
-async def _shown_topics(machine: Machine) -> list[TopicId] | None:
+async def _covered_topics(machine: Machine) -> list[TopicId] | None:
     """Return the topics with series that the caller's rules cover. None: all topics."""
     if (shown := filter_of_caller()) is None:
         return None

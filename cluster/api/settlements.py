@@ -192,7 +192,7 @@ class GatheredVerdicts:
     def __init__(self, rows: int, done: Callable[[object], None]) -> None:
         """`rows`: results of the whole request."""
         self._verdicts: I64 = np.zeros(rows, np.int64)
-        self._left, self._done = rows, done
+        self._n_missing, self._done = rows, done
         self._error: EngineError | None = None
 
     def of(self, positions: list[int]) -> Callable[[object], None]:
@@ -204,8 +204,8 @@ class GatheredVerdicts:
             else:
                 assert isinstance(result, np.ndarray), result
                 self._verdicts[positions] = result
-            self._left -= len(positions)
-            if not self._left:
+            self._n_missing -= len(positions)
+            if not self._n_missing:
                 self._done(self._verdicts if self._error is None else self._error)
 
         return done

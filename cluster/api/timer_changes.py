@@ -96,10 +96,10 @@ class TimerChanges:
         match wire_timers.check_one_target(request):
             case "timer_ids":
                 ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-                genuine = genuine & await self._look_ups.permitted(ids)
+                genuine = genuine & await self._look_ups.permission_mask(ids)
                 results = await within(self._cancel(leader, ids, genuine), context)
                 results, successors = await self._successors(leader, ids, genuine, results)
-                answer = _cancelled(results)
+                answer = _cancel_response(results)
                 answer.successor_ids = successors
                 return answer
             case "keys":
@@ -108,7 +108,7 @@ class TimerChanges:
                 asked = self._host.ask(lambda done: leader.cancel_keys(keys, done))
                 applied = await within(asked, context)
                 assert isinstance(applied, CancelApplied)
-                answer = _cancelled(applied.results)
+                answer = _cancel_response(applied.results)
                 answer.timer_ids = _raw(applied.targets, self._salt)
                 return answer
             case _:
@@ -143,7 +143,7 @@ class TimerChanges:
         found = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
         with suppress(OverloadedError):  # what was done is answered all the same
             last = await self._look_ups.successors(leader.machine, ids.seq[ended])
-            last = await self._look_ups.shown(last)
+            last = await self._look_ups.visible_successors(last)
             found.due_ms[ended], found.seq[ended] = last.due_ms, last.seq
         results = np.where(found.seq > 0, np.uint8(ALREADY_CANCELLED), results)
         return results, _raw(found, self._salt) if found.seq.any() else b""
@@ -182,25 +182,25 @@ class TimerChanges:
             keys = wire_timers.keys_of(request.keys, topics, self._key_bytes_max)
             when = _when_of(request, len(keys))
             moving = self._move(keys, keys.topic, when)
-            with _places_named(when, np.arange(len(keys)), len(keys)):
-                return self._rescheduled(*await within(moving, context))
+            with _naming_places(when, np.arange(len(keys)), len(keys)):
+                return self._reschedule_response(*await within(moving, context))
         ids, genuine = wire_timers.ids_of(request.timer_ids, self._salt)
-        genuine = genuine & await self._look_ups.permitted(ids)
+        genuine = genuine & await self._look_ups.permission_mask(ids)
         when = _when_of(request, len(ids))
         results = np.full(len(ids), NOT_FOUND, np.uint8)
         timers = Ids(np.zeros(len(ids), np.int64), np.zeros(len(ids), np.uint64))
         if genuine.any():
             known, places = Ids(ids.due_ms[genuine], ids.seq[genuine]), np.flatnonzero(genuine)
             moving = self._move_ids(leader, known, when.take(places))
-            with _places_named(when, places, len(ids)):
+            with _naming_places(when, places, len(ids)):
                 results[genuine], moved = await within(moving, context)
             timers.due_ms[genuine], timers.seq[genuine] = moved.due_ms, moved.seq
         results, successors = await self._successors(leader, ids, genuine, results)
-        answer = self._rescheduled(results, timers)
+        answer = self._reschedule_response(results, timers)
         answer.successor_ids = successors
         return answer
 
-    def _rescheduled(self, results: _Results, timers: Ids) -> pb.RescheduleResponse:
+    def _reschedule_response(self, results: _Results, timers: Ids) -> pb.RescheduleResponse:
         moved = results == RESCHEDULED
         timers = Ids(timers.due_ms, np.where(moved, timers.seq, np.uint64(0)))
         return pb.RescheduleResponse(
@@ -310,7 +310,7 @@ def _when_of(request: pb.RescheduleRequest, n: int) -> WantedTimes:
 
 
 @contextmanager
-def _places_named(when: WantedTimes, places: npt.NDArray[np.intp], n: int) -> Iterator[None]:
+def _naming_places(when: WantedTimes, places: npt.NDArray[np.intp], n: int) -> Iterator[None]:
     """Put the place of a rejected time into the name of its field, as in delay_ms[3].
 
     `places`: of the timers at hand among the n of the request. One time for all has no place.
@@ -323,7 +323,7 @@ def _places_named(when: WantedTimes, places: npt.NDArray[np.intp], n: int) -> It
         raise error.at_rows(places.tolist()).in_request(0, n) from None
 
 
-def _cancelled(results: _Results) -> pb.CancelResponse:
+def _cancel_response(results: _Results) -> pb.CancelResponse:
     known = results.tolist()
     return pb.CancelResponse(
         results=[_CANCEL_RESULTS[result] for result in known], cancelled=known.count(CANCELLED)

@@ -121,7 +121,7 @@ class TimerQueries:
         state = STATES.get(int(machine.judge(target)[0]))
         successor = b""
         if state in (None, pb.TIMER_STATE_CANCELLED):
-            last = await self.shown(await self.successors(machine, target.seq))
+            last = await self.visible_successors(await self.successors(machine, target.seq))
             if last.seq[0]:
                 state = pb.TIMER_STATE_CANCELLED
                 successor = timer_id.encode(last.due_ms, last.seq, self._salt)
@@ -159,7 +159,7 @@ class TimerQueries:
             return Ids(np.zeros(len(seq), np.int64), np.zeros(len(seq), np.uint64))
         return await self.in_thread(partial(last_of, links, seq))
 
-    async def shown(self, successors: Ids) -> Ids:
+    async def visible_successors(self, successors: Ids) -> Ids:
         """Return the successors (n,) that the caller may see; seq = 0 in place of the others.
 
         A caller with rules for some topics sees those that are pending in its topics.
@@ -181,7 +181,7 @@ class TimerQueries:
 
         A thread reads and verifies the parts of it in runs. The rest is a few reads on the loop.
         """
-        async with self._prefetched(target) as store:
+        async with self._prefetch(target) as store:
             if isinstance(target, Keys):
                 rows = store.find_keys(target.topic, target.key)
                 target = Ids(rows["due_ms"].astype(np.int64), rows["seq"].astype(np.uint64))
@@ -189,10 +189,10 @@ class TimerQueries:
 
     async def topics(self, ids: Ids) -> U32:
         """Return the topic ids (n,) of timers; 0: this timer is not pending."""
-        async with self._prefetched(ids) as store:
+        async with self._prefetch(ids) as store:
             return store.topics(ids.due_ms, ids.seq)
 
-    async def permitted(self, ids: Ids) -> npt.NDArray[np.bool_]:
+    async def permission_mask(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Return which timers (n,) the caller may change, by their topics.
 
         True for timers that have ended: nothing changes them. False for ids of the future.
@@ -213,11 +213,11 @@ class TimerQueries:
         return permitted
 
     @asynccontextmanager
-    async def _prefetched(self, target: Targets) -> AsyncIterator[Store]:
+    async def _prefetch(self, target: Targets) -> AsyncIterator[Store]:
         """Look timers up in the runs, in a thread; yield the store, whose reads then do not wait.
 
         Raises:
-            StorageError: this node's files are damaged; see Host.read_failed.
+            StorageError: this node's files are damaged; see Host.on_read_error.
         """
         prefetch = self._host.require_lease().machine.store.prefetch_of(target)
         if prefetch is not None:
@@ -228,7 +228,7 @@ class TimerQueries:
             with store.prefetched(prefetch):
                 yield store
         except StorageError as error:
-            self._host.read_failed(error)
+            self._host.on_read_error(error)
             raise
 
     def _target(self, leader: Leader, request: pb.GetTimerRequest) -> Targets:
@@ -359,7 +359,7 @@ class TimerQueries:
         Raises:
             NotReadyError: this node has no valid lease, or merges deleted files of each cut.
             OverloadedError: too many queries wait already.
-            StorageError: this node's files are damaged; see Host.read_failed.
+            StorageError: this node's files are damaged; see Host.on_read_error.
         """
         async with self._turn():
             return await self._threads.read_cut(
@@ -371,7 +371,7 @@ class TimerQueries:
 
         Raises:
             OverloadedError: too many queries wait already.
-            StorageError: this node's files are damaged; see Host.read_failed.
+            StorageError: this node's files are damaged; see Host.on_read_error.
         """
         async with self._turn():
             return await self._threads.run(work)
@@ -384,6 +384,6 @@ class TimerQueries:
             OverloadedError: too many queries wait already, of all callers or of this one.
         """
         caller = caller_name()
-        with self.places.taken(caller):
+        with self.places.hold(caller):
             async with self._turns.turn(caller):
                 yield

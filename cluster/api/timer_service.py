@@ -26,10 +26,10 @@ from cluster.rpc.handlers import (
     RequestStream,
     Service,
     ServiceHooks,
-    answered,
     caller_of,
-    streamed,
+    stream_handler,
     turn_of,
+    unary_handler,
     within,
 )
 from cluster.rpc.relay import error_for
@@ -90,7 +90,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
             host, self.queries, look_ups, salt=salt, key_bytes_max=key_bytes_max
         )
 
-    @answered
+    @unary_handler
     async def RegisterProducer(  # noqa: N802
         self, request: pb.RegisterProducerRequest, context: Context
     ) -> pb.RegisterProducerResponse:
@@ -111,7 +111,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
             producer_id=producer_id, requests_kept=ANSWERS_MAX, rows_kept=ANSWER_ROWS_MAX
         )
 
-    @answered
+    @unary_handler
     async def UnregisterProducer(  # noqa: N802
         self, request: pb.UnregisterProducerRequest, context: Context
     ) -> pb.UnregisterProducerResponse:
@@ -123,23 +123,23 @@ class TimerService(Service, rpc.TimerServiceServicer):
             await within(asked, context)
         return pb.UnregisterProducerResponse()
 
-    @answered
+    @unary_handler
     async def Schedule(  # noqa: N802
         self, request: pb.ScheduleRequest, context: Context
     ) -> pb.ScheduleResponse:
         """Schedule timers; the answer comes when they are committed and applied."""
-        future = await self._take(request, caller_of(context))
+        future = await self._schedule(request, caller_of(context))
         response: pb.ScheduleResponse = await within(future, context)
         return response
 
-    @answered
+    @unary_handler
     async def ScheduleTimer(  # noqa: N802
         self, request: pb.ScheduleTimerRequest, context: Context
     ) -> pb.ScheduleTimerResponse:
         """Schedule one timer, given as a row."""
         refused: InvalidRequestError
         try:
-            future = await self._take(row_messages.columns_of(request), caller_of(context))
+            future = await self._schedule(row_messages.columns_of(request), caller_of(context))
             columns = await within(future, context)
         except InvalidRequestError as error:
             refused = row_messages.named_as_sent(error)
@@ -150,7 +150,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
             return answer
         raise refused
 
-    @streamed
+    @stream_handler
     async def ScheduleStream(  # noqa: N802
         self, requests: AsyncIterator[pb.ScheduleStreamRequest], context: Context
     ) -> AsyncGenerator[pb.ScheduleStreamResponse, None]:
@@ -162,11 +162,11 @@ class TimerService(Service, rpc.TimerServiceServicer):
 
         async def read() -> None:
             try:
-                async for request in RequestStream(requests, context, self.hooks.taken):
+                async for request in RequestStream(requests, context, self.hooks.on_request):
                     began = time.perf_counter()
                     try:
                         answers.put_nowait(
-                            (began, await self._take_in_turn(request, context, whose))
+                            (began, await self._schedule_in_turn(request, context, whose))
                         )
                     except EngineError as error:
                         refusal = self._refusal(request.request_no, error, context)
@@ -203,24 +203,24 @@ class TimerService(Service, rpc.TimerServiceServicer):
         error = error_for(context, error)
         error.__traceback__ = error.__context__ = error.__cause__ = None
         self.hooks.on_error("ScheduleStream", error)
-        return _failed(number, error)
+        return _error_response(number, error)
 
-    async def _take_in_turn(
+    async def _schedule_in_turn(
         self, request: AnyScheduling, context: Context, whose: str
     ) -> "asyncio.Future[pb.ScheduleResponse]":
-        """See `_take`; each request of a stream is admitted, and waits for its turn first."""
+        """See `_schedule`; each request of a stream is admitted, and waits for its turn first."""
         self.hooks.admit("ScheduleStream", size_of(request))
         queue, caller = self.hooks.queue, turn_of(context)
         weight = await queue.enter(caller, request)
         try:
-            future = await self._take(request, whose)
+            future = await self._schedule(request, whose)
         except BaseException:
             queue.leave(caller, weight)
             raise
         future.add_done_callback(lambda _: queue.leave(caller, weight))
         return future
 
-    async def _take(
+    async def _schedule(
         self, request: AnyScheduling, whose: str
     ) -> "asyncio.Future[pb.ScheduleResponse]":
         """Pass a request to the leader; the future gets its answer, or an EngineError.
@@ -231,7 +231,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         began_ns = time.monotonic_ns() if self._host.hops.on else 0
         leader = self._host.require_leader()
         caller = CALLER.get()
-        if caller is not None and caller.rule.each_answered:
+        if caller is not None and caller.rule.answers_each:
             caller.check(request)
         wire_rows.check_request(request, self._limits)
         check_producer_owner(leader, ProducerId(request.producer_id))
@@ -244,7 +244,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
     async def _pass_on(
         self, leader: Leader, request: AnyScheduling, whose: str, began_ns: int
     ) -> "asyncio.Future[pb.ScheduleResponse]":
-        """See `_take`; the request is checked. `began_ns`: 0: hops are not recorded."""
+        """See `_schedule`; the request is checked. `began_ns`: 0: hops are not recorded."""
         topics = self._known_topics(leader, request)
         if topics is None and wire_rows.is_repeated(request, leader, self._host.now()):
             topics = {timers.topic: wire_rows.NO_TOPIC for timers in request.timers}
@@ -325,21 +325,21 @@ class TimerService(Service, rpc.TimerServiceServicer):
         """Return the age of a topic's oldest overdue timer; see TimerQueries."""
         return await self.queries.lag_ms(TopicId(topic))
 
-    @answered
+    @unary_handler
     async def Cancel(  # noqa: N802
         self, request: pb.CancelRequest, context: Context
     ) -> pb.CancelResponse:
         """Cancel timers by id, key or filter."""
         return await self._changes.cancel(request, context)
 
-    @answered
+    @unary_handler
     async def Reschedule(  # noqa: N802
         self, request: pb.RescheduleRequest, context: Context
     ) -> pb.RescheduleResponse:
         """Give timers another due time, by id, key or filter."""
         return await self._changes.reschedule(request, context)
 
-    @answered
+    @unary_handler
     async def GetTimer(  # noqa: N802
         self, request: pb.GetTimerRequest, context: Context
     ) -> pb.GetTimerResponse:
@@ -347,7 +347,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         del context
         return await self.queries.get(request)
 
-    @answered
+    @unary_handler
     async def ListTimers(  # noqa: N802
         self, request: pb.ListTimersRequest, context: Context
     ) -> pb.ListTimersResponse:
@@ -355,7 +355,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         del context
         return await self.queries.list(request)
 
-    @answered
+    @unary_handler
     async def CountTimers(  # noqa: N802
         self, request: pb.CountTimersRequest, context: Context
     ) -> pb.CountTimersResponse:
@@ -363,7 +363,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         del context
         return await self.queries.count(request)
 
-    @answered
+    @unary_handler
     async def CreateSeries(  # noqa: N802
         self, request: pb.CreateSeriesRequest, context: Context
     ) -> pb.CreateSeriesResponse:
@@ -371,7 +371,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         answer: pb.CreateSeriesResponse = await within(self._series.create(request), context)
         return answer
 
-    @answered
+    @unary_handler
     async def AlterSeries(  # noqa: N802
         self, request: pb.AlterSeriesRequest, context: Context
     ) -> pb.AlterSeriesResponse:
@@ -379,7 +379,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         answer: pb.AlterSeriesResponse = await within(self._series.alter(request), context)
         return answer
 
-    @answered
+    @unary_handler
     async def DeleteSeries(  # noqa: N802
         self, request: pb.DeleteSeriesRequest, context: Context
     ) -> pb.DeleteSeriesResponse:
@@ -387,7 +387,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         answer: pb.DeleteSeriesResponse = await within(self._series.delete(request), context)
         return answer
 
-    @answered
+    @unary_handler
     async def GetSeries(  # noqa: N802
         self, request: pb.GetSeriesRequest, context: Context
     ) -> pb.GetSeriesResponse:
@@ -395,7 +395,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         del context
         return await self._series.get(request)
 
-    @answered
+    @unary_handler
     async def ListSeries(  # noqa: N802
         self, request: pb.ListSeriesRequest, context: Context
     ) -> pb.ListSeriesResponse:
@@ -403,7 +403,7 @@ class TimerService(Service, rpc.TimerServiceServicer):
         del context
         return await self._series.list(request)
 
-    @streamed
+    @stream_handler
     async def TellStory(  # noqa: N802
         self, request: pb.TellStoryRequest, context: Context
     ) -> AsyncGenerator[pb.TellStoryResponse, None]:
@@ -431,8 +431,8 @@ async def _answer(
         return await future
     except EngineError as error:
         assert isinstance(future, _NumberedFuture)
-        return _failed(future.request_no, error_for(context, error))
+        return _error_response(future.request_no, error_for(context, error))
 
 
-def _failed(request_no: int, error: EngineError) -> pb.ScheduleResponse:
+def _error_response(request_no: int, error: EngineError) -> pb.ScheduleResponse:
     return pb.ScheduleResponse(request_no=request_no, error=grpc_errors.to_wire(error))

@@ -210,12 +210,14 @@ def _backup(args: argparse.Namespace) -> int:
     for name in ("log_every", "backup_every", "keep"):
         if vars(args)[name] is not None:
             raise UsageError(f"--{name.replace('_', '-')} goes with --follow")
-    found = taken(args, BackupStore(args.into))
-    put(args, document_of(found), cli_args.table(args, HEADINGS, [row_of(found)], WIDE))
+    found = take_backup(args, BackupStore(args.into))
+    print_result(args, document_of(found), cli_args.table(args, HEADINGS, [row_of(found)], WIDE))
     return OK
 
 
-def taken(args: argparse.Namespace, store: "BackupStore", *, is_kept: bool = True) -> "Catalogue":
+def take_backup(
+    args: argparse.Namespace, store: "BackupStore", *, is_kept: bool = True
+) -> "Catalogue":
     """Take a backup of the cluster that a command line names. `is_kept`: see `take`.
 
     Raises:
@@ -228,11 +230,13 @@ def taken(args: argparse.Namespace, store: "BackupStore", *, is_kept: bool = Tru
     apply_context(args)
     patience_s = args.timeout.total_seconds()
     with TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args)) as client:
-        run = BackupRun(client, store, node=args.node, patience_s=patience_s, told=tell)
+        run = BackupRun(
+            client, store, node=args.node, patience_s=patience_s, on_progress=print_progress
+        )
         return run.take(is_kept=is_kept)
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print a line on stderr."""
     sys.stderr.write(f"timerctl: {text}\n")
     sys.stderr.flush()
@@ -271,7 +275,7 @@ def _list(args: argparse.Namespace) -> int:
         documents.append(document_of(each) | known)
     headings = (*["CLUSTER"] * several, *_LISTED)
     table = cli_args.table(args, headings, rows, WIDE) if rows else f"no backups in {args.store}"
-    put(args, {"backups": documents, "damaged": damages}, "\n".join([table, *damages]))
+    print_result(args, {"backups": documents, "damaged": damages}, "\n".join([table, *damages]))
     return FAILED if damages else OK
 
 
@@ -285,7 +289,7 @@ def _verify(args: argparse.Namespace) -> int:
     if damages:
         remedy = "the next backup sends the parts again that the node still has"
         lines.append(f"remove these files if they are damaged for good: {remedy}")
-    put(args, {"parts": checked, "damaged": damages, "gaps": gaps}, "\n".join(lines))
+    print_result(args, {"parts": checked, "damaged": damages, "gaps": gaps}, "\n".join(lines))
     return FAILED if damages else OK
 
 
@@ -295,7 +299,7 @@ def _prune(args: argparse.Namespace) -> int:
     gone = prune(store_of(args), args.keep)
     document = {"backups": gone.backups, "parts": gone.parts, "bytes": gone.size}
     text = f"{len(gone.backups)} backups and {gone.parts} parts deleted, {_mib(gone.size)} MiB"
-    put(args, document, text)
+    print_result(args, document, text)
     return OK
 
 
@@ -334,21 +338,25 @@ def _restore(args: argparse.Namespace) -> int:
         text = "such as the output of `openssl rand -hex 8`"
         raise UsageError(f"--config needs --restore-id: one new id for all nodes, {text}")
     store = store_of(args)
-    plan, places, target = _plan(args, *found_point(store, args))
+    plan, places, target = _plan(args, *find_point(store, args))
     now_ms = time.time_ns() // 1_000_000
     result = restoration.restore(store, plan, places, target, now_ms)
     if (stage := target / restoration.STAGE).exists():
-        tell(f"{stage} could not be removed; the restore is complete without it: remove it")
+        print_progress(
+            f"{stage} could not be removed; the restore is complete without it: remove it"
+        )
     for place in places.values():
         if place.stat().st_uid == 0:
-            tell(
+            print_progress(
                 f"{place} is root's: if its node runs as another user, run chown -R before a start"
             )
-    put(args, _restored(result, now_ms), _report(result, now_ms, plan.catalogue.index))
+    print_result(
+        args, _restore_document(result, now_ms), _report(result, now_ms, plan.catalogue.index)
+    )
     return OK
 
 
-def found_point(store: "BackupStore", args: argparse.Namespace) -> "tuple[Catalogue, Until | None]":
+def find_point(store: "BackupStore", args: argparse.Namespace) -> "tuple[Catalogue, Until | None]":
     """Return the backup of a command line, and the last entry of the log to apply after it.
 
     Raises:
@@ -403,7 +411,7 @@ def _plan(
     return plan, places, target
 
 
-def _restored(result: "RestoreResult", now_ms: int) -> dict[str, Any]:
+def _restore_document(result: "RestoreResult", now_ms: int) -> dict[str, Any]:
     plan, backup = result.plan, result.plan.catalogue
     return {
         "backup": backup.backup,
@@ -447,7 +455,7 @@ def _report(result: "RestoreResult", now_ms: int, backup_index: int) -> str:
     return "\n".join(lines)
 
 
-def put(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:
+def print_result(args: argparse.Namespace, document: dict[str, Any], text: str) -> None:
     """Print a document for programs, or its text."""
     is_json = args.output == "json"
     sys.stdout.write((output.to_json(document) if is_json else text) + "\n")

@@ -34,7 +34,7 @@ from cluster.backup.catalogue import (
     part_name,
     readable_catalogues,
 )
-from cluster.backup.pin_keeper import kept
+from cluster.backup.pin_keeper import keeping_pin
 from timer.model.timer_errors import CorruptFileError, UnknownVersionError
 from timer.recovery import manifest
 from timerclient import __version__
@@ -89,13 +89,13 @@ class BackupRun:
         node: str = "",
         patience_s: float = 60,
         stopped: Callable[[], bool] = lambda: False,
-        told: Callable[[str], None] = lambda _: None,
+        on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`node`: that sends its state; empty: chosen. `patience_s`: time for each call.
 
-        `stopped`: returns whether to give up. `told`: takes the reason of the first wait.
+        `stopped`: returns whether to give up. `on_progress`: takes the reason of the first wait.
         """
-        self._stopped, self._told, self._waited = stopped, told, False
+        self._stopped, self._on_progress, self._waited = stopped, on_progress, False
         self._client, self._store = client, store
         self._node, self._patience_s = node, patience_s
         self._backup_id = secrets.randbits(64) or 1
@@ -116,7 +116,7 @@ class BackupRun:
         before, _ = readable_catalogues(self._store)  # a damaged one must not stop new backups
         if not before:
             self._store.check_bucket()
-        status, committed = self._patiently(self._look)
+        status, committed = self._patiently(self._read_status)
         check_cluster(self._store, before, status.cluster_id)
         self._node = self._node or chosen_node(status, before)
         complete = False
@@ -125,8 +125,8 @@ class BackupRun:
                 lambda: self._client.open_backup(self._node, self._backup_id, min_index=committed)
             )
             head = next(part for part in opened.parts if part.path == manifest.NAME)
-            with kept(lambda: self._fetch_last(head)):
-                catalogue = self._stored(opened, before, status, begun_ms)
+            with keeping_pin(lambda: self._fetch_last(head)):
+                catalogue = self._store_parts(opened, before, status, begun_ms)
             complete = is_kept
             return catalogue
         finally:
@@ -141,11 +141,11 @@ class BackupRun:
         """
         self._client.fetch_backup(self._node, self._backup_id, part.path, part.size - 1)
 
-    def _look(self) -> tuple[pb.GetStatusResponse, int]:
+    def _read_status(self) -> tuple[pb.GetStatusResponse, int]:
         status = self._client.status()
         return status, committed_index(status.nodes)
 
-    def _stored(
+    def _store_parts(
         self,
         opened: pb.OpenBackupResponse,
         before: list[Catalogue],
@@ -232,17 +232,19 @@ class BackupRun:
     def _fetch_part(self, part: pb.OpenBackupResponse.Part, name: str) -> StoredPart:
         """Copy a part from the node into the store's file `name`; return it."""
         digest = PartDigest()
-        self._store.put(name, self._checked(part, digest), part.size)
+        self._store.put(name, self._checked_bytes(part, digest), part.size)
         return StoredPart(part.path, part.size, part.crc32, digest.sha256, name)
 
-    def _checked(self, part: pb.OpenBackupResponse.Part, digest: PartDigest) -> Iterator[bytes]:
+    def _checked_bytes(
+        self, part: pb.OpenBackupResponse.Part, digest: PartDigest
+    ) -> Iterator[bytes]:
         """Yield the bytes of a part. The last ones only if the whole part is right.
 
         Raises:
             BackupError: size or CRC-32 differ from the node's.
         """
         held = b""
-        for piece in digest.through(self._fetched(part)):
+        for piece in digest.through(self._fetched_bytes(part)):
             if held:
                 yield held
             held = piece
@@ -253,7 +255,7 @@ class BackupRun:
             )
         yield held
 
-    def _fetched(self, part: pb.OpenBackupResponse.Part) -> Iterator[bytes]:
+    def _fetched_bytes(self, part: pb.OpenBackupResponse.Part) -> Iterator[bytes]:
         offset = 0
         while offset < part.size:
             piece = self._fetch(part.path, offset)
@@ -291,7 +293,7 @@ class BackupRun:
                 if time.monotonic() > until_s:
                     raise
                 if not self._waited:
-                    self._told(f"waiting, up to {self._patience_s:g} s: {error}")
+                    self._on_progress(f"waiting, up to {self._patience_s:g} s: {error}")
                     self._waited = True
                 time.sleep(PAUSE_S)
 

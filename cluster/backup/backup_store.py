@@ -70,7 +70,7 @@ class BackupStore:
         found: Any
         try:
             if "://" in root:
-                found, self._base = interruptible(fs.FileSystem.from_uri, bounded(root))
+                found, self._base = interruptible(fs.FileSystem.from_uri, with_retry_time(root))
             else:
                 found, self._base = fs.LocalFileSystem(), str(Path(root).absolute())
         except (ArrowInvalid, NotImplementedError) as error:
@@ -86,7 +86,7 @@ class BackupStore:
         if self._is_local:
             check_link(Path(self._base))
 
-    def until(self, stopped: Callable[[], bool]) -> "BackupStore":
+    def interruptible_by(self, stopped: Callable[[], bool]) -> "BackupStore":
         """Return the same store, whose calls raise BackupError once `stopped` returns True."""
         found = copy.copy(self)
         found._stopped = stopped  # noqa: SLF001 -- a copy of this store
@@ -107,11 +107,11 @@ class BackupStore:
         return f"{self._base.rstrip('/')}/{name}"
 
     @contextmanager
-    def _reported(self, name: str) -> Iterator[None]:
+    def _converting_errors(self, name: str) -> Iterator[None]:
         """Convert errors of the file system.
 
         Raises:
-            BackupError: the file is missing; or see `until`.
+            BackupError: the file is missing; or see `interruptible_by`.
             StoreUnavailable: any other error.
         """
         if self._stopped():
@@ -132,7 +132,7 @@ class BackupStore:
             BackupError: it does not.
             StoreUnavailable: it can't be looked up.
         """
-        with self._reported("its root"):
+        with self._converting_errors("its root"):
             found = self._fs.get_file_info(self._base.rstrip("/") or "/")
         if found.type != self._fs_module.FileType.Directory:
             self.check_bucket()
@@ -158,7 +158,7 @@ class BackupStore:
         """
         path = self._path(folder)
         selector = self._fs_module.FileSelector(path, allow_not_found=True, recursive=True)
-        with self._reported(folder):
+        with self._converting_errors(folder):
             found = self._fs.get_file_info(selector)
         is_file = self._fs_module.FileType.File
         return {
@@ -168,7 +168,7 @@ class BackupStore:
         }
 
     @contextmanager
-    def writing(self, name: str) -> Iterator[Any]:
+    def open_writer(self, name: str) -> Iterator[Any]:
         """Give a binary stream to write a file. It is complete and durable at the end, or absent.
 
         In a directory, the file of an earlier writer of the name stays after an error; if the last
@@ -197,7 +197,7 @@ class BackupStore:
             with suppress(OSError):  # the end of the stream has made an object of its part
                 self._fs.delete_file(there)
 
-        with self._reported(name):
+        with self._converting_errors(name):
             if self._is_local:
                 _make_folder(Path(path).parent)
             try:
@@ -224,10 +224,10 @@ class BackupStore:
         Raises:
             StoreUnavailable: it can't be written, or has another size afterwards.
         """
-        with self.writing(name) as out:
+        with self.open_writer(name) as out:
             for each in data:
                 out.write(each)
-        with self._reported(name):
+        with self._converting_errors(name):
             written = self._fs.get_file_info(self._path(name)).size
         if written != size:
             raise StoreUnavailable(f"{self.root}: {name}: {written} of {size} bytes were written")
@@ -239,7 +239,7 @@ class BackupStore:
             BackupError: the file is missing.
             StoreUnavailable: it can't be read.
         """
-        with self._reported(name):
+        with self._converting_errors(name):
             opened = self._fs.open_input_stream(self._path(name), compression=None)
             source = self._interruptible(opened)
             try:
@@ -255,7 +255,7 @@ class BackupStore:
         Raises:
             StoreUnavailable: a file can't be deleted.
         """
-        with self._reported(folder):
+        with self._converting_errors(folder):
             rests = [*Path(self._path(folder)).rglob(f"*{_TEMPORARY}")] if self._is_local else []
             for each in rests:
                 with suppress(FileNotFoundError):  # its writer has just ended
@@ -268,7 +268,7 @@ class BackupStore:
         Raises:
             StoreUnavailable: it can't be deleted.
         """
-        with self._reported(name), suppress(FileNotFoundError):
+        with self._converting_errors(name), suppress(FileNotFoundError):
             self._fs.delete_file(self._path(name))
 
     def delete_all(self, names: Collection[str]) -> None:
@@ -309,7 +309,7 @@ def _each(work: Callable[[str], None], names: Iterable[str]) -> None:
             pass
 
 
-def bounded(uri: str) -> str:
+def with_retry_time(uri: str) -> str:
     """Return a URI whose file system repeats its calls for RETRY_S, if it names no other time.
 
     S3 has a bound of its own, of about 100 seconds.

@@ -14,11 +14,11 @@ from cluster.backup.backup_commands import (
     STORE,
     add_cluster,
     add_source,
-    found_point,
-    put,
+    find_point,
+    print_progress,
+    print_result,
     store_of,
-    taken,
-    tell,
+    take_backup,
     with_extra,
 )
 from timerclient.cli import cli_args, output
@@ -48,12 +48,12 @@ def _export(args: argparse.Namespace) -> int:
     target = BackupStore(args.into)
     if args.store is not None:
         store = store_of(args)
-        return _written(args, target, store, *found_point(store, args))
+        return _written(args, target, store, *find_point(store, args))
     if args.backup or args.at_index or args.at:
         raise UsageError("--backup, --at-index and --at need --from STORE")
     with _temporary() as folder:
         store = BackupStore(str(folder))
-        return _written(args, target, store, taken(args, store, is_kept=False), None)
+        return _written(args, target, store, take_backup(args, store, is_kept=False), None)
 
 
 @contextmanager
@@ -65,21 +65,21 @@ def _temporary() -> Iterator[Path]:
     """
     import tempfile
 
-    from cluster.backup.restoration import reported
+    from cluster.backup.restoration import converting_errors
 
     with ExitStack() as stack:
-        with reported(Path("TMPDIR")):
+        with converting_errors(Path("TMPDIR")):
             made = tempfile.TemporaryDirectory(
                 prefix="timerctl-export-", ignore_cleanup_errors=True
             )
         path = Path(made.name)
-        stack.callback(_tell_left, path)
+        stack.callback(_print_leftover, path)
         yield Path(stack.enter_context(made))
 
 
-def _tell_left(path: Path) -> None:
+def _print_leftover(path: Path) -> None:
     if path.exists():
-        tell(f"{path} could not be removed, and has readable payloads: remove it")
+        print_progress(f"{path} could not be removed, and has readable payloads: remove it")
 
 
 def _written(
@@ -102,9 +102,9 @@ def _written(
         try:
             tables = export.write(target)
         finally:
-            if export.left:
-                left = ", ".join(sorted(export.left))
-                tell(f"{target.root}: could not delete {left}: delete them")
+            if export.leftovers:
+                left = ", ".join(sorted(export.leftovers))
+                print_progress(f"{target.root}: could not delete {left}: delete them")
     document = {
         "schema_version": SCHEMA_VERSION,
         "cluster_id": found.cluster_id,
@@ -114,5 +114,7 @@ def _written(
     }
     at = f"cluster {found.cluster_id} at log index {found.index}, {output.instant(found.time_ms)}"
     rows = [(name, table.rows, len(table.files)) for name, table in tables.items()]
-    put(args, document, f"{at}\n\n{cli_args.table(args, ('TABLE', 'ROWS', 'FILES'), rows)}")
+    print_result(
+        args, document, f"{at}\n\n{cli_args.table(args, ('TABLE', 'ROWS', 'FILES'), rows)}"
+    )
     return OK

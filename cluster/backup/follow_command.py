@@ -38,20 +38,26 @@ def follow(args: argparse.Namespace, store: BackupStore) -> int:
         patience_s=args.timeout.total_seconds(),
     )
 
-    def done(found: Catalogue) -> None:
-        print(shown(found), flush=True)  # noqa: T201
+    def on_backup(found: Catalogue) -> None:
+        print(text_of(found), flush=True)  # noqa: T201
 
-    def shown(found: Catalogue) -> str:
+    def text_of(found: Catalogue) -> str:
         if args.output == "json":
             return json.dumps(document_of(found))  # one line for each backup
         return cli_args.table(args, HEADINGS, [row_of(found)], WIDE)
 
-    def told(text: str) -> None:
+    def on_progress(text: str) -> None:
         print(f"timerctl: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
     with TimerClient(args.endpoints, timeout=args.timeout, credentials=tls_of(args)) as client:
         shipper = LogShipper(
-            client, store, plan, wall_s=time.time, mono_s=time.monotonic, done=done, told=told
+            client,
+            store,
+            plan,
+            wall_s=time.time,
+            mono_s=time.monotonic,
+            on_backup=on_backup,
+            on_progress=on_progress,
         )
 
         def stop(number: int, _: object) -> None:

@@ -33,7 +33,7 @@ from cluster.backup.backup_run import (
 from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, WrongStore
 from cluster.backup.catalogue import Catalogue, readable_catalogues
 from cluster.backup.log_parts import LogEnd, StoredLog, entries_after, folder_of, write_part
-from cluster.backup.pin_keeper import kept
+from cluster.backup.pin_keeper import keeping_pin
 from cluster.backup.store_care import prune
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.model.units import Epoch, LogIndex
@@ -89,12 +89,17 @@ class LogShipper:
         *,
         wall_s: Callable[[], float],
         mono_s: Callable[[], float],
-        done: Callable[[Catalogue], None],
-        told: Callable[[str], None],
+        on_backup: Callable[[Catalogue], None],
+        on_progress: Callable[[str], None],
     ) -> None:
-        """`wall_s`, `mono_s`: clocks. `done`: called with each backup. `told`: called with news."""
+        """`wall_s`, `mono_s`: clocks. `on_backup` gets each backup, `on_progress` the news."""
         self._client, self._store, self._plan = client, store, plan
-        self._wall_s, self._mono_s, self._done, self._told = wall_s, mono_s, done, told
+        self._wall_s, self._mono_s, self._on_backup, self._on_progress = (
+            wall_s,
+            mono_s,
+            on_backup,
+            on_progress,
+        )
         self._id = secrets.randbits(63) + 1
         self._is_stopped = False
         self._wake: SimpleQueue[None] = SimpleQueue()
@@ -122,7 +127,7 @@ class LogShipper:
         """Whether the last entries are shipped, after `stop`."""
         self._written_s = self._moved_s = mono_s()
         """When a part was written last, and when a node returned an entry last."""
-        self._gone_s: float | None = None
+        self._dropped_since_s: float | None = None
         """When the next entry was first missing on the nodes that answer."""
         self._compare_s = 0.0
         """When to compare the store with the leader's log next, if a node has less."""
@@ -142,7 +147,7 @@ class LogShipper:
             BackupError, Unavailable, Overloaded: after `stop`, the store lacks entries.
             TimerError: the cluster rejects a call.
         """
-        with kept(self.keep_log):
+        with keeping_pin(self.keep_log):
             try:
                 while not self._is_stopped:
                     if not self.step():
@@ -182,7 +187,7 @@ class LogShipper:
             self._complete(last.result())
         self._start()
         self._choose(furthest=True)
-        committed = self._committed()
+        committed = self._commit_index()
         until_s = self._mono_s() + self._plan.patience_s
         try:
             while True:
@@ -200,7 +205,7 @@ class LogShipper:
         if not self._follows_backup:
             raise BackupError("the log in the store follows no complete backup")
 
-    def _committed(self) -> int:
+    def _commit_index(self) -> int:
         """Return the last entry that the store needs; wait for a leader that serves.
 
         Raises:
@@ -208,7 +213,7 @@ class LogShipper:
         """
         until_s = self._mono_s() + self._plan.patience_s
         while True:
-            self._look()
+            self._read_status()
             try:
                 return committed_index(self._nodes)
             except Unavailable:
@@ -252,7 +257,7 @@ class LogShipper:
         try:
             found = work()
         except MissingEntries as gap:
-            self._told(f"gap in the log: {gap}; the next backup begins at once")
+            self._on_progress(f"gap in the log: {gap}; the next backup begins at once")
             self._end, self._backup_due_s, self._follows_backup = None, 0.0, False
         except WrongStore:
             raise
@@ -261,11 +266,11 @@ class LogShipper:
             cause = error.cause if isinstance(error, StoreUnavailable) else str(error)
             told = self._troubles.setdefault(kind, set())
             if cause not in told and len(told) < CAUSES_MAX:
-                self._told(f"{error}; trying again")
+                self._on_progress(f"{error}; trying again")
                 told.add(cause)
         else:
             if self._troubles.pop(kind, None):
-                self._told(f"the {kind} goes on")
+                self._on_progress(f"the {kind} goes on")
             return found
         return False
 
@@ -281,13 +286,13 @@ class LogShipper:
             raise
         self._complete(found)
         if self._plan.keep is not None:
-            store = self._store.until(lambda: self._is_stopped)
+            store = self._store.interruptible_by(lambda: self._is_stopped)
             self._pruning = self._thread.submit(prune, store, self._plan.keep)
         return False
 
     def _complete(self, found: Catalogue) -> None:
         self._follows_backup |= self._end is not None and found.index >= self._begin
-        self._done(found)
+        self._on_backup(found)
 
     # ---- the log
 
@@ -335,7 +340,7 @@ class LogShipper:
 
     def _choose(self, *, furthest: bool) -> None:
         """Choose the node that sends the log: a follower, or the one that has applied the most."""
-        self._look()
+        self._read_status()
         if not self._nodes:
             raise Unavailable("no node answers with a status")
         if furthest and not self._plan.node:
@@ -346,7 +351,7 @@ class LogShipper:
             self._node = self._plan.node or first
         self._moved_s = self._mono_s()
 
-    def _look(self) -> list[str]:
+    def _read_status(self) -> list[str]:
         """Find the nodes that answer; return the names of the others."""
         every = self._client.status().nodes
         self._nodes = [node for node in every if node.reachable]
@@ -386,7 +391,7 @@ class LogShipper:
         answer = self._fetch(self._node, after, stored=stored)
         if answer.is_gone:
             answer = self._from_any(after, stored=stored)
-        self._gone_s = None
+        self._dropped_since_s = None
         self._is_matched = answer.applied_index >= after.index
         if self._is_matched:
             is_other = answer.epoch != after.epoch
@@ -408,7 +413,7 @@ class LogShipper:
             return False
         self._compare_s = now_s + COMPARE_S
         try:
-            self._look()
+            self._read_status()
         except (Unavailable, Overloaded):
             return False  # the last status may be older than the stored entries
         return any(node.serving and node.commit_index < index for node in self._nodes)
@@ -420,7 +425,7 @@ class LogShipper:
             MissingEntries: no node has it.
             Unavailable: no node that answers has it. After a minute that is a gap, too.
         """
-        silent = self._look()
+        silent = self._read_status()
         for node in () if self._plan.node else self._nodes:
             try:
                 answer = self._fetch(node.name, after, stored=stored)
@@ -431,11 +436,11 @@ class LogShipper:
                 self._node = node.name
                 return answer
         now_s = self._mono_s()
-        self._gone_s = now_s if self._gone_s is None else self._gone_s
+        self._dropped_since_s = now_s if self._dropped_since_s is None else self._dropped_since_s
         told = f"no node that answers has entry {after.index + 1}"
-        if silent and not self._plan.node and now_s - self._gone_s < GAP_S:
+        if silent and not self._plan.node and now_s - self._dropped_since_s < GAP_S:
             raise Unavailable(f"{told}; {', '.join(sorted({*silent}))} may have it")
-        self._node, self._gone_s = "", None
+        self._node, self._dropped_since_s = "", None
         raise MissingEntries(told)
 
     def _fetch(self, node: str, after: LogEnd, *, stored: int = 0) -> pb.FetchLogResponse:

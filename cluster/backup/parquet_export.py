@@ -103,23 +103,23 @@ class ParquetExport:
         self._catalogue = catalogue
         self._salt = timer_id.salt_of(catalogue.cluster_id)
         self._topics = {topic["id"]: topic["name"] for topic in state["topics"]}
-        self.left: set[str] = set()
+        self.leftovers: set[str] = set()
         """Names of files that should be deleted from the target, and could not be."""
 
     def write(self, target: BackupStore) -> dict[str, ExportedTable]:
         """Write both tables, then `export.json`; return the tables by name.
 
-        After an error, the files that this call wrote are deleted, except those in `left`.
+        After an error, the files that this call wrote are deleted, except those in `leftovers`.
 
         Raises:
             BackupError: the target has files already, another export writes into it, or the state
                 does not hold what it should.
             StoreUnavailable: the target can't be written.
         """
-        with _claimed(target, self.left):
+        with _claim(target, self.leftovers):
             try:
                 tables = {
-                    "pending": self._table(target, "pending", PENDING, self._pending()),
+                    "pending": self._table(target, "pending", PENDING, self._pending_tables()),
                     "messages": self._table(target, "messages", MESSAGES, self._messages()),
                 }
             except EngineError as error:
@@ -131,7 +131,7 @@ class ParquetExport:
                 )
             index = self._facts() | {name: table._asdict() for name, table in tables.items()}
             data = json.dumps(index, indent=1).encode() + b"\n"
-            self.left.add(INDEX_NAME)
+            self.leftovers.add(INDEX_NAME)
             target.put(INDEX_NAME, [data], len(data))
         return tables
 
@@ -151,30 +151,30 @@ class ParquetExport:
         fields: tuple[Any, ...],
         batches: Iterator[Any],
     ) -> ExportedTable:
-        """Write one table, in files of about FILE_ROWS; one file at least. Add them to `left`."""
+        """Write one table, in one file or more of about FILE_ROWS. Add them to `leftovers`."""
         facts = {key: str(value) for key, value in self._facts().items()}
         schema = pa.schema(fields, metadata=facts)
         files: list[str] = []
         writer: Any = None
-        total = left = 0
+        total = leftovers = 0
         with ExitStack() as stack:
-            for group in _grouped(batches, schema):
-                if left <= 0:
+            for group in _row_groups(batches, schema):
+                if leftovers <= 0:
                     stack.close()
                     files.append(f"{name}-{len(files):05d}.parquet")
-                    self.left.add(files[-1])
-                    out = stack.enter_context(target.writing(files[-1]))
+                    self.leftovers.add(files[-1])
+                    out = stack.enter_context(target.open_writer(files[-1]))
                     writer = stack.enter_context(
                         parquet.ParquetWriter(out, schema, compression="zstd")
                     )
-                    left = FILE_ROWS
+                    leftovers = FILE_ROWS
                 writer.write_table(group)
-                total, left = total + len(group), left - len(group)
+                total, leftovers = total + len(group), leftovers - len(group)
         return ExportedTable(total, files)
 
     # ---- rows
 
-    def _pending(self) -> Iterator[Any]:
+    def _pending_tables(self) -> Iterator[Any]:
         for stored, bufs in pending_rows(self._state, self._disk, self._path):
             rows = stored.copy()
             held = rows["due_ms"] >= ASIDE
@@ -217,15 +217,15 @@ class ParquetExport:
 
 
 @contextmanager
-def _claimed(target: BackupStore, left: set[str]) -> Iterator[None]:
+def _claim(target: BackupStore, leftovers: set[str]) -> Iterator[None]:
     """Keep other exports out of an empty place during the block.
 
     A claim is a file in the place. Each export writes its own and then lists the place, so of two
     exports one at least sees the claim of the other.
 
-    `left`: gets the names of the files that are written in the block. They are deleted after an
-    error, the index first, and the claim always, if no other file is left. The names of those that
-    can't be deleted stay.
+    `leftovers`: gets the names of the files that are written in the block. They are deleted after
+    an error, the index first, and the claim always, if no other file is left. The names of those
+    that can't be deleted stay.
 
     Raises:
         BackupError: the place has files, or another claim.
@@ -233,15 +233,15 @@ def _claimed(target: BackupStore, left: set[str]) -> Iterator[None]:
     """
     claim = f"{CLAIM}{secrets.token_hex(8)}"
     _check_empty(target)
-    left.add(claim)
+    leftovers.add(claim)
     try:
         target.put(claim, [], 0)
         _check_empty(target, claim)
         yield
-        left.intersection_update([claim])
+        leftovers.intersection_update([claim])
     finally:
-        index = left & {INDEX_NAME}
-        target.discard([index, left - index - {claim}, {claim}], left)
+        index = leftovers & {INDEX_NAME}
+        target.discard([index, leftovers - index - {claim}, {claim}], leftovers)
 
 
 def _check_empty(target: BackupStore, claim: str = "") -> None:
@@ -254,7 +254,7 @@ def _check_empty(target: BackupStore, claim: str = "") -> None:
         raise BackupError(f"{why}: export into an empty place")
 
 
-def _grouped(batches: Iterator[Any], schema: Any) -> Iterator[Any]:
+def _row_groups(batches: Iterator[Any], schema: Any) -> Iterator[Any]:
     """Yield tables of about GROUP_ROWS rows; an empty one if there are no batches."""
     waiting: list[Any] = []
     rows = size = groups = 0

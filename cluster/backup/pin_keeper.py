@@ -16,7 +16,7 @@ KEEP_S: Final = 20.0
 
 
 @contextmanager
-def kept(request: Callable[[], object]) -> Iterator[None]:
+def keeping_pin(request: Callable[[], object]) -> Iterator[None]:
     """Call `request` every KEEP_S during the block, in another thread.
 
     Errors of the cluster are ignored: the next call of the block meets them, too.

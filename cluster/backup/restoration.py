@@ -147,13 +147,13 @@ def restore(
         StoreUnavailable: the store does not answer.
     """
     disk = RealDisk()
-    with reported(target), _stage(disk, target) as (stage, undo):
-        _check_room(disk, stage, plan.catalogue.size + _log_bytes(store, plan))
+    with converting_errors(target), _stage(disk, target) as (stage, undo):
+        _check_disk_space(disk, stage, plan.catalogue.size + _log_bytes(store, plan))
         state_path = stage / _BACKUP
         found, state = receive(disk, store, plan.catalogue, state_path, plan.until)
         plan = replace(plan, catalogue=found)
         for name in places:
-            _make(disk, plan, name, stage / name, state, state_path)
+            _make_directory(disk, plan, name, stage / name, state, state_path)
         overdue, held = _overdue(state, disk, state_path, now_ms)
         for name, place in places.items():
             _install(disk, stage / name, place, undo)
@@ -161,7 +161,7 @@ def restore(
 
 
 @contextmanager
-def reported(path: Path) -> Iterator[None]:
+def converting_errors(path: Path) -> Iterator[None]:
     """Convert errors of local files. `path`: for those that name no file.
 
     Raises:
@@ -232,7 +232,7 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _take_back(made: Path, moved: Path) -> None:
+def _undo_move(made: Path, moved: Path) -> None:
     """Remove a file or directory that was moved. If it was not, another program made `moved`."""
     if not made.exists():
         _remove(moved)
@@ -256,7 +256,7 @@ def _log_bytes(store: BackupStore, plan: RestorePlan) -> int:
     return found
 
 
-def _check_room(disk: Disk, stage: Path, needed: int) -> None:
+def _check_disk_space(disk: Disk, stage: Path, needed: int) -> None:
     free = disk.free_bytes(stage)
     if needed + START_BYTES > free:
         raise BackupError(
@@ -280,13 +280,13 @@ def receive(
         BackupError: a part is missing or damaged, or the disk failed.
         StoreUnavailable: the store does not answer.
     """
-    with reported(state):
+    with converting_errors(state):
         _fetch(disk, store, catalogue, state)
         if until is None:
-            return _there(disk, catalogue, state)
+            return _catalogue_and_state(disk, catalogue, state)
         log = StoredLog(store, catalogue.cluster_id)
         reached = roll_forward(disk, state, log.after(catalogue.end), until)
-        there, found = _there(disk, catalogue, state)
+        there, found = _catalogue_and_state(disk, catalogue, state)
     beyond = None if reached else log.behind_gap(there.end, UnixMs(there.time_ms))
     if beyond is not None:
         raise BackupError(
@@ -312,7 +312,9 @@ def _fetch(disk: Disk, store: BackupStore, catalogue: Catalogue, state: Path) ->
         disk.sync_dir(state / name)
 
 
-def _there(disk: Disk, catalogue: Catalogue, state: Path) -> tuple[Catalogue, manifest.State]:
+def _catalogue_and_state(
+    disk: Disk, catalogue: Catalogue, state: Path
+) -> tuple[Catalogue, manifest.State]:
     found = manifest.read(disk, state)
     assert found is not None, state
     return catalogue.at(found), found
@@ -320,7 +322,7 @@ def _there(disk: Disk, catalogue: Catalogue, state: Path) -> tuple[Catalogue, ma
 
 def _copy(store: BackupStore, part: StoredPart, path: Path) -> None:
     digest = PartDigest()
-    with reported(path), os.fdopen(create_file(path, os.O_WRONLY), "wb") as file:
+    with converting_errors(path), os.fdopen(create_file(path, os.O_WRONLY), "wb") as file:
         for piece in digest.through(store.read(part.name)):
             file.write(piece)
         file.flush()
@@ -341,7 +343,7 @@ def check_part(store: BackupStore, part: StoredPart, digest: PartDigest) -> None
         )
 
 
-def _make(
+def _make_directory(
     disk: Disk, plan: RestorePlan, name: str, place: Path, state: manifest.State, state_path: Path
 ) -> None:
     """Make one node's directory, with links to the files of the state."""
@@ -395,7 +397,7 @@ def _install(disk: Disk, made: Path, place: Path, undo: ExitStack) -> None:
         undo.callback(_remove_empty, place)
         disk.make_dir(place)
     for child in sorted(made.iterdir(), key=lambda path: path.name == IDENTITY_NAME):
-        undo.callback(_take_back, child, place / child.name)
+        undo.callback(_undo_move, child, place / child.name)
         child.rename(place / child.name)
         disk.sync_dir(place)
 

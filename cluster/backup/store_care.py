@@ -83,7 +83,7 @@ def _parts_of(backups: list[Catalogue]) -> dict[str, StoredPart]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
+class PrunedFiles:
     """The deleted files of a store."""
 
     backups: list[str]
@@ -94,7 +94,7 @@ class Pruned:
     """Bytes of the parts."""
 
 
-def prune(store: BackupStore, keep: int) -> Pruned:
+def prune(store: BackupStore, keep: int) -> PrunedFiles:
     """Delete all backups except the newest `keep`, then all parts that no backup needs.
 
     The log before the oldest backup that is kept is deleted, too.
@@ -120,4 +120,6 @@ def prune(store: BackupStore, keep: int) -> Pruned:
     store.delete_all(idle)
     for folder in (CATALOGUES, PARTS, LOG):
         store.delete_incomplete(folder)
-    return Pruned(backups=[each.backup for each in old], parts=len(idle), size=sum(idle.values()))
+    return PrunedFiles(
+        backups=[each.backup for each in old], parts=len(idle), size=sum(idle.values())
+    )

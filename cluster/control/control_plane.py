@@ -32,7 +32,7 @@ import grpc
 
 from cluster.control import control_state, raft_files
 from cluster.control.control_state import (
-    Applied,
+    AppliedCommand,
     Appoint,
     Command,
     ControlState,
@@ -42,8 +42,8 @@ from cluster.control.control_state import (
 from cluster.control.controller import Controller, ControllerConfig, ControllerEffects
 from cluster.control.controller_events import (
     Announced,
-    Asked,
-    ChangeAsked,
+    ChangeRequest,
+    ControllerRequest,
     ControllerTick,
     Event,
     LinkChanged,
@@ -53,7 +53,7 @@ from cluster.control.controller_events import (
     Reported,
     ReportedRole,
     StateApplied,
-    TransferAsked,
+    TransferRequest,
 )
 from cluster.control.membership import Change
 from cluster.control.raft import Raft, RaftView, next_nonce
@@ -193,7 +193,7 @@ class ControlPlane:
         self._pending: dict[int, asyncio.Future[CommandOutcome]] = {}
         self._failed: tuple[Command, CommandOutcome] | None = None
         """The last proposal and its outcome. None: it succeeded."""
-        self._asked: dict[int, tuple[str, asyncio.Future[CommandAnswer]]] = {}
+        self._open_requests: dict[int, tuple[str, asyncio.Future[CommandAnswer]]] = {}
         """Open requests to controllers: id -> (controller, its answer)."""
         self._complaints, self._publishing = Complaints(logger), asyncio.Lock()
         self._published = LogIndex(0)
@@ -242,7 +242,7 @@ class ControlPlane:
             await asyncio.to_thread(self._raft.stop)
         for settled in self._pending.values():
             settled.cancel()
-        for _, answered in self._asked.values():
+        for _, answered in self._open_requests.values():
             answered.cancel()
 
     @property
@@ -318,13 +318,15 @@ class ControlPlane:
         serves; of None, when any other node than the present leader serves. It is NOT_NOW, and
         names the node that was appointed instead, if the target ended or was refused before.
         """
-        return await self._request(TransferAsked(target), (target,))
+        return await self._request(TransferRequest(target), (target,))
 
     async def request_change(self, change: Change, name: str) -> CommandAnswer:
         """Request a change of the voters, which is proposed with the next appointment."""
-        return await self._request(ChangeAsked(change, name), (str(change), name))
+        return await self._request(ChangeRequest(change, name), (str(change), name))
 
-    async def _request(self, asked: Asked, words: tuple[object, ...]) -> CommandAnswer:
+    async def _request(
+        self, request: ControllerRequest, words: tuple[object, ...]
+    ) -> CommandAnswer:
         assert self._loop is not None
         until_s = self._loop.time() + ELECTION_DEADLINE_S
         while (controller := self.reached_controller) is None:
@@ -332,10 +334,10 @@ class ControlPlane:
                 return CommandAnswer(CommandOutcome.NOT_NOW, "no controller is known")
             await asyncio.sleep(HURRY_S)
         if controller == self.name:
-            return await self._asked_for(asked)
+            return await self._carry_out(request)
         ask_id = next_nonce()
         answered: asyncio.Future[CommandAnswer] = self._loop.create_future()
-        self._asked[ask_id] = controller, answered
+        self._open_requests[ask_id] = controller, answered
         self._link.send(controller, FrameKind.ASK, (ask_id, *words))
         waits_s = self._transfer_s + COMMAND_DEADLINE_S + SERVE_DEADLINE_S
         try:
@@ -344,7 +346,7 @@ class ControlPlane:
         except TimeoutError:
             return CommandAnswer(CommandOutcome.UNKNOWN, f"{controller} did not answer")
         finally:
-            del self._asked[ask_id]
+            del self._open_requests[ask_id]
 
     @property
     def reached_controller(self) -> str | None:
@@ -423,13 +425,13 @@ class ControlPlane:
         self._step(ProposalEnded(refused=outcome is CommandOutcome.FAILED))
         return outcome
 
-    async def _asked_for(self, asked: Asked) -> CommandAnswer:
+    async def _carry_out(self, request: ControllerRequest) -> CommandAnswer:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._transfer_s
-        effects = self._decide(asked)
+        effects = self._decide(request)
         while effects.refusal is not None and effects.refusal.soon and loop.time() < until_s:
             await asyncio.sleep(HURRY_S)
-            effects = self._decide(asked)
+            effects = self._decide(request)
         self._log(effects)
         refusal = effects.refusal
         if refusal is not None and refusal.soon:
@@ -444,15 +446,15 @@ class ControlPlane:
         outcome = await self._propose(effects.propose)
         if outcome is not CommandOutcome.OK:
             return CommandAnswer(outcome, f"{effects.reason}: {outcome}")
-        if not isinstance(asked, TransferAsked):
+        if not isinstance(request, TransferRequest):
             return CommandAnswer(outcome, effects.reason)
 
         def is_requested(leader: ReplicaId | None) -> bool:
-            return leader != before if asked.target is None else leader == asked.target
+            return leader != before if request.target is None else leader == request.target
 
-        return await self._served(effects, is_requested)
+        return await self._wait_until_served(effects, is_requested)
 
-    async def _served(
+    async def _wait_until_served(
         self, effects: ControllerEffects, is_requested: Callable[[ReplicaId | None], bool]
     ) -> CommandAnswer:
         """Wait until a requested leader serves, SERVE_DEADLINE_S at most.
@@ -515,7 +517,7 @@ class ControlPlane:
         assert self._raft is not None
         self._register.awake()  # first: a later change wakes the loop again
         view_before, self._view = self._view, self._raft.view
-        state, applied = self._register.take()
+        state, applied = self._register.take_applied()
         if self._stopping:
             return
         if state is not self._state:
@@ -561,8 +563,10 @@ class ControlPlane:
             self._make_report()
         if not up:
             lost = f"the connection to {peer} was lost before it answered"
-            for ask_id in [each for each, (asked, _) in self._asked.items() if asked == peer]:
-                self._answered(ask_id, CommandAnswer(CommandOutcome.UNKNOWN, lost))
+            for ask_id in [
+                each for each, (asked, _) in self._open_requests.items() if asked == peer
+            ]:
+                self._on_answer(ask_id, CommandAnswer(CommandOutcome.UNKNOWN, lost))
 
     def _on_announced(self, peer: str, release: ProgramRelease) -> None:
         """Note a release. A new stream of a peer begins with it; voters come after it."""
@@ -579,31 +583,31 @@ class ControlPlane:
             case FrameKind.VOTERS, tuple() as sets if _are_sets(sets):
                 self._peer_sets[peer] = tuple(map(frozenset, sets))
             case FrameKind.ASK, (int(ask_id), (int() | None) as target):
-                asked = TransferAsked(None if target is None else ReplicaId(target))
+                asked = TransferRequest(None if target is None else ReplicaId(target))
                 self._tasks.spawn(self._answer(peer, ask_id, asked))
             case FrameKind.ASK, (int(ask_id), str(change), str(name)) if change in set(Change):
-                self._tasks.spawn(self._answer(peer, ask_id, ChangeAsked(Change(change), name)))
+                self._tasks.spawn(self._answer(peer, ask_id, ChangeRequest(Change(change), name)))
             case FrameKind.ANSWER, (int(ask_id), str(outcome), str(why), bool(changed)):
-                if ask_id in self._asked and outcome in set(CommandOutcome):
-                    self._answered(ask_id, CommandAnswer(CommandOutcome(outcome), why, changed))
+                if ask_id in self._open_requests and outcome in set(CommandOutcome):
+                    self._on_answer(ask_id, CommandAnswer(CommandOutcome(outcome), why, changed))
             case _:
                 more = {"kind": kind.name, "body": f"{body!r:.80}"}
                 self._complaints.say(peer, "unknown frame", peer_name=str(peer), **more)
 
-    def _answered(self, ask_id: int, answer: CommandAnswer) -> None:
-        _, answered = self._asked[ask_id]
+    def _on_answer(self, ask_id: int, answer: CommandAnswer) -> None:
+        _, answered = self._open_requests[ask_id]
         if not answered.done():
             answered.set_result(answer)
 
-    async def _answer(self, peer: str, ask_id: int, asked: Asked) -> None:
-        answer = await self._asked_for(asked)
-        told = (ask_id, str(answer.outcome), answer.why, answer.changed)
-        self._link.send(peer, FrameKind.ANSWER, told)
+    async def _answer(self, peer: str, ask_id: int, request: ControllerRequest) -> None:
+        answer = await self._carry_out(request)
+        answer_fields = (ask_id, str(answer.outcome), answer.why, answer.changed)
+        self._link.send(peer, FrameKind.ANSWER, answer_fields)
 
     # Tasks
 
     def _on_task_failed(self, error: BaseException) -> None:
-        logger.critical("a task of the control plane failed", exc_info=error)
+        logger.critical("a task of the control plane on_failure", exc_info=error)
         self._fail(ExitCode.SHELL_FAILED, repr(error))
 
     def _log(self, effects: ControllerEffects) -> None:
@@ -618,7 +622,7 @@ class _Register:
         self._changed = changed
         self._lock = threading.Lock()
         self._state = ControlState()
-        self._applied: list[Applied] = []
+        self._applied: list[AppliedCommand] = []
         self._is_waking = False
 
     def apply(self, command: bytes) -> None:
@@ -656,7 +660,7 @@ class _Register:
         with self._lock:
             self._is_waking = False
 
-    def take(self) -> tuple[ControlState, list[Applied]]:
+    def take_applied(self) -> tuple[ControlState, list[AppliedCommand]]:
         """Return the state, and the outcomes of the commands applied since the last call."""
         with self._lock:
             applied, self._applied = self._applied, []

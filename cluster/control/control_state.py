@@ -66,7 +66,7 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
         after._layers = (*layers, newest)
         return after
 
-    def whole(self) -> dict[str, "QueueOffset | None"]:
+    def as_dict(self) -> dict[str, "QueueOffset | None"]:
         """Return all offsets in a new dict."""
         offsets: dict[str, QueueOffset | None] = {}
         for layer in self._layers:
@@ -75,7 +75,7 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
 
     def items(self) -> ItemsView[str, "QueueOffset | None"]:
         """Return all offsets as a dict's items; Mapping's own method would look up each topic."""
-        return self.whole().items()
+        return self.as_dict().items()
 
     def __getitem__(self, topic: str) -> "QueueOffset | None":
         """Return the offset of a topic; KeyError if it has none."""
@@ -88,11 +88,11 @@ class Offsets(Mapping[str, "QueueOffset | None"]):
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the topics."""
-        return iter(self.whole())
+        return iter(self.as_dict())
 
     def __len__(self) -> int:
         """Return the number of topics."""
-        return len(self.whole())
+        return len(self.as_dict())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,7 @@ Command: TypeAlias = Init | Appoint | Members | CheckpointPage
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class AppliedCommand:
     """The result of the command `nonce`."""
 
     nonce: int
@@ -210,7 +210,7 @@ class Applied:
     """False: the command was stale or malformed, and changed nothing."""
 
 
-def apply(state: ControlState, command: bytes) -> tuple[ControlState, Applied | None]:
+def apply(state: ControlState, command: bytes) -> tuple[ControlState, AppliedCommand | None]:
     """Return the next state and the result of the command. None: its nonce is unreadable."""
     try:
         fields = msgpack.unpackb(command)
@@ -220,9 +220,9 @@ def apply(state: ControlState, command: bytes) -> tuple[ControlState, Applied | 
     try:
         parsed = _parse(fields)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return state, Applied(nonce, accepted=False)
+        return state, AppliedCommand(nonce, accepted=False)
     after = _apply(state, parsed)
-    return (state if after is None else after), Applied(nonce, accepted=after is not None)
+    return (state if after is None else after), AppliedCommand(nonce, accepted=after is not None)
 
 
 def encode_command(command: Command, *, nonce: int) -> bytes:
@@ -270,14 +270,14 @@ def pages(
     `moved`: the offsets that differ. None: compare all.
     """
     if moved is None:
-        moved = _differing(state, checkpoint.queue_offsets)
+        moved = _changed_offsets(state, checkpoint.queue_offsets)
     return [
         CheckpointPage(checkpoint=replace(checkpoint, queue_offsets=dict(part)))
         for part in _parts(moved.items())
     ]
 
 
-def _differing(
+def _changed_offsets(
     state: ControlState, there: Mapping[str, QueueOffset | None]
 ) -> dict[str, QueueOffset | None]:
     known = dict(state.checkpoint.queue_offsets.items()) if state.checkpoint else {}

@@ -32,7 +32,7 @@ from cluster.control.announcements import Announcements
 from cluster.control.control_state import Appoint, ControlState, Init
 from cluster.control.controller_events import (
     Announced,
-    ChangeAsked,
+    ChangeRequest,
     ControllerTick,
     Event,
     LinkChanged,
@@ -42,11 +42,11 @@ from cluster.control.controller_events import (
     Reported,
     ReportedRole,
     StateApplied,
-    TransferAsked,
+    TransferRequest,
 )
 from cluster.control.leader_fitness import SLOW_PARTS, ServiceRecord, UnfitReplicas
-from cluster.control.membership import Change, Learner, Refusal, id_name, planned
-from cluster.control.newest_log import named, newest_log
+from cluster.control.membership import Change, Learner, Refusal, id_name, voters_after
+from cluster.control.newest_log import newest_log, voters_by_name
 from cluster.control.succession import Candidate, best, why_behind
 from replication.core.quorum import Voters, granted
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
@@ -79,7 +79,7 @@ class ControllerConfig:
     """Wait this long for reports of further linked nodes, once a majority has reported."""
     gather_first_ms: int = 1_000
     """The same for the very first appointment, while nodes start one after another."""
-    wait_said_ms: int = 3_000
+    wait_logged_ms: int = 3_000
     """The log names the missing reports if the wait for them is this long."""
     promise_grace_ms: int = 3_000
     """A voter with a promise above the epoch refuses the leader. Appoint above it after this."""
@@ -149,12 +149,12 @@ class ControllerEffects:
 
 
 _NOTHING: Final = ControllerEffects()
-_REFUSALS_SAID: Final = 1
+_REFUSALS_LOGGED: Final = 1
 _NOT_CONTROLLER: Final = "this node is not the controller"
 _NO_SUCCESSOR: Final = "no other voter could lead"
 
 
-def _refused(why: str) -> ControllerEffects:
+def _refusal_effects(why: str) -> ControllerEffects:
     return ControllerEffects(refusal=Refusal(why))
 
 
@@ -210,9 +210,9 @@ class Controller:
     _unfit: UnfitReplicas = field(default_factory=UnfitReplicas)
     _lease_bad_since_ms: MonoMs | None = None
     _promise_above_since_ms: MonoMs | None = None
-    _gone_since_ms: MonoMs | None = None
-    _wait_said: bool = False
-    """The log has a line about the wait for reports since `_gone_since_ms`."""
+    _loss_since_ms: MonoMs | None = None
+    _wait_logged: bool = False
+    """The log has a line about the wait for reports since `_loss_since_ms`."""
     _stalls: int = 0
     """Appointees in a row that never served."""
     _refusals: int = 0
@@ -227,7 +227,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._announced = Announcements(self.name, self.release)
-        self._meet(self.founders, ())
+        self._set_voters(self.founders, ())
 
     def step(self, now_ms: MonoMs, event: Event) -> ControllerEffects:
         """Advance to `now_ms`, take note of `event`, return the orders for the shell."""
@@ -248,9 +248,9 @@ class Controller:
                 self._proposed_at_ms = None
                 if refused:
                     self._note_refusal(now_ms)
-            case TransferAsked(target):
+            case TransferRequest(target):
                 return self._transfer(now_ms, target)
-            case ChangeAsked(change, name):
+            case ChangeRequest(change, name):
                 return self._change(now_ms, change, name)
             case _:
                 assert_never(event)
@@ -268,7 +268,7 @@ class Controller:
 
     # Taking note
 
-    def _meet(self, voters: Mapping[str, ReplicaId], sets: tuple[Voters, ...]) -> None:
+    def _set_voters(self, voters: Mapping[str, ReplicaId], sets: tuple[Voters, ...]) -> None:
         """Replace the voters. `sets`: the sets of voters in force; empty: one set of all voters."""
         known, self._nodes = self._nodes, {}
         self._sets = sets or (frozenset(voters.values()),)
@@ -349,14 +349,14 @@ class Controller:
         if newest.sets:
             known = [published, state.proposed or {}, before]
             known.append({name: report.replica_id for name, (report, _) in self._learners.items()})
-            voters = named(newest.voters, known, reports)
+            voters = voters_by_name(newest.voters, known, reports)
         sets = newest.sets or (frozenset(voters.values()),)
         if (voters, sets) != (before, self._sets):
-            self._meet(voters, sets)
+            self._set_voters(voters, sets)
 
     def _note_state(self, now_ms: MonoMs, state: ControlState) -> None:
         if state.voters and state.voters != self._state.voters:
-            self._meet(state.voters, ())
+            self._set_voters(state.voters, ())
         if state.epoch != self._state.epoch:
             if self._leads and self._state.leader is not None and not self._served:
                 self._stalls = min(self._stalls + 1, self.config.stall_doublings_max)
@@ -386,7 +386,7 @@ class Controller:
         self._service = ServiceRecord()
         self._lease_bad_since_ms = None
         self._promise_above_since_ms = None
-        self._gone_since_ms = None
+        self._loss_since_ms = None
         self._well_since_ms = None
         self._ends.clear()
 
@@ -405,15 +405,15 @@ class Controller:
         adopted = self._adopt(now_ms)
         if adopted is not None:
             return adopted
-        loss = self._why_gone(now_ms)
+        loss = self._loss_of_leader(now_ms)
         if loss is None:
-            self._gone_since_ms = None
+            self._loss_since_ms = None
             decided = self._relieve(now_ms) or self._raise_level(now_ms)
-            return decided or self._hand_over(now_ms)
+            return decided or self._hand_raft_over(now_ms)
         self._well_since_ms = None
-        if self._gone_since_ms is None:
-            self._gone_since_ms, self._wait_said = now_ms, False
-        if not self._is_gathered(now_ms):
+        if self._loss_since_ms is None:
+            self._loss_since_ms, self._wait_logged = now_ms, False
+        if not self._has_enough_reports(now_ms):
             return self._wait_for_reports(now_ms, loss)
         successor = self._best(now_ms, self._fresh(now_ms), may_lead_again=self._may_lead_again())
         if successor is None:
@@ -437,7 +437,7 @@ class Controller:
             and node.replica_id not in unfit
             and not self._is_slow(node.latest)
             and node.latest.accepts
-            and self._why_not_yet(node, fresh) is None
+            and self._takeover_obstacle(node, fresh) is None
         ]
         successor = self._best(now_ms, better, may_lead_again=False)
         if successor is None:
@@ -495,7 +495,7 @@ class Controller:
                 return self._propose(now_ms, appoint, f"{node.name} leads already")
         return None
 
-    def _why_gone(self, now_ms: MonoMs) -> str | None:
+    def _loss_of_leader(self, now_ms: MonoMs) -> str | None:
         """Return the reason to replace the appointed leader. None: there is none."""
         config, watched_ms = self.config, now_ms - self._watched_since_ms
         leader = self._leader()
@@ -556,7 +556,7 @@ class Controller:
             return None
         return f"{', '.join(above)} promised, or met, another leadership"
 
-    def _is_gathered(self, now_ms: MonoMs) -> bool:
+    def _has_enough_reports(self, now_ms: MonoMs) -> bool:
         """Return whether there are enough fresh reports to choose a leader."""
         if not self._has_majority(now_ms):
             return False
@@ -564,16 +564,16 @@ class Controller:
         first = self._state.leader is None
         if len(fresh) == sum(first or node.linked for node in self._nodes.values()):
             return True
-        assert self._gone_since_ms is not None
+        assert self._loss_since_ms is not None
         gather_ms = self.config.gather_first_ms if first else self.config.gather_ms
-        return now_ms - max(self._gone_since_ms, self._watched_since_ms) >= gather_ms
+        return now_ms - max(self._loss_since_ms, self._watched_since_ms) >= gather_ms
 
     def _wait_for_reports(self, now_ms: MonoMs, loss: str) -> ControllerEffects:
         """Propose nothing. Name the missing reports once, if the wait is long."""
-        assert self._gone_since_ms is not None
-        if self._wait_said or now_ms - self._gone_since_ms < self.config.wait_said_ms:
+        assert self._loss_since_ms is not None
+        if self._wait_logged or now_ms - self._loss_since_ms < self.config.wait_logged_ms:
             return _NOTHING
-        self._wait_said = True
+        self._wait_logged = True
         fresh = ", ".join(node.name for node in self._fresh(now_ms)) or "no node"
         linked = ", ".join(node.name for node in self._nodes.values() if node.linked) or "none"
         why = f"{loss}; fewer than a majority report: {fresh}; linked: {linked}"
@@ -631,11 +631,11 @@ class Controller:
                 for node in pool
             ],
             self.config,
-            self._second_entries(),
+            self._entries_per_s(),
         )
         return self._nodes[chosen.report.name] if chosen is not None else None
 
-    def _second_entries(self) -> int:
+    def _entries_per_s(self) -> int:
         """Return how many entries the leader appended in a second, by its latest reports."""
         if len(self._ends) <= 1:
             return 0
@@ -686,37 +686,37 @@ class Controller:
 
     def _propose(self, now_ms: MonoMs, command: Init | Appoint, reason: str) -> ControllerEffects:
         self._proposed_at_ms = now_ms
-        if self._refusals == _REFUSALS_SAID:
+        if self._refusals == _REFUSALS_LOGGED:
             reason += "; refused again: further refusals are not logged"
         return ControllerEffects(
-            propose=command, reason=reason if self._refusals <= _REFUSALS_SAID else ""
+            propose=command, reason=reason if self._refusals <= _REFUSALS_LOGGED else ""
         )
 
     def _transfer(self, now_ms: MonoMs, target: ReplicaId | None) -> ControllerEffects:
         if not self._leads:
-            return _refused(_NOT_CONTROLLER)
+            return _refusal_effects(_NOT_CONTROLLER)
         if self._proposed_at_ms is not None:
-            return _refused("an appointment is under way")
+            return _refusal_effects("an appointment is under way")
         leader = self._leader()
         fresh = self._fresh(now_ms)
         if not self._has_majority(now_ms):
-            return _refused("fewer than a majority of the voters report")
+            return _refusal_effects("fewer than a majority of the voters report")
         if target is None:
             others = [node for node in fresh if node is not leader]
             successor = self._best(now_ms, others, may_lead_again=True)
         else:
             successor = next((node for node in fresh if node.replica_id == target), None)
         if successor is None:
-            return _refused(_NO_SUCCESSOR if target is None else "no such voter reports")
+            return _refusal_effects(_NO_SUCCESSOR if target is None else "no such voter reports")
         if successor is leader and self._served:
             return ControllerEffects(reason=f"{successor.name} leads already")
-        refusal = self._why_not_yet(successor, fresh)
+        refusal = self._takeover_obstacle(successor, fresh)
         if refusal is not None:
             return ControllerEffects(refusal=refusal)
         unfit = self._unfit.at(now_ms) - {successor.replica_id}
         return self._appoint(now_ms, successor, "a transfer was requested", unfit=unfit)
 
-    def _why_not_yet(self, successor: _Node, fresh: Collection[_Node]) -> Refusal | None:
+    def _takeover_obstacle(self, successor: _Node, fresh: Collection[_Node]) -> Refusal | None:
         """Return why `successor` can't take over at once. The present leader serves until then."""
         held = self._ends[0][1] if self._ends and self._leader() in fresh else None
         end = max((node.latest.last_epoch, node.latest.last_index) for node in fresh)
@@ -726,11 +726,11 @@ class Controller:
         """Appoint again with other voters: the present leader if it stays a voter."""
         leader, fresh = self._leader(), self._fresh(now_ms)
         if not self._leads:
-            return _refused(_NOT_CONTROLLER)
+            return _refusal_effects(_NOT_CONTROLLER)
         if self._proposed_at_ms is not None or self._state.proposed is not None:
-            return _refused("another change, or an appointment, is under way")
+            return _refusal_effects("another change, or an appointment, is under way")
         if leader is None or leader not in fresh or not self._served:
-            return _refused("no leader serves")
+            return _refusal_effects("no leader serves")
         learner = self._learner(now_ms, name)
         voters = self._voters()
         nameless = [each for each, replica_id in voters.items() if each == id_name(replica_id)]
@@ -742,14 +742,14 @@ class Controller:
             voters[name] = voters.pop(nameless[0])  # that voter has lost its name
         reporting = {node.name for node in fresh} | ({name} if learner is not None else set())
         leader_end = leader.latest.last_epoch, leader.latest.last_index
-        after = planned(change, name, voters, learner, leader_end, reporting)
+        after = voters_after(change, name, voters, learner, leader_end, reporting)
         if isinstance(after, Refusal):
             return ControllerEffects(refusal=after)
         stays = after.get(leader.name) == leader.replica_id
         remaining = [node for node in fresh if after.get(node.name) == node.replica_id]
         successor = leader if stays else self._best(now_ms, remaining, may_lead_again=True)
         if successor is None:
-            return _refused(_NO_SUCCESSOR)
+            return _refusal_effects(_NO_SUCCESSOR)
         why = f"an operator asked to {change} {name}: voters {', '.join(sorted(after))}"
         return self._appoint(now_ms, successor, why, after, leader.latest.voters)
 
@@ -763,7 +763,7 @@ class Controller:
         end = report.last_epoch, report.last_index
         return Learner(report.replica_id, *end, report.unsure, silent_ms)
 
-    def _hand_over(self, now_ms: MonoMs) -> ControllerEffects:
+    def _hand_raft_over(self, now_ms: MonoMs) -> ControllerEffects:
         """Hand Raft's leadership over if this node also leads the log, and leads it well."""
         config, leader = self.config, self._leader()
         peers = [node for node in self._fresh(now_ms) if node.name != self.name]

@@ -132,21 +132,21 @@ class ProposalEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferAsked:
+class TransferRequest:
     """An operator requests another leader. None: the best voter."""
 
     target: ReplicaId | None
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeAsked:
+class ChangeRequest:
     """An operator requests other voters."""
 
     change: Change
     name: str
 
 
-Asked: TypeAlias = TransferAsked | ChangeAsked
+ControllerRequest: TypeAlias = TransferRequest | ChangeRequest
 Event: TypeAlias = (
     ControllerTick
     | Reported
@@ -155,5 +155,5 @@ Event: TypeAlias = (
     | StateApplied
     | RaftLeadership
     | ProposalEnded
-    | Asked
+    | ControllerRequest
 )

@@ -58,7 +58,7 @@ def id_name(replica_id: ReplicaId) -> str:
     return f"{replica_id:016x}"
 
 
-def planned(
+def voters_after(
     change: Change,
     name: str,
     voters: Mapping[str, ReplicaId],

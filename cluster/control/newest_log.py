@@ -75,7 +75,7 @@ def _can_win(log: ReplicaReport | None, reports: Sequence[ReplicaReport]) -> boo
     return log is not None and granted(log.sets, {report.replica_id for report in reports})
 
 
-def named(
+def voters_by_name(
     voters: Voters, known: Iterable[Mapping[str, ReplicaId]], reports: Iterable[ReplicaReport]
 ) -> dict[str, ReplicaId]:
     """Return the voters by name. The name of a voter that is unknown is its id.

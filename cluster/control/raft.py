@@ -69,11 +69,11 @@ REST_S_MAX: Final = 0.5
 """Seconds between ticks of an idle node, at most; messages and commands wake it earlier."""
 BARRIER_EVERY_S: Final = 1.0
 """Interval of a node's barriers to one leader while the node withholds votes."""
-RECALL_S: Final = 10.0
+REGRANT_S: Final = 10.0
 """A node that withholds its votes grants them again after this time without a leader, if all nodes
 are linked: too many nodes lost their files. Earlier elections are over by then, and no absent node
 has more records."""
-RECALL_LATER_S: Final = 3.0
+REGRANT_DELAY_S: Final = 3.0
 """It then delays its candidacy by this, so that a node that has lost no file is first."""
 UNCOVERED_SIZE_MAX: Final = 8 << 20
 """Bytes of the journal after its snapshot that start a compaction: a checkpoint of many topics has
@@ -218,7 +218,7 @@ class Raft:
         """Start the tick thread, which elects, replicates and applies."""
         assert self._thread is None, "started twice"
         self._core = _Core(
-            self._name, self._peers, self._files, self._machine, self._fail, self._progressed, link
+            self._name, self._peers, self._files, self._machine, self._fail, self._count_tick, link
         )
         if self._others_lost:
             self._core.links_wanted = (len(self._peers) + 1) // 2  # and this node: a majority
@@ -256,11 +256,11 @@ class Raft:
         """
         assert self._core is not None, "not started"
 
-        def ended(_: object, error: int) -> None:
+        def on_end(_: object, error: int) -> None:
             if error != FAIL_REASON.SUCCESS:
                 on_failure(error in _CERTAIN_FAILURES)
 
-        self._core.submit(command, ended)
+        self._core.submit(command, on_end)
 
     def hand_over(self, peer: str) -> None:
         """Hand leadership over to `peer` at the next tick, if this node leads. May fail."""
@@ -280,7 +280,7 @@ class Raft:
         if self._stalled_ms >= STALL_MS_MAX:
             self._fail(ExitCode.TICK_STALLED, f"no tick for {self._stalled_ms} ms")
 
-    def _progressed(self) -> None:
+    def _count_tick(self) -> None:
         self._ticks += 1
 
     def _run(self) -> None:
@@ -292,7 +292,7 @@ class Raft:
                 if peer is not None:
                     core.transferLeadership(Node(peer))
                 core.doTick()
-                self._progressed()
+                self._count_tick()
                 view = core.view()
                 if view != self.view:
                     self.view = view
@@ -320,7 +320,7 @@ class _Core(SyncObj):  # type: ignore[misc]
         link: Link,
     ) -> None:
         self._journal, self._machine = files.journal, machine
-        self._fail, self._progressed = fail, progressed
+        self._fail, self._count_tick = fail, progressed
         self._barrier = _BARRIER + secrets.token_bytes(16)
         """A command of this process. If others commit it, this node is up to date with a leader."""
         self._barrier_at = 0.0
@@ -333,7 +333,7 @@ class _Core(SyncObj):  # type: ignore[misc]
         self._snapshot_size = 0
         """Bytes of the state in the last snapshot that this process wrote or read."""
         conf = checked_conf(files, serializer=self._write_dump, deserializer=self._read_dump)
-        with _journal_given(files.journal):
+        with _using_journal(files.journal):
             super().__init__(
                 Node(name),
                 [Node(peer) for peer in sorted(peers)],
@@ -384,14 +384,14 @@ class _Core(SyncObj):  # type: ignore[misc]
     def submit(self, command: bytes, ended: Callable[[object, int], None]) -> None:
         """Queue a command. From any thread."""
 
-        def guarded(result: object, error: int) -> None:
+        def on_end(result: object, error: int) -> None:
             # An exception in a callback makes pysyncobj apply the entry twice.
             try:
                 ended(result, error)
             except Exception:
                 logger.exception("callback of a command")
 
-        self._applyCommand(REGULAR + command, guarded)
+        self._applyCommand(REGULAR + command, on_end)
 
     def view(self) -> RaftView:
         """Return the present state of Raft on this node."""
@@ -413,14 +413,14 @@ class _Core(SyncObj):  # type: ignore[misc]
         """Close the files."""
         self._doDestroy()
 
-    def filtered(self, message: RaftMessage) -> RaftMessage | None:
+    def message_for_raft(self, message: RaftMessage) -> RaftMessage | None:
         """Return the message to pass to Raft. None: drop it."""
         if message["type"] == "timeout_now" and self.withholds:
             return None
         if message["type"] == "append_entries":
             self._leaderless_at = monotonic()
         if message["type"] == "append_entries" and message.get("prevLogIdx") is not None:
-            return self._without_held(message)
+            return self._without_known_records(message)
         return message
 
     def may_send(self, message: RaftMessage) -> bool:
@@ -436,7 +436,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             kind == "next_node_idx" and message["success"]
         )
 
-    def _without_held(self, message: RaftMessage) -> RaftMessage:
+    def _without_known_records(self, message: RaftMessage) -> RaftMessage:
         """Return the message without records that this node already holds.
 
         pysyncobj drops everything behind `prevLogIdx` and writes the message's records, also if
@@ -476,7 +476,7 @@ class _Core(SyncObj):  # type: ignore[misc]
             # Never a candidate: its term would rise, and no leader's messages would be accepted.
             self._SyncObj__raftElectionDeadline = monotonic() + 1e6
             self._propose_barrier()
-            self._recall_votes()
+            self._regrant_votes()
         limit = max(UNCOVERED_SIZE_MAX, UNCOVERED_PARTS_MAX * self._snapshot_size)
         # A tick writes a snapshot, and the next one deletes the records before it.
         is_written = self._SyncObj__serializer._Serializer__pid != 0  # noqa: SLF001
@@ -493,7 +493,7 @@ class _Core(SyncObj):  # type: ignore[misc]
                 self._pass_barrier(command[1:])
             else:
                 self._machine.apply(command[1:])
-            self._progressed()  # a start may apply thousands of commands within one tick
+            self._count_tick()  # a start may apply thousands of commands within one tick
         except BaseException as error:  # noqa: BLE001
             self._fail(ExitCode.APPLY_FAILED, repr(error))
 
@@ -558,14 +558,14 @@ class _Core(SyncObj):  # type: ignore[misc]
             self.submit(self._barrier, lambda _result, _error: None)
         self._barrier_to = to
 
-    def _recall_votes(self) -> None:
+    def _regrant_votes(self) -> None:
         """Vote again if no node leads although all are linked: too many withhold votes."""
         now = monotonic()
         if len(self._SyncObj__connectedNodes) < self.links_wanted:
             self._leaderless_at = now
-        if now - self._leaderless_at >= RECALL_S:
+        if now - self._leaderless_at >= REGRANT_S:
             self._journal.allow_votes()
-            later_s = RECALL_LATER_S + SETTINGS["raftMaxTimeout"] * random.random()  # noqa: S311
+            later_s = REGRANT_DELAY_S + SETTINGS["raftMaxTimeout"] * random.random()  # noqa: S311
             self._SyncObj__raftElectionDeadline = now + later_s
             logger.warning("all nodes are linked without a leader: this node's votes count again")
 
@@ -621,7 +621,7 @@ class _Transport(Transport):  # type: ignore[misc]
                 continue
             if isinstance(item, bool):
                 self._set_up(node, up=item)
-            elif (message := self._core.filtered(item)) is not None:
+            elif (message := self._core.message_for_raft(item)) is not None:
                 self._onMessageReceived(node, message)
 
     def _set_up(self, node: Node, *, up: bool) -> None:
@@ -660,7 +660,7 @@ _construction = threading.Lock()
 
 
 @contextlib.contextmanager
-def _journal_given(journal: object) -> Iterator[None]:
+def _using_journal(journal: object) -> Iterator[None]:
     """Make pysyncobj use `journal` in this block; it has no parameter for that."""
     with _construction:
         original = pysyncobj_core.createJournal

@@ -103,7 +103,7 @@ def open_files(
     if not is_marked:
         DISK.write_atomic(marker, seal(owner))
     try:
-        return _opened(directory)
+        return _open_files(directory)
     except CorruptFileError as error:
         aside = directory.with_name("raft.damaged")
         logger.warning("%s; moved to %s, and created again without a vote", error, aside)
@@ -111,7 +111,7 @@ def open_files(
             shutil.rmtree(aside)
         directory.rename(aside)
         _create(directory, may_vote=alone)
-        return _opened(directory)
+        return _open_files(directory)
 
 
 def _is_owner(marker: Path, owner: bytes) -> bool:
@@ -131,7 +131,7 @@ def _is_owner(marker: Path, owner: bytes) -> bool:
     return True
 
 
-def _opened(directory: Path) -> RaftFiles:
+def _open_files(directory: Path) -> RaftFiles:
     files = RaftFiles(directory, Journal(directory))
     try:
         _fit(files)
@@ -158,11 +158,11 @@ def checks(data_directory: Path) -> dict[Path, Callable[[], object]]:
     there = {path: check for path, check in found.items() if path.exists()}
     for path in (journal, meta):  # they are made together
         if path not in there and there.keys() - {marker}:
-            there[path] = functools.partial(_missing, path)
+            there[path] = functools.partial(_raise_missing, path)
     return there
 
 
-def _missing(path: Path) -> None:
+def _raise_missing(path: Path) -> None:
     raise CorruptFileError(path, 0, "it is missing")
 
 
@@ -222,7 +222,9 @@ def _check_version(path: Path, body: bytes) -> None:
         raise UnknownVersionError(path, version, SNAPSHOT_VERSION)
 
 
-def fitted(path: Path, records: list[Record], snapshot: RaftSnapshot | None) -> list[Record]:
+def fitting_records(
+    path: Path, records: list[Record], snapshot: RaftSnapshot | None
+) -> list[Record]:
     """Return the records to continue with; they start with the snapshot's two, if there is one.
 
     Raises:
@@ -260,7 +262,7 @@ def _fit(files: RaftFiles) -> None:
     except FileNotFoundError:
         snapshot = None
     records = files.journal.records
-    kept = fitted(files.journal_path, records, snapshot)
+    kept = fitting_records(files.journal_path, records, snapshot)
     if kept != records:
         files.journal.replace(kept)
 

@@ -88,7 +88,7 @@ class Journal:
         self._covered = 0
         """Number of the first records that a snapshot of this process stands for."""
         if self._end < len(data):
-            self._cut()
+            self._truncate()
 
     @staticmethod
     def create(directory: Path, *, may_vote: bool) -> None:
@@ -130,10 +130,10 @@ class Journal:
         if not self._dirty:
             return
         if self._replaced:
-            with _failing(self._path, "replacement"):
+            with _disk_errors(self._path, "replacement"):
                 self._write_file()
         else:
-            with _failing(self._path, "fdatasync"):
+            with _disk_errors(self._path, "fdatasync"):
                 os.fdatasync(self._fd)
         self._dirty = False
 
@@ -158,12 +158,12 @@ class Journal:
         self._replaced = False
 
     def _open(self) -> int:
-        with _failing(self._path, "open"):
+        with _disk_errors(self._path, "open"):
             return open_file(self._path, os.O_WRONLY | os.O_APPEND)
 
-    def _cut(self) -> None:
+    def _truncate(self) -> None:
         """End the file after the last record, durably."""
-        with _failing(self._path, "ftruncate"):
+        with _disk_errors(self._path, "ftruncate"):
             os.ftruncate(self._fd, self._end)
             os.fsync(self._fd)
 
@@ -173,7 +173,7 @@ class Journal:
 
     def _save_meta(self) -> None:
         path = self._directory / "meta"
-        with _failing(path, "replacement"):
+        with _disk_errors(path, "replacement"):
             _write_meta(path, self._term, self._vote, may_vote=self._may_vote)
 
     # The interface that pysyncobj calls
@@ -190,7 +190,7 @@ class Journal:
         if self._replaced:
             return
         data = _encode(command, index, term)
-        with _failing(self._path, "write"):
+        with _disk_errors(self._path, "write"):
             written = os.write(self._fd, data)
         if written != len(data):
             why = f"{self._path}: wrote {written} of {len(data)} bytes"
@@ -214,7 +214,7 @@ class Journal:
         del self._ends[position:]
         # Before new records are written: after a power cut, pieces of the old records behind a new
         # one would look like damage.
-        self._cut()
+        self._truncate()
 
     def deleteEntriesTo(self, position: int) -> None:  # noqa: N802
         """Compact: drop the records before `position`, except the last TRAILING_RECORDS."""
@@ -263,7 +263,7 @@ class Journal:
 
 
 @contextmanager
-def _failing(path: Path, action: str) -> Iterator[None]:
+def _disk_errors(path: Path, action: str) -> Iterator[None]:
     """Raise OSErrors of the block as DiskFailedError: an open journal's files can't be missing."""
     try:
         yield

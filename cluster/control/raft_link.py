@@ -115,10 +115,10 @@ class _Peer:
     up: bool = False
     heard_at_s: float = 0.0
     """Time of the last message from the peer, on the loop's clock."""
-    tcp_again_s: float = 0.0
+    tcp_retry_s: float = 0.0
     """No connection to its TCP port is tried before, on the loop's clock."""
 
-    def take(self) -> bytes:
+    def take_frames(self) -> bytes:
         """Return the waiting frames, up to TAKE_SIZE; `wake` stays set if some are left."""
         count = size = 0
         for _, body in self.frames:
@@ -219,7 +219,7 @@ class RaftLink(grpc.GenericRpcHandler):
             return
         if not lazily:
             to.lazy.pop(kind, None)  # it is older, and would arrive later
-            self._put(to, kind, msgpack.packb(body))
+            self._enqueue(to, kind, msgpack.packb(body))
             return
         if kind in to.lazy:
             to.wake.set()
@@ -229,13 +229,13 @@ class RaftLink(grpc.GenericRpcHandler):
         """Queue an encoded message of Raft. From any thread."""
         assert self._loop is not None, "not started"
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(self._put_raft, self._peers[peer], data)
+            self._loop.call_soon_threadsafe(self._enqueue_raft, self._peers[peer], data)
 
-    def _put_raft(self, peer: _Peer, data: bytes) -> None:
-        self._put(peer, FrameKind.RAFT, data)
+    def _enqueue_raft(self, peer: _Peer, data: bytes) -> None:
+        self._enqueue(peer, FrameKind.RAFT, data)
         self._before_raft()
 
-    def _put(self, peer: _Peer, kind: FrameKind, body: bytes) -> None:
+    def _enqueue(self, peer: _Peer, kind: FrameKind, body: bytes) -> None:
         if peer.up:
             peer.frames.append((kind, body))
             peer.wake.set()
@@ -300,7 +300,7 @@ class RaftLink(grpc.GenericRpcHandler):
         if not isinstance(port, str) or not isinstance(key, bytes):
             return None
         loop = asyncio.get_running_loop()
-        if loop.time() < peer.tcp_again_s:
+        if loop.time() < peer.tcp_retry_s:
             return None
         # While this waits, the peer hears nothing, and must not take that for silence.
         limit_s = min(CONNECT_S, self._silence_s / 4)
@@ -309,7 +309,7 @@ class RaftLink(grpc.GenericRpcHandler):
             peer.name, _port_of(port), key, call.cancel, complaints, limit_s
         )
         if tcp is None:
-            peer.tcp_again_s = loop.time() + RETRY_TCP_S
+            peer.tcp_retry_s = loop.time() + RETRY_TCP_S
         return tcp
 
     async def _pump(self, peer: _Peer, call: _Call, write: _Write) -> None:
@@ -341,7 +341,7 @@ class RaftLink(grpc.GenericRpcHandler):
                 raise _Broken("the peer does not read")
             try:
                 async with asyncio.timeout(self._silence_s):
-                    await write(peer.take())
+                    await write(peer.take_frames())
             except TimeoutError:
                 raise _Broken("the peer does not read") from None
             except OSError as error:
@@ -351,7 +351,7 @@ class RaftLink(grpc.GenericRpcHandler):
         peer.up = up
         peer.frames.clear()
         peer.lazy.clear()
-        self._put(peer, FrameKind.RELEASE, msgpack.packb(astuple(self._release)))
+        self._enqueue(peer, FrameKind.RELEASE, msgpack.packb(astuple(self._release)))
         self._on_up(peer.name, up)
 
     # Inbound
@@ -377,16 +377,16 @@ class RaftLink(grpc.GenericRpcHandler):
         task = asyncio.current_task()
         assert task is not None
         task.set_name(f"link from {peer.name} at {context.peer()}")
-        expected = self._tcp.expect(functools.partial(self._take_tcp, peer, task))
+        expected = self._tcp.expect(functools.partial(self._process_tcp, peer, task))
         try:
-            await self._follow(peer, task, context, expected)
+            await self._process_stream(peer, task, context, expected)
         finally:
             if self._newest.get(peer.name) is task:
                 del self._newest[peer.name]
             if expected is not None:
                 expected.end()
 
-    async def _follow(
+    async def _process_stream(
         self,
         peer: _Peer,
         task: asyncio.Task[Any],
@@ -450,20 +450,20 @@ class RaftLink(grpc.GenericRpcHandler):
             data: object = await context.read()  # EOF is not bytes
             if not isinstance(data, bytes):
                 return
-            self._take(peer, data)
+            self._process_frames(peer, data)
 
-    def _take_tcp(self, peer: _Peer, task: asyncio.Task[Any], data: bytes) -> bool:
+    def _process_tcp(self, peer: _Peer, task: asyncio.Task[Any], data: bytes) -> bool:
         """Process a message of the connection of a stream. Return whether it may go on."""
         if self._newest.get(peer.name) is not task or not self._running:
             return False
         try:
-            self._take(peer, data)
+            self._process_frames(peer, data)
         except BadRaftMessage as error:
             self._complain(peer, error)
             return False
         return True
 
-    def _take(self, peer: _Peer, data: bytes) -> None:
+    def _process_frames(self, peer: _Peer, data: bytes) -> None:
         """Process the frames of a message."""
         peer.heard_at_s = asyncio.get_running_loop().time()
         for kind, body in _frames(data):

@@ -7,7 +7,7 @@ While all disks have ample room, the others are asked every five seconds.
 
 The rules are in timer/files/disk_reserve.py. A write that finds the disk full ends the
 process. The next process, under the same pid, deletes files that it does not need. Before it opens
-any file it waits for room (`wait_for_room`).
+any file it waits for room (`wait_for_disk_space`).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from typing import Final
 
 from cluster.api.peer_queries import Peers, ask_all, status_of
 from cluster.files.standby_ports import WAITING, Standby, Wait
-from cluster.files.storage import give_back
+from cluster.files.storage import free_disk_space
 from cluster.settings.config import NodeConfig
 from cluster.settings.rounds import next_round
 from cluster.state.host import Host
@@ -33,7 +33,7 @@ from timer.model.units import MonoMs, ReplicaId
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.5
+CHECK_INTERVAL_S: Final = 0.5
 USED_MS: Final = 5_000
 """Interval of the sums of the sizes of the node's files."""
 ASK_MS: Final = 1_000
@@ -43,7 +43,7 @@ MOVE_MS: Final = 10_000
 """Interval of a leader's attempts to hand over while its disk is low."""
 
 
-class Space:
+class DiskWatch:
     """Applies the disk's state to the host; see the module. `run` on the loop until cancelled."""
 
     def __init__(  # noqa: PLR0913 - what the node lends it
@@ -64,7 +64,7 @@ class Space:
         self._peers, self._transfer, self._mono_ms = peers, transfer, mono_ms
         self._leader: Leader | None = None
         self._rooms = Rooms(replica.replica_id, mono_ms())
-        self._asked_ms = self._moved_ms = MonoMs(0)
+        self._requested_ms = self._moved_ms = MonoMs(0)
         self._asking: asyncio.Task[None] | None = None
         self._moving: asyncio.Task[object] | None = None
         self._refusal = ""
@@ -87,17 +87,17 @@ class Space:
             return free
 
         while True:
-            self._look(await asyncio.to_thread(read))
-            await next_round(LOOK_S)
+            self._update(await asyncio.to_thread(read))
+            await next_round(CHECK_INTERVAL_S)
 
-    def _look(self, free: int) -> None:
+    def _update(self, free: int) -> None:
         before = self._host.engine.room
         room = before.after(free, self._reserve, self._used)
         if room.low != before.low:
             more = {"free_bytes": room.free, "reserve_bytes": room.reserve}
             now = "too little free space" if room.low else "enough free space again"
             logger.warning("the disk has %s", now, extra=more)
-        self._host.use_room(room)
+        self._host.use_disk_space(room)
         leader = self._host.leader
         if leader is None:
             self._leader = None
@@ -108,30 +108,32 @@ class Space:
         self._rooms.heard(self._replica.replica_id, self._name, room, now_ms)
         self._ask(now_ms)
         leader.full = self._rooms.refusal(self._replica.voters, now_ms)
-        self._say(leader.full)
-        self._move(now_ms)
+        self._log_refusal(leader.full)
+        self._hand_over_if_low(now_ms)
 
     def _ask(self, now_ms: MonoMs) -> None:
         """Request the other nodes' status, except while the last requests are under way."""
         every_ms = ASK_AMPLE_MS if self._rooms.are_ample(self._replica.voters) else ASK_MS
-        if now_ms - self._asked_ms >= every_ms and (self._asking is None or self._asking.done()):
-            self._asked_ms = now_ms
-            self._asking = asyncio.create_task(self._hear(self._rooms))
+        if now_ms - self._requested_ms >= every_ms and (
+            self._asking is None or self._asking.done()
+        ):
+            self._requested_ms = now_ms
+            self._asking = asyncio.create_task(self._gather(self._rooms))
 
-    async def _hear(self, rooms: Rooms) -> None:
+    async def _gather(self, rooms: Rooms) -> None:
         for status in await ask_all(self._peers(), status_of):
             if status.reachable:
                 room = Room(status.disk_free_bytes, status.disk_reserve_bytes, low=status.disk_low)
                 rooms.heard(ReplicaId(status.replica_id), status.name, room, self._mono_ms())
 
-    def _say(self, refusal: DiskFullError | None) -> None:
+    def _log_refusal(self, refusal: DiskFullError | None) -> None:
         if refusal is not None and not self._refusal:
             logger.warning("new timers are rejected", extra={"error": refusal})
         elif refusal is None and self._refusal:
             logger.warning("a majority of the disks has free space again: timers are accepted")
         self._refusal = str(refusal or "")
 
-    def _move(self, now_ms: MonoMs) -> None:
+    def _hand_over_if_low(self, now_ms: MonoMs) -> None:
         """Hand over to a voter with room, if a majority of the voters has room."""
         better = self._rooms.better(self._replica.voters, now_ms)
         busy = self._moving is not None and not self._moving.done()
@@ -153,7 +155,7 @@ def used_bytes(directory: Path) -> int:
     return sum(sizes.values())
 
 
-async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
+async def wait_for_disk_space(disk: Disk, config: NodeConfig) -> None:
     """Return when the disk has room to start. Until then the ports report the free space."""
 
     def wait() -> Wait:
@@ -164,7 +166,7 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
         return  # opening the directory reports that it is missing
     free = await asyncio.to_thread(disk.free_bytes, config.data)
     if free < START_BYTES:
-        await asyncio.to_thread(give_back, disk, config)
+        await asyncio.to_thread(free_disk_space, disk, config)
         free = await asyncio.to_thread(disk.free_bytes, config.data)
     if free >= START_BYTES:
         return
@@ -174,7 +176,7 @@ async def wait_for_room(disk: Disk, config: NodeConfig) -> None:
     await standby.start()
     try:
         while free < START_BYTES:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             free = await asyncio.to_thread(disk.free_bytes, config.data)
     finally:
         await standby.stop()

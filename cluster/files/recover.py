@@ -61,7 +61,7 @@ class RecoveryRefused(Exception):
 class RecoveryPlan:
     """A command that fits the directory. No file is changed yet."""
 
-    what: str
+    question: str
     """The change, for the question; empty: there is nothing to do."""
     losses: tuple[str, ...]
     """Lines to print before the change."""
@@ -70,7 +70,7 @@ class RecoveryPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StoppedNode:
     """The files of a stopped node, locked and checked as at a start."""
 
     disk: Disk
@@ -107,7 +107,7 @@ class Stopped:
 
 
 @contextlib.contextmanager
-def stopped(disk: Disk, path: Path) -> Iterator[Stopped]:
+def open_stopped_node(disk: Disk, path: Path) -> Iterator[StoppedNode]:
     """Open a stopped node's files. A snapshot that is ready is installed, as at the node's start.
 
     Raises:
@@ -142,7 +142,7 @@ def stopped(disk: Disk, path: Path) -> Iterator[Stopped]:
         promise = PromiseFile.load(disk, directory.promise, last_epoch=log.last_epoch)
         time_ms = UnixMs(state.get("time_ms", 0))
         shape, last_ms, _ = shape_of(log, frozenset(map(ReplicaId, voters)), time_ms)
-        yield Stopped(disk, path, directory, promise, log, shape, last_ms, applied)
+        yield StoppedNode(disk, path, directory, promise, log, shape, last_ms, applied)
     finally:
         if log is not None:
             log.close()
@@ -152,7 +152,7 @@ def stopped(disk: Disk, path: Path) -> Iterator[Stopped]:
 # ---- a majority is lost
 
 
-def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
+def plan_majority(node: StoppedNode, voters: list[str]) -> RecoveryPlan:
     """Plan to make this directory a cluster of its own.
 
     The log names its voters. So an EPOCH entry is appended that names this replica as the only
@@ -201,14 +201,14 @@ def majority(node: Stopped, voters: list[str]) -> RecoveryPlan:
             f" {', '.join(f'{voter:016x}' for voter in sorted(node.shape.voters))}"
         )
 
-    what = f"make {node.name} the only voter of cluster {identity.cluster_id}"
-    return RecoveryPlan(what, tuple(losses), carry_out)
+    question = f"make {node.name} the only voter of cluster {identity.cluster_id}"
+    return RecoveryPlan(question, tuple(losses), carry_out)
 
 
 # ---- a promise out of reach
 
 
-def epoch(node: Stopped) -> RecoveryPlan:
+def plan_epoch(node: StoppedNode) -> RecoveryPlan:
     """Plan to lower a promise that no other node can follow, and to found Raft again.
 
     Other promises are forgotten with it, so the replica becomes unsure.
@@ -245,7 +245,7 @@ def epoch(node: Stopped) -> RecoveryPlan:
     return RecoveryPlan(f"take back the promise of {node.name}", tuple(losses), carry_out)
 
 
-def _leader(node: Stopped) -> ReplicaId:
+def _leader(node: StoppedNode) -> ReplicaId:
     """Return the leader of the log's last epoch; any other voter if its EPOCH entry is gone."""
     start = node.shape.last_start
     found = _entry(node, start) if start > node.shape.base_index else None
@@ -257,7 +257,7 @@ def _leader(node: Stopped) -> ReplicaId:
 # ---- an entry that no node can apply
 
 
-def entry_of(node: Stopped, index: LogIndex, crc32: int) -> RecoveryPlan:
+def plan_entry(node: StoppedNode, index: LogIndex, crc32: int) -> RecoveryPlan:
     """Plan to replace an entry that ends every node by one without an effect."""
     found = _entry(node, index)
     if found is None:
@@ -300,7 +300,7 @@ def entry_of(node: Stopped, index: LogIndex, crc32: int) -> RecoveryPlan:
     return RecoveryPlan(f"replace entry {index} of {node.name}", losses, carry_out)
 
 
-def _entry(node: Stopped, index: LogIndex) -> Entry | None:
+def _entry(node: StoppedNode, index: LogIndex) -> Entry | None:
     frames = node.log.read(index, 1)
     found = entry_frame.frame_at(frames[0], 0) if frames else None
     return found if isinstance(found, Entry) else None
@@ -312,30 +312,30 @@ def _entry(node: Stopped, index: LogIndex) -> Entry | None:
 def run(args: argparse.Namespace) -> int:
     """Run a command of `timerctl recover`; return its exit code."""
     try:
-        with stopped(RealDisk(), args.data) as node:
+        with open_stopped_node(RealDisk(), args.data) as node:
             return _carry_out(node, _plan(node, args), yes=args.yes)
     except (EngineError, RecoveryRefused) as error:
         print(f"timerctl: {error}", file=sys.stderr)  # noqa: T201
         return FAILED
 
 
-def _plan(node: Stopped, args: argparse.Namespace) -> RecoveryPlan:
+def _plan(node: StoppedNode, args: argparse.Namespace) -> RecoveryPlan:
     match args.recover:
         case "majority":
-            return majority(node, [each.strip() for each in args.voters.split(",")])
+            return plan_majority(node, [each.strip() for each in args.voters.split(",")])
         case "epoch":
-            return epoch(node)
+            return plan_epoch(node)
         case _:
-            return entry_of(node, LogIndex(args.index), args.crc32)
+            return plan_entry(node, LogIndex(args.index), args.crc32)
 
 
-def _carry_out(node: Stopped, plan: RecoveryPlan, *, yes: bool) -> int:
+def _carry_out(node: StoppedNode, plan: RecoveryPlan, *, yes: bool) -> int:
     for loss in plan.losses:
         print(loss)  # noqa: T201
     sys.stdout.flush()
-    if not plan.what:
+    if not plan.question:
         return 0
-    if not yes and not agreed(plan.what, "It can't be undone."):
+    if not yes and not agreed(plan.question, "It can't be undone."):
         return FAILED
     done = plan.carry_out()
     node.record(done)

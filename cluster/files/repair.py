@@ -22,9 +22,9 @@ from timer.recovery.engine import Engine
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.5
-SAY_EVERY_S: Final = 10.0
-HEALING: Final = "being healed"
+CHECK_INTERVAL_S: Final = 0.5
+LOG_EVERY_S: Final = 10.0
+REPAIRING: Final = "being healed"
 """The role of a node that fetches its state."""
 
 
@@ -70,7 +70,7 @@ def _wait(damaged: Damaged, refetch: SnapshotFetch) -> Wait:
     why = f"{damaged}: {refetch.status}"
     if (error := refetch.room_error) is not None:
         return Wait(WAITING, why, error.free_bytes)
-    return Wait(HEALING, why)
+    return Wait(REPAIRING, why)
 
 
 async def _watch(
@@ -82,16 +82,16 @@ async def _watch(
         CorruptFileError: see `repair`.
     """
     loop = asyncio.get_running_loop()
-    said_s, waited_s, role = loop.time(), refetch.moved_s, HEALING
+    logged_s, waited_s, role = loop.time(), refetch.moved_s, REPAIRING
     while not work.done():
-        await asyncio.wait({work}, timeout=LOOK_S)
+        await asyncio.wait({work}, timeout=CHECK_INTERVAL_S)
         now_s, wait = loop.time(), _wait(damaged, refetch)
         if wait.role == WAITING:
             waited_s = now_s
         if now_s - max(refetch.moved_s, waited_s) >= timeout_s:
             why = f"{damaged.why.why}; not healed within {timeout_s:g} s: {refetch.status}"
             raise CorruptFileError(damaged.why.path, damaged.why.position, why)
-        if wait.role != role or (role != WAITING and now_s - said_s >= SAY_EVERY_S):
-            said_s, role = now_s, wait.role
+        if wait.role != role or (role != WAITING and now_s - logged_s >= LOG_EVERY_S):
+            logged_s, role = now_s, wait.role
             logger.warning("%s: %s", wait.role, wait.why)
     work.result()

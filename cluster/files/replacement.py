@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 REPLACEABLE: Final = "waiting to be replaced"
 """The role of a node that waits for its replacement."""
-_KEPT: Final = "lost+found"
+_LOST_AND_FOUND: Final = "lost+found"
 
 
 def is_replaceable(config: NodeConfig, error: StorageError) -> bool:
@@ -89,7 +89,7 @@ def reformat(disk: Disk, config: NodeConfig) -> None:
     voters.pop(config.name, None)
     # The identity goes last: after a crash the next start still recognises the directory.
     for path in config.data.iterdir():
-        if path.name not in {_KEPT, IDENTITY_NAME}:
+        if path.name not in {_LOST_AND_FOUND, IDENTITY_NAME}:
             _remove(path)
     disk.sync_dir(config.data)
     (config.data / IDENTITY_NAME).unlink(missing_ok=True)

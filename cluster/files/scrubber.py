@@ -10,9 +10,9 @@ and continues. A leader with damage can't send all of its state, so others can't
 With others a pass ends at the first damage: the repair replaces all files.
 
 Snapshots, backups, queries, merges and reading ahead open files, too. Damage that they meet goes to
-`found`, and is healed like that of a pass. A node that fetches a snapshot is not healed yet: if its
-leader ended at once, the rest could be no majority. If a flush, a firing or a delivery needs the
-damaged bytes earlier, the process ends at once.
+`on_damage`, and is healed like that of a pass. A node that fetches a snapshot is not healed yet: if
+its leader ended at once, the rest could be no majority. If a flush, a firing or a delivery needs
+the damaged bytes earlier, the process ends at once.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.settings.config import NodeConfig
-from cluster.state.write_pace import Abandoned, Pacer
+from cluster.state.write_pace import Pacer, WriteAbandoned
 from replication.shell.replica import Replica
 from timer.files.data_directory import DataDirectory
 from timer.files.disk import Disk
@@ -36,17 +36,17 @@ from timerclient.proto import timer_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-ASK_AGAIN_S: Final = 2.0
-GIVE_AWAY_S_MAX: Final = 600.0
+RETRY_S: Final = 2.0
+HAND_OVER_S_MAX: Final = 600.0
 """Longest pause between transfers of the leadership while the repair waits. Each pause is twice as
 long as the one before: the leadership came back, or the transfer failed, and may do so again."""
 FIRST_S: Final = 30.0
 """Time from the start to the first pass: a node that has just started has requests to catch up."""
 TELL_S: Final = 2.0
 """Wait before a repair, which closes the ports, if the pass was asked for: the caller polls."""
-SHOWN_S: Final = 10.0
+RESULT_S: Final = 10.0
 """Time for which the result of a pass that was asked for stays, at least: the caller polls."""
-ASKED_RATE: Final = 4 << 20
+REQUESTED_RATE: Final = 4 << 20
 """Bytes per second of a pass that is asked for, if `scrub_bytes_per_s` is 0."""
 
 
@@ -62,7 +62,7 @@ class ScrubPass:
     extent: tuple[int, int] = 0, 0
     """Files and bytes that there were at the start."""
     damages: list[tuple[Path, FileDamage]] = field(default_factory=list)
-    is_asked: bool = False
+    is_requested: bool = False
     """`begin` was called during the pass or for it."""
 
 
@@ -91,9 +91,9 @@ class Scrubber:
         self._alone = len(config.peers) == 1
         self._others, self._hand_over = others, hand_over
         self._wall_ms, self._fatal = wall_ms, fatal
-        self._pacer = Pacer(lambda: self._rate or ASKED_RATE)
+        self._pacer = Pacer(lambda: self._rate or REQUESTED_RATE)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scrub")
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._last: ScrubPass | None = None
         """The pass that runs, else the last one. None: there was none."""
         self._repair = ""
@@ -111,10 +111,10 @@ class Scrubber:
         """Begin a pass now. One that runs is joined, and one whose damage is being repaired."""
         if self._last is None or (self._last.ended_ms and (self._alone or not self._repair)):
             self._last = ScrubPass(self._wall_ms())
-            self._asked.set()
-        self._last.is_asked = True
+            self._requested.set()
+        self._last.is_requested = True
 
-    def found(self, damage: FileDamage) -> None:
+    def on_damage(self, damage: FileDamage) -> None:
         """Heal damage that another reader of the files met, as the first damage of a pass.
 
         The damage ends the pass that runs. If none runs, a new pass begins and ends with it. If the
@@ -123,13 +123,13 @@ class Scrubber:
         """
         if self._last is None or (self._last.ended_ms and not self._last.damages):
             self._last = ScrubPass(self._wall_ms())
-            self._asked.set()
+            self._requested.set()
         if self._last.damages:
             return
         self._last.damages.append((Path(str(damage.path)), damage))
         self.damage = str(damage)
         if not self._alone:
-            self._pacer.abandon()  # `_heal` ends the process
+            self._pacer.abandon()  # `_end_for_repair` ends the process
 
     def last_pass(self) -> pb.NodeVerification:
         """Return the pass that runs, else the last one."""
@@ -143,7 +143,7 @@ class Scrubber:
             bytes=last.bytes,
             files_total=last.extent[0],
             bytes_total=last.extent[1],
-            damages=[_shown(*each) for each in list(last.damages)],
+            damages=[_damage_message(*each) for each in list(last.damages)],
             repair=self._repair,
         )
 
@@ -165,17 +165,17 @@ class Scrubber:
                 logger.error("a file is damaged, %s", hope, extra={"error": damage})
             if last.damages:
                 damage = last.damages[0][1]
-                self._repair = self._cure(damage)
-                await asyncio.sleep(TELL_S if last.is_asked else 0.0)
-                await self._heal(damage)
-            pause_s = max(SHOWN_S if last.is_asked else 0.0, next_s - loop.time())
+                self._repair = self._repair_text(damage)
+                await asyncio.sleep(TELL_S if last.is_requested else 0.0)
+                await self._end_for_repair(damage)
+            pause_s = max(RESULT_S if last.is_requested else 0.0, next_s - loop.time())
 
     async def _pause(self, seconds: float) -> None:
         """Wait until the next pass is due or asked for."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds if self._rate else None):
-                await self._asked.wait()
-        self._asked.clear()
+                await self._requested.wait()
+        self._requested.clear()
 
     def stop(self) -> None:
         """Stop the thread at its next step."""
@@ -191,13 +191,13 @@ class Scrubber:
             mine.bytes += size
             self._pacer(size)
 
-        with contextlib.suppress(Abandoned):
+        with contextlib.suppress(WriteAbandoned):
             mine.extent = extent(self._disk, state=state, log=log)
             size = 0
             for checked in scrub(self._disk, state=state, log=log, pace=step):
                 size += checked.size
                 mine.files, mine.bytes = mine.files + 1, size  # steps count small frames as more
-                known = (path for path, _ in mine.damages)  # see `found`
+                known = (path for path, _ in mine.damages)  # see `on_damage`
                 if checked.damage is not None and checked.path not in known:
                     mine.damages.append((checked.path, checked.damage))
                     if not self._alone:
@@ -205,7 +205,7 @@ class Scrubber:
             self.passes += 1
             self.ended_ms = self._wall_ms()
 
-    def _cure(self, damage: FileDamage) -> str:
+    def _repair_text(self, damage: FileDamage) -> str:
         """Return the repair of a damage, in words."""
         if self._alone:
             return "none: there is no other node to fetch it from"
@@ -213,24 +213,26 @@ class Scrubber:
             return "the node fetches its state and its log from the leader"
         return "the node ends: its release does not know the format of the file"
 
-    async def _heal(self, damage: FileDamage) -> None:
+    async def _end_for_repair(self, damage: FileDamage) -> None:
         """End the process when the others can go on without this node; never if it is alone."""
         if self._alone:
             return
-        now, said = asyncio.get_running_loop().time, ""
-        give_away_s, pause_s = now(), ASK_AGAIN_S
+        now, reason = asyncio.get_running_loop().time, ""
+        hand_over_s, pause_s = now(), RETRY_S
         while why := self._why_wait(others := await self._others()):
-            if now() >= give_away_s and await self._give_away(others):
-                give_away_s, pause_s = now() + pause_s, min(2 * pause_s, GIVE_AWAY_S_MAX)
+            if now() >= hand_over_s and await self._hand_over_before_repair(others):
+                hand_over_s, pause_s = now() + pause_s, min(2 * pause_s, HAND_OVER_S_MAX)
             self._repair = f"waits: {why}"
-            if why != said:
-                said = why
+            if why != reason:
+                reason = why
                 logger.warning("the repair of damaged files waits", extra={"reason": why})
-            await asyncio.sleep(ASK_AGAIN_S)
-        await self._give_away(others, to_any=True)
+            await asyncio.sleep(RETRY_S)
+        await self._hand_over_before_repair(others, to_any=True)
         self._fatal(damage)
 
-    async def _give_away(self, others: list[pb.NodeStatus], *, to_any: bool = False) -> bool:
+    async def _hand_over_before_repair(
+        self, others: list[pb.NodeStatus], *, to_any: bool = False
+    ) -> bool:
         """Hand the leadership over to a node without damage. `to_any`: else to any other.
 
         Returns whether the controller was asked for a transfer.
@@ -258,6 +260,6 @@ class Scrubber:
         return f"{first} is repaired first" if first < self._name else ""
 
 
-def _shown(path: Path, damage: FileDamage) -> pb.NodeVerification.Damage:
+def _damage_message(path: Path, damage: FileDamage) -> pb.NodeVerification.Damage:
     position = damage.position if isinstance(damage, CorruptFileError) else 0
     return pb.NodeVerification.Damage(file=str(path), byte=position, what=str(damage))

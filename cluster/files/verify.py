@@ -54,30 +54,32 @@ def verify(disk: Disk, data: Path) -> Iterator[Checked]:
         )
     lock = disk.lock(data / LOCK_NAME)
     try:
-        yield _checked(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
+        yield _check_file(disk, data / IDENTITY_NAME, lambda: read_identity(disk, data))
         state, log, incoming = data / "state", data / "log", data / "incoming"
         # The next start replaces the state, and a damaged log.
         is_ordered = disk.exists(incoming / "ready")
         for path in (state, data / "raft", *([log] if is_ordered else [])):
-            yield from _unlisted(disk, path)
+            yield from _unopened_directory(disk, path)
         promise, epoch = data / "promise", Epoch(0) if is_ordered else scrub.last_epoch(disk, log)
-        found = _checked(disk, promise, lambda: PromiseFile.load(disk, promise, last_epoch=epoch))
+        found = _check_file(
+            disk, promise, lambda: PromiseFile.load(disk, promise, last_epoch=epoch)
+        )
         yield found
         for path, check in raft_files.checks(data).items():
-            yield _checked(disk, path, check)
+            yield _check_file(disk, path, check)
         if is_ordered:
-            yield from _ordered(disk, incoming)
+            yield from _install_order_files(disk, incoming)
         else:
             is_used = found.damage is None and PromiseFile.load(disk, promise).is_given
             yield from scrub.verify(disk, state=state, log=log, is_used=is_used)
         noted = data / "damaged"
         if disk.exists(noted):
-            yield _checked(disk, noted, lambda: _raise_noted(disk, noted))
+            yield _check_file(disk, noted, lambda: _raise_noted_damage(disk, noted))
     finally:
         lock.release()
 
 
-def _unlisted(disk: Disk, path: Path) -> Iterator[Checked]:
+def _unopened_directory(disk: Disk, path: Path) -> Iterator[Checked]:
     """Yield a directory that exists and can't be opened."""
     try:
         if disk.exists(path):
@@ -86,21 +88,21 @@ def _unlisted(disk: Disk, path: Path) -> Iterator[Checked]:
         yield Checked(path, 0, UnopenedFileError(path, error))
 
 
-def _raise_noted(disk: Disk, path: Path) -> None:
+def _raise_noted_damage(disk: Disk, path: Path) -> None:
     why = f"noted by the node: {disk.read(path).decode(errors='replace')}"
     raise CorruptFileError(path, 0, why)
 
 
-def _ordered(disk: Disk, incoming: Path) -> Iterator[Checked]:
+def _install_order_files(disk: Disk, incoming: Path) -> Iterator[Checked]:
     """Yield the order to install a snapshot, and the snapshot's files."""
     order = incoming / "ready"
-    found = _checked(disk, order, lambda: ready(disk, incoming))
+    found = _check_file(disk, order, lambda: ready(disk, incoming))
     yield found
     if found.damage is not None or (snapshot := ready(disk, incoming)) is None:
         return
     for part in snapshot[0].parts:
         path = incoming / part.path
-        yield _checked(disk, path, functools.partial(_check_part, disk, path, part))
+        yield _check_file(disk, path, functools.partial(_check_part, disk, path, part))
 
 
 def _check_part(disk: Disk, path: Path, part: SnapshotPart) -> None:
@@ -110,7 +112,7 @@ def _check_part(disk: Disk, path: Path, part: SnapshotPart) -> None:
         raise CorruptFileError(path, 0, "size or checksum differs from the install order")
 
 
-def _checked(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
+def _check_file(disk: Disk, path: Path, check: Callable[[], object]) -> Checked:
     try:
         check()
         return Checked(path, disk.size(path), None)

@@ -26,7 +26,7 @@ _M_TRIM_THRESHOLD: Final = -1  # from glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 
 
-def give_back_free_pages() -> None:
+def release_free_pages() -> None:
     """Return free pages of all threads' heaps to the system. It takes a while.
 
     Each of gRPC's threads has a heap. A large request lies in many small blocks there.
@@ -36,7 +36,7 @@ def give_back_free_pages() -> None:
         trim(0)
 
 
-def give_back_large_blocks() -> None:
+def release_large_blocks() -> None:
     """Make glibc return each freed block of LARGE_BLOCK bytes or more to the system."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

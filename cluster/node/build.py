@@ -32,11 +32,11 @@ from cluster.control.leader_fitness import DiskRecord
 from cluster.control.raft import exit_process
 from cluster.control.raft_link import CHANNEL_OPTIONS
 from cluster.control.replica_report import ReportSource
-from cluster.files.disk_room import Space
+from cluster.files.disk_room import DiskWatch
 from cluster.files.repair import check_state
 from cluster.files.scrubber import Scrubber
 from cluster.files.storage import NodeFiles, last_repair, open_storage
-from cluster.node.allocator import give_back_free_pages
+from cluster.node.allocator import release_free_pages
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
 from cluster.node.operator_commands import OperatorCommands
@@ -134,7 +134,7 @@ class NodeParts:
     publisher: CheckpointPublisher
     digests: DigestComparison
     promotions: PromotionMetrics
-    space: Space
+    space: DiskWatch
     guards: tuple[MemoryGuard, PortGuard]
     backups: BackupDesk
     scrubber: Scrubber
@@ -175,11 +175,11 @@ class _Planes:
     metrics: ApplyMetrics
     digests: DigestComparison
 
-    def applied(self, entry: Entry, result: Applied) -> None:
+    def on_applied(self, entry: Entry, result: Applied) -> None:
         """Observe an applied entry."""
         if isinstance(result, Checkpoint):
             self.digests.compare(self.control.state.checkpoint)
-        self.metrics.applied(entry, result)
+        self.metrics.on_applied(entry, result)
 
     def leads(self) -> bool:
         """Return whether this node serves as the leader."""
@@ -201,8 +201,8 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         WrongDirectoryError, CorruptFileError, UnknownVersionError, DiskFailedError: the data.
     """
 
-    def applied(entry: Entry, result: Applied) -> None:
-        planes.applied(entry, result)
+    def on_applied(entry: Entry, result: Applied) -> None:
+        planes.on_applied(entry, result)
 
     def read_levels() -> Levels:
         return planes.view.levels()
@@ -213,7 +213,7 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
         config=config,
         node=node,
         disk=disk,
-        files=open_storage(disk, config, applied),
+        files=open_storage(disk, config, on_applied),
         endpoints=endpoints,
         channels=AdminChannels(endpoints),
         telemetry=telemetry,
@@ -249,12 +249,12 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
             replica,
             control,
             planes.snapshots,
-            judge=planes.digests.judge,
+            compare=planes.digests.compare_at,
             interval_ms=config.timing.checkpoint_interval_ms,
         ),
         digests=planes.digests,
         promotions=PromotionMetrics(telemetry),
-        space=Space(
+        space=DiskWatch(
             disk,
             config,
             replica,
@@ -276,13 +276,13 @@ def build(config: NodeConfig, node: NodeCalls, *, raft_lost: bool) -> NodeParts:
 def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     config, node, files = basis.config, basis.node, basis.files
 
-    def handed_out(delivery: Delivery) -> None:
-        planes.metrics.delivered(delivery)
+    def on_delivery(delivery: Delivery) -> None:
+        planes.metrics.on_delivery(delivery)
 
     def leader_address() -> str | None:
         return planes.view.leader_address()
 
-    def drained() -> bool:
+    def is_drained() -> bool:
         return planes.commands.drained
 
     async def hand_over(target: str) -> bool:
@@ -293,7 +293,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     replica = _replica(
         basis,
         needed_from=lambda: planes.snapshots.kept_from,
-        shipped_from=lambda: planes.backups.log.kept_from,
+        shipped_from=lambda: planes.backups.log.needed_from,
     )
     scrubber = Scrubber(
         FreshDisk(),
@@ -308,11 +308,11 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
     host = _host(
         basis,
         replica,
-        handed_out=handed_out,
+        on_delivery=on_delivery,
         leader_address=leader_address,
-        damaged=scrubber.found if len(config.peers) > 1 else None,
+        on_damage=scrubber.on_damage if len(config.peers) > 1 else None,
     )
-    control = _control_plane(basis, replica, raft_lost=raft_lost, drained=drained)
+    control = _control_plane(basis, replica, raft_lost=raft_lost, is_drained=is_drained)
     backups = _backup_desk(basis, host, scrubber)
     view = NodeState(
         config,
@@ -323,7 +323,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
         mono_ms,
         scrubber,
         backups,
-        drained=drained,
+        is_drained=is_drained,
         not_after_s=basis.telemetry.certificates.not_after_s,
         last_repair=last_repair(basis.disk, config),
     )
@@ -339,7 +339,7 @@ def _planes(basis: _Basis, *, raft_lost: bool) -> _Planes:
             flush=host.flush,
             mono_ms=mono_ms,
             identify=basis.endpoints.identify,
-            damaged=scrubber.found,
+            damaged=scrubber.on_damage,
             fatal=node.fatal,
         ),
         backups=backups,
@@ -366,13 +366,13 @@ def _backup_desk(basis: _Basis, host: Host, scrubber: Scrubber) -> BackupDesk:
             applied=lambda: host.applied_index,
             mono_ms=mono_ms,
             wall_ms=basis.wall_ms,
-            damaged=scrubber.found,
+            on_damage=scrubber.on_damage,
         ),
         replica_id=directory.identity.replica_id,
         bytes_per_s=basis.config.storage.snapshot_bytes_per_s,
         mono_ms=mono_ms,
         wall_ms=basis.wall_ms,
-        damaged=scrubber.found,
+        on_damage=scrubber.on_damage,
         fatal=basis.node.fatal,
     )
 
@@ -434,18 +434,18 @@ def _host(
     basis: _Basis,
     replica: Replica,
     *,
-    handed_out: Callable[[Delivery], None],
+    on_delivery: Callable[[Delivery], None],
     leader_address: Callable[[], str | None],
-    damaged: Callable[[FileDamage], None] | None,
+    on_damage: Callable[[FileDamage], None] | None,
 ) -> Host:
     telemetry = basis.telemetry
     pages, memory_max = basis.files.engine.machine.pages, basis.config.limits.memory_bytes_max
     pages.size_max = _least(PAGES_SIZE_MAX, limit_of(memory_max) // PAGES_DIVISOR)
 
-    def committed(kind: EntryKind, seconds: float) -> None:
+    def on_commit(kind: EntryKind, seconds: float) -> None:
         telemetry.observe_commit(kind, seconds)
         if kind is EntryKind.FIRE:
-            basis.queue.fired(seconds)
+            basis.queue.on_fired(seconds)
 
     clocks = VoterClocks(replica, mono_ms, basis.wall_ms)
     return Host(
@@ -458,26 +458,26 @@ def _host(
         fold_interval_ms=basis.config.timing.fold_interval_ms,
         limits=flush_limits(basis.config),
         make_alarm=KernelAlarm,
-        handed_out=handed_out,
+        on_delivery=on_delivery,
         leader_address=leader_address,
         on_leading=basis.node.on_leading,
         on_clocks=basis.node.on_clocks,
-        on_committed=committed,
+        on_committed=on_commit,
         steps=Steps(telemetry.observe_step),
         hops=basis.hops,
-        damaged=damaged,
+        on_damage=on_damage,
         fatal=basis.node.fatal,
     )
 
 
 def _control_plane(
-    basis: _Basis, replica: Replica, *, raft_lost: bool, drained: Callable[[], bool]
+    basis: _Basis, replica: Replica, *, raft_lost: bool, is_drained: Callable[[], bool]
 ) -> ControlPlane:
     config, identity = basis.config, basis.files.directory.identity
     engine, fatal, tls = basis.files.engine, basis.node.fatal, basis.endpoints.tls
 
-    def closed() -> bool:
-        return drained() or (tls is not None and tls.expires_soon())
+    def is_closed_to_leadership() -> bool:
+        return is_drained() or (tls is not None and tls.expires_soon())
 
     def status() -> LogStatus:
         found = replica.report()
@@ -489,7 +489,7 @@ def _control_plane(
         )
         return found
 
-    def failed(code: ExitCode, why: str) -> NoReturn:
+    def on_failure(code: ExitCode, why: str) -> NoReturn:
         error = sys.exception()
         if is_full(error):
             assert error is not None
@@ -508,14 +508,14 @@ def _control_plane(
         channel_for=lambda name: basis.endpoints.channel(name, CHANNEL_OPTIONS),
         clock=mono_ms,
         report=ReportSource(
-            config.name, status, lambda: engine.machine.applied_index, closed
+            config.name, status, lambda: engine.machine.applied_index, is_closed_to_leadership
         ).report,
         on_state=basis.node.on_control_state,
         config=ControllerConfig.of_lease(config.leadership.lease_ms),
         identify=basis.endpoints.identify,
         release=replace(RELEASE, level_max=config.feature_level_max),
         tcp=basis.endpoints.tcp,
-        fail=failed,
+        fail=on_failure,
     )
 
 
@@ -535,8 +535,8 @@ def _services(
         config.limits.memory_bytes_max,
         connections,
         on_end,
-        on_look=lambda: planes.host.use_memory(high=memory.high),
-        give_back=give_back_free_pages,
+        on_check=lambda: planes.host.use_memory(high=memory.high),
+        release_pages=release_free_pages,
     )
     port_guard = PortGuard(connections, connections_limits(config)["grpc"], on_end)
     telemetry.memory_limit_bytes.set(memory.bytes_max)
@@ -545,32 +545,34 @@ def _services(
     if (tls := basis.endpoints.tls) is not None:
         planes.view.concerns += [tls.complaints, basis.endpoints.audit.complaints]
     planes.view.concerns += [memory.complaints, basis.disk_record.complaints]
-    telemetry.requests_waiting.set_function(lambda: basis.queue.waiting)
+    telemetry.requests_waiting.set_function(lambda: basis.queue.n_waiting)
     telemetry.outbox_bytes.set_function(lambda: outboxes.total)
 
     def on_error(method: str, error: EngineError) -> None:
         telemetry.error(method, reason_of(error))
         caller, denial = CALLER.get(), denial_in(error)
         if caller is not None and denial is not None:
-            basis.endpoints.audit.denied(method, str(caller.identity), caller.address, denial)
+            basis.endpoints.audit.record_denial(
+                method, str(caller.identity), caller.address, denial
+            )
 
-    def taken(request: Any, context: Any) -> None:
+    def on_request(request: Any, context: Any) -> None:
         if not isinstance(context, HttpContext):  # it may have a connection for each request
-            connections.take(request, context)
+            connections.count_request(request, context)
         check_request(request)
 
-    def answering(size: int, context: Any) -> None:
+    def before_answer(size: int, context: Any) -> None:
         if not isinstance(context, HttpContext):
             outboxes.answer(size, context)
 
     hooks = ServiceHooks(
         on_error=on_error,
         admit=memory.admit,
-        taken=taken,
-        answering=answering,
-        on_answer=telemetry.rpcs.answered,
-        on_stream=telemetry.rpcs.stream_began,
-        on_stream_end=telemetry.rpcs.stream_ended,
+        on_request=on_request,
+        before_answer=before_answer,
+        on_answer=telemetry.rpcs.on_answer,
+        on_stream=telemetry.rpcs.on_stream,
+        on_stream_end=telemetry.rpcs.on_stream_end,
         relay=relay,
         queue=basis.queue,
     )

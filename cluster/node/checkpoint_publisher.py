@@ -30,15 +30,15 @@ class CheckpointPublisher:
         control: ControlPlane,
         snapshots: Snapshots,
         *,
-        judge: Callable[[LogIndex, str], Awaitable[None]],
+        compare: Callable[[LogIndex, str], Awaitable[None]],
         interval_ms: int,
     ) -> None:
-        """`judge` compares a published digest with the other replicas'.
+        """`compare` compares a published digest with the other replicas'.
 
         `interval_ms`: between two checkpoints of the leader.
         """
         self._host, self._replica, self._control = host, replica, control
-        self._snapshots, self._judge = snapshots, judge
+        self._snapshots, self._compare = snapshots, compare
         self._round_s = interval_ms / 1000 / ROUNDS
         self._published = LogIndex(0)
         """The last checkpoint that this node published; 0: none."""
@@ -67,7 +67,7 @@ class CheckpointPublisher:
         outcome = await self._control.publish_checkpoint(shared, checkpoint.moved, checkpoint.since)
         if outcome is CommandOutcome.OK:
             self._published = checkpoint.index
-            await self._judge(checkpoint.index, checkpoint.digest)
+            await self._compare(checkpoint.index, checkpoint.digest)
 
     async def _publish_members(self) -> None:
         """Publish the committed voters if the control plane has others, or a decided proposal.

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from cluster.api.peer_queries import Peers, digests_at, judge, majority_of
+from cluster.api.peer_queries import Peers, digests_at, majority_of, stop_reason
 from cluster.control.control_state import SharedCheckpoint
 from cluster.settings.exit_codes import Diverged
 from replication.shell.replica import Replica
@@ -41,9 +41,9 @@ class DigestComparison:
         """Compare with the shared checkpoint. If the digests differ, ask the other voters."""
         mine = self._engine.digests.get(shared.index) if shared is not None else None
         if shared is not None and mine is not None and mine != shared.digest:
-            self._spawn(self.judge(shared.index, mine))
+            self._spawn(self.compare_at(shared.index, mine))
 
-    async def judge(self, index: LogIndex, mine: str) -> None:
+    async def compare_at(self, index: LogIndex, mine: str) -> None:
         """Ask the other voters for their digests at `index`; end the process on divergence.
 
         The process ends if a majority holds a state other than `mine`, or if no state has one.
@@ -53,10 +53,10 @@ class DigestComparison:
             others, lagging = await digests_at(self._peers(), index)
             voters = self._replica.voters
             votes = self._replica.replica_id in voters
-            why = judge(mine, others, len(voters), votes=votes)
+            why = stop_reason(mine, others, len(voters), votes=votes)
             if not (why and lagging):
                 break
             await asyncio.sleep(ROUND_S)  # a lagging replica may agree with either side
         if why:
             agreed = majority_of(others, len(self._replica.voters))
-            self._fatal(Diverged(f"state diverged at {index}: {why}", curable=agreed))
+            self._fatal(Diverged(f"state diverged at {index}: {why}", repairable=agreed))

@@ -94,7 +94,7 @@ class Node:
         self._parts.ports.reload()
 
     @property
-    def flushing(self) -> bool:
+    def is_flushing(self) -> bool:
         """Whether the state is being captured or written."""
         return self._parts.engine.cutting or self._parts.engine.flushing
 
@@ -167,7 +167,7 @@ class Node:
         mine = state.leader == replica.replica_id
         if state.leader is not None and not (self._stopping and mine):
             if mine:
-                self._parts.promotions.appointed(state.epoch)
+                self._parts.promotions.on_appointed(state.epoch)
             voters = state.change_of(replica.voters)
             replica.appointed(state.epoch, state.leader, voters, state.level)
         self._parts.digests.compare(state.checkpoint)
@@ -181,12 +181,12 @@ class Node:
         if leader is None:
             parts.consumers.end_streams()
         else:
-            parts.promotions.serves(leader.epoch)
-            parts.view.led()
+            parts.promotions.on_serves(leader.epoch)
+            parts.view.on_lead()
 
     def on_clocks(self, report: ClockReport) -> None:
         """Log clocks that became wrong or right."""
-        self._parts.view.clock_watch.look(report)
+        self._parts.view.clock_watch.update(report)
 
     # ---- the end
 
@@ -233,7 +233,7 @@ class Node:
         The wait ends when no other node is left, and at the timeout of the drain.
         """
         control, replica = self._parts.control, self._parts.replica
-        asked = asyncio.ensure_future(_transferred(control))
+        asked = asyncio.ensure_future(_transfer(control))
         try:
             while not asked.done() and not control.is_alone:  # noqa: ASYNC110
                 await asyncio.sleep(DRAIN_POLL_S)
@@ -250,7 +250,7 @@ class Node:
         await replica.release()
 
 
-async def _transferred(control: ControlPlane) -> CommandAnswer:
+async def _transfer(control: ControlPlane) -> CommandAnswer:
     """Return the answer to a transfer, repeated while an appointed node ends before it serves."""
     while True:
         epoch = control.state.epoch

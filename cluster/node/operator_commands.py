@@ -72,12 +72,12 @@ class OperatorCommands:
                 return False
             self._drain_holder = holder if before is None else before
             try:
-                return await self._give_leadership_away()
+                return await self._hand_leadership_over()
             except BaseException:  # also if the call is cancelled
                 self._drain_holder = before
                 raise
 
-    async def _give_leadership_away(self) -> bool:
+    async def _hand_leadership_over(self) -> bool:
         """Transfer the leadership, if this node leads; return whether it did.
 
         This node is drained already. So of nodes that are drained at the same time, the last one

@@ -89,7 +89,7 @@ class Ports:
     def reload(self) -> None:
         """Read the certificates again, soon."""
         if self._endpoints.tls is not None:
-            self._endpoints.tls.look_now()
+            self._endpoints.tls.reload_now()
 
     async def run(self) -> None:
         """Renew the certificates for as long as the node runs, or repeat a warning without TLS.

@@ -12,12 +12,12 @@ from typing import NoReturn
 
 import uvloop
 
-from cluster.files.disk_room import wait_for_room
+from cluster.files.disk_room import wait_for_disk_space
 from cluster.files.repair import repair
 from cluster.files.replacement import is_replaceable, wait_for_replacement
 from cluster.files.storage import Damaged, note_damage
 from cluster.node import signal_handlers
-from cluster.node.allocator import give_back_large_blocks, use_system_memory_for_arrow
+from cluster.node.allocator import release_large_blocks, use_system_memory_for_arrow
 from cluster.node.node import Node
 from cluster.node.python_garbage import Sweeper
 from cluster.rpc.open_files import raise_limit
@@ -43,28 +43,28 @@ from timer.recovery.snapshot import crc32_of
 logger = logging.getLogger(__name__)
 
 
-class Ending:
+class EndState:
     """The reason for the end of a node. A request to end for good counts at any time."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
-        self.asked = False
+        self.stop_requested = False
         """SIGTERM or SIGINT arrived."""
-        self._again = False
+        self._restart_requested = False
 
     @property
     def restarts(self) -> bool:
         """Whether a new process follows."""
-        return self._again and not self.asked
+        return self._restart_requested and not self.stop_requested
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """End for good."""
-        self.asked = True
+        self.stop_requested = True
         self.begun.set()
 
-    def start_again(self) -> None:
+    def request_restart(self) -> None:
         """End, and restart to install a snapshot."""
-        self._again = True
+        self._restart_requested = True
         self.begun.set()
 
 
@@ -88,33 +88,33 @@ def run(
     for number in signal_handlers.HANDLED:  # the default action of each ends the process
         signal.signal(number, signal.SIG_IGN)
     raise_limit()
-    give_back_large_blocks()
+    release_large_blocks()
     use_system_memory_for_arrow()
-    ending = Ending()
+    end_state = EndState()
     try:
-        uvloop.run(_run(config, ending, reload or (lambda: config), raft_lost=raft_lost))
+        uvloop.run(_run(config, end_state, reload or (lambda: config), raft_lost=raft_lost))
     except DiskFailedError as error:
-        if not is_full(error) or ending.asked:
+        if not is_full(error) or end_state.stop_requested:
             raise
         logger.error("the disk is full; restarting to wait for free space", extra={"error": error})  # noqa: TRY400 - no bug
-        start_again()
-    if ending.restarts:  # read late: a signal may have arrived while the loop ended
-        start_again()
+        exec_again()
+    if end_state.restarts:  # read late: a signal may have arrived while the loop ended
+        exec_again()
     return 0
 
 
-def start_again() -> NoReturn:
+def exec_again() -> NoReturn:
     """Replace this process by a new one with the same program, arguments and pid."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
 
 
-def _curable(config: NodeConfig, error: BaseException) -> bool:
+def _is_repairable(config: NodeConfig, error: BaseException) -> bool:
     """Return whether the other nodes have the data that this node has lost."""
     others = len(config.peers) > 1
     return others and (
-        isinstance(error, CorruptFileError) or (isinstance(error, Diverged) and error.curable)
+        isinstance(error, CorruptFileError) or (isinstance(error, Diverged) and error.repairable)
     )
 
 
@@ -134,7 +134,7 @@ def _as_damage(data: Path, error: BaseException) -> BaseException:
     return damage
 
 
-def _was_a_moment(error: BaseException) -> bool:
+def _is_readable_now(error: BaseException) -> bool:
     """Return whether a file that could not be read is readable now."""
     if not isinstance(error, UnreadableFileError):
         return False
@@ -146,38 +146,38 @@ def _was_a_moment(error: BaseException) -> bool:
     return True
 
 
-def _begin_anew(
-    disk: Disk, config: NodeConfig, ending: Ending, error: BaseException
+def _restart_if_it_helps(
+    disk: Disk, config: NodeConfig, end_state: EndState, error: BaseException
 ) -> BaseException:
     """Restart if that helps against `error`; else return the error that ends the process."""
     error = _as_damage(config.data, error)
-    if _curable(config, error):
+    if _is_repairable(config, error):
         logger.error(
             "damaged data, to be repaired at the next start", exc_info=error, extra={"error": error}
         )
         try:
-            if not _was_a_moment(error):
+            if not _is_readable_now(error):
                 note_damage(disk, config, error)
-            if not ending.asked:
-                start_again()
+            if not end_state.stop_requested:
+                exec_again()
         except DiskFailedError as failed:  # the next start finds the damage again
             error = failed
         except FileNotFoundError:
             pass  # the whole directory is gone: a note has no place, and a new process no files
-    if is_full(error) and not ending.asked:
+    if is_full(error) and not end_state.stop_requested:
         logger.error("the disk is full; restarting to wait for free space", extra={"error": error})
-        start_again()
+        exec_again()
     return error
 
 
 async def _run(
-    config: NodeConfig, ending: Ending, reload: Callable[[], NodeConfig], *, raft_lost: bool
+    config: NodeConfig, end_state: EndState, reload: Callable[[], NodeConfig], *, raft_lost: bool
 ) -> None:
     disk = RealDisk()
 
     def fatal(error: BaseException) -> None:
         """End or restart at once: the state in memory can't be trusted."""
-        error = _begin_anew(disk, config, ending, error)
+        error = _restart_if_it_helps(disk, config, end_state, error)
         logger.critical("fatal", exc_info=error, extra={"error": error})
         for handler in logging.getLogger().handlers:
             handler.flush()
@@ -185,12 +185,12 @@ async def _run(
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ending.ask)
-    reloading = signal_handlers.Reloading(config, reload)
-    signal_handlers.handle(loop, reloading)
+        loop.add_signal_handler(number, end_state.request_stop)
+    settings_reload = signal_handlers.SettingsReload(config, reload)
+    signal_handlers.handle(loop, settings_reload)
 
     def on_start(node: Node) -> None:
-        reloading.also = node.reload
+        settings_reload.also = node.reload
 
     def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         del loop
@@ -204,23 +204,25 @@ async def _run(
 
     watchdog = loop.create_task(keep_watchdog())
     try:
-        node = functools.partial(Node, config, fatal, ending.start_again, raft_lost=raft_lost)
-        await _live(disk, config, ending, node, on_start)
+        node = functools.partial(
+            Node, config, fatal, end_state.request_restart, raft_lost=raft_lost
+        )
+        await _run_node(disk, config, end_state, node, on_start)
     finally:
         watchdog.cancel()
 
 
-async def _live(
+async def _run_node(
     disk: Disk,
     config: NodeConfig,
-    ending: Ending,
+    end_state: EndState,
     make_node: Callable[[], Node],
     on_start: Callable[[Node], None],
 ) -> None:
     """Wait for room, start the node, and stop it when the process has to end."""
     loop = asyncio.get_running_loop()
-    waiting = loop.create_task(wait_for_room(disk, config))
-    if not await _unless_ended(waiting, ending):
+    space_wait = loop.create_task(wait_for_disk_space(disk, config))
+    if not await _wait_or_cancel(space_wait, end_state):
         return
     sweeper = Sweeper()
     notice_opening()
@@ -231,20 +233,20 @@ async def _live(
         on_start(node)
         notice_ready(f"started: {addresses}")
     except (Damaged, CorruptFileError, PromiseLostError) as error:
-        curing = loop.create_task(_cure(disk, config, error))
-        if await _unless_ended(curing, ending):
-            ending.start_again()
+        repairing = loop.create_task(_repair_or_wait(disk, config, error))
+        if await _wait_or_cancel(repairing, end_state):
+            end_state.request_restart()
         return
-    sweeping = loop.create_task(sweeper.run(lambda: node.flushing))
-    await ending.begun.wait()
+    sweeping = loop.create_task(sweeper.run(lambda: node.is_flushing))
+    await end_state.begun.wait()
     sweeping.cancel()
-    logger.info("starting again" if ending.restarts else "stopping")
-    if not ending.restarts:
+    logger.info("starting again" if end_state.restarts else "stopping")
+    if not end_state.restarts:
         notice_stopping()
     await node.stop()
 
 
-async def _cure(disk: Disk, config: NodeConfig, error: Exception) -> None:
+async def _repair_or_wait(disk: Disk, config: NodeConfig, error: Exception) -> None:
     """Remove the cause that kept the node from starting.
 
     Raises:
@@ -260,9 +262,9 @@ async def _cure(disk: Disk, config: NodeConfig, error: Exception) -> None:
         raise error
 
 
-async def _unless_ended(work: asyncio.Task[None], ending: Ending) -> bool:
+async def _wait_or_cancel(work: asyncio.Task[None], end_state: EndState) -> bool:
     """Return True after `work` has ended. Cancel it and return False if the process has to end."""
-    stopped = asyncio.create_task(ending.begun.wait())
+    stopped = asyncio.create_task(end_state.begun.wait())
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if not work.done():
         work.cancel()

@@ -19,7 +19,7 @@ import gc
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from cluster.node.allocator import give_back_free_pages
+from cluster.node.allocator import release_free_pages
 from cluster.rpc.memory import resident_bytes
 from cluster.settings.rounds import next_round
 
@@ -45,7 +45,7 @@ TRIM_BYTES: Final = 16 << 20
 growth: the burst is over.
 """
 TRIM_SWEEPS: Final = 4
-TRIM_AGAIN_SWEEPS: Final = 120
+RETRIM_SWEEPS: Final = 120
 """Sweeps after which free pages return once more: a flush and the log's cache free memory of the
 burst within half a minute.
 """
@@ -94,17 +94,17 @@ class Sweeper:
         self._resident = resident
         self._swept_bytes = 0
         """The least resident memory since the last sweep, in bytes."""
-        self._looked_bytes = 0
+        self._visited_bytes = 0
         """Resident memory after the last visit to all objects, in bytes."""
         self._trimmed_bytes = self._last_bytes = 0
         """The least resident bytes since free pages were returned, and those at the last sweep."""
         self._quiet = 0
         """Sweeps since memory last grew."""
-        self._again = 0
+        self._sweeps_to_trim = 0
         """Sweeps until free pages return once more. 0 or less: they do not."""
-        self._aside = 0
+        self._kept_objects = 0
         """Objects after the last visit to all of them."""
-        self._since = 0
+        self._frozen_since = 0
         """Objects frozen since then; some of them may be freed."""
         self._sweeps = 0
         self._young, self._middle, _ = collector.get_threshold()
@@ -114,7 +114,7 @@ class Sweeper:
         """Freeze the present objects, which the start has read and made. None is visited."""
         self._gc.set_threshold(self._young, self._middle, NEVER)
         self._gc.freeze()
-        self._note_all()
+        self._record_visit()
 
     def sweep(self, *, busy: bool = False) -> None:
         """Collect objects that are not frozen, if enough are new since the last sweep.
@@ -128,24 +128,24 @@ class Sweeper:
         if busy and not grown:
             return
         if self._sweeps * SWEEP_S >= ALL_EVERY_S:
-            self._look_at_all()
+            self._visit_all()
         if self._gc.get_count()[2] < YOUNG_ROUNDS and not grown:
             return
         self._gc.collect()
         self._swept_bytes = self._resident()
-        if self._swept_bytes - self._looked_bytes >= max(self._looked_bytes, GROWN_BYTES_BUSY):
-            self._look_at_all()
+        if self._swept_bytes - self._visited_bytes >= max(self._visited_bytes, GROWN_BYTES_BUSY):
+            self._visit_all()
             return
         left = len(self._gc.get_objects(generation=2))
         if left <= LEFT_MAX:
             return
         self._gc.freeze()
-        self._since += left
-        enough = max(self._aside, SINCE_MIN)
-        if self._since > enough:
-            self._since = self._gc.get_freeze_count() - self._aside
-            if self._since > enough:
-                self._look_at_all()
+        self._frozen_since += left
+        enough = max(self._kept_objects, SINCE_MIN)
+        if self._frozen_since > enough:
+            self._frozen_since = self._gc.get_freeze_count() - self._kept_objects
+            if self._frozen_since > enough:
+                self._visit_all()
 
     async def run(self, busy: Callable[[], bool]) -> None:
         """Sweep until cancelled."""
@@ -153,7 +153,7 @@ class Sweeper:
             await next_round(SWEEP_S)
             self.sweep(busy=busy())
             if self._may_trim():
-                await asyncio.get_running_loop().run_in_executor(None, give_back_free_pages)
+                await asyncio.get_running_loop().run_in_executor(None, release_free_pages)
                 self._trimmed_bytes = self._resident()
 
     def _may_trim(self) -> bool:
@@ -162,18 +162,18 @@ class Sweeper:
         self._quiet = self._quiet + 1 if resident - self._last_bytes < TRIM_BYTES // 4 else 0
         self._last_bytes = resident
         self._trimmed_bytes = min(self._trimmed_bytes, resident)
-        self._again -= 1
+        self._sweeps_to_trim -= 1
         if self._quiet >= TRIM_SWEEPS and resident - self._trimmed_bytes >= TRIM_BYTES:
-            self._again = TRIM_AGAIN_SWEEPS
+            self._sweeps_to_trim = RETRIM_SWEEPS
             return True
-        return self._again == 0
+        return self._sweeps_to_trim == 0
 
-    def _look_at_all(self) -> None:
+    def _visit_all(self) -> None:
         self._gc.unfreeze()
         self._gc.collect()
         self._gc.freeze()
-        self._note_all()
+        self._record_visit()
 
-    def _note_all(self) -> None:
-        self._aside, self._since, self._sweeps = self._gc.get_freeze_count(), 0, 0
-        self._swept_bytes = self._looked_bytes = self._resident()
+    def _record_visit(self) -> None:
+        self._kept_objects, self._frozen_since, self._sweeps = self._gc.get_freeze_count(), 0, 0
+        self._swept_bytes = self._visited_bytes = self._resident()

@@ -22,7 +22,7 @@ HANDLED: Final = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 logger = logging.getLogger(__name__)
 
 
-class Reloading:
+class SettingsReload:
     """The settings in force, and the function that reads them again."""
 
     def __init__(self, config: NodeConfig, load: Callable[[], NodeConfig]) -> None:
@@ -42,18 +42,18 @@ class Reloading:
             logging.getLogger().setLevel(found.log_level.upper())
             self.config = replace(self.config, log_level=found.log_level)
             logger.warning("log_level is %s now", found.log_level)
-        others = [*_differing(self.config, found)]
+        others = [*_changed_names(self.config, found)]
         if others:
             logger.warning("settings that wait for a restart: %s", ", ".join(others))
         else:
             logger.info("settings are read again: nothing else has changed")
 
 
-def _differing(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
+def _changed_names(one: Any, other: Any, prefix: str = "") -> Iterator[str]:
     for field in fields(one):
         mine, theirs = getattr(one, field.name), getattr(other, field.name)
         if is_dataclass(mine):
-            yield from _differing(mine, theirs, f"{field.name}.")
+            yield from _changed_names(mine, theirs, f"{field.name}.")
         elif mine != theirs:
             yield prefix + field.name
 
@@ -70,7 +70,7 @@ def dump() -> None:
         logger.warning("stack of a task", extra=extra)
 
 
-def handle(loop: asyncio.AbstractEventLoop, reloading: Reloading) -> None:
+def handle(loop: asyncio.AbstractEventLoop, reloading: SettingsReload) -> None:
     """Install the signal handlers on the loop."""
     loop.add_signal_handler(signal.SIGHUP, reloading.reload)
     loop.add_signal_handler(signal.SIGUSR1, dump)

@@ -71,17 +71,17 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments[:1] == ["init"]:
             return init(arguments[1:])
-        with _ended_by_signals():
+        with _exit_at_signals():
             return run(arguments)
     except EngineError as error:
         text = " ".join(map(str, ("timerd:", error, *getattr(error, "__notes__", ()))))
-        return _failed(text, exit_code(error))
+        return _report_failure(text, exit_code(error))
     except ModuleNotFoundError as missing:  # only the client is installed
         from timerclient.cli.missing_modules import why_missing  # not needed by a start
 
-        return _failed(f"timerd: {why_missing(missing, 'server')}", ExitCode.OTHER)
+        return _report_failure(f"timerd: {why_missing(missing, 'server')}", ExitCode.OTHER)
     except Exception:  # noqa: BLE001 -- Python would print it to a pipe that may be full
-        return _failed(traceback.format_exc(), ExitCode.OTHER)
+        return _report_failure(traceback.format_exc(), ExitCode.OTHER)
     finally:
         _drop_unwritten_log()
 
@@ -139,7 +139,7 @@ def init(argv: list[str]) -> int:
 
 def run(argv: list[str]) -> int:
     """Run a node until SIGTERM or SIGINT, or print its settings; return the exit code."""
-    with _uncollected():
+    with _without_collections():
         from cluster.settings.config import (
             NodeConfig,
             add_flags,
@@ -174,13 +174,13 @@ def run(argv: list[str]) -> int:
     if arguments.print_config:
         sys.stdout.write(print_config(config))
         return 0
-    with _uncollected():  # this import takes half a second, and only a run needs it
+    with _without_collections():  # this import takes half a second, and only a run needs it
         from cluster.node import process
 
     return process.run(config, raft_lost=arguments.raft_lost, reload=load)
 
 
-def _failed(text: str, code: int) -> int:
+def _report_failure(text: str, code: int) -> int:
     """Print a text to standard error, after the log; return the code.
 
     End the process with the code if standard error is full for a second.
@@ -210,7 +210,7 @@ def _drop_unwritten_log() -> None:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _exit_at_signals() -> Iterator[None]:
     """End the process with 0 at SIGTERM or SIGINT, until the node's loop handles them.
 
     In a container the process may have pid 1. The kernel then drops a signal without a handler.
@@ -225,7 +225,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_collections() -> Iterator[None]:
     """Import modules without visits of the collector: nearly all that they make stays."""
     gc.disable()
     try:

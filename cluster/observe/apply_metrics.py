@@ -31,16 +31,16 @@ class ApplyMetrics:
     def __init__(self, telemetry: Telemetry, view: TopicView, host: Host) -> None:
         self._telemetry, self._view, self._host = telemetry, view, host
 
-    def applied(self, entry: Entry, applied: Applied) -> None:
+    def on_applied(self, entry: Entry, applied: Applied) -> None:
         """Count an applied entry; on a follower, only the messages of a deleted topic."""
         if isinstance(applied, DeleteTopicApplied) and applied.topic is not None:
-            self._host.totals.deleted(applied.topic)
+            self._host.totals.on_topic_deleted(applied.topic)
         if self._host.leader is None:
             return
         if isinstance(applied, FireApplied):
-            self._telemetry.observe_lateness(self._view.fired(applied, entry.time_ms))
+            self._telemetry.observe_lateness(self._view.on_fired(applied, entry.time_ms))
         elif isinstance(applied, DeleteTopicApplied):
-            self._view.deleted(applied.op.topic)
+            self._view.on_topic_deleted(applied.op.topic)
         elif isinstance(applied, ScheduleApplied):
             self._telemetry.append_rows.observe(
                 sum(
@@ -63,13 +63,13 @@ class ApplyMetrics:
         elif isinstance(result, GroupOp) and result.op is Op.ENDED:
             telemetry.leases_ended.inc(len(result.offsets))
 
-    def delivered(self, delivery: Delivery) -> None:
+    def on_delivery(self, delivery: Delivery) -> None:
         """Count a batch of messages that is sent to a consumer."""
         self._telemetry.delivered.inc(len(delivery.attempts))
-        late_ms = self._view.handed_out(delivery)
+        late_ms = self._view.on_delivery(delivery)
         if len(late_ms) < len(delivery.attempts):
             self._telemetry.redelivered.inc(len(delivery.attempts) - len(late_ms))
-        self._telemetry.observe_handed_out(late_ms)
+        self._telemetry.observe_deliveries(late_ms)
 
 
 class PromotionMetrics:
@@ -82,12 +82,12 @@ class PromotionMetrics:
         self._appointed_s = 0.0
         """When this node learned of that appointment, in seconds of `time.perf_counter`."""
 
-    def appointed(self, epoch: Epoch) -> None:
+    def on_appointed(self, epoch: Epoch) -> None:
         """Record an appointment of this node. The same appointment may come again."""
         if epoch > self._appointed:
             self._appointed, self._appointed_s = epoch, time.perf_counter()
 
-    def serves(self, epoch: Epoch) -> None:
+    def on_serves(self, epoch: Epoch) -> None:
         """Count a promotion: this node serves as the leader of `epoch`."""
         self._telemetry.promotions.inc()
         if epoch == self._appointed:

@@ -70,7 +70,7 @@ class BusiestTopics:
         scores need no decay."""
         self._holding: dict[TopicId, None] = {}
         """Topics that hold timers, in the order in which they were first seen to."""
-        self._shown: dict[TopicId, tuple[int, ...]] = {}
+        self._own_counters: dict[TopicId, tuple[int, ...]] = {}
         """Shown topics -> their counters at the last `figures`."""
         self._before: tuple[int, ...] | None = None
         """Counters of all topics at the last `figures`. None: there was none."""
@@ -87,7 +87,7 @@ class BusiestTopics:
         while changed:
             portion = [changed.pop() for _ in range(min(len(changed), TOPICS_AT_ONCE))]
             for each in portion:
-                self._look(each, weight)
+                self._update_score(each, weight)
             self._choose(portion)
             if changed:
                 await asyncio.sleep(0)
@@ -102,7 +102,7 @@ class BusiestTopics:
             weight = 1.0
         return weight
 
-    def _look(self, topic_id: TopicId, weight: float) -> None:
+    def _update_score(self, topic_id: TopicId, weight: float) -> None:
         topic = self._machine.topics.get(topic_id)
         if topic is None or not topic.held:
             self._holding.pop(topic_id, None)
@@ -121,7 +121,7 @@ class BusiestTopics:
 
         The score of no other topic has risen.
         """
-        scores, shown, topics = self._activity, self._shown, self._machine.topics
+        scores, shown, topics = self._activity, self._own_counters, self._machine.topics
 
         def score_of(topic_id: TopicId) -> float:
             score = scores[topic_id][0]
@@ -131,18 +131,18 @@ class BusiestTopics:
         busiest = heapq.nlargest(self._topics_max, candidates, key=score_of)
         holding = (each for each in self._holding if each in topics)
         chosen = {*busiest, *islice(holding, self._topics_max)}
-        self._shown = {each: shown.get(each) or _counters(topics[each]) for each in chosen}
+        self._own_counters = {each: shown.get(each) or _counters(topics[each]) for each in chosen}
 
     def figures(self) -> Sequence[TopicFigures]:
         """Return the figures of the chosen topics, and of the others together."""
         if not self._topics_max:
             return ()
         totals, topics = self._totals(), self._machine.topics
-        shown = [topics[each] for each in self._shown if each in topics]
+        shown = [topics[each] for each in self._own_counters if each in topics]
         rows = [TopicFigures(each.name, _counters(each), _gauges(each)) for each in shown]
         risen = [0] * len(COUNTERS)
         for topic, row in zip(shown, rows, strict=True):
-            before = self._shown[topic.topic_id]
+            before = self._own_counters[topic.topic_id]
             risen = [sum_ + n - b for sum_, n, b in zip(risen, row.counters, before, strict=True)]
         all_before = self._before or totals.counters
         self._others = [
@@ -152,7 +152,7 @@ class BusiestTopics:
             )
         ]
         self._before = totals.counters
-        self._shown = {t.topic_id: row.counters for t, row in zip(shown, rows, strict=True)}
+        self._own_counters = {t.topic_id: row.counters for t, row in zip(shown, rows, strict=True)}
         rest = (
             max(0, total - sum(column))
             for total, *column in zip(totals.gauges, *(row.gauges for row in rows), strict=True)

@@ -50,17 +50,17 @@ class ClockWatch:
         """Names of voters with a wrong clock, and of the cluster if its clock is."""
         self._in_doubt = False
 
-    def look(self, report: ClockReport) -> None:
+    def update(self, report: ClockReport) -> None:
         """Log what has changed. The first report of a leadership is of its start: no jump yet."""
         if (jump_ms := report.jumped_ms - self._jumped_ms) > 0:
             logger.warning("the cluster's clock jumped ahead", extra={"jumped_ms": jump_ms})
             self.jumped_total_ms += jump_ms
         self._jumped_ms = report.jumped_ms
-        self._note(_CLUSTER, report.error_ms)
+        self._log_change(_CLUSTER, report.error_ms)
         self._doubt(report)
         if not self._in_doubt:
             for voter, offset_ms in report.offsets_ms.items():
-                self._note(self._name_of(voter), offset_ms)
+                self._log_change(self._name_of(voter), offset_ms)
 
     def _doubt(self, report: ClockReport) -> None:
         clocks = ", ".join(_names(report, self._name_of))
@@ -72,7 +72,7 @@ class ClockWatch:
             self._in_doubt = False
             logger.info("clocks are no longer in doubt", extra=more)
 
-    def _note(self, name: str, off_ms: int) -> None:
+    def _log_change(self, name: str, off_ms: int) -> None:
         if abs(off_ms) > WRONG_MS and name not in self._wrong:
             self._wrong.add(name)
             logger.warning("a clock is wrong", extra={"clock": name, "ahead_ms": off_ms})

@@ -45,7 +45,7 @@ _HOLD_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0
 _ROWS: Final = tuple(float(4**power) for power in range(9))  # 1 .. 65,536
 
 
-WORST_SHOWN: Final = 100
+WORST_MAX: Final = 100
 """Groups, topics and quotas with a label of their own: those with the greatest figures. Ten
 thousand series would cost more than they are worth."""
 NamedFigures: TypeAlias = tuple[tuple[str, ...], tuple[int, ...]]
@@ -300,7 +300,7 @@ def _clocks(levels: Levels) -> Iterator[Metric]:
         "How far the cluster's clock is ahead of the median of the voters' clocks",
         value=levels.clock_error_ms / 1000,
     )
-    yield _labelled(
+    yield _gauge_of(
         "timer_clock_offset_seconds",
         "How far a voter's clock is ahead of the median of the voters' clocks",
         ["voter"],
@@ -310,7 +310,7 @@ def _clocks(levels: Levels) -> Iterator[Metric]:
     )
 
 
-def _labelled(
+def _gauge_of(
     name: str,
     text: str,
     labels: Sequence[str],
@@ -371,9 +371,9 @@ class _LevelsCollector(Collector):
         for kind, text in _LAGS.items():
             value = getattr(levels, f"{kind}_lag_ms") / 1000
             yield GaugeMetricFamily(f"timer_{kind}_lag_seconds", text, value=value)
-        yield _labelled(
+        yield _gauge_of(
             "timer_topic_lag_seconds",
-            f"Age of the oldest overdue timer of a topic; the {WORST_SHOWN} topics that lag most",
+            f"Age of the oldest overdue timer of a topic; the {WORST_MAX} topics that lag most",
             ["topic"],
             levels.late_topics,
             0,
@@ -381,17 +381,17 @@ class _LevelsCollector(Collector):
         )
         for at, (kind, text) in enumerate(_LAGS.items()):
             worst = (
-                f"{text.removesuffix(', over all groups')}; the {WORST_SHOWN} groups that lag most"
+                f"{text.removesuffix(', over all groups')}; the {WORST_MAX} groups that lag most"
             )
             name = f"timer_group_{kind}_lag_seconds"
             labels, rows = ["topic", "group"], levels.lagging_groups
-            yield _labelled(name, worst, labels, rows, at, unit=1_000)
+            yield _gauge_of(name, worst, labels, rows, at, unit=1_000)
         for at, what in enumerate(("used", "limit")):
-            text = f"Quotas of topics, {what}; the {WORST_SHOWN} most used"
+            text = f"Quotas of topics, {what}; the {WORST_MAX} most used"
             name = f"timer_quota_{what}"
-            yield _labelled(name, text, ["topic", "quota"], levels.fullest_quotas, at)
+            yield _gauge_of(name, text, ["topic", "quota"], levels.fullest_quotas, at)
         for at, (kind, text) in enumerate(_GROUPS.items()):
-            yield _labelled(f"timer_group_{kind}", text, ["topic", "group"], levels.groups, at)
+            yield _gauge_of(f"timer_group_{kind}", text, ["topic", "group"], levels.groups, at)
         yield from _topics(levels.topics)
         for suffix, text, by_port in (
             ("", "Open connections by port, with unfinished handshakes", levels.connections),
@@ -528,7 +528,7 @@ class Telemetry:
         """Count a fired batch, (n, int64): fired_at_ms minus effective due_ms."""
         self.lateness.observe_column(late_ms)
 
-    def observe_handed_out(self, late_ms: npt.NDArray[np.int64]) -> None:
+    def observe_deliveries(self, late_ms: npt.NDArray[np.int64]) -> None:
         """Count a batch of first deliveries, (n, int64): handed_out_ms minus effective due_ms."""
         self.handed_out_lateness.observe_column(late_ms)
 

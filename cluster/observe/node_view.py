@@ -19,7 +19,7 @@ from cluster.observe import lag, quota_view
 from cluster.observe.busiest_topics import BusiestTopics, TopicFigures
 from cluster.observe.clock_watch import ClockWatch, warnings_of
 from cluster.observe.leader_history import LeaderHistory
-from cluster.observe.metrics import WORST_SHOWN, Levels, NamedFigures
+from cluster.observe.metrics import WORST_MAX, Levels, NamedFigures
 from cluster.observe.topic_view import TopicView
 from cluster.rpc.connections import connections_of
 from cluster.rpc.http import LocalState, why_not_ready
@@ -39,7 +39,7 @@ from timerclient.rows.message_json import as_dict
 _WILDCARDS: Final = frozenset(("", "0.0.0.0", "[::]"))  # noqa: S104 - compared, not bound
 SERIES_BEHIND_MS: Final = 10_000
 """The status reports series that are further behind; as the warning of `timerctl check`."""
-REPAIR_SHOWN_MS: Final = 86_400_000
+REPAIR_REPORT_MS: Final = 86_400_000
 """Time for which the status shows a repair."""
 MEASURE_S: Final = 0.5
 """Seconds that a scrape waits for measurements."""
@@ -59,11 +59,11 @@ class NodeState(TopicView):
         scrubber: Scrubber,
         backups: BackupDesk | None = None,
         *,
-        drained: Callable[[], bool] = lambda: False,
+        is_drained: Callable[[], bool] = lambda: False,
         not_after_s: Callable[[], Mapping[str, float]] = dict,
         last_repair: LastRepair | None = None,
     ) -> None:
-        """`drained` returns whether an operator wants this node not to lead.
+        """`is_drained` returns whether an operator wants this node not to lead.
 
         `not_after_s` returns certificate or authority -> Unix time of its end.
         `last_repair`: None if this node was never repaired.
@@ -79,7 +79,7 @@ class NodeState(TopicView):
         self._started_at_ms = mono_ms()
         self.history = LeaderHistory()
         """The leaders that the control plane appointed."""
-        self._drained, self._not_after_s, self._backups = drained, not_after_s, backups
+        self._drained, self._not_after_s, self._backups = is_drained, not_after_s, backups
         self._last_repair = last_repair
         self._to_apply: LogIndex | None = None
         """The log's end when a scrape first found this node ready. None: none did."""
@@ -256,9 +256,9 @@ class NodeState(TopicView):
         if leader is None:
             self._lags, self._late, self._quotas = [], {}, ()
             return
-        unacked = self._host.totals.unacked()
+        unacked = self._host.totals.unacked_topics()
         self._lags = await lag.of_groups(leader, self._host.now().clock_ms, unacked)
-        self._quotas = await quota_view.fullest(engine.machine, WORST_SHOWN)
+        self._quotas = await quota_view.fullest(engine.machine, WORST_MAX)
         await self.late_soon()  # last: it waits behind queries; `levels` shows what it found
 
     def levels(self) -> Levels:
@@ -294,7 +294,7 @@ class NodeState(TopicView):
             producers=len(machine.producers),
             request_ids=len(machine.requests),
             request_id_timers=machine.requests.rows,
-            expired=self._host.totals.expired,
+            expired=self._host.totals.n_expired,
             held=machine.store.held,
             ready=self._host.totals.ready,
             leased=sum(leased for _, leased, _ in held),
@@ -303,7 +303,7 @@ class NodeState(TopicView):
             unacked_lag_ms=max((each.unacked_ms for each in awaited), default=0),
             lagging_groups=tuple(
                 ((each.topic.name, each.group.name), (each.undelivered_ms, each.unacked_ms))
-                for each in lag.worst(lags, WORST_SHOWN)
+                for each in lag.worst(lags, WORST_MAX)
             ),
             late_topics=_worst(
                 ((machine.topics[topic].name,), (late_ms,))
@@ -348,8 +348,8 @@ class NodeState(TopicView):
         lags: Iterable[lag.GroupLag],
     ) -> tuple[NamedFigures, ...]:
         """Return the consumers and leases of the groups with most lag, and of those with most."""
-        lagging = lag.worst(lags, WORST_SHOWN)
-        most = heapq.nlargest(WORST_SHOWN, held, key=lambda each: (each[2], each[1]))
+        lagging = lag.worst(lags, WORST_MAX)
+        most = heapq.nlargest(WORST_MAX, held, key=lambda each: (each[2], each[1]))
         chosen = {each.group.group_id: each.group for each in lagging}
         chosen |= {group.group_id: group for group, _, _ in most}
         topics, found = leader.machine.topics, []
@@ -362,7 +362,13 @@ class NodeState(TopicView):
 
     def _all_topics(self) -> TopicFigures:
         counts, totals = self._machine.counts, self._host.totals
-        counters = counts.scheduled, counts.fired, counts.cancelled, counts.dropped, totals.expired
+        counters = (
+            counts.scheduled,
+            counts.fired,
+            counts.cancelled,
+            counts.dropped,
+            totals.n_expired,
+        )
         gauges = counts.pending, self._machine.store.held, totals.ready
         return TopicFigures("", counters, gauges)
 
@@ -431,7 +437,7 @@ class NodeState(TopicView):
             if behind_ms > SERIES_BEHIND_MS:
                 yield f"a series with misfire=fire_all is {behind_ms // 1_000} s behind its times"
         repair = self._last_repair
-        if repair is not None and self._host.now().clock_ms - repair.began_ms < REPAIR_SHOWN_MS:
+        if repair is not None and self._host.now().clock_ms - repair.began_ms < REPAIR_REPORT_MS:
             yield f"repaired at {utc_text(repair.began_ms / 1000)}: {repair.why}"
         if why := why_not_ready(self.local()):
             yield f"not ready: {why}"
@@ -520,8 +526,8 @@ class NodeState(TopicView):
 
 
 def _worst(lags: Iterable[NamedFigures]) -> tuple[NamedFigures, ...]:
-    """Return the WORST_SHOWN entries with the greatest figures; the first figure decides."""
-    return tuple(heapq.nlargest(WORST_SHOWN, lags, key=lambda each: each[1]))
+    """Return the WORST_MAX entries with the greatest figures; the first figure decides."""
+    return tuple(heapq.nlargest(WORST_MAX, lags, key=lambda each: each[1]))
 
 
 def connections_limits(config: NodeConfig) -> dict[str, int]:

@@ -52,7 +52,7 @@ class RpcMetrics(Collector):
         self._ended: Counter[tuple[str, str, str]] = Counter()
         registry.register(self)
 
-    def answered(self, method: str, code: str, relayed: str, seconds: float) -> None:
+    def on_answer(self, method: str, code: str, relayed: str, seconds: float) -> None:
         """Count an answered request.
 
         `code`: name of its gRPC status, such as OK. `relayed`: "yes" if this node sent it on to the
@@ -66,12 +66,12 @@ class RpcMetrics(Collector):
         counts[bisect_left(BOUNDS_S, seconds)] += 1
         self._sums[key] += seconds
 
-    def stream_began(self, method: str) -> None:
+    def on_stream(self, method: str) -> None:
         """Count an open stream."""
         self._open[method] += 1
 
-    def stream_ended(self, method: str, code: str, relayed: str) -> None:
-        """Count the end of a stream; see `answered`."""
+    def on_stream_end(self, method: str, code: str, relayed: str) -> None:
+        """Count the end of a stream; see `on_answer`."""
         self._open[method] -= 1
         self._ended[method, code, relayed] += 1
 

@@ -57,16 +57,16 @@ class TopicView:
         """The last result of `late_topics`."""
         self._late_at_ms = MonoMs(0)
         """Time of that result, on the monotonic clock."""
-        self._looking: asyncio.Task[None] | None = None
+        self._late_refresh: asyncio.Task[None] | None = None
 
     # ---- events
 
-    def led(self) -> None:
+    def on_lead(self) -> None:
         """Start new histograms: this node begins to lead."""
         self._fired_late, self._handed_out_late = Lateness(), Lateness()
         self._late = {}
 
-    def fired(self, applied: FireApplied, at_ms: UnixMs) -> I64:
+    def on_fired(self, applied: FireApplied, at_ms: UnixMs) -> I64:
         """Count a firing; return the lateness of its timers in ms (n, int64)."""
         if not applied.fired:
             return np.zeros(0, np.int64)
@@ -76,7 +76,7 @@ class TopicView:
         self._fired_late.observe(topics, [*map(len, late_ms)], together)
         return together
 
-    def handed_out(self, delivery: Delivery) -> I64:
+    def on_delivery(self, delivery: Delivery) -> I64:
         """Count a delivery; return the lateness of its first attempts in ms (n, int64)."""
         topic = delivery.topic
         slices = topic.queue.slices(delivery.lease.offsets)
@@ -85,7 +85,7 @@ class TopicView:
         self._handed_out_late.observe([topic.topic_id], [len(late_ms)], late_ms)
         return late_ms
 
-    def deleted(self, topic: TopicId) -> None:
+    def on_topic_deleted(self, topic: TopicId) -> None:
         """Delete a topic's histograms."""
         self._fired_late.forget(topic)
         self._handed_out_late.forget(topic)
@@ -180,9 +180,9 @@ class TopicView:
         """
         if self._host.leader is None:
             return {}
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        looking = self._looking
+        if self._late_refresh is None or self._late_refresh.done():
+            self._late_refresh = asyncio.create_task(self._refresh_late())
+        looking = self._late_refresh
         await asyncio.wait([looking], timeout=LATE_WAIT_S)
         if looking.done():
             looking.result()  # raises its error, if it failed
@@ -193,7 +193,7 @@ class TopicView:
         age_ms = self._host.now().mono_ms - self._late_at_ms
         return self._late if self._host.leader is not None and age_ms <= LATE_AGE_MS_MAX else {}
 
-    async def _look(self) -> None:
+    async def _refresh_late(self) -> None:
         CALLER.set(None)  # it is for all callers: none of them pays for it
         with suppress(EngineError):  # no lease, or many queries wait
             await self.late()

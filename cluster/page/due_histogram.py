@@ -48,7 +48,7 @@ class DueHistogram:
 
         Raises:
             NotReadyError: merges deleted files of each cut.
-            StorageError: this node's files are damaged; see Host.read_failed.
+            StorageError: this node's files are damaged; see Host.on_read_error.
         """
         clock_ms = self._host.now().clock_ms
         until = [*(min(clock_ms + 1_000 * bound, DUE_MS_MAX) for bound in BUCKETS_S), DUE_MS_MAX]

@@ -89,11 +89,11 @@ class PageData:
         view = self._view
         reads = (peer.read(PART_WAIT_S) for peer in self._peers.values())
         due, found, answers = await asyncio.gather(
-            self._due.read(PART_WAIT_S), self._found_figures(), asyncio.gather(*reads)
+            self._due.read(PART_WAIT_S), self._fetch_figures(), asyncio.gather(*reads)
         )
         epoch, leader, controller = view.leadership()
         shared = view.shared_checkpoint(offsets=False)
-        index, digest = _compared(shared)
+        index, digest = _comparison_point(shared)
         mine = _Peer(view.node_status(), view.node_checkpoint(index), view.log_end, index, digest)
         nodes = [_node(mine)]
         for (name, (address, _)), answer in zip(view.peers().items(), answers, strict=True):
@@ -106,11 +106,11 @@ class PageData:
             "controller": controller,
             "clock_ms": mine.status.clock_ms,
             "nodes": sorted(nodes, key=lambda node: str(node["name"])),
-            "shared": None if shared is None else _shared(shared),
+            "shared": None if shared is None else _shared_checkpoint(shared),
             "figures_of": view.name if found.figures is None else found.leader,
             "figures_error": found.why,
             **(self._own_figures() if found.figures is None else found.figures),
-            "pending": self._pending(due),
+            "pending": self._pending_figures(due),
             "changes": [
                 {
                     "epoch": each.epoch,
@@ -176,7 +176,7 @@ class PageData:
     async def _ask(self, name: str) -> _Peer:
         """Return a node's answers; for an unreachable node: with the reason."""
         address, stub = self._view.peers()[name]  # a renewal of the certificate replaces the stub
-        index, digest = _compared(self._view.shared_checkpoint(offsets=False))
+        index, digest = _comparison_point(self._view.shared_checkpoint(offsets=False))
         log_end = self._view.log_end
 
         async def checkpoint() -> pb.NodeCheckpoint:
@@ -190,7 +190,7 @@ class PageData:
         _, leader, _ = self._view.leadership()
         return leader if leader in self._peers else ""
 
-    async def _found_figures(self) -> LeaderAnswer:
+    async def _fetch_figures(self) -> LeaderAnswer:
         """Return the figures of this node if it leads, otherwise of the leader."""
         figures = None if self._host.leader is None else await self.leader_figures()
         if figures is not None:
@@ -223,7 +223,7 @@ class PageData:
             "acked": _value(telemetry.acked) if leads else None,
         }
 
-    def _pending(self, due: DueCounts | None) -> dict[str, Any]:
+    def _pending_figures(self, due: DueCounts | None) -> dict[str, Any]:
         machine = self._host.engine.machine
         return {
             "total": machine.counts.pending,
@@ -248,7 +248,7 @@ def _silent(name: str, address: str) -> _Peer:
     return _Peer(status, pb.NodeCheckpoint(node=name), 0, LogIndex(0), "")
 
 
-def _compared(shared: pb.SharedCheckpoint | None) -> tuple[LogIndex, str]:
+def _comparison_point(shared: pb.SharedCheckpoint | None) -> tuple[LogIndex, str]:
     """Return index and digest for a comparison of nodes. Index 1 holds none, and lists no topic."""
     return (LogIndex(1), "") if shared is None else (LogIndex(shared.index), shared.digest)
 
@@ -296,7 +296,7 @@ def _node(answers: _Peer) -> dict[str, Any]:
     return known
 
 
-def _shared(shared: pb.SharedCheckpoint) -> Mapping[str, Any]:
+def _shared_checkpoint(shared: pb.SharedCheckpoint) -> Mapping[str, Any]:
     names = ("epoch", "index", "last_read_time_ms", "digest", "published_at_ms", "age_ms")
     return {name: getattr(shared, name) for name in names}
 

@@ -48,7 +48,7 @@ from typing import Any, Final, Protocol
 
 from cluster.api.topic_filter import TopicFilter, filter_of_observer
 from cluster.rpc.aiohttp_server import web
-from cluster.rpc.http import ANSWER_TIMEOUT_S, checked, json_answer
+from cluster.rpc.http import ANSWER_TIMEOUT_S, json_answer, with_known_parameters
 from cluster.rpc.http_api import IDENTITY, RULES, HttpApi, context_of
 from cluster.rpc.http_call import HttpContext
 from cluster.rpc.http_routes import PAGE_READERS
@@ -105,7 +105,10 @@ class StatusPages:
         readers = {"overview": self._overview, "topics": self._topics, "timer": self._timer}
         return [
             *(web.get(path, _file(*found)) for path, found in _FILES.items()),
-            *(web.get(each.path, checked(each, readers[each.reader])) for each in PAGE_READERS),
+            *(
+                web.get(each.path, with_known_parameters(each, readers[each.reader]))
+                for each in PAGE_READERS
+            ),
             *(self._api.routes() if self._api is not None else ()),
         ]
 

@@ -84,7 +84,10 @@ class TimerLookup:
         events: list[dict[str, Any]] = []
         end = pb.StoryEnd()
         try:
-            async with asyncio.timeout(STORY_S), aclosing(self._tell(raw, context)) as answers:
+            async with (
+                asyncio.timeout(STORY_S),
+                aclosing(self._story_answers(raw, context)) as answers,
+            ):
                 async for answer in answers:
                     events += map(_event, answer.events)
                     if answer.HasField("end"):
@@ -102,7 +105,7 @@ class TimerLookup:
             "gaps": [*end.gaps],
         }
 
-    def _tell(self, raw: bytes, context: HttpContext) -> Any:
+    def _story_answers(self, raw: bytes, context: HttpContext) -> Any:
         return self._calls.stream("TellStory", pb.TellStoryRequest(timer_id=raw), context)
 
 

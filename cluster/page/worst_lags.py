@@ -8,7 +8,7 @@ from cluster.observe import lag
 from cluster.state.host import Host
 from timer.model.units import TopicId
 
-SHOWN: Final = 20
+WORST_MAX: Final = 20
 
 
 class WorstLags:
@@ -19,7 +19,7 @@ class WorstLags:
         self._host, self._late = host, late
 
     async def measure(self) -> dict[str, Any] | None:
-        """Return the SHOWN worst topics and groups, worst first. None: this node does not lead.
+        """Return the WORST_MAX worst topics and groups, worst first. None: this node does not lead.
 
         As many groups of dead letters follow the groups. Topics are ordered by the age of their
         oldest overdue timer, groups by that of their oldest message that waits for a consumer,
@@ -29,12 +29,12 @@ class WorstLags:
         if leader is None:
             return None
         late = await self._late()
-        groups = await lag.of_groups(leader, clock_ms, self._host.totals.unacked())
+        groups = await lag.of_groups(leader, clock_ms, self._host.totals.unacked_topics())
         topics = leader.machine.topics
         return {
             "topics": [
                 {"topic": topics[topic].name, "overdue_ms": ms, "pending": pending}
-                for topic, ms in heapq.nlargest(SHOWN, late.items(), key=lambda item: item[1])
+                for topic, ms in heapq.nlargest(WORST_MAX, late.items(), key=lambda item: item[1])
                 if topic in topics and (pending := topics[topic].counts.pending)
             ],
             "groups": [
@@ -45,6 +45,6 @@ class WorstLags:
                     "unacked_ms": each.unacked_ms,
                     "unacked": each.topic.queue.end - each.group.cursor,
                 }
-                for each in lag.worst(groups, SHOWN)
+                for each in lag.worst(groups, WORST_MAX)
             ],
         }

@@ -99,11 +99,13 @@ class AuditLog:
         failures = [each.failure for each in audit.handlers if isinstance(each, _PrivateFile)]
         return [f"the audit log can't be written: {each}" for each in failures if each]
 
-    def changed(self, caller: Caller, request: object, result: str) -> None:
-        """Note a call that changes the cluster. `request`: see `shown`; `result`: a status."""
+    def record_change(self, caller: Caller, request: object, result: str) -> None:
+        """Note a change of the cluster. `request`: see `request_for_log`. `result`: a status."""
         self._change(caller, request, result)
 
-    def answered_late(self, request: object, caller: Caller, error: EngineError | None) -> None:
+    def record_late_answer(
+        self, request: object, caller: Caller, error: EngineError | None
+    ) -> None:
         """Note the end of an entry whose call has ended before. `error`: None: it is applied."""
         result = "OK" if error is None else grpc_errors.code_of(error).name
         self._change(caller, request, result, late=True)
@@ -121,8 +123,8 @@ class AuditLog:
         )
         audit.info("%s", line)
 
-    def denied(self, method: str, identity: str, address: str, error: EngineError) -> None:
-        """Note a denied call. `identity`: see `Gate.shown`."""
+    def record_denial(self, method: str, identity: str, address: str, error: EngineError) -> None:
+        """Note a denied call. `identity`: see `Gate.claimed_identity`."""
         self._on_denied()
         if self._floods(identity or f"address {address.rpartition(':')[0]}"):
             return
@@ -190,7 +192,7 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
         return open(self.baseFilename, "a", encoding="utf-8", opener=private)
 
 
-def shown(request: Any) -> object:
+def request_for_log(request: Any) -> object:
     """Return a request for a line of the log: its fields, or its targets and size if it is long.
 
     Unknown fields are left out.

@@ -25,7 +25,7 @@ import grpc
 
 from cluster.rpc import grpc_errors
 from cluster.rpc.access_file import AccessFile, TokenFile
-from cluster.rpc.audit_log import AuditLog, shown
+from cluster.rpc.audit_log import AuditLog, request_for_log
 from cluster.rpc.caller_usages import CallerUsages
 from cluster.rpc.connections import SHAPES
 from cluster.rpc.node_tls import caller_identity
@@ -36,8 +36,8 @@ from cluster.security.identities import (
     CallerIdentity,
     IdentityKind,
     UntrustedIdentityError,
+    claimed_identity,
     identity_of,
-    shown_identity,
 )
 from cluster.security.method_rules import METHOD_RULES
 from cluster.security.token_hashes import hash_in
@@ -73,7 +73,7 @@ class Gate(Protocol):
             EngineError: the caller may not.
         """
 
-    def shown(self, context: _Context) -> str:
+    def claimed_identity(self, context: _Context) -> str:
         """Return the identity that a caller shows, for the line of a denied call.
 
         The URIs of a certificate without one. Empty: the caller shows nothing.
@@ -86,9 +86,9 @@ class _CertificateGate:
     def __init__(self, cluster_id: str, access: AccessFile, usages: CallerUsages) -> None:
         self._cluster_id, self._access, self._usages = cluster_id, access, usages
 
-    def shown(self, context: _Context) -> str:
+    def claimed_identity(self, context: _Context) -> str:
         """See Gate."""
-        return shown_identity(_uris_of(context), self._cluster_id)
+        return claimed_identity(_uris_of(context), self._cluster_id)
 
 
 class PublicGate(_CertificateGate):
@@ -99,7 +99,7 @@ class PublicGate(_CertificateGate):
         found = caller_identity(context, self._cluster_id)
         if found.kind is IdentityKind.NODE:
             raise PermissionDeniedError(f"{method}: {found} is a node; nodes have their own port")
-        return _admitted(found, method, context, self._access, self._usages)
+        return _admit_caller(found, method, context, self._access, self._usages)
 
 
 class LinkGate(_CertificateGate):
@@ -123,7 +123,7 @@ class LinkGate(_CertificateGate):
             caller = identity_of(map(str, behind), self._cluster_id, frozenset(IdentityKind))
         except UntrustedIdentityError as error:
             raise PermissionDeniedError(f"{method}: {error}") from None
-        return _admitted(caller, method, context, self._access, self._usages)
+        return _admit_caller(caller, method, context, self._access, self._usages)
 
 
 class TokenGate:
@@ -142,13 +142,13 @@ class TokenGate:
         def check() -> None:
             self._tokens.content.check(sha256, time.time())
 
-        return _admitted(identity, method, context, self._access, self._usages, check)
+        return _admit_caller(identity, method, context, self._access, self._usages, check)
 
     def knows(self, metadata: Metadata) -> bool:
         """Return whether the metadata of an RPC has a token in force."""
         return self._name_in(metadata) is not None
 
-    def shown(self, context: _Context) -> str:
+    def claimed_identity(self, context: _Context) -> str:
         """See Gate."""
         name = self._name_in(context.invocation_metadata())
         return "" if name is None else str(CallerIdentity(IdentityKind.TOKEN, name))
@@ -175,9 +175,9 @@ class HttpGate:
         """See Gate."""
         return self._gate_of(context).admit(method, context)
 
-    def shown(self, context: _Context) -> str:
+    def claimed_identity(self, context: _Context) -> str:
         """See Gate."""
-        return self._gate_of(context).shown(context)
+        return self._gate_of(context).claimed_identity(context)
 
     def _gate_of(self, context: _Context) -> PublicGate | TokenGate:
         sent = authorization_in(context.invocation_metadata())
@@ -205,7 +205,7 @@ async def _unread(requests: Any, context: _Context) -> AsyncIterator[Any]:
     raise NotReadyError("the token has just begun to count: repeat the call")
 
 
-def _admitted(
+def _admit_caller(
     identity: CallerIdentity,
     method: str,
     context: _Context,
@@ -252,7 +252,7 @@ class _OpenRpc:
             check()
         except EngineError as error:
             if self.denied is None:
-                self.denied = _cleared(error)
+                self.denied = _without_traceback(error)
                 if self.is_cancellable:
                     self.task.cancel()
 
@@ -327,29 +327,29 @@ class CallGuard(grpc.aio.ServerInterceptor):
         metadata = handler_call_details.invocation_metadata
         if isinstance(self._gate, TokenGate) and not self._gate.knows(metadata):
             # Any host can call here. A stream's handler denies the call before a message is read.
-            return grpc.stream_stream_rpc_method_handler(self.guarded(method, _unread))
-        return handler._replace(**{shape: self.guarded(method, getattr(handler, shape))})
+            return grpc.stream_stream_rpc_method_handler(self.guard_handler(method, _unread))
+        return handler._replace(**{shape: self.guard_handler(method, getattr(handler, shape))})
 
-    def guarded(self, method: str, serve: Any) -> Any:
+    def guard_handler(self, method: str, serve: Any) -> Any:
         """Return the handler `serve` behind the gate. `method`: its path."""
 
         # No frame here holds a request while it awaits: an error refers to the frames it passed.
         async def answer(request: Any, context: _Context) -> Any:
             rpc = None
             try:
-                with self._admitted(method, request, context) as rpc:
+                with self._admission(method, request, context) as rpc:
                     work = serve(request, context)
                     request = None
                     return await work
             except EngineError as error:
-                denied = _cleared(error)
+                denied = _without_traceback(error)
             request = None
             return await _refuse(method, rpc, denied, context)
 
         async def stream(request: Any, context: _Context) -> Any:
             rpc = None
             try:
-                with self._admitted(method, request, context) as rpc:
+                with self._admission(method, request, context) as rpc:
                     responses = serve(request, context)
                     request = None
                     async with aclosing(responses):
@@ -360,7 +360,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                         async for response in responses:
                             await context.write(response)
             except EngineError as error:
-                denied = _cleared(error)
+                denied = _without_traceback(error)
             else:
                 return
             request = None
@@ -377,7 +377,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         """
         caller, _ = self._admit(method, context)
         assert caller is not None
-        with caller.counted():
+        with caller.counting_as_open():
             try:
                 yield
             except BaseException:
@@ -386,7 +386,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
                 raise
 
     @contextmanager
-    def _admitted(self, method: str, request: Any, context: _Context) -> Iterator[_OpenRpc]:
+    def _admission(self, method: str, request: Any, context: _Context) -> Iterator[_OpenRpc]:
         """Admit the caller of the RPC that this task handles; audit a change at the end.
 
         Raises:
@@ -396,18 +396,18 @@ class CallGuard(grpc.aio.ServerInterceptor):
         if caller is not None and caller.rule.is_standard:
             caller.usages.charge(caller.identity, request)
         audited = caller is not None and self._audit.has_line(caller)
-        change = shown(request) if audited else None
+        change = request_for_log(request) if audited else None
         del request
         task = asyncio.current_task()
         assert task is not None
         rpc = _OpenRpc(caller, expires_s, task)
         CALLER.set(caller)
         if caller is not None and change is not None:
-            caller.on_late = partial(self._audit.answered_late, change)
+            caller.on_late = partial(self._audit.record_late_answer, change)
         self._open.add(rpc)
         result = "UNKNOWN"  # of any other error
         try:
-            with caller.counted() if caller is not None else nullcontext():
+            with caller.counting_as_open() if caller is not None else nullcontext():
                 yield rpc
             result = "OK"
         except asyncio.CancelledError:
@@ -425,7 +425,7 @@ class CallGuard(grpc.aio.ServerInterceptor):
         finally:
             self._open.discard(rpc)
             if caller is not None and change is not None:
-                self._audit.changed(caller, change, result)
+                self._audit.record_change(caller, change, result)
 
     def _admit(self, method: str, context: _Context) -> tuple[Caller | None, float]:
         """Return the caller, and when the certificate expires; see `Gate.admit`."""
@@ -436,11 +436,13 @@ class CallGuard(grpc.aio.ServerInterceptor):
         except CallerLimitError:
             raise
         except EngineError as error:
-            self._audit.denied(method, self._gate.shown(context), context.peer(), error)
+            self._audit.record_denial(
+                method, self._gate.claimed_identity(context), context.peer(), error
+            )
             raise
 
 
-def _cleared(error: EngineError) -> EngineError:
+def _without_traceback(error: EngineError) -> EngineError:
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 

@@ -32,7 +32,7 @@ class CallerTurns:
         """Start of the caller that was first last. A caller that comes begins there."""
 
     @property
-    def waiting(self) -> int:
+    def n_waiting(self) -> int:
         """Number of requests that wait for their turn."""
         return sum(map(len, self._queues.values()))
 

@@ -30,7 +30,7 @@ class CallerUsages:
         self._of: dict[CallerIdentity, CallerUsage] = {}
 
     @contextmanager
-    def opened(self, identity: CallerIdentity, address: str) -> Iterator[None]:
+    def open_call(self, identity: CallerIdentity, address: str) -> Iterator[None]:
         """Count an open call.
 
         Raises:

@@ -43,13 +43,13 @@ class Connections:
         self._taken: Counter[str] = Counter()
         """Bytes of the requests taken, by remote address."""
 
-    def take(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    def count_request(self, request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
         """Count a request's bytes."""
         self._taken[context.peer()] += size_of(request) + REQUEST_BYTES
 
     def of_nodes(self, handler: grpc.GenericRpcHandler) -> grpc.GenericRpcHandler:
         """Wrap a handler for other nodes, so that their connections are never ended."""
-        return _Noting(handler, self._peers)
+        return _CallerRecorder(handler, self._peers)
 
     async def end_heaviest(self, excess: int) -> list[tuple[str, int]]:
         """End the heaviest connections, of `excess` bytes together; return (address, weight).
@@ -72,7 +72,7 @@ class Connections:
             await asyncio.to_thread(self._end, peers)
 
     @property
-    def used(self) -> AbstractSet[str]:
+    def used_addresses(self) -> AbstractSet[str]:
         """Remote addresses with an accepted request, and those of other nodes."""
         return self._taken.keys() | self._peers
 
@@ -158,7 +158,7 @@ def grpc_address(address: tuple[Any, ...]) -> str:
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
-class _Noting(grpc.GenericRpcHandler):
+class _CallerRecorder(grpc.GenericRpcHandler):
     """Adds the callers of another handler's methods, which are asynchronous, to `peers`."""
 
     def __init__(self, inner: grpc.GenericRpcHandler, peers: set[str]) -> None:

@@ -60,7 +60,7 @@ class FairQueue(CallerTurns):
         self._present: Counter[Hashable] = Counter()
         """Number of open requests and streams by caller; without those that have none."""
 
-    def fired(self, took_s: float) -> None:
+    def on_fired(self, took_s: float) -> None:
         """Note that a FIRE was committed `took_s` seconds after its append.
 
         If there is one caller, only its own timers are late, and the window stays. The time of a

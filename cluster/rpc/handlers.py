@@ -57,13 +57,13 @@ class ServiceHooks:
     admit: Callable[[str, int], None] = lambda method, size: None
     """Called with the method and the bytes of each request, and with 0 bytes as a stream begins.
     Raises EngineError if the request is rejected now."""
-    taken: Callable[[Any, Context], None] = lambda request, context: None
+    on_request: Callable[[Any, Context], None] = lambda request, context: None
     """Called with each request, to count its bytes."""
     on_answer: Callable[[str, str, str, float], None] = lambda method, code, relayed, s: None
     """Called for each answered request: method, name of the status code, `relayed`, seconds.
 
     `relayed`: "yes" if this node sent the request on to the leader, otherwise "no"."""
-    answering: Callable[[int, Context], None] = lambda size, context: None
+    before_answer: Callable[[int, Context], None] = lambda size, context: None
     """Called with the bytes of a unary answer that may be large, before it is sent."""
     on_stream: Callable[[str], None] = lambda method: None
     """Called for each stream of requests that begins, with its method."""
@@ -106,7 +106,7 @@ class Service:
             del context  # the abort's traceback refers to this frame, and the context to the abort
 
 
-class _Measured:
+class _RpcMeasurement:
     """Reports the result and the duration of one RPC to the hooks."""
 
     __slots__ = ("_began", "_context", "_hooks", "_name", "_stream", "relayed")
@@ -154,7 +154,7 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
 
-def answered(
+def unary_handler(
     handler: Callable[[_Service, _Request, Context], Awaitable[_Response]],
 ) -> Callable[[_Service, _Request, Context], Awaitable[_Response]]:
     """Return a unary handler whose EngineErrors end the RPC with their status."""
@@ -163,16 +163,16 @@ def answered(
 
     @functools.wraps(handler)
     async def answer(service: _Service, request: _Request, context: Context) -> _Response:
-        with _Measured(service.hooks, name, request, context) as measured:
+        with _RpcMeasurement(service.hooks, name, request, context) as measured:
             try:
-                service.hooks.taken(request, context)
+                service.hooks.on_request(request, context)
                 service.hooks.admit(name, size_of(request))
                 relay = service.hooks.relay
                 if relay is not None and (leader := relay.target(name, context)) is not None:
                     measured.relayed = "yes"
-                    passed: Any = await relay.answer(leader, name, read(request), context)
-                    service.hooks.answering(len(passed), context)
-                    return passed  # type: ignore[no-any-return]  # encoded; see Registrar
+                    encoded: Any = await relay.answer(leader, name, read(request), context)
+                    service.hooks.before_answer(len(encoded), context)
+                    return encoded  # type: ignore[no-any-return]  # encoded; see Registrar
                 if at_once:
                     return await handler(service, read(request), context)
                 queue, caller = service.hooks.queue, turn_of(context)
@@ -192,7 +192,7 @@ def answered(
     return answer
 
 
-def streamed(
+def stream_handler(
     handler: Callable[[_Service, _Request, Context], AsyncGenerator[_Response, None]],
 ) -> Callable[[_Service, _Request, Context], AsyncIterator[_Response]]:
     """Return a handler with a stream of answers, whose EngineErrors end the RPC with their status.
@@ -205,21 +205,23 @@ def streamed(
     async def answer(
         service: _Service, request: _Request, context: Context
     ) -> AsyncIterator[_Response]:
-        with _Measured(service.hooks, name, request, context) as measured:
+        with _RpcMeasurement(service.hooks, name, request, context) as measured:
             try:
                 if not hasattr(request, "__aiter__"):  # a stream's requests are taken one by one
-                    service.hooks.taken(request, context)
+                    service.hooks.on_request(request, context)
                 service.hooks.admit(name, 0)
                 relay, answers = service.hooks.relay, None
                 if relay is not None and (leader := relay.target(name, context)) is not None:
                     measured.relayed = "yes"
-                    asked: Any = read(request)
-                    if hasattr(asked, "__aiter__"):
-                        asked = RequestStream(
-                            asked, context, functools.partial(_admitted, service.hooks, name)
+                    requests: Any = read(request)
+                    if hasattr(requests, "__aiter__"):
+                        requests = RequestStream(
+                            requests,
+                            context,
+                            functools.partial(_admit_request, service.hooks, name),
                         )
-                    answers = relay.stream(leader, name, asked, context)
-                    del asked
+                    answers = relay.stream(leader, name, requests, context)
+                    del requests
                 own: Any = answers or handler(service, read(request), context)
                 present = service.hooks.queue.present(turn_of(context))
                 with present if answers is None else nullcontext():
@@ -239,13 +241,13 @@ def streamed(
     return answer
 
 
-def _admitted(hooks: ServiceHooks, method: str, request: Any, context: Context) -> None:
+def _admit_request(hooks: ServiceHooks, method: str, request: Any, context: Context) -> None:
     """Take a request of a relayed stream.
 
     Raises:
         EngineError: the method is rejected now. The stream ends after the answers before.
     """
-    hooks.taken(request, context)
+    hooks.on_request(request, context)
     hooks.admit(method, size_of(request))
 
 
@@ -271,11 +273,11 @@ class RequestStream(Generic[_Request]):
         self,
         requests: AsyncIterator[_Request],
         context: Context,
-        taken: Callable[[Any, Context], None] = NO_HOOKS.taken,
+        on_request: Callable[[Any, Context], None] = NO_HOOKS.on_request,
     ) -> None:
-        """`taken` is called with each request and the context."""
+        """`on_request` is called with each request and the context."""
         self._requests, self._read = requests, getattr(context, "read", None)
-        self._context, self._taken = context, taken
+        self._context, self._taken = context, on_request
 
     def __aiter__(self) -> "RequestStream[_Request]":
         return self
@@ -308,14 +310,14 @@ class Registrar:
         read = {
             name: handler._replace(  # type: ignore[attr-defined]  # a named tuple, in truth
                 request_deserializer=reader_of(handler.request_deserializer, self._bytes_max),  # type: ignore[arg-type]
-                response_serializer=functools.partial(_encoded, handler.response_serializer),  # type: ignore[arg-type]
+                response_serializer=functools.partial(_bytes_of, handler.response_serializer),  # type: ignore[arg-type]
             )
             for name, handler in handlers.items()
         }
         self._server.add_registered_method_handlers(service, read)
 
 
-def _encoded(encode: Callable[[Any], bytes], response: Any) -> bytes:
+def _bytes_of(encode: Callable[[Any], bytes], response: Any) -> bytes:
     """Return a response as bytes. The leader's answer to a relayed request is encoded already."""
     return response if isinstance(response, bytes) else encode(response)
 

@@ -58,8 +58,8 @@ from cluster.security.identities import (
     CallerIdentity,
     IdentityKind,
     UntrustedIdentityError,
+    claimed_identity,
     identity_of,
-    shown_identity,
 )
 from cluster.security.token_hashes import hash_in
 from cluster.settings.config import parse_address
@@ -197,14 +197,14 @@ class HttpTls:
             if not (path in RPC_PATHS or some):
                 self._check(caller)
         except EngineError as denied:
-            named = self._shown(request)
-            self.audit.denied(request.path[:200], named, peer_of(request), denied)
+            named = self._claimed_identity(request)
+            self.audit.record_denial(request.path[:200], named, peer_of(request), denied)
             return _refusal(request, denied)
         if path in CALLING_PATHS:
             return await handler(request)
         with ExitStack() as opened:
             try:
-                opened.enter_context(self.usages.opened(caller, peer_of(request)))
+                opened.enter_context(self.usages.open_call(caller, peer_of(request)))
                 self.usages.charge(caller, None)
             except CallerLimitError as error:
                 return _refusal(request, error)
@@ -221,13 +221,13 @@ class HttpTls:
                 f"{caller} has no rule for observe on all topics and groups"
             )
 
-    def _shown(self, request: web.Request) -> str:
-        """Return the identity that a denied caller shows; see `Gate.shown`."""
+    def _claimed_identity(self, request: web.Request) -> str:
+        """Return the identity that a denied caller shows; see `Gate.claimed_identity`."""
         with suppress(EngineError):
             if (caller := self._caller(request)).kind is IdentityKind.TOKEN:
                 return str(caller)
         by_token = self.tokens is not None and "Authorization" in request.headers
-        return "" if by_token else shown_identity(certificate_uris(request), self.cluster_id)
+        return "" if by_token else claimed_identity(certificate_uris(request), self.cluster_id)
 
     def _caller(self, request: web.Request) -> CallerIdentity:
         uris, sent = certificate_uris(request), request.headers.getall("Authorization", ())
@@ -318,7 +318,10 @@ class HttpServer:
                 web.get("/metrics", self._metrics),
                 web.get("/healthz", self._health),
                 web.get("/readyz", self._ready),
-                *(web.get(each.path, checked(each, readers[each.reader])) for each in READERS),
+                *(
+                    web.get(each.path, with_known_parameters(each, readers[each.reader]))
+                    for each in READERS
+                ),
             ]
         )
         app.add_routes(self._pages.routes() if self._pages else [web.get("/", self._index)])
@@ -392,10 +395,10 @@ class HttpServer:
         return _verdict(why_not_ready(self._view.local()))
 
     async def _status(self, request: web.Request) -> web.Response:
-        return await json_answer(lambda: self._view.status(cluster=_whole_cluster(request)))
+        return await json_answer(lambda: self._view.status(cluster=_is_cluster_wide(request)))
 
     async def _checkpoint(self, request: web.Request) -> web.Response:
-        return await json_answer(lambda: self._view.checkpoint(cluster=_whole_cluster(request)))
+        return await json_answer(lambda: self._view.checkpoint(cluster=_is_cluster_wide(request)))
 
     async def _policies(self, request: web.Request) -> web.Response:
         scope = {name: request.query.get(name, "") for name in ("namespace", "topic")}
@@ -409,7 +412,7 @@ def _verdict(why_not: str) -> web.Response:
     return web.Response(text=f"{why_not or 'ok'}\n", status=503 if why_not else 200)
 
 
-def _whole_cluster(request: web.Request) -> bool:
+def _is_cluster_wide(request: web.Request) -> bool:
     """Return whether a request is about all nodes.
 
     Raises:
@@ -421,7 +424,7 @@ def _whole_cluster(request: web.Request) -> bool:
     return scope == "cluster"
 
 
-def checked(route: HttpRoute, handler: Handler) -> Handler:
+def with_known_parameters(route: HttpRoute, handler: Handler) -> Handler:
     """Return the handler of a route of a reader; it refuses parameters that the route lacks."""
 
     async def handle(request: web.Request) -> web.StreamResponse:

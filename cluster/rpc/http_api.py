@@ -31,8 +31,8 @@ from cluster.rpc.field_names import as_sent, moments_of, with_field
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON, RPC_ROUTES, HttpRoute
-from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyAccount, BodyCharge, parsed
-from cluster.rpc.json_fields import refused
+from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyAccount, BodyCharge, parse_object
+from cluster.rpc.json_fields import field_error
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.peek_form import peek_answer
 from cluster.rpc.problem_details import HEADERS, UNSUPPORTED, ProblemError, json_line, problem_of
@@ -139,7 +139,7 @@ class HttpApi:
         Raises:
             EngineError, ProblemError: the call was refused.
         """
-        answer = await self._called(route, message, request)
+        answer = await self._call(route, message, request)
         if route.rpc == "Peek" and (size := answer.ByteSize()) > PEEK_BYTES_MAX:
             limit = f"at most {PEEK_BYTES_MAX} over HTTP; `timerctl peek` shows it"
             raise InvalidRequestError("bytes of the messages", size, limit)
@@ -151,7 +151,7 @@ class HttpApi:
         is_small = form is not None and answer.ByteSize() < ANSWER_BYTES
         return text() if is_small else await asyncio.to_thread(text)
 
-    async def _called(self, route: HttpRoute, message: Message, request: web.Request) -> Any:
+    async def _call(self, route: HttpRoute, message: Message, request: web.Request) -> Any:
         """Return the answer of a route's method.
 
         Raises:
@@ -223,10 +223,10 @@ def _check_type(request: web.Request, media: str) -> None:
     """
     needs_type = request.method == "POST" or request.body_exists
     if needs_type and request.content_type != media:
-        raise refused(_TYPE, request.headers.get(_TYPE), f"must be {media}")
+        raise field_error(_TYPE, request.headers.get(_TYPE), f"must be {media}")
     coding = request.headers.get(_CODING)
     if coding is not None and coding.lower() not in ("gzip", "deflate", "identity"):
-        raise refused(_CODING, coding, "must be gzip or deflate, or absent")
+        raise field_error(_CODING, coding, "must be gzip or deflate, or absent")
 
 
 @functools.lru_cache(maxsize=64)
@@ -305,11 +305,11 @@ async def _message(
         OverloadedError, ProblemError: see `BodyCharge.read`.
     """
     bytes_max = form.bytes_max if form is not None else SMALL_BYTES_MAX
-    fields = parsed(await charge.read(request, bytes_max)) if route.is_change else {}
+    fields = parse_object(await charge.read(request, bytes_max)) if route.is_change else {}
     named = {**request.match_info, **_query(route, form, request), **_request_id(form, request)}
     for name in (route.inner,) if route.inner else named:
         if name in fields:
-            raise refused(name, fields[name], "is in the path: leave it out of the body")
+            raise field_error(name, fields[name], "is in the path: leave it out of the body")
     if form is not None:
         return form.message(named, fields), moments_of({**fields, **named})
     made = GetMessageClass(METHODS[route.rpc].input_type)()

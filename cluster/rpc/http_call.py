@@ -83,14 +83,14 @@ class HttpContext:
     def begin_stream(self) -> None:
         """Make room for the answers of a stream."""
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
-        self._room = asyncio.Semaphore(UNREAD_MAX)
+        self._free_reads = asyncio.Semaphore(UNREAD_MAX)
 
     async def send_initial_metadata(self, metadata: Any) -> None:
         """Ignore the metadata: there is no stream of gRPC."""
 
     async def write(self, answer: Any) -> None:
         """Pass one answer of a stream on; wait while UNREAD_MAX are unread."""
-        await self._room.acquire()
+        await self._free_reads.acquire()
         self._answers.put_nowait(answer)
 
     def end(self) -> None:
@@ -100,7 +100,7 @@ class HttpContext:
     async def read_answer(self) -> Any:
         """Return the next answer of a stream. None: there is none."""
         answer = await self._answers.get()
-        self._room.release()
+        self._free_reads.release()
         return answer
 
     def code(self) -> Any:
@@ -154,7 +154,7 @@ class LocalCalls:
             answer = await self._handler(method)(request, context)
         except grpc.aio.AbortError:
             raise ProblemError(context.error) from None
-        return _parsed(method, answer)
+        return _message_of(method, answer)
 
     async def stream(
         self, method: str, request: Any, context: HttpContext
@@ -171,7 +171,7 @@ class LocalCalls:
         work.add_done_callback(lambda _: context.end())
         try:
             while (answer := await context.read_answer()) is not None:
-                yield _parsed(method, answer)
+                yield _message_of(method, answer)
             await work
         except grpc.aio.AbortError:
             raise ProblemError(context.error) from None
@@ -184,7 +184,7 @@ class LocalCalls:
         handler = next(
             found for each in self._services if (found := getattr(each, method, None)) is not None
         )
-        return handler if self._guard is None else self._guard.guarded(PATHS[method], handler)
+        return handler if self._guard is None else self._guard.guard_handler(PATHS[method], handler)
 
 
 async def _written(handler: Any, request: Any, context: HttpContext) -> None:
@@ -198,7 +198,7 @@ async def _written(handler: Any, request: Any, context: HttpContext) -> None:
             await context.write(answer)
 
 
-def _parsed(method: str, answer: Any) -> Any:
+def _message_of(method: str, answer: Any) -> Any:
     """Return an answer as a message. The leader's answer to a relayed request is encoded."""
     if isinstance(answer, bytes):
         return GetMessageClass(METHODS[method].output_type).FromString(answer)

@@ -40,7 +40,7 @@ BUFFER_BYTES: Final = 64 << 10
 """A transport with more bytes in its buffer takes no further ones, with TLS and without."""
 PIECE_BYTES: Final = 32 << 10
 """Of an answer, for one write."""
-LOOK_S: Final = 1.0
+CHECK_INTERVAL_S: Final = 1.0
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Paths that are answered without a certificate, and with any number of requests under way."""
 FREE: Final = 16
@@ -114,7 +114,7 @@ class HttpConnections:
         """Forget a connection after a failed handshake: its socket is no longer held."""
         self._all.pop(protocol, None)
 
-    def opened(self) -> Sequence[HttpConnection]:
+    def open_connections(self) -> Sequence[HttpConnection]:
         """Return the connections after their handshakes, closing ones too, in the order of the
         ends of their last requests."""
         for protocol in [each for each, found in self._all.items() if found.is_closed]:
@@ -126,13 +126,13 @@ class HttpConnections:
         """Write the handler's answer. Its bytes count meanwhile."""
         protocol = request.protocol
         if (connection := self._all.get(protocol)) is None:
-            return await self._answered(request, handler)
+            return await self._answer(request, handler)
         if self._busy >= self._busy_max and request.path not in PROBES:
-            return await self._answered(request, self._refuse)
+            return await self._answer(request, self._refuse)
         connection.is_busy = True
         self._busy += 1
         try:
-            return await self._answered(request, handler)
+            return await self._answer(request, handler)
         finally:
             connection.is_busy = False
             self._busy -= 1
@@ -145,7 +145,7 @@ class HttpConnections:
         answer.force_close()
         return answer
 
-    async def _answered(self, request: web.Request, handler: Any) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, handler: Any) -> web.StreamResponse:
         refused: web.HTTPException | None = None
         try:
             answer: web.StreamResponse = await handler(request)
@@ -159,11 +159,11 @@ class HttpConnections:
         self.bytes += connection.answer_bytes
         self._delivering[connection] = None
         try:
-            self._make_room(connection)
+            self._end_oldest_answers(connection)
             with suppress(ConnectionError):
                 await _write(request, answer)
         finally:
-            self._delivered(connection)
+            self._end_delivery(connection)
         if refused is not None:
             raise refused
         return answer
@@ -172,12 +172,12 @@ class HttpConnections:
         """Look at the connections until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            await next_round(LOOK_S)
-            self.look(loop.time())
+            await next_round(CHECK_INTERVAL_S)
+            self.check(loop.time())
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """End the connections of clients that are too slow. `now_s`: monotonic time."""
-        self.opened()  # without closed ones
+        self.open_connections()  # without closed ones
         for protocol, each in list(self._all.items()):
             if each.transport is None:
                 continue
@@ -185,14 +185,14 @@ class HttpConnections:
             if each.is_late(now_s, full=full):
                 self._end(each)
 
-    def _make_room(self, but: HttpConnection) -> None:
+    def _end_oldest_answers(self, but: HttpConnection) -> None:
         """End the connections with the oldest answers while all together are too large."""
         for each in list(self._delivering):
             if self.bytes > ANSWERS_BYTES_MAX and each is not but:
                 self._end(each)
-                self._delivered(each)
+                self._end_delivery(each)
 
-    def _delivered(self, connection: HttpConnection) -> None:
+    def _end_delivery(self, connection: HttpConnection) -> None:
         self.bytes -= connection.answer_bytes
         connection.answer_bytes = 0
         self._delivering.pop(connection, None)

@@ -71,7 +71,7 @@ class HttpListener:
 
     async def _accept(self, listening: socket.socket) -> None:
         async for connection in accepted(listening):
-            was_full = self._make_room()
+            was_full = self._close_oldest()
             task = asyncio.create_task(self._greet(connection))
             self._handshakes[task] = None
             task.add_done_callback(self._forget)
@@ -101,14 +101,14 @@ class HttpListener:
             if begun.transport is None:
                 self._connections.forget(protocol)
 
-    def _make_room(self) -> bool:
+    def _close_oldest(self) -> bool:
         """If there are too many, close the oldest handshake or connection: of the more frequent.
 
         Returns whether there were too many.
 
         Some connections have no request (cluster/rpc/http_connections.py): they are closed first.
         """
-        there = self._connections.opened()
+        there = self._connections.open_connections()
         if len(self._handshakes) + len(there) < self._connections_max:
             return False
         if len(self._handshakes) > len(there):

@@ -137,14 +137,14 @@ class BodyReader:
         """
         try:
             if self._coding in ("gzip", "deflate"):
-                return await self._expanded()
+                return await self._decompressed_body()
             return await self._content.readany()
         except (web.RequestPayloadError, zlib.error) as error:
             why = str(error).rpartition("\n")[2].strip()
             limit = f"must be encoded as the headers say: {why}"
             raise InvalidRequestError("body", "damaged", limit) from None
 
-    async def _expanded(self) -> bytes:
+    async def _decompressed_body(self) -> bytes:
         while True:
             if self._rest and (self._expander is None or self._expander.eof):
                 self._expander = zlib.decompressobj(self._window())
@@ -175,18 +175,18 @@ def too_large(size: int, bytes_max: int) -> ProblemError:
     return ProblemError(to_wire(InvalidRequestError("body", f"{size} bytes", limit)), TOO_LARGE)
 
 
-def parsed(data: bytes, name: str = "body") -> dict[str, Any]:
+def parse_object(data: bytes, name: str = "body") -> dict[str, Any]:
     """Return a JSON object. `name`: of the body, for errors. An empty body is an empty object.
 
     Raises:
         InvalidRequestError: it has too many values, or is no JSON object in UTF-8. NaN, infinities
             and names that are given twice are refused.
     """
-    if too_many_values(data):
+    if has_too_many_values(data):
         limit = f"must have at most {VALUES_MAX}: give text with many as payload_base64"
         raise InvalidRequestError(name, "commas and opening brackets", limit)
     try:
-        found = decoded(data or b"{}")
+        found = decode_json(data or b"{}")
     except RecursionError:
         raise InvalidRequestError(name, f"{len(data)} bytes", "is nested too deeply") from None
     except ValueError as error:  # of UTF-8, too
@@ -197,14 +197,14 @@ def parsed(data: bytes, name: str = "body") -> dict[str, Any]:
     return found
 
 
-def too_many_values(data: bytes) -> bool:
+def has_too_many_values(data: bytes) -> bool:
     """Return whether a JSON text may have too many values to be parsed at once."""
     if len(data) <= SMALL_BYTES_MAX:
         return False
     return data.count(b",") + data.count(b"[") + data.count(b"{") >= VALUES_MAX
 
 
-def decoded(data: bytes) -> Any:
+def decode_json(data: bytes) -> Any:
     """Return the value of a JSON text in UTF-8, without NaN, infinities and names given twice.
 
     Raises:
@@ -214,7 +214,7 @@ def decoded(data: bytes) -> Any:
     return _DECODER.decode(data.decode())
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -234,5 +234,5 @@ def _finite(text: str) -> float:
 
 
 _DECODER: Final = json.JSONDecoder(
-    object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite
+    object_pairs_hook=_unique_fields, parse_constant=_no_number, parse_float=_finite
 )

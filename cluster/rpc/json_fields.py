@@ -33,7 +33,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
 
 
-def refused(field: str, value: object, limit: str) -> InvalidRequestError:
+def field_error(field: str, value: object, limit: str) -> InvalidRequestError:
     """Return the error of a field. A long value is cut."""
     if value is None:
         value = UNSHOWN
@@ -71,7 +71,7 @@ def text(fields: Fields, name: str, default: str = "") -> str:
     if value is None:
         return default
     if not isinstance(value, str):
-        raise refused(name, value, "must be a string")
+        raise field_error(name, value, "must be a string")
     utf8(name, value)
     return value
 
@@ -89,7 +89,7 @@ def utf8(name: str, value: str) -> bytes:
         raise InvalidRequestError(name, value[:SHOWN_MAX], limit) from None
 
 
-def whole(fields: Fields, name: str, least: float, most: float, default: int = 0) -> int:
+def whole_number(fields: Fields, name: str, least: float, most: float, default: int = 0) -> int:
     """Return a whole number.
 
     Raises:
@@ -103,9 +103,9 @@ def whole(fields: Fields, name: str, least: float, most: float, default: int = 0
     ):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise refused(name, value, "must be a whole number")
+        raise field_error(name, value, "must be a whole number")
     if not least <= value <= most:
-        raise refused(name, value, f"must be {least} to {most}")
+        raise field_error(name, value, f"must be {least} to {most}")
     return value
 
 
@@ -117,7 +117,7 @@ def choice(fields: Fields, name: str, choices: Mapping[str, int], default: str) 
     """
     word = text(fields, name, default)
     if word not in choices:
-        raise refused(name, word, f"must be one of {', '.join(choices)}")
+        raise field_error(name, word, f"must be one of {', '.join(choices)}")
     return choices[word]
 
 
@@ -129,7 +129,7 @@ def flag(fields: Fields, name: str) -> bool:
     """
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
-        raise refused(name, value, "must be true or false")
+        raise field_error(name, value, "must be true or false")
     return bool(value)
 
 
@@ -142,9 +142,9 @@ def wholes(fields: Fields, name: str, most: int, count_max: int) -> list[int]:
     values = elements(fields, name, "whole numbers", count_max)
     for at, value in enumerate(values):
         if value is None:
-            raise refused(f"{name}[{at}]", value, "must be a whole number")
+            raise field_error(f"{name}[{at}]", value, "must be a whole number")
     return [
-        whole({(place := f"{name}[{at}]"): value}, place, 0, most)
+        whole_number({(place := f"{name}[{at}]"): value}, place, 0, most)
         for at, value in enumerate(values)
     ]
 
@@ -158,7 +158,7 @@ def elements(fields: Fields, name: str, noun: str, count_max: int | None = None)
     values = fields.get(name)
     if not isinstance(values, list) or not values or len(values) > (count_max or len(values)):
         limit = f"must be a list of {'one or more' if count_max is None else f'1 to {count_max}'}"
-        raise refused(name, values, f"{limit} {noun}")
+        raise field_error(name, values, f"{limit} {noun}")
     return values
 
 
@@ -173,7 +173,7 @@ def element(
     """
     place = f"{name}[{at}]"
     if not isinstance(value, dict):
-        raise refused(place, value, "must be an object")
+        raise field_error(place, value, "must be an object")
     try:
         check_known(value, known)
         return read(value)
@@ -199,11 +199,11 @@ def span_ms(fields: Fields, name: str, most_ms: int = DUE_MS_MAX, least_ms: int 
         seconds = None
     if seconds is None:
         limit = "must be seconds as a number, or a duration of weeks to seconds such as PT1H30M"
-        raise refused(name, value, limit)
+        raise field_error(name, value, limit)
     ms = rows.ms_of(seconds)
     if not least_ms <= ms <= most_ms:
         limit = f"must be {least_ms / 1000:g} to {most_ms / 1000:.15g} s"
-        raise refused(name, value, limit)
+        raise field_error(name, value, limit)
     return ms
 
 
@@ -230,15 +230,15 @@ def instant_ms(
     if value is None and fields.get(in_ms) is None:
         return None
     if value is None:
-        ms = whole(fields, in_ms, -inf, inf)
+        ms = whole_number(fields, in_ms, -inf, inf)
         if not least_ms <= ms <= DUE_MS_MAX:
-            raise refused(in_ms, ms, limit)
+            raise field_error(in_ms, ms, limit)
         return ms
     if fields.get(in_ms) is not None:
-        raise refused(name, value, f"give {name} or {in_ms}, not both")
+        raise field_error(name, value, f"give {name} or {in_ms}, not both")
     ms, least_ms = _moment_ms(name, value), max(least_ms, 1)
     if ms < least_ms:
-        raise refused(name, value, f"must be {moment_text(least_ms)} or later")
+        raise field_error(name, value, f"must be {moment_text(least_ms)} or later")
     return ms
 
 
@@ -250,11 +250,11 @@ def moment_text(unix_ms: int) -> str:
 def _moment_ms(name: str, value: object) -> int:
     limit = f"must be a time as in RFC 3339, such as 2026-11-25T09:00:00Z; Unix time is {name}_ms"
     if not isinstance(value, str):
-        raise refused(name, value, limit)
+        raise field_error(name, value, limit)
     try:
         found = datetime.fromisoformat(value.upper())  # RFC 3339 allows t and z
     except ValueError:
-        raise refused(name, value, limit) from None
+        raise field_error(name, value, limit) from None
     if found.utcoffset() is None:
-        raise refused(name, value, "must have an offset from UTC, such as Z or +01:00")
+        raise field_error(name, value, "must have an offset from UTC, such as Z or +01:00")
     return -(-(found - _EPOCH) // _MS)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from cluster.rpc.json_fields import Fields, check_known, flag, refused, text, whole
+from cluster.rpc.json_fields import Fields, check_known, field_error, flag, text, whole_number
 from timer.model.timer_errors import UNSHOWN
 from timerclient.rows.enum_names import short_names
 
@@ -41,14 +41,18 @@ def check_message(
     check_known([name for name in fields if name not in declared], known, where)
     for name, field in ((name, declared[name]) for name in fields):
         if name != field.name and field.name in fields:
-            raise refused(f"{where}{name}", fields[name], f"is {field.name}, which is given, too")
+            raise field_error(
+                f"{where}{name}", fields[name], f"is {field.name}, which is given, too"
+            )
         if fields[name] is not None:
             _check_field(f"{where}{name}", fields[name], field)
     given = {declared[name].name for name, value in fields.items() if value is not None}
     for group in message.oneofs:
         names = [field.name for field in group.fields]
         if len(given.intersection(names)) > 1:
-            raise refused(f"{where}{group.name}", UNSHOWN, f"give only one of {', '.join(names)}")
+            raise field_error(
+                f"{where}{group.name}", UNSHOWN, f"give only one of {', '.join(names)}"
+            )
 
 
 def _check_field(name: str, value: Any, field: Any) -> None:
@@ -58,22 +62,22 @@ def _check_field(name: str, value: Any, field: Any) -> None:
         for at, each in enumerate(value):
             _check_value(f"{name}[{at}]", each, field)
     else:
-        raise refused(name, value, "must be a list")
+        raise field_error(name, value, "must be a list")
 
 
 def _check_value(name: str, value: Any, field: Any) -> None:
     """Check one value: of a field, or of an element of a repeated one."""
     if value is None:
-        raise refused(name, value, "must not be null")
+        raise field_error(name, value, "must not be null")
     if field.message_type is not None:
         if not isinstance(value, dict):
-            raise refused(name, value, "must be an object")
+            raise field_error(name, value, "must be an object")
         check_message(value, field.message_type, f"{name}.")
     elif field.enum_type is not None:
         names = short_names(field.enum_type)
         known = {*names, *field.enum_type.values_by_name, *field.enum_type.values_by_number}
         if not isinstance(value, str | int) or value not in known:
-            raise refused(name, value, f"must be one of {', '.join(names)}")
+            raise field_error(name, value, f"must be one of {', '.join(names)}")
     elif field.cpp_type in _RANGE:
         _check_number(name, value, *_RANGE[field.cpp_type])
     elif field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
@@ -87,7 +91,7 @@ def _check_number(name: str, value: Any, least: int, most: int) -> None:
 
     The method may have a narrower range, which its own error shows.
     """
-    number = whole({name: value}, name, -math.inf, math.inf)
+    number = whole_number({name: value}, name, -math.inf, math.inf)
     if not least <= number <= most:
         limit = f"must be at least {least}" if number < least else f"must be at most {most}"
-        raise refused(name, number, limit)
+        raise field_error(name, number, limit)

@@ -22,7 +22,7 @@ from cluster.security.method_rules import CONTRACT_RULES
 from cluster.settings.rounds import next_round
 from timer.model.timer_errors import OverloadedError
 
-LOOK_S: Final = 0.25
+CHECK_INTERVAL_S: Final = 0.25
 FORGET_S: Final = 60.0
 GIVE_BACK_S: Final = 5.0
 """Interval at which free pages return to the system while memory is above its limit. The flushes of
@@ -98,20 +98,20 @@ class MemoryGuard:
         connections: Connections,
         on_end: Callable[[], None] = lambda: None,
         *,
-        on_look: Callable[[], None] = lambda: None,
-        give_back: Callable[[], None] = lambda: None,
+        on_check: Callable[[], None] = lambda: None,
+        release_pages: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
         bytes_max: See `limit_of`.
         on_end: Called for each connection that the guard ends.
-        on_look: Called after each look.
-        give_back: Returns free pages to the system. A thread calls it while memory is high.
+        on_check: Called after each check.
+        release_pages: Returns free pages to the system. A thread calls it while memory is high.
         """
         self.bytes_max = limit_of(bytes_max)
         self._connections = connections
         self.high = False
         """True while new work is refused."""
-        self._on_end, self._on_look, self._give_back = on_end, on_look, give_back
+        self._on_end, self._on_check, self._release_pages = on_end, on_check, release_pages
 
     def complaints(self) -> list[str]:
         """Return why new work is refused; empty: it is not."""
@@ -126,27 +126,27 @@ class MemoryGuard:
                 is not one that is always served.
         """
         rule = CONTRACT_RULES[method]
-        if not rule.while_memory_is_high and (self.high or not self._has_room(size)):
+        if not rule.while_memory_is_high and (self.high or not self._fits(size)):
             request = f" for {size} bytes" if size >= LARGE_BYTES else ""
             what = f"memory{request}: limits.memory_bytes_max = {self.bytes_max}"
             raise OverloadedError(what, retry_after_ms=RETRY_AFTER_MS)
 
-    def _has_room(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         return size < LARGE_BYTES or resident_bytes() + COPIES * size <= self.bytes_max
 
     async def run(self) -> None:
         """Check until cancelled, give free pages back, and forget closed connections."""
         for number in itertools.count(1):
-            await next_round(LOOK_S)
+            await next_round(CHECK_INTERVAL_S)
             with contextlib.suppress(OSError):  # no file can be opened: the next look retries
-                await self.look()
-                self._on_look()
-                if self.high and number % round(GIVE_BACK_S / LOOK_S) == 0:
-                    await asyncio.to_thread(self._give_back)
-                if number % round(FORGET_S / LOOK_S) == 0:
+                await self.check()
+                self._on_check()
+                if self.high and number % round(GIVE_BACK_S / CHECK_INTERVAL_S) == 0:
+                    await asyncio.to_thread(self._release_pages)
+                if number % round(FORGET_S / CHECK_INTERVAL_S) == 0:
                     await self._connections.weigh()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Check once; end connections while memory is above its limit."""
         resident = resident_bytes()
         if resident <= self.bytes_max:

@@ -11,9 +11,20 @@ from typing import Any, Final, TypeVar
 from cluster.rpc import json_fields, payload_json
 from cluster.rpc.field_names import field_of_one
 from cluster.rpc.http_form import HttpForm
-from cluster.rpc.json_fields import Fields, refused
+from cluster.rpc.json_fields import Fields, field_error
 from cluster.rpc.problem_details import ProblemError
-from cluster.rpc.schemas import FLAG, HEADERS, MS, TEXT, WHOLE, listed, named, nullable, span, words
+from cluster.rpc.schemas import (
+    FLAG,
+    HEADERS,
+    MS,
+    TEXT,
+    WHOLE,
+    list_schema,
+    nullable,
+    object_schema,
+    span,
+    words,
+)
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows import rows
 from timerclient.rows.peeked_messages import PeekedMessage, messages_of
@@ -50,14 +61,14 @@ def _receive(fields: Fields) -> pb.ReceiveRequest:
     return pb.ReceiveRequest(
         topic=json_fields.text(fields, "topic"),
         group=json_fields.text(fields, "group"),
-        max_messages=json_fields.whole(fields, "max_messages", 1, RECEIVE_MAX, 1),
+        max_messages=json_fields.whole_number(fields, "max_messages", 1, RECEIVE_MAX, 1),
         wait_ms=_span(fields, "wait", WAIT_MS_MAX),
         lease_ms=_lease_ms(fields),
         start=json_fields.choice(fields, "start", _STARTS, "earliest"),  # type: ignore[arg-type]
     )
 
 
-def _received(_: Any, answer: pb.ReceiveResponse) -> Mapping[str, Any]:
+def _receive_answer(_: Any, answer: pb.ReceiveResponse) -> Mapping[str, Any]:
     found = messages_of(answer)
     return {
         "lease_id": f"{answer.epoch}-{answer.lease_id}" if found else None,
@@ -88,9 +99,9 @@ def _document(message: PeekedMessage, **more: int) -> dict[str, Any]:
 def _read(fields: Fields) -> pb.ReadMessagesRequest:
     return pb.ReadMessagesRequest(
         topic=json_fields.text(fields, "topic"),
-        from_offset=json_fields.whole(fields, "from_offset", 0, rows.UINT64_MAX),
-        end_offset=json_fields.whole(fields, "end_offset", 1, rows.UINT64_MAX),
-        max_messages=json_fields.whole(fields, "max_messages", 1, RECEIVE_MAX, READ_DEFAULT),
+        from_offset=json_fields.whole_number(fields, "from_offset", 0, rows.UINT64_MAX),
+        end_offset=json_fields.whole_number(fields, "end_offset", 1, rows.UINT64_MAX),
+        max_messages=json_fields.whole_number(fields, "max_messages", 1, RECEIVE_MAX, READ_DEFAULT),
         max_bytes=READ_BYTES_MAX,
     )
 
@@ -105,7 +116,7 @@ def _were_read(_: Any, answer: pb.ReadMessagesResponse) -> Mapping[str, Any]:
     }
 
 
-def _held(kind: type[_Settlement], fields: Fields) -> _Settlement:
+def _settlement_of(kind: type[_Settlement], fields: Fields) -> _Settlement:
     """Return an ack, nack or extension with its messages.
 
     Raises:
@@ -114,7 +125,7 @@ def _held(kind: type[_Settlement], fields: Fields) -> _Settlement:
     lease = json_fields.text(fields, "lease_id")
     found = _LEASE.fullmatch(lease)
     if found is None:
-        raise refused("lease_id", lease, "must be lease_id of a receive")
+        raise field_error("lease_id", lease, "must be lease_id of a receive")
     offsets = json_fields.wholes(fields, "offsets", rows.UINT64_MAX, OFFSETS_MAX)
     epoch, lease_id = map(int, found.groups())
     return kind(
@@ -127,13 +138,13 @@ def _held(kind: type[_Settlement], fields: Fields) -> _Settlement:
 
 
 def _ack(fields: Fields) -> pb.AckRequest:
-    request = _held(pb.AckRequest, fields)
+    request = _settlement_of(pb.AckRequest, fields)
     request.cumulative = json_fields.flag(fields, "cumulative")
     return request
 
 
 def _nack(fields: Fields) -> pb.NackRequest:
-    request = _held(pb.NackRequest, fields)
+    request = _settlement_of(pb.NackRequest, fields)
     request.unseen = json_fields.flag(fields, "unseen")
     if (delay_ms := json_fields.span_ms(fields, "delay")) is not None:
         request.delay_ms = delay_ms
@@ -142,20 +153,20 @@ def _nack(fields: Fields) -> pb.NackRequest:
 
 
 def _extend(fields: Fields) -> pb.ExtendRequest:
-    request = _held(pb.ExtendRequest, fields)
+    request = _settlement_of(pb.ExtendRequest, fields)
     request.lease_ms = _lease_ms(fields)
     return request
 
 
-def _settled(_: Any, answer: pb.AckResponse) -> Mapping[str, Any]:
+def _settle_answer(_: Any, answer: pb.AckResponse) -> Mapping[str, Any]:
     if answer.HasField("error"):
         raise ProblemError(answer.error)
     return {"results": [RESULTS[each] for each in answer.results]}
 
 
-_HELD: Final = {
+_SETTLED_MESSAGES: Final = {
     "lease_id": TEXT | {"description": "of the receive"},
-    "offsets": listed(WHOLE) | {"description": "queue offsets of its messages"},
+    "offsets": list_schema(WHOLE) | {"description": "queue offsets of its messages"},
 }
 _MESSAGE: Final = {
     "queue_offset": WHOLE,
@@ -171,15 +182,15 @@ _MESSAGE: Final = {
 }
 
 
-def _settling(name: str, request: Any, fields: Mapping[str, Any], results: Any) -> HttpForm:
+def _settle_form(name: str, request: Any, fields: Mapping[str, Any], results: Any) -> HttpForm:
     found = words(*(each.name for each in results), "LEASE_LOST", "NOT_DELIVERED")
     return HttpForm(
         request=request,
-        answer=_settled,
-        body=named(f"{name}Body", {**_HELD, **fields}, optional=fields),
-        answered=named(
+        answer=_settle_answer,
+        body=object_schema(f"{name}Body", {**_SETTLED_MESSAGES, **fields}, optional=fields),
+        answered=object_schema(
             f"{name}Results",
-            {"results": listed(found) | {"description": "one for each offset"}},
+            {"results": list_schema(found) | {"description": "one for each offset"}},
         ),
         field_in_json=lambda _, name: field_of_one(name),
     )
@@ -194,15 +205,15 @@ _RECEIVE: Final = {
 FORMS: Final[Mapping[str, HttpForm]] = {
     "ReceiveMessages": HttpForm(
         request=_receive,
-        answer=_received,
-        body=named("ReceiveBody", _RECEIVE, optional=_RECEIVE),
-        answered=named(
+        answer=_receive_answer,
+        body=object_schema("ReceiveBody", _RECEIVE, optional=_RECEIVE),
+        answered=object_schema(
             "ReceivedMessages",
             {
                 "lease_id": nullable(TEXT),
                 "lease_ms": nullable(WHOLE),
-                "messages": listed(
-                    named(
+                "messages": list_schema(
+                    object_schema(
                         "ReceivedMessage",
                         {**_MESSAGE, "attempt": WHOLE, "failures": WHOLE},
                         optional=payload_json.SCHEMA,
@@ -215,10 +226,12 @@ FORMS: Final[Mapping[str, HttpForm]] = {
     "ReadMessages": HttpForm(
         request=_read,
         answer=_were_read,
-        answered=named(
+        answered=object_schema(
             "MessagePage",
             {
-                "messages": listed(named("Message", _MESSAGE, optional=payload_json.SCHEMA))
+                "messages": list_schema(
+                    object_schema("Message", _MESSAGE, optional=payload_json.SCHEMA)
+                )
                 | {"description": "in the order of their offsets"},
                 "next_offset": WHOLE | {"description": "from_offset of a request that continues"},
                 "begin_offset": WHOLE
@@ -229,10 +242,10 @@ FORMS: Final[Mapping[str, HttpForm]] = {
             },
         ),
     ),
-    "AckMessages": _settling(
+    "AckMessages": _settle_form(
         "Ack", _ack, {"cumulative": FLAG | {"description": "all up to the one offset"}}, AckResult
     ),
-    "NackMessages": _settling(
+    "NackMessages": _settle_form(
         "Nack",
         _nack,
         {
@@ -243,7 +256,7 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         },
         NackResult,
     ),
-    "ExtendMessages": _settling(
+    "ExtendMessages": _settle_form(
         "Extend",
         _extend,
         {"lease": span("from now; default: that of the group")},

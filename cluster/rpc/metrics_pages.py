@@ -11,7 +11,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-APART_S: Final = 0.1
+MEASURE_INTERVAL_S: Final = 0.1
 """From the start of one rendering to that of the next."""
 
 
@@ -36,7 +36,7 @@ class MetricsPages:
     async def _render(self, encode: Callable[[CollectorRegistry], bytes], encoding: str) -> bytes:
         now_s = asyncio.get_running_loop().time()
         begin_s = max(now_s, self._free_s)
-        self._free_s = begin_s + APART_S
+        self._free_s = begin_s + MEASURE_INTERVAL_S
         await asyncio.sleep(begin_s - now_s)
         del self._next[encoding]  # a later scrape needs later values
         await self._measure()

@@ -42,7 +42,7 @@ from timer.model.timer_errors import ConfigError, PermissionDeniedError
 
 logger = logging.getLogger(__name__)
 
-LOOK_S: Final = 5.0
+CHECK_INTERVAL_S: Final = 5.0
 """Interval in which the files are read again."""
 EXPIRY_S: Final = 60.0
 """A node whose certificate expires this soon does not lead if another can."""
@@ -98,8 +98,8 @@ class NodeTls:
         """Of the next handshake at the HTTP port. Clients may do without a certificate."""
         self.replication = self._replication_contexts()
         """Of the next handshake over TCP without gRPC, between nodes."""
-        self._look = asyncio.Event()
-        self._looking = asyncio.Lock()
+        self._reload_requested = asyncio.Event()
+        self._reread_lock = asyncio.Lock()
         self._complaint = ""
         self._logged: list[str] = []
         """Expired certificates that the log has."""
@@ -116,7 +116,7 @@ class NodeTls:
         expired; empty: all is well."""
         tokens = self.tokens.complaint if self.tokens is not None else ""
         kept = filter(None, (self._complaint, self.access.complaint, tokens))
-        return [*kept, *self._expired()]
+        return [*kept, *self._expired_certificates()]
 
     def expires_soon(self) -> bool:
         """Return whether the node's certificate has expired, or will within EXPIRY_S.
@@ -125,7 +125,7 @@ class NodeTls:
         """
         return self.certificate.not_after_s["certificate"] <= time.time() + EXPIRY_S
 
-    def _expired(self) -> list[str]:
+    def _expired_certificates(self) -> list[str]:
         """Return the certificates in use that have expired, with file and date."""
         now_s = time.time()
         return [
@@ -137,30 +137,30 @@ class NodeTls:
 
     # ---- renewal
 
-    def look_now(self) -> None:
+    def reload_now(self) -> None:
         """Read the files again at once."""
-        self._look.set()
+        self._reload_requested.set()
 
     async def run(self) -> None:
         """Read the files again and again, and take new ones that fit."""
         while True:
             try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._look.wait()
+                async with asyncio.timeout(CHECK_INTERVAL_S):
+                    await self._reload_requested.wait()
             except TimeoutError:
                 pass
-            self._look.clear()
+            self._reload_requested.clear()
             await self.renew()
 
     async def renew(self) -> None:
         """Take changed files that fit, and end the connections of withdrawn authorities."""
-        await self._read_again()
+        await self._reread()
         self._log_expired()
         await self._end_distrusted()
 
     def _log_expired(self) -> None:
         """Log each certificate in use that has expired, once."""
-        before, self._logged = self._logged, self._expired()
+        before, self._logged = self._logged, self._expired_certificates()
         for each in set(self._logged).difference(before):
             logger.error("%s", each)
 
@@ -169,12 +169,12 @@ class NodeTls:
 
         Connections of withdrawn authorities end after the answer, which one of them may carry.
         """
-        found = await self._read_again()
-        asyncio.get_running_loop().call_later(ANSWER_S, self.look_now)
+        found = await self._reread()
+        asyncio.get_running_loop().call_later(ANSWER_S, self.reload_now)
         return found
 
-    async def _read_again(self) -> tuple[RereadFile, ...]:
-        async with self._looking:
+    async def _reread(self) -> tuple[RereadFile, ...]:
+        async with self._reread_lock:
             watched = (self.access, self.tokens) if self.tokens is not None else (self.access,)
             found = [await each.reread() for each in watched]
             return *found, *await self._reread_certificate()
@@ -187,7 +187,7 @@ class NodeTls:
         stamp = await asyncio.to_thread(self._stamps)
         if stamp == self._stamp:  # the check takes 50 ms of processor
             self._complaint = ""
-            return self._compared(self.certificate)
+            return self._results_after(self.certificate)
         try:
             found = await asyncio.to_thread(self._read)
         except Exception as wrong:  # noqa: BLE001
@@ -195,11 +195,11 @@ class NodeTls:
             if complaint != self._complaint:
                 logger.warning("%s", complaint)
             self._complaint = complaint
-            return await asyncio.to_thread(self._rejected, wrong)  # and again: it may begin later
+            return await asyncio.to_thread(self._rejections, wrong)  # and again: it may begin later
         self._stamp, self._complaint = stamp, ""
         before, self.certificate = self.certificate, found
         if found == before:
-            return self._compared(before)
+            return self._results_after(before)
         self.http = self._http_context()
         self.replication = self._replication_contexts()
         logger.warning(
@@ -208,12 +208,12 @@ class NodeTls:
         )
         self.on_renewal()
         self._withdrawn = Withdrawn(
-            nodes=self._withdrawn.nodes or _some_left(before, found, "ca"),
-            clients=self._withdrawn.clients or _some_left(before, found, "client_ca"),
+            nodes=self._withdrawn.nodes or _has_withdrawn(before, found, "ca"),
+            clients=self._withdrawn.clients or _has_withdrawn(before, found, "client_ca"),
         )
-        return self._compared(before)
+        return self._results_after(before)
 
-    def _compared(self, before: NodeCertificate) -> list[RereadFile]:
+    def _results_after(self, before: NodeCertificate) -> list[RereadFile]:
         """Return the result for each file, after `before` was in use."""
         same, new = RereadResult.UNCHANGED, RereadResult.TAKEN
         return [
@@ -222,7 +222,7 @@ class NodeTls:
             for now in [getattr(self.certificate, name)]
         ]
 
-    def _rejected(self, why: Exception) -> list[RereadFile]:
+    def _rejections(self, why: Exception) -> list[RereadFile]:
         """Return the results of files that do not fit. A file as in use is kept if `why` names it.
 
         Files are taken all together, so one that does not fit keeps the other changed ones.
@@ -323,7 +323,7 @@ class NodeTls:
         return grpc.aio.secure_channel(address, credentials, wanted)
 
 
-def _some_left(before: NodeCertificate, found: NodeCertificate, which: str) -> bool:
+def _has_withdrawn(before: NodeCertificate, found: NodeCertificate, which: str) -> bool:
     """Return whether an authority in the file `which` is gone."""
     return bool(before.authorities[which] - found.authorities[which])
 

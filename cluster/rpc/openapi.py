@@ -24,10 +24,10 @@ from cluster.rpc.schemas import (
     TEXT,
     WHOLE,
     Schema,
-    hoisted,
-    listed,
-    named,
+    hoist,
+    list_schema,
     nullable,
+    object_schema,
     words,
 )
 from timerclient.proto import timer_pb2 as pb
@@ -101,7 +101,7 @@ def text() -> str:
 def _operation(route: HttpRoute, schemas: dict[str, Schema]) -> dict[str, Any]:
     in_path = re.findall(r"{(\w+)}", route.path)
     form = FORMS.get(route.form)
-    answered = hoisted(form.answered if form is not None else _answer(route), schemas)
+    answered = hoist(form.answered if form is not None else _answer(route), schemas)
     operation: dict[str, Any] = {
         "operationId": route.operation,
         "tags": [_tag(route)],
@@ -126,7 +126,7 @@ def _operation(route: HttpRoute, schemas: dict[str, Schema]) -> dict[str, Any]:
             },
             "default": {
                 "description": "refused or failed",
-                "content": {PROBLEM: {"schema": hoisted(PROBLEM_SCHEMA, schemas)}},
+                "content": {PROBLEM: {"schema": hoist(PROBLEM_SCHEMA, schemas)}},
             },
         },
     }
@@ -139,7 +139,7 @@ def _operation(route: HttpRoute, schemas: dict[str, Schema]) -> dict[str, Any]:
         operation["responses"]["default"] = problem
     body = _body(route, form, in_path)
     if body["properties"] and route.is_change:
-        content = _content(route, hoisted(body | {"additionalProperties": False}, schemas))
+        content = _content(route, hoist(body | {"additionalProperties": False}, schemas))
         operation["requestBody"] = {"required": True, "content": content}
     return operation
 
@@ -186,7 +186,7 @@ def _message(message: Descriptor, *, answered: bool) -> Schema:
         # A generator for Go has a `CreateTopicResponse` of its own: of the operation.
         name = message.name.replace("Response", "Answer")
         unset = [each.name for each in message.fields if each.has_presence]  # absent, or null
-        return named(name, properties, optional=unset)
+        return object_schema(name, properties, optional=unset)
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
@@ -200,7 +200,7 @@ def _field(field: FieldDescriptor, *, answered: bool) -> Schema:
     else:
         one = _scalar(field, answered=answered)
     if field.is_repeated:
-        return listed(one)
+        return list_schema(one)
     return nullable(one) if answered and field.has_presence else one
 
 

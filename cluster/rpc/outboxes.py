@@ -59,17 +59,17 @@ class Outboxes:
 
     def is_full(self, caller: str | None) -> bool:
         """Return whether a caller has more unread bytes than its share."""
-        return self._shares.left(caller) < 0
+        return self._shares.free_share(caller) < 0
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Whether no stream may take all leases of one step, 32 MiB or more."""
         return self.total > self._bytes_max // 4
 
     def most(self, caller: str | None) -> int:
         """Return the bytes that one stream of a caller may hold; above that it is paused."""
-        return min(OUTBOX_BYTES_MAX, max(0, self._shares.left(caller)))
+        return min(OUTBOX_BYTES_MAX, max(0, self._shares.free_share(caller)))
 
     def delivery_max(self, caller: str | None) -> int:
         """Return the bytes that the next delivery to a caller may have; one message may exceed."""
-        return max(DELIVERY_BYTES_MIN, self._shares.left(caller) // STEP_DELIVERIES)
+        return max(DELIVERY_BYTES_MIN, self._shares.free_share(caller) // STEP_DELIVERIES)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from cluster.rpc.json_bodies import decoded, too_many_values
+from cluster.rpc.json_bodies import decode_json, has_too_many_values
 from cluster.rpc.schemas import TEXT, Schema
 from timerclient.rows.message_json import payload_fields
 from timerclient.values.codecs import CONTENT_TYPE, JSON
@@ -27,9 +27,9 @@ _BRACKETS: Final = re.compile(rb"[\[\]{}]")
 def payload_json(data: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     """Return a payload as one field: `json`, `payload` or `payload_base64`."""
     kind = headers.get(CONTENT_TYPE, "").partition(";")[0].strip().lower()
-    if kind == JSON.content_type and not too_many_values(data) and _depth(data) <= DEPTH_MAX:
+    if kind == JSON.content_type and not has_too_many_values(data) and _depth(data) <= DEPTH_MAX:
         try:
-            return {"json": decoded(data)}
+            return {"json": decode_json(data)}
         except (ValueError, RecursionError):
             pass
     return payload_fields(data)

@@ -2,15 +2,24 @@
 
 from typing import Any, Final
 
-from cluster.rpc.schemas import HEADERS, MS, TEXT, WHOLE, listed, named, nullable, words
+from cluster.rpc.schemas import (
+    HEADERS,
+    MS,
+    TEXT,
+    WHOLE,
+    list_schema,
+    nullable,
+    object_schema,
+    words,
+)
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.peeked_messages import PeekState, document_of, peeked
 
-SCHEMA: Final = named(
+SCHEMA: Final = object_schema(
     "PeekedMessages",
     {
-        "messages": listed(
-            named(
+        "messages": list_schema(
+            object_schema(
                 "PeekedMessage",
                 {
                     "id": TEXT,

@@ -18,7 +18,7 @@ from typing import Final
 from cluster.rpc.connections import Connections
 from cluster.settings.rounds import next_round
 
-LOOK_S: Final = 5.0
+CHECK_INTERVAL_S: Final = 5.0
 """Time between two looks: a new connection has at least this long until its first request."""
 
 logger = logging.getLogger(__name__)
@@ -43,18 +43,18 @@ class PortGuard:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await next_round(LOOK_S)
+            await next_round(CHECK_INTERVAL_S)
             with contextlib.suppress(OSError):  # no file can be opened: the next look retries
-                await self.look()
+                await self.check()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Look once; end connections of nearly full ports that were unused at the last look, too.
 
         Logs a line for each port that has become nearly full, or of which connections were ended.
         """
         by_port = await self._connections.by_port()
         full = {port: peers for port, peers in by_port.items() if len(peers) >= self._full}
-        unused = set().union(*full.values()) - self._connections.used
+        unused = set().union(*full.values()) - self._connections.used_addresses
         ending, self._unused = unused & self._unused, unused - self._unused
         await self._connections.end(ending)
         for port, peers in full.items():

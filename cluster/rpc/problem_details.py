@@ -14,7 +14,7 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from cluster.rpc.aiohttp_server import RequestHandler, web
 from cluster.rpc.grpc_errors import to_wire
-from cluster.rpc.schemas import FLAG, TEXT, WHOLE, named, nullable, words
+from cluster.rpc.schemas import FLAG, TEXT, WHOLE, nullable, object_schema, words
 from timer.model.timer_errors import UNSHOWN, EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.enum_names import short_name, short_names
@@ -52,7 +52,7 @@ _MORE: Final = {
     "other_id": nullable(TEXT) | {"description": "the timer that has its key"},
     "successor_id": nullable(TEXT) | {"description": "the timer that fires instead of it"},
 }
-PROBLEM_SCHEMA: Final = named(
+PROBLEM_SCHEMA: Final = object_schema(
     "Problem",
     {
         "type": TEXT,

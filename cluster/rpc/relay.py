@@ -115,7 +115,7 @@ class Relay:
         self._lines: list[_Line] = []
         self._open: dict[Any, tuple[str, str]] = {}
         """Open call -> its method and its target."""
-        self._left: dict[Any, str] = {}
+        self._cancel_reasons: dict[Any, str] = {}
         """Open calls that were cancelled -> why."""
         self._stops = False
         self._watching: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class Relay:
         self._stops = True
         for call, (method, _) in self._open.items():
             if method in WAITING:
-                self._leave(call, "this node stops")
+                self._cancel(call, "this node stops")
 
     def renew(self) -> None:
         """Send further requests on new connections. Calls on the old ones may finish."""
@@ -162,18 +162,20 @@ class Relay:
             repeatable = is_repeatable(method, request)
             call: Any = line.channel.unary_unary(PATHS[method])
             sent = call(
-                request.SerializeToString(), metadata=self._metadata(), timeout=_left_s(context)
+                request.SerializeToString(),
+                metadata=self._metadata(),
+                timeout=_remaining_s(context),
             )
             del request
-            with self._opened(sent, method, target):
+            with self._open_call(sent, method, target):
                 try:
                     answer: bytes = await sent
                 except grpc.aio.AioRpcError as failed:
                     refused = _Refused(target, method, failed, is_repeatable=repeatable)
                 except asyncio.CancelledError:
-                    if sent not in self._left:
+                    if sent not in self._cancel_reasons:
                         raise
-                    refused = _Refused(target, method, self._left[sent])
+                    refused = _Refused(target, method, self._cancel_reasons[sent])
                 else:
                     return answer
         return await refused.end(context)
@@ -192,7 +194,7 @@ class Relay:
         refused: _Refused | None = None
         with self._line(target) as line:
             await self._connect(line, method, context)
-            options: Any = {"metadata": self._metadata(), "timeout": _left_s(context)}
+            options: Any = {"metadata": self._metadata(), "timeout": _remaining_s(context)}
             if hasattr(requests, "SerializeToString"):
                 one: Any = line.channel.unary_stream(PATHS[method])
                 call = one(requests.SerializeToString(), **options)
@@ -201,16 +203,16 @@ class Relay:
                 call = many(**options)
                 pump = asyncio.create_task(_pump(requests, call, unread))
             del requests
-            with self._opened(call, method, target):
+            with self._open_call(call, method, target):
                 try:
                     async for answer in call:
                         yield answer
                 except grpc.aio.AioRpcError as failed:
                     refused = _Refused(target, method, failed)
                 except asyncio.CancelledError:
-                    if call not in self._left:
+                    if call not in self._cancel_reasons:
                         raise
-                    refused = _Refused(target, method, self._left[call])
+                    refused = _Refused(target, method, self._cancel_reasons[call])
                 finally:
                     if pump is not None:
                         pump.cancel()
@@ -258,12 +260,12 @@ class Relay:
         Raises:
             NotReadyError: see `_Line.connect`; or this node stops, and the call would wait.
         """
-        await line.connect(_left_s(context))
+        await line.connect(_remaining_s(context))
         if self._stops and method in WAITING:
             raise NotReadyError("this node stops: retry at another one")
 
     @contextlib.contextmanager
-    def _opened(self, call: Any, method: str, target: str) -> Iterator[None]:
+    def _open_call(self, call: Any, method: str, target: str) -> Iterator[None]:
         """Watch a call of a method: see `_watch`."""
         self._open[call] = method, target
         if self._watching is None or self._watching.done():
@@ -272,10 +274,10 @@ class Relay:
             yield
         finally:
             del self._open[call]
-            self._left.pop(call, None)
+            self._cancel_reasons.pop(call, None)
 
-    def _leave(self, call: Any, why: str) -> None:
-        self._left[call] = why
+    def _cancel(self, call: Any, why: str) -> None:
+        self._cancel_reasons[call] = why
         call.cancel()
 
     async def _watch(self) -> None:
@@ -287,7 +289,7 @@ class Relay:
                 continue  # the target may lead on
             for call, (method, target) in self._open.items():
                 if target != leader and not CONTRACT_RULES[method].here:
-                    self._leave(call, "another node leads now")
+                    self._cancel(call, "another node leads now")
 
 
 async def _pump(requests: Any, call: Any, unread: list[EngineError]) -> None:
@@ -385,6 +387,6 @@ def error_for(context: Context, error: EngineError) -> EngineError:
     return NotReadyError(MOVING if error.leader else "no leader is known at the moment: retry")
 
 
-def _left_s(context: Context) -> float | None:
+def _remaining_s(context: Context) -> float | None:
     left_s: float | None = context.time_remaining()  # the type stubs omit None: no deadline
     return left_s

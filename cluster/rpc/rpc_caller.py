@@ -42,7 +42,7 @@ class Caller:
     """Epoch of that entry."""
     on_late: "Callable[[Caller, EngineError | None], object]" = lambda _, __: None
     """Called with the error of an entry that was answered after the RPC's end; None: no error."""
-    kept: list[AccessTarget] = field(default_factory=list)
+    recheck_targets: list[AccessTarget] = field(default_factory=list)
     """Targets of the requests so far, to be checked again with new rules."""
 
     def note(self, epoch: int, log_index: int) -> None:
@@ -86,8 +86,8 @@ class Caller:
         self.charge(request)
         for target in self.rule.targets(request):
             self.check_target(target)
-            if not self.rule.each_answered:
-                self.kept.append(target)
+            if not self.rule.answers_each:
+                self.recheck_targets.append(target)
 
     def check_target(self, target: AccessTarget) -> None:
         """Check that the caller has the method's permission for a target.
@@ -97,7 +97,7 @@ class Caller:
         """
         if self.allows(target):
             return
-        if self.rule.look_up and target.topic is not None:
+        if self.rule.hides_target and target.topic is not None:
             raise self.hidden("topic", target.topic, target)
         raise self._denial(target)
 
@@ -130,13 +130,13 @@ class Caller:
         """Return whether the caller may produce to a topic, by the rules in force."""
         return self.rules().may(self.identity, Permission.PRODUCE, AccessTarget(topic))
 
-    def counted(self) -> AbstractContextManager[None]:
+    def counting_as_open(self) -> AbstractContextManager[None]:
         """Return a context that counts the RPC as open.
 
         Raises:
             CallerLimitError: the caller has too many; at its begin.
         """
-        return self.usages.opened(self.identity, self.address)
+        return self.usages.open_call(self.identity, self.address)
 
     def check_again(self) -> None:
         """Check that the rules in force allow what the RPC was allowed before.
@@ -148,7 +148,7 @@ class Caller:
         self.check_token()
         if not self._may_call():
             raise self._denial(CLUSTER)
-        for target in self.kept:
+        for target in self.recheck_targets:
             self.check_target(target)
 
     def _denial(
@@ -191,7 +191,7 @@ def check_request(request: Any) -> None:
         return
     if isinstance(request, UnreadableRequest):
         caller.charge(request)
-    elif not caller.rule.each_answered:
+    elif not caller.rule.answers_each:
         caller.check(request)
 
 

@@ -33,7 +33,7 @@ def nullable(schema: Schema) -> Schema:
     return schema | {"nullable": True}
 
 
-def listed(schema: Schema, most: int | None = None) -> Schema:
+def list_schema(schema: Schema, most: int | None = None) -> Schema:
     """Return the schema of a list. `most`: its elements, at most; None: any number."""
     bound = {} if most is None else {"minItems": 1, "maxItems": most}
     return {"type": "array", "items": schema} | bound
@@ -44,7 +44,9 @@ def words(*names: str) -> Schema:
     return {"type": "string", "enum": [*names]}
 
 
-def named(title: str, properties: Mapping[str, Schema], optional: Collection[str] = ()) -> Schema:
+def object_schema(
+    title: str, properties: Mapping[str, Schema], optional: Collection[str] = ()
+) -> Schema:
     """Return the schema of an object, which the document has once, as a component.
 
     `optional`: properties that may be absent.
@@ -54,7 +56,7 @@ def named(title: str, properties: Mapping[str, Schema], optional: Collection[str
     return made | {"required": required} if required else made
 
 
-def hoisted(schema: Schema, components: dict[str, Schema]) -> Schema:
+def hoist(schema: Schema, components: dict[str, Schema]) -> Schema:
     """Return a schema with references in place of the schemas that have a title.
 
     These are added to `components`.
@@ -73,9 +75,9 @@ def hoisted(schema: Schema, components: dict[str, Schema]) -> Schema:
 
 def _inner(name: str, value: Any, components: dict[str, Schema]) -> Any:
     if name == "properties":
-        return {each: hoisted(one, components) for each, one in value.items()}
+        return {each: hoist(one, components) for each, one in value.items()}
     if name in ("items", "additionalProperties") and isinstance(value, dict):
-        return hoisted(value, components)
+        return hoist(value, components)
     if name in ("allOf", "oneOf"):
-        return [hoisted(each, components) for each in value]
+        return [hoist(each, components) for each in value]
     return value

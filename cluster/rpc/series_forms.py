@@ -21,9 +21,9 @@ from cluster.rpc.schemas import (
     TEXT,
     WHOLE,
     Schema,
-    listed,
-    named,
+    list_schema,
     nullable,
+    object_schema,
     span,
     words,
 )
@@ -56,7 +56,7 @@ def _definition(fields: Fields, *, new: bool) -> pb.SeriesFields:
     for name, value in (
         ("cron", json_fields.text(fields, "cron")),
         ("zone", json_fields.text(fields, "zone")),
-        ("max_count", json_fields.whole(fields, "max_count", 0, COUNT_MAX)),
+        ("max_count", json_fields.whole_number(fields, "max_count", 0, COUNT_MAX)),
         ("misfire", json_fields.choice(fields, "misfire", MISFIRES, "fire_once")),
         ("paused", json_fields.flag(fields, "paused")),
     ):
@@ -64,17 +64,17 @@ def _definition(fields: Fields, *, new: bool) -> pb.SeriesFields:
             setattr(out, name, value)
     if (out.every_ms and out.cron) or (new and not (out.every_ms or out.cron)):
         given = "both" if out.cron else "neither"
-        raise json_fields.refused("every, cron", given, "exactly one must be given")
+        raise json_fields.field_error("every, cron", given, "exactly one must be given")
     return out
 
 
-def _named(fields: Fields) -> tuple[str, str]:
+def _topic_and_key(fields: Fields) -> tuple[str, str]:
     """Return topic and key."""
     return json_fields.text(fields, "topic"), json_fields.text(fields, "key")
 
 
 def _create(fields: Fields) -> pb.CreateSeriesRequest:
-    topic, key = _named(fields)
+    topic, key = _topic_and_key(fields)
     return pb.CreateSeriesRequest(
         topic=topic,
         key=key,
@@ -84,13 +84,13 @@ def _create(fields: Fields) -> pb.CreateSeriesRequest:
 
 
 def _alter(fields: Fields) -> pb.AlterSeriesRequest:
-    topic, key = _named(fields)
+    topic, key = _topic_and_key(fields)
     given = {name: value for name, value in fields.items() if value is not None}
     return pb.AlterSeriesRequest(topic=topic, key=key, fields=_definition(given, new=False))
 
 
 def _delete(fields: Fields) -> pb.DeleteSeriesRequest:
-    topic, key = _named(fields)
+    topic, key = _topic_and_key(fields)
     return pb.DeleteSeriesRequest(topic=topic, key=key)
 
 
@@ -99,21 +99,21 @@ def _preview(fields: Fields) -> pb.CreateSeriesRequest:
         topic=json_fields.text(fields, "topic"),
         key="preview",  # the contract requires one, and ignores it
         fields=_definition(fields, new=True),
-        preview=json_fields.whole(fields, "next_times", 1, TIMES_MAX, PREVIEW_DEFAULT),
+        preview=json_fields.whole_number(fields, "next_times", 1, TIMES_MAX, PREVIEW_DEFAULT),
     )
 
 
 def _get(fields: Fields) -> pb.GetSeriesRequest:
-    topic, key = _named(fields)
-    times = json_fields.whole(fields, "next_times", 0, TIMES_MAX)
+    topic, key = _topic_and_key(fields)
+    times = json_fields.whole_number(fields, "next_times", 0, TIMES_MAX)
     return pb.GetSeriesRequest(topic=topic, key=key, next_times=times)
 
 
 def _list(fields: Fields) -> pb.ListSeriesRequest:
     return pb.ListSeriesRequest(
         topic=json_fields.text(fields, "topic"),
-        after_id=json_fields.whole(fields, "page_token", 0, rows.UINT64_MAX),
-        page_size=json_fields.whole(fields, "page_size", 1, PAGE_SIZE_MAX, PAGE_SIZE_MAX),
+        after_id=json_fields.whole_number(fields, "page_token", 0, rows.UINT64_MAX),
+        page_size=json_fields.whole_number(fields, "page_size", 1, PAGE_SIZE_MAX, PAGE_SIZE_MAX),
     )
 
 
@@ -144,7 +144,7 @@ def _document(series: pb.Series) -> dict[str, Any]:
     }
 
 
-def _listed(_: Any, answer: pb.ListSeriesResponse) -> Mapping[str, Any]:
+def _list_answer(_: Any, answer: pb.ListSeriesResponse) -> Mapping[str, Any]:
     return {
         "series": [_document(each) for each in answer.series],
         "next_page_token": str(answer.series[-1].series_id) if answer.more else None,
@@ -187,7 +187,7 @@ _SERIES: Final = {
     **payload_json.SCHEMA,
 }
 _TIMES: Final = {
-    "next_times_ms": listed(WHOLE)
+    "next_times_ms": list_schema(WHOLE)
     | {"description": "planned times in Unix milliseconds, the pending occurrence first"}
 }
 _PREVIEW: Final = {
@@ -202,41 +202,42 @@ _CREATION: Final = {**_DEFINITION, **_CONFLICT}
 _EXISTED: Final = {"existed": FLAG | {"description": "a series had the key"}}
 
 
-def _shown(name: str, **more: Schema) -> Schema:
-    return named(name, {**_SERIES, **more}, optional=payload_json.SCHEMA)
+def _answer_schema(name: str, **more: Schema) -> Schema:
+    return object_schema(name, {**_SERIES, **more}, optional=payload_json.SCHEMA)
 
 
-_BODY: Final = named("SeriesDefinition", _DEFINITION, optional=_DEFINITION)
+_BODY: Final = object_schema("SeriesDefinition", _DEFINITION, optional=_DEFINITION)
 _LIST: Final = HttpForm(
     request=_list,
-    answer=_listed,
-    answered=named(
-        "SeriesPage", {"series": listed(_shown("Series")), "next_page_token": nullable(TEXT)}
+    answer=_list_answer,
+    answered=object_schema(
+        "SeriesPage",
+        {"series": list_schema(_answer_schema("Series")), "next_page_token": nullable(TEXT)},
     ),
 )
 FORMS: Final[Mapping[str, HttpForm]] = {
     "CreateSeries": HttpForm(
         request=_create,
         answer=lambda _, answer: _document(answer.series) | {"existed": answer.existed},
-        body=named("SeriesCreation", _CREATION, optional=_CREATION),
-        answered=_shown("CreatedSeries", **_EXISTED),
+        body=object_schema("SeriesCreation", _CREATION, optional=_CREATION),
+        answered=_answer_schema("CreatedSeries", **_EXISTED),
     ),
     "PreviewSeries": HttpForm(
         request=_preview,
         answer=lambda _, answer: {"next_times_ms": [*answer.next_ms]},
-        body=named("PreviewBody", _PREVIEW, optional=_PREVIEW),
-        answered=named("NextTimes", _TIMES),
+        body=object_schema("PreviewBody", _PREVIEW, optional=_PREVIEW),
+        answered=object_schema("NextTimes", _TIMES),
     ),
     "ShowSeries": HttpForm(
         request=_get,
         answer=lambda _, answer: _document(answer.series) | {"next_times_ms": [*answer.next_ms]},
-        answered=_shown("SeriesAndTimes", **_TIMES),
+        answered=_answer_schema("SeriesAndTimes", **_TIMES),
     ),
     "AlterSeries": HttpForm(
         request=_alter,
         answer=lambda _, answer: _document(answer.series),
         body=_BODY,
-        answered=_shown("Series"),
+        answered=_answer_schema("Series"),
     ),
     "DeleteSeries": HttpForm(
         request=_delete,

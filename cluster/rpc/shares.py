@@ -28,7 +28,7 @@ class Shares:
             if not self._used[caller]:
                 del self._used[caller]
 
-    def left(self, caller: str | None) -> int:
+    def free_share(self, caller: str | None) -> int:
         """Return the free capacity less the caller's use. Below 0: the caller is over its share."""
         return self._most - self.total - (0 if caller is None else self._used[caller])
 
@@ -42,7 +42,7 @@ class Places(Shares):
         self._name, self._retry_ms = name, retry_ms
 
     @contextmanager
-    def taken(self, caller: str | None) -> Iterator[None]:
+    def hold(self, caller: str | None) -> Iterator[None]:
         """Take a place for one request of a caller.
 
         Raises:
@@ -50,7 +50,7 @@ class Places(Shares):
         """
         self.add(caller, 1)
         try:
-            if self.left(caller) < 0:
+            if self.free_share(caller) < 0:
                 raise OverloadedError(self._name, retry_after_ms=self._retry_ms)
             yield
         finally:

@@ -19,9 +19,19 @@ from cluster.rpc.field_names import KEYS, TIMERS, field_of_one, field_of_row
 from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_bodies import LARGE_BYTES_MAX
-from cluster.rpc.json_fields import Fields, refused
+from cluster.rpc.json_fields import Fields, field_error
 from cluster.rpc.problem_details import ProblemError
-from cluster.rpc.schemas import MOMENT, MS, TEXT, WHOLE, Schema, listed, named, nullable, words
+from cluster.rpc.schemas import (
+    MOMENT,
+    MS,
+    TEXT,
+    WHOLE,
+    Schema,
+    list_schema,
+    nullable,
+    object_schema,
+    words,
+)
 from cluster.rpc.timer_rows import TIME_SCHEMA, TIMES, way_of
 from timer.leader.leader import CANCEL_ROWS_MAX, KEYS_MAX
 from timer.model import timer_id
@@ -60,19 +70,19 @@ def id_in(field: str, value: object) -> bytes:
         InvalidRequestError: it is malformed.
     """
     if not isinstance(value, str):
-        raise refused(field, value, "must be a string")
+        raise field_error(field, value, "must be a string")
     try:
         return timer_id.from_text(value)
     except InvalidRequestError as error:
         wrong = error
-    raise refused(field, value, wrong.limit)
+    raise field_error(field, value, wrong.limit)
 
 
 def _key(fields: Fields) -> pb.TimerKeys:
-    return _named(fields, [json_fields.text(fields, "key").encode()], KEYS)
+    return _timer_keys(fields, [json_fields.text(fields, "key").encode()], KEYS)
 
 
-def _named(fields: Fields, keys: Sequence[bytes], place: str) -> pb.TimerKeys:
+def _timer_keys(fields: Fields, keys: Sequence[bytes], place: str) -> pb.TimerKeys:
     """Return timers of a topic by their keys. `place`: of a key in the request, for errors.
 
     Raises:
@@ -82,7 +92,7 @@ def _named(fields: Fields, keys: Sequence[bytes], place: str) -> pb.TimerKeys:
     for at, key in enumerate(keys):
         if (before := first.setdefault(key, at)) != at:
             limit = f"must not repeat {place.format(at=before, name='key')}"
-            raise refused(place.format(at=at, name="key"), key.decode(), limit)
+            raise field_error(place.format(at=at, name="key"), key.decode(), limit)
     topic = json_fields.text(fields, "topic")
     return pb.TimerKeys(topic=topic, key_sizes=map(len, keys), keys=b"".join(keys))
 
@@ -90,7 +100,7 @@ def _named(fields: Fields, keys: Sequence[bytes], place: str) -> pb.TimerKeys:
 def _listed_key(field: str, value: object) -> bytes:
     """Return a key in a list."""
     if not isinstance(value, str) or not value:
-        raise refused(field, value, "must be a string of one character or more")
+        raise field_error(field, value, "must be a string of one character or more")
     return json_fields.utf8(field, value)
 
 
@@ -122,7 +132,7 @@ def token_of(fields: Fields) -> bytes:
     try:
         return base64.b64decode(token.encode(), b"-_", validate=True)
     except ValueError:
-        raise refused("page_token", token, "must be next_page_token of an answer") from None
+        raise field_error("page_token", token, "must be next_page_token of an answer") from None
 
 
 def token_text(raw: bytes) -> str | None:
@@ -155,18 +165,18 @@ def _cancel_ids(fields: Fields) -> pb.CancelRequest:
 def _cancel_keys(fields: Fields) -> pb.CancelRequest:
     given = json_fields.elements(fields, "keys", "keys", KEYS_MAX)
     keys = [_listed_key(f"keys[{at}]", each) for at, each in enumerate(given)]
-    return pb.CancelRequest(keys=_named(fields, keys, KEYS))
+    return pb.CancelRequest(keys=_timer_keys(fields, keys, KEYS))
 
 
 def _cancel_filter(fields: Fields) -> pb.CancelRequest:
     return pb.CancelRequest(filter=filter_of(fields), page_token=token_of(fields))
 
 
-def _cancelled(request: pb.CancelRequest, answer: pb.CancelResponse) -> Mapping[str, Any]:
-    return _all_cancelled(request, answer)[0]
+def _cancel_answer(request: pb.CancelRequest, answer: pb.CancelResponse) -> Mapping[str, Any]:
+    return _cancel_outcomes(request, answer)[0]
 
 
-def _all_cancelled(request: pb.CancelRequest, answer: pb.CancelResponse) -> list[dict[str, Any]]:
+def _cancel_outcomes(request: pb.CancelRequest, answer: pb.CancelResponse) -> list[dict[str, Any]]:
     """Return the outcome of each timer."""
     raw = answer.timer_ids if request.HasField("keys") else request.timer_ids
     successors = pending_timers.successors(answer.successor_ids, len(answer.results))
@@ -184,7 +194,9 @@ def _all_cancelled(request: pb.CancelRequest, answer: pb.CancelResponse) -> list
 # ---- reschedule
 
 
-def _moved(fields: Fields, name: str, count_max: int) -> tuple[list[bytes], dict[str, list[int]]]:
+def _targets_and_times(
+    fields: Fields, name: str, count_max: int
+) -> tuple[list[bytes], dict[str, list[int]]]:
     """Return the targets and the times of a list of timers. `name`: id or key, of the targets.
 
     Raises:
@@ -207,13 +219,13 @@ def _moved(fields: Fields, name: str, count_max: int) -> tuple[list[bytes], dict
 
 
 def _reschedule_ids(fields: Fields) -> pb.RescheduleRequest:
-    raw, times = _moved(fields, "id", IDS_MAX)
+    raw, times = _targets_and_times(fields, "id", IDS_MAX)
     return pb.RescheduleRequest(timer_ids=b"".join(raw), **times)  # type: ignore[arg-type]
 
 
 def _reschedule_keys(fields: Fields) -> pb.RescheduleRequest:
-    keys, times = _moved(fields, "key", KEYS_MAX)
-    return pb.RescheduleRequest(keys=_named(fields, keys, TIMERS), **times)  # type: ignore[arg-type]
+    keys, times = _targets_and_times(fields, "key", KEYS_MAX)
+    return pb.RescheduleRequest(keys=_timer_keys(fields, keys, TIMERS), **times)  # type: ignore[arg-type]
 
 
 def _reschedule_filter(fields: Fields) -> pb.RescheduleRequest:
@@ -221,7 +233,9 @@ def _reschedule_filter(fields: Fields) -> pb.RescheduleRequest:
     return pb.RescheduleRequest(filter=what, page_token=token, **_times(fields))  # type: ignore[arg-type]
 
 
-def _rescheduled(request: pb.RescheduleRequest, answer: pb.RescheduleResponse) -> Mapping[str, Any]:
+def _reschedule_answer(
+    request: pb.RescheduleRequest, answer: pb.RescheduleResponse
+) -> Mapping[str, Any]:
     [done] = pending_timers.rescheduled(answer)
     if done is None:
         raise NotReadyError("no entry had room for the timer: repeat the request")
@@ -234,7 +248,7 @@ def _rescheduled(request: pb.RescheduleRequest, answer: pb.RescheduleResponse) -
     return {"result": done.result.name, "id": done.timer.id, "due_ms": done.timer.due_ms}
 
 
-def _all_rescheduled(_: Any, answer: pb.RescheduleResponse) -> Mapping[str, Any]:
+def _reschedule_filter_answer(_: Any, answer: pb.RescheduleResponse) -> Mapping[str, Any]:
     return {"timers": [*map(_outcome, pending_timers.rescheduled(answer))]}
 
 
@@ -255,7 +269,7 @@ def _targets(request: pb.CancelRequest | pb.RescheduleRequest) -> int:
     return len(request.keys.key_sizes) or len(request.timer_ids) // timer_id.SIZE
 
 
-_CANCELLED: Final = named(
+_CANCELLED: Final = object_schema(
     "CancelledTimer",
     {
         "result": words(
@@ -265,13 +279,13 @@ _CANCELLED: Final = named(
         "successor_id": ID_OR_NULL,
     },
 )
-_RESCHEDULED: Final = named("RescheduledTimer", {"result": TEXT, "id": ID, "due_ms": MS})
-_CANCELLED_LIST: Final = named("CancelledTimers", {"timers": listed(_CANCELLED)})
-_RESCHEDULED_LIST: Final = named(
+_RESCHEDULED: Final = object_schema("RescheduledTimer", {"result": TEXT, "id": ID, "due_ms": MS})
+_CANCELLED_LIST: Final = object_schema("CancelledTimers", {"timers": list_schema(_CANCELLED)})
+_RESCHEDULED_LIST: Final = object_schema(
     "RescheduledTimers",
     {
-        "timers": listed(
-            named(
+        "timers": list_schema(
+            object_schema(
                 "RescheduleOutcome",
                 {
                     "result": words(*(each.name for each in RescheduleResult), LEFT)
@@ -296,36 +310,36 @@ _FILTER: Final[dict[str, Schema]] = {
 }
 _MOVING_FILTER: Final = {**_FILTER, **TIME_SCHEMA}
 _NEXT: Final = nullable(TEXT) | {"description": "null: the change is complete"}
-_TIME: Final = named("RescheduleBody", TIME_SCHEMA, optional=TIME_SCHEMA)
+_TIME: Final = object_schema("RescheduleBody", TIME_SCHEMA, optional=TIME_SCHEMA)
 
 
-def _counted(field: str) -> Schema:
+def _count_schema(field: str) -> Schema:
     count = WHOLE | {"description": "timers that this request changed; of the first request: 0"}
-    return named(f"{field.title()}Page", {field: count, "next_page_token": _NEXT})
+    return object_schema(f"{field.title()}Page", {field: count, "next_page_token": _NEXT})
 
 
 FORMS: Final[Mapping[str, HttpForm]] = {
     "CancelTimer": HttpForm(
         request=lambda fields: pb.CancelRequest(timer_ids=raw_id(fields)),
-        answer=_cancelled,
+        answer=_cancel_answer,
         answered=_CANCELLED,
     ),
     "CancelTimerByKey": HttpForm(
         request=lambda fields: pb.CancelRequest(keys=_key(fields)),
-        answer=_cancelled,
+        answer=_cancel_answer,
         answered=_CANCELLED,
     ),
     "CancelTimers": HttpForm(
         request=_cancel_ids,
-        answer=lambda request, answer: {"timers": _all_cancelled(request, answer)},
-        body=named("CancelTimersBody", {"ids": listed(ID, IDS_MAX)}),
+        answer=lambda request, answer: {"timers": _cancel_outcomes(request, answer)},
+        body=object_schema("CancelTimersBody", {"ids": list_schema(ID, IDS_MAX)}),
         answered=_CANCELLED_LIST,
         bytes_max=LARGE_BYTES_MAX,
     ),
     "CancelTimersByKey": HttpForm(
         request=_cancel_keys,
-        answer=lambda request, answer: {"timers": _all_cancelled(request, answer)},
-        body=named("CancelKeysBody", {"keys": listed(TEXT, KEYS_MAX)}),
+        answer=lambda request, answer: {"timers": _cancel_outcomes(request, answer)},
+        body=object_schema("CancelKeysBody", {"keys": list_schema(TEXT, KEYS_MAX)}),
         answered=_CANCELLED_LIST,
         bytes_max=LARGE_BYTES_MAX,
         field_in_json=lambda request, name: field_of_row(name, _targets(request), KEYS),
@@ -336,32 +350,33 @@ FORMS: Final[Mapping[str, HttpForm]] = {
             "cancelled": answer.cancelled,
             "next_page_token": token_text(answer.next_page_token),
         },
-        body=named("CancelFilterBody", _FILTER, optional=_FILTER),
-        answered=_counted("cancelled"),
+        body=object_schema("CancelFilterBody", _FILTER, optional=_FILTER),
+        answered=_count_schema("cancelled"),
         field_in_json=lambda _, name: field_of_one(name),
     ),
     "RescheduleTimer": HttpForm(
         request=lambda fields: pb.RescheduleRequest(timer_ids=raw_id(fields), **_times(fields)),  # type: ignore[arg-type]
-        answer=_rescheduled,
+        answer=_reschedule_answer,
         body=_TIME,
         answered=_RESCHEDULED,
         field_in_json=lambda _, name: field_of_one(name),
     ),
     "RescheduleTimerByKey": HttpForm(
         request=lambda fields: pb.RescheduleRequest(keys=_key(fields), **_times(fields)),  # type: ignore[arg-type]
-        answer=_rescheduled,
+        answer=_reschedule_answer,
         body=_TIME,
         answered=_RESCHEDULED,
         field_in_json=lambda _, name: field_of_one(name),
     ),
     "RescheduleTimers": HttpForm(
         request=_reschedule_ids,
-        answer=_all_rescheduled,
-        body=named(
+        answer=_reschedule_filter_answer,
+        body=object_schema(
             "RescheduleTimersBody",
             {
-                "timers": listed(
-                    named("TimerMove", {"id": ID, **TIME_SCHEMA}, optional=TIME_SCHEMA), IDS_MAX
+                "timers": list_schema(
+                    object_schema("TimerMove", {"id": ID, **TIME_SCHEMA}, optional=TIME_SCHEMA),
+                    IDS_MAX,
                 )
             },
         ),
@@ -371,12 +386,13 @@ FORMS: Final[Mapping[str, HttpForm]] = {
     ),
     "RescheduleTimersByKey": HttpForm(
         request=_reschedule_keys,
-        answer=_all_rescheduled,
-        body=named(
+        answer=_reschedule_filter_answer,
+        body=object_schema(
             "RescheduleKeysBody",
             {
-                "timers": listed(
-                    named("KeyMove", {"key": TEXT, **TIME_SCHEMA}, optional=TIME_SCHEMA), KEYS_MAX
+                "timers": list_schema(
+                    object_schema("KeyMove", {"key": TEXT, **TIME_SCHEMA}, optional=TIME_SCHEMA),
+                    KEYS_MAX,
                 )
             },
         ),
@@ -390,8 +406,8 @@ FORMS: Final[Mapping[str, HttpForm]] = {
             "rescheduled": answer.rescheduled,
             "next_page_token": token_text(answer.next_page_token),
         },
-        body=named("RescheduleFilterBody", _MOVING_FILTER, optional=_MOVING_FILTER),
-        answered=_counted("rescheduled"),
+        body=object_schema("RescheduleFilterBody", _MOVING_FILTER, optional=_MOVING_FILTER),
+        answered=_count_schema("rescheduled"),
         field_in_json=lambda _, name: field_of_one(name),
     ),
 }

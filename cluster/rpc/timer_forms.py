@@ -14,7 +14,17 @@ from cluster.rpc.http_form import HttpForm
 from cluster.rpc.json_bodies import LARGE_BYTES_MAX
 from cluster.rpc.json_fields import Fields
 from cluster.rpc.problem_details import PROBLEM_SCHEMA, ProblemError
-from cluster.rpc.schemas import FLAG, HEADERS, MS, TEXT, WHOLE, listed, named, nullable, words
+from cluster.rpc.schemas import (
+    FLAG,
+    HEADERS,
+    MS,
+    TEXT,
+    WHOLE,
+    list_schema,
+    nullable,
+    object_schema,
+    words,
+)
 from cluster.rpc.timer_change_forms import (
     ID,
     ID_OR_NULL,
@@ -87,25 +97,25 @@ def _one_answer(request: pb.ScheduleRequest, answer: pb.ScheduleResponse) -> Map
     return found | {"duplicate": answer.duplicate}
 
 
-def _many(fields: Fields) -> pb.ScheduleRequest:
+def _batch_request(fields: Fields) -> pb.ScheduleRequest:
     given = json_fields.elements(fields, "timers", "timers")
     rows = [json_fields.element("timers", at, each, ROW, row_of) for at, each in enumerate(given)]
     return request_of(json_fields.text(fields, "topic"), rows, fields, TIMERS)
 
 
-def _field_of_many(request: pb.ScheduleRequest, name: str) -> str:
+def _batch_field(request: pb.ScheduleRequest, name: str) -> str:
     rows = sum(len(timers.payload_sizes) for timers in request.timers)
     return field_of_row(name, rows, TIMERS)
 
 
-def _many_answer(_: Any, answer: pb.ScheduleResponse) -> Mapping[str, Any]:
+def _batch_answer(_: Any, answer: pb.ScheduleResponse) -> Mapping[str, Any]:
     return {"timers": outcomes_of(answer), "duplicate": answer.duplicate}
 
 
 # ---- look up
 
 
-_TIMER: Final = named(
+_TIMER: Final = object_schema(
     "Timer",
     {
         "id": ID,
@@ -157,25 +167,25 @@ def _by_key(fields: Fields) -> pb.GetTimerRequest:
 def _page(fields: Fields) -> pb.ListTimersRequest:
     return pb.ListTimersRequest(
         filter=filter_of(fields),
-        page_size=json_fields.whole(fields, "page_size", 1, PAGE_SIZE_MAX),
+        page_size=json_fields.whole_number(fields, "page_size", 1, PAGE_SIZE_MAX),
         page_token=token_of(fields),
     )
 
 
-def _listed(request: pb.ListTimersRequest, answer: pb.ListTimersResponse) -> Mapping[str, Any]:
+def _list_answer(request: pb.ListTimersRequest, answer: pb.ListTimersResponse) -> Mapping[str, Any]:
     found = pending_timers.infos(request.filter.topic, answer.timers, answer.held)
     token = token_text(answer.next_page_token)
     return {"timers": [_document(each) for each in found], "next_page_token": token}
 
 
-def _counting(fields: Fields) -> pb.CountTimersRequest:
+def _count_request(fields: Fields) -> pb.CountTimersRequest:
     what, token = filter_of(fields), token_of(fields)
     if not token and what == pb.TimerFilter(topic=what.topic):
         return pb.CountTimersRequest(topic=what.topic)
     return pb.CountTimersRequest(filter=what, page_token=token)
 
 
-def _counted(_: Any, answer: pb.CountTimersResponse) -> Mapping[str, Any]:
+def _count_answer(_: Any, answer: pb.CountTimersResponse) -> Mapping[str, Any]:
     within = zip(answer.horizon_ms, answer.within, strict=True)
     return {
         "pending": answer.pending,
@@ -186,7 +196,7 @@ def _counted(_: Any, answer: pb.CountTimersResponse) -> Mapping[str, Any]:
 
 
 _ROW_AND_MODE: Final = {**ROW_SCHEMA, "on_conflict": MODE_SCHEMA}
-_BODY: Final = named("ScheduleTimerBody", _ROW_AND_MODE, optional=_ROW_AND_MODE)
+_BODY: Final = object_schema("ScheduleTimerBody", _ROW_AND_MODE, optional=_ROW_AND_MODE)
 _LINE: Final = {
     "line": WHOLE | {"description": "of the request, from 1"},
     **_SCHEDULED,
@@ -198,36 +208,40 @@ FORMS: Final[Mapping[str, HttpForm]] = {
         request=_one,
         answer=_one_answer,
         body=_BODY,
-        answered=named("ScheduledTimer", {**_SCHEDULED, "duplicate": FLAG}),
+        answered=object_schema("ScheduledTimer", {**_SCHEDULED, "duplicate": FLAG}),
         bytes_max=LARGE_BYTES_MAX,
         field_in_json=lambda _, name: field_of_one(name),
         takes_request_id=True,
     ),
     "ScheduleTimers": HttpForm(
-        request=_many,
-        answer=_many_answer,
-        body=named(
+        request=_batch_request,
+        answer=_batch_answer,
+        body=object_schema(
             "ScheduleTimersBody",
             {
-                "timers": listed(named("NewTimer", ROW_SCHEMA, optional=ROW_SCHEMA), ENTRY_ROWS_MAX)
+                "timers": list_schema(
+                    object_schema("NewTimer", ROW_SCHEMA, optional=ROW_SCHEMA), ENTRY_ROWS_MAX
+                )
                 | {"description": "at most 1,024 of them with keys"},
                 "on_conflict": MODE_SCHEMA,
             },
             optional=("on_conflict",),
         ),
-        answered=named(
+        answered=object_schema(
             "ScheduledTimers",
-            {"timers": listed(named("TimerOutcome", _SCHEDULED)), "duplicate": FLAG},
+            {"timers": list_schema(object_schema("TimerOutcome", _SCHEDULED)), "duplicate": FLAG},
         ),
         bytes_max=LARGE_BYTES_MAX,
-        field_in_json=_field_of_many,
+        field_in_json=_batch_field,
         takes_request_id=True,
     ),
     "StreamTimers": HttpForm(
         request=_one,
         answer=lambda _, answer: outcomes_of(answer)[0] | {"duplicate": answer.duplicate},
         body=_BODY,
-        answered=named("StreamedTimer", _LINE, optional=[name for name in _LINE if name != "line"]),
+        answered=object_schema(
+            "StreamedTimer", _LINE, optional=[name for name in _LINE if name != "line"]
+        ),
         field_in_json=lambda _, name: field_of_one(name),
         takes_request_id=True,
     ),
@@ -239,18 +253,22 @@ FORMS: Final[Mapping[str, HttpForm]] = {
     "ShowTimerByKey": HttpForm(request=_by_key, answer=_got, answered=_TIMER),
     "ListPendingTimers": HttpForm(
         request=_page,
-        answer=_listed,
-        answered=named("TimerPage", {"timers": listed(_TIMER), "next_page_token": nullable(TEXT)}),
+        answer=_list_answer,
+        answered=object_schema(
+            "TimerPage", {"timers": list_schema(_TIMER), "next_page_token": nullable(TEXT)}
+        ),
         field_in_json=lambda _, name: field_of_one(name),
     ),
     "CountPendingTimers": HttpForm(
-        request=_counting,
-        answer=_counted,
-        answered=named(
+        request=_count_request,
+        answer=_count_answer,
+        answered=object_schema(
             "TimerCount",
             {
                 "pending": WHOLE,
-                "within": listed(named("TimersWithin", {"horizon_ms": WHOLE, "pending": WHOLE})),
+                "within": list_schema(
+                    object_schema("TimersWithin", {"horizon_ms": WHOLE, "pending": WHOLE})
+                ),
                 "clock_ms": MS,
                 "next_page_token": nullable(TEXT),
             },

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from cluster.rpc import json_fields
-from cluster.rpc.json_fields import SHOWN_MAX, Fields, refused, utf8
+from cluster.rpc.json_fields import SHOWN_MAX, Fields, field_error, utf8
 from cluster.rpc.schemas import HEADERS, MOMENT, MS, SPAN, TEXT, WHOLE, Schema, nullable, words
 from timer.model.timer_errors import UNSHOWN, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
@@ -85,13 +85,13 @@ def row_of(fields: Fields) -> TimerRow:
     when = way_of(fields)
     key = json_fields.text(fields, "key").encode()
     ordering_key = json_fields.text(fields, "ordering_key").encode()
-    priority = json_fields.whole(fields, "priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
+    priority = json_fields.whole_number(fields, "priority", 0, PRIORITY_MAX, PRIORITY_DEFAULT)
     if payload is None and when is None:  # such as an empty body
         limit = f"give it, json or payload_base64, or one of {', '.join(TIMES)}"
-        raise refused("payload", UNSHOWN, limit)
+        raise field_error("payload", UNSHOWN, limit)
     if when is None and (null := next((name for name in TIMES if name in fields), None)):
         limit = "must not be null without another time; a delay of 0 means at once"
-        raise refused(null, UNSHOWN, limit)  # such as an unset variable of a program
+        raise field_error(null, UNSHOWN, limit)  # such as an unset variable of a program
     way, value = when or ("delay_ms", 0)
     return TimerRow(payload or b"", way, value, key, headers or b"", ordering_key, priority)
 
@@ -104,13 +104,13 @@ def content_of(fields: Fields) -> tuple[bytes | None, bytes | None]:
     """
     headers = fields.get("headers")
     if headers is not None and not isinstance(headers, dict):
-        raise refused("headers", headers, "must be an object of strings")
+        raise field_error("headers", headers, "must be an object of strings")
     payload = None
     given = [name for name in PAYLOADS if fields.get(name) is not None]
     if not given and "json" in fields:
         given = ["json"]  # the value null
     if len(given) > 1:
-        raise refused(given[0], UNSHOWN, f"give it or {given[1]}, not both")
+        raise field_error(given[0], UNSHOWN, f"give it or {given[1]}, not both")
     if given:
         payload = _PAYLOAD_OF[given[0]](fields[given[0]])
         if given[0] == "json":
@@ -129,17 +129,17 @@ def _of_json(value: Any) -> bytes:
 
 def _of_text(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise refused("payload", value, "must be a string; any other value is `json`")
+        raise field_error("payload", value, "must be a string; any other value is `json`")
     return utf8("payload", value)
 
 
 def _of_base64(value: Any) -> bytes:
     if not isinstance(value, str):
-        raise refused("payload_base64", value, "must be a string")
+        raise field_error("payload_base64", value, "must be a string")
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise refused("payload_base64", value, f"must be base64: {error}") from None
+        raise field_error("payload_base64", value, f"must be base64: {error}") from None
 
 
 _PAYLOAD_OF: Final[dict[str, Callable[[Any], bytes]]] = {
@@ -159,11 +159,11 @@ def way_of(fields: Fields) -> tuple[Way, int] | None:
     if not given:
         return None
     if len(given) > 1:
-        raise refused(given[0], UNSHOWN, f"give only one of {', '.join(given)}")
+        raise field_error(given[0], UNSHOWN, f"give only one of {', '.join(given)}")
     if given[0] == "delay":
         return "delay_ms", json_fields.span_ms(fields, "delay") or 0
     if given[0] == "delay_level":
-        return "delay_level", json_fields.whole(fields, "delay_level", 0, LEVEL_MAX)
+        return "delay_level", json_fields.whole_number(fields, "delay_level", 0, LEVEL_MAX)
     return "due_ms", json_fields.instant_ms(fields, "due", DUE_MS_MIN, DUE_LIMIT) or 0
 
 
@@ -171,10 +171,10 @@ def _headers(headers: dict[str, Any]) -> bytes:
     out = bytearray()
     for name, value in headers.items():
         if not name:
-            raise refused("headers", name, "the name of a header must not be empty")
+            raise field_error("headers", name, "the name of a header must not be empty")
         for field, each in (("headers", name), (f"headers.{name[:SHOWN_MAX]}", value)):
             if not isinstance(each, str):
-                raise refused(field, each, "must be a string")
+                raise field_error(field, each, "must be a string")
             encoded = utf8(field, each)
             if len(encoded) > TEXT_SIZE_MAX:
                 limit = f"a name or value has at most {TEXT_SIZE_MAX} bytes"

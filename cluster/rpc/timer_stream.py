@@ -22,7 +22,7 @@ from cluster.rpc.grpc_errors import to_wire
 from cluster.rpc.http_call import HttpContext, LocalCalls
 from cluster.rpc.http_form import HttpForm
 from cluster.rpc.http_routes import NDJSON
-from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, BodyReader, parsed
+from cluster.rpc.json_bodies import SMALL_BYTES_MAX, BodyCharge, BodyReader, parse_object
 from cluster.rpc.problem_details import HEADERS, ProblemError, document_of_error
 from timer.model.timer_errors import UNSHOWN, EngineError, InvalidRequestError
 from timerclient.proto import timer_pb2 as pb
@@ -50,7 +50,7 @@ class TimerLines:
         self._form, self._topic, self._key = form, topic, key
         self._request, self._charge = request, charge
         self._body = BodyReader(request)
-        self._room = asyncio.Semaphore(LINES_MAX)
+        self._free_lines = asyncio.Semaphore(LINES_MAX)
         self._waiting: deque[int] = deque()
         """Numbers of lines without a written result."""
         self._results: dict[int, Mapping[str, Any]] = {}
@@ -108,7 +108,7 @@ class TimerLines:
         while self._waiting and self._waiting[0] in self._results:
             number = self._waiting.popleft()
             lines.append(_line(number, self._results.pop(number)))
-            self._room.release()
+            self._free_lines.release()
         return lines
 
     async def _pump(self, calls: LocalCalls, context: HttpContext) -> None:
@@ -117,7 +117,7 @@ class TimerLines:
             requests = self._requests()
             async with aclosing(calls.stream("ScheduleStream", requests, context)) as answers:
                 async for answer in answers:
-                    self._note(answer.request_no, self._result(answer))
+                    self._add_result(answer.request_no, self._result(answer))
         except ProblemError as refused:
             self._error = refused.error
         except EngineError as error:
@@ -132,7 +132,7 @@ class TimerLines:
             self._ended = True
             self._changed.set()
 
-    def _note(self, number: int, result: Mapping[str, Any]) -> None:
+    def _add_result(self, number: int, result: Mapping[str, Any]) -> None:
         self._results[number] = result
         self._changed.set()
 
@@ -154,12 +154,12 @@ class TimerLines:
                 self._read = number = self._read + 1
                 if not line.strip():
                     continue
-                await self._room.acquire()
+                await self._free_lines.acquire()
                 self._waiting.append(number)
                 try:
                     request = self._message(number, line)
                 except InvalidRequestError as error:
-                    self._note(number, {"error": document_of_error(to_wire(error))})
+                    self._add_result(number, {"error": document_of_error(to_wire(error))})
                 else:
                     yield request
         except EngineError as error:
@@ -169,7 +169,7 @@ class TimerLines:
         named = {"topic": self._topic}
         if self._key:
             named["request_id"] = f"{self._key}/{number}"
-        fields = parsed(line, "line")
+        fields = parse_object(line, "line")
         made = self._form.message(named, fields)
         if moments := moments_of(fields):
             self._moments[number] = moments

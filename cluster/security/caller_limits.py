@@ -76,7 +76,7 @@ class CallerUsage:
     """The identity, for errors."""
     addresses: Counter[str] = field(default_factory=Counter)
     """Open calls by remote address."""
-    _left: dict[str, float] = field(default_factory=dict)
+    _tokens: dict[str, float] = field(default_factory=dict)
     """The rest in each bucket; below 0: a debt. A missing bucket is full."""
     _filled_s: float = 0.0
 
@@ -84,7 +84,7 @@ class CallerUsage:
         """Return the seconds until no bucket is empty, and the last one to fill. 0.0: now."""
         self._fill(limits, now_s)
         longest = 0.0, ""
-        for name, left in self._left.items():
+        for name, left in self._tokens.items():
             if left <= 0.0:
                 longest = max(longest, ((1.0 - left) / getattr(limits, name), name))
         return longest
@@ -92,8 +92,8 @@ class CallerUsage:
     def take(self, limits: CallerLimits, now_s: float, **amounts: int) -> None:
         """Take the amounts of an accepted request from the buckets."""
         self._fill(limits, now_s)
-        for name in self._left:
-            self._left[name] -= amounts[name]
+        for name in self._tokens:
+            self._tokens[name] -= amounts[name]
 
     def charge(self, limits: CallerLimits, now_s: float, **amounts: int) -> None:
         """Take the amounts of a request.
@@ -138,9 +138,9 @@ class CallerUsage:
     def _fill(self, limits: CallerLimits, now_s: float) -> None:
         passed_s = now_s - self._filled_s
         self._filled_s = now_s
-        before, self._left = self._left, {}
+        before, self._tokens = self._tokens, {}
         for name in RATES:
             limit = getattr(limits, name)
             if limit is not None:
                 left = before.get(name, float(limit)) + passed_s * limit
-                self._left[name] = min(left, float(limit))
+                self._tokens[name] = min(left, float(limit))

@@ -77,7 +77,7 @@ def identity_of(
     return CallerIdentity(IdentityKind(kind), name)
 
 
-def shown_identity(uris: Iterable[str], cluster_id: str) -> str:
+def claimed_identity(uris: Iterable[str], cluster_id: str) -> str:
     """Return the identity in the URIs of a denied caller's certificate, for records.
 
     Without an identity of this cluster: the URIs. Empty: there is none.

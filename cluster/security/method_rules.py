@@ -15,7 +15,7 @@ from timer.leader.groups import dead_letters
 Targets = Callable[[Any], Iterable[AccessTarget]]
 
 
-def _nothing(_: Any) -> Iterable[AccessTarget]:
+def _no_targets(_: Any) -> Iterable[AccessTarget]:
     return ()
 
 
@@ -43,7 +43,7 @@ def _topic_and_groups(request: Any) -> Iterable[AccessTarget]:
     return (AccessTarget(request.topic, ALL_GROUPS),)
 
 
-def _topic_or_shown(request: Any) -> Iterable[AccessTarget]:
+def _topic_if_given(request: Any) -> Iterable[AccessTarget]:
     """The topic. Of all topics the service shows those that the caller's rules cover."""
     return _topic(request) if request.topic else ()
 
@@ -70,7 +70,7 @@ def _timer(request: Any) -> Iterable[AccessTarget]:
     return () if request.timer_id else (AccessTarget(request.topic),)
 
 
-def _opening(request: Any) -> Iterable[AccessTarget]:
+def _opened_group(request: Any) -> Iterable[AccessTarget]:
     return _group(request.open) if request.WhichOneof("kind") == "open" else ()
 
 
@@ -107,11 +107,11 @@ class MethodRule:
 
     permission: Permission | None
     """None: the caller needs any rule."""
-    targets: Targets = _nothing
+    targets: Targets = _no_targets
     """Returns the targets of a parsed request."""
-    look_up: bool = field(default=False, kw_only=True)
+    hides_target: bool = field(default=False, kw_only=True)
     """A denied target is reported as NOT_FOUND."""
-    each_answered: bool = field(default=False, kw_only=True)
+    answers_each: bool = field(default=False, kw_only=True)
     """The service checks each request of the stream itself, and answers a denied one."""
     paced: bool = field(default=False, kw_only=True)
     """Requests of the stream above the caller's rate wait, because an error would end it."""
@@ -150,29 +150,29 @@ _TIMERS: Final = {
     "UnregisterProducer": MethodRule(_P.PRODUCE, repeat=_SAFE),
     "Schedule": MethodRule(_P.PRODUCE, _columns),
     "ScheduleTimer": MethodRule(_P.PRODUCE, _topic),
-    "ScheduleStream": MethodRule(_P.PRODUCE, _columns, each_answered=True),
+    "ScheduleStream": MethodRule(_P.PRODUCE, _columns, answers_each=True),
     "Cancel": MethodRule(_P.CANCEL, _timers, while_memory_is_high=True),
     "Reschedule": MethodRule(_P.CANCEL, _timers),
-    "GetTimer": MethodRule(_P.OBSERVE, _timer, look_up=True, repeat=_READ),
+    "GetTimer": MethodRule(_P.OBSERVE, _timer, hides_target=True, repeat=_READ),
     "ListTimers": MethodRule(
-        _P.OBSERVE, lambda request: _topic(request.filter), look_up=True, repeat=_READ
+        _P.OBSERVE, lambda request: _topic(request.filter), hides_target=True, repeat=_READ
     ),
-    "CountTimers": MethodRule(_P.OBSERVE, _topic_or_filter, look_up=True, repeat=_READ),
+    "CountTimers": MethodRule(_P.OBSERVE, _topic_or_filter, hides_target=True, repeat=_READ),
     "CreateSeries": MethodRule(_P.PRODUCE, _topic),
     "AlterSeries": MethodRule(_P.CANCEL, _topic),
     "DeleteSeries": MethodRule(_P.CANCEL, _topic),
-    "GetSeries": MethodRule(_P.OBSERVE, _topic, look_up=True, repeat=_READ),
-    "ListSeries": MethodRule(_P.OBSERVE, _topic_or_shown, look_up=True, repeat=_READ),
+    "GetSeries": MethodRule(_P.OBSERVE, _topic, hides_target=True, repeat=_READ),
+    "ListSeries": MethodRule(_P.OBSERVE, _topic_if_given, hides_target=True, repeat=_READ),
     "TellStory": MethodRule(_P.OBSERVE, _cluster, repeat=_READ),
 }
 _CONSUMERS: Final = {
-    "Consume": MethodRule(_P.CONSUME, _opening, paced=True, while_memory_is_high=True),
+    "Consume": MethodRule(_P.CONSUME, _opened_group, paced=True, while_memory_is_high=True),
     "Receive": MethodRule(_P.CONSUME, _group, at_once=True, repeat=_SAFE),
     "Ack": MethodRule(_P.CONSUME, _group, at_once=True, while_memory_is_high=True, repeat=_SAFE),
     "Nack": MethodRule(_P.CONSUME, _group, at_once=True, while_memory_is_high=True, repeat=_SAFE),
     "Extend": MethodRule(_P.CONSUME, _group, at_once=True, while_memory_is_high=True, repeat=_SAFE),
-    "Peek": MethodRule(_P.OBSERVE, _group_or_topic, look_up=True, repeat=_READ),
-    "ReadMessages": MethodRule(_P.OBSERVE, _topic, look_up=True, repeat=_READ),
+    "Peek": MethodRule(_P.OBSERVE, _group_or_topic, hides_target=True, repeat=_READ),
+    "ReadMessages": MethodRule(_P.OBSERVE, _topic, hides_target=True, repeat=_READ),
 }
 _ADMINISTRATION: Final = {
     "GetStatus": MethodRule(None, here=True, while_memory_is_high=True, repeat=_READ),
@@ -180,10 +180,10 @@ _ADMINISTRATION: Final = {
         _P.OBSERVE, _cluster, here=True, while_memory_is_high=True, repeat=_READ
     ),
     "GetVerification": MethodRule(_P.OBSERVE, _cluster, here=True, repeat=_READ),
-    "ListTopics": MethodRule(_P.OBSERVE, _topic_or_shown, look_up=True, repeat=_READ),
+    "ListTopics": MethodRule(_P.OBSERVE, _topic_if_given, hides_target=True, repeat=_READ),
     "ListProducers": MethodRule(_P.OBSERVE, _cluster, repeat=_READ),
     "ListMembers": MethodRule(_P.OBSERVE, here=True, while_memory_is_high=True, repeat=_READ),
-    "DescribePolicies": MethodRule(_P.OBSERVE, _scope, look_up=True, repeat=_READ),
+    "DescribePolicies": MethodRule(_P.OBSERVE, _scope, hides_target=True, repeat=_READ),
     "CreateTopic": MethodRule(_P.MANAGE, _topic, repeat=_SAFE),
     "DeleteTopic": MethodRule(_P.MANAGE, _topic_and_groups, while_memory_is_high=True),
     "CreateGroup": MethodRule(_P.MANAGE, _group_and_letters, repeat=_SAFE),

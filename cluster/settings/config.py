@@ -599,14 +599,14 @@ def _read_as(key: str, value: object) -> object:
     if kind is int and isinstance(value, str):
         if not re.fullmatch(r"-?[0-9]+(_[0-9]+)*", value.strip(), re.ASCII):
             raise ConfigError(key, value, "must be a whole number")
-        return _whole(key, value.strip())
+        return _whole_number(key, value.strip())
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         names = {int: "a whole number", bool: "true or false", dict: "a table of name = host:port"}
         raise ConfigError(key, value, f"must be {names.get(kind, 'a string')}")
     return value
 
 
-def _whole(key: str, text: str) -> int:
+def _whole_number(key: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:  # too many digits

@@ -35,10 +35,10 @@ class ExitCode(IntEnum):
 class Diverged(Exception):
     """At this replica's last index a majority holds another state, or no majority agrees."""
 
-    def __init__(self, why: str, *, curable: bool) -> None:
-        """`curable`: a majority agrees, so this replica can fetch its state."""
+    def __init__(self, why: str, *, repairable: bool) -> None:
+        """`repairable`: a majority agrees, so this replica can fetch its state."""
         super().__init__(why)
-        self.curable = curable
+        self.repairable = repairable
 
 
 def exit_code(error: BaseException) -> ExitCode:

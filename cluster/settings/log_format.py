@@ -49,7 +49,7 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as key=value, without a line break."""
         fields = self.fields(record).items()
-        return " ".join(f"{key}={_quoted(str(value))}" for key, value in fields)
+        return " ".join(f"{key}={_quote(str(value))}" for key, value in fields)
 
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
         """Return the fields of a record, in the order of its line."""
@@ -83,7 +83,7 @@ def _json_value(value: object) -> object:
     return value if isinstance(value, int | float | None) and finite else str(value)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 

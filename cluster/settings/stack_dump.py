@@ -95,10 +95,10 @@ def _stacks(tasks: Iterable["asyncio.Task[Any]"]) -> Iterator[tuple[str, Frames]
     for _, task in zip(range(TASKS_MAX), tasks, strict=False):
         coroutine: Any = task.get_coro()
         name = str(getattr(coroutine, "__qualname__", "?"))[:_NAME_MAX]
-        yield name, tuple(_awaited(coroutine))
+        yield name, tuple(_awaited_frames(coroutine))
 
 
-def _awaited(coroutine: Any) -> list[str]:
+def _awaited_frames(coroutine: Any) -> list[str]:
     """Return the frames of a coroutine and of those that it awaits, the innermost first.
 
     gRPC's coroutines have no frames. The `anext` of a generator shows it to the collector only.

@@ -44,12 +44,12 @@ class SkewedClock:
 
     def __call__(self) -> UnixMs:
         """Return the moved clock."""
-        self._look()
+        self._reread()
         now_ms = machine_ms()
         drifted_ms = self._drift_ppm * (now_ms - self._from_ms) // 1_000_000
         return UnixMs(now_ms + self._offset_ms + drifted_ms)
 
-    def _look(self) -> None:
+    def _reread(self) -> None:
         """Read the file again if it was replaced. Its writer renames it into place."""
         try:
             status = os.stat(self._path)

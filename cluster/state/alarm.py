@@ -57,15 +57,15 @@ class KernelAlarm:
         self._ring, self._loop = ring, asyncio.get_running_loop()
         self._libc = ctypes.CDLL(None, use_errno=True)
         flags = os.O_NONBLOCK | os.O_CLOEXEC
-        self._file = self._checked(self._libc.timerfd_create(time.CLOCK_BOOTTIME, flags))
+        self._file = self._check_result(self._libc.timerfd_create(time.CLOCK_BOOTTIME, flags))
         self._time = (ctypes.c_long * 4)()  # interval and time, each in seconds and nanoseconds
-        self._loop.add_reader(self._file, self._expired)
+        self._loop.add_reader(self._file, self._on_expiry)
 
     def set_in(self, wait_ms: int) -> None:
         """Ring when CLOCK_BOOTTIME has counted `wait_ms` more: at the start of that millisecond."""
         at_ms = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // _NS_PER_MS + wait_ms
         self._time[2], self._time[3] = at_ms // 1000, at_ms % 1000 * _NS_PER_MS
-        self._checked(self._libc.timerfd_settime(self._file, _ABSOLUTE, self._time, None))
+        self._check_result(self._libc.timerfd_settime(self._file, _ABSOLUTE, self._time, None))
 
     def close(self) -> None:
         """See Alarm."""
@@ -73,14 +73,14 @@ class KernelAlarm:
         os.close(self._file)
         self._file = -1  # its number may soon be that of another file
 
-    def _expired(self) -> None:
+    def _on_expiry(self) -> None:
         try:
             os.read(self._file, 8)
         except BlockingIOError:  # set again since it expired
             return
         self._ring()
 
-    def _checked(self, result: int) -> int:
+    def _check_result(self, result: int) -> int:
         if result < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "timerfd")
         return result

@@ -45,7 +45,7 @@ class Host:
         limits: FlushLimits,
         draw_share: Callable[[], float] = loop_io.draw_share,
         draw_id: Callable[[int], int] = secrets.randbits,
-        handed_out: Callable[[Delivery], object],
+        on_delivery: Callable[[Delivery], object],
         leader_address: Callable[[], str | None] = lambda: None,
         on_leading: Callable[[], None] = lambda: None,
         on_clocks: Callable[[ClockReport], object] = lambda report: None,
@@ -53,7 +53,7 @@ class Host:
         steps: Steps | None = None,
         hops: HopRecorder | None = None,
         make_alarm: Callable[[Callable[[], object]], Alarm] = LoopAlarm,
-        damaged: Callable[[FileDamage], None] | None = None,
+        on_damage: Callable[[FileDamage], None] | None = None,
         fatal: Callable[[BaseException], None],
     ) -> None:
         """Args:
@@ -65,7 +65,7 @@ class Host:
         steps: Times the steps of the event loop. None: they are timed, and not reported.
         hops: Records the hops of requests while it is on. None: one of this host's own.
         make_alarm: Returns the timer that wakes the plane. A node's is exact.
-        damaged: Called with damage that a query, a merge or reading ahead meets. They change no
+        on_damage: Called with damage that a query, a merge or reading ahead meets. They change no
             state, so the node can go on until it is healed. None: such damage ends the process.
         """
         self.engine, self.log = engine, log
@@ -75,7 +75,7 @@ class Host:
         self.draw_id = draw_id
         """Takes a number of bits; returns as many random ones, which no client can guess."""
         self._failed = fatal
-        self._damaged = damaged
+        self._damaged = on_damage
         self._loop = asyncio.get_running_loop()
         self._flushes: set[asyncio.Future[None]] = set()
         """Callers that wait for the end of a flush."""
@@ -87,14 +87,14 @@ class Host:
             wall_ms=wall_ms,
             fold_interval_ms=fold_interval_ms,
             draw_share=draw_share,
-            handed_out=handed_out,
+            on_delivery=on_delivery,
             leader_address=leader_address,
             on_leading=on_leading,
             on_clocks=on_clocks,
             on_committed=on_committed,
             steps=self.steps,
             make_alarm=make_alarm,
-            damaged=self.read_failed,
+            on_damage=self.on_read_error,
             fatal=self.fatal,
         )
         self._plane = StatePlane(engine, limits, self._io)
@@ -105,7 +105,7 @@ class Host:
         self._failed(error)
         self._end_waiting()
 
-    def read_failed(self, error: BaseException) -> None:
+    def on_read_error(self, error: BaseException) -> None:
         """Take an error of work that only reads the node's files."""
         if self._damaged is not None and isinstance(error, FileDamage):
             self._damaged(error)
@@ -219,35 +219,35 @@ class Host:
 
     def on_commit(self, commit_index: LogIndex) -> None:
         """Entries up to here may be applied."""
-        self._io.guarded(self._committed, commit_index)
+        self._io.call_or_end(self._on_commit, commit_index)
 
-    def _committed(self, commit_index: LogIndex) -> None:
+    def _on_commit(self, commit_index: LogIndex) -> None:
         if self.hops.on:
             self.hops.stamp(Hop.COMMITTED, commit_index)
-        self._io.committed(commit_index)
+        self._io.on_commit(commit_index)
         self._plane.on_commit(commit_index)
 
     def on_lead(self, epoch: Epoch) -> None:
         """Apply the committed entries, then serve."""
-        self._io.guarded(self._plane.on_lead, epoch)
+        self._io.call_or_end(self._plane.on_lead, epoch)
 
     def on_drain(self) -> bool:
         """Append some of the epoch's last entries: another replica is about to lead.
 
         Returns whether more are left.
         """
-        return self._io.guarded(self._plane.on_drain)
+        return self._io.call_or_end(self._plane.on_drain)
 
     def on_stepdown(self, epoch: Epoch) -> None:
         """Stop serving at once."""
         self._io.forget_appended()
-        self._io.guarded(self._plane.on_stepdown, epoch)
+        self._io.call_or_end(self._plane.on_stepdown, epoch)
 
     # ---- files
 
-    def use_room(self, room: Room) -> None:
+    def use_disk_space(self, room: Room) -> None:
         """Take note of the disk's room. If it has become low, drop the log and flush."""
-        self._io.guarded(self._plane.use_room, room)
+        self._io.call_or_end(self._plane.use_disk_space, room)
 
     def use_memory(self, *, high: bool) -> None:
         """Take note whether memory is above its limit. While it is, flushes come sooner."""
@@ -276,7 +276,7 @@ class Host:
         ended: asyncio.Future[None] = self._loop.create_future()
         self._flushes.add(ended)
         ended.add_done_callback(self._flushes.discard)
-        self._io.guarded(
+        self._io.call_or_end(
             self._plane.flush, lambda: None if ended.done() else ended.set_result(None)
         )
         await ended

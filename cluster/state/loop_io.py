@@ -15,7 +15,7 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar
 from cluster.state.alarm import Alarm
 from cluster.state.loop_watch import Steps
 from cluster.state.state_plane import StatePlane, ThreadWork
-from cluster.state.write_pace import Abandoned, IngestRate, Pacer
+from cluster.state.write_pace import IngestRate, Pacer, WriteAbandoned
 from timer.entries.entry_frame import Entry, EntryKind
 from timer.leader.groups.group_delivery import Delivery
 from timer.leader.intake.cluster_clock import ClockReport, ClusterClock, Sample
@@ -86,28 +86,28 @@ class LoopIo:
         wall_ms: Callable[[], UnixMs],
         fold_interval_ms: int,
         draw_share: Callable[[], float],
-        handed_out: Callable[[Delivery], object],
+        on_delivery: Callable[[Delivery], object],
         leader_address: Callable[[], str | None],
         on_leading: Callable[[], None],
         on_clocks: Callable[[ClockReport], object],
         on_committed: Callable[[EntryKind, float], None],
         steps: Steps,
         make_alarm: Callable[[Callable[[], object]], Alarm],
-        damaged: Callable[[FileDamage], None],
+        on_damage: Callable[[FileDamage], None],
         fatal: Callable[[BaseException], None],
     ) -> None:
         self.make_clock, self.samples = make_clock, samples
         self.mono_ms, self.wall_ms = mono_ms, wall_ms
         self.draw_share = draw_share
-        self.handed_out = handed_out
-        self.leader_address, self.leading_changed = leader_address, on_leading
+        self.on_delivery = on_delivery
+        self.leader_address, self.on_leading_changed = leader_address, on_leading
         self.clocks_read = on_clocks
         self._on_committed, self._steps = on_committed, steps
-        self.damaged, self._fatal = damaged, fatal
+        self.on_damage, self._fatal = on_damage, fatal
         self._make_alarm = make_alarm
         self.flush_pace = Pacer(self._flush_rate)
         self._ingest = IngestRate(asyncio.get_running_loop().time())
-        self.merge_pace = Pacer(self._ingest.writing)
+        self.merge_pace = Pacer(self._ingest.write_rate)
         self._ingested = 0
         self._memtable_bytes = 0
         self._log = log
@@ -127,7 +127,7 @@ class LoopIo:
 
     # ---- calls
 
-    def guarded(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def call_or_end(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call now. An error ends the process, and is raised."""
         try:
             return call(*args, **kwargs)
@@ -137,7 +137,7 @@ class LoopIo:
 
     def soon(self, call: Callable[[], None]) -> None:
         """See StateIo."""
-        self._loop.call_soon(self.guarded, call)
+        self._loop.call_soon(self.call_or_end, call)
 
     def wake_in(self, wait_ms: int) -> None:
         """See StateIo. Each step ends with this call, so the rate of intake is measured here."""
@@ -147,10 +147,10 @@ class LoopIo:
     def fold_in(self) -> None:
         """See StateIo."""
         self._fold_timer = self._loop.call_later(
-            self._fold_interval_s, self.guarded, self.plane.fold_later
+            self._fold_interval_s, self.call_or_end, self.plane.fold_later
         )
 
-    def timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def run_timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """See StateIo."""
         return self._steps.run(work, *args, **kwargs)
 
@@ -164,7 +164,7 @@ class LoopIo:
         future.add_done_callback(self.in_threads.discard)
         try:
             result = await asyncio.shield(future)
-        except Abandoned:
+        except WriteAbandoned:
             return
         done(result)
 
@@ -187,7 +187,7 @@ class LoopIo:
         self._uncommitted.append((index, kind, time.perf_counter()))
         return index
 
-    def committed(self, commit_index: LogIndex) -> None:
+    def on_commit(self, commit_index: LogIndex) -> None:
         """Measure how long the entries up to here took."""
         while self._uncommitted and self._uncommitted[0][0] <= commit_index:
             _, kind, appended_s = self._uncommitted.popleft()
@@ -241,7 +241,7 @@ class LoopIo:
 
     def _flush_rate(self) -> float:
         hurry = self.plane.engine.unflushed_bytes >= self._memtable_bytes
-        return math.inf if hurry else self._ingest.writing()
+        return math.inf if hurry else self._ingest.write_rate()
 
     # ---- ending
 

@@ -90,7 +90,7 @@ class Steps:
             if took_s > self._longest[1]:
                 self._longest = work.__qualname__, took_s
 
-    def held_by(self, held_s: float) -> str:
+    def blocking_call(self, held_s: float) -> str:
         """Return the function that held the loop since the last call; OTHER: none did."""
         (name, took_s), self._longest = self._longest, ("", 0.0)
         return name if 2 * took_s >= held_s else OTHER
@@ -155,7 +155,7 @@ class LoopWatch:
         self._share += (worked_s / (now_s - self._armed_s) - self._share) / SHARE_OVER
         self._observe(held_s)
         self.longest_s = max(self.longest_s, held_s)
-        step = self._steps.held_by(held_s)
+        step = self._steps.blocking_call(held_s)
         if held_s > LOG_ABOVE_S:
             held = {"held_ms": round(held_s * 1000), "step": step}
             logger.warning("event loop held", extra=held)

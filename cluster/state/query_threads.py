@@ -34,7 +34,7 @@ class QueryThreads:
 
         Raises:
             NotReadyError: merges deleted files of each cut.
-            StorageError: this node's files are damaged; see Host.read_failed.
+            StorageError: this node's files are damaged; see Host.on_read_error.
         """
         for _ in range(CUTS_MAX):
             cut = store().cut()
@@ -46,7 +46,7 @@ class QueryThreads:
         """Return the result of `work`, which needs no cut.
 
         Raises:
-            StorageError: this node's files are damaged; see Host.read_failed.
+            StorageError: this node's files are damaged; see Host.on_read_error.
         """
         loop = asyncio.get_running_loop()
 
@@ -54,7 +54,7 @@ class QueryThreads:
             try:
                 return work()
             except StorageError as error:  # reported even if the caller has given up
-                loop.call_soon_threadsafe(self._host.read_failed, error)
+                loop.call_soon_threadsafe(self._host.on_read_error, error)
                 raise
 
         return await loop.run_in_executor(self._threads, run)

@@ -50,7 +50,7 @@ _T = TypeVar("_T")
 
 WAKE_MS_MAX: Final = 1000
 """Longest time between two steps."""
-LEASE_LOOK_MS: Final = 20
+LEASE_CHECK_MS: Final = 20
 """Interval in which a leader without a lease checks whether it has one again."""
 LOW_FLUSH_MS: Final = 20_000
 """The flush interval while the disk has little space, memory is above its limit, or most rows of
@@ -137,7 +137,7 @@ class StateIo(Protocol):
     def run(self, kind: ThreadWork, work: Callable[[], _T], done: Callable[[_T], None]) -> None:
         """Do `work` in a thread, then call `done` with its result. A process that ends may not."""
 
-    def timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def run_timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Call now, and measure how long the call takes."""
 
     def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
@@ -166,16 +166,16 @@ class StateIo(Protocol):
     def leader_address(self) -> str | None:
         """Return the address of the node that leads, if known."""
 
-    def handed_out(self, delivery: Delivery, /) -> object:
+    def on_delivery(self, delivery: Delivery, /) -> object:
         """A delivery is about to be sent to its consumer."""
 
-    def leading_changed(self) -> None:
+    def on_leading_changed(self) -> None:
         """Leadership began or ended."""
 
     def clocks_read(self, report: ClockReport, /) -> object:
         """The leader has read the voters' clocks again."""
 
-    def damaged(self, damage: FileDamage, /) -> None:
+    def on_damage(self, damage: FileDamage, /) -> None:
         """A merge or reading ahead met a damaged file. The node must be healed."""
 
 
@@ -199,7 +199,7 @@ class StatePlane:
         """The leader at the start of the drain."""
         self._checkpointed = False
         """The drain has appended its CHECKPOINT."""
-        self._held_until_ms: UnixMs | None = None
+        self._fold_at_ms: UnixMs | None = None
         """Header time of a committed entry that a leader applies only then."""
         self.stopped = False
         self._settling: Callable[[], None] | None = None
@@ -282,7 +282,7 @@ class StatePlane:
         self._promoting = None
         self.engine.step_down(NotLeaderError(self._io.leader_address()))
         self._clock = None
-        self._io.leading_changed()
+        self._io.on_leading_changed()
 
     # ---- folding
 
@@ -302,48 +302,48 @@ class StatePlane:
                 self._folding = True
                 self._io.read(first, self.engine.commit_index, self._fold_portion)
                 return
-            entries = self._ripe(entries)
+            entries = self._foldable(entries)
             if not entries:
                 self.kick()
                 return
-            prefetch = self._io.timed(self.engine.begin_prefetch, entries)
+            prefetch = self._io.run_timed(self.engine.begin_prefetch, entries)
             if prefetch is not None:
                 self._folding = True
                 self._prefetch(entries, prefetch)
                 return
-            self._io.timed(self.engine.fold, entries)
+            self._io.run_timed(self.engine.fold, entries)
         self.kick()  # first: the step may begin the flush for which the next fold has to wait
         if self.waits_for_flush:
             pass  # the end of the flush folds
-        elif self._held_until_ms is not None:
+        elif self._fold_at_ms is not None:
             pass  # the step at that time folds
         elif self.engine.behind:
             self._io.soon(self._fold)
         elif self._promoting is not None:
             self._serve(self._promoting)
 
-    def _ripe(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+    def _foldable(self, entries: Sequence[Entry]) -> Sequence[Entry]:
         """Return those of the entries whose header's time has come, on a leader; elsewhere all.
 
         The leader appends a FIRE ahead of its time (timer/leader/fire_times.py).
         """
-        self._held_until_ms = None
+        self._fold_at_ms = None
         if self.engine.leader is None or not entries:
             return entries
         clock_ms = self.now().clock_ms
         if entries[-1].time_ms <= clock_ms:
             return entries
         ripe = bisect.bisect_right(entries, clock_ms, key=lambda entry: entry.time_ms)
-        self._held_until_ms = entries[ripe].time_ms
+        self._fold_at_ms = entries[ripe].time_ms
         return entries[:ripe]
 
     def _fold_portion(self, entries: Sequence[Entry]) -> None:
-        entries = self._ripe(entries)
+        entries = self._foldable(entries)
         if not entries:
             self._folding = False
             self.kick()
             return
-        prefetch = self._io.timed(self.engine.begin_prefetch, entries)
+        prefetch = self._io.run_timed(self.engine.begin_prefetch, entries)
         if prefetch is not None:
             self._prefetch(entries, prefetch)
         else:
@@ -351,7 +351,7 @@ class StatePlane:
 
     def _prefetch(self, entries: Sequence[Entry], prefetch: Prefetch) -> None:
         def done(_: None) -> None:
-            self._io.timed(self.engine.use_prefetch, prefetch)
+            self._io.run_timed(self.engine.use_prefetch, prefetch)
             self._apply(entries)
 
         self._io.run(ThreadWork.PREFETCH, prefetch.read, done)
@@ -359,7 +359,7 @@ class StatePlane:
     def _apply(self, entries: Sequence[Entry]) -> None:
         rest = entries
         if not self.waits_for_flush:  # a step may have begun the flush since the last portion
-            rest = entries[self._io.timed(self.engine.fold, entries) :]
+            rest = entries[self._io.run_timed(self.engine.fold, entries) :]
         if not rest or self.stopped or self.waits_for_flush:
             self._folding = False
             self._fold()
@@ -387,7 +387,7 @@ class StatePlane:
         figures = {"pending": machine.store.pending, "next_due_ms": machine.store.next_due()}
         logger.info("serving", extra={"epoch": epoch, **figures})
         assert leader.closed is None
-        self._io.leading_changed()
+        self._io.on_leading_changed()
 
     # ---- stepping
 
@@ -397,34 +397,34 @@ class StatePlane:
             return
         self._sample(self._io.mono_ms())
         now = self.now()
-        if self._held_until_ms is not None and now.clock_ms >= self._held_until_ms:
+        if self._fold_at_ms is not None and now.clock_ms >= self._fold_at_ms:
             # No new request: a fold that waits for a thread or a flush resumes when that ends.
-            self._held_until_ms = None
+            self._fold_at_ms = None
             self._fold()
             now = self.now()
         leader = self.engine.leader
         wait_ms = WAKE_MS_MAX if leader is None else self._lead(leader, now)
         behind = self.totals.keep_up()
-        if self._io.timed(self.engine.keep_up) or behind:
+        if self._io.run_timed(self.engine.keep_up) or behind:
             self.kick()
         self._maybe_flush(now)
         self._maybe_read_ahead(now)
         self._maybe_fetch()
-        if self._held_until_ms is not None:
-            wait_ms = min(wait_ms, self._held_until_ms - now.clock_ms)
+        if self._fold_at_ms is not None:
+            wait_ms = min(wait_ms, self._fold_at_ms - now.clock_ms)
         self._io.wake_in(max(0, wait_ms - (self._io.mono_ms() - now.mono_ms)))
 
     def _lead(self, leader: Leader, now: Now) -> int:
         """Step the leader; return after how many milliseconds to step again."""
-        self._io.timed(leader.step, now)
+        self._io.run_timed(leader.step, now)
         held = self._io.lease_held()
         if held:
-            for delivery in self._io.timed(leader.hand_out, now):
-                self._io.timed(self._deliver, delivery)
+            for delivery in self._io.run_timed(leader.hand_out, now):
+                self._io.run_timed(self._deliver, delivery)
             if leader.groups.waiting:  # deliveries need entries
-                self._io.timed(leader.step, now)
+                self._io.run_timed(leader.step, now)
         wait_ms = min(WAKE_MS_MAX, max(0, leader.wake_at_ms(now) - now.mono_ms))
-        return wait_ms if held else min(wait_ms, LEASE_LOOK_MS)
+        return wait_ms if held else min(wait_ms, LEASE_CHECK_MS)
 
     def _sample(self, mono_ms: MonoMs) -> None:
         if self._clock is not None and mono_ms - self._sampled_at_ms >= SAMPLE_MS:
@@ -434,7 +434,7 @@ class StatePlane:
             self._io.clocks_read(self._clock.report(mono_ms))
 
     def _deliver(self, delivery: Delivery) -> None:
-        self._io.handed_out(delivery)
+        self._io.on_delivery(delivery)
         delivery.lease.consumer.sink(delivery)
 
     # ---- flushing and merging
@@ -443,12 +443,12 @@ class StatePlane:
         if self._draining and not self.engine.cutting:
             return  # the drain ends with a flush
         if self._is_flush_due(now) or self.engine.cutting:
-            if not self._io.timed(self.engine.prepare_flush, self._limits.topics_at_once):
+            if not self._io.run_timed(self.engine.prepare_flush, self._limits.topics_at_once):
                 self.kick()  # for the next portion
                 return
             self._flushed_at_ms = now.mono_ms
             self._share = self._io.draw_share()
-            self._begin_flush(_nothing)
+            self._begin_flush(_do_nothing)
 
     def _is_flush_due(self, now: Now) -> bool:
         share, limits = self._share, self._limits
@@ -468,14 +468,14 @@ class StatePlane:
 
         Nothing is written if nothing is new, or while another flush is under way.
         """
-        if not self._io.timed(self.engine.prepare_flush, self._limits.topics_at_once):
+        if not self._io.run_timed(self.engine.prepare_flush, self._limits.topics_at_once):
             self._io.soon(functools.partial(self.flush, done))
             return
-        self._begin_flush(done or _nothing)
+        self._begin_flush(done or _do_nothing)
 
     def _begin_flush(self, done: Callable[[], None]) -> None:
         waited = self.waits_for_flush
-        flush = self._io.timed(self.engine.begin_flush)
+        flush = self._io.run_timed(self.engine.begin_flush)
         if flush is None:
             if waited and not self.waits_for_flush:
                 self._fold()
@@ -497,14 +497,14 @@ class StatePlane:
         if self._settling is None:
             return  # the stop has ended the flush
         at_once = self._limits.topics_at_once
-        if self.stopped or self._io.timed(self.engine.settle_flush, flush, at_once):
+        if self.stopped or self._io.run_timed(self.engine.settle_flush, flush, at_once):
             self._end_flush(flush, done)
         else:
             self._io.soon(functools.partial(self._settle, flush, done))
 
     def _end_flush(self, flush: Flush, done: Callable[[], None]) -> None:
         self._settling = None
-        self._io.timed(self.engine.end_flush, flush)
+        self._io.run_timed(self.engine.end_flush, flush)
         self._fold()  # it may have waited for this
         self._drop_log()
         logger.info("manifest at %d: %d runs", flush.index, len(self.engine.machine.store.runs))
@@ -517,7 +517,7 @@ class StatePlane:
         before = LogIndex(self.engine.manifest_index + 1)
         self._io.drop_before(before, keep=not self.engine.room.low)
 
-    def use_room(self, room: Room) -> None:
+    def use_disk_space(self, room: Room) -> None:
         """Take note of the disk's room. If it has become low, drop the log and flush."""
         became_low = room.low and not self.engine.room.low
         waited = self.waits_for_flush
@@ -531,17 +531,17 @@ class StatePlane:
     def _merge(self) -> None:
         """Merge runs until there is nothing to gain."""
         store = self.engine.machine.store
-        merge: Merge | None = None if self.stopped else self._io.timed(self.engine.begin_merge)
+        merge: Merge | None = None if self.stopped else self._io.run_timed(self.engine.begin_merge)
         if merge is None:
             self._merging = False
             return
 
         def done(windows: list[ReadWindow] | FileDamage) -> None:
             if isinstance(windows, FileDamage):
-                self._io.timed(store.leave_out, windows, merge)
-                self._io.damaged(windows)
+                self._io.run_timed(store.leave_out, windows, merge)
+                self._io.on_damage(windows)
             else:
-                self._io.timed(store.install_merge, merge, windows)
+                self._io.run_timed(store.install_merge, merge, windows)
             self._merge()
 
         work = functools.partial(_or_damage, store.write_merge, merge, self._io.merge_pace)
@@ -563,19 +563,19 @@ class StatePlane:
         store = self.engine.machine.store
         self._reading = False
         if damage is None:
-            self._io.timed(store.end_ahead, ahead)
+            self._io.run_timed(store.end_ahead, ahead)
         else:
-            self._io.timed(store.leave_out, damage)
-            self._io.damaged(damage)
+            self._io.run_timed(store.leave_out, damage)
+            self._io.on_damage(damage)
 
     def _maybe_fetch(self) -> None:
         fetch = None if self._fetching else self.engine.begin_fetch()
         if fetch is not None:
             self._fetching = True
-            self._io.run(ThreadWork.FETCH, fetch.read, functools.partial(self._fetched, fetch))
+            self._io.run(ThreadWork.FETCH, fetch.read, functools.partial(self._on_fetched, fetch))
 
-    def _fetched(self, fetch: PageFetch, _: None) -> None:
-        self._io.timed(self.engine.end_fetch, fetch)
+    def _on_fetched(self, fetch: PageFetch, _: None) -> None:
+        self._io.run_timed(self.engine.end_fetch, fetch)
         self._fetching = False
         self.kick()
 
@@ -618,5 +618,5 @@ def _or_damage(work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _
         return damage
 
 
-def _nothing(*_: Any) -> None:
+def _do_nothing(*_: Any) -> None:
     pass

@@ -31,18 +31,18 @@ class Totals:
         return self._ready.of(self._machine.topics)
 
     @property
-    def expired(self) -> int:
+    def n_expired(self) -> int:
         """Messages that expired before they were acknowledged.
 
         Those of topics that were deleted before this object was made are left out.
         """
         return self._expired.of(self._machine.topics) + self._expired_deleted
 
-    def deleted(self, topic: Topic) -> None:
+    def on_topic_deleted(self, topic: Topic) -> None:
         """Keep the expired messages of a topic that was deleted."""
         self._expired_deleted += topic.expired
 
-    def unacked(self) -> list[TopicId]:
+    def unacked_topics(self) -> list[TopicId]:
         """Return the topics with messages that at least one group has not acknowledged."""
         self._ready.of(self._machine.topics)
         return self._ready.positive()

@@ -19,7 +19,7 @@ FORGET: Final = 0.9
 """Factor by which the rate falls per OBSERVE_S while less comes in."""
 
 
-class Abandoned(Exception):
+class WriteAbandoned(Exception):
     """A merge was abandoned because the process ends. The next process starts the merge again."""
 
 
@@ -39,7 +39,7 @@ class IngestRate:
             self.rate = max(self._bytes / passed, self.rate * FORGET ** (passed / OBSERVE_S))
             self._at_s, self._bytes = now_s, 0
 
-    def writing(self) -> float:
+    def write_rate(self) -> float:
         """Return the bytes per second that a flush or a merge may write."""
         return max(RATE_MIN, INGEST_FACTOR * self.rate)
 
@@ -65,10 +65,10 @@ class Pacer:
         """Wait until `size` more bytes may be written.
 
         Raises:
-            Abandoned: the process ends.
+            WriteAbandoned: the process ends.
         """
         if self._abandoned:
-            raise Abandoned("the process ends")
+            raise WriteAbandoned("the process ends")
         now_s = self._clock()
         self._next_s = max(self._next_s, now_s) + size / self._rate()
         if not self._hurry.is_set() and self._next_s > now_s:
@@ -79,6 +79,6 @@ class Pacer:
         self._hurry.set()
 
     def abandon(self) -> None:
-        """Raise Abandoned at the next step, and stop waiting."""
+        """Raise WriteAbandoned at the next step, and stop waiting."""
         self._abandoned = True
         self._hurry.set()

@@ -91,7 +91,7 @@ def _fill(envelope: pb.Envelope, message: Message) -> None:
                     conflict=_conflict(message.conflict),
                     fenced_by=message.fenced_by,
                     echo_ms=message.echo_ms,
-                    held_ms=message.held_ms,
+                    held_ms=message.waited_ms,
                 )
             )
         case Fence():
@@ -106,7 +106,7 @@ def _fill(envelope: pb.Envelope, message: Message) -> None:
                     unsure=message.unsure,
                     sets=_starts(message.sets),
                     echo_ms=message.echo_ms,
-                    held_ms=message.held_ms,
+                    held_ms=message.waited_ms,
                 )
             )
         case Fetch():
@@ -159,7 +159,7 @@ def _message(envelope: pb.Envelope) -> Message:
                 conflict=_read_conflict(r.conflict) if r.HasField("conflict") else None,
                 fenced_by=Epoch(r.fenced_by),
                 echo_ms=MonoMs(r.echo_ms),
-                held_ms=r.held_ms,
+                waited_ms=r.held_ms,
             )
         case "fence":
             b = envelope.fence
@@ -173,7 +173,7 @@ def _message(envelope: pb.Envelope) -> Message:
                 unsure=f.unsure,
                 sets=_read_starts(f.sets),
                 echo_ms=MonoMs(f.echo_ms),
-                held_ms=f.held_ms,
+                waited_ms=f.held_ms,
             )
         case "fetch":
             return Fetch(

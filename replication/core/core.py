@@ -374,7 +374,7 @@ class Core:
             unsure=self.unsure,
             sets=self.shape.sets_from(self.commit_index),
             echo_ms=held.fence.sent_ms,
-            held_ms=self._now - held.since_ms,
+            waited_ms=self._now - held.since_ms,
         )
         if held.sender == self.me:
             self._become(Role.CANDIDATE)
@@ -840,7 +840,7 @@ class Core:
             conflict=conflict,
             fenced_by=self._held.fence.under.epoch if self._held else Epoch(0),
             echo_ms=append.sent_ms,
-            held_ms=self._now - since_ms,
+            waited_ms=self._now - since_ms,
         )
         out.send.append(OutgoingMessage(to, answer))
 

@@ -153,8 +153,8 @@ def _highest(entries: Entries) -> Epoch:
 
 
 def _echo(answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> str | None:
-    if answer.echo_ms > now_ms or answer.held_ms < 0:
-        return f"echo_ms = {answer.echo_ms}, held_ms = {answer.held_ms}: the time is {now_ms}"
+    if answer.echo_ms > now_ms or answer.waited_ms < 0:
+        return f"echo_ms = {answer.echo_ms}, held_ms = {answer.waited_ms}: the time is {now_ms}"
     return None
 
 

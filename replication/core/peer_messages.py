@@ -68,7 +68,7 @@ class FenceAnswer:
     sets: tuple[LogStart, ...]
     """The last committed voter set in this log, and every later one."""
     echo_ms: MonoMs
-    held_ms: int
+    waited_ms: int
     """Milliseconds from the fence's arrival to this answer."""
 
 
@@ -105,7 +105,7 @@ class AppendAnswer:
     fenced_by: Epoch
     """A candidate of this epoch waits here for the leader's lease to end; 0: none."""
     echo_ms: MonoMs
-    held_ms: int
+    waited_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

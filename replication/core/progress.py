@@ -334,7 +334,7 @@ def has_forgotten(heard: Message, promise: Promise) -> bool:
 
 def travelled_ms(answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> int:
     """Return how long a message and its answer, which has just arrived, were on their way."""
-    return max(now_ms - answer.echo_ms - answer.held_ms, 0)
+    return max(now_ms - answer.echo_ms - answer.waited_ms, 0)
 
 
 def sample_of(wall_ms: UnixMs, answer: AppendAnswer | FenceAnswer, now_ms: MonoMs) -> ClockSample:

@@ -31,9 +31,9 @@ OPEN_TIMEOUT_S: Final = 120.0
 """The source may have to write a manifest first, and to compute missing checksums."""
 CONNECT_TIMEOUT_S: Final = 2.0
 CHUNK_TIMEOUT_S: Final = 30.0
-AGAIN_S: Final = 0.3
-AGAIN_S_MAX: Final = 5.0
-"""Pauses between rounds of requests double from AGAIN_S up to this one, until data arrives."""
+RETRY_S: Final = 0.3
+RETRY_S_MAX: Final = 5.0
+"""Pauses between rounds of requests double from RETRY_S up to this one, until data arrives."""
 UNFIT_S: Final = 5.0
 
 
@@ -107,8 +107,8 @@ class SnapshotFetch:
 
     async def run(self) -> Snapshot | None:
         """Return the snapshot that the next start installs. None: the log has caught up."""
-        await self._look()
-        pause_s, moved_s = AGAIN_S, self.moved_s
+        await self._check_received_files()
+        pause_s, moved_s = RETRY_S, self.moved_s
         while True:
             for name, dial in self._dials.items():
                 channel = dial()
@@ -128,11 +128,11 @@ class SnapshotFetch:
                 await asyncio.to_thread(self._incoming.forget)
                 return None
             if self.moved_s > moved_s:
-                pause_s, moved_s = AGAIN_S, self.moved_s
+                pause_s, moved_s = RETRY_S, self.moved_s
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, AGAIN_S_MAX)
+            pause_s = min(2 * pause_s, RETRY_S_MAX)
 
-    async def _look(self) -> None:
+    async def _check_received_files(self) -> None:
         """Check the files of an earlier process first: an offer could expire meanwhile."""
         self._from = "files received earlier are being checked"
         for part in await asyncio.to_thread(self._incoming.planned):

@@ -57,7 +57,7 @@ class Hosted:
     def fatal(self, error: BaseException) -> None:
         raise error
 
-    read_failed = fatal
+    on_read_error = fatal
 
     def kick(self) -> None:
         self._loop.call_soon(self.step)

@@ -56,7 +56,7 @@ class Shipped(OneNode):
             applied=lambda: LogIndex(self.applied),
             mono_ms=lambda: MonoMs(self.mono_ms),
             wall_ms=lambda: UnixMs(self.wall_ms),
-            damaged=self.damages.append,
+            on_damage=self.damages.append,
         )
 
     def grow(self, rows: int = 0) -> Any:
@@ -94,14 +94,14 @@ class Shipped(OneNode):
         found = asyncio.run(self.shipping.fetch(LogIndex(after), LogIndex(stored), shipper_id))
         index, epoch = found.applied
         if node in self.dropped and after < index:
-            found = replace(found, is_gone=True, epoch=Epoch(0), frames=b"")
+            found = replace(found, is_dropped=True, epoch=Epoch(0), frames=b"")
         return pb.FetchLogResponse(
             cluster_id=self.cluster_id,
             epoch=found.epoch,
             applied_index=index,
             applied_epoch=epoch,
             frames=found.frames,
-            is_gone=found.is_gone,
+            is_gone=found.is_dropped,
         )
 
 
@@ -130,8 +130,8 @@ class Shipper:
             ShipPlan(**usual | plan),
             wall_s=lambda: self.now_s,
             mono_s=lambda: self.now_s,
-            done=lambda found: self.done.append(found.index),
-            told=self.told.append,
+            on_backup=lambda found: self.done.append(found.index),
+            on_progress=self.told.append,
         )
 
     def step(self, seconds: float = 0.0) -> None:

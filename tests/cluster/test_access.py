@@ -272,9 +272,9 @@ def test_each_method_has_a_line() -> None:
 
 
 PROPERTIES = {
-    "look_up": "CountTimers DescribePolicies GetSeries GetTimer ListSeries ListTimers ListTopics"
-    " Peek ReadMessages",
-    "each_answered": "ScheduleStream",
+    "hides_target": "CountTimers DescribePolicies GetSeries GetTimer ListSeries ListTimers"
+    " ListTopics Peek ReadMessages",
+    "answers_each": "ScheduleStream",
     "paced": "Consume",
     "is_step": "FetchBackup TraceHops",
     "is_polled": "FetchLog",

@@ -94,7 +94,7 @@ async def test_kernel_alarm_that_expired_and_was_set_anew_does_not_ring() -> Non
     alarm = KernelAlarm(lambda: ignored.append(1))
     alarm.set_in(0)
     alarm.set_in(FAR_MS)
-    alarm._expired()
+    alarm._on_expiry()
     assert ignored == []
     alarm.close()
     with pytest.raises(OSError, match="timerfd"):

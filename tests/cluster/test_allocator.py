@@ -12,14 +12,14 @@ BLOCK = 2 << 20
 PROGRAM = f"""
 import sys
 from pathlib import Path
-from cluster.node.allocator import give_back_large_blocks
+from cluster.node.allocator import release_large_blocks
 
 def resident():
     fields = dict(l.split(":", 1) for l in Path("/proc/self/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) << 10
 
 if sys.argv[1] == "set":
-    give_back_large_blocks()
+    release_large_blocks()
 for _ in range(2):
     large = b"x" * {BLOCK}
     del large  # from here on glibc takes such a block for a small one, unless it was told
@@ -51,7 +51,7 @@ import sys, threading
 from pathlib import Path
 import pyarrow as pa
 from cluster.node.allocator import (
-    give_back_free_pages, give_back_large_blocks, use_system_memory_for_arrow
+    release_free_pages, release_large_blocks, use_system_memory_for_arrow
 )
 
 def resident():
@@ -68,14 +68,14 @@ def in_thread():
     thread.start()
     return thread
 
-give_back_large_blocks()
+release_large_blocks()
 if sys.argv[1] == "set":
     use_system_memory_for_arrow()
 done, over = threading.Event(), threading.Event()
 before = resident()
 thread = in_thread()
 done.wait()
-give_back_free_pages()
+release_free_pages()
 print(resident() - before)
 over.set()
 thread.join()

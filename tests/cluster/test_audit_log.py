@@ -19,7 +19,7 @@ from cluster.rpc.audit_log import (
     REQUEST_BYTES_MAX,
     AuditLog,
     audit,
-    shown,
+    request_for_log,
 )
 from cluster.rpc.call_guard import CallGuard
 from cluster.rpc.rpc_caller import Caller
@@ -56,7 +56,7 @@ def test_line_that_fails_is_in_the_log_of_the_node(
     log = AuditLog("n1", str(file))
     file.unlink()
     file.mkdir()
-    log.changed(caller, {}, "OK")
+    log.record_change(caller, {}, "OK")
     assert log.complaints() == [
         f"the audit log can't be written: [Errno 21] Is a directory: '{file}'"
     ]
@@ -64,17 +64,17 @@ def test_line_that_fails_is_in_the_log_of_the_node(
     assert record.getMessage() == "the audit log can't be written"
     assert json.loads(record.line)["method"] == "M"  # type: ignore[attr-defined]
     file.rmdir()
-    log.changed(caller, {}, "OK")
+    log.record_change(caller, {}, "OK")
     assert log.complaints() == []
 
 
 def test_long_request_is_logged_with_its_targets() -> None:
     settings = pb.GroupSettings(dead_letter_topic="d" * REQUEST_BYTES_MAX)
     request = pb.AlterGroupRequest(topic="t" * 4_096, group="g", settings=settings)
-    line: Any = shown(request)
+    line: Any = request_for_log(request)
     assert line == {"topic": "t" * 512, "group": "g", "size": f"{request.ByteSize()} bytes"}
     scope = pb.PolicyScope(topic="orders", namespace="x" * REQUEST_BYTES_MAX)
-    line = shown(pb.AlterPoliciesRequest(scope=scope))
+    line = request_for_log(pb.AlterPoliciesRequest(scope=scope))
     assert line["topic"] == "orders"
 
 
@@ -83,7 +83,7 @@ def test_unknown_fields_hide_no_request() -> None:
         pb.DeleteTopicRequest(topic="orders").SerializeToString() + 2 * UNKNOWN_FIELD
     )
     assert request.ByteSize() > REQUEST_BYTES_MAX
-    assert shown(request) == {"topic": "orders"}
+    assert request_for_log(request) == {"topic": "orders"}
 
 
 async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_log(
@@ -95,7 +95,7 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
     context: Any = SimpleNamespace(auth_context=lambda: {"x509_pem_cert": [pem]})
     identity = CallerIdentity(IdentityKind.ADMIN, "a")
     rules = parse_rules('[[rule]]\nwho = ["admin/a"]\nmay = ["manage"]')
-    usages: Any = SimpleNamespace(opened=lambda *_: nullcontext())
+    usages: Any = SimpleNamespace(open_call=lambda *_: nullcontext())
     caller = Caller(
         identity, DELETE, METHOD_RULES[DELETE], lambda: rules, "ipv4:127.0.0.1:1", usages
     )
@@ -104,18 +104,18 @@ async def test_call_that_fails_is_not_logged_as_ok_and_only_the_owner_reads_the_
         def admit(self, method: str, context: object) -> Caller:
             return caller
 
-        def shown(self, context: object) -> str:
+        def claimed_identity(self, context: object) -> str:
             return "admin/a"
 
     access: Any = type("Access", (), {"on_change": []})
     guard = CallGuard(Open(), access, AuditLog("n1", str(file)))
-    with pytest.raises(ZeroDivisionError), guard._admitted(DELETE, object(), context):
+    with pytest.raises(ZeroDivisionError), guard._admission(DELETE, object(), context):
         _ = 1 / 0
-    with guard._admitted(DELETE, object(), context):
+    with guard._admission(DELETE, object(), context):
         pass
     caller.note(3, 7)
     caller.note(3, 0)
-    with pytest.raises(asyncio.CancelledError), guard._admitted(DELETE, object(), context):
+    with pytest.raises(asyncio.CancelledError), guard._admission(DELETE, object(), context):
         raise asyncio.CancelledError
     assert results_and_mode(file) == (["UNKNOWN", "OK", "CANCELLED"], 0o600)
     caller.note(3, 8)
@@ -162,18 +162,18 @@ async def test_flood_of_denied_calls_is_cut_and_counted_and_the_file_may_be_move
     monkeypatch.setattr(loop, "call_later", lambda _, work: calls.append(work))
     error = PermissionDeniedError("no rule")
     for each in range(1_000):
-        log.denied(DELETE, f"client/{each % 2}", "ipv4:127.0.0.1:1", error)
+        log.record_denial(DELETE, f"client/{each % 2}", "ipv4:127.0.0.1:1", error)
     moved = lines_of(file)
     assert len(moved) == 2 * DENIED_EACH_MAX
     move_away(file)
     (end,) = calls
     end()
     assert [line["left_out"] for line in lines_of(file)] == [1_000 - len(moved)]
-    log.denied(DELETE, "client/0", "ipv4:127.0.0.1:1", error)
+    log.record_denial(DELETE, "client/0", "ipv4:127.0.0.1:1", error)
     assert len(lines_of(file)) == 2
     for port in range(100):  # callers without an identity, from one address
-        log.denied(DELETE, "", f"ipv4:127.0.0.2:{port}", error)
-    log.denied(DELETE, "", "ipv4:127.0.0.3:1", error)
+        log.record_denial(DELETE, "", f"ipv4:127.0.0.2:{port}", error)
+    log.record_denial(DELETE, "", "ipv4:127.0.0.3:1", error)
     assert len(lines_of(file)) == 2 + DENIED_EACH_MAX + 1, "another address has lines of its own"
 
 

@@ -76,7 +76,7 @@ def test_request_that_fails_is_made_again_until_the_end_of_the_block(
         raise Unavailable("planted")
 
     monkeypatch.setattr(pin_keeper, "KEEP_S", 0.001)
-    with pin_keeper.kept(fails):
+    with pin_keeper.keeping_pin(fails):
         names = {made.get(timeout=WAIT_S) for _ in range(3)}
     until(lambda: names.isdisjoint(each.name for each in threading.enumerate()))
 
@@ -179,7 +179,7 @@ def test_of_two_exports_into_one_place_one_is_refused(
 def test_export_that_ends_before_its_end_deletes_its_tables_at_the_same_time(
     export: ParquetExport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
-    target, writing = BackupStore(str(tmp_path / "export")), BackupStore.writing
+    target, writing = BackupStore(str(tmp_path / "export")), BackupStore.open_writer
     delete, all_are_deleted = BackupStore.delete, threading.Barrier(2, timeout=WAIT_S)
     deleted: list[str] = []
 
@@ -194,7 +194,7 @@ def test_export_that_ends_before_its_end_deletes_its_tables_at_the_same_time(
         delete(store, name)
         deleted.append(name)
 
-    monkeypatch.setattr(BackupStore, "writing", ended)
+    monkeypatch.setattr(BackupStore, "open_writer", ended)
     monkeypatch.setattr(BackupStore, "delete", slow)
     with pytest.raises(SystemExit):
         export.write(target)
@@ -219,7 +219,7 @@ def test_files_that_an_export_has_no_time_to_delete_are_left(
 
     def end(*_: object) -> None:
         """End the time for calls when the other files are deleted."""
-        until(lambda: len(export.left) == 1)
+        until(lambda: len(export.leftovers) == 1)
         store_calls._command.until_s = 0.0
 
     monkeypatch.setattr(BackupStore, "put", Mock(side_effect=[None, SystemExit(143)]))
@@ -228,7 +228,7 @@ def test_files_that_an_export_has_no_time_to_delete_are_left(
     monkeypatch.setattr(store_calls._command, "until_s", inf)
     with pytest.raises(SystemExit):
         export.write(BackupStore(str(tmp_path / "export")))
-    [claim] = export.left
+    [claim] = export.leftovers
     released.set()
     assert claim.startswith(CLAIM)
     assert files(tmp_path / "export") == []

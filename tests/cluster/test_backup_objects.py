@@ -17,7 +17,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow.fs import FileSystem
 
-from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, bounded
+from cluster.backup.backup_store import BackupError, BackupStore, StoreUnavailable, with_retry_time
 from cluster.backup.catalogue import Catalogue, read_catalogues
 from cluster.backup.store_care import damages_of, prune
 from tests.cluster.backups import OneNode, backed_up, restored
@@ -244,5 +244,5 @@ def test_signal_ends_a_writer_while_the_store_does_not_answer(
 def test_google_cloud_storage_is_not_called_again_for_15_minutes() -> None:
     given = "gs://anonymous@bucket/x?retry_limit_seconds=5"
     for uri, limit_s in (("gs://anonymous@bucket/x", 60), (given, 5)):
-        _, [options] = FileSystem.from_uri(bounded(uri))[0].__reduce__()
+        _, [options] = FileSystem.from_uri(with_retry_time(uri))[0].__reduce__()
         assert options["retry_time_limit"] == timedelta(seconds=limit_s)

@@ -77,7 +77,7 @@ def test_wait_for_a_leader_is_told_once(
         node.serving = next(looks)
 
     monkeypatch.setattr(time, "sleep", again)
-    BackupRun(cast("TimerClient", node), store, patience_s=60, told=told.append).take()
+    BackupRun(cast("TimerClient", node), store, patience_s=60, on_progress=told.append).take()
     [line] = told
     assert line.startswith("waiting, up to 60 s: no serving leader answers")
 
@@ -554,7 +554,7 @@ async def test_open_backups_are_bounded_and_end_after_a_minute_without_a_fetch(
     now, failed = [0], list[BaseException]()
     index = engine_on(DISK, node.state).manifest_index
     source = Source(index)
-    desk = desk_of(node, source, now=now, damaged=failed.append, fatal=failed.append)
+    desk = desk_of(node, source, now=now, on_damage=failed.append, fatal=failed.append)
     opened = await desk.open(1, index)
     assert opened.index == index
     assert await desk.open(1, index) is opened
@@ -596,7 +596,7 @@ async def test_damage_that_a_backup_meets_is_healed_by_the_node_and_refused(
     """The node may lead, or be needed by another that is being healed: it must not end at once."""
     index, damages, failed = engine_on(DISK, node.state).manifest_index, list[Any](), list[Any]()
     disk = RealDisk()
-    desk = desk_of(node, Source(index), disk, damaged=damages.append, fatal=failed.append)
+    desk = desk_of(node, Source(index), disk, on_damage=damages.append, fatal=failed.append)
     part = (await desk.open(1, index)).parts[0]
     unreadable = UnreadableFileError("part", 3, "EIO")
 
@@ -684,7 +684,7 @@ def test_two_writers_of_a_part_do_not_meet_and_its_file_is_not_for_others(tmp_pa
     store = BackupStore(str(tmp_path / "store"))
 
     def cut() -> None:
-        with store.writing("parts/a") as slow:
+        with store.open_writer("parts/a") as slow:
             slow.write(b"part")
             store.put("parts/a", [b"parts"], 5)
             assert b"".join(store.read("parts/a")) == b"parts"

@@ -41,7 +41,7 @@ class Gate:
         if self.error is not None:
             raise self.error
 
-    def shown(self, _: object) -> str:
+    def claimed_identity(self, _: object) -> str:
         return ""
 
 
@@ -162,7 +162,7 @@ def test_denied_call_has_a_line_in_the_audit_log_if_below_the_limit(error: Engin
     gate.admit.side_effect = error
     with pytest.raises(type(error)):
         CallGuard(gate, access, audit)._admit(METHOD, context)
-    assert audit.denied.called == isinstance(error, PermissionDeniedError)
+    assert audit.record_denial.called == isinstance(error, PermissionDeniedError)
 
 
 def test_only_requests_that_fail_while_they_arrive_are_charged_and_leave_no_debt(

@@ -14,7 +14,7 @@ from cluster.control.control_state import (
     COMMAND_SIZE_MAX,
     EPOCH_STEP_MAX,
     WHY_SIZE_MAX,
-    Applied,
+    AppliedCommand,
     Appoint,
     CheckpointPage,
     Command,
@@ -206,7 +206,7 @@ def test_unknown_version_and_op_are_ignored() -> None:
     for change in ({"v": 2}, {"op": "explode"}):
         fields = msgpack.unpackb(encode_command(appoint(1, 1, expected=0), nonce=NONCE))
         after_it = apply(state, msgpack.packb(fields | change))
-        assert after_it == (state, Applied(NONCE, accepted=False))
+        assert after_it == (state, AppliedCommand(NONCE, accepted=False))
 
 
 @given(st.binary(max_size=64))

@@ -29,7 +29,7 @@ from cluster.control.controller import (
     ControllerConfig,
 )
 from cluster.control.controller_events import (
-    ChangeAsked,
+    ChangeRequest,
     ControllerTick,
     LinkChanged,
     ReplicaReport,
@@ -548,7 +548,7 @@ async def test_wiped_node_votes_only_when_brought_up_to_date(
 async def test_epoch_survives_loss_of_all_raft_files(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raft, "RECALL_S", 1.0)
+    monkeypatch.setattr(raft, "REGRANT_S", 1.0)
     await cluster.stop()
     for name in VOTERS:
         shutil.rmtree(tmp_path / name / "raft")
@@ -561,7 +561,7 @@ async def test_epoch_survives_loss_of_all_raft_files(
 async def test_node_that_has_forgotten_nothing_leads_those_that_did(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raft, "RECALL_S", 1.0)
+    monkeypatch.setattr(raft, "REGRANT_S", 1.0)
     published = await publish(cluster, cluster.nodes["b"], 7, t=3)
     promise = cluster.nodes["a"].report.highest_promise
     await cluster.stop()
@@ -577,7 +577,7 @@ async def test_node_that_has_forgotten_nothing_leads_those_that_did(
 async def test_majority_without_raft_files_goes_on_without_the_third_node_if_an_operator_says_so(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(raft, "RECALL_S", 1.0)
+    monkeypatch.setattr(raft, "REGRANT_S", 1.0)
     await cluster.stop()
     cluster.promises = dict.fromkeys(VOTERS, Epoch(40))
     shutil.rmtree(tmp_path / "a" / "raft")
@@ -660,7 +660,7 @@ async def test_controller_that_fails_at_a_request_ends_the_process(tmp_path: Pat
     double: Any = node.plane
     double._controller = SimpleNamespace(step=step)
     with pytest.raises(SystemExit):
-        await node.plane._asked_for(ChangeAsked(Change.ADD, "d"))
+        await node.plane._carry_out(ChangeRequest(Change.ADD, "d"))
     assert node.failures == [(ExitCode.SHELL_FAILED, "AssertionError('a half-done step')")]
 
 

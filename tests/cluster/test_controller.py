@@ -13,7 +13,7 @@ from cluster.control.controller import (
     ControllerConfig,
 )
 from cluster.control.controller_events import (
-    ChangeAsked,
+    ChangeRequest,
     LinkChanged,
     ProposalEnded,
     RaftLeadership,
@@ -21,7 +21,7 @@ from cluster.control.controller_events import (
     Reported,
     ReportedRole,
     StateApplied,
-    TransferAsked,
+    TransferRequest,
 )
 from cluster.control.membership import LAG_MAX, Change, Refusal
 from tests.cluster.controlling import (
@@ -91,7 +91,7 @@ def test_wait_for_reports_is_said_once() -> None:
     del play.reports["c"]  # linked, and silent
     play.run(CONFIG.report_timeout_ms)
     play.lose("b")
-    play.run(CONFIG.wait_said_ms)
+    play.run(CONFIG.wait_logged_ms)
     assert play.said == []
     play.run(20_000)
     assert play.said == ["b: its link broke; fewer than a majority report: a; linked: a, c"]
@@ -217,7 +217,7 @@ def test_appointee_that_never_begins_is_replaced() -> None:
 
 def test_appointee_that_waits_for_the_lease_of_the_last_leader_is_given_its_time() -> None:
     play = in_service()
-    play.do(TransferAsked(VOTERS["c"]))
+    play.do(TransferRequest(VOTERS["c"]))
     play.reports["c"] = replace(follower("c", epoch=6, promise=5), last_epoch=Epoch(5))
     play.run(CONFIG.stall_timeout_ms - 2 * STEP_MS)
     assert play.appointed == [(6, "c")]
@@ -432,10 +432,10 @@ def test_lost_proposal_is_made_again() -> None:
 
 def test_transfer_goes_to_the_target_or_to_the_best() -> None:
     play = in_service()
-    play.do(TransferAsked(VOTERS["a"]))
+    play.do(TransferRequest(VOTERS["a"]))
     assert play.appointed == [(6, "a")]
     play = in_service()
-    play.do(TransferAsked(None))
+    play.do(TransferRequest(None))
     assert play.appointed == [(6, "c")]
 
 
@@ -447,7 +447,7 @@ def test_transfer_that_makes_no_sense_is_refused(target: ReplicaId, why: str) ->
     play = in_service()
     play.reports["c"] = replace(play.reports["c"], unsure=True)
     play.run(STEP_MS)
-    play.do(TransferAsked(target))
+    play.do(TransferRequest(target))
     assert play.appointed == []
     assert play.refusal is not None
     assert why in play.refusal.why
@@ -458,7 +458,7 @@ def test_transfer_from_a_lone_voter_is_refused_for_want_of_another() -> None:
     play = Play({"a": serving("a", epoch=5)}, alone)
     play.lead()
     play.run(1_000)
-    play.do(TransferAsked(None))
+    play.do(TransferRequest(None))
     assert play.appointed == []
     assert play.refusal is not None
     assert play.refusal.why == "no other voter could lead"
@@ -471,7 +471,7 @@ def test_transfer_waits_until_its_target_has_caught_up_while_the_leader_stays() 
         play.reports["b"] = replace(play.reports["b"], last_index=LogIndex(leader))
         play.reports["c"] = replace(follower("c", epoch=5, index=target))
         play.run(ms)
-        play.do(TransferAsked(VOTERS["c"]))
+        play.do(TransferRequest(VOTERS["c"]))
 
     end(90_000, 10_000, ms=1_000)
     for step in range(20):  # it comes nearer, but holds what the leader held long ago
@@ -490,7 +490,7 @@ def test_transfer_to_a_target_that_lags_too_far_is_refused_and_says_by_how_much(
     play = in_service()
     play.reports["b"] = replace(play.reports["b"], last_index=LogIndex(5_000_000))
     play.run(STEP_MS)
-    play.do(TransferAsked(VOTERS["c"]))
+    play.do(TransferRequest(VOTERS["c"]))
     why = f"c is 4999900 entries behind; at most {CONFIG.transfer_entries}"
     assert (play.appointed, play.refusal) == ([], Refusal(why, later=False))
 
@@ -510,7 +510,7 @@ def test_transfer_waits_for_a_target_that_could_not_serve_at_once(
     play.reports["b"] = replace(play.reports["b"], last_index=LogIndex(130))
     play.reports["c"] = replace(play.reports["c"], **changes)
     play.run(1_000)
-    play.do(TransferAsked(VOTERS["c"]))
+    play.do(TransferRequest(VOTERS["c"]))
     assert play.appointed == []
     assert play.refusal is not None
     assert (why in play.refusal.why, play.refusal.soon) == (True, True)
@@ -519,14 +519,14 @@ def test_transfer_waits_for_a_target_that_could_not_serve_at_once(
 def test_transfer_to_who_leads_is_done() -> None:
     # Perhaps by an earlier sending of the same request.
     play = in_service()
-    play.do(TransferAsked(VOTERS["b"]))
+    play.do(TransferRequest(VOTERS["b"]))
     assert (play.appointed, play.refusal) == ([], None)
 
 
 def test_transfer_is_refused_by_a_node_that_is_not_the_controller() -> None:
     play = in_service()
     play.do(RaftLeadership(leads=False))
-    play.do(TransferAsked(None))
+    play.do(TransferRequest(None))
     assert play.refusal == Refusal("this node is not the controller")
 
 
@@ -545,7 +545,7 @@ def test_controller_that_leads_the_log_too_hands_over_seldom() -> None:
 
 def test_learner_replaces_the_voter_of_its_name_under_the_same_leader() -> None:
     play = with_learner("c")
-    play.do(ChangeAsked(Change.REPLACE, "c"))
+    play.do(ChangeRequest(Change.REPLACE, "c"))
     assert play.refusal is None
     assert play.appointed == [(6, "b")]
     assert proposal(play).voters == {"a": VOTERS["a"], "b": VOTERS["b"], "c": LEARNER}
@@ -572,7 +572,7 @@ def test_other_replica_of_a_name_is_none_as_long_as_the_voter_speaks() -> None:
 
 def test_learner_is_added_and_reports_as_a_voter_at_once() -> None:
     play = with_learner("d")
-    play.do(ChangeAsked(Change.ADD, "d"))
+    play.do(ChangeRequest(Change.ADD, "d"))
     assert proposal(play).voters == {**VOTERS, "d": LEARNER}
     play.state = replace(play.state, voters={**VOTERS, "d": LEARNER}, proposed=None)
     play.reports["b"] = serving("b", epoch=6)
@@ -580,13 +580,13 @@ def test_learner_is_added_and_reports_as_a_voter_at_once() -> None:
     play.do(StateApplied(play.state))
     play.run(1_000)
     assert play.appointed == [(6, "b")]  # nothing is missed of the new one
-    play.do(TransferAsked(LEARNER))
+    play.do(TransferRequest(LEARNER))
     assert play.appointed[1:] == [(7, "d")]
 
 
 def test_leader_that_is_removed_is_succeeded_by_another() -> None:
     play = in_service()
-    play.do(ChangeAsked(Change.REMOVE, "b"))
+    play.do(ChangeRequest(Change.REMOVE, "b"))
     assert play.appointed == [(6, "c")]
     assert proposal(play).voters == {"a": VOTERS["a"], "c": VOTERS["c"]}
 
@@ -606,7 +606,7 @@ def test_change_that_makes_no_sense_now_is_refused(
     change: Change, name: str, why: str, later: bool
 ) -> None:
     play = with_learner("c", index=100 - LAG_MAX - 1)
-    play.do(ChangeAsked(change, name))
+    play.do(ChangeRequest(change, name))
     assert play.appointed == []
     assert play.refusal is not None
     assert (why in play.refusal.why, play.refusal.later) == (True, later)
@@ -616,11 +616,11 @@ def test_learner_that_fell_silent_or_is_gone_is_waited_for() -> None:
     play = with_learner("c")
     play.lose("c")
     play.run(30_000)
-    play.do(ChangeAsked(Change.REPLACE, "c"))
+    play.do(ChangeRequest(Change.REPLACE, "c"))
     assert play.refusal is not None
     assert ("last answered 30 s ago" in play.refusal.why, play.refusal.later) == (True, True)
     play.run(LEARNER_MS)
-    play.do(ChangeAsked(Change.REPLACE, "c"))
+    play.do(ChangeRequest(Change.REPLACE, "c"))
     assert ("no learner answers" in play.refusal.why, play.refusal.later) == (True, True)
 
 
@@ -628,6 +628,6 @@ def test_one_change_at_a_time() -> None:
     play = in_service()
     play.state = replace(play.state, proposed=VOTERS)
     play.do(StateApplied(play.state))
-    play.do(ChangeAsked(Change.REMOVE, "a"))
+    play.do(ChangeRequest(Change.REMOVE, "a"))
     assert play.refusal is not None
     assert ("another change" in play.refusal.why, play.refusal.later) == (True, True)

@@ -62,7 +62,7 @@ async def test_new_work_is_refused_while_memory_is_above_its_limit(
     guard = MemoryGuard(100, connections)
     refused, complaints = [], []
     for resident in (100, 101, 95, 90, 89, 100):
-        await guard.look()
+        await guard.check()
         guard.admit("Ack")
         try:
             guard.admit("Schedule")
@@ -136,7 +136,7 @@ async def test_memory_is_watched_while_no_file_can_be_opened(
 
     connections: Any = SimpleNamespace(end_heaviest=end_heaviest)
     monkeypatch.setattr(memory, "resident_bytes", lambda: 101)
-    monkeypatch.setattr(memory, "LOOK_S", 0.001)
+    monkeypatch.setattr(memory, "CHECK_INTERVAL_S", 0.001)
     guard = MemoryGuard(100, connections)
     with pytest.raises(EndOfTest):
         await guard.run()
@@ -150,7 +150,7 @@ async def test_closed_connections_are_forgotten_each_minute(
     request = SimpleNamespace(ByteSize=lambda: 1)
 
     def take(address: str) -> None:
-        connections.take(request, SimpleNamespace(peer=lambda: address))  # type: ignore[arg-type]
+        connections.count_request(request, SimpleNamespace(peer=lambda: address))  # type: ignore[arg-type]
 
     def weights(_: object) -> dict[str, int]:
         take("new")  # accepted after the snapshot
@@ -166,7 +166,7 @@ async def test_closed_connections_are_forgotten_each_minute(
     for address in ("open", "closed"):
         take(address)
     with pytest.raises(TimeoutError):
-        await MemoryGuard(1 << 50, connections, give_back=pytest.fail).run()
+        await MemoryGuard(1 << 50, connections, release_pages=pytest.fail).run()
     assert connections._taken.keys() == {"open", "new"}
 
 
@@ -188,13 +188,13 @@ async def test_free_pages_return_to_the_system_while_memory_is_above_its_limit(
     guard = MemoryGuard(
         100,
         Mock(end_heaviest=end_heaviest),
-        on_look=lambda: looks.append(guard.high),
-        give_back=lambda: given.append(sum(rounds)),
+        on_check=lambda: looks.append(guard.high),
+        release_pages=lambda: given.append(sum(rounds)),
     )
     with pytest.raises(TimeoutError):
         await guard.run()
     assert given == [memory.GIVE_BACK_S, 2 * memory.GIVE_BACK_S]
-    assert looks.index(False) == looks.count(True) == round(12 / memory.LOOK_S) - 1
+    assert looks.index(False) == looks.count(True) == round(12 / memory.CHECK_INTERVAL_S) - 1
 
 
 def test_operators_calls_are_served_while_memory_is_above_its_limit() -> None:
@@ -368,7 +368,7 @@ async def test_unary_answers_are_unread_until_their_calls_have_ended(tmp_path: P
     host: Any = Hosted()
     outboxes = Outboxes(2 * MIB)
     config = NodeConfig(name="n1", cluster_id="c", data=tmp_path, peers={"n1": "127.0.0.1:1"})
-    hooks = ServiceHooks(answering=outboxes.answer)
+    hooks = ServiceHooks(before_answer=outboxes.answer)
     services = services_of(host, host, host, config, outboxes=outboxes, hooks=hooks)
     found = pb.Deliveries(payload_sizes=[3 * MIB], payloads=bytes(3 * MIB))
 
@@ -427,21 +427,21 @@ async def test_unused_connections_of_a_port_that_is_nearly_full_end(
 
         used, *unused = [connect() for _ in range(29)]
         address = grpc_address(used.getsockname())
-        connections.take(pb.GetTimerRequest(), SimpleNamespace(peer=lambda: address))  # type: ignore[arg-type]
+        connections.count_request(pb.GetTimerRequest(), SimpleNamespace(peer=lambda: address))  # type: ignore[arg-type]
         for _ in range(3):
-            await guard.look()
+            await guard.check()
         assert (ended, caplog.messages) == ([], []), "the port has room"
         unused.append(connect())
-        await guard.look()
+        await guard.check()
         assert ended == [], "each has time for its first request"
         late = connect()
-        await guard.look()
+        await guard.check()
         assert [each.recv(1) for each in unused] == [b""] * 29
         for each in (used, late):
             each.setblocking(False)
             with pytest.raises(BlockingIOError):
                 each.recv(1)
-        await guard.look()  # the others are not closed here, so the port is still full
+        await guard.check()  # the others are not closed here, so the port is still full
         late.settimeout(10)
         assert late.recv(1) == b""
     assert len(ended) == 30, "each is counted once"
@@ -452,7 +452,7 @@ async def test_transfer_to_another_node_goes_on_while_the_port_is_full() -> None
     async def fetch(_: bytes, __: object) -> AsyncIterator[bytes]:
         yield b"first"
         for _look in range(2):
-            await guard.look()
+            await guard.check()
         yield b"last"
 
     server = grpc.aio.server()

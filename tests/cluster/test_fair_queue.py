@@ -12,7 +12,7 @@ from cluster.api.public_services import services_of
 from cluster.rpc import fair_queue
 from cluster.rpc.caller_turns import CallerTurns
 from cluster.rpc.fair_queue import LATE_S, WAITING_MAX, WINDOW_MAX, WINDOW_MIN, FairQueue, weight_of
-from cluster.rpc.handlers import Service, ServiceHooks, answered
+from cluster.rpc.handlers import Service, ServiceHooks, unary_handler
 from cluster.settings.config import NodeConfig
 from tests.cluster.hosted import Hosted
 from tests.waiting import settled
@@ -62,7 +62,7 @@ class Play:
 
     def narrow(self) -> None:
         """Let a FIRE be late."""
-        self.queue.fired(LATE_S + 0.001)
+        self.queue.on_fired(LATE_S + 0.001)
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Play:
 
 
 async def test_without_a_late_fire_no_request_waits(play: Play) -> None:
-    play.queue.fired(LATE_S)
+    play.queue.on_fired(LATE_S)
     await play.send("a", *range(WINDOW_MAX, WINDOW_MAX + 50))
     assert len(play.entered) == 50
-    assert play.queue.waiting == 0
+    assert play.queue.n_waiting == 0
 
 
 async def test_a_lone_caller_is_not_slowed_for_its_own_timers(play: Play) -> None:
@@ -100,7 +100,7 @@ async def test_each_late_fire_halves_the_window_however_long_it_takes(play: Play
     windows = []
     for _ in range(4):
         play.clock.now_s += 2.0
-        play.queue.fired(2.0)
+        play.queue.on_fired(2.0)
         windows.append(play.queue.window)
     total = sum(range(4_000, 4_016))
     assert windows == [total / 2, total / 4, total / 8, total / 16]
@@ -114,7 +114,7 @@ async def test_a_late_fire_halves_the_work_and_each_second_doubles_it(play: Play
     await play.send("a", 100)
     assert play.entered[2:] == []
     play.clock.now_s += 1.0
-    play.queue.fired(0.001)
+    play.queue.on_fired(0.001)
     await settled()
     assert play.entered[2:] == [("a", 100)]
     play.clock.now_s += 5.0
@@ -147,7 +147,7 @@ async def test_callers_take_turns_by_weight_however_much_one_has_sent(play: Play
     await play.leave(300, 301, 302)
     assert play.entered[5:] == [("busy", 1_002)] or play.entered[5:] == [("rare", 303)]
     await play.send("new", 7)
-    while play.queue.waiting:
+    while play.queue.n_waiting:
         await play.leave(play.entered[-1][1])
     assert play.entered.index(("new", 7)) < play.entered.index(("busy", 1_003))
 
@@ -193,7 +193,7 @@ async def test_requests_that_are_cancelled_while_they_wait_count_for_nothing() -
         for each in hasty:
             each.cancel()
         await settled()
-        assert turns.waiting == 3
+        assert turns.n_waiting == 3
         calm += send("hasty", 3)
         await settled()
     async with asyncio.timeout(30):
@@ -235,11 +235,11 @@ async def test_the_queue_has_a_bound_and_takes_the_first_request_of_each_caller(
     with pytest.raises(OverloadedError, match="the queue of requests is full"):
         await play.queue.enter("a", 1)
     await play.send("b", 2)
-    assert play.queue.waiting == 2
+    assert play.queue.n_waiting == 2
     play.tasks["b", 2].cancel()
     await settled()
     await play.send("b", 3)  # none of its requests waits
-    assert play.queue.waiting == 2
+    assert play.queue.n_waiting == 2
 
 
 def test_a_weight_counts_the_timers_of_a_request_and_the_bytes() -> None:
@@ -262,15 +262,15 @@ class Calls(Service):
         await self.end.wait()
         raise OverloadedError("a test", retry_after_ms=1)
 
-    @answered
+    @unary_handler
     async def Cancel(self, request: Any, context: Any) -> str:  # noqa: N802
         return await self._work("Cancel")
 
-    @answered
+    @unary_handler
     async def Ack(self, request: Any, context: Any) -> str:  # noqa: N802
         return await self._work("Ack")
 
-    @answered
+    @unary_handler
     async def GetStatus(self, request: Any, context: Any) -> str:  # noqa: N802
         return await self._work("GetStatus")
 
@@ -288,7 +288,7 @@ class Aborted:
 async def test_requests_of_timers_wait_and_those_of_consumers_and_operators_do_not() -> None:
     queue, context = FairQueue(), Aborted()
     with queue.present("b"), queue.present("c"):
-        queue.fired(LATE_S + 0.001)
+        queue.on_fired(LATE_S + 0.001)
     service, request = Calls(queue), pb.CancelRequest(timer_ids=bytes(16 * WINDOW_MIN))
     calls: list[Any] = [service.Cancel, service.Cancel, service.Ack, service.GetStatus]
     tasks = [asyncio.create_task(call(request, context)) for call in calls]
@@ -298,7 +298,7 @@ async def test_requests_of_timers_wait_and_those_of_consumers_and_operators_do_n
     await asyncio.gather(*tasks, return_exceptions=True)
     assert service.begun[3:] == ["Cancel"]
     await queue.enter("a", request)
-    assert queue.waiting == 0, "an error keeps its request's place"
+    assert queue.n_waiting == 0, "an error keeps its request's place"
 
 
 async def test_requests_of_a_stream_wait_until_earlier_ones_are_committed() -> None:
@@ -306,7 +306,7 @@ async def test_requests_of_a_stream_wait_until_earlier_ones_are_committed() -> N
     host.holds = True
     queue, context = FairQueue(), Aborted()
     with queue.present("b"), queue.present("c"):
-        queue.fired(LATE_S + 0.001)
+        queue.on_fired(LATE_S + 0.001)
     config = NodeConfig(name="n1", cluster_id="c", data=Path("d"), peers={"n1": "127.0.0.1:1"})
     services = services_of(host, host, host, config, hooks=ServiceHooks(queue=queue))
     timers = pb.TimerColumns(topic="t", payload_sizes=[0] * 20_000, delay_ms=[1_000])
@@ -321,13 +321,13 @@ async def test_requests_of_a_stream_wait_until_earlier_ones_are_committed() -> N
     answers: Any = schedule(requests(), context)
     first = asyncio.ensure_future(anext(answers))
     await settled()
-    assert (taken, queue.waiting) == ([0, 1], 1)
+    assert (taken, queue.n_waiting) == ([0, 1], 1)
     with queue.present("b"):
-        queue.fired(LATE_S + 0.001)
+        queue.on_fired(LATE_S + 0.001)
     assert queue.window < WINDOW_MAX, "a stream is present"
     host.holds = False
     host.kick()
     assert [(await first).request_no] + [each.request_no async for each in answers] == [0, 1, 2]
     await settled()
     await queue.enter("a", pb.CancelRequest(timer_ids=bytes(16 * WINDOW_MAX)))
-    assert queue.waiting == 0, "an answered request keeps its place"
+    assert queue.n_waiting == 0, "an answered request keeps its place"

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.control.control_state import Appoint
-from cluster.control.controller_events import Announced, LinkChanged, TransferAsked
+from cluster.control.controller_events import Announced, LinkChanged, TransferRequest
 from tests.cluster.controlling import CONFIG, VOTERS, Play, follower, in_service, serving
 from timer.model.feature_level import FIRST_RELEASE, ProgramRelease
 
@@ -30,7 +30,7 @@ def test_level_rises_with_any_appointment_that_all_nodes_see() -> None:
     play = in_service(release=NEWER)
     for name in ("b", "c"):
         play.do(Announced(name, NEWER))
-    play.do(TransferAsked(VOTERS["c"]))
+    play.do(TransferRequest(VOTERS["c"]))
     assert (play.appointed, play.state.level) == ([(6, "c")], 2)
 
 
@@ -46,7 +46,7 @@ def test_level_stays_while_a_node_may_be_of_an_older_release(older: str) -> None
     elif older == "learner":
         play.do(LinkChanged("d", up=True))
     play.run(2 * CONFIG.raise_level_after_ms)
-    play.do(TransferAsked(VOTERS["a"]))
+    play.do(TransferRequest(VOTERS["a"]))
     assert play.state.level == 0
     assert [name for _, name in play.appointed] == ["a"]
 

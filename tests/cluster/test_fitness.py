@@ -15,7 +15,7 @@ from cluster.control.controller_events import (
     RaftLeadership,
     ReplicaReport,
     ReportedRole,
-    TransferAsked,
+    TransferRequest,
 )
 from cluster.control.leader_fitness import UNFIT_MS, DiskRecord
 from cluster.rpc import open_files
@@ -262,7 +262,7 @@ def test_leader_that_still_applies_entries_stays_while_the_others_apply_them_too
 
 def test_successor_that_still_applies_entries_gives_way_as_the_first_leader_does() -> None:
     play = in_service()
-    play.do(TransferAsked(VOTERS["c"]))
+    play.do(TransferRequest(VOTERS["c"]))
     late = replace(follower("c", epoch=6, index=200), applied_index=LogIndex(140))
     late = replace(late, role=ReportedRole.LEADER, serving=True, lease_ok=True)
     play.reports |= {name: follower(name, epoch=6, index=200) for name in "ab"} | {"c": late}
@@ -340,7 +340,7 @@ def test_unfit_node_leads_if_there_is_no_other_and_whenever_an_operator_asks() -
     assert play.live(10_000) is not None
     play.limps = never
     assert play.live(1_000) is None
-    play.do(TransferAsked(VOTERS["b"]))
+    play.do(TransferRequest(VOTERS["b"]))
     assert play.appointed[-1] == (7, "b")
     assert isinstance(play.proposed[-1], Appoint)
     assert play.proposed[-1].unfit == ()
@@ -375,7 +375,7 @@ def test_transfer_under_load_needs_a_target_that_applied_the_log_of_a_moment_ago
     play = in_service()
     for _ in range(CONFIG.caught_up_ms // STEP_MS + 2):
         loaded(play, 50, c=100)
-    play.do(TransferAsked(VOTERS["c"]))
+    play.do(TransferRequest(VOTERS["c"]))
     assert (play.refusal, play.appointed) == (None, [(6, "c")])
 
 

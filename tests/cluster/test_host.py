@@ -93,7 +93,7 @@ def host_on(directory: Path, follower: Follower, errors: list[BaseException], **
         "wall_ms": lambda: UnixMs(START_MS),
         "fold_interval_ms": 1,
         "limits": NO_FLUSH,
-        "handed_out": lambda delivery: None,
+        "on_delivery": lambda delivery: None,
         "fatal": errors.append,
     }
     return Host(engine_on(RealDisk(), directory), follower, **given | other)
@@ -300,7 +300,7 @@ async def test_disk_with_little_room_is_flushed_often_to_give_back_what_is_of_no
     )
     host.on_commit(LogIndex(3))
     await folded(host)
-    host.use_room(Room(1 << 20, 1 << 30, low=True))
+    host.use_disk_space(Room(1 << 20, 1 << 30, low=True))
     await flushed(host, 3)
     log.cancel([(START_MS + 10**9, 1)])
     host.on_commit(LogIndex(4))
@@ -351,20 +351,20 @@ async def test_memtable_whose_rows_are_mostly_dead_is_flushed_soon(tmp_path: Pat
 
 async def test_damage_that_a_query_meets_does_not_end_the_node(tmp_path: Path) -> None:
     errors, passed_on = list[BaseException](), list[BaseException]()
-    host = host_on(tmp_path, Follower(Log()), errors, damaged=passed_on.append)
+    host = host_on(tmp_path, Follower(Log()), errors, on_damage=passed_on.append)
     alone = host_on(tmp_path / "alone", Follower(Log()), errors)
     damage, failed = CorruptFileError("runs/1", 0, "planted"), DiskFailedError("planted")
-    host.read_failed(damage)
+    host.on_read_error(damage)
     assert (errors, passed_on) == ([], [damage])
-    host.read_failed(failed)
-    alone.read_failed(damage)
+    host.on_read_error(failed)
+    alone.on_read_error(damage)
     assert (errors, passed_on) == ([failed, damage], [damage])
 
 
 @pytest.mark.parametrize("kind", ThreadWork)
 async def test_error_of_a_thread_ends_the_node(tmp_path: Path, kind: ThreadWork) -> None:
     errors = list[BaseException]()
-    host = host_on(tmp_path, Follower(Log()), errors, damaged=errors.clear)
+    host = host_on(tmp_path, Follower(Log()), errors, on_damage=errors.clear)
     damage = CorruptFileError("runs/1", 0, "planted")
 
     def meet() -> None:

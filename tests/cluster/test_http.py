@@ -34,7 +34,7 @@ from cluster.rpc.http import (
 from cluster.rpc.http_api import HttpApi
 from cluster.rpc.http_call import LocalCalls
 from cluster.rpc.http_connections import HttpConnection
-from cluster.rpc.metrics_pages import APART_S
+from cluster.rpc.metrics_pages import MEASURE_INTERVAL_S
 from cluster.rpc.node_tls import Withdrawn
 from cluster.security.identities import IdentityKind
 from cluster.settings.config import NodeConfig, TlsConfig
@@ -184,7 +184,7 @@ async def test_scrapes_share_renderings_which_have_pauses(page: Page) -> None:
     for _ in range(2):
         answers = await asyncio.gather(*(page.get("/metrics") for _ in range(30)))
         assert {each.status for each in answers} == {200}
-    assert 2 <= page.node.measured <= 1 + (clock() - begun_s) / APART_S
+    assert 2 <= page.node.measured <= 1 + (clock() - begun_s) / MEASURE_INTERVAL_S
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ async def test_limits_of_a_caller_hide_no_error_of_the_handler() -> None:
     error = CallerLimitError("rate.rows of client/a", "must be at most 5", 9)
     with pytest.raises(CallerLimitError):
         await tls.admit(request, AsyncMock(side_effect=error))
-    assert usages.opened.return_value.__exit__.called
+    assert usages.open_call.return_value.__exit__.called
     usages.charge.side_effect = error
     handler = AsyncMock()
     assert (await tls.admit(request, handler)).status == 429
@@ -568,7 +568,7 @@ def test_client_that_reads_no_answers_is_disconnected_and_a_reader_is_not(
 ) -> None:
     monkeypatch.setattr(http_connections, "WAIT_S", 0.3)
     monkeypatch.setattr(http_connections, "PACE", 1 << 40)
-    monkeypatch.setattr(http_connections, "LOOK_S", 0.05)
+    monkeypatch.setattr(http_connections, "CHECK_INTERVAL_S", 0.05)
     server = _padded(16 << 10, context if tls else None, monkeypatch)
 
     async def main() -> None:

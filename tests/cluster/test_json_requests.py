@@ -7,7 +7,7 @@ import pytest
 
 from cluster.rpc import json_bodies, json_fields, openapi
 from cluster.rpc.field_names import with_field
-from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parsed
+from cluster.rpc.json_bodies import BodyAccount, BodyCharge, parse_object
 from cluster.rpc.json_messages import check_message
 from cluster.rpc.payload_json import payload_json
 from cluster.rpc.route_forms import FORMS
@@ -22,7 +22,7 @@ ID = "0" * 24
 
 def scheduled(body: str | bytes | dict[str, Any]) -> pb.ScheduleRequest:
     data = json.dumps(body) if isinstance(body, dict) else body
-    fields = parsed(data.encode() if isinstance(data, str) else data)
+    fields = parse_object(data.encode() if isinstance(data, str) else data)
     message = FORMS["ScheduleTimer"].message(TOPIC, fields)
     assert isinstance(message, pb.ScheduleRequest)
     return message
@@ -156,7 +156,7 @@ def test_refusal_names_the_field_and_the_limit(
 
 def settled(operation: str, body: dict[str, Any]) -> Any:
     named = {"topic": "orders", "group": "billing"}
-    return FORMS[operation].message(named, parsed(json.dumps(body).encode()))
+    return FORMS[operation].message(named, parse_object(json.dumps(body).encode()))
 
 
 def test_refusal_shows_a_text_in_one_pair_of_quotes() -> None:
@@ -165,7 +165,7 @@ def test_refusal_shows_a_text_in_one_pair_of_quotes() -> None:
 
 def test_refusal_shows_true_as_json_has_it() -> None:
     with pytest.raises(InvalidRequestError, match=r"priority = true: must be a whole number"):
-        json_fields.whole({"priority": True}, "priority", 0, 9)
+        json_fields.whole_number({"priority": True}, "priority", 0, 9)
 
 
 def test_durations_of_consumers_are_seconds_or_iso() -> None:

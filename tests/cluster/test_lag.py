@@ -19,7 +19,7 @@ from timer.ready.group import Group
 
 def unacked(play: Play) -> list[TopicId]:
     totals = Totals(play.machine)
-    return totals.unacked()
+    return totals.unacked_topics()
 
 
 def lags(play: Play, group: Group) -> tuple[int, int]:

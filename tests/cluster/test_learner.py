@@ -83,7 +83,7 @@ def test_founder_formatted_again_takes_no_part_and_says_what_to_do(cluster: Runn
 @pytest.mark.long  # founders wait for the last one
 def test_cluster_is_founded_when_its_last_founder_comes(tmp_path: Path) -> None:
     cluster = Running(tmp_path)
-    cluster._found([*cluster._plan().values()])
+    cluster._write_new([*cluster._plan().values()])
 
     def said() -> str:
         return cluster.log("n1") + cluster.log("n2")

@@ -359,7 +359,7 @@ async def test_node_keeps_the_log_for_a_minute_after_the_shippers_asked(tmp_path
     shipping = node.shipping
 
     def kept() -> list[int | None]:
-        return [shipping.kept_from, shipping.stored_index, shipping.stored_ms]
+        return [shipping.needed_from, shipping.stored_index, shipping.stored_ms]
 
     async def asked(stored: int, shipper: int) -> None:
         await shipping.fetch(LogIndex(10), LogIndex(stored), shipper)

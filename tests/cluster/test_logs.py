@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import DecodeError
 
-from cluster.rpc.handlers import NO_HOOKS, _Measured
+from cluster.rpc.handlers import NO_HOOKS, _RpcMeasurement
 from cluster.settings.log_format import DEFAULT, LineFormatter, set_level, setup_logs
 from cluster.settings.log_writer import WAITING_MAX
 from tests.cluster.running import full_pipe
@@ -250,7 +250,7 @@ def test_level_debug_has_a_line_for_each_call(stream: Written) -> None:
     context: Any = SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
     for level in ("INFO", "DEBUG"):
         logging.getLogger().setLevel(level)
-        with _Measured(NO_HOOKS, "Ack", object(), context):
+        with _RpcMeasurement(NO_HOOKS, "Ack", object(), context):
             pass
     [line] = stream.getvalue().splitlines()
     assert re.search(r"msg=RPC method=Ack code=OK ms=\S+ relayed=no peer=ipv4:10.0.0.9:1$", line)

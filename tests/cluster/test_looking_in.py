@@ -46,7 +46,7 @@ class Leading:
     def __init__(self, engine: Engine) -> None:
         self._leader = SimpleNamespace(machine=engine.machine)
         self.failures: list[BaseException] = []
-        self.read_failed = self.failures.append
+        self.on_read_error = self.failures.append
 
     def require_lease(self) -> Any:
         return self._leader
@@ -223,7 +223,7 @@ async def test_damage_is_told_though_nobody_waits_for_the_look(gate: threading.E
     _, _, engine = filled("memtable")
     look, host = looking(engine)
     told: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-    host.read_failed = told.set_result
+    host.on_read_error = told.set_result
     damage = CorruptFileError("a run", 7, "why")
 
     def meet(cut: Cut) -> None:

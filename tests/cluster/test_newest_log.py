@@ -7,7 +7,7 @@ import pytest
 
 from cluster.control.control_state import ControlState
 from cluster.control.controller_events import (
-    ChangeAsked,
+    ChangeRequest,
     ControllerTick,
     LinkChanged,
     RaftLeadership,
@@ -17,7 +17,7 @@ from cluster.control.controller_events import (
     StateApplied,
 )
 from cluster.control.membership import Change
-from cluster.control.newest_log import named, newest_log
+from cluster.control.newest_log import newest_log, voters_by_name
 from replication.core.quorum import Voters
 from tests.cluster.controlling import (
     CONFIG,
@@ -134,15 +134,17 @@ def test_restored_data_does_not_win_a_new_control_plane_by_reporting_first() -> 
 def test_name_of_a_voter_that_is_unknown_is_its_id() -> None:
     voters, reporting = frozenset(map(ReplicaId, (1, 44, 45))), log(44, 9)
     known = {"a": ReplicaId(1), "x": ReplicaId(44)}, {"d": ReplicaId(44)}
-    assert named(voters, known, []) == {"a": 1, "d": 44, "000000000000002d": 45}
-    assert named(voters, [{"a": ReplicaId(44)}, {"a": ReplicaId(1)}], [reporting])["a"] == 44
+    assert voters_by_name(voters, known, []) == {"a": 1, "d": 44, "000000000000002d": 45}
+    assert (
+        voters_by_name(voters, [{"a": ReplicaId(44)}, {"a": ReplicaId(1)}], [reporting])["a"] == 44
+    )
 
 
 def test_of_two_voters_with_one_name_the_one_that_reports_has_it() -> None:
     voters = frozenset(map(ReplicaId, (44, 45)))
     for first, second in ((44, 45), (45, 44)):
         known = [{"c": ReplicaId(first)}, {"c": ReplicaId(second)}]
-        assert named(voters, known, [log(44, 9)]) == {"c": 44}
+        assert voters_by_name(voters, known, [log(44, 9)]) == {"c": 44}
 
 
 @pytest.mark.parametrize(("epoch", "leader"), [(6, "c"), (5, "a")])
@@ -150,7 +152,7 @@ def test_replacement_votes_though_the_leader_died_before_it_could_say_so(
     epoch: int, leader: str
 ) -> None:
     play = with_learner("c")
-    play.do(ChangeAsked(Change.REPLACE, "c"))
+    play.do(ChangeRequest(Change.REPLACE, "c"))
     play.reports["b"] = serving("b", epoch=6)
     sets = voter_sets({VOTERS["a"], VOTERS["b"], LEARNER})
     heir = replace(play.reports["c"], role=ReportedRole.FOLLOWER, sets=sets)
@@ -193,11 +195,11 @@ def test_voters_of_the_newest_log_count_if_raft_has_lost_its_files(
     e = replace(newest, name="e", replica_id=ReplicaId(46), role=ReportedRole.LEARNER)
     play.reports["e"] = replace(e, last_epoch=Epoch(10))
     play.run(2 * STEP_MS)
-    play.do(ChangeAsked(Change.ADD, "e"))
+    play.do(ChangeRequest(Change.ADD, "e"))
     assert play.refusal is not None
     assert not play.refusal.later
     assert "voter 000000000000002d is unknown: start it, or replace e" in play.refusal.why
-    play.do(ChangeAsked(change, name))
+    play.do(ChangeRequest(change, name))
     assert proposal(play).voters == after
     assert proposal(play).planned_from == (VOTERS["a"], LEARNER, 45)
 
@@ -278,16 +280,16 @@ def test_of_two_voters_without_names_one_is_removed_first() -> None:
     learner = replace(follower("b", epoch=9), name="d", replica_id=ReplicaId(46))
     play.reports["d"] = replace(learner, role=ReportedRole.LEARNER)
     play.run(2 * STEP_MS)
-    play.do(ChangeAsked(Change.REPLACE, "d"))
+    play.do(ChangeRequest(Change.REPLACE, "d"))
     assert play.refusal is not None
     assert "is unknown: start it, or remove 000000000000002" in play.refusal.why
-    play.do(ChangeAsked(Change.REMOVE, "000000000000002d"))
+    play.do(ChangeRequest(Change.REMOVE, "000000000000002d"))
     assert proposal(play).voters == {**VOTERS, "000000000000002c": 44}
 
 
 def test_change_that_only_a_dead_leader_had_does_not_count() -> None:
     play = with_learner("d")
-    play.do(ChangeAsked(Change.ADD, "d"))
+    play.do(ChangeRequest(Change.ADD, "d"))
     of_three = voter_sets(VOTERS.values())
     for name in "ac":
         play.reports[name] = replace(play.reports[name], sets=of_three)

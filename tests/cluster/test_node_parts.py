@@ -17,7 +17,7 @@ from cluster.control.leader_fitness import DiskRecord
 from cluster.control.membership import id_name
 from cluster.control.replica_report import ReportSource
 from cluster.node import build, checkpoint_publisher, digest_comparison
-from cluster.node.allocator import give_back_free_pages
+from cluster.node.allocator import release_free_pages
 from cluster.node.checkpoint_publisher import CheckpointPublisher
 from cluster.node.digest_comparison import DigestComparison
 from cluster.node.node import Node
@@ -69,19 +69,19 @@ async def test_lagging_voter_is_asked_again_before_a_replica_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play = Comparison(monkeypatch, ({"b": "other"}, True), ({"b": "other", "c": "mine"}, False))
-    await play.comparison.judge(LogIndex(7), "mine")
+    await play.comparison.compare_at(LogIndex(7), "mine")
     assert (play.rounds, play.errors) == ([], [])
 
 
-@pytest.mark.parametrize(("others", "curable"), [(("x", "x"), True), (("x", "y"), False)])
+@pytest.mark.parametrize(("others", "repairable"), [(("x", "x"), True), (("x", "y"), False)])
 async def test_replica_stops_if_a_majority_or_no_state_contradicts_it(
-    monkeypatch: pytest.MonkeyPatch, others: tuple[str, str], curable: bool
+    monkeypatch: pytest.MonkeyPatch, others: tuple[str, str], repairable: bool
 ) -> None:
     play = Comparison(monkeypatch, (dict(zip("bc", others, strict=True)), False))
-    await play.comparison.judge(LogIndex(7), "mine")
+    await play.comparison.compare_at(LogIndex(7), "mine")
     [error] = play.errors
     assert isinstance(error, Diverged)
-    assert error.curable is curable
+    assert error.repairable is repairable
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ async def test_learner_has_no_vote_on_its_own_state(
 ) -> None:
     play = Comparison(monkeypatch, ({"b": "mine", "c": "other"}, False))
     monkeypatch.setattr(play.comparison._replica, "replica_id", replica)
-    await play.comparison.judge(LogIndex(7), "mine")
+    await play.comparison.compare_at(LogIndex(7), "mine")
     assert bool(play.errors) is stops
 
 
@@ -203,12 +203,12 @@ def publisher_of(plane: Plane, names: dict[ReplicaId, str], judged: list[LogInde
     )
     replica: Any = SimpleNamespace(name_of=names.get)
 
-    async def judge(index: LogIndex, _: str) -> None:
+    async def compare_at(index: LogIndex, _: str) -> None:
         judged.append(index)
 
     control: Any = plane
     snapshots: Any = None
-    return CheckpointPublisher(host, replica, control, snapshots, judge=judge, interval_ms=1)
+    return CheckpointPublisher(host, replica, control, snapshots, compare=compare_at, interval_ms=1)
 
 
 async def test_checkpoint_is_published_once_and_again_after_a_failure() -> None:
@@ -404,10 +404,10 @@ def test_promotion_is_measured_from_the_first_word_of_its_appointment(
         "cluster.observe.apply_metrics.time", SimpleNamespace(perf_counter=lambda: next(clock))
     )
     promotions = PromotionMetrics(telemetry)
-    promotions.appointed(Epoch(3))
-    promotions.appointed(Epoch(3))
-    promotions.serves(Epoch(3))
-    promotions.serves(Epoch(4))  # of an appointment that did not come through the control plane
+    promotions.on_appointed(Epoch(3))
+    promotions.on_appointed(Epoch(3))
+    promotions.on_serves(Epoch(3))
+    promotions.on_serves(Epoch(4))  # of an appointment that did not come through the control plane
     value = telemetry.registry.get_sample_value
     assert value("timer_promotions_total") == 2
     assert value("timer_promotion_seconds_count") == 1
@@ -496,7 +496,7 @@ async def test_node_hears_its_host_has_the_kernels_alarm_and_reports_damage_to_p
     for name in ("fatal", "on_leading", "on_clocks"):
         assert host.value.settings[name] is getattr(calls, name)
     # Without peers there is nothing to fetch: the damage ends the process.
-    assert (host.value.settings["damaged"] is None) == (names == ("n1",))
+    assert (host.value.settings["on_damage"] is None) == (names == ("n1",))
 
 
 async def test_node_notes_the_speed_of_its_disk_with_each_report_and_complains_of_it(
@@ -519,6 +519,6 @@ async def test_node_with_little_memory_caches_fewer_pages_and_flushes_while_it_i
     guard, plane = parts.guards[0], parts.host._plane
     assert plane.engine.machine.pages.size_max == 24 << 20
     guard.high = True
-    guard._on_look()
+    guard._on_check()
     assert plane.memory_high
-    assert guard._give_back is give_back_free_pages
+    assert guard._release_pages is release_free_pages

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cluster.state.write_pace import RATE_MIN, Abandoned, IngestRate, Pacer
+from cluster.state.write_pace import RATE_MIN, IngestRate, Pacer, WriteAbandoned
 
 
 class Clock:
@@ -51,18 +51,18 @@ def test_abandoned_writing_ends_at_its_next_step() -> None:
     pacer, _ = paced(math.inf)
     pacer(1)
     pacer.abandon()
-    with pytest.raises(Abandoned):
+    with pytest.raises(WriteAbandoned):
         pacer(1)
 
 
 def test_rate_rises_at_once_falls_slowly_and_is_doubled() -> None:
     ingest = IngestRate(0.0)
-    assert ingest.writing() == RATE_MIN
+    assert ingest.write_rate() == RATE_MIN
     ingest.add(50 << 20, 0.1)  # too soon to say
-    assert ingest.writing() == RATE_MIN
+    assert ingest.write_rate() == RATE_MIN
     ingest.add(50 << 20, 1.0)
-    assert ingest.writing() == 2 * (100 << 20)
+    assert ingest.write_rate() == 2 * (100 << 20)
     ingest.add(0, 2.0)
-    assert 100 << 20 < ingest.writing() < 200 << 20
+    assert 100 << 20 < ingest.write_rate() < 200 << 20
     ingest.add(0, 100.0)
-    assert ingest.writing() == RATE_MIN
+    assert ingest.write_rate() == RATE_MIN

@@ -26,7 +26,7 @@ from cluster.observe.metrics import Levels, Telemetry
 from cluster.page.measurement import REST, Measurement
 from cluster.page.page_data import PEER_EVERY_MS, PageData
 from cluster.page.page_routes import CONTENT_POLICY, StatusPages
-from cluster.page.worst_lags import SHOWN, WorstLags
+from cluster.page.worst_lags import WORST_MAX, WorstLags
 from cluster.rpc.endpoints import AdminChannels
 from cluster.rpc.http import HttpServer
 from tests.cluster.http_document import FakeNode
@@ -296,7 +296,9 @@ async def test_dead_letters_which_wait_for_days_leave_places_for_other_groups(
         return GroupLag(topic, group, 0, age_ms)
 
     async def of_groups(*_: Any) -> list[GroupLag]:
-        letters = [lag_of(dead_letters.GROUP, 1_000_000 + age_ms) for age_ms in range(SHOWN + 1)]
+        letters = [
+            lag_of(dead_letters.GROUP, 1_000_000 + age_ms) for age_ms in range(WORST_MAX + 1)
+        ]
         return [*letters, lag_of("g", 1)]
 
     async def late() -> dict[Any, int]:
@@ -307,12 +309,12 @@ async def test_dead_letters_which_wait_for_days_leave_places_for_other_groups(
     host: Any = SimpleNamespace(
         leader=leader,
         now=lambda: SimpleNamespace(clock_ms=0),
-        totals=SimpleNamespace(unacked=lambda: ()),
+        totals=SimpleNamespace(unacked_topics=lambda: ()),
     )
     found = await WorstLags(host, late).measure()
     assert found is not None
     names = [each["group"] for each in found["groups"]]
-    assert names == ["g", *[dead_letters.GROUP] * SHOWN]
+    assert names == ["g", *[dead_letters.GROUP] * WORST_MAX]
 
 
 # ---- leaders

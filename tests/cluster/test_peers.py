@@ -3,7 +3,7 @@
 import grpc
 import pytest
 
-from cluster.api.peer_queries import PART_S, agreement_of, judge, why
+from cluster.api.peer_queries import PART_S, agreement_of, stop_reason, why
 from timerclient import ClientSettings
 from timerclient.proto import timer_pb2 as pb
 
@@ -46,7 +46,7 @@ def test_reason_of_a_node_that_does_not_answer_is_the_cause_in_the_text_of_grpc(
 def test_replica_that_a_majority_agrees_with_or_nobody_contradicts_goes_on(
     others: dict[str, str], voters: int
 ) -> None:
-    assert judge("a", others, voters) == ""
+    assert stop_reason("a", others, voters) == ""
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_replica_that_a_majority_agrees_with_or_nobody_contradicts_goes_on(
 def test_replica_in_the_minority_or_without_a_majority_stops_and_names_all(
     others: dict[str, str], voters: int
 ) -> None:
-    why = judge("a", others, voters)
+    why = stop_reason("a", others, voters)
     assert all(text in why for text in ("a here", *(f"{d} on {n}" for n, d in others.items())))
 
 
 def test_learner_goes_by_the_voters_majority_without_a_voice_of_its_own() -> None:
-    assert judge("a", {"n1": "a", "n2": "a", "n3": "b"}, 3, votes=False) == ""
-    assert judge("a", {"n1": "a"}, 3, votes=False) == ""
-    assert judge("a", {"n1": "a", "n2": "b"}, 3, votes=False)
+    assert stop_reason("a", {"n1": "a", "n2": "a", "n3": "b"}, 3, votes=False) == ""
+    assert stop_reason("a", {"n1": "a"}, 3, votes=False) == ""
+    assert stop_reason("a", {"n1": "a", "n2": "b"}, 3, votes=False)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from cluster.node.python_garbage import (
     ALL_EVERY_S,
     LEFT_MAX,
     NEVER,
+    RETRIM_SWEEPS,
     SINCE_MIN,
     SWEEP_S,
-    TRIM_AGAIN_SWEEPS,
     TRIM_SWEEPS,
     YOUNG_ROUNDS,
     Sweeper,
@@ -140,7 +140,7 @@ def test_node_is_busy_while_its_state_is_captured_and_while_it_is_written() -> N
     for cutting, flushing in ((False, False), (True, False), (False, True)):
         engine = SimpleNamespace(cutting=cutting, flushing=flushing)
         node._parts = SimpleNamespace(engine=engine)
-        told.append(Node.flushing.fget(node))  # type: ignore[attr-defined]
+        told.append(Node.is_flushing.fget(node))  # type: ignore[attr-defined]
     assert told == [False, True, True]
 
 
@@ -196,7 +196,7 @@ async def test_node_sets_aside_what_the_disk_held_before_anybody_can_ask(
     monkeypatch.setattr(Sweeper, "start", lambda sweeper: steps.append("set aside"))
     config: Any = SimpleNamespace(data=tmp_path / "absent")
     with pytest.raises(EOFError):
-        await process._run(config, process.Ending(), lambda: config, raft_lost=False)
+        await process._run(config, process.EndState(), lambda: config, raft_lost=False)
     assert steps == ["read disk", "set aside", "open ports"]
 
 
@@ -205,7 +205,7 @@ async def test_free_pages_return_after_a_burst_and_once_more_when_the_rest_of_it
 ) -> None:
     monkeypatch.setattr(python_garbage, "SWEEP_S", 0)
     rounds, trims = [0], list[int]()
-    monkeypatch.setattr(python_garbage, "give_back_free_pages", lambda: trims.append(rounds[0]))
+    monkeypatch.setattr(python_garbage, "release_free_pages", lambda: trims.append(rounds[0]))
     burst = range(300, 320)
 
     def resident() -> int:
@@ -220,4 +220,4 @@ async def test_free_pages_return_after_a_burst_and_once_more_when_the_rest_of_it
     with pytest.raises(EOFError):
         await Sweeper(FakeCollector(), resident).run(busy)
     after = burst.stop + TRIM_SWEEPS
-    assert [trim for trim in trims if trim >= burst.start] == [after, after + TRIM_AGAIN_SWEEPS]
+    assert [trim for trim in trims if trim >= burst.start] == [after, after + RETRIM_SWEEPS]

@@ -231,10 +231,10 @@ def test_what_is_applied_within_one_tick_is_a_sign_of_life(tmp_path: Path) -> No
         core = node._core
         assert core is not None
         counted = list[None]()
-        core._progressed, progressed = lambda: counted.append(None), core._progressed
+        core._count_tick, progressed = lambda: counted.append(None), core._count_tick
         for command in (b"x", b"y", b"z"):
             core._SyncObj__doApplyCommand(b"\0" + command)
-        core._progressed = progressed
+        core._count_tick = progressed
         assert len(counted) >= 3
         before = node._ticks
         progressed()
@@ -294,7 +294,7 @@ def test_records_held_from_the_same_leader_are_not_written_again(
     follower: tuple[raft._Core, list[ExitCode]], message: RaftMessage, seen: RaftMessage
 ) -> None:
     core, _ = follower
-    assert core.filtered(message) == seen
+    assert core.message_for_raft(message) == seen
 
 
 def test_node_that_forgot_stands_for_nothing(
@@ -311,7 +311,7 @@ def test_node_that_forgot_stands_for_nothing(
     assert [core.may_send(message) for message in said] == [True] * 5
     monkeypatch.setattr(core._journal, "_may_vote", False)
     assert [core.may_send(message) for message in said] == [False, False, False, True, True]
-    assert core.filtered({"type": "timeout_now", "term": 5}) is None
+    assert core.message_for_raft({"type": "timeout_now", "term": 5}) is None
 
 
 def test_node_that_forgot_proposes_its_barrier_to_each_new_leader_at_once(
@@ -345,7 +345,7 @@ def test_command_that_was_applied_is_never_replaced(
 ) -> None:
     core, failures = follower
     core._SyncObj__raftLastApplied = 3
-    core.filtered(append(5, (3, 4), (b"\1", 4, 5)))
+    core.message_for_raft(append(5, (3, 4), (b"\1", 4, 5)))
     with pytest.raises(SystemExit):
-        core.filtered(append(5, (2, 4), (b"\1", 3, 5)))
+        core.message_for_raft(append(5, (2, 4), (b"\1", 3, 5)))
     assert failures == [ExitCode.RAFT_DIVERGED]

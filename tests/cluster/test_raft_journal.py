@@ -13,7 +13,7 @@ from cluster.control import raft_journal
 from cluster.control.raft_files import (
     RaftSnapshot,
     checks,
-    fitted,
+    fitting_records,
     open_files,
     read_snapshot,
     write_snapshot,
@@ -301,12 +301,12 @@ def test_snapshot_survives_and_any_flipped_byte_raises_corrupt(tmp_path: Path) -
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_journal_behind_a_snapshot_is_kept_from_its_records_on(first: int) -> None:
-    assert fitted(Path("j"), RECORDS[first:], snapshot_at(2)) == RECORDS[1:]
+    assert fitting_records(Path("j"), RECORDS[first:], snapshot_at(2)) == RECORDS[1:]
 
 
 def test_interrupted_installation_of_a_snapshot_is_finished() -> None:
     ahead = RaftSnapshot(state=b"", previous=(b"\0x", 90, 8), last=(b"\0y", 91, 8))
-    assert fitted(Path("j"), RECORDS, ahead) == [ahead.previous, ahead.last]
+    assert fitting_records(Path("j"), RECORDS, ahead) == [ahead.previous, ahead.last]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_journal_that_contradicts_its_snapshot_raises_corrupt(
     records: list[Record], snapshot: RaftSnapshot | None
 ) -> None:
     with pytest.raises(CorruptFileError):
-        fitted(Path("j"), records, snapshot)
+        fitting_records(Path("j"), records, snapshot)
 
 
 def opened(path: Path, *, founding: bool = True, alone: bool = False, name: str = "a") -> bool:

@@ -281,7 +281,7 @@ async def test_frames_leave_grpc_if_the_peers_port_can_be_reached(
         await until(lambda: a.ups == [True, False] * 2 + [True])
         a.link.send("b", FrameKind.ASK, ("over gRPC",))
         await until(lambda: b.frames == [("a", FrameKind.ASK, ("over gRPC",))])
-        a.link._put(a.link._peers["b"], FrameKind.RAFT, b"no message")
+        a.link._enqueue(a.link._peers["b"], FrameKind.RAFT, b"no message")
         await until(lambda: a.ups == [True, False] * 3 + [True])
         assert len(a.dialled) == 2, "no attempt delays the next stream"
     [told] = [each for each in caplog.records if "no TCP to a peer" in each.message]
@@ -306,8 +306,8 @@ async def test_port_that_a_firewall_hides_does_not_look_like_silence(
 async def test_bad_message_over_tcp_breaks_the_link(caplog: pytest.LogCaptureFixture) -> None:
     async with linked(tcp=True) as (a, b):
         await until(lambda: a.link.is_up("b"))
-        a.link._put(a.link._peers["b"], FrameKind.RAFT, b"no message")
-        a.link._put(a.link._peers["b"], FrameKind.ASK, msgpack.packb("behind it"))
+        a.link._enqueue(a.link._peers["b"], FrameKind.RAFT, b"no message")
+        a.link._enqueue(a.link._peers["b"], FrameKind.ASK, msgpack.packb("behind it"))
         await until(lambda: a.ups == [True, False, True])
         assert (b.raft, b.frames) == ([], [])
     assert [each for each in caplog.records if each.message == "broke off the link"]

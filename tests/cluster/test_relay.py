@@ -17,7 +17,7 @@ import pytest
 
 from cluster.rpc import handlers
 from cluster.rpc import relay as relay_module
-from cluster.rpc.handlers import Service, ServiceHooks, answered
+from cluster.rpc.handlers import Service, ServiceHooks, unary_handler
 from cluster.rpc.relay import DIRECT, PATHS, Relay, is_repeatable
 from cluster.security.access_rules import Permission
 from cluster.security.method_rules import CONTRACT_RULES, Repeat
@@ -239,7 +239,7 @@ def test_refusals_are_the_leaders(cluster: Running) -> None:
 class Follower(Service):
     """Knows no leader."""
 
-    @answered
+    @unary_handler
     async def GetTimer(  # noqa: N802
         self, request: pb.GetTimerRequest, context: Any
     ) -> pb.GetTimerResponse:
@@ -288,7 +288,7 @@ class Leaving(Service):
         super().__init__(ServiceHooks(relay=relay))
         self.calls = 0
 
-    @answered
+    @unary_handler
     async def ScheduleTimer(  # noqa: N802
         self, request: pb.ScheduleTimerRequest, context: Any
     ) -> pb.ScheduleTimerResponse:
@@ -519,7 +519,7 @@ async def test_stopping_node_gives_up_the_calls_that_wait_for_messages_and_no_ot
 class Relaying(Service):
     """Sends each stream on."""
 
-    @handlers.streamed
+    @handlers.stream_handler
     async def ScheduleStream(  # noqa: N802
         self, requests: AsyncIterator[pb.ScheduleStreamRequest], context: Any
     ) -> AsyncGenerator[bytes, None]:

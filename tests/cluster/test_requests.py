@@ -17,7 +17,7 @@ from cluster.api.wire_rows import COLUMNS_MAX, RequestLimits, check_request
 from cluster.rpc.caller_usages import _amounts
 from cluster.rpc.connections import REQUEST_BYTES, Connections
 from cluster.rpc.fair_queue import weight_of
-from cluster.rpc.handlers import Context, RequestStream, Service, answered, streamed
+from cluster.rpc.handlers import Context, RequestStream, Service, stream_handler, unary_handler
 from cluster.rpc.request_bounds import (
     _RECEIVED,
     COUNTED_FROM,
@@ -91,7 +91,7 @@ def test_size_of_a_request_is_the_number_of_bytes_received() -> None:
     for size_max in (len(data), LIMIT):  # the second one is unreadable
         reader_of(pb.ScheduleRequest.FromString, size_max)(data)
         connections = Connections({1}, {})
-        connections.take(unmeasured, SimpleNamespace(peer=lambda: "a"))  # type: ignore[arg-type]
+        connections.count_request(unmeasured, SimpleNamespace(peer=lambda: "a"))  # type: ignore[arg-type]
         assert connections._taken == {"a": len(data) + REQUEST_BYTES}
         assert weight_of(unmeasured) == weight_of(pb.GetTimerRequest()) == 16 + len(data) // 128
         assert _amounts(unmeasured)["bytes"] == len(data)
@@ -154,11 +154,11 @@ class Refusing(Service):
             raise KeyError
         raise InvalidRequestError("request", len(checked), "must not be")
 
-    @answered
+    @unary_handler
     async def Receive(self, request: Request, context: Context) -> None:  # noqa: N802
         self._check(request)
 
-    @streamed
+    @stream_handler
     async def Consume(  # noqa: N802
         self, request: AsyncGenerator[Request, None], context: Context
     ) -> AsyncGenerator[None, None]:

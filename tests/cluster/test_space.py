@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from cluster.files import repair
-from cluster.files.disk_room import used_bytes, wait_for_room
+from cluster.files.disk_room import used_bytes, wait_for_disk_space
 from cluster.files.standby_ports import WAITING
 from cluster.files.storage import Damaged
 from cluster.settings.config import NodeConfig, build_config
@@ -238,12 +238,12 @@ async def _status_of(config: NodeConfig) -> pb.NodeStatus:
 async def test_node_without_room_waits_for_it_and_says_so(tmp_path: Path) -> None:
     config, disk = _config(tmp_path), _SmallDisk()
     disk.free = START_BYTES - 1
-    waiting = asyncio.ensure_future(wait_for_room(disk, config))
+    waiting = asyncio.ensure_future(wait_for_disk_space(disk, config))
     status = await _status_of(config)
     assert not waiting.done()
     disk.free = START_BYTES
     await asyncio.wait_for(waiting, 60)
-    await asyncio.wait_for(wait_for_room(disk, config), 60)  # at once
+    await asyncio.wait_for(wait_for_disk_space(disk, config), 60)  # at once
     assert (status.role, status.disk_low, status.reachable) == (WAITING, True, False)
     assert "the disk has 15 MiB free; 16 MiB are needed" in status.error
 
@@ -272,7 +272,7 @@ async def test_damaged_node_waits_for_the_room_of_a_snapshot_without_a_timeout(
 ) -> None:
     config, fetch = _config(tmp_path), _StuckFetch()
     monkeypatch.setattr(repair, "SnapshotFetch", lambda *_, **__: fetch)
-    monkeypatch.setattr(repair, "LOOK_S", 0.01)
+    monkeypatch.setattr(repair, "CHECK_INTERVAL_S", 0.01)
     format_directory(
         RealDisk(),
         tmp_path,

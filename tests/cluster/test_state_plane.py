@@ -91,7 +91,7 @@ class Turns:
     def run(self, kind: ThreadWork, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.threads.append((kind, work, done))
 
-    def timed(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run_timed(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return work(*args, **kwargs)
 
     def append(self, kind: EntryKind, payload: list[bytes], time_ms: UnixMs) -> LogIndex:
@@ -122,16 +122,16 @@ class Turns:
     def leader_address(self) -> str | None:
         return "elsewhere:1"
 
-    def handed_out(self, delivery: Delivery, /) -> None:
+    def on_delivery(self, delivery: Delivery, /) -> None:
         raise AssertionError("there are no consumers")
 
-    def leading_changed(self) -> None:
+    def on_leading_changed(self) -> None:
         """Nothing to do."""
 
     def clocks_read(self, report: ClockReport, /) -> None:
         self.clock_reports.append(report)
 
-    def damaged(self, damage: FileDamage, /) -> None:
+    def on_damage(self, damage: FileDamage, /) -> None:
         self.damages.append(damage)
 
     # ---- for tests
@@ -379,7 +379,7 @@ def test_fold_goes_on_if_the_flush_that_it_waits_for_can_not_begin_within_an_ent
 def test_fold_that_waits_for_a_flush_goes_on_once_the_disk_has_room_for_it() -> None:
     log = fired_log()
     plane, io = plane_of(log, memtable_bytes=2_500, unspilled_bytes=10_000)
-    plane.use_room(Room(free=0, reserve=0, low=False))
+    plane.use_disk_space(Room(free=0, reserve=0, low=False))
     plane.on_commit(LogIndex(end(log) - 1))
     plane.fold_later()
     io.turn()
@@ -391,7 +391,7 @@ def test_fold_that_waits_for_a_flush_goes_on_once_the_disk_has_room_for_it() -> 
         True,
         True,
     )
-    plane.use_room(Room.plenty())
+    plane.use_disk_space(Room.plenty())
     assert not plane.engine.behind
 
 
@@ -402,7 +402,7 @@ def test_disk_that_becomes_low_drops_log_that_others_may_need_and_flushes_once()
     plane.fold_later()
     io.turn()
     for _ in range(2):
-        plane.use_room(Room(free=1 << 40, reserve=1 << 41, low=True))
+        plane.use_disk_space(Room(free=1 << 40, reserve=1 << 41, low=True))
         io.turn()
     assert (io.drops, len(io.syncs)) == ([(1, False)], 1)
 
@@ -531,8 +531,8 @@ class Runs:
         return [run.number for run in self.store.runs]
 
     def assert_told_once(self) -> None:
-        damaged = STATE / "runs" / self.store.runs[0].name
-        assert [damage.path for damage in self.io.damages] == [damaged]
+        on_damage = STATE / "runs" / self.store.runs[0].name
+        assert [damage.path for damage in self.io.damages] == [on_damage]
 
 
 def test_merge_that_meets_damage_is_given_up_and_other_runs_are_merged(

@@ -9,13 +9,13 @@ import pytest
 
 from chaos.sim.world.simdisk import SimDisk
 from cluster.files import verify
-from cluster.files.disk_room import wait_for_room
-from cluster.files.recover import stopped
+from cluster.files.disk_room import wait_for_disk_space
+from cluster.files.recover import open_stopped_node
 from cluster.files.storage import (
     REPAIRED_NAME,
     Damaged,
     NodeFiles,
-    give_back,
+    free_disk_space,
     last_repair,
     note_repair,
     open_storage,
@@ -88,11 +88,11 @@ def lived(disk: SimDisk, log: Log) -> None:
 def test_file_that_was_removed_while_in_use_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     disk, restarts = SimDisk(), list[str]()
     lived(disk, busy_log())
-    monkeypatch.setattr(process, "start_again", lambda: restarts.append("again"))
+    monkeypatch.setattr(process, "exec_again", lambda: restarts.append("again"))
     for path in ("/etc/elsewhere", str(DATA / "state/runs/0000000001.arrow")):
         assert not restarts
-        process._begin_anew(
-            disk, node(), process.Ending(), FileNotFoundError(errno.ENOENT, "gone", path)
+        process._restart_if_it_helps(
+            disk, node(), process.EndState(), FileNotFoundError(errno.ENOENT, "gone", path)
         )
     assert restarts == ["again"]
     with pytest.raises(Damaged, match=r"0000000001\.arrow: .* the file is missing"):
@@ -132,7 +132,7 @@ def test_log_that_is_lost_before_the_first_manifest_is_damage() -> None:
     with pytest.raises(Damaged) as error:
         opened(disk)
     assert str(error.value) == found
-    with pytest.raises(CorruptFileError) as refused, stopped(disk, DATA):
+    with pytest.raises(CorruptFileError) as refused, open_stopped_node(disk, DATA):
         pass  # `timerctl recover` would make a cluster of its own of an empty log
     assert str(refused.value) == found
 
@@ -215,7 +215,7 @@ def test_full_disk_gets_back_what_nothing_names() -> None:
     before = {*files(disk, DATA / "state")}
     garbage(disk)
     half_fetched(disk, source, 10)
-    give_back(disk, node())
+    free_disk_space(disk, node())
     assert {*files(disk, DATA / "state")} == before
     assert not {*files(disk, DATA / "outgoing"), *files(disk, DATA / "incoming")}
     storage = opened(disk)
@@ -234,7 +234,7 @@ def test_full_disk_gets_back_what_a_whole_snapshot_replaces() -> None:
     garbage(disk)
     old = {path.name for path in files(disk, DATA / "state")}
     disk.capacity_bytes = disk.used_bytes()
-    give_back(disk, node())
+    free_disk_space(disk, node())
     disk.capacity_bytes = None
     assert {path.name for path in files(disk, DATA / "state")} != old
     storage = opened(disk)
@@ -246,7 +246,7 @@ def test_node_does_not_wait_for_room_that_it_takes_itself() -> None:
     lived(disk, busy_log())
     garbage(disk)
     disk.capacity_bytes = disk.used_bytes() + START_BYTES - 1
-    asyncio.run(asyncio.wait_for(wait_for_room(disk, node()), 60))
+    asyncio.run(asyncio.wait_for(wait_for_disk_space(disk, node()), 60))
     assert disk.free_bytes(DATA) >= START_BYTES
 
 
@@ -273,7 +273,7 @@ def test_nothing_is_taken_from_a_process_that_runs(caplog: pytest.LogCaptureFixt
     before = {*files(disk, DATA / "state"), *files(disk, DATA / "outgoing")}
     lock = open_directory(disk, DATA, cluster_id="c", name="n1")
     with caplog.at_level(logging.WARNING):
-        give_back(disk, node())
+        free_disk_space(disk, node())
     assert "is in use by process" in str(vars(caplog.records[-1])["error"])
     assert {*files(disk, DATA / "state"), *files(disk, DATA / "outgoing")} == before
     lock.close()
@@ -284,7 +284,7 @@ def test_damaged_manifest_keeps_what_it_may_name() -> None:
     lived(disk, busy_log())
     before = {*files(disk, DATA / "state")}
     disk.flip(DATA / "state" / manifest.NAME, 100)
-    give_back(disk, node())
+    free_disk_space(disk, node())
     assert {*files(disk, DATA / "state")} == before
     with pytest.raises(Damaged):
         opened(disk)

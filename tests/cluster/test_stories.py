@@ -59,7 +59,7 @@ class Teller:
         self.log = self.host.log
         self.kept = Kept(self.host)
         fields = {
-            name: getattr(self.host, name) for name in ("require_lease", "now", "read_failed")
+            name: getattr(self.host, name) for name in ("require_lease", "now", "on_read_error")
         }
         host: Any = SimpleNamespace(**fields, log=self.kept)
         self.queries = TimerQueries(host, salt=SALT, key_bytes_max=100)
@@ -180,7 +180,7 @@ async def test_lags_of_topics_are_found_in_a_thread_which_reports_damage(
     assert await it.queries.late_topics() == {1: 9, 2: 5}
     assert threading.current_thread().name not in threads
     monkeypatch.setattr(Cut, "first_overdue", damaged)
-    monkeypatch.setattr(it.queries._host, "read_failed", damages.append)
+    monkeypatch.setattr(it.queries._host, "on_read_error", damages.append)
     with pytest.raises(CorruptFileError):
         await it.queries.late_topics()
     await asyncio.sleep(0)
@@ -232,5 +232,5 @@ async def test_topics_are_listed_with_the_last_lags_while_new_ones_cannot_be_had
     assert len(waiting) == 1, "they share one query"
     end.set()
     assert await lag() == 7
-    view.led()
+    view.on_lead()
     assert view.last_late() == {}, "the lags of an earlier time as leader are not shown"

@@ -156,7 +156,7 @@ def test_page_shows_the_lag_of_those_that_lag_most_in_seconds() -> None:
         late_topics=((("orders",), (40,)),),
     )
     telemetry = telemetry_of(levels)
-    telemetry.observe_handed_out(np.array([30], np.int64))
+    telemetry.observe_deliveries(np.array([30], np.int64))
     page = page_of(telemetry.registry)
     assert page["timer_undelivered_lag_seconds"] == 1.5
     assert page["timer_unacked_lag_seconds"] == 2.5

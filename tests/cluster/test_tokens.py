@@ -126,14 +126,14 @@ def test_over_http_a_token_counts_before_a_certificate_if_the_node_has_tokens(
     gate = HttpGate("c", access, CallerUsages(access), tokens)
     with pytest.raises(TokenRejectedError):
         gate.admit(LIST, both)
-    assert gate.shown(both) == "", "a denied line must not accuse the certificate"
+    assert gate.claimed_identity(both) == "", "a denied line must not accuse the certificate"
     with pytest.raises(TokenRejectedError, match="no token"):
         gate.admit(LIST, call())
     certified = call(uri="timer://c/admin/a")
     assert str(gate.admit(LIST, certified).identity) == "admin/a"
-    assert gate.shown(certified) == "admin/a"
-    assert gate.shown(call(uri="timer://other/admin/a")) == "timer://other/admin/a"
-    assert gate.shown(call(authorization=f"Bearer {SECRET}")) == "token/ci"
+    assert gate.claimed_identity(certified) == "admin/a"
+    assert gate.claimed_identity(call(uri="timer://other/admin/a")) == "timer://other/admin/a"
+    assert gate.claimed_identity(call(authorization=f"Bearer {SECRET}")) == "token/ci"
     with pytest.raises(PermissionDeniedError):  # no certificate gives the identity of a token
         gate.admit(SCHEDULE, call(uri="timer://c/token/ci"))
     without = HttpGate("c", access, CallerUsages(access), None)

@@ -51,7 +51,7 @@ async def test_answers_that_nobody_reads_hold_up_the_requests(
     request_: pb.ConsumeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consume_service, "settle_all", answered)
-    monkeypatch.setattr(_Stream, "_heard", lambda _: None)
+    monkeypatch.setattr(_Stream, "_report_presence", lambda _: None)
     read = 0
 
     async def requests() -> AsyncIterator[pb.ConsumeRequest]:
@@ -168,7 +168,7 @@ async def test_stream_that_ends_takes_back_the_deliveries_that_it_did_not_send(
         return SimpleNamespace(lease=SimpleNamespace(lease_id=LeaseId(lease_id), offsets=[0]))
 
     stream = stream_of(ConsumerStream("c", 1_000, lambda _: None), leave=leave)
-    stream._want_no_more()
+    stream._begin_leaving()
     for lease_id in (1, 2, 3):
         stream._deliver(delivery(lease_id))
     for _ in range(2):
@@ -197,7 +197,7 @@ async def test_deliveries_whose_lease_ends_before_sending_are_dropped_until_the_
         stream._deliver(delivery(number))
     stream.note_window(pb.ConsumeRequest(window_bytes=6))
     assert await stream.next() is not None
-    stream._want_no_more()  # the credit of lease 2 is over
+    stream._begin_leaving()  # the credit of lease 2 is over
     for number in (3, 4):
         stream._deliver(delivery(number))
     assert stream._withdraw(LeaseId(1)) == [], "it was sent"

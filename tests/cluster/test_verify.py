@@ -17,7 +17,7 @@ import pytest
 from chaos.sim.world.simdisk import SimDisk
 from cluster.files import scrubber as scrubbing
 from cluster.files import verify
-from cluster.files.scrubber import FIRST_S, GIVE_AWAY_S_MAX, SHOWN_S, Scrubber
+from cluster.files.scrubber import FIRST_S, HAND_OVER_S_MAX, RESULT_S, Scrubber
 from cluster.files.verify import DAMAGED, UNCHECKED
 from cluster.node.timerd import init
 from cluster.settings.config import NodeConfig, build_config
@@ -59,13 +59,15 @@ def test_snapshot_that_is_going_to_be_installed_is_read_instead_of_state_and_log
     disk, there, _ = taken()
     receive(disk, there, disk := SimDisk()).finish()
     paths = {INCOMING / part.path for part in there.parts}
-    found = [*verify._ordered(disk, INCOMING)]
+    found = [*verify._install_order_files(disk, INCOMING)]
     assert {each.path for each in found} == paths | {INCOMING / "ready"}
     assert not [each for each in found if each.damage is not None]
     path = max(paths)
     for spoil in (disk.flip, lambda path, _: disk.remove(path)):
         spoil(path, 60)
-        (damaged,) = (each for each in verify._ordered(disk, INCOMING) if each.damage is not None)
+        (damaged,) = (
+            each for each in verify._install_order_files(disk, INCOMING) if each.damage is not None
+        )
         assert damaged.path == path
 
 
@@ -257,7 +259,7 @@ def test_damaged_node_leaves_only_if_the_others_can_go_on(
     assert damaged._why_wait(others) == waits
     if not waits:
         error = CorruptFileError("a", 0, "b")
-        asyncio.run(damaged._heal(error))
+        asyncio.run(damaged._end_for_repair(error))
         assert ended == [error]
     damaged.stop()
 
@@ -309,7 +311,7 @@ def test_result_of_a_pass_that_was_asked_for_stays_before_the_next_that_is_due(
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(asked.run())
     asked.stop()
-    assert pauses == [0, 0, SHOWN_S, 0]
+    assert pauses == [0, 0, RESULT_S, 0]
 
 
 @pytest.mark.parametrize("rate", [0, MIB])
@@ -373,8 +375,8 @@ def test_damaged_leader_gives_the_leadership_to_a_node_without_damage_while_it_w
 
     monkeypatch.setattr(damaged, "_others", others)
     monkeypatch.setattr(damaged, "_hand_over", hand_over)
-    monkeypatch.setattr(scrubbing, "ASK_AGAIN_S", 0.0)
-    asyncio.run(damaged._heal(CorruptFileError("a", 0, "b")))
+    monkeypatch.setattr(scrubbing, "RETRY_S", 0.0)
+    asyncio.run(damaged._end_for_repair(CorruptFileError("a", 0, "b")))
     damaged.stop()
     assert (targets, len(ended)) == (["n3", "n1"], 1)
 
@@ -407,12 +409,12 @@ def test_transfers_that_fail_or_do_not_last_are_asked_for_at_growing_intervals(
     loop = SimpleNamespace(time=lambda: clock.s)
     stub = SimpleNamespace(get_running_loop=lambda: loop, sleep=sleep)
     monkeypatch.setattr(scrubbing, "asyncio", stub)
-    asyncio.run(damaged._heal(CorruptFileError("a", 0, "b")))
+    asyncio.run(damaged._end_for_repair(CorruptFileError("a", 0, "b")))
     damaged.stop()
     assert asked[:5] == [0, 2, 6, 14, 50], "it did not lead at 30"
     pauses = [later - earlier for earlier, later in itertools.pairwise(asked[4:])]
     assert pauses[:2] == [32, 64]
-    assert max(pauses) == GIVE_AWAY_S_MAX
+    assert max(pauses) == HAND_OVER_S_MAX
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -434,7 +436,7 @@ async def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
         targets.append(target)
         return True
 
-    monkeypatch.setattr(scrubbing, "ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(scrubbing, "RETRY_S", 0.01)
     monkeypatch.setattr(scrubbing, "TELL_S", 0.0)
     monkeypatch.setattr(scrubbing, "scrub", scrub)
     monkeypatch.setattr(damaged, "_hand_over", hand_over)
@@ -443,17 +445,17 @@ async def test_damage_that_another_reader_met_is_healed_once_as_that_of_a_pass(
         damaged.begin()
         await waiting.until(lambda: damaged.bytes_read)
     for _ in range(2):
-        damaged.found(error)
+        damaged.on_damage(error)
         assert damaged.damage == str(error)
     await waiting.until(lambda: damaged.last_pass().repair == "waits: 1 of 3 voters would be left")
-    damaged.found(error)
-    damaged.found(CorruptFileError("another", 0, "why"))
+    damaged.on_damage(error)
+    damaged.on_damage(CorruptFileError("another", 0, "why"))
     (shown,) = damaged.last_pass().damages
     assert (shown.file, shown.byte, shown.what) == ("state/runs/1", 7, str(error))
     assert (targets[:1], ended) == (["n3"], [])
     others.append(status(1))
     await waiting.until(lambda: ended)
-    assert not damaged._asked.is_set()
+    assert not damaged._requested.is_set()
     work.cancel()
     damaged.stop()
     assert ended == [error]
@@ -492,10 +494,10 @@ async def test_alone_node_reads_all_files_after_damage_that_a_backup_met_and_goe
     monkeypatch.setattr(scrubbing, "scrub", scrub)
     work = asyncio.create_task(alone.run())
     for _ in range(2):
-        alone.found(errors["b"])
+        alone.on_damage(errors["b"])
         await waiting.until(lambda: alone.last_pass().repair.startswith("none"))
         assert sorted(each.file for each in alone.last_pass().damages) == ["a", "b"]
-        assert not alone._asked.is_set(), "the damage is known"
+        assert not alone._requested.is_set(), "the damage is known"
     work.cancel()
     alone.stop()
     assert (passes, ended) == ([1], [])

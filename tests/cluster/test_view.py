@@ -392,7 +392,7 @@ async def test_groups_and_quotas_are_measured_while_the_lags_of_topics_wait(
         engine=engine,
         leader=object(),
         now=lambda: clock,
-        totals=SimpleNamespace(unacked=list),
+        totals=SimpleNamespace(unacked_topics=list),
     )
     none = cast("Any", None)
     replica: Any = SimpleNamespace(tcp_port=7)
@@ -540,7 +540,7 @@ async def test_lists_of_series_at_the_same_time_take_turns_of_the_loop_portion_b
         inside.pop()
         assert not inside, "two filter topics at the same time"
 
-    monkeypatch.setattr(series_desk, "_shown_topics", shown_topics)
+    monkeypatch.setattr(series_desk, "_covered_topics", shown_topics)
     monkeypatch.setattr(SeriesDesk, "_message", counted)
     request = pb.ListSeriesRequest(page_size=5)
     lists, ended = lists_by_callers(lambda: desk.list(request))
@@ -628,11 +628,11 @@ def test_log_has_a_line_when_a_clock_jumps_and_when_one_becomes_wrong_or_right(
         (0, 0, 0),  # the next leadership
         (0, 1_500, -2_000),
     ):
-        watch.look(ClockReport(error_ms, jumped_ms, {ReplicaId(1): 0, ReplicaId(2): second_ms}))
+        watch.update(ClockReport(error_ms, jumped_ms, {ReplicaId(1): 0, ReplicaId(2): second_ms}))
     assert watch.jumped_total_ms == 300_000 + 1_500
     for doubt_ms in (1_001, 600, 499):
-        watch.look(ClockReport(0, 0, {ReplicaId(1): 0, ReplicaId(3): 1_001}, doubt_ms))
-    watch.look(ClockReport())
+        watch.update(ClockReport(0, 0, {ReplicaId(1): 0, ReplicaId(3): 1_001}, doubt_ms))
+    watch.update(ClockReport())
     wrong, right = "a clock is wrong", "a clock is right again"
     jumped = "the cluster's clock jumped ahead"
     fields = "clock", "ahead_ms", "jumped_ms"

@@ -65,7 +65,7 @@ def index(number: int) -> LogIndex:
 def answer(under: Promise, **said: Any) -> AppendAnswer:
     usual = AppendAnswer(
         under=under, nonce=Nonce(5), prev_index=index(1), matched_index=index(1),
-        durable_index=index(1), conflict=None, fenced_by=Epoch(0), echo_ms=MonoMs(1), held_ms=0,
+        durable_index=index(1), conflict=None, fenced_by=Epoch(0), echo_ms=MonoMs(1), waited_ms=0,
     )  # fmt: skip
     return replace(usual, **said)
 
@@ -83,7 +83,7 @@ def fence_answer(under: Promise, **said: Any) -> FenceAnswer:
     sets = (LogStart(index(1), Epoch(1), frozenset([ReplicaId(1)])),)
     usual = FenceAnswer(
         under=under, last_epoch=Epoch(1), last_index=index(1), unsure=False, sets=sets,
-        echo_ms=MonoMs(1), held_ms=0,
+        echo_ms=MonoMs(1), waited_ms=0,
     )  # fmt: skip
     return replace(usual, **said)
 
@@ -104,7 +104,7 @@ TO_LEADER: Final[dict[str, tuple[Callable[[Promise], Any], str]]] = {
     "durable beyond what it matched": (lambda p: answer(p, durable_index=2), "must ascend"),
     "answer to what was never sent": (lambda p: answer(p, prev_index=FAR), "must ascend"),
     "echo of the future": (lambda p: answer(p, echo_ms=FAR), "echo_ms"),
-    "held for less than no time": (lambda p: answer(p, held_ms=-5), "held_ms = -5"),
+    "held for less than no time": (lambda p: answer(p, waited_ms=-5), "held_ms = -5"),
     "conflict above the question": (
         lambda p: answer(p, conflict=Conflict(Epoch(1), index(5), index(9))),
         "conflict",

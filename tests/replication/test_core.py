@@ -140,7 +140,7 @@ class ThinLink:
                 conflict=None,
                 fenced_by=Epoch(0),
                 echo_ms=append.sent_ms,
-                held_ms=0,
+                waited_ms=0,
             )
             self.step(self.now_ms, Received(ReplicaId(2), answer, UnixMs(0), []))
 
@@ -339,7 +339,7 @@ def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Mess
                 unsure="unsure" in words,
                 sets=tuple(map(_start, named.get("sets", "0@0").split(","))),
                 echo_ms=MonoMs(0),
-                held_ms=0,
+                waited_ms=0,
             )
         case "append":
             epoch, index = map(int, named["prev"].split(":"))
@@ -366,7 +366,7 @@ def _message(sender: ReplicaId, words: list[str], named: dict[str, str]) -> Mess
                 conflict=_conflict(conflict) if conflict else None,
                 fenced_by=Epoch(int(named.get("fenced", 0))),
                 echo_ms=MonoMs(int(named["echo"])),
-                held_ms=0,
+                waited_ms=0,
             )
         case "fetch":
             epoch, index = map(int, named["prev"].split(":"))
@@ -463,7 +463,7 @@ def answer(progress: Progress, *, sent_ms: int, at_ms: int) -> None:
         conflict=None,
         fenced_by=Epoch(0),
         echo_ms=MonoMs(sent_ms),
-        held_ms=0,
+        waited_ms=0,
     )
     progress.answered(MonoMs(at_ms), message, ReplicationConfig())
 

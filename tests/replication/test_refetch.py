@@ -181,7 +181,7 @@ async def test_receiver_without_room_asks_ever_less_often_and_logs_an_offer_once
     call_later = loop.call_later
 
     def at_once(delay: float, *args: Any, **more: Any) -> asyncio.TimerHandle:
-        if delay >= receiving.AGAIN_S:
+        if delay >= receiving.RETRY_S:
             pauses.append(delay)
             delay = 0
         return call_later(delay, *args, **more)
@@ -287,7 +287,7 @@ async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part
 
     The source learns of the damaged part, although the receiver asks another node first.
     """
-    monkeypatch.setattr(receiving, "AGAIN_S", 0.01)
+    monkeypatch.setattr(receiving, "RETRY_S", 0.01)
     async with Source(tmp_path / "a").served() as source, Source(tmp_path / "b").served() as other:
         other.leads = False
         reads = calls_of(monkeypatch, source.outgoing, "read")
@@ -314,7 +314,7 @@ async def test_source_that_finds_its_own_damage_heals_and_does_not_send_the_part
 async def test_refused_request_does_not_end_the_suspicion_of_a_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiving, "AGAIN_S", 0.01)
+    monkeypatch.setattr(receiving, "RETRY_S", 0.01)
 
     def reading(*_: object) -> None:
         raise AssertionError("a part that is known as damaged")
@@ -342,7 +342,7 @@ async def test_refused_request_does_not_end_the_suspicion_of_a_part(
 async def test_damage_found_by_an_offer_or_a_read_is_refused_and_another_error_is_fatal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiving, "AGAIN_S", 0.01)
+    monkeypatch.setattr(receiving, "RETRY_S", 0.01)
 
     async def met(error: Exception, method: str, reason: str) -> None:
         def failing(*_: object) -> None:

@@ -18,7 +18,7 @@ from timer.entries.payloads import EXCLUSIVE, KEY_SHARED, SHARED, GroupOp, Op, d
 from timer.entries.policies import CLUSTER, Scope, ScopePolicy
 from timer.leader.groups import expiry, turns
 from timer.leader.groups.exits import DEAD_ROWS_MAX
-from timer.leader.groups.expiry import LOOK_MS, expired_prefix
+from timer.leader.groups.expiry import CHECK_INTERVAL_MS, expired_prefix
 from timer.leader.groups.group_leases import ACCEPT, ALREADY_ACKED, EXPIRED
 from timer.model.columns import ROW
 from timer.model.timer_errors import InvalidRequestError, OverloadedError
@@ -295,7 +295,7 @@ def test_messages_of_one_moment_expire_in_one_entry() -> None:
     play.settle()
     assert len(ops_of(play, before)) == 1
     assert topic_of(play).queue.begin == 9
-    assert LOOK_MS >= 90
+    assert CHECK_INTERVAL_MS >= 90
 
 
 def test_alarms_of_one_moment_are_taken_a_few_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,11 +308,11 @@ def test_alarms_of_one_moment_are_taken_a_few_a_step(monkeypatch: pytest.MonkeyP
     part = play.leader.groups.expiry
     assert len(part._alarms._known) == len(topics)
     monkeypatch.setattr(expiry, "LOOKS_MAX", 2)
-    play.wait(TTL_MS + LOOK_MS)
+    play.wait(TTL_MS + CHECK_INTERVAL_MS)
     for left in (3, 1, 0):
         assert part.wake_at_ms(play.now) == play.mono_ms, "more are due"
         part.step(play.now)
-        assert (len(part._alarms._known), len(part._looks)) == (left, 0)
+        assert (len(part._alarms._known), len(part._to_check)) == (left, 0)
     assert part.wake_at_ms(play.now) is None
     play.settle()
     assert [topic.queue.begin for topic in topics] == [1] * 5

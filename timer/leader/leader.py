@@ -375,7 +375,7 @@ class Leader:
         if self._change(EntryKind.POLICY, [encode_policy(scope, policy)], now, done):
             self.admission.change(scope, policy)
             self._charge_all(now)
-            self.groups.expiry.look_at_all()
+            self.groups.expiry.check_all()
 
     def _charge_all(self, now: Now) -> None:
         """Charge requests in flight for quotas that were set after they were accepted."""

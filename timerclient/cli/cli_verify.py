@@ -56,7 +56,7 @@ class VerifyCommands(Commands):
 
             follower = PassFollower(client, args.node, args.timeout.total_seconds())
             try:
-                while follower.look() and time.monotonic() < until_s:
+                while follower.poll() and time.monotonic() < until_s:
                     _show_progress(follower.progress)
                     time.sleep(POLL_S)
             finally:

@@ -39,7 +39,7 @@ class PassFollower:
         self._digests = pb.GetVerificationResponse()
         """Of the last answer, or the last in which they were compared; those that differ stay."""
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Look at the passes; return whether to look again."""
         now_s, answer = time.monotonic(), self._answer()
         members = {each.node for each in answer.nodes}

@@ -111,7 +111,7 @@ class TimelineIo:
 
         self._node.later(self._rng.randrange(WORK_US[kind]), finish)
 
-    def timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def run_timed(self, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """See StateIo. Measures no time. Checks the store after each call of INSTALLS."""
         result = work(*args, **kwargs)
         if work.__name__ in INSTALLS:
@@ -152,15 +152,15 @@ class TimelineIo:
         """See StateIo. Simulated clients try every node."""
         return None
 
-    def handed_out(self, delivery: Delivery) -> None:
+    def on_delivery(self, delivery: Delivery) -> None:
         self._app.handed_out(delivery)
 
-    def leading_changed(self) -> None:
+    def on_leading_changed(self) -> None:
         """See StateIo."""
 
     def clocks_read(self, report: ClockReport) -> None:
         """See StateIo."""
 
-    def damaged(self, damage: FileDamage) -> None:
+    def on_damage(self, damage: FileDamage) -> None:
         """See StateIo. The repair begins later: the product waits for the other nodes."""
         self._node.later(self._rng.randrange(HEAL_US), self._node.damage_found, damage)

@@ -24,7 +24,8 @@ from cluster.control import control_state, replica_report
 from cluster.control.control_state import Appoint, ControlState, Init, Members
 from cluster.control.controller import Controller, ControllerConfig
 from cluster.control.controller_events import (
-    ChangeAsked,
+    ChangeRequest,
+    ControllerRequest,
     ControllerTick,
     Event,
     LinkChanged,
@@ -34,7 +35,7 @@ from cluster.control.controller_events import (
     Reported,
     ReportedRole,
     StateApplied,
-    TransferAsked,
+    TransferRequest,
 )
 from cluster.control.membership import Change
 from replication.core.core_events import Appointed
@@ -143,7 +144,7 @@ class SimControl:
 
     def transfer(self, replica: ReplicaId) -> None:
         """Order this leader, as an operator does."""
-        self._ask(TransferAsked(replica))
+        self._ask(TransferRequest(replica))
 
     def appoint(self, replica: ReplicaId, voters: Voters | None = None) -> None:
         """Appoint this leader at once, though no controller decided it. None: the voters stay."""
@@ -357,7 +358,7 @@ class SimControl:
         command = effects.propose
         if command is not None:
             self._world.timeline.note("controller", f"{shell.controller.name}: {effects.reason}")
-            if isinstance(command, Appoint) and not isinstance(event, TransferAsked | ChangeAsked):
+            if isinstance(command, Appoint) and not isinstance(event, ControllerRequest):
                 self._judge(shell, command, shell.controller._state)  # noqa: SLF001
             due_us = 3_000 + 2 * self._world.options.delay_us
             give_up_ms = self._now() + PROPOSE_MS
@@ -439,13 +440,13 @@ class SimControl:
         names = {self._names[each] for each in self.voters if each in self._names}
         learners = {self._name(n) for n in world.nodes if n.alive and n.replica not in self.voters}
         if lost & learners:
-            self._ask(ChangeAsked(Change.REPLACE, min(lost & learners)))
+            self._ask(ChangeRequest(Change.REPLACE, min(lost & learners)))
         elif rng.random() < 0.5:
             self._exchange()
         elif rng.random() < 0.5 and learners - names:
-            self._ask(ChangeAsked(Change.ADD, rng.choice(sorted(learners - names))))
+            self._ask(ChangeRequest(Change.ADD, rng.choice(sorted(learners - names))))
         elif len(names) > len(self._founders):
-            self._ask(ChangeAsked(Change.REMOVE, rng.choice(sorted(names))))
+            self._ask(ChangeRequest(Change.REMOVE, rng.choice(sorted(names))))
 
     def _exchange(self) -> None:
         """Appoint the leader again, with a learner in the place of a voter. All voters run.
@@ -464,7 +465,7 @@ class SimControl:
             new = self._rng.choice(learners).replica
             self.appoint(leaders[0].replica, self.voters - {gone} | {new})
 
-    def _ask(self, asked: TransferAsked | ChangeAsked) -> None:
+    def _ask(self, asked: ControllerRequest) -> None:
         """Give an order to the leading controller. It may refuse."""
         shell = self._leading()
         if shell is not None and not shell.node.paused:

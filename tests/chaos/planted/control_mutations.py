@@ -12,7 +12,7 @@ from tests.chaos.planted.planted import Mutation, patch
 from timer.model.units import Epoch, MonoMs
 
 _adopt = Controller._adopt
-_why_gone = Controller._why_gone
+_loss_of_leader = Controller._loss_of_leader
 
 
 def _adopt_without_lease(self: Controller, now_ms: MonoMs) -> ControllerEffects | None:
@@ -42,7 +42,7 @@ def _next_of_its_own(self: Controller) -> Epoch:
 
 def _never_gone(self: Controller, now_ms: MonoMs) -> str | None:
     """Keep a leader that stepped down or restarted, as long as it reports."""
-    loss = _why_gone(self, now_ms)
+    loss = _loss_of_leader(self, now_ms)
     return None if loss == "it stepped down or restarted" else loss
 
 
@@ -87,7 +87,7 @@ MUTATIONS: Final = (
         frozenset({"liveness"}),
         20,
         "a leader that restarts",
-        patch(Controller, "_why_gone", _never_gone),
+        patch(Controller, "_loss_of_leader", _never_gone),
         _WORLDS | {"faults": ("kill", "power"), "mischief": ()},
     ),
 )

@@ -97,7 +97,7 @@ class _LeaseFromAnswering(Core):
         super()._on_append_answer(sender, answer, wall_ms)
         progress = self._progress.get(sender)
         if progress is not None and progress.acked_ms is not None:
-            told_ms = MonoMs(answer.echo_ms + answer.held_ms)
+            told_ms = MonoMs(answer.echo_ms + answer.waited_ms)
             progress.acked_ms = max(progress.acked_ms, told_ms)
 
 

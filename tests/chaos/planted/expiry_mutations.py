@@ -54,7 +54,7 @@ def _prefix_and_one(queue: Queue, outlived_ms: int, limit: int) -> tuple[int, in
 def _later_ones_only() -> Iterator[None]:
     """Let a new leader look for expired messages only when a timer fires."""
     with (
-        mock.patch.object(Expiry, "look_at_all", return_value=None),
+        mock.patch.object(Expiry, "check_all", return_value=None),
         mock.patch.object(Expiry, "outlived_ms", return_value=None),
     ):
         yield

@@ -182,7 +182,7 @@ MUTATIONS: Final = (
         {"early"},
         20,
         "a commit that is quicker than those before",
-        patch(StatePlane, "_ripe", _ripe_at_once),
+        patch(StatePlane, "_foldable", _ripe_at_once),
     ),
     _mutation(
         "drain_forgets_waiting",
@@ -202,7 +202,7 @@ MUTATIONS: Final = (
         {"liveness"},
         20,
         "messages that leave memory before they are delivered, twice",
-        patch(StatePlane, "_fetched", _fetched_once),
+        patch(StatePlane, "_on_fetched", _fetched_once),
         **_FLUSHES,
         **_RESTARTS,
     ),

@@ -40,7 +40,7 @@ class TightApp(EngineApp):
         node, before = self.node, self.engine.room
         node.later(LOOK_US, self._look_at_room)
         room = before.after(node.disk.free_bytes(STATE_PATH), RESERVE)
-        self.plane.use_room(room)
+        self.plane.use_disk_space(room)
         leader, now_ms = self.engine.leader, node.mono_ms()
         if leader is None:
             return

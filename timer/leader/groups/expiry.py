@@ -35,7 +35,7 @@ from timer.ready.topic import Topic
 from timer.state.apply_results import Applied, GroupApplied
 from timer.state.machine import Machine
 
-LOOK_MS: Final = 100
+CHECK_INTERVAL_MS: Final = 100
 """Alarms are rounded up to multiples of this, so that one entry covers many single expiries."""
 LOOKS_MAX: Final = 64
 """Most topics checked, and most alarms handled, in one step."""
@@ -99,25 +99,25 @@ class Expiry:
         self._heard = applied
         self._alarms: Alarms[TopicId] = Alarms()
         """Time at which a topic's first message expires, on the cluster's clock."""
-        self._looks: dict[TopicId, None] = {}
+        self._to_check: dict[TopicId, None] = {}
         """Topics to look at now."""
         self._reading: set[TopicId] = set()
         """Topics that wait for pages."""
         self._in_flight: set[TopicId] = set()
         self._undecided: set[TopicId] = set()
         """Topics that are not delivered until an appended policy is applied."""
-        self.look_at_all()
+        self.check_all()
 
-    def look_at_all(self) -> None:
+    def check_all(self) -> None:
         """Look at all topics: any may have a new time to live."""
         self._alarms = Alarms()  # alarms by an older time to live may be too late
-        self._looks = dict.fromkeys(self._machine.topics if self._expires() else ())
+        self._to_check = dict.fromkeys(self._machine.topics if self._expires() else ())
 
-    def look(self, topic: TopicId) -> None:
+    def check_topic(self, topic: TopicId) -> None:
         """Look at a topic that may have a message which expires before all others."""
         found = self._machine.topics.get(topic)  # None: it was deleted
         if found is not None and self._ttl_ms(found):
-            self._looks.setdefault(topic)
+            self._to_check.setdefault(topic)
 
     def forget(self, topic: TopicId) -> None:
         """Forget the alarm of a deleted topic."""
@@ -126,11 +126,11 @@ class Expiry:
     def feed(self, topic: TopicId) -> None:
         """Look at a topic whose queue has grown, if it has no alarm."""
         if topic not in self._alarms:
-            self.look(topic)
+            self.check_topic(topic)
 
     def fetched(self) -> None:
         """Look at the topics that waited for pages."""
-        self._looks |= dict.fromkeys(self._reading)
+        self._to_check |= dict.fromkeys(self._reading)
         self._reading.clear()
 
     def decided(self) -> None:
@@ -155,7 +155,7 @@ class Expiry:
 
     def wake_at_ms(self, now: Now) -> MonoMs | None:
         """Return when `step` must be called next; None: not before another call."""
-        if self._looks:
+        if self._to_check:
             return MonoMs(now.mono_ms + 1)
         at_ms = self._alarms.next_ms()
         return None if at_ms is None else MonoMs(now.mono_ms + max(0, at_ms - now.clock_ms))
@@ -167,15 +167,15 @@ class Expiry:
         requests another call at once.
         """
         for topic_id in self._alarms.due(now.clock_ms, LOOKS_MAX):
-            self._looks.setdefault(topic_id)
+            self._to_check.setdefault(topic_id)
         ops: list[GroupOp] = []
         room = GROUPS_MAX
-        for topic_id in [*islice(self._looks, LOOKS_MAX)]:
+        for topic_id in [*islice(self._to_check, LOOKS_MAX)]:
             topic = self._machine.topics.get(topic_id)
             weight = 1 + len(topic.groups) if topic is not None else 0
             if ops and weight > room:
                 break
-            del self._looks[topic_id]
+            del self._to_check[topic_id]
             if topic is not None and (offset := self._look(topic, now)) is not None:
                 offsets = np.array([offset], np.uint64)
                 ops.append(GroupOp(Op.EXPIRE_BELOW, topic_id, GroupId(0), offsets))
@@ -200,7 +200,7 @@ class Expiry:
             self._alarms.set(topic.topic_id, now.clock_ms + RETRY_MS)
         else:
             at_ms = due_ms + ttl_ms
-            self._alarms.set(topic.topic_id, at_ms + -at_ms % LOOK_MS)
+            self._alarms.set(topic.topic_id, at_ms + -at_ms % CHECK_INTERVAL_MS)
         return None
 
     def propose(
@@ -219,5 +219,5 @@ class Expiry:
             if applied is None:
                 self._alarms.set(topic, now.clock_ms + RETRY_MS)
             else:
-                self._looks.setdefault(topic)
+                self._to_check.setdefault(topic)
         self._heard(topics, applied)

@@ -741,11 +741,11 @@ class GroupDispatch:
             if (leases := self._leases.get(result.group_id)) is not None:
                 leases.altered()
             self.feed([result.topic])  # its altered settings may make messages dead letters
-            self.expiry.look(result.topic)
+            self.expiry.check_topic(result.topic)
             return
         if isinstance(result, SeekApplied | DeleteApplied):
             self._begin_anew(result)
-            self.expiry.look(result.op.topic)
+            self.expiry.check_topic(result.op.topic)
             return
         if isinstance(result, NobodyApplied):
             return
