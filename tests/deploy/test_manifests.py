@@ -359,7 +359,7 @@ def test_all_pods_have_the_image_and_the_place_of_the_values() -> None:
 
 def test_a_node_is_added_without_a_rolling_update(tmp_path: Path) -> None:
     """It is not ready before the others know it, and a rolling update would wait for it first."""
-    values = "--set=replicas=4,updateStrategy=OnDelete,tls.enabled=true"
+    values = "--set=replicas=4,tls.enabled=true"
     charted = comparable(chart("--no-hooks", values))
     page = (ROOT / "docs/kubernetes.md").read_text()
     [patches] = re.findall(r"```yaml\n(patches:\n.*?)```", page, re.DOTALL)
@@ -383,16 +383,13 @@ def test_a_node_is_added_without_a_rolling_update(tmp_path: Path) -> None:
     assert places[0]["volumes"] == places[1]["volumes"]
     for rendered in (charted, found):
         workload = rendered["StatefulSet timerd"]["spec"]
-        assert (workload["replicas"], workload["updateStrategy"]) == (4, {"type": "OnDelete"})
-    usual = chart("--no-hooks")["StatefulSet timerd"]["spec"]
-    assert usual.get("updateStrategy", {}).get("type") != "OnDelete"
-    with pytest.raises(AssertionError, match="updateStrategy"):
-        chart("--set=updateStrategy=Recreate")
+        assert workload["replicas"] == 4
+        assert not workload.get("updateStrategy"), "an apply keeps the one that is patched in"
 
 
 def test_values_of_the_previous_chart_render() -> None:
     """`helm upgrade --reuse-values` gives the new templates the old chart's values alone."""
-    new = "backup", "updateStrategy", "httpNames", "maintenance", "tls.tokens"
+    new = "backup", "httpNames", "maintenance", "tls.tokens"
     later = "serviceMonitor.labels", "prometheusRule.labels", "prometheusRule.repository"
     old = ",".join(f"{name}=null" for name in (*new, *later))
     assert len(chart(f"--set={old}", f"--set={MONITORS}")) > len(chart())
