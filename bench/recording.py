@@ -36,7 +36,7 @@ from timerclient import (
     Timers,
 )
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.messages import Said, SendAck, Word
+from timerclient.rows.messages import AckAction, AnyAcking, SendAck
 from timerclient.values import ids
 from timerclient.values.errors import NotDelivered
 
@@ -180,7 +180,7 @@ class _Delivery:
         self._group, self._batch = group, batch
         self._count = len(messages)
         self._start_ms = self._end_ms = 0
-        self._ackings: list[Said] = []
+        self._ackings: list[AnyAcking] = []
         self._offsets: list[int] = []
         """Of the messages of all acks, in their order."""
         self._sizes: dict[int, int] = {}
@@ -200,7 +200,9 @@ class _Delivery:
             self.columns = self.columns or _columns(batch)
         batch.send_ack = self
 
-    def __call__(self, batch: Batch, offsets: Sequence[int], acking: Said, word: Word) -> None:
+    def __call__(
+        self, batch: Batch, offsets: Sequence[int], acking: AnyAcking, word: AckAction
+    ) -> None:
         """Send an ack. Raises LeaseLost as the consumer does; nothing was sent then."""
         assert word.kind == "ack", word
         if not self._ackings:
@@ -288,7 +290,7 @@ def _columns(batch: Batch) -> Line:
     }
 
 
-def _answer(acking: Said) -> object:
+def _answer(acking: AnyAcking) -> object:
     """Return the result of an ack, or its error. TimeoutError: it is not answered."""
     future: Future[Any] = acking
     try:

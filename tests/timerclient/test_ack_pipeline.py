@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from timerclient.proto import timer_pb2 as pb
 from timerclient.rows.messages import ACK, ACK_UP_TO, SHED, Acking, Batch, extend_by, nack_after
 from timerclient.streams.ack_pipeline import AckPipeline
-from timerclient.streams.acks import AckCall, Heard, QueuedAck
+from timerclient.streams.acks import AckCall, AnswerCallback, QueuedAck
 from timerclient.values.errors import (
     ConnectionLost,
     InvalidRequest,
@@ -63,48 +63,50 @@ class Play:
         if call is None:
             return
         self.wire.append(call)
-        most = 1 if call.word.up_to else 2 * OFFSETS_MAX - 1  # the last entry may exceed the bound
+        most = (
+            1 if call.action.is_cumulative else 2 * OFFSETS_MAX - 1
+        )  # the last entry may exceed the bound
         assert 0 < len(call.request.offsets) <= most
         assert {offset % 2 for offset in call.request.offsets} == {call.request.lease_id % 2}
-        assert {each.word for each in call.entries} == {call.word}
+        assert {each.action for each in call.entries} == {call.action}
 
     def answer(self, at: int) -> None:
         if self.wire:
             call = self.wire.pop(at % len(self.wire))
-            results = [RESULTS[call.word.kind]] * len(call.request.offsets)
-            assert self.pipeline.answered(call.request.request_no, results) is call
-            assert self.pipeline.answered(call.request.request_no, results) is None
+            results = [RESULTS[call.action.kind]] * len(call.request.offsets)
+            assert self.pipeline.take_answered(call.request.request_no, results) is call
+            assert self.pipeline.take_answered(call.request.request_no, results) is None
             call.settle(results)
 
     def reject(self, at: int, *, again: bool) -> None:
         if self.wire:
             call = self.wire.pop(at % len(self.wire))
-            assert self.pipeline.refused(call.request.request_no) is call
+            assert self.pipeline.take_rejected(call.request.request_no) is call
             if again:
-                self.pipeline.again(call)
+                self.pipeline.requeue(call)
                 assert next(iter(self.pipeline._packed)) == call.request.request_no
             else:
                 call.fail(NotFound("no such group"))
 
     def new_stream(self) -> None:
         """The stream breaks, and all that waits is sent on the next one."""
-        kept = {call.request.request_no for call in self.wire if call.word.kind == "ack"}
+        kept = {call.request.request_no for call in self.wire if call.action.kind == "ack"}
         self.pipeline.pack()
         kept |= {no for no, call in self.pipeline._packed.items() if stays(call)}
         self.wire.clear()
-        self.pipeline.broke()
+        self.pipeline.on_stream_broken()
         waits = self.pipeline.begin_stream()
-        assert waits == self.pipeline.resends
+        assert waits == self.pipeline.has_resends
         assert [*self.pipeline._packed] == sorted(kept)
 
 
-def heard(into: list[str]) -> Heard:
-    return Heard(lambda *_: into.append("done"), lambda: into.append("failed"))
+def heard(into: list[str]) -> AnswerCallback:
+    return AnswerCallback(lambda *_: into.append("done"), lambda: into.append("failed"))
 
 
 def stays(call: AckCall) -> bool:
     """Whether a request that waits is sent on the next stream."""
-    return call.word.kind == "ack" or not (call.sent or call.word.own)
+    return call.action.kind == "ack" or not (call.was_sent or call.action.own)
 
 
 STEPS = st.one_of(
@@ -128,7 +130,7 @@ def test_each_future_is_settled_once(steps: list[Any]) -> None:
             play.reject(*values, again=name == "again")
         else:
             getattr(play, name)(*values)
-        assert play.pipeline.on_wire == len(play.wire) <= REQUESTS_MAX
+        assert play.pipeline.wire_count == len(play.wire) <= REQUESTS_MAX
     own = sum(step[0] == "put_own" for step in steps)
     acks = [acking for word, acking in play.acks if word in ("ack", "up to") and not acking.done()]
     play.pipeline.close(None)
@@ -141,7 +143,7 @@ def test_each_future_is_settled_once(steps: list[Any]) -> None:
     assert not play.pipeline.put(play.batches[0], [1], Acking(), ACK)
     assert not play.pipeline.put_own(QueuedAck(play.batches[0], [1], heard(play.own), SHED))
     play.pipeline.pack()
-    assert not play.pipeline.resends
+    assert not play.pipeline.has_resends
 
 
 def test_answer_of_another_length_breaks_the_stream_and_loses_no_ack() -> None:
@@ -152,7 +154,7 @@ def test_answer_of_another_length_breaks_the_stream_and_loses_no_ack() -> None:
     play.send()
     for call in play.wire:
         with pytest.raises(ConnectionLost):
-            play.pipeline.answered(call.request.request_no, [pb.ACK_RESULT_ACKED] * 2)
+            play.pipeline.take_answered(call.request.request_no, [pb.ACK_RESULT_ACKED] * 2)
     play.new_stream()
     [(_, acked), (_, nacked)] = play.acks
     assert isinstance(nacked.exception(0), OutcomeUnknown)
@@ -170,7 +172,7 @@ def test_nacks_with_one_text_share_a_request_and_the_text_is_cut_to_its_limit() 
     while (call := play.pipeline.send(0.0)) is not None:
         assert isinstance(call.request, pb.NackRequest)
         requests.append(call.request)
-        play.pipeline.answered(call.request.request_no, [5] * len(call.request.offsets))
+        play.pipeline.take_answered(call.request.request_no, [5] * len(call.request.offsets))
     assert [(each.detail, len(each.offsets)) for each in requests] == [
         *[("no stock", 2), ("é" * 510 + "…", 1)],
         ("?", 1),

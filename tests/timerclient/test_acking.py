@@ -253,7 +253,7 @@ def test_a_look_meets_the_outcome_at_any_moment(
 
 def test_a_signal_or_finalizer_may_look_at_a_future_while_its_thread_settles_one() -> None:
     def interrupted() -> None:
-        with messages._step:
+        with messages._outcome_lock:
             acked().exception()
 
     thread = threading.Thread(target=interrupted, daemon=True)
@@ -273,7 +273,7 @@ def test_a_fork_while_a_future_is_settled_leaves_the_child_free() -> None:
     held, free = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with messages._step:
+        with messages._outcome_lock:
             held.set()
             free.wait(DEADLINE_S)
 

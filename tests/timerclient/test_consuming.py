@@ -21,7 +21,7 @@ from timerclient.rows.messages import Batch, Message
 from timerclient.streams import subscription
 from timerclient.streams.ack_pipeline import AckPipeline
 from timerclient.streams.credit import (
-    FIRST,
+    FIRST_FETCH,
     LINK_BYTES_MAX,
     LINK_BYTES_MIN,
     Credit,
@@ -148,7 +148,7 @@ async def test_consumer_that_falls_behind_ends_its_credit_and_grants_some_again(
         await cluster.seed("orders", numbers(3))
         await until(lambda: credit.waiting == 6)
         with monkeypatch.context() as slow:
-            slow.setattr(inbox._pace, "within", lambda *_: 2)
+            slow.setattr(inbox._pace, "messages_within", lambda *_: 2)
             subscription._returns.shed(at_once=True)
         await until(lambda: cluster.credit_ends)
         assert cluster.given_back == [3, 4, 5]
@@ -167,11 +167,11 @@ async def test_credit_is_over_when_the_last_returned_part_is_answered(
         assert (await anext(consumer)).queue_offset == 0
         subscription, ended = consumer._subscription, list[bool]()
         assert subscription is not None
-        monkeypatch.setattr(subscription._inbox, "credit_ended", lambda: ended.append(True))
+        monkeypatch.setattr(subscription._inbox, "on_credit_ended", lambda: ended.append(True))
         subscription._returns.unanswered = 2
-        subscription._returns._answered(set())
+        subscription._returns._on_answer(set())
         assert ended == []
-        subscription._returns._answered(set())
+        subscription._returns._on_answer(set())
         assert ended == [True]
 
 
@@ -202,7 +202,7 @@ async def test_closing_waits_for_a_silent_leader_only_so_long(
     async with client.consumer("orders", "g") as consumer:
         await (await anext(consumer)).ack()
     assert consumer._subscription is not None
-    assert consumer._subscription.over
+    assert consumer._subscription.is_over
 
 
 async def test_receive_without_a_message_gives_none_in_time(client: AsyncTimerClient) -> None:
@@ -633,9 +633,9 @@ async def test_leader_of_an_older_epoch_is_not_consumed_from(
         cluster.epoch_shift = -1
         consumer = client.consumer("other", "g")
         with pytest.raises(errors.Unreachable):
-            await consumer._open().opened(0.1)
+            await consumer._open().wait_until_open(0.1)
         cluster.epoch_shift = 1
-        await consumer._open().opened(60)
+        await consumer._open().wait_until_open(60)
         await consumer.close()
 
 
@@ -694,41 +694,41 @@ def test_batch_slices_its_columns_only_when_asked() -> None:
 def test_credit_refills_by_half_windows_and_ends_with_its_total() -> None:
     credit = Credit(10, 14)
     assert credit.grant() == 10
-    credit.arrived(8)
-    assert not credit.due()
-    credit.taken(8)
-    assert credit.due()
+    credit.count_arrived(8)
+    assert not credit.is_due()
+    credit.count_taken(8)
+    assert credit.is_due()
     assert credit.grant() == 4
-    assert not credit.due()
-    credit.lost()
+    assert not credit.is_due()
+    credit.revoke()
     assert credit.grant() == 6
-    credit.arrived(6)
-    credit.taken(4)
-    credit.dropped(2)
-    assert not credit.exhausted
-    assert credit.due()
+    credit.count_arrived(6)
+    credit.count_taken(4)
+    credit.count_dropped(2)
+    assert not credit.is_exhausted
+    assert credit.is_due()
     assert credit.grant() == 2
-    credit.arrived(2)
-    credit.taken(2)
-    assert credit.exhausted
+    credit.count_arrived(2)
+    credit.count_taken(2)
+    assert credit.is_exhausted
 
 
 def test_credit_of_large_messages_is_that_of_the_bytes_that_may_wait() -> None:
     credit = Credit(1_000)
     credit.bytes_max = 1_000
-    assert credit.grant() == FIRST
-    credit.arrived(96, 96 * 5)  # 200 fit
-    assert credit.grant() == 200 - FIRST
-    credit.arrived(4, 4 * 5_000)  # one is larger than all that may wait
-    credit.arrived(100, 0)
-    credit.taken(199)
-    assert not credit.due()
-    credit.taken(1)
-    assert credit.due()
+    assert credit.grant() == FIRST_FETCH
+    credit.count_arrived(96, 96 * 5)  # 200 fit
+    assert credit.grant() == 200 - FIRST_FETCH
+    credit.count_arrived(4, 4 * 5_000)  # one is larger than all that may wait
+    credit.count_arrived(100, 0)
+    credit.count_taken(199)
+    assert not credit.is_due()
+    credit.count_taken(1)
+    assert credit.is_due()
     assert credit.grant() == 1
     for _ in range(40):
-        credit.arrived(1, 10)
-        credit.taken(1)
+        credit.count_arrived(1, 10)
+        credit.count_taken(1)
     assert 90 <= credit.grant() <= 100
 
 
@@ -747,9 +747,9 @@ def test_window_of_a_link_holds_what_it_carries_in_a_quarter_of_a_lease(rate: in
         while sent - knows[1] < knows[0]:
             sent += size
         now_s += size / rate + idle_s
-        window.arrived(size, lease_s, now_s)
-        if window.due():
-            knows = (window.size, window.tell())
+        window.count_arrived(size, lease_s, now_s)
+        if window.is_report_due():
+            knows = (window.size, window.take_report())
         assert knows[1] + knows[0] > window.received, "the link is idle"
     fits = min(max(int(rate * lease_s / 4), LINK_BYTES_MIN), LINK_BYTES_MAX)
     assert fits / 2 < window.size <= fits
@@ -783,10 +783,12 @@ async def test_streams_are_free_to_move_if_no_lease_or_ack_would_be_lost(
             await until(lambda: (True, False) in checks)
             cluster.nodes[0].pause()
             acking = message.ack()
-            await until(lambda: consumer._subscription and not consumer._subscription._leases.any)
+            await until(
+                lambda: consumer._subscription and not consumer._subscription._leases.has_leases
+            )
             await seen(free=False)
             cluster.nodes[0].resume()
             await acking
             await seen(free=True)
-            monkeypatch.setattr(AckPipeline, "resends", property(lambda _: True))
+            monkeypatch.setattr(AckPipeline, "has_resends", property(lambda _: True))
             await seen(free=False)

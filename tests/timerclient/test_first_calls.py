@@ -134,7 +134,7 @@ async def test_wait_for_a_first_call_is_part_of_the_timeout(
 
     async with AsyncTimerClient(cluster.address, settings=QUICK) as client:
         monkeypatch.setattr(client._first_calls, "wait", wait)
-        client._first_calls._left = 0
+        client._first_calls._calls_left = 0
         async with asyncio.timeout(30):
             with pytest.raises(errors.TimerError, match="within 60 s"):
                 await getattr(client, way)(*given, timeout=60)
@@ -146,7 +146,7 @@ async def test_call_on_another_event_loop_during_a_first_call_is_refused(cluster
     async with AsyncTimerClient(cluster.address, settings=QUICK, timeout=60) as client:
         first = asyncio.ensure_future(client.schedule("orders", b"1"))
         second = asyncio.ensure_future(client.schedule("orders", b"2"))
-        await until(lambda: sent and client._first_calls._ahead == 2)
+        await until(lambda: sent and client._first_calls._open_count == 2)
         with pytest.raises(RuntimeError, match="this client belongs to another event loop"):
             await asyncio.to_thread(asyncio.run, client.schedule("orders", b"3"))
         await asyncio.gather(first, second)

@@ -266,11 +266,11 @@ def test_message_that_expired_while_it_waited_is_not_handed_over(
 
 def test_messages_that_were_acked_while_an_extension_was_sent_are_not_lost() -> None:
     hold = Hold(Batch(pb.Deliveries(queue_offsets=[5, 6, 7]), lambda *_: None), 30, 30)
-    asked = hold.left
+    asked = hold.unsettled_offsets
     hold.settle([5])  # its ack goes first
     results = [pb.ACK_RESULT_LEASE_LOST, pb.ACK_RESULT_LEASE_LOST, pb.ACK_RESULT_EXTENDED]
-    assert hold.answered(asked, results, 60) == [6]
-    assert (hold.lost, hold.left) == ({6}, [7])
+    assert hold.apply_answer(asked, results, 60) == [6]
+    assert (hold.lost_offsets, hold.unsettled_offsets) == ({6}, [7])
 
 
 async def test_receive_without_a_wait_returns_while_other_tasks_never_rest() -> None:
@@ -349,10 +349,10 @@ def test_messages_that_the_consumer_returns_unseen_hold_up_later_ones_until_the_
     returns = UnseenReturns(inbox, say, lambda: None)
     first, later = (Batch(pb.Deliveries(queue_offsets=[at]), lambda *_: None) for at in (5, 6))
     later.hold, first.hold = Hold(later, 30, 30), Hold(first, 30, 30)
-    inbox.arrived(later)
+    inbox.append(later)
     returns.send([(first, [5])])
     assert inbox.next() is None
-    said[0].waits.answered([5], [pb.ACK_RESULT_UNSPECIFIED])
+    said[0].receiver.on_answer([5], [pb.ACK_RESULT_UNSPECIFIED])
     assert inbox.next() == later[0]
 
 
@@ -380,13 +380,13 @@ def test_messages_of_a_key_wait_for_a_return_and_keep_their_order(is_over: bool)
         for offsets in ([5], range(6, 12))
     )
     later.hold, first.hold = Hold(later, 30, 30), Hold(first, 30, 30)
-    inbox.arrived(later)
+    inbox.append(later)
     assert not inbox.end_turn(first[0]), "it had none"
     returns.send([(first, [5])])
     assert arrived == [True] * is_over
     if not is_over:
         assert inbox.next() == later[2]
-        said[0].waits.answered([5], [pb.ACK_RESULT_UNSPECIFIED])
+        said[0].receiver.on_answer([5], [pb.ACK_RESULT_UNSPECIFIED])
         assert arrived == [True]
     left = [message for message in later if is_over or message != later[2]]
     assert [*iter(inbox.next, None)] == left

@@ -120,7 +120,7 @@ class AnyConsumer(Generic[S]):
     def _over(self) -> bool:
         """The consumer was closed, or it ended and its error, if any, was raised."""
         ended = self._subscription
-        return self.closed or (ended is not None and ended.told)
+        return self.closed or (ended is not None and ended.is_settled)
 
 
 def register(consumer: C, consumers: set[C]) -> None:
@@ -153,7 +153,7 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
             TimerError: The consumer was rejected.
         """
         try:
-            await self._open().opened(self._call_s)
+            await self._open().wait_until_open(self._call_s)
         except BaseException:
             if self._subscription is not None:
                 await self._subscription.abandon()
@@ -182,7 +182,7 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
 
     async def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches, as the leader leased them. This is the fastest way to consume."""
-        while (batch := await self._wait(self._open().take, None)) is not None:
+        while (batch := await self._wait(self._open().take_batch, None)) is not None:
             yield batch
 
     async def receive(
@@ -224,7 +224,7 @@ class AsyncConsumer(AnyConsumer[Subscription | None]):
                     while not (found := look()):
                         if subscription.error is not None:
                             raise subscription.error
-                        if subscription.ended:
+                        if subscription.has_ended:
                             break
                         self._arrived.clear()
                         await self._arrived.wait()

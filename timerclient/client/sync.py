@@ -233,7 +233,7 @@ class Consumer(AnyConsumer[Subscription]):
     async def _open(self, subscribe: Subscribe) -> Subscription:
         subscription = subscribe(self._arrived.set)
         try:
-            await subscription.opened(self._call_s)
+            await subscription.wait_until_open(self._call_s)
         except BaseException:
             await subscription.abandon()
             raise
@@ -252,7 +252,7 @@ class Consumer(AnyConsumer[Subscription]):
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over batches, as the leader leased them. This is the fastest way to consume."""
-        while (batch := self._wait(self._subscription.take, None)) is not None:
+        while (batch := self._wait(self._subscription.take_batch, None)) is not None:
             yield batch
 
     def receive(self, max_messages: int = 1, *, timeout: Seconds | None = None) -> list[Message]:
@@ -280,7 +280,7 @@ class Consumer(AnyConsumer[Subscription]):
                 return found
             if self._subscription.error is not None:
                 raise self._subscription.error
-            if self._subscription.ended:
+            if self._subscription.has_ended:
                 return None
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if left_s is not None and left_s <= 0:

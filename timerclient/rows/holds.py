@@ -1,8 +1,8 @@
 """The leases that a consumer holds: a pure core; the time is an argument.
 
-    held ──half of the lease is over──► asked ──EXTENDED──► held, for a further lease
-      │                                   └─────LEASE_LOST──► lost
-      └──`hold_max` and the lease are over──► asked once more, as a check: lost
+    held ──half of the lease is over──► extension requested ──EXTENDED──► held, for a further lease
+      │                                           └──────────LEASE_LOST──► lost
+      └──`hold_max` and the lease are over──► requested once more, as a check: lost
 
 A lease runs on the leader's clock, from the delivery of the batch. `ends_s` is never later than the
 true end. It is counted from the time before an extension was requested. For a batch that took
@@ -34,27 +34,27 @@ class Hold:
     ends_s: float
     """The lease lasts at least until then."""
     lease_s: float
-    given_s: float = 0.0
+    received_s: float = 0.0
     """When the application last received a message of the batch."""
     extensions: dict[int, tuple[float, float]] = field(
         default_factory=dict[int, tuple[float, float]]
     )
     """Queue offset -> (time, lease in seconds) of the application's own last extension."""
-    asked: bool = False
+    awaits_extension: bool = False
     """An extension was requested and is not answered."""
     probed: bool = False
     retry_s: float = 0.0
-    lost: set[int] = field(default_factory=set)
+    lost_offsets: set[int] = field(default_factory=set)
     """Queue offsets of messages whose leases have ended."""
-    finished: set[int] = field(default_factory=set)
+    finished_offsets: set[int] = field(default_factory=set)
     """Queue offsets of messages that became dead letters, expired, or were recalled by the leader
     while they were held."""
-    broken: bool = False
+    stream_broken: bool = False
     """The stream of the lease broke, and the lease ended with it."""
-    returned: dict[int, bool] = field(default_factory=dict[int, bool])
+    returned_offsets: dict[int, bool] = field(default_factory=dict[int, bool])
     """Queue offset -> whether as unseen, of messages that the application returned. Their leases
     are not lost."""
-    _left: set[int] | None = None
+    _unsettled: set[int] | None = None
     """Queue offsets that are neither acked nor returned. None: all."""
 
     @property
@@ -68,62 +68,64 @@ class Hold:
         return max(self.ends_s + self.lease_s * RETRY, self.retry_s)
 
     @property
-    def left(self) -> Sequence[int]:
+    def unsettled_offsets(self) -> Sequence[int]:
         """Queue offsets of messages that are still held, ascending."""
-        return self.batch.queue_offsets if self._left is None else sorted(self._left)
+        return self.batch.queue_offsets if self._unsettled is None else sorted(self._unsettled)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """No message of the batch is held."""
-        return self._left is not None and not self._left
+        return self._unsettled is not None and not self._unsettled
 
     def has_ended(self, offset: int) -> bool:
         """Return whether the lease of a message is known to have ended, before its ack."""
-        return self.broken or offset in self.lost or offset in self.finished
+        return self.stream_broken or offset in self.lost_offsets or offset in self.finished_offsets
 
     def may_have_ended(self, offset: int, now_s: float) -> bool:
         """Return whether the lease has ended, or may have by the clock, before the ack."""
-        is_held = self._left is None or offset in self._left
+        is_held = self._unsettled is None or offset in self._unsettled
         return self.has_ended(offset) or (is_held and now_s >= self.ends_s)
 
     def settle(self, offsets: Sequence[int]) -> None:
         """Mark messages as acked or returned."""
         if offsets is self.batch.queue_offsets:
-            self._left = set()
-        elif self._left is None:
-            self._left = set(self.batch.queue_offsets).difference(offsets)
+            self._unsettled = set()
+        elif self._unsettled is None:
+            self._unsettled = set(self.batch.queue_offsets).difference(offsets)
         else:
-            self._left.difference_update(offsets)
+            self._unsettled.difference_update(offsets)
 
     def settle_up_to(self, offset: int) -> None:
         """Mark the message at `offset`, and all before it, as acked."""
-        self.settle([each for each in self.left if each <= offset])
+        self.settle([each for each in self.unsettled_offsets if each <= offset])
 
     def lose(self, offsets: Iterable[int]) -> None:
         """Mark the leases of messages as ended."""
-        self.lost.update(offsets)
-        self.settle([*self.lost])
+        self.lost_offsets.update(offsets)
+        self.settle([*self.lost_offsets])
 
-    def finish(self, offsets: Sequence[int]) -> None:
+    def mark_recalled(self, offsets: Sequence[int]) -> None:
         """Mark the messages among these, ascending, that the leader recalled. None given: all."""
         batch = self.batch.queue_offsets
         if offsets and (offsets[0] > batch[-1] or offsets[-1] < batch[0]):
             return
-        recalled = {*self.left}.intersection(offsets or batch)
-        self.finished |= recalled
+        recalled = {*self.unsettled_offsets}.intersection(offsets or batch)
+        self.finished_offsets |= recalled
         self.settle([*recalled])
 
-    def extended(self, asked_s: float, lease_s: float) -> None:
-        """Extend the lease to `lease_s` after the request, sent at `asked_s` or later."""
-        self.ends_s = max(self.ends_s, asked_s + lease_s)
+    def extend(self, requested_s: float, lease_s: float) -> None:
+        """Extend the lease to `lease_s` after the request, sent at `requested_s` or later."""
+        self.ends_s = max(self.ends_s, requested_s + lease_s)
 
-    def answered(self, offsets: Sequence[int], results: Sequence[int], until_s: float) -> list[int]:
+    def apply_answer(
+        self, offsets: Sequence[int], results: Sequence[int], until_s: float
+    ) -> list[int]:
         """Apply the answer to an extension; return the offsets of lost messages.
 
         Those acked or returned meanwhile are not lost: their own answers tell of them.
         """
-        self.asked = False
-        left = {*self.left}
+        self.awaits_extension = False
+        left = {*self.unsettled_offsets}
         lost = [
             o
             for o, r in zip(offsets, results, strict=True)
@@ -134,8 +136,10 @@ class Hold:
         self.settle(
             [o for o, r in zip(offsets, results, strict=True) if r != pb.ACK_RESULT_EXTENDED]
         )
-        self.lost.update(lost)
-        self.finished.update(o for o, r in zip(offsets, results, strict=True) if r in _FINISHED)
+        self.lost_offsets.update(lost)
+        self.finished_offsets.update(
+            o for o, r in zip(offsets, results, strict=True) if r in _FINISHED
+        )
         return lost
 
 

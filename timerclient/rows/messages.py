@@ -42,18 +42,18 @@ _PARTS: Final = vars(Future()).keys() - {"_state", "_result", "_exception"}
 DETAIL_BYTES_MAX: Final = 1_024
 """Bytes of the text of a nack or a rejection, in UTF-8. Longer ones are cut."""
 _LATE: Final = (AckResult.EXPIRED, AckResult.DEAD_LETTERED)
-_step = threading.RLock()
+_outcome_lock = threading.RLock()
 """Held while any Acking gets its parts or its outcome. The thread that holds it may be interrupted
 by a signal handler or a finalizer that looks at an Acking, too."""
 
 
-def _renew_step() -> None:
-    global _step  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
-    _step = threading.RLock()
+def _renew_outcome_lock() -> None:
+    global _outcome_lock  # noqa: PLW0603 -- a thread that a fork left behind may hold the old one
+    _outcome_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_step)
+    os.register_at_fork(after_in_child=_renew_outcome_lock)
 
 
 class Acking(GuardedFuture[T]):
@@ -85,7 +85,7 @@ class Acking(GuardedFuture[T]):
         """Make the missing parts, and return one of them."""
         if name not in _PARTS:
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        with _step:
+        with _outcome_lock:
             whole = vars(Future())
             for part in _PARTS:
                 vars(self).setdefault(part, whole[part])
@@ -98,7 +98,7 @@ class Acking(GuardedFuture[T]):
 
     def set_result(self, result: T) -> None:
         """Settle the future; once."""
-        with _step:
+        with _outcome_lock:
             whole = self._has_parts or self.done()
             if not whole:
                 self._result = result  # before the state, which others read without the lock
@@ -114,7 +114,7 @@ class Acking(GuardedFuture[T]):
     def settle_acked(ackings: "Sequence[Acking[AckResult]]") -> None:
         """Settle many futures with ACKED, as `set_result` does, at half of its cost."""
         whole = []
-        with _step:
+        with _outcome_lock:
             for acking in ackings:
                 if acking._has_parts or acking._state != PENDING:  # noqa: SLF001
                     whole.append(acking)
@@ -129,7 +129,7 @@ class Acking(GuardedFuture[T]):
 
     def set_exception(self, exception: BaseException | None) -> None:
         """Settle the future with an error; once."""
-        with _step:
+        with _outcome_lock:
             whole = self._has_parts or self.done()
             if not whole:
                 self._exception = exception
@@ -143,7 +143,7 @@ class Acking(GuardedFuture[T]):
 
     def add_done_callback(self, fn: "Callable[[Future[T]], object]") -> None:
         """Call `fn` with the future once it is done. An error that `fn` raises is logged."""
-        with _step:
+        with _outcome_lock:
             if self._callback is None and not self._has_parts and not self.done():
                 self._callback = fn
                 return
@@ -174,7 +174,7 @@ class Acking(GuardedFuture[T]):
 
         It fails, or the result is EXPIRED or DEAD_LETTERED. A success makes no parts.
         """
-        with _step:
+        with _outcome_lock:
             if not self._has_parts and not self.done():
                 self._on_failure = fn
                 return
@@ -195,24 +195,24 @@ class Acking(GuardedFuture[T]):
         """Wait on the running event loop."""
         if not self.done():
             loop = asyncio.get_running_loop()
-            told: asyncio.Future[None] = loop.create_future()
+            woken: asyncio.Future[None] = loop.create_future()
 
             def wake() -> None:
-                if not told.done():
-                    told.set_result(None)
+                if not woken.done():
+                    woken.set_result(None)
 
-            def tell(_: "Future[T]") -> None:
+            def wake_waiter(_: "Future[T]") -> None:
                 if is_running(loop):
                     wake()
                 elif not loop.is_closed():
                     loop.call_soon_threadsafe(wake)
 
-            self.add_done_callback(tell)
-            yield from told.__await__()
+            self.add_done_callback(wake_waiter)
+            yield from woken.__await__()
         return self.result()
 
 
-class Word(NamedTuple):
+class AckAction(NamedTuple):
     """An ack, nack or extension, without its messages."""
 
     kind: str
@@ -221,7 +221,7 @@ class Word(NamedTuple):
     """Type of the result for one message."""
     ms: int | None = None
     """Delay of a nack or lease of an extension, milliseconds. None: the group's setting."""
-    up_to: bool = False
+    is_cumulative: bool = False
     """Of an ack: it is cumulative."""
     unseen: bool = False
     """Of a nack: the application has not seen the messages."""
@@ -231,18 +231,18 @@ class Word(NamedTuple):
     """Of a nack: the reason, for the dead letter."""
 
 
-ACK = Word("ack", AckResult)
-ACK_UP_TO = Word("ack", AckResult, up_to=True)
-UNSEEN = Word("nack", NackResult, unseen=True)
-SHED = Word("nack", NackResult, unseen=True, own=True)
+ACK = AckAction("ack", AckResult)
+ACK_UP_TO = AckAction("ack", AckResult, is_cumulative=True)
+UNSEEN = AckAction("nack", NackResult, unseen=True)
+SHED = AckAction("nack", NackResult, unseen=True, own=True)
 
 
-def renewal(lease_s: float) -> Word:
+def renewal(lease_s: float) -> AckAction:
     """Return an extension that the consumer sends by itself."""
-    return Word("extend", ExtendResult, max(1, round(lease_s * 1000)), own=True)
+    return AckAction("extend", ExtendResult, max(1, round(lease_s * 1000)), own=True)
 
 
-def nack_after(delay: float | timedelta | None, detail: str = "") -> Word:
+def nack_after(delay: float | timedelta | None, detail: str = "") -> AckAction:
     """Return a nack. A long `detail` is cut.
 
     Raises:
@@ -251,10 +251,10 @@ def nack_after(delay: float | timedelta | None, detail: str = "") -> Word:
     if not isinstance(detail, str):
         raise InvalidRequest.of("detail", kind_of(detail), "must be a str")
     ms = None if delay is None else span_ms("delay", delay, PAUSE_MS_MAX)
-    return Word("nack", NackResult, ms, detail=cut_detail(detail))
+    return AckAction("nack", NackResult, ms, detail=truncate_detail(detail))
 
 
-def cut_detail(text: str) -> str:
+def truncate_detail(text: str) -> str:
     """Return the beginning of a text, at most DETAIL_BYTES_MAX bytes, without lone surrogates."""
     data = text[: DETAIL_BYTES_MAX + 1].encode(errors="replace")
     if len(data) > DETAIL_BYTES_MAX:
@@ -262,17 +262,17 @@ def cut_detail(text: str) -> str:
     return data.decode(errors="ignore")
 
 
-def extend_by(lease: float | timedelta | None) -> Word:
+def extend_by(lease: float | timedelta | None) -> AckAction:
     """Return an extension.
 
     Raises:
         InvalidRequest: The lease is not positive, or too long.
     """
-    return Word("extend", ExtendResult, None if lease is None else lease_ms(lease))
+    return AckAction("extend", ExtendResult, None if lease is None else lease_ms(lease))
 
 
-Said = Acking[AckResult] | Acking[NackResult] | Acking[ExtendResult] | Acking[int]
-SendAck = Callable[["Batch", Sequence[int], Said, Word], None]
+AnyAcking = Acking[AckResult] | Acking[NackResult] | Acking[ExtendResult] | Acking[int]
+SendAck = Callable[["Batch", Sequence[int], AnyAcking, AckAction], None]
 """A consumer's function that sends an ack, nack or extension of offsets of a batch."""
 
 
@@ -397,7 +397,7 @@ class Message(PayloadReader):
         The result is EXPIRED if the time to live was over before. The future raises LeaseLost if
         the lease had ended, and NotDelivered if the message was never delivered.
         """
-        return self._say(ACK)
+        return self._send(ACK)
 
     def ack_up_to(self) -> Acking[AckResult]:
         """Acknowledge this message and all before it. Return the future at once.
@@ -405,7 +405,7 @@ class Message(PayloadReader):
         This is for exclusive and failover groups; in others the future raises InvalidRequest. If
         some leases have ended, no message is acked, and the future raises LeaseLost.
         """
-        return self._say(ACK_UP_TO)
+        return self._send(ACK_UP_TO)
 
     def nack(
         self, delay: float | timedelta | None = None, *, detail: str = ""
@@ -419,7 +419,7 @@ class Message(PayloadReader):
         `detail`: the reason, for people. If this nack makes the message a dead letter, the header
         `dead-letter-detail` has up to 1,024 bytes of it.
         """
-        return self._say(nack_after(delay, detail))
+        return self._send(nack_after(delay, detail))
 
     def give_back(self) -> Acking[NackResult]:
         """Return the message as unseen: it is delivered again at once, and has not failed.
@@ -427,7 +427,7 @@ class Message(PayloadReader):
         A consumer that closes returns the messages that it has fetched ahead in this way.
         Otherwise as `nack`.
         """
-        return self._say(UNSEEN)
+        return self._send(UNSEEN)
 
     def extend(self, lease: float | timedelta | None = None) -> Acking[ExtendResult]:
         """Extend the lease to `lease` (a timedelta, or seconds) from now; None: the group's lease.
@@ -435,11 +435,11 @@ class Message(PayloadReader):
         The call extends all messages of the batch that are neither acked nor nacked. The future
         raises LeaseLost if the lease had ended. A failover ends the extension.
         """
-        return self._say(extend_by(lease))
+        return self._send(extend_by(lease))
 
-    def _say(self, word: Word) -> Acking[Any]:
+    def _send(self, action: AckAction) -> Acking[Any]:
         acking: Acking[Any] = Acking()
-        self._batch.send_ack(self._batch, (self.queue_offset,), acking, word)
+        self._batch.send_ack(self._batch, (self.queue_offset,), acking, action)
         return acking
 
     def __eq__(self, other: object) -> bool:
@@ -584,7 +584,7 @@ class Batch(Sequence[Message]):
         Its result is the number of messages, without those that had expired or are dead letters.
         If some leases have ended, it raises LeaseLost with their offsets; the others are acked.
         """
-        return self._say(ACK)
+        return self._send(ACK)
 
     def nack(self, delay: float | timedelta | None = None, *, detail: str = "") -> Acking[int]:
         """Return all messages to the group; see `Message.nack`.
@@ -593,20 +593,20 @@ class Batch(Sequence[Message]):
         expired or are dead letters. If some leases have ended, it raises LeaseLost with their
         offsets; the others are nacked.
         """
-        return self._say(nack_after(delay, detail))
+        return self._send(nack_after(delay, detail))
 
     def give_back(self) -> Acking[int]:
         """Return all messages as unseen; see `Message.give_back`. Otherwise as `nack`."""
-        return self._say(UNSEEN)
+        return self._send(UNSEEN)
 
     def extend(self, lease: float | timedelta | None = None) -> Acking[int]:
         """Extend the lease of the batch; see `Message.extend`. The future's result is a count."""
-        return self._say(extend_by(lease))
+        return self._send(extend_by(lease))
 
-    def _say(self, word: Word) -> Acking[int]:
+    def _send(self, action: AckAction) -> Acking[int]:
         acking: Acking[int] = Acking()
         acking.counts = True
-        self.send_ack(self, self.queue_offsets, acking, word)
+        self.send_ack(self, self.queue_offsets, acking, action)
         return acking
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """The acks, nacks and extensions of one consumer, from the call to the answer: a pure core.
 
-    put ──► queue ──pack──► packed ──send──► on the wire ──answered──► settled
+    put ──► queue ──pack──► packed ──send──► on the wire ──answer──► settled
                                ▲                  │
-                               └── again, broke ──┘
+                               └─ requeue, break ─┘
 
 - A request has all queued acks of one lease. From `offsets_max` on, it takes no further entry.
 - Fewer than `requests_max` requests are unanswered. The others wait, and the queue grows behind.
@@ -20,8 +20,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from timerclient.rows.messages import ACK, Acking, Batch, Word
-from timerclient.streams.acks import AckCall, AwaitedAck, QueuedAck, ToldEach
+from timerclient.rows.messages import ACK, AckAction, Acking, Batch
+from timerclient.streams.acks import AckCall, AwaitedAck, QueuedAck, SingleAcks
 from timerclient.values.errors import Closed, NotFound, OutcomeUnknown, TimerError
 
 
@@ -29,7 +29,7 @@ class AckPipeline:
     """See the module. `packed` is called with each queued entry that was put into a request."""
 
     def __init__(
-        self, offsets_max: int, requests_max: int, packed: Callable[[QueuedAck], None]
+        self, offsets_max: int, requests_max: int, on_packed: Callable[[QueuedAck], None]
     ) -> None:
         self.last_no = 0
         """Number of the last request that was made."""
@@ -39,7 +39,7 @@ class AckPipeline:
         """Nothing is sent until then: the leader asked to wait."""
         self._offsets_max = offsets_max
         self._requests_max = requests_max
-        self._on_packed = packed
+        self._on_packed = on_packed
         self._lock = threading.Lock()
         """Guards the queue and `_closed`."""
         self._queue: list[QueuedAck] = []
@@ -47,12 +47,14 @@ class AckPipeline:
         self._packed: dict[int, AckCall] = {}
         """Requests to be sent, by request_no, in that order."""
         self._on_wire: dict[int, AckCall] = {}
-        self._resent_up_to = 0
+        self._last_earlier_no = 0
         """The last request_no from before this stream."""
 
     # ---- for any thread
 
-    def put(self, batch: Batch, offsets: Sequence[int], acking: "Acking[Any]", word: Word) -> bool:
+    def put(
+        self, batch: Batch, offsets: Sequence[int], acking: "Acking[Any]", action: AckAction
+    ) -> bool:
         """Queue the application's ack, nack or extension. False: the pipeline is closed.
 
         Acks of single messages of one batch share an entry, up to `offsets_max`. A further message
@@ -61,18 +63,18 @@ class AckPipeline:
         with self._lock:
             if self._closed:
                 return False
-            if word is not ACK or acking.counts:
-                self._queue.append(QueuedAck(batch, offsets, AwaitedAck(acking, word), word))
+            if action is not ACK or acking.counts:
+                self._queue.append(QueuedAck(batch, offsets, AwaitedAck(acking, action), action))
                 return True
             last = self._queue[-1] if self._queue else None
-            if last is not None and last.batch is batch and isinstance(last.waits, ToldEach):
-                told = last.waits
-                if len(told.offsets) < self._offsets_max:
-                    told.add(offsets[0], acking)
+            if last is not None and last.batch is batch and isinstance(last.receiver, SingleAcks):
+                receiver = last.receiver
+                if len(receiver.offsets) < self._offsets_max:
+                    receiver.add(offsets[0], acking)
                     return True
-            told = ToldEach()
-            told.add(offsets[0], acking)
-            self._queue.append(QueuedAck(batch, told.offsets, told, ACK))
+            receiver = SingleAcks()
+            receiver.add(offsets[0], acking)
+            self._queue.append(QueuedAck(batch, receiver.offsets, receiver, ACK))
             return True
 
     def put_own(self, entry: QueuedAck) -> bool:
@@ -85,16 +87,16 @@ class AckPipeline:
     # ---- for the thread of the stream
 
     @property
-    def on_wire(self) -> int:
+    def wire_count(self) -> int:
         """Number of requests that were sent on this stream and are not answered."""
         return len(self._on_wire)
 
     @property
-    def resends(self) -> bool:
+    def has_resends(self) -> bool:
         """Whether a request from before this stream waits to be sent; it goes before the credit."""
-        return bool(self._packed) and next(iter(self._packed)) <= self._resent_up_to
+        return bool(self._packed) and next(iter(self._packed)) <= self._last_earlier_no
 
-    def is_open(self, last_no: int) -> bool:
+    def has_unsettled(self, last_no: int) -> bool:
         """Whether a request up to `last_no` is not settled."""
         return any(no <= last_no for calls in (self._packed, self._on_wire) for no in calls)
 
@@ -102,16 +104,16 @@ class AckPipeline:
         """Put the queue into requests, one per lease."""
         with self._lock:
             entries, self._queue = self._queue, []
-        calls: dict[tuple[int, int, Word], AckCall] = {}
+        calls: dict[tuple[int, int, AckAction], AckCall] = {}
         for entry in entries:
-            batch, offsets, _, word = entry
+            batch, offsets, _, action = entry
             self._on_packed(entry)
-            same = batch.epoch, batch.lease_id, word
-            call = calls.get(same)
-            most = 1 if word.up_to else self._offsets_max
-            if call is None or len(call.request.offsets) >= most:
+            lease = batch.epoch, batch.lease_id, action
+            call = calls.get(lease)
+            offsets_max = 1 if action.is_cumulative else self._offsets_max
+            if call is None or len(call.request.offsets) >= offsets_max:
                 self.last_no += 1
-                call = calls[same] = self._packed[self.last_no] = AckCall(self.last_no, *same)
+                call = calls[lease] = self._packed[self.last_no] = AckCall(self.last_no, *lease)
             call.entries.append(entry)
             call.request.offsets.extend(offsets)
 
@@ -123,10 +125,10 @@ class AckPipeline:
             return None
         request_no = next(iter(self._packed))
         call = self._on_wire[request_no] = self._packed.pop(request_no)
-        call.sent, call.sent_s = True, now_s
+        call.was_sent, call.sent_s = True, now_s
         return call
 
-    def answered(self, request_no: int, results: Sequence[int]) -> AckCall | None:
+    def take_answered(self, request_no: int, results: Sequence[int]) -> AckCall | None:
         """Return the request with this answer, which is then settled. None: it is not on the wire.
 
         Raises:
@@ -138,30 +140,30 @@ class AckPipeline:
             del self._on_wire[request_no]
         return call
 
-    def refused(self, request_no: int) -> AckCall | None:
+    def take_rejected(self, request_no: int) -> AckCall | None:
         """Return a request that the leader rejected. None: it is not on the wire."""
         return self._on_wire.pop(request_no, None)
 
-    def again(self, call: AckCall) -> None:
+    def requeue(self, call: AckCall) -> None:
         """Send a rejected request again, before the others."""
         self._packed = {call.request.request_no: call, **self._packed}
 
-    def broke(self) -> None:
+    def on_stream_broken(self) -> None:
         """Keep the unanswered acks of a broken stream, and fail the other requests."""
         self._packed = dict(sorted((self._on_wire | self._packed).items()))
         self._on_wire = {}
-        self._give_up(lambda call: call.sent and call.word.kind != "ack")
+        self._fail_where(lambda call: call.was_sent and call.action.kind != "ack")
 
     def begin_stream(self) -> bool:
         """Prepare for a new stream. Return whether requests wait, which go before the credit."""
         self.pack()
-        self._give_up(lambda call: call.word.own)
-        self._resent_up_to = self.last_no
+        self._fail_where(lambda call: call.action.own)
+        self._last_earlier_no = self.last_no
         return bool(self._packed)
 
-    def _give_up(self, which: Callable[[AckCall], bool]) -> None:
+    def _fail_where(self, condition: Callable[[AckCall], bool]) -> None:
         for request_no, call in [*self._packed.items()]:
-            if which(call):
+            if condition(call):
                 del self._packed[request_no]
                 call.fail(OutcomeUnknown("the connection was lost before the answer came"))
 
@@ -172,14 +174,14 @@ class AckPipeline:
         self.pack()
         calls = [*self._packed.values(), *self._on_wire.values()]
         self._packed, self._on_wire = {}, {}
-        gone = error if isinstance(error, NotFound) else None  # the group, and its acks with it
+        deletion = error if isinstance(error, NotFound) else None  # the group, and its acks with it
         for call in calls:
-            if gone is None and call.word.kind == "ack":
+            if deletion is None and call.action.kind == "ack":
                 self.unconfirmed += len(call.request.offsets)
         for call in calls:
-            if gone is not None:
-                call.fail(gone)
-            elif call.sent:
+            if deletion is not None:
+                call.fail(deletion)
+            elif call.was_sent:
                 call.fail(OutcomeUnknown("the consumer ended before the ack was answered"))
             else:
                 call.fail(Closed("the consumer ended before the ack was sent"))

@@ -4,18 +4,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.messages import ACK, Acking, Batch, Word
+from timerclient.rows.messages import ACK, AckAction, Acking, Batch
 from timerclient.values.errors import ConnectionLost, LeaseLost, NotDelivered, TimerError
 from timerclient.values.results import AckResult
 
 
-class Waits(Protocol):
+class AnswerReceiver(Protocol):
     """The receiver of an answer."""
 
-    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+    def on_answer(self, offsets: Sequence[int], results: Sequence[int]) -> None:
         """Take the results, one per offset."""
 
-    def failed(self, error: TimerError) -> None:
+    def on_failure(self, error: TimerError) -> None:
         """Take the reason why there are none."""
 
 
@@ -24,26 +24,26 @@ class QueuedAck(NamedTuple):
 
     batch: Batch
     offsets: Sequence[int]
-    waits: Waits
-    word: Word
+    receiver: AnswerReceiver
+    action: AckAction
 
 
 class AwaitedAck:
     """Settles the application's future with the answer."""
 
-    __slots__ = ("_acking", "_word")
+    __slots__ = ("_acking", "_action")
 
-    def __init__(self, acking: "Acking[Any]", word: Word) -> None:
+    def __init__(self, acking: "Acking[Any]", action: AckAction) -> None:
         self._acking = acking
-        self._word = word
+        self._action = action
 
-    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+    def on_answer(self, offsets: Sequence[int], results: Sequence[int]) -> None:
         """Settle the future."""
-        acking, word = self._acking, self._word
+        acking, action = self._acking, self._action
         if len(offsets) == 1 and not acking.counts and results[0] not in _REFUSED:
-            acking.set_result(word.results(results[0]))
+            acking.set_result(action.results(results[0]))
             return
-        lost = lost_of(offsets, results)
+        lost = lost_offsets(offsets, results)
         unknown = [
             o for o, r in zip(offsets, results, strict=True) if r == pb.ACK_RESULT_NOT_DELIVERED
         ]
@@ -52,18 +52,18 @@ class AwaitedAck:
         elif unknown:
             acking.set_exception(NotDelivered(f"queue_offset = {unknown[0]}: was never delivered"))
         else:
-            done = 0 if word.kind == "ack" else results.count(pb.ACK_RESULT_ALREADY_ACKED)
+            done = 0 if action.kind == "ack" else results.count(pb.ACK_RESULT_ALREADY_ACKED)
             done += results.count(pb.ACK_RESULT_EXPIRED) + results.count(
                 pb.ACK_RESULT_DEAD_LETTERED
             )
             acking.set_result(len(offsets) - done)
 
-    def failed(self, error: TimerError) -> None:
+    def on_failure(self, error: TimerError) -> None:
         """Let the future raise the error."""
         self._acking.set_exception(error)
 
 
-class ToldEach:
+class SingleAcks:
     """Settles the application's futures of acks of single messages of one batch."""
 
     __slots__ = ("_ackings", "offsets")
@@ -77,41 +77,41 @@ class ToldEach:
         self.offsets.append(offset)
         self._ackings.append(acking)
 
-    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+    def on_answer(self, offsets: Sequence[int], results: Sequence[int]) -> None:
         """Settle the futures."""
         if results.count(pb.ACK_RESULT_ACKED) == len(self._ackings):
             Acking.settle_acked(self._ackings)
             return
         for acking, offset, result in zip(self._ackings, offsets, results, strict=True):
-            AwaitedAck(acking, ACK).answered((offset,), (result,))
+            AwaitedAck(acking, ACK).on_answer((offset,), (result,))
 
-    def failed(self, error: TimerError) -> None:
+    def on_failure(self, error: TimerError) -> None:
         """Let the futures raise the error."""
         for acking in self._ackings:
             acking.set_exception(error)
 
 
-class Heard:
+class AnswerCallback:
     """Passes the answer to the consumer itself."""
 
-    __slots__ = ("_answered", "_failed")
+    __slots__ = ("_on_answer", "_on_failure")
 
     def __init__(
         self,
-        answered: Callable[[Sequence[int], Sequence[int]], None],
-        failed: Callable[[], None],
+        on_answer: Callable[[Sequence[int], Sequence[int]], None],
+        on_failure: Callable[[], None],
     ) -> None:
-        self._answered = answered
-        self._failed = failed
+        self._on_answer = on_answer
+        self._on_failure = on_failure
 
-    def answered(self, offsets: Sequence[int], results: Sequence[int]) -> None:
+    def on_answer(self, offsets: Sequence[int], results: Sequence[int]) -> None:
         """Pass the results on."""
-        self._answered(offsets, results)
+        self._on_answer(offsets, results)
 
-    def failed(self, error: TimerError) -> None:
+    def on_failure(self, error: TimerError) -> None:
         """Report that there are no results."""
         del error
-        self._failed()
+        self._on_failure()
 
 
 _REFUSED: Final = (pb.ACK_RESULT_LEASE_LOST, pb.ACK_RESULT_NOT_DELIVERED)
@@ -122,7 +122,7 @@ _REQUESTS: Final[dict[str, type[pb.AckRequest] | type[pb.NackRequest] | type[pb.
 }
 
 
-def lost_of(offsets: Sequence[int], results: Sequence[int]) -> list[int]:
+def lost_offsets(offsets: Sequence[int], results: Sequence[int]) -> list[int]:
     """Return the offsets of messages whose leases had ended."""
     if pb.ACK_RESULT_LEASE_LOST not in results:
         return []
@@ -132,24 +132,24 @@ def lost_of(offsets: Sequence[int], results: Sequence[int]) -> list[int]:
 class AckCall:
     """One request: acks, nacks or extensions of one lease, and the receivers of the answer."""
 
-    __slots__ = ("entries", "request", "sent", "sent_s", "word")
+    __slots__ = ("action", "entries", "request", "sent_s", "was_sent")
 
-    def __init__(self, request_no: int, epoch: int, lease_id: int, word: Word) -> None:
-        self.word = word
-        kind = _REQUESTS[word.kind]
+    def __init__(self, request_no: int, epoch: int, lease_id: int, action: AckAction) -> None:
+        self.action = action
+        kind = _REQUESTS[action.kind]
         self.request = kind(request_no=request_no, epoch=epoch, lease_id=lease_id)
         if isinstance(self.request, pb.AckRequest):
-            self.request.cumulative = word.up_to
+            self.request.cumulative = action.is_cumulative
         elif isinstance(self.request, pb.NackRequest):
-            self.request.unseen = word.unseen
-            self.request.ends_credit = word.unseen and word.own
-            self.request.detail = word.detail
-            if word.ms is not None:
-                self.request.delay_ms = word.ms
+            self.request.unseen = action.unseen
+            self.request.ends_credit = action.unseen and action.own
+            self.request.detail = action.detail
+            if action.ms is not None:
+                self.request.delay_ms = action.ms
         elif isinstance(self.request, pb.ExtendRequest):
-            self.request.lease_ms = word.ms or 0
+            self.request.lease_ms = action.ms or 0
         self.entries: list[QueuedAck] = []
-        self.sent = False
+        self.was_sent = False
         """The request was sent at least once, and may have been applied."""
         self.sent_s = 0.0
         """When it was last sent, on this process's monotonic clock."""
@@ -157,7 +157,7 @@ class AckCall:
     def fail(self, error: TimerError) -> None:
         """Pass `error` to every receiver."""
         for entry in self.entries:
-            entry.waits.failed(error)
+            entry.receiver.on_failure(error)
 
     def check(self, results: Sequence[int]) -> None:
         """Check the number of results.
@@ -176,5 +176,5 @@ class AckCall:
             mine = results[start : start + len(entry.offsets)]
             start += len(entry.offsets)
             settled.append((entry, mine))
-            entry.waits.answered(entry.offsets, mine)
+            entry.receiver.on_answer(entry.offsets, mine)
         return settled

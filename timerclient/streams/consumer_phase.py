@@ -49,7 +49,7 @@ WITHOUT_STREAM: Final[Mapping[ConsumerPhase, ConsumerPhase]] = MappingProxyType(
 """Phases that end when there is no stream, and the phases that follow."""
 
 
-def entered(old: ConsumerPhase, new: ConsumerPhase) -> ConsumerPhase:
+def next_phase(old: ConsumerPhase, new: ConsumerPhase) -> ConsumerPhase:
     """Return `new`, or `old` if the consumer is already beyond `new`."""
     if new <= old:
         return old

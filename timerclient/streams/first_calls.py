@@ -27,25 +27,25 @@ class FirstCalls:
     """Runs the first calls; later calls wait for them. For one event loop."""
 
     def __init__(self) -> None:
-        self._left = FIRST_CALLS
-        self._ahead = 0
+        self._calls_left = FIRST_CALLS
+        self._open_count = 0
         """Calls that have begun and were neither answered nor passed to the producer."""
         self._order = asyncio.Lock()
 
     @property
     def is_one(self) -> bool:
         """Whether a call that begins now is one of the first."""
-        return self._left > 0 and not self._ahead
+        return self._calls_left > 0 and not self._open_count
 
     async def run(self, work: Awaitable[T]) -> T:
         """Run a first call and return its result."""
-        self._left -= 1
-        self._ahead += 1
+        self._calls_left -= 1
+        self._open_count += 1
         try:
             async with self._order:
                 return await work
         finally:
-            self._ahead -= 1
+            self._open_count -= 1
 
     async def close(self, within_s: float) -> None:
         """Return when the first call is over, or when the time is up."""
@@ -58,14 +58,14 @@ class FirstCalls:
         Raises:
             Unreachable: They are not over within `within_s`.
         """
-        if not self._ahead:
+        if not self._open_count:
             return
-        self._left = 0
-        self._ahead += 1
+        self._calls_left = 0
+        self._open_count += 1
         try:
             async with asyncio.timeout(within_s), self._order:
                 pass
         except TimeoutError:
             raise out_of_time(within_s, None, sent=False) from None
         finally:
-            self._ahead -= 1
+            self._open_count -= 1

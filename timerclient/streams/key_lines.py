@@ -43,7 +43,7 @@ class KeyLines:
         self._batches: dict[Batch, OrderedDict[Message, None]] = {}
         """The messages of all lines by their batches."""
         self._len = 0
-        self._free = OrderedDict[str, None]()
+        self._free_keys = OrderedDict[str, None]()
         """Keys of lines that are not blocked, in the order of their release."""
 
     @property
@@ -67,7 +67,7 @@ class KeyLines:
         """Let messages of these keys wait until `release` was called as often as this."""
         for key in keys:
             self._blocks[key] += 1
-            self._free.pop(key, None)
+            self._free_keys.pop(key, None)
 
     def release(self, keys: Iterable[str]) -> None:
         """See `block`."""
@@ -76,13 +76,13 @@ class KeyLines:
             if not self._blocks[key]:
                 del self._blocks[key]
                 if key in self._lines:
-                    self._free[key] = None
+                    self._free_keys[key] = None
 
-    def first(self) -> Message | None:
+    def first_free(self) -> Message | None:
         """Return the first message of a line that may move on. None: there is none."""
-        return next(iter(self._lines[next(iter(self._free))])) if self._free else None
+        return next(iter(self._lines[next(iter(self._free_keys))])) if self._free_keys else None
 
-    def joined(self, message: Message) -> bool:
+    def append_if_blocked(self, message: Message) -> bool:
         """Append a message to the line of its key if it must wait; return whether it must."""
         key = key_of(message)
         if key is None or key not in self._blocks:
@@ -92,7 +92,7 @@ class KeyLines:
         self._len += 1
         return True
 
-    def of(self, batch: Batch) -> list[Message]:
+    def messages_of(self, batch: Batch) -> list[Message]:
         """Return the messages of a batch that wait."""
         return [*self._batches.get(batch, ())]
 
@@ -105,11 +105,11 @@ class KeyLines:
             del self._batches[message.batch]
         if not self._lines[key]:
             del self._lines[key]
-            self._free.pop(key, None)
+            self._free_keys.pop(key, None)
 
     def clear(self) -> None:
         """Remove all messages. Blocked keys stay blocked."""
         self._lines.clear()
         self._batches.clear()
-        self._free.clear()
+        self._free_keys.clear()
         self._len = 0

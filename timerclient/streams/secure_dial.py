@@ -10,7 +10,7 @@ from timerclient.values.client_tls import ClientTls, stamp_of
 from timerclient.values.client_token import read_token
 from timerclient.values.errors import InvalidRequest
 
-LOOK_S: Final = 1.0
+CHECK_INTERVAL_S: Final = 1.0
 """Least seconds between two looks at the files. A look comes before a call of a node."""
 
 
@@ -34,15 +34,15 @@ class SecureDial:
             limit = "must be set: the client has no token"
             raise InvalidRequest.of("certificate", "", limit)
         self._tls, self._token = tls, token
-        self._stamp = self._stamps()
-        self._read = self._contents()
-        self._looked_s = time.monotonic()
+        self._stamp = self._file_stamps()
+        self._last_contents = self._contents()
+        self._checked_s = time.monotonic()
         override = ("grpc.ssl_target_name_override", tls.server_name)
         self._options = (*options, override) if tls.server_name else (*options,)
 
     def __call__(self, address: str) -> grpc.aio.Channel:
         """Return a new channel to an address (host:port)."""
-        (ca, certificate, key), token = self._read
+        (ca, certificate, key), token = self._last_contents
         credentials = grpc.ssl_channel_credentials(ca, key, certificate)
         if token is not None:
             credentials = with_token(credentials, token)
@@ -54,10 +54,10 @@ class SecureDial:
         Files that do not fit are not used. The next look reads them again.
         """
         now_s = time.monotonic()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._checked_s < CHECK_INTERVAL_S:
             return False
-        self._looked_s = now_s
-        stamp = self._stamps()
+        self._checked_s = now_s
+        stamp = self._file_stamps()
         if stamp == self._stamp:
             return False
         try:
@@ -65,10 +65,10 @@ class SecureDial:
         except InvalidRequest:  # perhaps some are new and some are old
             return False
         self._stamp = stamp
-        changed, self._read = found != self._read, found
+        changed, self._last_contents = found != self._last_contents, found
         return changed
 
-    def _stamps(self) -> tuple[tuple[int, int], ...]:
+    def _file_stamps(self) -> tuple[tuple[int, int], ...]:
         own = (stamp_of(self._token),) if isinstance(self._token, Path) else ()
         return *self._tls.stamp(), *own
 

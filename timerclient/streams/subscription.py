@@ -32,10 +32,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final
 
 from timerclient.proto import timer_pb2 as pb
-from timerclient.rows.messages import UNSEEN, Acking, Batch, Message, Said, Word
+from timerclient.rows.messages import UNSEEN, AckAction, Acking, AnyAcking, Batch, Message
 from timerclient.streams.ack_pipeline import AckPipeline
 from timerclient.streams.acks import QueuedAck
-from timerclient.streams.consumer_phase import WITHOUT_STREAM, ConsumerPhase, entered
+from timerclient.streams.consumer_phase import WITHOUT_STREAM, ConsumerPhase, next_phase
 from timerclient.streams.credit import Credit, LinkWindow
 from timerclient.streams.inbox import Inbox, Part
 from timerclient.streams.key_lines import GroupOrder, order_of
@@ -106,7 +106,7 @@ class Subscription:
         opening: pb.OpenConsumer,
         credit: Credit,
         hold_max_s: float,
-        arrived: Callable[[], None],
+        on_arrival: Callable[[], None],
     ) -> None:
         self.leases_lost = 0
         """Count of messages whose leases ended while the application had them."""
@@ -114,21 +114,21 @@ class Subscription:
         """The error that ended the subscription. None: no error did."""
         self._nodes = nodes
         self._opening = opening
-        self._arrived = arrived
+        self._on_arrival = on_arrival
         self._loop = nodes.loop()
         self._wake = Wakeup(self._loop, self._on_wake)
         credit.bytes_max = nodes.settings.window_bytes_max
         self._inbox = Inbox(credit, lambda: nodes.epoch, nodes.clock.now_s, self._wake)
         self._link = LinkWindow(nodes.clock.now_s())
-        self._returns = UnseenReturns(self._inbox, self._say, arrived)
+        self._returns = UnseenReturns(self._inbox, self._send_own, on_arrival)
         self._leases = LeaseKeeper(
             nodes.clock,
             self._inbox,
             self._returns,
             hold_max_s=hold_max_s,
-            say=self._say,
-            lost=self._lost,
-            arrived=arrived,
+            send_own=self._send_own,
+            on_lost=self._on_leases_lost,
+            on_arrival=on_arrival,
         )
         settings = nodes.settings
         self._acks = AckPipeline(
@@ -138,12 +138,12 @@ class Subscription:
         self._has_stream = False
         self._to_send = asyncio.Event()
         """Set: the sender looks for something to send."""
-        self._moved = asyncio.Event()
+        self._progress = asyncio.Event()
         """Set: the phase changed, or a request is settled."""
-        self._heard_at = 0.0
+        self._last_answer_s = 0.0
         self._pauses = RetryPauses(settings, nodes.rng)
         self._task: asyncio.Task[None] | None = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task.add_done_callback(self._on_task_end)
 
     # ---- for any thread of the process that made it. In a forked process these raise
     # RuntimeError before they wait for a lock that was held at the fork.
@@ -158,17 +158,19 @@ class Subscription:
         check_process(self._nodes.pid)
         return self._inbox.receive(max_messages)
 
-    def take(self) -> Batch | None:
+    def take_batch(self) -> Batch | None:
         """Return the next batch. None: none waits."""
         check_process(self._nodes.pid)
-        return self._inbox.take()
+        return self._inbox.take_batch()
 
     @property
     def dropped_stale(self) -> int:
         """Count of messages dropped unseen, because their leases had ended."""
-        return self._inbox.dropped
+        return self._inbox.dropped_count
 
-    def ack(self, batch: Batch, offsets: Sequence[int], acking: Said, word: Word) -> None:
+    def ack(
+        self, batch: Batch, offsets: Sequence[int], acking: AnyAcking, action: AckAction
+    ) -> None:
         """Send an ack, nack or extension soon; `acking` receives the answer.
 
         Raises:
@@ -176,25 +178,25 @@ class Subscription:
         """
         check_process(self._nodes.pid)
         hold = batch.hold
-        if hold.lost and hold.lost.issuperset(offsets):
+        if hold.lost_offsets and hold.lost_offsets.issuperset(offsets):
             raise LeaseLost.of(offsets, len(offsets))
-        if word.kind == "extend":
-            hold.given_s = now_s = self._nodes.clock.now_s()
-            lease_s = hold.lease_s if word.ms is None else word.ms / 1000
+        if action.kind == "extend":
+            hold.received_s = now_s = self._nodes.clock.now_s()
+            lease_s = hold.lease_s if action.ms is None else action.ms / 1000
             hold.extensions |= dict.fromkeys(offsets, (now_s, lease_s))
-        elif word.kind == "nack":
-            hold.returned |= dict.fromkeys(offsets, word.unseen)
+        elif action.kind == "nack":
+            hold.returned_offsets |= dict.fromkeys(offsets, action.unseen)
             if keys := self._inbox.block(batch, offsets):
                 acking.add_done_callback(lambda _: self._release(keys))
-        if self._acks.put(batch, offsets, acking, word):
+        if self._acks.put(batch, offsets, acking, action):
             self._wake()
         else:
-            gone = self.error if isinstance(self.error, NotFound) else None
-            acking.set_exception(gone or Closed("the consumer is closed"))
+            deletion = self.error if isinstance(self.error, NotFound) else None
+            acking.set_exception(deletion or Closed("the consumer is closed"))
 
     def _release(self, keys: set[str]) -> None:
         self._inbox.release(keys)
-        self._arrived()
+        self._on_arrival()
 
     def take_turns(self, at_work: Iterable[Message] = ()) -> None:
         """Return a message of an ordering key only after `end_turn` of the one before.
@@ -206,14 +208,14 @@ class Subscription:
     def end_turn(self, message: Message) -> None:
         """See `take_turns`; does nothing for a message without a turn."""
         if self._inbox.end_turn(message):
-            self._arrived()
+            self._on_arrival()
 
     @property
     def is_ordered_as_a_whole(self) -> bool:
-        """Whether the group is, as the last leader has told it."""
+        """Whether the group is, as the last leader has reported it."""
         return self._inbox.order is GroupOrder.QUEUE
 
-    def _say(self, entry: QueuedAck) -> bool:
+    def _send_own(self, entry: QueuedAck) -> bool:
         """Send a request of the consumer itself soon. False: the subscription is over."""
         put = self._acks.put_own(entry)
         if put:
@@ -230,23 +232,23 @@ class Subscription:
         return self._nodes.clock.settle
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether it is closed, or an error ended it."""
         return self._phase is ConsumerPhase.OVER
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether no further message comes: closed, failed, or `max_messages` have come."""
-        return self.over or self._inbox.ended
+        return self.is_over or self._inbox.is_exhausted
 
     @property
-    def told(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether it is over, and `close` has no error to raise."""
-        return self.over and not self._acks.unconfirmed
+        return self.is_over and not self._acks.unconfirmed
 
     # ---- opening, flushing, closing
 
-    async def opened(self, within_s: float) -> None:
+    async def wait_until_open(self, within_s: float) -> None:
         """Wait until a leader has accepted the consumer for the first time.
 
         Raises:
@@ -255,7 +257,7 @@ class Subscription:
         """
         try:
             async with asyncio.timeout(within_s):
-                await self._until(lambda: self._phase > ConsumerPhase.OPENING)
+                await self._wait_until(lambda: self._phase > ConsumerPhase.OPENING)
         except TimeoutError:
             raise out_of_time(within_s, self._nodes.last_error, sent=False) from None
         if self.error is not None:
@@ -272,7 +274,9 @@ class Subscription:
         last_no = self._acks.last_no
         try:
             async with asyncio.timeout(within_s):
-                await self._until(lambda: self.over or not self._acks.is_open(last_no))
+                await self._wait_until(
+                    lambda: self.is_over or not self._acks.has_unsettled(last_no)
+                )
         except TimeoutError:
             raise out_of_time(within_s, self._nodes.last_error, sent=True) from None
         if self.error is not None:
@@ -289,7 +293,7 @@ class Subscription:
     def _return_unseen(self, parts: Sequence[Part]) -> None:
         for batch, offsets in parts:
             with contextlib.suppress(LeaseLost):
-                self.ack(batch, offsets, _counting(), UNSEEN)
+                self.ack(batch, offsets, _counting_future(), UNSEEN)
 
     async def close(self, within_s: float) -> None:
         """Flush, then leave. Unacked messages are delivered to other consumers at once.
@@ -300,7 +304,7 @@ class Subscription:
         """
         until_s = self._loop.time() + within_s
         try:
-            if not self.over:
+            if not self.is_over:
                 try:
                     await self.flush(within_s)
                 except TimerError as error:
@@ -309,7 +313,7 @@ class Subscription:
                 with contextlib.suppress(TimerError, TimeoutError):
                     left_s = max(LEAVE_S_MIN, until_s - self._loop.time())
                     async with asyncio.timeout(min(left_s, LEAVE_S)):
-                        await self._give_back()
+                        await self._return_unreceived()
         finally:
             await self.abandon()
             unconfirmed, self._acks.unconfirmed = self._acks.unconfirmed, 0
@@ -317,14 +321,14 @@ class Subscription:
             text = f"the consumer ended with {unconfirmed} acks unconfirmed"
             raise OutcomeUnknown(f"{text}: {self.error}" if self.error else text) from self.error
 
-    async def _give_back(self) -> None:
+    async def _return_unreceived(self) -> None:
         """Stop the deliveries, and return the messages that the application has not received."""
         self.begin_leaving()
-        await self._until(lambda: self._phase > ConsumerPhase.LEAVING)
+        await self._wait_until(lambda: self._phase > ConsumerPhase.LEAVING)
         await self.flush(LEAVE_S)
         self._enter(ConsumerPhase.ENDING)
         # The next consumer of an exclusive group then finds it free.
-        await self._until(lambda: self._phase > ConsumerPhase.ENDING)
+        await self._wait_until(lambda: self._phase > ConsumerPhase.ENDING)
 
     async def abandon(self) -> None:
         """Leave without a flush; unanswered acks fail."""
@@ -338,28 +342,28 @@ class Subscription:
 
     def _enter(self, phase: ConsumerPhase) -> None:
         """Enter a phase, unless the consumer is beyond it."""
-        self._phase = entered(self._phase, phase)
+        self._phase = next_phase(self._phase, phase)
         if not self._has_stream and self._phase in WITHOUT_STREAM:
-            self._phase = entered(self._phase, WITHOUT_STREAM[self._phase])
-        self._moved.set()
+            self._phase = next_phase(self._phase, WITHOUT_STREAM[self._phase])
+        self._progress.set()
         self._to_send.set()
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            self._moved.clear()
-            await self._moved.wait()
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._progress.clear()
+            await self._progress.wait()
 
     def _finish(self, error: TimerError | None) -> None:
-        if self.over:
+        if self.is_over:
             return
         self.error = self.error or error
         self._enter(ConsumerPhase.OVER)
         self._inbox.clear()
         self._acks.close(self.error)
-        self._arrived()
+        self._on_arrival()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if self._task is None or self.over:  # `abandon` ended it
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        if self._task is None or self.is_over:  # `abandon` ended it
             return
         bug = None if task.cancelled() else task.exception()
         failed = errors.RpcFailed(f"the consumer failed: {bug or 'its task was cancelled'!r}")
@@ -384,8 +388,8 @@ class Subscription:
                 if refused or not (errors.means_move(error) or errors.means_wait(error)):
                     self._finish(error)
                     return
-                self._acks.broke()
-                self._moved.set()
+                self._acks.on_stream_broken()
+                self._progress.set()
                 await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
 
     async def _stream(self, node: NodeChannel) -> None:
@@ -398,11 +402,11 @@ class Subscription:
             opening.recalls = True
             leaving = self._phase >= ConsumerPhase.LEAVING
             resends = self._acks.begin_stream()
-            self._moved.set()
-            opening.credit = self._inbox.opening(nothing=resends or leaving)
+            self._progress.set()
+            opening.credit = self._inbox.opening_credit(none=resends or leaving)
             self._link = LinkWindow(self._nodes.clock.now_s())
             await write(stream, pb.ConsumeRequest(open=opening, window_bytes=self._link.size))
-            self._heard_at = self._loop.time()
+            self._last_answer_s = self._loop.time()
             self._has_stream = True
             try:
                 await first_to_end(
@@ -415,8 +419,8 @@ class Subscription:
                 self._has_stream = False
                 self._enter(self._phase)  # or the one that follows without a stream
                 # Before the next stream gets its credit.
-                self._inbox.stream_broke()
-                self._leases.stream_broke()
+                self._inbox.on_stream_broken()
+                self._leases.on_stream_broken()
 
     async def _receive(self, stream: Any) -> None:
         while True:
@@ -428,21 +432,21 @@ class Subscription:
                 self._enter(ConsumerPhase.GONE)
                 await asyncio.Event().wait()  # until this is closed
                 continue
-            self._heard_at = self._loop.time()
+            self._last_answer_s = self._loop.time()
             kind = answer.WhichOneof("kind")
             if kind == "deliveries":
-                self._deliver(answer.deliveries)
+                self._on_deliveries(answer.deliveries)
             elif kind == "acked":
-                self._acked(answer.acked)
+                self._on_ack_answer(answer.acked)
             elif kind == "recalled":
-                self._leases.recalled(answer.recalled.offsets)
+                self._leases.on_recall(answer.recalled.offsets)
             elif kind == "opened":
                 self._inbox.order = order_of(answer.opened)
-                self._accepted(answer.opened.epoch)
+                self._on_opened(answer.opened.epoch)
             elif kind == "leaving" and self._phase is ConsumerPhase.LEAVING:
                 self._enter(ConsumerPhase.LEFT)
 
-    def _accepted(self, epoch: int) -> None:
+    def _on_opened(self, epoch: int) -> None:
         if epoch < self._nodes.epoch:
             raise NotReady(f"epoch {epoch} is older than {self._nodes.epoch}")
         self._nodes.epoch = epoch
@@ -450,45 +454,45 @@ class Subscription:
         self._nodes.last_error = None
         self._enter(ConsumerPhase.OPEN)
 
-    def _deliver(self, columns: pb.Deliveries) -> None:
+    def _on_deliveries(self, columns: pb.Deliveries) -> None:
         batch = Batch(columns, self.ack, self._inbox.stream_no, self._opening.topic)
         self._nodes.epoch = max(self._nodes.epoch, batch.epoch)
         batch.hold = self._leases.lease_of(batch)
         size = len(columns.payloads) + len(columns.keys) + len(columns.headers)
         size += ROW_BYTES * len(batch)
-        self._link.arrived(size, batch.lease_ms / 1000, self._nodes.clock.now_s())
-        if self._link.due():
+        self._link.count_arrived(size, batch.lease_ms / 1000, self._nodes.clock.now_s())
+        if self._link.is_report_due():
             self._to_send.set()
         if self._returns.unanswered:  # delivered before the leader saw the returns: return it, too
-            self._inbox.refused(batch)
+            self._inbox.count_returned(batch)
             self._returns.send([(batch, batch.queue_offsets)])
             return
         if self._phase >= ConsumerPhase.LEAVING:
-            self._inbox.refused(batch)
+            self._inbox.count_returned(batch)
             self._return_unseen([(batch, batch.queue_offsets)])
             return
-        self._leases.keep(batch.hold)
+        self._leases.add(batch.hold)
         # An old epoch is checked when the batch is taken; it may become old until then.
-        self._inbox.arrived(batch)
-        self._arrived()
+        self._inbox.append(batch)
+        self._on_arrival()
 
-    def _acked(self, answer: pb.AckResponse) -> None:
+    def _on_ack_answer(self, answer: pb.AckResponse) -> None:
         if answer.HasField("error"):
-            self._refused(answer.request_no, from_wire(answer.error))
-        elif (call := self._acks.answered(answer.request_no, answer.results)) is not None:
+            self._on_ack_rejected(answer.request_no, from_wire(answer.error))
+        elif (call := self._acks.take_answered(answer.request_no, answer.results)) is not None:
             for entry, results in call.settle(answer.results):
-                self._leases.note(entry, results, call.sent_s)
-        self._moved.set()
+                self._leases.apply_answer(entry, results, call.sent_s)
+        self._progress.set()
         self._to_send.set()
 
-    def _refused(self, request_no: int, error: TimerError) -> None:
-        call = self._acks.refused(request_no)
+    def _on_ack_rejected(self, request_no: int, error: TimerError) -> None:
+        call = self._acks.take_rejected(request_no)
         if call is None:
             return
         self._nodes.last_error = error
         if errors.means_move(error) or errors.means_wait(error):
             # An ack may be repeated. The answer is the same, or ALREADY_ACKED.
-            self._acks.again(call)
+            self._acks.requeue(call)
             if errors.means_move(error):
                 raise error
             pause_s = self._pauses.take(error.retry_after_ms / 1000)
@@ -496,17 +500,17 @@ class Subscription:
         else:
             call.fail(error)
 
-    def _lost(self, offsets: Sequence[int]) -> None:
+    def _on_leases_lost(self, offsets: Sequence[int]) -> None:
         self.leases_lost += len(offsets)
         group = self._opening.group
         self._nodes.events.tell(LeasesLost(self._opening.topic, group, tuple(offsets)))
 
     async def _send(self, stream: Any) -> None:
-        told = False
+        leaving_sent = False
         while True:
             self._to_send.clear()
-            if self._phase >= ConsumerPhase.LEAVING and not told:
-                told = True
+            if self._phase >= ConsumerPhase.LEAVING and not leaving_sent:
+                leaving_sent = True
                 await write(stream, pb.ConsumeRequest(leaving=True))
             if self._phase >= ConsumerPhase.ENDING:
                 with converted():
@@ -518,21 +522,21 @@ class Subscription:
                 continue  # the consumer may be leaving now
             call = self._acks.send(self._nodes.clock.now_s())
             if call is not None:
-                if self._acks.on_wire == 1:
+                if self._acks.wire_count == 1:
                     patience_s = self._nodes.settings.stall_s / 2
-                    self._heard_at = max(self._heard_at, self._loop.time() - patience_s)
-                said: dict[str, Any] = {call.word.kind: call.request}
-                await write(stream, pb.ConsumeRequest(**said))
+                    self._last_answer_s = max(self._last_answer_s, self._loop.time() - patience_s)
+                request: dict[str, Any] = {call.action.kind: call.request}
+                await write(stream, pb.ConsumeRequest(**request))
                 continue
-            if not self._acks.resends:
+            if not self._acks.has_resends:
                 await self._send_credit(stream)
             await self._to_send.wait()
 
     async def _send_credit(self, stream: Any) -> None:
         if self._phase < ConsumerPhase.LEAVING and not self._returns.unanswered:
             credit = self._inbox.grant()
-            if credit or self._link.due():
-                window, received = self._link.size, self._link.tell()
+            if credit or self._link.is_report_due():
+                window, received = self._link.size, self._link.take_report()
                 request = pb.ConsumeRequest(credit=credit, window_bytes=window, received=received)
                 await write(stream, request)
 
@@ -541,14 +545,14 @@ class Subscription:
         stall_s = self._nodes.settings.stall_s
         while True:
             await asyncio.sleep(stall_s / 4)
-            silent = self._loop.time() - self._heard_at > stall_s
-            free = not (self._leases.any or self._acks.on_wire or self._acks.resends)
+            silent = self._loop.time() - self._last_answer_s > stall_s
+            free = not (self._leases.has_leases or self._acks.wire_count or self._acks.has_resends)
             await self._nodes.check(node, silent=silent, free=free)
             if silent:
-                self._heard_at = self._loop.time()
+                self._last_answer_s = self._loop.time()
 
 
-def _counting() -> Acking[int]:
+def _counting_future() -> Acking[int]:
     acking: Acking[int] = Acking()
     acking.counts = True
     return acking

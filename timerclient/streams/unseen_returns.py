@@ -10,24 +10,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from timerclient.rows.messages import SHED
-from timerclient.streams.acks import Heard, QueuedAck
+from timerclient.streams.acks import AnswerCallback, QueuedAck
 from timerclient.streams.inbox import Inbox, Part
 
 
 class UnseenReturns:
     """See the module.
 
-    `say` sends a request soon; False: the consumer is over. `arrived` is called when messages that
-    waited for an answer may be taken.
+    `send_own` sends a request soon; False: the consumer is over. `on_arrival` is called when
+    messages that waited for an answer may be taken.
     """
 
     def __init__(
-        self, inbox: Inbox, say: Callable[[QueuedAck], bool], arrived: Callable[[], None]
+        self, inbox: Inbox, send_own: Callable[[QueuedAck], bool], on_arrival: Callable[[], None]
     ) -> None:
         self.unanswered = 0
         """Returns that the leader has not answered."""
         self._inbox = inbox
-        self._say, self._arrived = say, arrived
+        self._send_own, self._on_arrival = send_own, on_arrival
 
     def shed(self, *, at_once: bool = False) -> None:
         """Return the messages that the application will not reach in time; see Inbox."""
@@ -39,13 +39,15 @@ class UnseenReturns:
             self.unanswered += 1
             keys = self._inbox.block(batch, offsets)
             batch.hold.settle(offsets)
-            heard = Heard(lambda *_, keys=keys: self._answered(keys), partial(self._answered, keys))
-            if not self._say(QueuedAck(batch, offsets, heard, SHED)):
-                self._answered(keys)
+            receiver = AnswerCallback(
+                lambda *_, keys=keys: self._on_answer(keys), partial(self._on_answer, keys)
+            )
+            if not self._send_own(QueuedAck(batch, offsets, receiver, SHED)):
+                self._on_answer(keys)
 
-    def _answered(self, keys: set[str]) -> None:
+    def _on_answer(self, keys: set[str]) -> None:
         self.unanswered -= 1
         self._inbox.release(keys)
-        self._arrived()
+        self._on_arrival()
         if not self.unanswered:
-            self._inbox.credit_ended()
+            self._inbox.on_credit_ended()

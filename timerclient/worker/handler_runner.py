@@ -343,7 +343,7 @@ class HandlerRunner:
             return await self._reject(run, error)
         except TargetUnreached as error:
             return self._give_back(run, error)
-        returned = message.batch.hold.returned.get(message.queue_offset)
+        returned = message.batch.hold.returned_offsets.get(message.queue_offset)
         if returned is not None:  # by the handler
             return Outcome.RETURNED if returned else Outcome.FAILED
         self._ack(message)

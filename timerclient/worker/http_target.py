@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 from timerclient.rows import rows
-from timerclient.rows.messages import Message, cut_detail
+from timerclient.rows.messages import Message, truncate_detail
 from timerclient.values.errors import InvalidRequest
 from timerclient.worker.renewed_file import RenewedFile
 from timerclient.worker.retry_policy import Reject, RetryAfter
@@ -306,7 +306,7 @@ async def _beginning(answer: "aiohttp.ClientResponse") -> str:
 
 def _one_line(text: str) -> str:
     """Return the beginning of a text from the target in one line, as long as a detail may be."""
-    return cut_detail(" ".join("".join(c if c.isprintable() else " " for c in text).split()))
+    return truncate_detail(" ".join("".join(c if c.isprintable() else " " for c in text).split()))
 
 
 def _named(status: int) -> str:

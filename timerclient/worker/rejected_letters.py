@@ -9,7 +9,7 @@ is delivered again, and a second letter may follow: for some minutes the request
 from typing import Final
 
 from timerclient.client.aio import AsyncTimerClient
-from timerclient.rows.messages import Message, cut_detail
+from timerclient.rows.messages import Message, truncate_detail
 from timerclient.values.errors import InvalidRequest
 
 LETTERS: Final = "dead-letters"
@@ -59,7 +59,7 @@ def _deaths_at(name: str) -> int:
 def detail_of(reason: Exception) -> dict[str, str]:
     """Return the header with the text of a rejection, which is cut; none if there is no text."""
     text = _text_of(reason)
-    return {f"{PREFIX}detail": cut_detail(text)} if text else {}
+    return {f"{PREFIX}detail": truncate_detail(text)} if text else {}
 
 
 def failure_text(error: BaseException, *, with_text: bool) -> str:
