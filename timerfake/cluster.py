@@ -36,8 +36,8 @@ from timerfake.loopback import CLOSED, Channel, Server
 QUIET_TURNS: Final = 20
 """Turns of the event loop without an event, after which no further event will come. In all tests
 of the fake cluster, one message or entry follows another within six turns."""
-LOOK_TURNS: Final = 2_000
-"""Turns for which a consumer's look waits at most: other threads and tasks may never rest."""
+RECEIVE_TURNS_MAX: Final = 2_000
+"""Turns for which a consumer's receive waits at most: other threads and tasks may never rest."""
 NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
@@ -79,14 +79,14 @@ class AsyncFakeCluster:
         first_ms = 1000 * int(time.time()) if start is None else _ms_of(start)
         self._clock = FakeClock(first_ms)
         self._settings = dict(settings)
-        self._advancing = asyncio.Lock()
+        self._advance_lock = asyncio.Lock()
         self._node: FakeNode | None = None
         self._closed = False
         self.works: list[Work] = []
         """Work of applications, for which `settle` waits."""
-        self.dial = FakeDial(self._clock, lambda: self._running().server)
+        self.dial = FakeDial(self._clock, lambda: self._running_node().server)
         """The clients' argument `dial`. Its channels lead to this cluster, for any address."""
-        self._clock.settle = partial(self._quiet, LOOK_TURNS)
+        self._clock.settle = partial(self._wait_until_quiet, RECEIVE_TURNS_MAX)
 
     # ---- clients
 
@@ -121,22 +121,22 @@ class AsyncFakeCluster:
             InvalidRequest: `by` is negative, or the time would exceed the limit of a timer's id.
         """
         by_ms = span_ms("by", by, DUE_MS_MAX - self.now_ms)
-        self._running()
-        async with self._advancing:
+        self._running_node()
+        async with self._advance_lock:
             end_ms = self._clock.mono_ms() + by_ms
             await self.settle()
             # The outcomes of timers that had fired by this time are forgotten at end_ms.
-            await self._pass_to(end_ms - HORIZON_MS)
-            await self._pass_to(end_ms)
+            await self._advance_to(end_ms - HORIZON_MS)
+            await self._advance_to(end_ms)
 
-    async def _pass_to(self, end_ms: int) -> None:
-        node, clock = self._running(), self._clock
+    async def _advance_to(self, end_ms: int) -> None:
+        node, clock = self._running_node(), self._clock
         if clock.mono_ms() > end_ms:
             return
         while (now_ms := clock.mono_ms()) < end_ms:
             next_ms = min(node.wake_at_ms(), clock.alarm_ms())
-            clock.pass_by(min(max(next_ms, now_ms + 1), end_ms) - now_ms)
-            clock.ring()
+            clock.advance(min(max(next_ms, now_ms + 1), end_ms) - now_ms)
+            clock.run_due_alarms()
             node.step()
             await self.settle()
         node.checkpoint()  # also checks that no timer is missing
@@ -147,13 +147,13 @@ class AsyncFakeCluster:
 
         Acks have then taken effect, and consumers have received all messages that can be delivered.
         """
-        await self._quiet()
+        await self._wait_until_quiet()
         while any([await work() for work in self.works]):
-            await self._quiet()
+            await self._wait_until_quiet()
 
-    async def _quiet(self, most: float = math.inf) -> None:
+    async def _wait_until_quiet(self, most: float = math.inf) -> None:
         """Wait as `settle`, without the work of applications, for `most` turns of the loop."""
-        node, quiet, turns = self._running(), 0, 0
+        node, quiet, turns = self._running_node(), 0, 0
         while quiet < QUIET_TURNS and turns < most:
             before, turns = node.steps, turns + 1
             await asyncio.sleep(0)
@@ -167,7 +167,7 @@ class AsyncFakeCluster:
 
         The clients need some real milliseconds to reconnect.
         """
-        self._running().fail_over()
+        self._running_node().fail_over()
         await self.settle()
 
     async def disconnect(self) -> None:
@@ -175,11 +175,11 @@ class AsyncFakeCluster:
 
         Clients find the cluster unreachable. `advance` may be called in the meantime.
         """
-        self._running().server.disconnect()
+        self._running_node().server.disconnect()
 
     async def reconnect(self) -> None:
         """Accept connections again. Clients reconnect within some real milliseconds."""
-        self._running().server.reconnect()
+        self._running_node().server.reconnect()
 
     # ---- life
 
@@ -212,7 +212,7 @@ class AsyncFakeCluster:
     def __repr__(self) -> str:
         return f"AsyncFakeCluster(now={self.now.isoformat()}{', closed' if self._closed else ''})"
 
-    def _running(self) -> FakeNode:
+    def _running_node(self) -> FakeNode:
         if self._closed:
             raise RuntimeError(CLOSED)
         if self._node is None:

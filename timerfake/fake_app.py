@@ -56,10 +56,10 @@ class AsyncFakeApp:
         self._handler_s = handler_s
         self._executor = executor
         self._worker: Worker | None = None
-        self._running: asyncio.Task[None] | None = None
-        self._expected: tuple[type[Exception], ...] = ()
+        self._worker_task: asyncio.Task[None] | None = None
+        self._expected_errors: tuple[type[Exception], ...] = ()
         """Errors of the worker that the exit does not raise."""
-        self._former: AppConnection | None = None
+        self._former_connection: AppConnection | None = None
         self._former_on_error: OnHandlerError | None = None
 
     async def advance(self, by: Seconds) -> None:
@@ -79,16 +79,16 @@ class AsyncFakeApp:
         self._check()
 
     def _check(self) -> None:
-        if self._running is not None and self._running.done():
-            self._expected = (Exception,)  # raised here, once
-            self._running.result()
+        if self._worker_task is not None and self._worker_task.done():
+            self._expected_errors = (Exception,)  # raised here, once
+            self._worker_task.result()
 
-    def _note(self, context: TimerContext, error: BaseException) -> None:
+    def _on_handler_error(self, context: TimerContext, error: BaseException) -> None:
         self.errors.append(error)
         if self._former_on_error is not None:
             self._former_on_error(context, error)
 
-    async def _until_idle(self) -> bool:
+    async def _wait_for_handler(self) -> bool:
         assert self._worker is not None
         try:
             async with asyncio.timeout(self._handler_s):
@@ -103,16 +103,16 @@ class AsyncFakeApp:
         await self.cluster.start()
         options = {**self.app.connection.options, "dial": self.cluster.dial}
         options = {k: v for k, v in options.items() if k not in ("credentials", "token")}
-        self._former = self.app.connect(AppConnection(self.cluster.address, options))
-        self._former_on_error, self.app.on_error = self.app.on_error, self._note
+        self._former_connection = self.app.connect(AppConnection(self.cluster.address, options))
+        self._former_on_error, self.app.on_error = self.app.on_error, self._on_handler_error
         self._worker = Worker(self.app, drain=self._handler_s, executor=self._executor)
-        self._running = asyncio.create_task(self._worker.run())
-        self.cluster.works.append(self._until_idle)
-        while not (self._worker.is_ready or self._running.done()):
+        self._worker_task = asyncio.create_task(self._worker.run())
+        self.cluster.works.append(self._wait_for_handler)
+        while not (self._worker.is_ready or self._worker_task.done()):
             await self.cluster.settle()
-        if self._running.done():
+        if self._worker_task.done():
             await self.__aexit__(None, None, None)  # raises the worker's error
-        self._expected = (NotFound,)  # the test has deleted a group or topic of the worker
+        self._expected_errors = (NotFound,)  # the test has deleted a group or topic of the worker
         return self
 
     async def __aexit__(
@@ -120,16 +120,16 @@ class AsyncFakeApp:
     ) -> None:
         """Stop the worker, and a new cluster; the app has its former cluster again."""
         assert self._worker is not None
-        assert self._running is not None
-        assert self._former is not None
-        self.cluster.works.remove(self._until_idle)
+        assert self._worker_task is not None
+        assert self._former_connection is not None
+        self.cluster.works.remove(self._wait_for_handler)
         self._worker.stop()
         try:
-            with contextlib.suppress(*self._expected):
-                await self._running
+            with contextlib.suppress(*self._expected_errors):
+                await self._worker_task
             await asyncio.to_thread(self.app.close_sync)  # the client of functions in threads
         finally:
-            self.app.connect(self._former)
+            self.app.connect(self._former_connection)
             self.app.on_error = self._former_on_error
             if self._owns_cluster:
                 await self.cluster.close()

@@ -21,7 +21,7 @@ from timer.model.units import Epoch, LogIndex, MonoMs, ReplicaId, UnixMs
 REPLICA = ReplicaId(1)
 NEVER: Final = 1 << 62
 """Milliseconds, bytes, entries."""
-KEPT_BYTES: Final = 16 << 20
+LOG_BYTES_MAX: Final = 16 << 20
 """Bytes of applied entries that the log keeps for stories."""
 
 
@@ -37,22 +37,22 @@ class FakeAlarm:
 
 
 class FakeClock:
-    """The wall clock and the monotonic clock of a node and its clients. Only `pass_by` moves it."""
+    """The wall clock and the monotonic clock of a node and its clients. Only `advance` moves it."""
 
     def __init__(self, wall_ms: int) -> None:
         self._wall_ms = wall_ms
         self._mono_ms = 0
         self._alarms: list[tuple[int, int, FakeAlarm]] = []
-        self._made = 0
+        self._alarm_count = 0
         self.now_s: Callable[[], float] = lambda: self._mono_ms / 1000
         self.settle: Callable[[], Coroutine[Any, Any, None]] | None = None
-        """Consumers for threads await this before and after each look for messages."""
+        """Consumers for threads await this before and after each attempt to receive."""
 
     def call_at(self, when_s: float, callback: Callable[[], object]) -> FakeAlarm:
         """Schedule `callback` for `when_s`; see timerclient/values/lease_clock.py."""
         alarm = FakeAlarm(callback)
-        self._made += 1
-        heapq.heappush(self._alarms, (math.ceil(when_s * 1000), self._made, alarm))
+        self._alarm_count += 1
+        heapq.heappush(self._alarms, (math.ceil(when_s * 1000), self._alarm_count, alarm))
         return alarm
 
     def alarm_ms(self) -> MonoMs:
@@ -61,7 +61,7 @@ class FakeClock:
             heapq.heappop(self._alarms)
         return MonoMs(self._alarms[0][0] if self._alarms else NEVER)
 
-    def ring(self) -> None:
+    def run_due_alarms(self) -> None:
         """Call the callbacks of all alarms that are due."""
         while self.alarm_ms() <= self._mono_ms:
             _, _, alarm = heapq.heappop(self._alarms)
@@ -77,7 +77,7 @@ class FakeClock:
         """Return milliseconds since the clock was made."""
         return MonoMs(self._mono_ms)
 
-    def pass_by(self, ms: int) -> None:
+    def advance(self, ms: int) -> None:
         """Advance both clocks."""
         self._wall_ms += ms
         self._mono_ms += ms
@@ -93,7 +93,7 @@ class MemoryLog:
         """Entries that are not applied yet, and applied ones that stories are read from."""
         self.first_index = LogIndex(1)
         self._size = 0
-        self._announced = True
+        self._is_commit_free = True
         self.epoch = Epoch(0)
         self.last_index = LogIndex(0)
         self._last_time_ms = UnixMs(0)
@@ -114,18 +114,18 @@ class MemoryLog:
         assert isinstance(entry, Entry), entry
         self._entries[entry.index] = entry
         self._size += len(frame)
-        if self._announced:
-            self._announced = False
+        if self._is_commit_free:
+            self._is_commit_free = False
             asyncio.get_running_loop().call_soon(self._commit)
         return entry.index
 
     def _commit(self) -> None:
-        self._announced = True
+        self._is_commit_free = True
         self.on_commit(self.last_index)
 
     def cached(self, first: LogIndex, last: LogIndex) -> Sequence[Entry]:
         """Return entries `first` to `last`. Entries before `first` are applied: drop most."""
-        while self._size > KEPT_BYTES and self.first_index < first:
+        while self._size > LOG_BYTES_MAX and self.first_index < first:
             self._size -= HEADER_SIZE + len(self._entries.pop(self.first_index).payload)
             self.first_index = LogIndex(self.first_index + 1)
         return [self._entries[LogIndex(index)] for index in range(first, last + 1)]
@@ -197,24 +197,24 @@ class NoDisk(Disk):
 
     def open_append(self, path: Path) -> AppendFile:
         """Fail: this is never called."""
-        self._never(path)
+        self._fail(path)
 
     def open_mark(self, path: Path) -> MarkFile:
         """Fail: this is never called."""
-        self._never(path)
+        self._fail(path)
 
     def write_atomic(self, path: Path, data: Bytes) -> None:
         """Fail: this is never called."""
         del data
-        self._never(path)
+        self._fail(path)
 
     def sync_dir(self, path: Path) -> None:
         """Fail: this is never called."""
-        self._never(path)
+        self._fail(path)
 
     def free_bytes(self, path: Path) -> int:
         """Fail: this is never called."""
-        self._never(path)
+        self._fail(path)
 
     def boot_id(self) -> bytes:
         """Return UNKNOWN_BOOT."""
@@ -222,14 +222,14 @@ class NoDisk(Disk):
 
     def lock(self, path: Path) -> FileLock:
         """Fail: this is never called."""
-        self._never(path)
+        self._fail(path)
 
     @staticmethod
-    def _never(path: Path) -> NoReturn:
+    def _fail(path: Path) -> NoReturn:
         raise AssertionError(f"a fake node writes nothing: {path}")
 
 
-class Here(Executor):
+class InlineExecutor(Executor):
     """An executor without threads: `submit` runs the call at once, on the caller's thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":

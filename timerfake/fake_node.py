@@ -23,7 +23,7 @@ from timer.recovery.engine import Engine
 from timer.state.apply_results import Applied, FireApplied
 from timer.state.machine import FIRE_MARK_MS
 from timerclient.proto import timer_pb2 as pb
-from timerfake.fake_log import NEVER, REPLICA, FakeClock, Here, MemoryLog, NoDisk
+from timerfake.fake_log import NEVER, REPLICA, FakeClock, InlineExecutor, MemoryLog, NoDisk
 from timerfake.loopback import Server
 
 NAME: Final = "fake"
@@ -50,7 +50,7 @@ class FakeNode(TopicView):
     def __init__(self, clock: FakeClock, settings: Mapping[str, object]) -> None:
         config = config_of(settings)
         self.clock = clock
-        self._checkpointed = LogIndex(0)
+        self._checkpoint_index = LogIndex(0)
         """Index of the last entry when the last checkpoint was appended."""
         self._checkpoint_at_ms: MonoMs | None = None
         """Due time of the next checkpoint. None: no entry has followed the last one."""
@@ -59,7 +59,7 @@ class FakeNode(TopicView):
         self.log = MemoryLog()
         self.server = Server()
         self.host = Host(
-            Engine(NoDisk(), config.data, leader, self._applied),
+            Engine(NoDisk(), config.data, leader, self._on_applied),
             self.log,
             make_clock=self._make_clock,
             samples=self._samples,
@@ -69,12 +69,12 @@ class FakeNode(TopicView):
             limits=FlushLimits(NEVER, NEVER, NEVER, NEVER, NEVER),
             draw_id=random.Random(0).getrandbits,  # noqa: S311 -- the same steps, the same state
             on_delivery=self.on_delivery,
-            on_leading=self._leading_changed,
+            on_leading=self._on_leading,
             fatal=self.server.fail,
         )
         super().__init__(self.host, config)
         self.log.on_commit = self.host.on_commit
-        services = services_of(self.host, self, self, config, threads=Here())
+        services = services_of(self.host, self, self, config, threads=InlineExecutor())
         self._consumers = services.consumers
         services.add_to(Registrar(self.server, config.limits.request_bytes_max))
 
@@ -98,7 +98,7 @@ class FakeNode(TopicView):
     def wake_at_ms(self) -> MonoMs:
         """Return when `step` must be called next, on the monotonic clock."""
         wake_ms = self.host.require_leader().wake_at_ms(self.host.now())
-        if self._checkpoint_at_ms is None and self.log.last_index > self._checkpointed:
+        if self._checkpoint_at_ms is None and self.log.last_index > self._checkpoint_index:
             self._checkpoint_at_ms = MonoMs(self.clock.mono_ms() + FIRE_MARK_MS)
         return wake_ms if self._checkpoint_at_ms is None else min(wake_ms, self._checkpoint_at_ms)
 
@@ -111,19 +111,19 @@ class FakeNode(TopicView):
     def checkpoint(self) -> None:
         """Append a CHECKPOINT, which forgets outcomes, producers and messages at their times."""
         self.host.require_leader().checkpoint(self.host.now())
-        self._checkpointed, self._checkpoint_at_ms = self.log.last_index, None
+        self._checkpoint_index, self._checkpoint_at_ms = self.log.last_index, None
 
     @property
     def steps(self) -> tuple[int, int, int]:
         """Return counts, at least one of which rises with every event."""
         applied = self.host.engine.machine.applied_index
-        return self.server.moved, self.log.last_index, applied
+        return self.server.event_count, self.log.last_index, applied
 
-    def _applied(self, entry: Entry, applied: Applied) -> None:
+    def _on_applied(self, entry: Entry, applied: Applied) -> None:
         if isinstance(applied, FireApplied):
             self.on_fired(applied, entry.time_ms)
 
-    def _leading_changed(self) -> None:
+    def _on_leading(self) -> None:
         if self.host.leader is None:
             self._consumers.end_streams()
         else:

@@ -7,9 +7,9 @@ messages; beyond it the writer waits. A status arrives with its trailing metadat
 and servicers work unchanged.
 
 Servicers and queues run on the event loop that made the server. Clients of other event loops, and
-so of other threads, wait for it (`Server.at_home`).
+so of other threads, wait for it (`Server.on_own_loop`).
 
-`Server.moved` counts events; a caller finds by it when no more events come.
+`Server.event_count` counts events; a caller finds by it when no more events come.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Aborted(Exception):
         self.error = error
 
 
-def failed(
+def rpc_error(
     code: grpc.StatusCode, details: str, trailer: tuple[tuple[str, Any], ...] = ()
 ) -> grpc.aio.AioRpcError:
     """Return the error that the caller of a failed call receives."""
@@ -62,7 +62,7 @@ def failed(
 
 
 def _unavailable(before: str = "") -> grpc.aio.AioRpcError:
-    return failed(grpc.StatusCode.UNAVAILABLE, f"{before}the fake cluster is disconnected")
+    return rpc_error(grpc.StatusCode.UNAVAILABLE, f"{before}the fake cluster is disconnected")
 
 
 class Context:
@@ -95,7 +95,7 @@ class Context:
         Raises:
             Aborted: Always.
         """
-        raise Aborted(failed(code, details, trailing_metadata))
+        raise Aborted(rpc_error(code, details, trailing_metadata))
 
 
 class Server:
@@ -104,15 +104,15 @@ class Server:
     def __init__(self) -> None:
         self.failure: BaseException | None = None
         """The first bug. After a bug, no result can be relied on."""
-        self.moved = 0
+        self.event_count = 0
         """Count of messages sent and received, and of calls begun and ended."""
         self._loop = asyncio.get_running_loop()
         self._handlers: dict[str, Any] = {}
         self.streams: set[Stream] = set()
         """The open streams."""
-        self._down = False
+        self._is_disconnected = False
         self._closed = False
-        self._asked_s = 0.0
+        self._far_since_s = 0.0
         """When calls of other event loops began to wait for this one, by `time.monotonic`. 0: none
         waits. A client cancels and repeats its calls, so no single one may wait for BLOCKED_S."""
 
@@ -126,16 +126,16 @@ class Server:
 
     def disconnect(self) -> None:
         """Break all streams and lose messages in flight. Reject calls until `reconnect`."""
-        self._down = True
+        self._is_disconnected = True
         self._break(_unavailable())
 
     def _break(self, error: grpc.aio.AioRpcError) -> None:
         for stream in [*self.streams]:
-            stream.lose(error)
+            stream.break_off(error)
 
     def reconnect(self) -> None:
         """Accept calls again."""
-        self._down = False
+        self._is_disconnected = False
 
     def close(self) -> None:
         """Reject all later calls: no leader comes for which they could wait."""
@@ -144,7 +144,7 @@ class Server:
     def fail(self, bug: BaseException) -> None:
         """End all streams and reject all calls, because of a bug."""
         self.failure = self.failure or bug
-        self._break(failed(grpc.StatusCode.UNKNOWN, repr(bug)))
+        self._break(rpc_error(grpc.StatusCode.UNKNOWN, repr(bug)))
 
     def check(self) -> None:
         """Report a bug.
@@ -155,7 +155,7 @@ class Server:
         if self.failure is not None:
             raise RuntimeError("the fake cluster failed") from self.failure
 
-    def enter(self) -> None:
+    def begin_call(self) -> None:
         """Count the start of a call.
 
         Raises:
@@ -164,42 +164,42 @@ class Server:
         self.check()
         if self._closed or self._loop.is_closed():
             raise RuntimeError(CLOSED)
-        self.moved += 1
+        self.event_count += 1
 
     @property
-    def is_home(self) -> bool:
+    def is_own_loop(self) -> bool:
         """Whether the caller runs on the event loop of this server."""
         return asyncio.get_running_loop() is self._loop
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T] | Future[T]":
         """Start a coroutine on the event loop of this server, from any event loop."""
-        if self.is_home:
+        if self.is_own_loop:
             return asyncio.ensure_future(work)
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def at_home(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def on_own_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of a coroutine that runs on the event loop of this server.
 
         Raises:
             RuntimeError: That event loop is closed, or has been blocked for BLOCKED_S.
         """
-        if self.is_home:
+        if self.is_own_loop:
             return await work()
         if self._loop.is_closed():
             raise RuntimeError(CLOSED)
-        self._asked_s = asked_s = self._asked_s or time.monotonic()
-        self._loop.call_soon_threadsafe(self._answer)  # also if this call is cancelled
+        self._far_since_s = asked_s = self._far_since_s or time.monotonic()
+        self._loop.call_soon_threadsafe(self._on_turn)  # also if this call is cancelled
         try:
             async with asyncio.timeout(asked_s + BLOCKED_S - time.monotonic()):
-                await self._far(asyncio.sleep(0))
+                await self._run_far(asyncio.sleep(0))
         except TimeoutError:
             raise RuntimeError(BLOCKED) from None
-        return await self._far(work())
+        return await self._run_far(work())
 
-    def _answer(self) -> None:
-        self._asked_s = 0.0
+    def _on_turn(self) -> None:
+        self._far_since_s = 0.0
 
-    async def _far(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_far(self, work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def handler(self, method: str) -> Any:
@@ -208,7 +208,7 @@ class Server:
         Raises:
             Aborted: The server is disconnected.
         """
-        if self._down:
+        if self._is_disconnected:
             raise Aborted(_unavailable("failed to connect to all addresses; last error: "))
         return self._handlers[method]
 
@@ -227,18 +227,18 @@ class Stream:
         parse: Parse,
         request: Any = None,
     ) -> None:
-        server.enter()
+        server.begin_call()
         self._server = server
         self._serialize = serialize
         self._parse = parse
-        self._up: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_MAX)
+        self._requests_queue: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_MAX)
         """Requests. None: the client has ended its stream."""
-        self._down: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_MAX)
+        self._responses_queue: asyncio.Queue[bytes | None] = asyncio.Queue(UNREAD_MAX)
         """Responses. None: the call has ended, with `_error` if that is set."""
         self._error: grpc.aio.AioRpcError | None = None
         self._cancelled = False
         if request is not None:
-            self._up.put_nowait(serialize(request))
+            self._requests_queue.put_nowait(serialize(request))
         self._task = server.spawn(self._serve(method))
 
     async def _serve(self, method: str) -> None:
@@ -248,33 +248,33 @@ class Stream:
             answers = await self._begin(handler)
             async with contextlib.aclosing(answers):
                 async for answer in answers:
-                    await self._put(self._down, handler.response_serializer(answer))
+                    await self._put(self._responses_queue, handler.response_serializer(answer))
         except Aborted as aborted:
             self._error = aborted.error
         except Exception as bug:  # noqa: BLE001 - Server.check raises it
             self._server.fail(bug)
         finally:
             self._server.streams.discard(self)
-        await self._put(self._down, None)
+        await self._put(self._responses_queue, None)
 
     async def _begin(self, handler: Any) -> Any:
         """Return the iterator of responses."""
         if handler.request_streaming:
             return handler.stream_stream(self._requests(handler), Context(None))
-        data = await self._get(self._up)
+        data = await self._get(self._requests_queue)
         return handler.unary_stream(handler.request_deserializer(data), Context(None))
 
     async def _requests(self, handler: Any) -> AsyncIterator[Any]:
-        while (data := await self._get(self._up)) is not None:
+        while (data := await self._get(self._requests_queue)) is not None:
             yield handler.request_deserializer(data)
 
     async def _put(self, queue: "asyncio.Queue[bytes | None]", data: bytes | None) -> None:
         await queue.put(data)
-        self._server.moved += 1
+        self._server.event_count += 1
 
     async def _get(self, queue: "asyncio.Queue[bytes | None]") -> bytes | None:
         data = await queue.get()
-        self._server.moved += 1
+        self._server.event_count += 1
         return data
 
     async def write(self, message: Any) -> None:
@@ -286,7 +286,7 @@ class Stream:
         if self._task.done():
             raise asyncio.InvalidStateError("the call is over")
         data = self._serialize(message)
-        await self._server.at_home(lambda: self._put(self._up, data))
+        await self._server.on_own_loop(lambda: self._put(self._requests_queue, data))
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Iterate over the messages until the call ends."""
@@ -295,7 +295,7 @@ class Stream:
 
     async def done_writing(self) -> None:
         """End the stream of requests."""
-        await self._server.at_home(lambda: self._put(self._up, None))
+        await self._server.on_own_loop(lambda: self._put(self._requests_queue, None))
 
     async def read(self) -> Any:
         """Return the next message, or grpc.aio.EOF after the last one.
@@ -306,7 +306,7 @@ class Stream:
         """
         if self._cancelled:
             raise asyncio.CancelledError
-        data = await self._server.at_home(self._next)
+        data = await self._server.on_own_loop(self._next)
         if data is not None:
             return self._parse(data)
         if self._error is not None:
@@ -314,9 +314,9 @@ class Stream:
         return grpc.aio.EOF
 
     async def _next(self) -> bytes | None:
-        data = await self._get(self._down)
+        data = await self._get(self._responses_queue)
         if data is None:
-            self._down.put_nowait(None)  # a further read returns the same
+            self._responses_queue.put_nowait(None)  # a further read returns the same
         return data
 
     def cancel(self) -> bool:
@@ -324,13 +324,13 @@ class Stream:
         self._cancelled = self._task.cancel() or self._cancelled
         return self._cancelled
 
-    def lose(self, error: grpc.aio.AioRpcError) -> None:
+    def break_off(self, error: grpc.aio.AioRpcError) -> None:
         """Break the connection and lose messages in flight."""
         self._error = error
         self._task.cancel()
-        while not self._down.empty():
-            self._down.get_nowait()
-        self._down.put_nowait(None)
+        while not self._responses_queue.empty():
+            self._responses_queue.get_nowait()
+        self._responses_queue.put_nowait(None)
 
 
 class Channel(grpc.aio.Channel):
@@ -350,11 +350,11 @@ class Channel(grpc.aio.Channel):
             metadata: object = (),
         ) -> Any:
             del metadata
-            return await self._server.at_home(lambda: serve(request, timeout))
+            return await self._server.on_own_loop(lambda: serve(request, timeout))
 
         async def serve(request: Any, timeout: float | None) -> Any:  # noqa: ASYNC109
             server = self._server
-            server.enter()
+            server.begin_call()
             try:
                 handler = server.handler(method)
                 async with asyncio.timeout(timeout):
@@ -365,12 +365,12 @@ class Channel(grpc.aio.Channel):
                 raise aborted.error from None
             except TimeoutError:
                 code = grpc.StatusCode.DEADLINE_EXCEEDED
-                raise failed(code, "Deadline Exceeded") from None
+                raise rpc_error(code, "Deadline Exceeded") from None
             except Exception as bug:
                 server.fail(bug)
                 raise
             finally:
-                server.moved += 1
+                server.event_count += 1
 
         return call
 
@@ -380,7 +380,7 @@ class Channel(grpc.aio.Channel):
 
         def call(*, metadata: object = ()) -> Stream:
             del metadata
-            if method.endswith("/Consume") and not self._server.is_home:
+            if method.endswith("/Consume") and not self._server.is_own_loop:
                 raise RuntimeError(FAR_CONSUMER)
             return Stream(self._server, method, serialize, parse)
 

@@ -116,7 +116,7 @@ class Cluster:
 
     @property
     def epoch(self) -> int:
-        return self.core._running().log.epoch
+        return self.core._running_node().log.epoch
 
     @property
     def payloads(self) -> list[bytes]:

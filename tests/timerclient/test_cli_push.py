@@ -73,24 +73,24 @@ def test_push_without_its_module_names_the_extra(ctl: Ctl, monkeypatch: pytest.M
 
 def test_brake_pauses_twice_as_long_after_each_request_up_to_a_limit() -> None:
     brake, now_s, pauses = TargetBrake(), 100.0, list[float]()
-    assert (brake.most(16), brake.left_s(now_s)) == (16, 0)
+    assert (brake.calls_max(16), brake.left_s(now_s)) == (16, 0)
     for _ in range(7):
-        brake.unavailable(now_s, now_s)
-        brake.unavailable(now_s - 1, now_s)  # one that began before says nothing new
-        assert brake.most(16) == 1
+        brake.on_unavailable(now_s, now_s)
+        brake.on_unavailable(now_s - 1, now_s)  # one that began before says nothing new
+        assert brake.calls_max(16) == 1
         pauses.append(brake.left_s(now_s))
         now_s += pauses[-1]
         assert brake.left_s(now_s) == 0
     assert pauses == [1, 2, 4, 8, 16, 30, 30] == [*pauses[:5], LONGEST_S, LONGEST_S]
-    brake.answered()
-    assert (brake.is_on, brake.most(16), brake.left_s(now_s)) == (False, 16, 0)
-    brake.unavailable(now_s, now_s, 20)
+    brake.on_answer()
+    assert (brake.is_on, brake.calls_max(16), brake.left_s(now_s)) == (False, 16, 0)
+    brake.on_unavailable(now_s, now_s, 20)
     assert brake.left_s(now_s) == 20
-    brake.answered()
-    brake.unavailable(now_s, now_s, 3600)
+    brake.on_answer()
+    brake.on_unavailable(now_s, now_s, 3600)
     assert brake.left_s(now_s) == LONGEST_S
-    brake.answered()
-    brake.unavailable(now_s, now_s)
+    brake.on_answer()
+    brake.on_unavailable(now_s, now_s)
     assert brake.left_s(now_s) == FIRST_S
 
 

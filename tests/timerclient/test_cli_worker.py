@@ -149,7 +149,7 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
     async with AsyncFakeApp(app) as timers:
         timers.cluster.works.clear()
         timers._worker.stop()  # type: ignore[union-attr]  # another worker takes its place
-        await timers._running  # type: ignore[misc]
+        await timers._worker_task  # type: ignore[misc]
         worker = Worker(app, drain=0)
         serving = asyncio.create_task(cli_worker._serve(worker, Namespace(port=None)))
         await bill.schedule()
@@ -162,7 +162,7 @@ async def test_process_ends_after_the_drain_though_a_thread_of_a_handler_runs(
             worker_process.end_process(worker, await serving)
         assert exits == [(signal.SIG_DFL, False), ("atexit", False), (code, False)]
         go.set()
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ async def test_closes_have_the_rest_of_the_stop_and_half_a_second_at_least(
         await asyncio.gather(*closes)
 
     monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(worker_module, "_end", end)
-    monkeypatch.setattr(worker, "_cut_off", cut_off)
+    monkeypatch.setattr(worker_module, "_close_all", end)
+    monkeypatch.setattr(worker, "_cancel_calls", cut_off)
     for _ in range(stops):
         worker.stop()
     now_s = 100.0
@@ -387,7 +387,7 @@ def in_task_of_the_worker():
 @run
 async def handler():
     PLACE()
-    await one_call._stopped.wait()
+    await one_call._stop_event.wait()
 """
 HUNG_UP = """
 @run

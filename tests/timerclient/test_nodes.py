@@ -60,7 +60,7 @@ async def test_patience_outlasts_rounds_in_which_the_hinted_node_and_all_others_
     nodes = Nodes(["127.0.0.1:1"], ClientSettings(), tcp(None))
     patience_s = []
     for _ in range(20):
-        nodes._look()
+        nodes._note_search()
         patience_s.append(nodes._patience_s)
         for _ in ("the hinted node", "all"):
             now_s += max(nodes.settings.probe_s, nodes._patience_s)
@@ -99,7 +99,7 @@ async def test_call_whose_client_is_closed_says_whether_it_may_have_happened(
             raise ConnectionLost("it broke") if lost else NotLeader("")
 
         monkeypatch.setattr(nodes, "leader", leader)
-        monkeypatch.setattr(nodes, "_moved", moved)
+        monkeypatch.setattr(nodes, "_is_replaced", moved)
         with pytest.raises(Closed) as told:
             await nodes.call(lambda *_, answer=answer: answer(), within_s=60)
         assert told.value.outcome_known == (not lost and not silent)
@@ -195,7 +195,7 @@ async def test_checkpoints_are_those_of_a_node_that_reaches_the_leader_and_most_
 async def test_call_to_any_node_asks_waiting_nodes_for_the_leader_within_its_time(
     named: list[str | None], *, others: bool, asked: list[str], called: list[str]
 ) -> None:
-    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None), others=others)
+    nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None), call_others=others)
     answers, asks, calls = iter(named), list[str](), list[str]()
     for address in ("n1:1", "n2:1"):
 
@@ -372,7 +372,7 @@ async def test_node_relays_once_a_leader_is_out_of_reach_for_longer_than_a_failo
         (None, True, None),
     ):
         settings = ClientSettings(probe_s=0.05)
-        nodes = Nodes(["n1:1", "n2:1"], settings, tcp(None), others=others)
+        nodes = Nodes(["n1:1", "n2:1"], settings, tcp(None), call_others=others)
         answers = {"n1:1": refused, "n2:1": says("n3:1" if leads else "")}
         if leads and others:
             answers["n3:1"] = leads
@@ -380,7 +380,9 @@ async def test_node_relays_once_a_leader_is_out_of_reach_for_longer_than_a_failo
             node: Any = nodes.node(address)
             node.admin = SimpleNamespace(GetStatus=answer)
         assert await nodes._probe_all() is None
-        found = [nodes._relay(0.999 * each) for each in late_s] + [nodes._relay(late_s[1])]
+        found = [nodes._find_relay(0.999 * each) for each in late_s] + [
+            nodes._find_relay(late_s[1])
+        ]
         assert [each is not None for each in found] == [
             after_s is not None and searched_s >= after_s
             for searched_s in (0.999 * late_s[0], 0.999 * late_s[1], late_s[1])
@@ -393,7 +395,7 @@ async def test_node_relays_once_a_leader_is_out_of_reach_for_longer_than_a_failo
 async def test_node_that_knows_an_older_leader_than_another_relays_nothing() -> None:
     nodes = Nodes(["n1:1", "n2:1"], ClientSettings(), tcp(None))
     nodes._followers = {"n1:1": ("n3:1", 6), "n2:1": ("n4:1", 7)}
-    chosen = {relay.address for _ in range(50) if (relay := nodes._relay()) is not None}
+    chosen = {relay.address for _ in range(50) if (relay := nodes._find_relay()) is not None}
     assert chosen == {"n2:1"}
     await nodes.close()
 
@@ -416,16 +418,16 @@ async def test_call_leaves_a_silent_relay_that_hears_the_leader_no_more() -> Non
     for address in ("n1:1", "n2:1"):
         for node in (nodes.node(address), nodes._node(address, relays=True)):
             node.admin = says(address)
-    assert not await nodes._moved(relay)
+    assert not await nodes._is_replaced(relay)
     hearing = {"n2:1"}
-    assert await nodes._moved(relay)
+    assert await nodes._is_replaced(relay)
     relay = nodes._node("n2:1", relays=True)
     assert nodes._leader is relay
     hearing = set()
-    assert not await nodes._moved(relay)
-    assert nodes._trial is None, "the round has looked for another relay"
+    assert not await nodes._is_replaced(relay)
+    assert nodes._leader_probe is None, "the round has looked for another relay"
     leading = {"n2:1"}
-    assert not await nodes._moved(relay)
+    assert not await nodes._is_replaced(relay)
     await nodes.close()
 
 
@@ -464,8 +466,8 @@ class LostLeader:
 
     async def trial(self) -> None:
         """Wait until the probe of the leader alone has ended."""
-        assert self.nodes._trial is not None
-        await self.nodes._trial
+        assert self.nodes._leader_probe is not None
+        await self.nodes._leader_probe
 
 
 async def test_client_leaves_a_leader_that_it_alone_loses_and_not_one_that_is_slow() -> None:
@@ -498,22 +500,22 @@ async def test_node_that_a_call_has_left_is_not_used_again_by_an_earlier_probe(
         lost.hear_ends.clear()
         nodes._return_at = 0
         await nodes.leader()
-        trial, nodes._return_at = nodes._trial, 0
+        trial, nodes._return_at = nodes._leader_probe, 0
         await nodes.leader()
     else:
         lost.late_s = 2 * RELAYED_SLOW_S
         lost.probe_ends.clear()
         await nodes.check(used, silent=True, free=True)
-        trial = nodes._trial
+        trial = nodes._leader_probe
         await nodes.check(used, silent=True, free=True)
         lost.hear_ends.clear()
         lost.heard = 0
         lost.probe_ends.set()
-    assert nodes._trial is trial, "there is one at a time"
+    assert nodes._leader_probe is trial, "there is one at a time"
     await until(lambda: lost.heard > 0)
     error = NotLeader("another leads")
     error.leader = "n3:1"
-    nodes.failed(used, error)
+    nodes.on_failure(used, error)
     lost.hear_ends.set()
     await lost.trial()
     assert (nodes._leader, nodes._hint) == (None, "n3:1")
@@ -554,7 +556,7 @@ def test_client_closes_while_it_probes_the_leader_alone_also_on_a_later_event_lo
         lost = LostLeader()
         lost.nodes._use(lost.relay)
         await lost.nodes.leader()
-        assert lost.nodes._trial is None, "there is a pause first"
+        assert lost.nodes._leader_probe is None, "there is a pause first"
         lost.nodes._return_at, lost.late_s = 0, -1
         await lost.nodes.leader()
         assert lost.nodes._return_at > asyncio.get_running_loop().time()
@@ -562,7 +564,7 @@ def test_client_closes_while_it_probes_the_leader_alone_also_on_a_later_event_lo
 
     async def closed() -> None:
         nodes = await probing()
-        trial = nodes._trial
+        trial = nodes._leader_probe
         await nodes.close()
         assert trial is not None
         assert trial.cancelled()
@@ -578,7 +580,7 @@ async def test_connections_to_relays_are_renewed_and_closed_as_all_others() -> N
         def __call__(self, address: str) -> grpc.aio.Channel:
             return grpc.aio.insecure_channel(address)
 
-        def renewed(self) -> bool:
+        def has_new_files(self) -> bool:
             return renewed.pop() if renewed else False
 
     nodes = Nodes(["n1:1"], ClientSettings(), Renewing())
@@ -603,7 +605,7 @@ async def test_leader_that_rejects_the_token_is_searched_again_with_the_present_
     leader = nodes._leader = nodes.node("127.0.0.1:1")
     known = []
     for error in (PermissionDenied("no rule"), TokenRejected("the token has expired")):
-        nodes.failed(leader, error)
+        nodes.on_failure(leader, error)
         known.append(nodes._leader)
     assert known == [leader, None]
     await nodes.close()

@@ -38,14 +38,14 @@ class Item(PipelinedRequest):
     def split(self) -> "list[Item]":
         return self.parts
 
-    def asks_for(self) -> tuple[str, int, int] | None:
+    def demand(self) -> tuple[str, int, int] | None:
         return None if self.parts else ("odd" if self.name % 2 else "even", self.size, 1)
 
 
 def make(*, window: int = 8, producer: int = 1) -> Pipeline[Item]:
     pipeline: Pipeline[Item] = Pipeline(wire_requests_max=window, wire_bytes_max=1 << 20)
     if producer:
-        pipeline.registered(producer)
+        pipeline.on_registered(producer)
     return pipeline
 
 
@@ -71,34 +71,34 @@ def test_requests_are_numbered_when_sent_and_stop_at_the_window() -> None:
     for name in range(3):
         pipeline.add(Item(name))
     assert sent(pipeline) == [(1, 0, 1), (2, 1, 2)]
-    assert pipeline.answer(1, None).settled[0][0].name == 0
+    assert pipeline.on_answer(1, None).settled[0][0].name == 0
     assert sent(pipeline) == [(3, 2, 3)]
 
 
 def test_window_of_bytes_lets_one_large_request_through_alone() -> None:
     pipeline: Pipeline[Item] = Pipeline(wire_requests_max=8, wire_bytes_max=10)
-    pipeline.registered(1)
+    pipeline.on_registered(1)
     pipeline.add(Item(0, size=100))
     pipeline.add(Item(1, size=1))
     assert sent(pipeline) == [(1, 0, 1)]
-    pipeline.answer(1, None)
+    pipeline.on_answer(1, None)
     assert sent(pipeline) == [(2, 1, 2)]
 
 
 def test_no_more_is_on_the_wire_than_the_cluster_keeps_answers_for() -> None:
     pipeline = make(producer=0)
-    pipeline.registered(1, requests_kept=3, timers_kept=10)
+    pipeline.on_registered(1, requests_kept=3, timers_kept=10)
     for name, timers in enumerate((4, 6, 1, 1, 1, 50, 1)):
         pipeline.add(Item(name, timers=timers))
     assert sent(pipeline) == [(1, 0, 1), (2, 1, 2)]
-    pipeline.answer(1, None)
+    pipeline.on_answer(1, None)
     assert [name for _, name, _ in sent(pipeline)] == [2, 3]
-    pipeline.broken(taken=True)
+    pipeline.on_stream_broken(received=True)
     assert [name for _, name, _ in sent(pipeline)] == [1, 2, 3], "they fit again, and no others"
     for request_no in (5, 6, 7):
-        pipeline.answer(request_no, None)
+        pipeline.on_answer(request_no, None)
     assert [name for _, name, _ in sent(pipeline)] == [4]
-    pipeline.answer(8, None)
+    pipeline.on_answer(8, None)
     assert [name for _, name, _ in sent(pipeline)] == [5], "the answer to the last is always kept"
 
 
@@ -107,64 +107,64 @@ def test_nothing_is_sent_before_a_producer_is_registered() -> None:
     pipeline.add(Item(0))
     assert sent(pipeline) == []
     assert pipeline.needs_producer
-    pipeline.registered(7)
+    pipeline.on_registered(7)
     assert sent(pipeline) == [(1, 0, 1)]
 
 
 def test_broken_stream_resends_in_order_with_the_same_sequences() -> None:
     pipeline = sending(*map(Item, range(3)))
-    pipeline.answer(2, None)
-    assert pipeline.broken(taken=True).settled == []
+    pipeline.on_answer(2, None)
+    assert pipeline.on_stream_broken(received=True).settled == []
     assert sent(pipeline) == [(4, 0, 1), (5, 2, 3)]
 
 
 def test_overload_drains_then_resends_with_the_same_sequences() -> None:
     pipeline = sending(*map(Item, range(3)))
-    assert pipeline.answer(1, Overloaded("full")).pause_ms == 0
+    assert pipeline.on_answer(1, Overloaded("full")).pause_ms == 0
     assert sent(pipeline) == []
-    pipeline.answer(2, SequenceGap("gap"))
+    pipeline.on_answer(2, SequenceGap("gap"))
     assert sent(pipeline) == []
-    pipeline.answer(3, SequenceGap("gap"))
+    pipeline.on_answer(3, SequenceGap("gap"))
     assert sent(pipeline) == [(4, 0, 1), (5, 1, 2), (6, 2, 3)]
 
 
 def test_refusal_fails_one_and_renumbers_those_behind_it() -> None:
     pipeline = sending(*map(Item, range(3)))
-    [(item, error)] = pipeline.answer(1, InvalidRequest("too large")).settled
+    [(item, error)] = pipeline.on_answer(1, InvalidRequest("too large")).settled
     assert item.name == 0
     assert isinstance(error, InvalidRequest)
-    pipeline.answer(2, SequenceGap("gap"))
-    pipeline.answer(3, SequenceGap("gap"))
+    pipeline.on_answer(2, SequenceGap("gap"))
+    pipeline.on_answer(3, SequenceGap("gap"))
     assert sent(pipeline) == [(4, 1, 1), (5, 2, 2)]
 
 
 def test_refusal_in_doubt_surfaces_what_lies_behind_it_in_doubt_and_spares_the_rest() -> None:
     pipeline = sending(Item(0), Item(1))
-    pipeline.broken(taken=True)
+    pipeline.on_stream_broken(received=True)
     pipeline.add(Item(2))
     sent(pipeline)
-    [(_, refused)] = pipeline.answer(3, InvalidRequest("too large")).settled
+    [(_, refused)] = pipeline.on_answer(3, InvalidRequest("too large")).settled
     assert refused is not None
     assert not refused.outcome_known
-    pipeline.answer(4, SequenceGap("gap"))
-    [(item, error)] = pipeline.answer(5, SequenceGap("gap")).settled
+    pipeline.on_answer(4, SequenceGap("gap"))
+    [(item, error)] = pipeline.on_answer(5, SequenceGap("gap")).settled
     assert item.name == 1
     assert isinstance(error, OutcomeUnknown)
     assert sent(pipeline) == []
     assert pipeline.needs_producer
-    pipeline.registered(2)
+    pipeline.on_registered(2)
     assert sent(pipeline) == [(6, 2, 1)]
 
 
 def test_broken_behind_a_certain_refusal_takes_a_new_producer_and_leaves_no_doubt() -> None:
     items = [Item(0), Item(1)]
     pipeline = sending(*items)
-    pipeline.answer(1, InvalidRequest("too large"))
-    pipeline.broken(taken=True)
+    pipeline.on_answer(1, InvalidRequest("too large"))
+    pipeline.on_stream_broken(received=True)
     assert not pipeline.may_be_applied(items[1])
     assert sent(pipeline) == []
     assert pipeline.needs_producer
-    pipeline.registered(2)
+    pipeline.on_registered(2)
     assert sent(pipeline) == [(3, 1, 1)]
 
 
@@ -172,7 +172,7 @@ def test_refused_request_of_many_calls_is_split_into_its_calls() -> None:
     whole = Item(0)
     whole.parts = [Item(10), Item(11, bad=True), Item(12)]
     pipeline = sending(whole)
-    assert pipeline.answer(1, InvalidRequest("row 1")).settled == []
+    assert pipeline.on_answer(1, InvalidRequest("row 1")).settled == []
     assert sent(pipeline) == [(2, 10, 1), (3, 11, 2), (4, 12, 3)]
 
 
@@ -181,13 +181,13 @@ def test_quota_that_is_reached_refuses_at_once_what_asks_for_as_much_behind_it()
     for name, size in enumerate([1, 1, 2, 2, 1, 3, 2]):
         pipeline.add(Item(name, size=size))
     sent(pipeline)
-    assert pipeline.answer(1, None).settled
+    assert pipeline.on_answer(1, None).settled
     full = QuotaReached("odd, even")
-    assert [item.name for item, _ in pipeline.answer(3, full).settled] == [2]  # even, 2 rows
-    assert pipeline.answer(2, Overloaded("wait")).settled == []
+    assert [item.name for item, _ in pipeline.on_answer(3, full).settled] == [2]  # even, 2 rows
+    assert pipeline.on_answer(2, Overloaded("wait")).settled == []
     for request_no in (4, 5, 7):
-        assert pipeline.answer(request_no, SequenceGap("gap")).settled == []
-    settled = pipeline.answer(6, SequenceGap("gap")).settled
+        assert pipeline.on_answer(request_no, SequenceGap("gap")).settled == []
+    settled = pipeline.on_answer(6, SequenceGap("gap")).settled
     assert [(item.name, str(error)) for item, error in settled] == [(6, "odd, even")]
     # One has another topic, one comes before, one is smaller.
     assert sent(pipeline) == [(8, 1, 2), (9, 3, 3), (10, 4, 4), (11, 5, 5)]
@@ -199,18 +199,18 @@ def test_calls_of_one_request_are_taken_until_a_quota_is_reached() -> None:
     pipeline = sending(whole)
     full = QuotaReached("even: 2 of 2")
     full.field = "pending_max"
-    assert pipeline.answer(1, full).settled == []
+    assert pipeline.on_answer(1, full).settled == []
     sent(pipeline)
-    assert [error for _, error in pipeline.answer(2, None).settled] == [None]
-    settled = pipeline.answer(3, full).settled
+    assert [error for _, error in pipeline.on_answer(2, None).settled] == [None]
+    settled = pipeline.on_answer(3, full).settled
     for request_no in (4, 5):
-        settled += pipeline.answer(request_no, SequenceGap("gap")).settled
+        settled += pipeline.on_answer(request_no, SequenceGap("gap")).settled
     assert [item.name for item, _ in settled] == [12, 14, 16]
     for _, error in settled:
         assert isinstance(error, QuotaReached)
         assert (str(error), error.field) == ("even: 2 of 2", "pending_max")
     assert len({id(error) for _, error in settled}) == 3, "each is raised, and grows, by itself"
-    assert pipeline.idle
+    assert pipeline.is_idle
 
 
 @pytest.mark.parametrize("field", ["ready_max", "ready_bytes_max"])
@@ -221,44 +221,44 @@ def test_what_lies_behind_a_quota_of_what_is_ready_is_asked_for_by_itself(field:
     sent(pipeline)
     full = QuotaReached("even")
     full.field = field
-    assert [item.name for item, _ in pipeline.answer(1, full).settled] == [0]
-    assert pipeline.answer(2, SequenceGap("gap")).settled == []
+    assert [item.name for item, _ in pipeline.on_answer(1, full).settled] == [0]
+    assert pipeline.on_answer(2, SequenceGap("gap")).settled == []
     assert sent(pipeline) == [(3, 2, 1)]
 
 
 def test_what_is_in_doubt_behind_a_quota_is_asked_again() -> None:
     pipeline = sending(Item(0), Item(2))
-    assert pipeline.answer(2, CommitTimeout("slow")).settled == []
-    settled = pipeline.answer(1, QuotaReached("even")).settled
+    assert pipeline.on_answer(2, CommitTimeout("slow")).settled == []
+    settled = pipeline.on_answer(1, QuotaReached("even")).settled
     assert [item.name for item, _ in settled] == [0]
     assert sent(pipeline) == [(3, 2, 1)]
 
 
 def test_unknown_producer_registers_again_for_what_was_certainly_not_applied() -> None:
     pipeline = sending(Item(0), Item(1))
-    pipeline.answer(1, UnknownProducer("expired"))
-    pipeline.answer(2, UnknownProducer("expired"))
+    pipeline.on_answer(1, UnknownProducer("expired"))
+    pipeline.on_answer(2, UnknownProducer("expired"))
     assert sent(pipeline) == []
     assert pipeline.needs_producer
-    pipeline.registered(2)
+    pipeline.on_registered(2)
     assert sent(pipeline) == [(3, 0, 1), (4, 1, 2)]
 
 
 def test_unknown_producer_surfaces_for_what_is_in_doubt() -> None:
     pipeline = sending(Item(0))
-    pipeline.broken(taken=True)
+    pipeline.on_stream_broken(received=True)
     sent(pipeline)
-    [(_, error)] = pipeline.answer(2, UnknownProducer("expired")).settled
+    [(_, error)] = pipeline.on_answer(2, UnknownProducer("expired")).settled
     assert isinstance(error, OutcomeUnknown)
     assert "expired" in str(error)
 
 
 def test_forgotten_outcome_surfaces_and_those_behind_go_on() -> None:
     pipeline = sending(Item(0), Item(1))
-    [(_, error)] = pipeline.answer(1, OutcomeForgotten("long ago")).settled
+    [(_, error)] = pipeline.on_answer(1, OutcomeForgotten("long ago")).settled
     assert isinstance(error, OutcomeForgotten)
-    assert pipeline.answer(2, None).settled[0][1] is None
-    assert pipeline.idle
+    assert pipeline.on_answer(2, None).settled[0][1] is None
+    assert pipeline.is_idle
 
 
 def test_withdrawn_before_it_was_sent_leaves_no_gap() -> None:
@@ -268,7 +268,7 @@ def test_withdrawn_before_it_was_sent_leaves_no_gap() -> None:
         pipeline.add(item)
     sent(pipeline)
     assert pipeline.withdraw(items[1])
-    pipeline.answer(1, None)
+    pipeline.on_answer(1, None)
     assert sent(pipeline) == [(2, 2, 2)]
 
 
@@ -276,7 +276,7 @@ def test_withdrawn_on_the_wire_is_resent_for_those_behind_it() -> None:
     items = [Item(0), Item(1)]
     pipeline = sending(*items)
     assert not pipeline.withdraw(items[0])
-    pipeline.broken(taken=True)
+    pipeline.on_stream_broken(received=True)
     assert [name for _, name, _ in sent(pipeline)] == [0, 1]
 
 
@@ -284,8 +284,8 @@ def test_withdrawn_alone_dies_with_its_stream_and_its_producer() -> None:
     item = Item(0)
     pipeline = sending(item)
     pipeline.withdraw(item)
-    pipeline.broken(taken=True)
-    assert pipeline.idle
+    pipeline.on_stream_broken(received=True)
+    assert pipeline.is_idle
     pipeline.add(Item(1))
     assert sent(pipeline) == []
     assert pipeline.needs_producer
@@ -299,7 +299,7 @@ def test_close_tells_what_may_have_happened_from_what_has_not() -> None:
     errors = {item.name: error for item, error in pipeline.close().settled}
     assert isinstance(errors[0], OutcomeUnknown)
     assert isinstance(errors[1], Closed)
-    assert pipeline.idle
+    assert pipeline.is_idle
 
 
 # ---- against a model
@@ -387,13 +387,13 @@ class Run:
 
     def cut(self) -> None:
         self.model.cut()
-        self.settle(self.pipeline.broken(taken=True))
+        self.settle(self.pipeline.on_stream_broken(received=True))
 
     def send(self) -> None:
         following = self.pipeline.next()
         if following is None:
             if self.pipeline.needs_producer:
-                self.pipeline.registered(self.model.register())
+                self.pipeline.on_registered(self.model.register())
             return
         request_no, item = following
         entry = request_no, self.pipeline.producer_id, item.sequence, item
@@ -405,7 +405,7 @@ class Run:
             # Slow commits may answer late: now and then out of order.
             at = 0 if self.model.rng.random() < 0.8 else self.model.rng.randrange(len(answers))
             request_no, name, error = answers.pop(at)
-            step = self.pipeline.answer(request_no, error)
+            step = self.pipeline.on_answer(request_no, error)
             self.settle(step, name)
             if step.move is not None:
                 self.cut()
@@ -454,7 +454,7 @@ def live_through_faults(seed: int) -> None:
     for old in run.model.old_streams:
         while old:
             run.model.work_old()
-    assert run.pipeline.idle
+    assert run.pipeline.is_idle
     for item in items:
         times = run.model.applied.get(item.name, 0)
         assert times <= 1, f"{item.name} was applied {times} times"
@@ -472,9 +472,9 @@ def live_through_faults(seed: int) -> None:
 def test_stream_that_is_refused_as_a_whole_leaves_no_doubt() -> None:
     item = Item(0)
     pipeline = sending(item)
-    pipeline.broken(taken=False)
+    pipeline.on_stream_broken(received=False)
     assert not pipeline.may_be_applied(item)
     sent(pipeline)
-    step = pipeline.answer(2, NotLeader("elsewhere"))
+    step = pipeline.on_answer(2, NotLeader("elsewhere"))
     assert isinstance(step.move, NotLeader)
     assert not pipeline.may_be_applied(item)

@@ -600,7 +600,7 @@ async def test_a_crowd_that_hears_nothing_asks_once_whether_another_node_leads(
 ) -> None:
     nodes = Nodes(cluster.address.split(","), replace(QUICK, stall_s=40, probe_s=60), tcp(None))
     leader = await nodes.leader()
-    assert not any(await asyncio.gather(*(nodes._moved(leader) for _ in range(200))))
+    assert not any(await asyncio.gather(*(nodes._is_replaced(leader) for _ in range(200))))
     # One round found the leader, and what it had no need of may be heard late; one is the crowd's.
     assert cluster.probes <= 2 * len(cluster.nodes)
     await nodes.close()
@@ -611,10 +611,10 @@ async def test_that_no_other_node_led_a_while_ago_is_not_believed_for_long(
 ) -> None:
     nodes = Nodes(cluster.address.split(","), replace(QUICK, probe_s=60), tcp(None))
     leader = await nodes.leader()
-    assert not await nodes._moved(leader)
+    assert not await nodes._is_replaced(leader)
     await cluster.fail_over(1)
     await asyncio.sleep(QUICK.stall_s / 4)
-    assert await nodes._moved(leader)
+    assert await nodes._is_replaced(leader)
     assert (await nodes.leader()).address == cluster.nodes[1].address
     await nodes.close()
 

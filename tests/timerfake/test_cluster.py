@@ -270,7 +270,7 @@ async def test_client_that_hears_nothing_for_long_is_told_who_leads() -> None:
     async with AsyncFakeCluster() as cluster, cluster.client() as client:
         await client.create_topic("t")
         node = await client.nodes().leader()
-        assert not await client.nodes()._moved(node)
+        assert not await client.nodes()._is_replaced(node)
 
 
 def test_nothing_touches_a_socket_and_coroutines_need_no_thread(

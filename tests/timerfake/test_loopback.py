@@ -141,8 +141,8 @@ async def test_unread_stream_makes_its_writer_wait(play: Play) -> None:
             await stream.write(pb.ScheduleRequest(sequence=sequence % 90))
 
     writer, moved = asyncio.create_task(write()), -1
-    while moved != play.server.moved:  # until no side makes progress
-        moved = play.server.moved
+    while moved != play.server.event_count:  # until no side makes progress
+        moved = play.server.event_count
         for _ in range(5):
             await asyncio.sleep(0)
     assert not writer.done()

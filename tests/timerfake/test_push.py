@@ -495,15 +495,15 @@ async def test_drain_waits_for_the_answer_of_a_running_request() -> None:
         await receiver.until(1)
         push.worker.stop()
         gate.set()
-        await push.timers._running  # type: ignore[misc]
+        await push.timers._worker_task  # type: ignore[misc]
         assert (push.worker.left_running, await push.left()) == (0, 0)
-        push.timers.cluster.works.append(push.timers._until_idle)
+        push.timers.cluster.works.append(push.timers._wait_for_handler)
 
 
 async def test_files_of_secrets_and_headers_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
+    monkeypatch.setattr(renewed_file, "CHECK_INTERVAL_S", 0.0)
     secrets, headers = tmp_path / "secrets", tmp_path / "headers"
 
     def write(path: Path, text: str) -> None:
@@ -544,7 +544,7 @@ def test_file_that_does_not_fit_is_reported_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
+    monkeypatch.setattr(renewed_file, "CHECK_INTERVAL_S", 0.0)
     (path := tmp_path / "headers").write_text("a: 1")
     file = RenewedFile("header_file", path, read_header_file)
     (tmp_path / "new").write_text(text)
@@ -563,7 +563,7 @@ def test_file_that_does_not_fit_is_reported_once(
 def test_file_that_is_gone_is_reported_once_and_read_again_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
+    monkeypatch.setattr(renewed_file, "CHECK_INTERVAL_S", 0.0)
     (path := tmp_path / "headers").write_text("a: 1")
     file = RenewedFile("header_file", path, read_header_file)
     path.rename(tmp_path / "old")  # keeps its inode in use
@@ -581,7 +581,7 @@ def test_file_that_is_gone_is_reported_once_and_read_again_when_it_is_back(
 def test_pipe_in_place_of_a_file_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewed_file, "LOOK_S", 0.0)
+    monkeypatch.setattr(renewed_file, "CHECK_INTERVAL_S", 0.0)
     os.mkfifo(path := tmp_path / "pipe")
     stamps = count()
     monkeypatch.setattr(renewed_file, "stamp_of", lambda _: (0, next(stamps)))
@@ -659,9 +659,9 @@ async def test_pause_that_ends_while_the_room_is_counted_holds_up_no_message(
     app, target = TimerApp(), HttpTarget("http://h")
     app.push("orders", group="billing", to=target)
     [runner] = Worker(app).runners
-    target.brake.unavailable(0.0, 0.0)  # until 1.0
+    target.brake.on_unavailable(0.0, 0.0)  # until 1.0
     ticks = iter([0.999, 1.0])
     clock = SimpleNamespace(monotonic=lambda: next(ticks, 2.0))
     monkeypatch.setattr(handler_runner, "time", clock)
     async with asyncio.timeout(10):
-        assert await runner._room() == 1
+        assert await runner._wait_for_capacity() == 1

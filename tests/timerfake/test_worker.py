@@ -194,7 +194,7 @@ async def test_worker_of_a_deleted_group_ends_and_does_not_create_it_again(
                         monkeypatch.setattr(AsyncTimerClient, method, denied)
                 monkeypatch.setattr(AsyncConsumer, "receive", delete_and_deny)
                 await shop.cancel_unpaid.schedule(order_id=2)  # ends the present call
-            await timers._running  # type: ignore[misc]
+            await timers._worker_task  # type: ignore[misc]
 
     text = "; the next start of the worker creates 'billing' of 'orders' again"
     async with AsyncFakeCluster() as cluster, cluster.client() as client:
@@ -226,7 +226,7 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once_without_a_f
         worker = Worker(app, drain=0.2)
         timers.cluster.works.clear()
         timers._worker.stop()  # type: ignore[union-attr]  # another worker takes its place
-        await timers._running  # type: ignore[misc]
+        await timers._worker_task  # type: ignore[misc]
         running = asyncio.create_task(worker.run())
         for number in range(3):
             await job.schedule(number=number)
@@ -244,7 +244,7 @@ async def test_drain_waits_for_handlers_and_returns_the_rest_at_once_without_a_f
             assert {each.json()["number"]: each.failures for each in rest} == {1: 0, 2: 0}
             for each in rest:
                 _ = each.ack()
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
 
 
 @pytest.mark.parametrize("stops", [1, 2])
@@ -268,7 +268,7 @@ async def test_second_stop_ends_the_wait_for_a_handler_that_ignores_its_cancella
     async with async_timer_app(app) as timers:
         timers.cluster.works.clear()
         timers._worker.stop()  # type: ignore[union-attr]  # another worker takes its place
-        await timers._running  # type: ignore[misc]
+        await timers._worker_task  # type: ignore[misc]
         worker = Worker(app, drain=3_600)
         running = asyncio.create_task(worker.run())
         await job.schedule()
@@ -283,7 +283,7 @@ async def test_second_stop_ends_the_wait_for_a_handler_that_ignores_its_cancella
         finally:
             go.set()
         assert worker.left_running == 1
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
 
 
 async def test_messages_that_no_handler_has_begun_return_when_the_drain_begins(
@@ -297,7 +297,7 @@ async def test_messages_that_no_handler_has_begun_return_when_the_drain_begins(
         await go.wait()
 
     async with async_timer_app(app) as timers, timers.cluster.client() as client:
-        worker, running = timers._worker, timers._running
+        worker, running = timers._worker, timers._worker_task
         assert worker is not None
         assert running is not None
         timers.cluster.works.clear()
@@ -316,7 +316,7 @@ async def test_messages_that_no_handler_has_begun_return_when_the_drain_begins(
         await running
         [topic] = await client.topics()
         assert (worker.left_running, topic.groups[0].unacked) == (0, 0)
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
 
 
 async def test_end_of_a_worker_does_not_wait_long_for_acks(
@@ -339,7 +339,7 @@ async def test_end_of_a_worker_does_not_wait_long_for_acks(
     async with async_timer_app(app) as timers:
         timers.cluster.works.clear()
         timers._worker.stop()  # type: ignore[union-attr]  # another worker takes its place
-        await timers._running  # type: ignore[misc]
+        await timers._worker_task  # type: ignore[misc]
         with monkeypatch.context() as patched:
             patched.setattr(HandlerRunner, "close", close)
             for name in ("CANCEL_S", "CLOSE_S", "CLOSE_S_MIN"):
@@ -349,7 +349,7 @@ async def test_end_of_a_worker_does_not_wait_long_for_acks(
             async with asyncio.timeout(20):
                 await worker.run()
         assert cut == {*worker.runners}
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
 
 
 async def _all(consumer: Any) -> Any:
@@ -498,7 +498,7 @@ async def test_lease_that_is_lost_under_a_handler_is_a_warning_and_another_has_t
             assert (seen[0].failures, seen[0].attempt) == (0, 1)
             _ = message.ack()
             go.set()
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
         await timers.settle()
         assert timers._worker is not None
         assert timers._worker.runners[0].metrics.outcomes[Outcome.LOST] == 1
@@ -528,7 +528,7 @@ async def test_message_that_ends_under_a_handler_is_lost_for_it_and_a_warning(
         await timers.advance(2 * MINUTE)
         assert (was_lost, seen[0].is_lost) == (False, True)
         go.set()
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
         await timers.settle()
         assert timers._worker is not None
         outcomes = timers._worker.runners[0].metrics.outcomes
@@ -568,7 +568,7 @@ async def test_handler_that_hangs_ends_with_hold_max_and_others_take_its_place(
         metrics = worker.runners[0].metrics
         assert (metrics.outcomes[Outcome.TIMEOUT], metrics.outcomes[Outcome.DONE]) == (2, 1)
         assert (metrics.running, metrics.overdue, worker.problem) == (0, 0, None)
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
     text = "TimeoutError: the handler ran for longer than hold_max (60 s)"
     assert letter.headers["dead-letter-detail"] == text
     assert f"timer timeout: handler={bill.name}" in caplog.text
@@ -602,7 +602,7 @@ async def test_call_ends_in_time_for_its_nack(
         assert begun == [0]  # the backoff of the nack
         await timers.advance(1 + cut_s)
         [letter] = (await client.peek("orders.billing.dead")).messages
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
     assert begun == ended == [0, 1]
     assert letter.headers["dead-letter-detail"].startswith("TimeoutError: ")
 
@@ -634,7 +634,7 @@ async def test_extension_gives_more_time_to_its_own_message_alone(
         assert ended == [0]
         await timers.advance(2)
         assert ended == [0, 1]
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
 
 
 @pytest.mark.parametrize("first", [Outcome.TIMEOUT, Outcome.INTERRUPTED])
@@ -649,12 +649,12 @@ async def test_drain_ends_a_call_that_outlived_its_time_and_no_time_ends_one_tha
             try:
                 await go.wait()
             except asyncio.CancelledError:
-                cuts.append(str(runner.running[task].cut))
+                cuts.append(str(runner.running[task].cancel_cause))
 
     monkeypatch.setattr("timerclient.worker.worker.CANCEL_S", 0.01)
     async with async_timer_app(app, handler_s=0.01) as timers:
         timers.cluster.works.clear()  # time passes while the handler runs
-        worker, running = timers._worker, timers._running
+        worker, running = timers._worker, timers._worker_task
         assert worker is not None
         assert running is not None
         [runner] = worker.runners
@@ -667,7 +667,7 @@ async def test_drain_ends_a_call_that_outlived_its_time_and_no_time_ends_one_tha
         await running
         await timers.advance(MINUTE)
         go.set()
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
     assert cuts == [*dict.fromkeys([str(first), str(Outcome.INTERRUPTED)])]
     assert worker.left_running == 1
 
@@ -698,7 +698,7 @@ async def test_coroutine_that_a_thread_returns_too_late_does_not_run(
         go.set()
         await task
         assert (runs, runner.metrics.outcomes[Outcome.TIMEOUT]) == ([], 1)
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
 
 
 async def test_handler_without_a_longest_time_runs(
@@ -745,7 +745,7 @@ async def test_worker_with_threads_that_all_exceed_hold_max_is_not_healthy(
         assert worker.problem == problem
         assert (runner.metrics.running, runner.metrics.overdue) == (2, 2)
         go.set()
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
         await timers.settle()
         assert (runner.metrics.overdue, worker.is_alive) == (0, True)
     assert "handler in a thread runs for longer than hold_max: handler=" in caplog.text
@@ -759,7 +759,7 @@ async def test_lease_is_lost_for_a_handler_that_blocks_the_event_loop_beyond_its
     @app.timer("orders", group="billing", lease=30)
     async def slow() -> None:
         for seconds in (29, 1):
-            timers.cluster._clock.pass_by(1000 * seconds)  # and nothing else happens
+            timers.cluster._clock.advance(1000 * seconds)  # and nothing else happens
             seen.append(app.context.is_lost)
 
     async with async_timer_app(app) as timers:
@@ -786,4 +786,4 @@ async def test_lease_is_lost_for_a_handler_when_another_node_becomes_leader(
         await timers.cluster.fail_over()
         assert seen[0].is_lost
         go.set()
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)

@@ -431,11 +431,11 @@ async def test_other_error_of_the_worker_is_raised_once(monkeypatch: pytest.Monk
         raise PermissionDenied("no longer")
 
     go = asyncio.Event()
-    monkeypatch.setattr(Worker, "_until_stopped", end)
+    monkeypatch.setattr(Worker, "_wait_until_stopped", end)
     async with AsyncFakeApp(Shop().app) as timers:
         go.set()
-        assert timers._running is not None
-        await asyncio.wait([timers._running])
+        assert timers._worker_task is not None
+        await asyncio.wait([timers._worker_task])
         with pytest.raises(PermissionDenied):
             await timers.settle()
 

@@ -56,7 +56,7 @@ async def made(kind: Any, app: TimerApp, *names: str) -> AsyncIterator[AsyncFake
             )
             await cluster.settle()
             yield timers
-            cluster.works.append(timers._until_idle)
+            cluster.works.append(timers._wait_for_handler)
 
 
 def handled(**options: Any) -> Calls:
@@ -123,7 +123,7 @@ async def test_message_that_waits_for_its_turn_has_not_failed(
 async def test_message_that_waits_for_its_key_returns_when_the_drain_begins() -> None:
     calls = handled()
     async with made("key_shared", calls.app, "a1", "a2") as timers:
-        worker, running = timers._worker, timers._running
+        worker, running = timers._worker, timers._worker_task
         assert worker is not None
         assert running is not None
         worker.stop()
@@ -154,7 +154,7 @@ async def test_functions_in_threads_keep_the_order_of_each_key() -> None:
 
     names = [f"{'ba'[number % 2]}{number}" for number in range(40)]
     async with made("key_shared", app, *names) as timers:
-        timers.cluster.works.append(timers._until_idle)
+        timers.cluster.works.append(timers._wait_for_handler)
         await timers.advance(10)
         timers.cluster.works.clear()
     assert [name for name in begun if name[0] == "b"] == names[::2]
@@ -254,7 +254,7 @@ async def test_messages_beside_a_long_line_of_a_key_go_to_a_worker_that_is_free(
             workers._worker.stop()
         for each in waiting:
             each.set_result(None)
-        timers.cluster.works.append(others._until_idle)
+        timers.cluster.works.append(others._wait_for_handler)
 
 
 async def test_message_that_the_worker_hands_back_at_once_leaves_its_turn() -> None:
@@ -262,13 +262,13 @@ async def test_message_that_the_worker_hands_back_at_once_leaves_its_turn() -> N
     async with made("key_shared", calls.app, "-") as timers:
         [runner] = timers._worker.runners if timers._worker else []
         runner.handler.brake = brake = TargetBrake()
-        brake.unavailable(time.monotonic(), time.monotonic())
+        brake.on_unavailable(time.monotonic(), time.monotonic())
         async with timers.cluster.client() as client:
             await client.schedule("orders", b'{"name": "a"}', ordering_key="a")
         await timers.settle()
         assert calls.running == ["-"]
-        brake.answered()
-        runner._slot.set()
+        brake.on_answer()
+        runner._call_ended.set()
         await timers.settle()
         assert calls.running == ["-", "a"]
         calls.end("-")

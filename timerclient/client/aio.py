@@ -681,7 +681,7 @@ class AsyncTimerClient(SeriesCalls):
                 self._dial,
                 events=self.events,
                 over_tcp=self._over_tcp,
-                others=self._others,
+                call_others=self._others,
             )
         return self._nodes
 

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from timerclient.streams.nodes import out_of_time
+from timerclient.streams.nodes import timeout_error
 from timerclient.values.errors import TimerError
 
 FIRST_CALLS: Final = 3
@@ -66,6 +66,6 @@ class FirstCalls:
             async with asyncio.timeout(within_s), self._order:
                 pass
         except TimeoutError:
-            raise out_of_time(within_s, None, sent=False) from None
+            raise timeout_error(within_s, None, sent=False) from None
         finally:
             self._open_count -= 1

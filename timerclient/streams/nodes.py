@@ -78,7 +78,7 @@ RETURN_S: Final = 10.0, 20.0
 Method = Callable[[NodeChannel, float], Awaitable[T]]
 """A call of a node; its second argument is the deadline in seconds."""
 
-LATER_S: Final = 1.0
+NODE_MARGIN_S: Final = 1.0
 """Seconds from the caller's deadline to the node's. The caller's clock ends the call; the node's
 deadline stops its work on calls that were given up."""
 DEADLINE_S_MAX: Final = 365 * 86_400.0
@@ -126,14 +126,14 @@ class Nodes:
         *,
         events: Events | None = None,
         over_tcp: bool = False,
-        others: bool = True,
+        call_others: bool = True,
     ) -> None:
         """`over_tcp`: `dial` makes gRPC's own channels, which do not survive a fork.
 
-        `others`: False: only nodes at `addresses` are called. Nodes name each other's ports for
-        certificates, which take no token.
+        `call_others`: False: only nodes at `addresses` are called. Nodes name each other's ports
+        for certificates, which take no token.
         """
-        self._others = others
+        self._calls_others = call_others
         self.pid = os.getpid()
         self._over_tcp = over_tcp
         self.settings = settings
@@ -143,17 +143,17 @@ class Nodes:
         self.epoch = 0
         """The highest epoch that a delivery or an opened consumer carried."""
         self.last_error: TimerError | None = None
-        self._unreached: dict[str, TimerError] = {}
+        self._probe_errors: dict[str, TimerError] = {}
         """Address -> why the last probe of the node there failed."""
         self._followers: dict[str, tuple[str, int]] = {}
         """Address of a node that does not lead -> (address, epoch) of the leader that it heard, by
         the last round of probes; an empty address: it hears none."""
-        self._denied: dict[str, TimerError] = {}
+        self._denials: dict[str, TimerError] = {}
         """Address -> why the last round's probe was denied there: all calls are. Or the port speaks
         no gRPC, and this client has not found a leader yet."""
         self._addresses = list(addresses)
         self._dial = dial
-        self._renewed: Callable[[], bool] = getattr(dial, "renewed", lambda: False)
+        self._has_new_files: Callable[[], bool] = getattr(dial, "has_new_files", lambda: False)
         """Returns whether the channels made so far have an outdated certificate."""
         self._nodes: dict[str, NodeChannel] = {}
         self._relays: dict[str, NodeChannel] = {}
@@ -163,22 +163,22 @@ class Nodes:
         closes one."""
         self._closed = False
         self._leader: NodeChannel | None = None
-        self._told: tuple[str, int] | None = None
+        self._last_announced: tuple[str, int] | None = None
         """(address, epoch) of the leader in the last event. None: there was no event."""
         self._missing_s = MISSING_S
         """Seconds without a leader after which the next event follows."""
         self._hint = ""
         self._leader_epoch = 0
-        self._looking_since: float | None = None
+        self._search_began_s: float | None = None
         """When the search for the leader began, on the loop's clock. None: the leader is known."""
-        self._looked_at = 0.0
-        self._stayed = WeakKeyDictionary[NodeChannel, float]()
+        self._last_search_s = 0.0
+        self._last_stay_s = WeakKeyDictionary[NodeChannel, float]()
         """Silent node -> time of the last check in which no other replaced it."""
         self._return_at = 0.0
         """When a relayed client probes the leader again."""
-        self._trial: asyncio.Task[None] | None = None
-        """The last probe of the leader alone: see `_leave` and `_return`."""
-        self._finding = asyncio.Lock()
+        self._leader_probe: asyncio.Task[None] | None = None
+        """The last probe of the leader alone: see `_leave_silent` and `_return_to_leader`."""
+        self._search_lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop of the first call."""
 
@@ -208,7 +208,7 @@ class Nodes:
     def _node(self, address: str, *, relays: bool) -> NodeChannel:
         if self._closed:
             raise Closed("the client is closed")
-        if self._renewed():
+        if self._has_new_files():
             self._outdated.update([*self._nodes.values(), *self._relays.values()])
             self._nodes.clear()
             self._relays.clear()
@@ -224,13 +224,13 @@ class Nodes:
     async def close(self) -> None:
         """Close all channels."""
         nodes = self._end()
-        trial, self._trial = self._trial, None
+        trial, self._leader_probe = self._leader_probe, None
         if trial is not None and trial.get_loop() is asyncio.get_running_loop():
             await cancel_and_wait([trial])
         await asyncio.gather(*(node.close() for node in nodes))
         self.last_error = None  # tracebacks have nodes
-        self._unreached.clear()
-        self._denied.clear()
+        self._probe_errors.clear()
+        self._denials.clear()
 
     def abandon(self) -> None:
         """Close all channels, of an event loop that has ended."""
@@ -256,10 +256,10 @@ class Nodes:
         """
         pauses = RetryPauses(self.settings, self.rng)
         while True:
-            async with self._finding:
-                self._look()
+            async with self._search_lock:
+                self._note_search()
                 leader = self._leader or await self._probe_hint() or await self._probe_all()
-                leader = leader or self._relay(self._searched_s)
+                leader = leader or self._find_relay(self._searched_s)
                 if leader is not None:
                     self._use(leader)
             if leader is not None:
@@ -267,34 +267,34 @@ class Nodes:
                 return leader
             if denied:
                 self._check_denied()
-            self._missed()
+            self._report_missing()
             await asyncio.sleep(max(pauses.take(), self.settings.pause_s_min))
 
     def _check_denied(self) -> None:
         addresses = {*self._addresses, *self._nodes}
-        if addresses <= self._denied.keys():
-            raise copy.copy(self._denied[self._addresses[0]])
+        if addresses <= self._denials.keys():
+            raise copy.copy(self._denials[self._addresses[0]])
 
     def _use(self, leader: NodeChannel) -> None:
         """Send further calls to `leader`, or to the leader by way of it."""
         if leader.relays and leader is not self._leader:
-            self._return_at = self._next_return()
-        self._leader, self._looking_since = leader, None
+            self._return_at = self._next_return_s()
+        self._leader, self._search_began_s = leader, None
         now = leader.address, self._leader_epoch
-        if self._told == now and self._missing_s == MISSING_S:
+        if self._last_announced == now and self._missing_s == MISSING_S:
             return
-        first = self._told is None or self._missing_s > MISSING_S
-        self._told, self._missing_s = now, MISSING_S
+        first = self._last_announced is None or self._missing_s > MISSING_S
+        self._last_announced, self._missing_s = now, MISSING_S
         event = Connected if first else LeaderChanged
         self.events.tell(event(*now, relayed=leader.relays))
 
-    def _missed(self) -> None:
+    def _report_missing(self) -> None:
         missing_s = self._searched_s
         if missing_s >= self._missing_s:
             self._missing_s = 2 * missing_s
             self.events.tell(LeaderMissing(missing_s, str(self.last_error)))
 
-    def failed(self, node: NodeChannel, error: TimerError) -> None:
+    def on_failure(self, node: NodeChannel, error: TimerError) -> None:
         """Note that `node` rejected or failed a request, and may no longer lead."""
         self.last_error = error
         rejected = isinstance(error, TokenRejected)  # the next search reads the token again
@@ -318,73 +318,73 @@ class Nodes:
         direct = self._leader is not None and not self._leader.relays
         if free and direct and node.relays:
             raise LeadershipLost(f"{node.address} relays, and the leader is in reach again")
-        if silent and await self._moved(node):
+        if silent and await self._is_replaced(node):
             raise LeadershipLost(f"{node.address} fell silent and another node is used")
 
-    async def _moved(self, node: NodeChannel) -> bool:
+    async def _is_replaced(self, node: NodeChannel) -> bool:
         """Return whether another node than the silent `node` is used, after a search for one.
 
         The consumers of quiet topics, perhaps a thousand, call this together. One of them probes.
         """
         now = asyncio.get_running_loop().time
-        async with self._finding:
-            if now() - self._stayed.get(node, -math.inf) < self.settings.stall_s / 4:
+        async with self._search_lock:
+            if now() - self._last_stay_s.get(node, -math.inf) < self.settings.stall_s / 4:
                 return False
-            if node.relays and await self._heard_by(node):
+            if node.relays and await self._leader_heard_by(node):
                 leader: NodeChannel | None = node
             elif self._leader not in (None, node):
                 return True
             else:
-                leader = await self._probe_all() or (self._relay() if node.relays else None)
+                leader = await self._probe_all() or (self._find_relay() if node.relays else None)
             if leader is not None and leader is not node:
                 self._use(leader)
                 return True
-            self._stayed[node] = now()  # after the probes, which may take longer than that
+            self._last_stay_s[node] = now()  # after the probes, which may take longer than that
             if leader is None and not node.relays and self._may_try:
-                self._trial = asyncio.create_task(self._leave(node))
+                self._leader_probe = asyncio.create_task(self._leave_silent(node))
             return False
 
     # ---- between the leader and a relay
 
     @property
     def _may_try(self) -> bool:
-        return self._trial is None or self._trial.done()
+        return self._leader_probe is None or self._leader_probe.done()
 
-    async def _leave(self, leader: NodeChannel) -> None:
+    async def _leave_silent(self, leader: NodeChannel) -> None:
         """Use a relay instead of the silent leader if that does not answer for RELAYED_SLOW_S."""
         if await self._leader_epoch_of(leader, RELAYED_SLOW_S) >= 0:
             return
-        async with self._finding:
-            found = await self._probe_all() or self._relay()
+        async with self._search_lock:
+            found = await self._probe_all() or self._find_relay()
             if found is not None and self._leader is leader:  # no call has left it meanwhile
                 self._use(found)
 
-    def _next_return(self) -> float:
+    def _next_return_s(self) -> float:
         return asyncio.get_running_loop().time() + self.rng.uniform(*RETURN_S)
 
     def _try_to_return(self) -> None:
         """Begin to probe the leader if this client is relayed and it is time to."""
         relay, now_s = self._leader, asyncio.get_running_loop().time()
         if relay is not None and relay.relays and now_s >= self._return_at and self._may_try:
-            self._return_at = self._next_return()
-            self._trial = asyncio.create_task(self._return(relay))
+            self._return_at = self._next_return_s()
+            self._leader_probe = asyncio.create_task(self._return_to_leader(relay))
 
-    async def _return(self, relay: NodeChannel) -> None:
+    async def _return_to_leader(self, relay: NodeChannel) -> None:
         """Use the leader that a relay knows instead of the relay, if the leader answers."""
-        leader = await self._leading(await self._heard_by(relay))
+        leader = await self._node_if_leading(await self._leader_heard_by(relay))
         if leader is not None and self._leader is relay:
             self._use(leader)
 
-    async def _heard_by(self, relay: NodeChannel) -> str:
+    async def _leader_heard_by(self, relay: NodeChannel) -> str:
         """Return the address of the leader that a relay hears, or is; empty: there is none."""
         with suppress(TimerError):
             status = await self._status_of(relay)
-            if _epoch_led(status) >= 0:
+            if _led_epoch(status) >= 0:
                 return relay.address
             return status.leader_address if status.hears_leader else ""
         return ""
 
-    async def _named_by(self, address: str, within_s: float) -> str | None:
+    async def _leader_named_by(self, address: str, within_s: float) -> str | None:
         """Return the address of the leader that a node names. Empty: none; None: it is silent."""
         try:
             async with asyncio.timeout(within_s):
@@ -396,11 +396,11 @@ class Nodes:
 
     async def _probe_hint(self) -> NodeChannel | None:
         hint, self._hint = self._hint, ""
-        return await self._leading(hint)
+        return await self._node_if_leading(hint)
 
-    async def _leading(self, address: str) -> NodeChannel | None:
+    async def _node_if_leading(self, address: str) -> NodeChannel | None:
         """Return the node at an address if it leads. None: it does not, or is not called."""
-        if not address or not (self._others or address in self._addresses):
+        if not address or not (self._calls_others or address in self._addresses):
             return None
         node = self.node(address)
         epoch = await self._leader_epoch_of(node)
@@ -411,7 +411,7 @@ class Nodes:
 
     async def _probe_all(self) -> NodeChannel | None:
         """Return the leader of the highest epoch, as soon as it answers. None: no node leads."""
-        self._denied.clear()
+        self._denials.clear()
         self._followers.clear()
         addresses = dict.fromkeys([*self._addresses, *self._nodes])
         probes = {
@@ -442,15 +442,18 @@ class Nodes:
         self._leader_epoch = max(self._leader_epoch, best[0])
         return self.node(best[1])
 
-    def _count_answers(self, asked: int) -> None:
-        """Add to the last error how many of the `asked` nodes answered a round without a leader."""
+    def _count_answers(self, probe_count: int) -> None:
+        """Add to the last error how many nodes answered a round without a leader.
+
+        `probe_count`: number of nodes that were probed.
+        """
         if count := len(self._followers):
             verb = "answers" if count == 1 else "answer"
-            text = f"{count} of {asked} nodes {verb}, none leads; {self.last_error}"
+            text = f"{count} of {probe_count} nodes {verb}, none leads; {self.last_error}"
             self.last_error = Unreachable(text)
             self.last_error.answered = True
 
-    def _relay(self, searched_s: float = math.inf) -> NodeChannel | None:
+    def _find_relay(self, searched_s: float = math.inf) -> NodeChannel | None:
         """Return a node that relays to a leader out of this client's reach. None: there is none.
 
         `searched_s`: seconds of the search so far.
@@ -461,7 +464,7 @@ class Nodes:
         for address, (leader, epoch) in followers:
             if not leader or leader in self._followers or epoch < newest:  # cut off from the others
                 continue
-            mine = self._others or leader in self._addresses
+            mine = self._calls_others or leader in self._addresses
             after_s = RELAYED_SLOW_S if mine and self._is_slow(leader) else RELAYED_S
             if searched_s >= after_s:
                 self._leader_epoch = max(self._leader_epoch, epoch)
@@ -470,23 +473,23 @@ class Nodes:
 
     def _is_slow(self, address: str) -> bool:
         """Whether a node did not answer in time. Otherwise its connection failed."""
-        trouble = self._unreached.get(address)
+        trouble = self._probe_errors.get(address)
         failed = trouble and trouble.__cause__
         late = grpc.StatusCode.DEADLINE_EXCEEDED
         return trouble is None or (
             isinstance(failed, grpc.aio.AioRpcError) and failed.code() is late
         )
 
-    def _look(self) -> None:
+    def _note_search(self) -> None:
         now = asyncio.get_running_loop().time()
-        if self._looking_since is None or now - self._looked_at > FORGET_S:
-            self._looking_since = now
-        self._looked_at = now
+        if self._search_began_s is None or now - self._last_search_s > FORGET_S:
+            self._search_began_s = now
+        self._last_search_s = now
 
     @property
     def _searched_s(self) -> float:
         """Seconds since the search for the leader began; 0: the leader is known."""
-        since_s = self._looking_since
+        since_s = self._search_began_s
         return 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
 
     @property
@@ -505,7 +508,7 @@ class Nodes:
             TimerError: It does not answer in time, or rejects the call.
         """
         request = pb.GetStatusRequest(local=True, leadership=True)
-        with converted():
+        with converting_errors():
             return await node.admin.GetStatus(request, timeout=max(self.settings.probe_s, least_s))
 
     async def _leader_epoch_of(self, node: NodeChannel, least_s: float = 0.0) -> int:
@@ -513,19 +516,23 @@ class Nodes:
         try:
             status = await self._status_of(node, max(least_s, self._patience_s))
         except TimerError as error:
-            self._unreached[node.address] = error
+            self._probe_errors[node.address] = error
             self.last_error = Unreachable(f"{node.address}: {error}")
             if isinstance(error, _DENIALS):
-                self._denied[node.address] = error
-            elif isinstance(error, Unreachable) and not error.retryable and self._told is None:
+                self._denials[node.address] = error
+            elif (
+                isinstance(error, Unreachable)
+                and not error.retryable
+                and self._last_announced is None
+            ):
                 self.last_error.retryable = False
-                self._denied[node.address] = self.last_error
+                self._denials[node.address] = self.last_error
             return -1
-        if (epoch := _epoch_led(status)) >= 0:
+        if (epoch := _led_epoch(status)) >= 0:
             return epoch
-        self._unreached.pop(node.address, None)
+        self._probe_errors.pop(node.address, None)
         text = f"{node.address} answers, but does not lead"
-        if (why := self._unreached.get(status.leader_address)) is not None:
+        if (why := self._probe_errors.get(status.leader_address)) is not None:
             text += f"; the leader is at {status.leader_address}: {why}"
         self.last_error = Unreachable(text)
         heard = status.leader_address if status.hears_leader else ""
@@ -542,7 +549,7 @@ class Nodes:
         Raises:
             TimerError: The call failed. LeadershipLost: see `check`.
         """
-        task = asyncio.ensure_future(_awaited(call))
+        task = asyncio.ensure_future(_await_call(call))
         try:
             while True:
                 done, _ = await asyncio.wait({task}, timeout=self.settings.stall_s)
@@ -610,7 +617,7 @@ class Nodes:
                         again = errors.means_move(error) or errors.means_wait(error)
                         again &= in_doubt or not isinstance(error, at_once)
                         if again:
-                            self.failed(node, error)
+                            self.on_failure(node, error)
                         if not again or (in_doubt and not repeatable):
                             if in_doubt:
                                 errors.as_unknown(error)
@@ -626,7 +633,7 @@ class Nodes:
         except TimeoutError:
             sent = in_doubt or asking
             given_s = min(within_s, repeat_s) if sent else within_s
-            raise out_of_time(given_s, last or self.last_error, sent=sent) from None
+            raise timeout_error(given_s, last or self.last_error, sent=sent) from None
 
     async def anywhere(
         self,
@@ -656,7 +663,7 @@ class Nodes:
             try:
                 async with asyncio.timeout(each_s):
                     call = partial(method, self.node(address), deadline_s(each_s))
-                    answer = await _awaited(call)
+                    answer = await _await_call(call)
                 if rank(answer) == RANK_MAX:
                     return answer
                 best = [max([*best, answer], key=rank)]
@@ -668,8 +675,8 @@ class Nodes:
                 self.last_error = Unreachable(f"{address}: {error}")
                 denials += [error] if isinstance(error, _DENIALS) else []
                 if isinstance(error, NotReady):
-                    if self._others and named == "":
-                        named = await self._named_by(address, each_s)
+                    if self._calls_others and named == "":
+                        named = await self._leader_named_by(address, each_s)
                         addresses += [named] if named and named not in addresses else []
                     refusal = f"{address}: {error}"
         if best:
@@ -692,10 +699,10 @@ def deadline_s(left_s: float) -> float:
     """
     if left_s <= 0:
         raise TimeoutError
-    return min(left_s + LATER_S, DEADLINE_S_MAX)
+    return min(left_s + NODE_MARGIN_S, DEADLINE_S_MAX)
 
 
-def out_of_time(
+def timeout_error(
     within_s: float, last: TimerError | None, *, sent: bool, lost: str = ""
 ) -> TimerError:
     """Return the error of a call whose time is up.
@@ -716,7 +723,7 @@ def out_of_time(
 
 
 @contextmanager
-def converted() -> Iterator[None]:
+def converting_errors() -> Iterator[None]:
     """Raise gRPC's failures as TimerErrors."""
     try:
         yield
@@ -741,20 +748,20 @@ async def write(stream: Any, message: Any) -> None:
             internal error to the writer.
     """
     try:
-        with converted():
+        with converting_errors():
             await stream.write(message)
     except TimerError as error:
         raise ConnectionLost("the stream broke") from error
 
 
-def _epoch_led(status: pb.GetStatusResponse) -> int:
+def _led_epoch(status: pb.GetStatusResponse) -> int:
     """Return the epoch that a node leads, by its own status; -1: none."""
     led = (int(one.epoch) for one in status.nodes if one.role == "leader" and one.serving)
     return next(led, -1)
 
 
-async def _awaited(call: Callable[[], Awaitable[T]]) -> T:
-    with converted():
+async def _await_call(call: Callable[[], Awaitable[T]]) -> T:
+    with converting_errors():
         return await call()
 
 

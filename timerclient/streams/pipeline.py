@@ -54,7 +54,7 @@ class PipelinedRequest:
     """Approximate bytes on the wire."""
     timers: int = 1
     """Number of its timers."""
-    held: bool = False
+    is_collecting: bool = False
     """Single calls are still added to it; it may wait while others of its kind are on the wire."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class PipelinedRequest:
         """Return the single requests that were collected in it; empty: it is a single request."""
         return []
 
-    def asks_for(self) -> tuple[str, int, int] | None:
+    def demand(self) -> tuple[str, int, int] | None:
         """Return topic, rows and bytes of payloads. None: several topics, or it can be split."""
         return None
 
@@ -88,7 +88,7 @@ class Step(Generic[R]):
     pause_ms: int | None = None
     """Milliseconds in which to send nothing. None: no pause."""
     move: TimerError | None = None
-    """If set: leave this stream, call `broken`, and look for the leader."""
+    """If set: leave this stream, call `on_stream_broken`, and look for the leader."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Pipeline(Generic[R]):
 
     wire_requests_max: int
     wire_bytes_max: int
-    held_on_wire_max: int = 2
+    collected_on_wire_max: int = 2
     """Collected requests on the wire; beyond it, the next one waits for more calls."""
     producer_id: int = 0
     """0: register, with a new token, before the next request."""
@@ -112,16 +112,16 @@ class Pipeline(Generic[R]):
     _request_no: int = 0
     _wire_bytes: int = 0
     _wire_timers: int = 0
-    _held_on_wire: int = 0
+    _collected_on_wire: int = 0
     _refused: list[R] = field(default_factory=list)
     """Requests that were not applied; sent again when the wire is empty."""
     _draining: bool = False
     _hole: int = 0
     """The lowest number that will never be used. 0: none."""
     _hole_in_doubt: bool = False
-    _replace: bool = False
+    _needs_replacement: bool = False
     """A new producer numbers the requests that have no number."""
-    _full: list[tuple[R, QuotaReached]] = field(default_factory=list)
+    _over_quota: list[tuple[R, QuotaReached]] = field(default_factory=list)
     """Requests that a quota of pending timers has rejected since the wire was last empty."""
 
     # ---- events
@@ -130,24 +130,24 @@ class Pipeline(Generic[R]):
         """Queue a request behind all others."""
         self.queue.append(request)
 
-    def registered(self, producer_id: int, requests_kept: int = 0, timers_kept: int = 0) -> None:
+    def on_registered(self, producer_id: int, requests_kept: int = 0, timers_kept: int = 0) -> None:
         """Number requests from 1, as this producer; see `requests_kept` and `timers_kept`."""
         assert producer_id > 0, producer_id
         self.requests_kept, self.timers_kept = requests_kept, timers_kept
         assert not self.wire, len(self.wire)
         self.producer_id = producer_id
         self._last = 0
-        self._replace = False
+        self._needs_replacement = False
 
     def next(self) -> tuple[int, R] | None:
         """Return (request_no, the request to send now). None: none may be sent at the moment."""
-        if self._draining or not self.queue or not self._window_open(self.queue[0]):
+        if self._draining or not self.queue or not self._is_window_open(self.queue[0]):
             return None
         request = self.queue[0]
         if request.sequence == 0:
-            if self._replace and not self.wire:
+            if self._needs_replacement and not self.wire:
                 self.producer_id = 0
-            if self._replace or not self.producer_id:
+            if self._needs_replacement or not self.producer_id:
                 return None
             self._last += 1
             request.sequence = self._last
@@ -156,10 +156,10 @@ class Pipeline(Generic[R]):
         self.wire[self._request_no] = request
         self._wire_bytes += request.size
         self._wire_timers += request.timers
-        self._held_on_wire += request.held
+        self._collected_on_wire += request.is_collecting
         return self._request_no, request
 
-    def answer(self, request_no: int, error: TimerError | None) -> Step[R]:
+    def on_answer(self, request_no: int, error: TimerError | None) -> Step[R]:
         """Take the answer to the request `request_no` of this stream."""
         step: Step[R] = Step()
         request = self.wire.pop(request_no, None)
@@ -167,13 +167,13 @@ class Pipeline(Generic[R]):
             return step
         self._wire_bytes -= request.size
         self._wire_timers -= request.timers
-        self._held_on_wire -= request.held
+        self._collected_on_wire -= request.is_collecting
         if error is None or isinstance(error, OutcomeForgotten):
             step.settled.append((request, error))
         elif isinstance(error, SequenceGap):
-            self._gap(request, step, error)
+            self._on_gap(request, step, error)
         elif isinstance(error, UnknownProducer):
-            self._unknown_producer(request, step, error)
+            self._on_unknown_producer(request, step, error)
         elif means_move(error) or means_wait(error):
             request.in_doubt |= not error.outcome_known
             self._refuse(request)
@@ -182,25 +182,25 @@ class Pipeline(Generic[R]):
             else:
                 step.pause_ms = error.retry_after_ms
         else:
-            self._failed(request, step, error)
-        self._drained(step)
+            self._on_failure(request, step, error)
+        self._requeue_if_drained(step)
         return step
 
-    def broken(self, *, taken: bool) -> Step[R]:
+    def on_stream_broken(self, *, received: bool) -> Step[R]:
         """Take back the requests on the wire, as the stream is broken.
 
-        `taken`: False if the node certainly received none of them.
+        `received`: False if the node certainly received none of them.
         """
         step: Step[R] = Step()
         unanswered = list(self.wire.values())
         self.wire.clear()
-        self._wire_bytes = self._wire_timers = self._held_on_wire = 0
+        self._wire_bytes = self._wire_timers = self._collected_on_wire = 0
         for request in unanswered:
-            if taken:
+            if received:
                 request.in_doubt = request.stale_copy = True
         self._refused += unanswered
         self._draining = bool(self._refused)
-        self._drained(step)
+        self._requeue_if_drained(step)
         return step
 
     def withdraw(self, request: R) -> bool:
@@ -216,7 +216,7 @@ class Pipeline(Generic[R]):
             if request.sequence:
                 self._open_hole(request)
                 step: Step[R] = Step()
-                self._drained(step)
+                self._requeue_if_drained(step)
                 assert not step.settled, step
         return True
 
@@ -226,7 +226,7 @@ class Pipeline(Generic[R]):
 
     def close(self) -> Step[R]:
         """Settle all requests with an error: unknown, or closed before they were sent."""
-        waiting = [*self._refused_or_queued(), *self.wire.values()]
+        waiting = [*self._unsent_requests(), *self.wire.values()]
         doubtful = set(map(id, self.wire.values()))
         step: Step[R] = Step()
         for request in waiting:
@@ -241,12 +241,12 @@ class Pipeline(Generic[R]):
         return step
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether all requests are settled."""
         return not (self.queue or self.wire or self._refused)
 
     @property
-    def awaited(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether a caller waits for an unsettled request."""
         return any(not r.abandoned for r in (*self.queue, *self.wire.values(), *self._refused))
 
@@ -257,10 +257,14 @@ class Pipeline(Generic[R]):
 
     # ---- rules
 
-    def _window_open(self, request: R) -> bool:
+    def _is_window_open(self, request: R) -> bool:
         if not self.wire:
             return True
-        if request.held and len(self.queue) == 1 and self._held_on_wire >= self.held_on_wire_max:
+        if (
+            request.is_collecting
+            and len(self.queue) == 1
+            and self._collected_on_wire >= self.collected_on_wire_max
+        ):
             return False
         timers = self._wire_timers + request.timers
         return (
@@ -269,14 +273,14 @@ class Pipeline(Generic[R]):
             and len(self.wire) < min(self.wire_requests_max, self.requests_kept or 1 << 32)
         )
 
-    def _refused_or_queued(self) -> list[R]:
+    def _unsent_requests(self) -> list[R]:
         return [*self._refused, *self.queue]
 
     def _refuse(self, request: R) -> None:
         self._refused.append(request)
         self._draining = True
 
-    def _gap(self, request: R, step: Step[R], error: SequenceGap) -> None:
+    def _on_gap(self, request: R, step: Step[R], error: SequenceGap) -> None:
         before = any(other.sequence < request.sequence for other in self.wire.values())
         if self._draining or before:
             # The number before it is not applied, so this one is not. A stale copy may be later.
@@ -285,19 +289,19 @@ class Pipeline(Generic[R]):
         else:
             # The cluster does not know numbers that it has answered: it lost its state, or is
             # another cluster. Start again with a new producer.
-            self._unknown_producer(request, step, error)
+            self._on_unknown_producer(request, step, error)
 
-    def _unknown_producer(self, request: R, step: Step[R], error: TimerError) -> None:
+    def _on_unknown_producer(self, request: R, step: Step[R], error: TimerError) -> None:
         self._open_hole(request)
-        self._replace = True
+        self._needs_replacement = True
         if request.in_doubt:
             # The number has no meaning any more, so a retry can't find out whether it was applied.
             step.settled.append((request, OutcomeUnknown(f"may have been applied; then: {error}")))
         else:
             self._refuse(request)
 
-    def _failed(self, request: R, step: Step[R], error: TimerError) -> None:
-        self._open_hole(request, taken=not error.outcome_known)
+    def _on_failure(self, request: R, step: Step[R], error: TimerError) -> None:
+        self._open_hole(request, received=not error.outcome_known)
         parts = [] if request.in_doubt or not error.outcome_known else request.split()
         if parts:
             # One bad row has failed the others: send each by itself.
@@ -310,20 +314,20 @@ class Pipeline(Generic[R]):
                 and not error.field.startswith("ready")
                 and not request.in_doubt
             ):
-                self._full.append((request, error))
+                self._over_quota.append((request, error))
             step.settled.append((request, as_unknown(error) if request.in_doubt else error))
 
-    def _open_hole(self, request: R, *, taken: bool = False) -> None:
-        """Never send `request` again. `taken`: its number may nevertheless be in use."""
+    def _open_hole(self, request: R, *, received: bool = False) -> None:
+        """Never send `request` again. `received`: its number may nevertheless be in use."""
         self._draining = True
-        doubt = request.in_doubt or taken
+        doubt = request.in_doubt or received
         # No other request may have a number that may be in use.
-        self._replace |= doubt
+        self._needs_replacement |= doubt
         if not self._hole or request.sequence < self._hole:
             self._hole = request.sequence
             self._hole_in_doubt = doubt
 
-    def _drained(self, step: Step[R]) -> None:
+    def _requeue_if_drained(self, step: Step[R]) -> None:
         """Once the wire is empty, put the rejected requests back into the queue."""
         if not self._draining or self.wire:
             return
@@ -331,33 +335,33 @@ class Pipeline(Generic[R]):
         while self.queue and self.queue[0].sequence:
             numbered.append(self.queue.popleft())
         numbered.sort(key=lambda request: request.sequence)
-        if self._full:
-            numbered = self._without_full(numbered, step)
+        if self._over_quota:
+            numbered = self._settle_over_quota(numbered, step)
         for request in numbered:
             if request.abandoned and not request.in_doubt:
                 self._open_hole(request)
         numbered = [request for request in numbered if request.in_doubt or not request.abandoned]
         if all(request.abandoned for request in numbered):
             # No caller waits for any of them: their numbers end with the producer.
-            self._replace |= bool(numbered)
+            self._needs_replacement |= bool(numbered)
             numbered = []
         if self._hole:
-            numbered = self._renumbered(numbered, step)
+            numbered = self._renumber(numbered, step)
         self.queue.extendleft(reversed(numbered))
         self._refused = []
         self._draining, self._hole, self._hole_in_doubt = False, 0, False
 
-    def _without_full(self, numbered: list[R], step: Step[R]) -> list[R]:
+    def _settle_over_quota(self, numbered: list[R], step: Step[R]) -> list[R]:
         """Settle requests that a quota would reject, as it rejected a smaller one before them.
 
         Requests in doubt are excepted. Only quotas of pending timers count here: those of ready
         messages depend on the timers that are due by now, which the client does not know. Each
         request has its own copy of the error, because a traceback grows each time it is raised.
         """
-        full, self._full = [(one, one.asks_for(), error) for one, error in self._full], []
-        kept: list[R] = []
+        full, self._over_quota = [(one, one.demand(), error) for one, error in self._over_quota], []
+        allowed: list[R] = []
         for request in numbered:
-            asks = None if request.in_doubt else request.asks_for()
+            asks = None if request.in_doubt else request.demand()
             for one, less, error in full:
                 if (
                     (less and asks and less[0] == asks[0] and one.sequence <= request.sequence)
@@ -367,10 +371,10 @@ class Pipeline(Generic[R]):
                     step.settled.append((request, copy.copy(error)))
                     break
             else:
-                kept.append(request)
-        return kept
+                allowed.append(request)
+        return allowed
 
-    def _renumbered(self, numbered: list[R], step: Step[R]) -> list[R]:
+    def _renumber(self, numbered: list[R], step: Step[R]) -> list[R]:
         """Remove the numbers of requests behind the hole; settle those that can't lose theirs."""
         kept = [request for request in numbered if request.sequence < self._hole]
         for request in numbered[len(kept) :]:
@@ -379,9 +383,9 @@ class Pipeline(Generic[R]):
                 step.settled.append((request, unknown))
                 continue
             # The number of the hole is never applied, so no number behind it is.
-            self._replace |= request.stale_copy
+            self._needs_replacement |= request.stale_copy
             request.sequence, request.in_doubt, request.stale_copy = 0, False, False
             kept.append(request)
-        if not self._replace:
+        if not self._needs_replacement:
             self._last = self._hole - 1
         return kept

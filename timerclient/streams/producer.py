@@ -26,9 +26,9 @@ from timerclient.streams.nodes import (
     RetryPauses,
     cancel_and_wait,
     closing_call,
-    converted,
+    converting_errors,
     first_to_end,
-    out_of_time,
+    timeout_error,
     write,
 )
 from timerclient.streams.pipeline import Pipeline, PipelinedRequest, Step
@@ -52,7 +52,7 @@ COLUMNS_MAX: Final = 1_024
 """Topics in a request of single calls; this is also the server's limit."""
 
 
-class Settles(Protocol):
+class FutureLike(Protocol):
     """The methods of asyncio's and concurrent's futures that are used here."""
 
     def done(self) -> bool:
@@ -71,7 +71,7 @@ class WaitingCall:
     __slots__ = ("alarm", "began_s", "first", "future", "make", "request", "rows", "within_s")
 
     def __init__(
-        self, future: Settles, rows: int, make: Callable[..., Any], within_s: float
+        self, future: FutureLike, rows: int, make: Callable[..., Any], within_s: float
     ) -> None:
         self.future = future
         self.rows = rows
@@ -118,7 +118,7 @@ class CallsRequest(PipelinedRequest):
         """Return the body, which does not change from now on."""
         return self.body
 
-    def asks_for(self) -> tuple[str, int, int] | None:
+    def demand(self) -> tuple[str, int, int] | None:
         """See PipelinedRequest. It is called after a rejection only, so it may decode the body."""
         if len(self.calls) > 1:
             return None
@@ -210,7 +210,7 @@ class CollectedRequest(CallsRequest):
     """The rows of single calls, collected until it is sent."""
 
     __slots__ = ("on_conflict", "rows", "ways")
-    held = True
+    is_collecting = True
 
     def __init__(self, row: SingleRow, call: WaitingCall) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class CollectedRequest(CallsRequest):
         """The mode of all rows. A node rejects a row without a key in another mode than reject."""
         self.add(row, call)
 
-    def takes(self, row: SingleRow, rows_max: int, bytes_max: int) -> bool:
+    def can_add(self, row: SingleRow, rows_max: int, bytes_max: int) -> bool:
         """Return whether `row` may be added."""
         return (
             not self.body
@@ -278,7 +278,7 @@ class ProducerStream:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._settings = nodes.settings
-        self._deadlines: SharedDeadlines[WaitingCall] = SharedDeadlines(self._out_of_time)
+        self._deadlines: SharedDeadlines[WaitingCall] = SharedDeadlines(self._on_timeout)
         self._pipeline: Pipeline[CallsRequest] = Pipeline(
             wire_requests_max=self._settings.wire_requests_max,
             wire_bytes_max=self._settings.wire_bytes_max,
@@ -293,28 +293,28 @@ class ProducerStream:
         self._pauses = RetryPauses(self._settings, nodes.rng)
         self._resume_at = 0.0
         self._progress_at = 0.0
-        self._answered = False
+        self._has_answer = False
         self._refusal: TimerError | None = None
         """The leader's last refusal, if it has taken nothing since. None: there is none, or the
         leader is gone."""
-        self._lost = ""
+        self._stream_error = ""
         """The error that broke the last stream, if the leader may have taken requests from it."""
 
     # ---- calls
 
     def submit(self, body: bytes, call: WaitingCall) -> None:
         """Send the encoded rows of `call`, after all earlier ones."""
-        if self._refuse_closed(call):
+        if self._reject_if_closed(call):
             return
         self._queue(BatchRequest(body, call), call)
 
     def submit_row(self, row: SingleRow, call: WaitingCall) -> None:
         """Send one row, together with those of other single calls."""
-        if self._refuse_closed(call):
+        if self._reject_if_closed(call):
             return
         tail = self._pipeline.queue[-1] if self._pipeline.queue else None
         rows_max, bytes_max = self._settings.collect_rows_max, self._settings.collect_bytes_max
-        if isinstance(tail, CollectedRequest) and tail.takes(row, rows_max, bytes_max):
+        if isinstance(tail, CollectedRequest) and tail.can_add(row, rows_max, bytes_max):
             tail.add(row, call)
             self._watch(call)
             return
@@ -323,9 +323,9 @@ class ProducerStream:
     def withdraw(self, call: WaitingCall) -> None:
         """Withdraw a call whose caller no longer waits."""
         self._forget(call)
-        self._settled()
+        self._set_if_quiet()
 
-    def _refuse_closed(self, call: WaitingCall) -> bool:
+    def _reject_if_closed(self, call: WaitingCall) -> bool:
         if self._closed:
             call.settle(Closed(self._failure or "the client is closed"))
         return self._closed
@@ -336,20 +336,20 @@ class ProducerStream:
         self._changed.set()
         if self._task is None:
             self._task = asyncio.ensure_future(self._run())
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._on_task_end)
 
     def _watch(self, call: WaitingCall) -> None:
         waited_s = time.monotonic() - call.began_s
         call.alarm = self._deadlines.add(call, call.within_s - waited_s)
 
-    def _out_of_time(self, call: WaitingCall) -> None:
+    def _on_timeout(self, call: WaitingCall) -> None:
         if call.future.done():
             return
         untouched = self._forget(call)
         last = self._refusal or self._nodes.last_error
-        lost = self._lost if call.request is not None and call.request.in_doubt else ""
-        call.settle(out_of_time(call.within_s, last, sent=not untouched, lost=lost))
-        self._settled()
+        lost = self._stream_error if call.request is not None and call.request.in_doubt else ""
+        call.settle(timeout_error(call.within_s, last, sent=not untouched, lost=lost))
+        self._set_if_quiet()
 
     def _forget(self, call: WaitingCall) -> bool:
         """Withdraw the call's rows, if possible; return whether they were certainly not applied."""
@@ -370,7 +370,7 @@ class ProducerStream:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + within_s
         try:
-            if self._pipeline.awaited:
+            if self._pipeline.is_awaited:
                 self._quiet.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(until_s):
@@ -393,13 +393,13 @@ class ProducerStream:
             self._pipeline.withdraw(request)
             for call in request.calls:
                 call.settle(copy.copy(error))
-        self._settled()
+        self._set_if_quiet()
 
     def _reject_largest(self, error: TimerError) -> None:
         """Fail the largest request on the wire: it ended the stream, as it exceeds a limit."""
         wire = self._pipeline.wire
         largest = max(wire, key=lambda request_no: len(wire[request_no].seal()), default=0)
-        self._settle(self._pipeline.answer(largest, error), None)
+        self._settle(self._pipeline.on_answer(largest, error), None)
 
     def _give_up(self) -> None:
         """Fail all calls; those that were sent have an unknown outcome."""
@@ -408,10 +408,10 @@ class ProducerStream:
 
     async def _run(self) -> None:
         while True:
-            while self._pipeline.idle:
+            while self._pipeline.is_idle:
                 self._changed.clear()
                 await self._changed.wait()
-            self._answered = False
+            self._has_answer = False
             try:
                 node = await self._nodes.leader(denied=not self._pipeline.producer_id)
             except Closed:
@@ -419,7 +419,7 @@ class ProducerStream:
                 return
             except TimerError as error:
                 self._reject_queued(error)
-                if not self._pipeline.idle:
+                if not self._pipeline.is_idle:
                     await asyncio.sleep(self._pauses.take())
                 continue
             try:
@@ -428,15 +428,15 @@ class ProducerStream:
                 self._give_up()
                 return
             except TimerError as error:
-                self._nodes.failed(node, error)
+                self._nodes.on_failure(node, error)
                 self._refusal = None if means_move(error) else error
-                self._lost = "" if error.outcome_known else str(error)
+                self._stream_error = "" if error.outcome_known else str(error)
                 of_one = isinstance(error, InvalidRequest) and error.field == "request"
                 if of_one:
                     self._reject_largest(error)
                 # A node that rejects the stream before any answer has accepted no request.
-                taken = of_one or self._answered or not error.outcome_known
-                self._settle(self._pipeline.broken(taken=taken), None)
+                taken = of_one or self._has_answer or not error.outcome_known
+                self._settle(self._pipeline.on_stream_broken(received=taken), None)
                 if isinstance(error, PermissionDenied):
                     self._reject_queued(error)
                 await asyncio.sleep(self._pauses.take(error.retry_after_ms / 1000))
@@ -455,8 +455,8 @@ class ProducerStream:
         request = pb.RegisterProducerRequest(token=self._token)
         answer = await self._nodes.attempt(node, lambda: node.timers.RegisterProducer(request))
         self._token = b""
-        kept = answer.requests_kept, answer.rows_kept
-        self._pipeline.registered(answer.producer_id, *kept)
+        answers_kept = answer.requests_kept, answer.rows_kept
+        self._pipeline.on_registered(answer.producer_id, *answers_kept)
 
     async def _unregister(self, within_s: float) -> None:
         """Unregister the producer; the cluster would otherwise forget it after a long idle time."""
@@ -498,17 +498,17 @@ class ProducerStream:
     async def _receive(self, stream: Any) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            with converted():
+            with converting_errors():
                 answer = await stream.read()
             if not isinstance(answer, pb.ScheduleStreamResponse):
                 raise ConnectionLost("the node ended the stream")
-            self._answered = True
+            self._has_answer = True
             self._progress_at = loop.time()
             error = from_wire(answer.error) if answer.HasField("error") else None
             if error is None:
                 self._refusal = self._nodes.last_error = None
                 self._pauses.reset()
-            step = self._pipeline.answer(answer.request_no, error)
+            step = self._pipeline.on_answer(answer.request_no, error)
             self._settle(step, answer)
             if step.pause_ms is not None:  # not a gap: that only follows from such a refusal
                 self._refusal = error
@@ -528,7 +528,7 @@ class ProducerStream:
             if silent:
                 self._progress_at = loop.time() - stall_s / 2
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if self._task is None:  # `close` ended it
             return
         if task.cancelled():  # as by a program that cancels all tasks
@@ -543,7 +543,7 @@ class ProducerStream:
             for call in request.calls:
                 if not call.future.done():
                     call.future.set_exception(bug)
-        self._settled()
+        self._set_if_quiet()
 
     # ---- settling
 
@@ -558,8 +558,8 @@ class ProducerStream:
                 # Each call has its own copy of the error: raising it changes the traceback.
                 shared = number and isinstance(outcome, TimerError)
                 call.settle(copy.copy(outcome) if shared else outcome)
-        self._settled()
+        self._set_if_quiet()
 
-    def _settled(self) -> None:
-        if self._closed and not self._pipeline.awaited:
+    def _set_if_quiet(self) -> None:
+        if self._closed and not self._pipeline.is_awaited:
             self._quiet.set()

@@ -11,7 +11,7 @@ from timerclient.values.client_token import read_token
 from timerclient.values.errors import InvalidRequest
 
 CHECK_INTERVAL_S: Final = 1.0
-"""Least seconds between two looks at the files. A look comes before a call of a node."""
+"""Least seconds between two checks of the files. One comes before a call of a node."""
 
 
 def with_token(credentials: grpc.ChannelCredentials, token: str) -> grpc.ChannelCredentials:
@@ -48,10 +48,10 @@ class SecureDial:
             credentials = with_token(credentials, token)
         return grpc.aio.secure_channel(address, credentials, self._options)
 
-    def renewed(self) -> bool:
+    def has_new_files(self) -> bool:
         """Read the files again if they changed; return whether earlier channels are outdated.
 
-        Files that do not fit are not used. The next look reads them again.
+        Files that do not fit are not used. The next check reads them again.
         """
         now_s = time.monotonic()
         if now_s - self._checked_s < CHECK_INTERVAL_S:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
-from timerclient.streams.nodes import out_of_time
+from timerclient.streams.nodes import timeout_error
 from timerclient.streams.shared_deadlines import SharedDeadlines
 from timerclient.values.errors import InvalidRequest
 
@@ -68,13 +68,13 @@ class _Line(Generic[R, T]):
 
     def _expire(self, call: _Call[R, T]) -> None:
         if not call.outcome.done():
-            call.outcome.set_exception(out_of_time(call.within_s, None, sent=call.is_sent))
+            call.outcome.set_exception(timeout_error(call.within_s, None, sent=call.is_sent))
 
     def _begin(self) -> None:
         while len(self._sending) < SENDING_MAX and (calls := self._next()):
             task = self._loop.create_task(self._run(calls))
             self._sending.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(self._on_task_end)
 
     def _next(self) -> list[_Call[R, T]]:
         """Return the calls of the next request. Calls whose caller is gone are left out."""
@@ -93,7 +93,7 @@ class _Line(Generic[R, T]):
         self._waiting = left
         return calls
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._sending.discard(task)
         self._begin()
         if not self._sending:

@@ -34,12 +34,12 @@ class SharedDeadlines(Generic[T]):
             timer = self._timers[step] = SharedTimer(self._timers, step)
             # Without the context of this caller, as the others' callbacks run there, too.
             timer.handle = self._loop.call_at(
-                step * STEP_S, self._ring, timer, context=contextvars.Context()
+                step * STEP_S, self._on_alarm, timer, context=contextvars.Context()
             )
         timer.items[item] = None
         return timer
 
-    def _ring(self, timer: "SharedTimer[T]") -> None:
+    def _on_alarm(self, timer: "SharedTimer[T]") -> None:
         timer.detach()  # an item that is added from now on gets a timer of its own
         for item in [*timer.items]:
             if item in timer.items:  # the end of another item may have removed it

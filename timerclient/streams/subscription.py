@@ -46,9 +46,9 @@ from timerclient.streams.nodes import (
     RetryPauses,
     cancel_and_wait,
     closing_call,
-    converted,
+    converting_errors,
     first_to_end,
-    out_of_time,
+    timeout_error,
     write,
 )
 from timerclient.streams.unseen_returns import UnseenReturns
@@ -259,7 +259,7 @@ class Subscription:
             async with asyncio.timeout(within_s):
                 await self._wait_until(lambda: self._phase > ConsumerPhase.OPENING)
         except TimeoutError:
-            raise out_of_time(within_s, self._nodes.last_error, sent=False) from None
+            raise timeout_error(within_s, self._nodes.last_error, sent=False) from None
         if self.error is not None:
             raise self.error
 
@@ -278,7 +278,7 @@ class Subscription:
                     lambda: self.is_over or not self._acks.has_unsettled(last_no)
                 )
         except TimeoutError:
-            raise out_of_time(within_s, self._nodes.last_error, sent=True) from None
+            raise timeout_error(within_s, self._nodes.last_error, sent=True) from None
         if self.error is not None:
             raise self.error
 
@@ -382,7 +382,7 @@ class Subscription:
             try:
                 await self._stream(node)
             except TimerError as error:
-                self._nodes.failed(node, error)
+                self._nodes.on_failure(node, error)
                 # Only a consumer that has had an exclusive group waits until the group is free.
                 refused = isinstance(error, GroupHeld) and self._phase is ConsumerPhase.OPENING
                 if refused or not (errors.means_move(error) or errors.means_wait(error)):
@@ -424,7 +424,7 @@ class Subscription:
 
     async def _receive(self, stream: Any) -> None:
         while True:
-            with converted():
+            with converting_errors():
                 answer = await stream.read()
             if not isinstance(answer, pb.ConsumeResponse):
                 if self._phase < ConsumerPhase.ENDING:
@@ -513,7 +513,7 @@ class Subscription:
                 leaving_sent = True
                 await write(stream, pb.ConsumeRequest(leaving=True))
             if self._phase >= ConsumerPhase.ENDING:
-                with converted():
+                with converting_errors():
                     await stream.done_writing()
                 await asyncio.Event().wait()  # until this is closed
             pause_s = self._acks.resume_s - self._loop.time()

@@ -65,7 +65,7 @@ then comes before the end of its lease. A call for which no lease is renewed end
 lease, or a quarter of the lease before if that is less."""
 PLAIN: Final = re.compile("[!#-&(-~]+")
 """Printable ASCII without spaces and quotes."""
-UNSET: Final = Backoff(1, max=60, attempts=0)
+DEFAULT_BACKOFF: Final = Backoff(1, max=60, attempts=0)
 """Pauses for a group without a backoff: what always fails must not loop at full speed."""
 
 
@@ -78,7 +78,7 @@ class HandlerRun:
     """On the clock of leases."""
     lease_s: float
     """What was left of the lease then."""
-    cut: Outcome | None = None
+    cancel_cause: Outcome | None = None
     """TIMEOUT or INTERRUPTED: why the worker has cancelled the call. None: it has not."""
     error: BaseException | None = None
     """The end of the call, for its trace. None: it returned."""
@@ -99,7 +99,7 @@ class HandlerRunner:
         self.handler = handler
         self.metrics = HandlerMetrics(handler.options.topic, handler.options.group)
         self.running: dict[asyncio.Task[None], HandlerRun] = {}
-        self.ended = 0
+        self.ended_count = 0
         """Handlers that have ended."""
         self._executor = executor
         self._concurrency = concurrency or handler.options.concurrency
@@ -107,20 +107,20 @@ class HandlerRunner:
         """Longest time of a call in seconds. 0: the lease alone."""
         self._clock: LeaseClock = BOOT_CLOCK
         self._tracing: Tracing | None = None
-        self._slot = asyncio.Event()
+        self._call_ended = asyncio.Event()
         """Set when a handler ends."""
         self._consumer: AsyncConsumer | None = None
         self._was_open = False
         """A consumer was open: a group that no longer exists was deleted."""
-        self._backoff = UNSET
+        self._backoff = DEFAULT_BACKOFF
         """Pauses of the group, or of this worker."""
         self._is_pacing = True
         """The worker gives the pauses: the group has none, or could not be set, or is not known."""
-        self._denied = ""
+        self._denial = ""
         """Reason for which the group could not be set, as logged. Empty: it was set."""
-        self._letters = ""
+        self._letters_topic = ""
         """Topic of the dead letters."""
-        self._attempts = 0
+        self._attempts_max = 0
         """Failures of a message in the group at most. 0: no limit, or not known."""
 
     @property
@@ -143,7 +143,7 @@ class HandlerRunner:
             try:
                 await self._open()
                 pause_s, self._was_open = PAUSE_S, True
-                await self._deliver()
+                await self._run_messages()
             except TimerError as error:
                 if not self._was_open:
                     if not error.retryable:
@@ -189,7 +189,7 @@ class HandlerRunner:
             wanted |= options.retry.settings()
         if options.lease is not None:
             wanted["lease"] = options.lease
-        self._letters = letters_topic(options.topic, options.group, "")
+        self._letters_topic = letters_topic(options.topic, options.group, "")
         try:
             status = await client.create_group(
                 options.topic, options.group, start=options.start, **wanted
@@ -204,31 +204,31 @@ class HandlerRunner:
                 text = "settings of the group replaced by the handler's"
                 self._log(logging.WARNING, text, settings=", ".join(changed))
         except PermissionDenied as error:
-            self._backoff, self._is_pacing = options.retry or UNSET, True
-            if (reason := reason_of(error)) != self._denied:
+            self._backoff, self._is_pacing = options.retry or DEFAULT_BACKOFF, True
+            if (reason := reason_of(error)) != self._denial:
                 text = "no permission to set the group, which keeps its number of attempts"
                 self._log(logging.WARNING, text, error=reason)
-            self._denied = reason
+            self._denial = reason
             return
-        self._denied = ""
+        self._denial = ""
         self._is_pacing = not status.settings.backoff_ms_min
-        self._backoff = UNSET if self._is_pacing else _backoff_of(status.settings)
-        self._attempts = status.settings.max_attempts
-        self._letters = letters_topic(
+        self._backoff = DEFAULT_BACKOFF if self._is_pacing else _backoff_of(status.settings)
+        self._attempts_max = status.settings.max_attempts
+        self._letters_topic = letters_topic(
             options.topic, options.group, status.settings.dead_letter_topic
         )
 
-    async def _deliver(self) -> None:
+    async def _run_messages(self) -> None:
         assert self._consumer is not None
         while True:
-            free = await self._room()
+            free = await self._wait_for_capacity()
             # A cancellation loses no message: the receipt waits for the first one only.
             if not (messages := await self._consumer.receive(free)):
                 return  # the consumer was closed
             # Fewer, if the target has become unavailable meanwhile.
-            free = self._free(time.monotonic())
+            free = self._free_count(time.monotonic())
             for message in messages[free:]:
-                self._hand_back(message)
+                self._return_unseen(message)
                 self._consumer.end_turn(message)
             for message in messages[:free]:
                 self._begin(message)
@@ -239,11 +239,11 @@ class HandlerRunner:
         run = HandlerRun(message, now_s, message.batch.hold.ends_s - now_s)
         task = asyncio.create_task(self._handle(run))
         self.running[task] = run
-        task.add_done_callback(self._ended)
-        self._limit(task, run)
+        task.add_done_callback(self._on_task_end)
+        self._end_if_overdue(task, run)
 
-    def _limit(self, task: asyncio.Task[None], run: HandlerRun) -> None:
-        """End a call if its time is up; otherwise look again when it will be.
+    def _end_if_overdue(self, task: asyncio.Task[None], run: HandlerRun) -> None:
+        """End a call if its time is up; otherwise check it again when it will be.
 
         An extension by the handler begins its time again. Those of other messages of the batch do
         not, although they extend the lease.
@@ -253,45 +253,47 @@ class HandlerRunner:
         since_s, lease_s = extensions.get(run.message.queue_offset, began)
         end_s = since_s + max(self._hold_s, lease_s - min(NACK_S, lease_s / 4))
         if self._clock.now_s() < end_s:
-            run.alarm = self._clock.call_at(end_s, functools.partial(self._limit, task, run))
+            run.alarm = self._clock.call_at(
+                end_s, functools.partial(self._end_if_overdue, task, run)
+            )
             return
         run.is_overdue = True
         self.metrics.overdue += 1
         if run.in_thread:
             text = "handler in a thread runs for longer than hold_max"
             self._log(logging.WARNING, text, run.message)
-        elif run.cut is None:
-            run.cut = Outcome.TIMEOUT
+        elif run.cancel_cause is None:
+            run.cancel_cause = Outcome.TIMEOUT
             task.cancel()
 
-    async def _room(self) -> int:
+    async def _wait_for_capacity(self) -> int:
         """Wait until further messages may run; return their number."""
         # One time for both: if the pause ended between two, the wait would have no end.
-        while not (free := self._free(now_s := time.monotonic())):
-            self._slot.clear()
+        while not (free := self._free_count(now_s := time.monotonic())):
+            self._call_ended.clear()
             pause_s = self.handler.brake.left_s(now_s) if self.handler.brake else 0.0
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._slot.wait(), pause_s or None)
+                await asyncio.wait_for(self._call_ended.wait(), pause_s or None)
         return free
 
-    def _free(self, now_s: float) -> int:
+    def _free_count(self, now_s: float) -> int:
         """Return the number of further messages that may run now."""
         most, brake = self.concurrency, self.handler.brake
         if brake is not None:
-            most = 0 if brake.left_s(now_s) else brake.most(most)
+            most = 0 if brake.left_s(now_s) else brake.calls_max(most)
         return max(0, most - len(self.running))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         run = self.running.pop(task)
         if run.alarm is not None:
             run.alarm.cancel()
         self.metrics.overdue -= run.is_overdue
-        self.ended += 1
+        self.ended_count += 1
         self.metrics.running = len(self.running)
         self.metrics.is_braked = self.handler.brake is not None and self.handler.brake.is_on
         if self._consumer is not None:
             self._consumer.end_turn(run.message)
-        self._slot.set()
+        self._call_ended.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log(logging.ERROR, "worker's own error", run.message, cause=error)
 
@@ -300,7 +302,7 @@ class HandlerRunner:
     async def _handle(self, run: HandlerRun) -> None:
         began_s = time.monotonic()
         tracing = self._tracing
-        with self._traced(run, tracing) if tracing else contextlib.nullcontext():
+        with self._tracing_work(run, tracing) if tracing else contextlib.nullcontext():
             try:
                 outcome = await self._outcome(run)
             except BaseException as error:  # noqa: BLE001 -- an edge: any code of a user
@@ -311,20 +313,20 @@ class HandlerRunner:
             self._log(logging.DEBUG, "timer done", run.message, seconds=round(took_s, 3))
 
     @contextlib.contextmanager
-    def _traced(self, run: HandlerRun, tracing: Tracing) -> Iterator[None]:
+    def _tracing_work(self, run: HandlerRun, tracing: Tracing) -> Iterator[None]:
         """Trace the work on a message. An error of the tracing is logged, and fails no message."""
         spans = contextlib.ExitStack()
-        with self._tracing_errors(run.message):
+        with self._logging_errors(run.message):
             spans.enter_context(tracing.process(run.message))
         yield
-        with self._tracing_errors(run.message):
+        with self._logging_errors(run.message):
             if (error := run.error) is None:
                 spans.close()
             else:
                 spans.__exit__(type(error), error, error.__traceback__)
 
     @contextlib.contextmanager
-    def _tracing_errors(self, message: Message) -> Iterator[None]:
+    def _logging_errors(self, message: Message) -> Iterator[None]:
         try:
             yield
         except BaseException as error:  # noqa: BLE001 -- an edge: the application's exporters
@@ -335,14 +337,14 @@ class HandlerRunner:
         try:
             arguments = self.handler.arguments_of(message)
         except (TimerError, ValueError) as error:
-            return self._return(run, error, Outcome.UNREADABLE)
+            return self._return_failed(run, error, Outcome.UNREADABLE)
         CONTEXT.set(self._context(message))
         try:
             await self._call(run, arguments)
         except Reject as error:
             return await self._reject(run, error)
         except TargetUnreached as error:
-            return self._give_back(run, error)
+            return self._return_unreached(run, error)
         returned = message.batch.hold.returned_offsets.get(message.queue_offset)
         if returned is not None:  # by the handler
             return Outcome.RETURNED if returned else Outcome.FAILED
@@ -365,7 +367,7 @@ class HandlerRunner:
         if inspect.iscoroutine(result):  # a decorator that is not async wraps an async function
             if run.is_overdue:  # no alarm would end it
                 result.close()
-                run.cut = Outcome.TIMEOUT
+                run.cancel_cause = Outcome.TIMEOUT
                 raise asyncio.CancelledError
             await result
         if inspect.isgenerator(result) or inspect.isasyncgen(result):
@@ -373,16 +375,16 @@ class HandlerRunner:
 
     def _fail(self, run: HandlerRun, error: BaseException) -> Outcome:
         """Return the message of a call that ended with an error, by the cause of its end."""
-        if not isinstance(error, asyncio.CancelledError) or run.cut is None:
-            return self._return(run, error, Outcome.FAILED)
-        if run.cut is Outcome.INTERRUPTED:
+        if not isinstance(error, asyncio.CancelledError) or run.cancel_cause is None:
+            return self._return_failed(run, error, Outcome.FAILED)
+        if run.cancel_cause is Outcome.INTERRUPTED:
             run.error = error
-            self._hand_back(run.message)
+            self._return_unseen(run.message)
             return Outcome.INTERRUPTED
         late = TimeoutError(f"the handler ran for longer than hold_max ({self._hold_s:g} s)")
-        return self._return(run, late.with_traceback(error.__traceback__), Outcome.TIMEOUT)
+        return self._return_failed(run, late.with_traceback(error.__traceback__), Outcome.TIMEOUT)
 
-    def _return(self, run: HandlerRun, error: BaseException, outcome: Outcome) -> Outcome:
+    def _return_failed(self, run: HandlerRun, error: BaseException, outcome: Outcome) -> Outcome:
         """Nack a message with the backoff, and log the error."""
         message, run.error = run.message, error
         backoff_s = self._backoff.delay_s(message.failures)
@@ -399,15 +401,15 @@ class HandlerRunner:
             self._nack(message, pause_s, type(error).__name__)
         return outcome
 
-    def _give_back(self, run: HandlerRun, error: BaseException) -> Outcome:
+    def _return_unreached(self, run: HandlerRun, error: BaseException) -> Outcome:
         """Return a message as unseen, and log the error."""
         run.error = error
-        self._hand_back(run.message)
+        self._return_unseen(run.message)
         self._log_failure(Outcome.RETURNED, run.message, error)
         return Outcome.RETURNED
 
     @staticmethod
-    def _hand_back(message: Message) -> None:
+    def _return_unseen(message: Message) -> None:
         with contextlib.suppress(TimerError):  # the lease is lost: the message comes again
             _ = message.give_back()
 
@@ -420,11 +422,11 @@ class HandlerRunner:
         message, run.error = run.message, error
         client, group = self.handler.app.client, self.handler.options.group
         try:
-            await write_letter(client, message, group, self._letters, error)
+            await write_letter(client, message, group, self._letters_topic, error)
         except TimerError as failed:
             text, why = "dead letter not written, the timer fails", reason_of(failed)
-            self._log(logging.WARNING, text, message, letters=self._letters, error=why)
-            return self._return(run, error, Outcome.FAILED)
+            self._log(logging.WARNING, text, message, letters=self._letters_topic, error=why)
+            return self._return_failed(run, error, Outcome.FAILED)
         self._ack(message)
         self._log_failure(Outcome.REJECTED, message, error)
         return Outcome.REJECTED
@@ -433,37 +435,39 @@ class HandlerRunner:
         try:
             acking = message.ack()
         except TimerError as error:  # the lease is lost, and the consumer knows it
-            self._not_acked(message, error)
+            self._log_ack_failure(message, error)
         else:
-            acking.add_failure_callback(functools.partial(self._failed, message))
+            acking.add_failure_callback(functools.partial(self._on_ack_failure, message))
 
-    def _failed(self, message: Message, acking: "Future[Any]") -> None:
+    def _on_ack_failure(self, message: Message, acking: "Future[Any]") -> None:
         if (error := acking.exception()) is not None:
-            self._not_acked(message, error)
+            self._log_ack_failure(message, error)
             return
         self.metrics.outcomes[Outcome.LOST] += 1
         self._log(logging.WARNING, "ack too late", message, result=acking.result())
 
-    def _not_acked(self, message: Message, error: BaseException) -> None:
+    def _log_ack_failure(self, message: Message, error: BaseException) -> None:
         self.metrics.outcomes[Outcome.LOST] += isinstance(error, LeaseLost)
         text = "ack failed, the timer may run again"
         self._log(logging.WARNING, text, message, error=f"{type(error).__name__}: {error}")
 
     # ---- the end
 
-    def give_back_unseen(self) -> None:
+    def begin_leaving(self) -> None:
         """Return the messages that no handler has seen, and fetch no more."""
         if self._consumer is not None:
             self._consumer.begin_leaving()
 
-    def cut_off(self) -> int:
+    def cancel_calls(self) -> int:
         """Cancel the calls that run, and return their messages; return the number of calls.
 
         A function in a thread runs on: its message is returned nonetheless.
         """
-        cut = [each for each in self.running.items() if each[1].cut is not Outcome.INTERRUPTED]
+        cut = [
+            each for each in self.running.items() if each[1].cancel_cause is not Outcome.INTERRUPTED
+        ]
         for task, run in cut:
-            run.cut = Outcome.INTERRUPTED
+            run.cancel_cause = Outcome.INTERRUPTED
             task.cancel()
         return len(cut)
 
@@ -486,7 +490,7 @@ class HandlerRunner:
         place = {"at": _place_of(first)} if self.handler.logs_place else {}
         why = reason_of(first) if isinstance(first, Exception) else type(first).__name__
         counts = outcome not in (Outcome.REJECTED, Outcome.RETURNED)
-        is_last = counts and message.failures + 1 == self._attempts
+        is_last = counts and message.failures + 1 == self._attempts_max
         is_final = is_last or outcome is Outcome.REJECTED
         self._log(
             logging.ERROR if is_last else logging.WARNING,
@@ -494,7 +498,7 @@ class HandlerRunner:
             message,
             cause=error if LOG.isEnabledFor(logging.DEBUG) else None,
             final=is_final,
-            **({"letters": self._letters} if is_final else {}),
+            **({"letters": self._letters_topic} if is_final else {}),
             error=count + why,
             **place,
         )

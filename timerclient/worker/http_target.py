@@ -100,7 +100,7 @@ class HttpTarget:
         from yarl import URL
 
         self.url = url
-        self.name = f"push:{_checked(url)}"[:NAME_MAX]
+        self.name = f"push:{_url_without_query(url)}"[:NAME_MAX]
         """For logs and the list of consumers."""
         self._sent_url = URL(quote(url, safe=URL_CHARACTERS), encoded=True)
         """As given, since a signature in a query may cover its escapes."""
@@ -133,7 +133,7 @@ class HttpTarget:
 
         began_s = time.monotonic()
         try:
-            sending = self._opened().post(
+            sending = self._open_session().post(
                 self._sent_url,
                 data=message.payload,
                 headers=self._request_headers(message),
@@ -141,27 +141,27 @@ class HttpTarget:
             )
             async with sending as answer:
                 body = await _beginning(answer)
-                self._judge(answer, body, began_s)
+                self._raise_for(answer, body, began_s)
         except TargetUnreached as error:
-            self._unavailable(began_s, str(error))
+            self._on_unavailable(began_s, str(error))
             raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             # Without the URL, whose query may have secrets.
             timed_out = isinstance(error, aiohttp.ConnectionTimeoutError)
             why = "no connection in time" if timed_out else _one_line(str(error))
             text = f"{type(error).__name__}: {why}"
-            self._unavailable(began_s, text)
+            self._on_unavailable(began_s, text)
             raise TargetUnreached(text) from None
         except TimeoutError:
             text = f"no answer within {self.timeout_s:g} s"
-            self._unavailable(began_s, text)
+            self._on_unavailable(began_s, text)
             raise TimeoutError(text) from None
         except aiohttp.ClientError as error:
             why = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
             if isinstance(error, aiohttp.ServerDisconnectedError):
                 why = "Server disconnected"  # its own text may be the headers of the answer
             text = f"no answer: {type(error).__name__}: {_one_line(why)}"
-            self._unavailable(began_s, text)
+            self._on_unavailable(began_s, text)
             raise PushFailed(text) from None
 
     def _request_headers(self, message: Message) -> dict[str, str]:
@@ -173,15 +173,15 @@ class HttpTarget:
             del described["Content-Type"]
         return described | signed | own
 
-    def _judge(self, answer: "aiohttp.ClientResponse", body: str, began_s: float) -> None:
+    def _raise_for(self, answer: "aiohttp.ClientResponse", body: str, began_s: float) -> None:
         """Raise the exception that is the meaning of an answer; none for a success."""
         status = answer.status
         text = f"{_named(status)}: {body}" if body else _named(status)
         after_s = _retry_after_s(answer) if status in (429, 503) else None
         if status in _UNAVAILABLE:
-            self._unavailable(began_s, text, after_s or 0.0)
+            self._on_unavailable(began_s, text, after_s or 0.0)
         elif self.brake.is_on:
-            self.brake.answered()
+            self.brake.on_answer()
             LOG.info("target answers again: %s status=%d", self.name, status)
         if 200 <= status < 300:
             return
@@ -191,15 +191,15 @@ class HttpTarget:
             raise RetryAfter(text, delay=after_s)
         raise PushFailed(text)
 
-    def _unavailable(self, began_s: float, why: str, least_s: float = 0.0) -> None:
+    def _on_unavailable(self, began_s: float, why: str, least_s: float = 0.0) -> None:
         if not self.brake.is_on:
             text = "target unavailable, one request at a time: %s error=%r"
             LOG.warning(text, self.name, why)
-        self.brake.unavailable(began_s, time.monotonic(), least_s)
+        self.brake.on_unavailable(began_s, time.monotonic(), least_s)
 
     # ---- the connections
 
-    def _opened(self) -> "aiohttp.ClientSession":
+    def _open_session(self) -> "aiohttp.ClientSession":
         if self._session is None:
             import aiohttp
 
@@ -226,7 +226,7 @@ class HttpTarget:
             await session.close()
 
 
-def _checked(url: str) -> str:
+def _url_without_query(url: str) -> str:
     """Return a URL without its query.
 
     Raises:

@@ -13,8 +13,8 @@ from timerclient.values.errors import InvalidRequest
 T = TypeVar("T")
 
 LOG: Final = logging.getLogger("timerclient.worker")
-LOOK_S: Final = 1.0
-"""Least seconds between two looks at the file."""
+CHECK_INTERVAL_S: Final = 1.0
+"""Least seconds between two checks of the file."""
 SIZE_MAX: Final = 65_536
 
 
@@ -35,19 +35,19 @@ class RenewedFile(Generic[T]):
     def __init__(self, field: str, path: Path, read: Callable[[str], T]) -> None:
         self._field, self._path, self._read = field, path, read
         self._stamp = stamp_of(path)
-        self._unfit: tuple[int, int] | None = None
-        """Stamp of a file that did not fit at the last look."""
+        self._unfit_stamp: tuple[int, int] | None = None
+        """Stamp of a file that did not fit at the last check."""
         self._is_gone = False
-        """No file was found at the last look."""
+        """No file was found at the last check."""
         self._value = self._content()
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
 
     @property
     def value(self) -> T:
         """The value of the file as it is, or was a second ago."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
+        if now_s - self._checked_s >= CHECK_INTERVAL_S:
+            self._checked_s = now_s
             # These functions raise no error, such as that of a folder without access.
             if os.path.isfile(self._path) and (stamp := stamp_of(self._path)) != self._stamp:
                 self._renew(stamp)
@@ -61,8 +61,8 @@ class RenewedFile(Generic[T]):
         try:
             self._value = self._content()
         except InvalidRequest as error:
-            if stamp != self._unfit:
-                self._unfit = stamp  # a writer may be at work: the next look reads the file again
+            if stamp != self._unfit_stamp:
+                self._unfit_stamp = stamp  # a writer may be at work: the file is read again soon
                 return
             LOG.warning("file does not fit, the former one is used: %s", error)
         self._stamp = stamp

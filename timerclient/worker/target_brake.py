@@ -33,7 +33,7 @@ class TargetBrake:
         """Whether the target is unavailable."""
         return self._pause_s > 0
 
-    def most(self, concurrency: int) -> int:
+    def calls_max(self, concurrency: int) -> int:
         """Return the number of requests that may run at a time."""
         return 1 if self.is_on else concurrency
 
@@ -41,17 +41,17 @@ class TargetBrake:
         """Return the rest of the pause before the next request, in seconds; 0: none."""
         return max(0.0, self._until_s - now_s) if self.is_on else 0.0
 
-    def unavailable(self, began_s: float, now_s: float, least_s: float = 0.0) -> None:
+    def on_unavailable(self, began_s: float, now_s: float, least_s: float = 0.0) -> None:
         """Note that a request, which began at `began_s`, found the target unavailable.
 
         Requests that began before the end of the pause do not lengthen it. `least_s`: shortest
-        pause that the target asked for.
+        pause that the target requested.
         """
         if self.is_on and began_s < self._until_s:
             return
         self._pause_s = min(max(FIRST_S, 2 * self._pause_s, least_s), LONGEST_S)
         self._until_s = now_s + self._pause_s
 
-    def answered(self) -> None:
+    def on_answer(self) -> None:
         """Note that the target answered a request."""
         self._pause_s = 0.0

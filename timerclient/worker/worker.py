@@ -70,13 +70,13 @@ class Worker:
         assert used is not None
         self.runners = [HandlerRunner(each, used, concurrency) for each in chosen]
         self._stops = 0
-        self._ended = 0
+        self._ended_count = 0
         """Handlers that had ended at the last `until_idle`."""
-        self._stopped = asyncio.Event()
+        self._stop_event = asyncio.Event()
         self._beat_s = time.monotonic()
         self._until_s = 0.0
         """End of the stop on the monotonic clock, once the worker drains."""
-        self._waiting: asyncio.Future[Any] | None = None
+        self._drain_wait: asyncio.Future[Any] | None = None
         """The drain's wait for handlers."""
         self.left_running = 0
         """Handlers that the drain did not wait for. Those in threads may still run."""
@@ -127,7 +127,7 @@ class Worker:
             TimerError: A consumer was rejected, such as by the rules of access.
         """
         fetching = [asyncio.create_task(each.fetch()) for each in self.runners]
-        stopped = asyncio.create_task(self._until_stopped())
+        stopped = asyncio.create_task(self._wait_until_stopped())
         beating = asyncio.create_task(self._beat())
         try:
             await asyncio.wait([*fetching, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -142,46 +142,46 @@ class Worker:
             if isinstance(error, Exception):
                 raise error
 
-    async def _until_stopped(self) -> None:
+    async def _wait_until_stopped(self) -> None:
         # Its own coroutine: `timerctl worker` tells the worker's tasks from those of handlers.
-        await self._stopped.wait()
+        await self._stop_event.wait()
 
     def stop(self) -> None:
         """Stop fetching and drain; a second call ends the drain. On the event loop only."""
         self._stops += 1
-        self._stopped.set()
+        self._stop_event.set()
         if self._stops > 1:
-            self._cut_off()
-            if self._waiting is not None:
-                self._waiting.cancel()
+            self._cancel_calls()
+            if self._drain_wait is not None:
+                self._drain_wait.cancel()
 
     async def _drain(self) -> None:
         for each in self.runners:
-            each.give_back_unseen()
+            each.begin_leaving()
         self._until_s = time.monotonic() + self._drain_s + CANCEL_S + CLOSE_S
-        if self._stops < 2 and (running := self._running()):
+        if self._stops < 2 and (running := self._running_tasks()):
             LOG.info("draining: %d handlers run, at most %g s", len(running), self._drain_s)
-            self._waiting = asyncio.ensure_future(asyncio.wait(running, timeout=self._drain_s))
-            await asyncio.wait([self._waiting])
-        self._cut_off()
-        if running := self._running():
+            self._drain_wait = asyncio.ensure_future(asyncio.wait(running, timeout=self._drain_s))
+            await asyncio.wait([self._drain_wait])
+        self._cancel_calls()
+        if running := self._running_tasks():
             await asyncio.wait(running, timeout=CANCEL_S)
         if self._stops > 1:
             self._until_s = time.monotonic() + CLOSE_S
-        await _end(self.close_s(2), *(each.close() for each in self.runners))
+        await _close_all(self.close_s(2), *(each.close() for each in self.runners))
         for each in self.runners:
             await each.handler.close()
-        await _end(self.close_s(1), self.app.close())
+        await _close_all(self.close_s(1), self.app.close())
         if self._own_threads is not None:
             self._own_threads.shutdown(wait=False, cancel_futures=True)
 
-    def _cut_off(self) -> None:
-        cut = sum(each.cut_off() for each in self.runners)
+    def _cancel_calls(self) -> None:
+        cut = sum(each.cancel_calls() for each in self.runners)
         if cut:
             self.left_running += cut
             LOG.warning("drain ended: %d handlers were cut off; their timers run again", cut)
 
-    def _running(self) -> list[asyncio.Task[Any]]:
+    def _running_tasks(self) -> list[asyncio.Task[Any]]:
         return [task for each in self.runners for task in each.running]
 
     async def _beat(self) -> None:
@@ -191,14 +191,17 @@ class Worker:
 
     async def until_idle(self) -> bool:
         """Wait until a handler that runs ends; return whether one ran since the last call."""
-        before, self._ended = self._ended, sum(each.ended for each in self.runners)
-        if not (running := self._running()):
-            return self._ended > before
+        before, self._ended_count = (
+            self._ended_count,
+            sum(each.ended_count for each in self.runners),
+        )
+        if not (running := self._running_tasks()):
+            return self._ended_count > before
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         return True
 
 
-async def _end(within_s: float, *closes: Coroutine[Any, Any, None]) -> None:
+async def _close_all(within_s: float, *closes: Coroutine[Any, Any, None]) -> None:
     """Wait for closes; cancel those that take longer."""
     tasks = [asyncio.create_task(each) for each in closes]
     await asyncio.wait(tasks, timeout=within_s)
